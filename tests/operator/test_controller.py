@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.constants import ANNOTATION_RETRY
-from rljob_operator.controller import loop
+from rljob_operator.controller import reconcile_loop
 from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, LEASES, PODS
 from rljob_operator.kube.errors import ForbiddenError
@@ -270,7 +270,7 @@ def test_a_network_policy_is_applied_once_a_minute(settings: Settings) -> None:
 def test_more_dashboards_are_polled_less_often(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, num_jobs: int, seconds: float
 ) -> None:
-    monkeypatch.setattr(loop, "POLLS_PER_SECOND", 0.1 if num_jobs > 1 else 50.0)
+    monkeypatch.setattr(reconcile_loop, "POLLS_PER_SECOND", 0.1 if num_jobs > 1 else 50.0)
 
     async def silent(_: RunWatcher, __: str, ___: Dashboard, *____: str | None) -> ObservedRay:
         return ObservedRay(Reachability.UNREACHABLE, error="no answer")
@@ -322,7 +322,7 @@ def test_a_head_unreachable_by_dashboard_and_kubelet_is_lost_after_a_minute(
         return ObservedRay(how, silent_seconds=0.0 if answers else seconds)
 
     monkeypatch.setattr(RunWatcher, "observe", seen)
-    monkeypatch.setattr(loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(reconcile_loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
 
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         nonlocal seconds
@@ -355,7 +355,7 @@ def test_an_operator_that_starts_late_requests_the_stacks_of_a_hanging_trainer(
         return ObservedRay(Reachability.OK, job=hanging, stacks_missing=True)
 
     monkeypatch.setattr(RunWatcher, "observe", seen)
-    monkeypatch.setattr(loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(reconcile_loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
 
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_until_pods_pending(world)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from rljob_operator.controller import loop
 from rljob_operator.kube.allowed_calls import CLUSTERS
 from rljob_operator.kube.errors import UnknownFieldError
 from rljob_operator.raw_json import JsonObject, object_at, text_at

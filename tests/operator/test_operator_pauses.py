@@ -4,6 +4,7 @@ limits are shorter than on a cluster, but the test sets the replicas' clock."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from rljob_api.constants import LABEL_JOB_UID
 from rljob_operator.handlers import relist
 from rljob_operator.kube.client import TIMEOUT_SECONDS
 from rljob_testing.operator import api_proxy
-from rljob_testing.operator.forked_operator import OperatorProcess
+from rljob_testing.operator.forked_operator import LEASE, OperatorProcess
 from rljob_testing.operator.testbed import Testbed
 from rljob_testing.running_clock import RunningClock
 
@@ -175,13 +177,19 @@ def test_a_paused_leader_writes_nothing_after_it_wakes(testbed: Testbed, tmp_pat
         testbed.wait(lambda: second.metric("rljob_operator_leader") == 1, "the second to lead")
         testbed.wait_for("begins", "Complete", "Succeeded")
 
-        num_asked = len(asked.requests)
+        num_asked, term = len(asked.requests), lease_term(testbed)
+        assert term[0] == "operator-b"
+        renewals = answers_of_renewals(asked)
         first.unpause()
         testbed.wait(lambda: first.exit_code() is not None, "the end of the first: {}", first.log)
         assert first.exit_code() == 1
-        assert "could not be renewed for 10 s" in first.log()
+        assert "could not be renewed for 10 s" in first.log() or "held by operator-b now" in first.log()
         late = asked.requests[num_asked:]
-        assert [request for request in late if request.is_write] == []
+        # The pause may have come between its look at the Lease and the renewal, which the server refuses.
+        own_lease = ("update leases", LEASE)
+        assert [request for request in late if request.is_write and (str(request), request.name) != own_lease] == []
+        assert [answer["code"] for answer in renewals] in ([], [409])
+        assert lease_term(testbed) == term
         print(f"woken up, it asked for {[str(request) for request in late]}")
 
         first.start()
@@ -193,6 +201,24 @@ def test_a_paused_leader_writes_nothing_after_it_wakes(testbed: Testbed, tmp_pat
     for name in ("trains", "begins"):
         assert testbed.dashboard(f"{name}-1").posts == [f"{name}-1-1"]
     testbed.http.delete(testbed.lease)
+
+
+def lease_term(testbed: Testbed) -> tuple[str, str, int]:
+    """Who holds the Lease since when, and how many have before; renewals change nothing of it."""
+    spec = testbed.http.get(testbed.lease).raise_for_status().json()["spec"]
+    return spec["holderIdentity"], spec["acquireTime"], spec["leaseTransitions"]
+
+
+def answers_of_renewals(proxy: api_proxy.ApiProxy) -> list[dict[str, Any]]:
+    """What the server answers to renewals of the Lease from now on: a Lease, or why it refuses."""
+    answers: list[dict[str, Any]] = []
+
+    def note(request: api_proxy.SeenRequest, answer: bytes) -> None:
+        if str(request) == "update leases":
+            answers.append({"code": 200, **json.loads(answer)})
+
+    proxy.after = note
+    return answers
 
 
 def reported_events(testbed: Testbed) -> set[tuple[str, str]]:

@@ -183,13 +183,13 @@ def test_objects_that_come_and_go_before_the_first_listing_are_forgotten(monkeyp
             pod = part(number, name=f"pod-{number}", uid=f"u{number}")
             world.events.on_event(PODS, "ADDED", pod)
             world.events.on_event(PODS, "DELETED", pod)
-        reported = world.news._reported
+        reported = world.events._reported
         assert reported is not None
         assert "stays" in reported
         assert len(reported) <= 13
         world.api.objects |= {PODS: [part(1, name="stays", uid="stays")]}
         await world.relist.once()
-        assert world.news.have_reported_all()
+        assert world.events.have_reported_all()
 
     run(test)
 

@@ -59,9 +59,9 @@ def test_stacks_of_a_stopped_worker_and_of_a_waiting_worker_are_written(tmp_path
         assert by_id.keys() == {waits, stops}
         assert (by_id[waits]["role"], by_id[waits]["rank"], by_id[waits]["pod"]) == ("first+second", 0, "head-pod")
         assert by_id[waits]["title"] == "ray::RayWorker.first.add_when_file_exists"
-        assert by_id[waits]["stoodAt"].endswith(" add_when_file_exists")
+        assert by_id[waits]["innermostFrame"].endswith(" add_when_file_exists")
         assert by_id[stops]["rank"] == 1
-        assert by_id[stops]["stoodAt"].startswith("unknown: the process is stopped by a signal")
+        assert by_id[stops]["innermostFrame"].startswith("unknown: the process is stopped by a signal")
         folder = tmp_path / "logs" / "attempt-3"
         assert dump["folder"] == str(folder)
         assert sorted(path.name for path in folder.iterdir()) == sorted(

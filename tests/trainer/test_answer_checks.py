@@ -218,7 +218,7 @@ def test_a_drawn_row_that_kills_its_process_is_skipped(
     assert drawn is not None
     cursor = PromptCursor(training, seed=0, shuffle=False, digest="any", are_usable=drawn.are_usable)
     assert [row.answer for row in cursor.next_batch(6)] == ["5", "dies once", "6"] * 2
-    [message] = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
+    [message] = [record.getMessage() for record in caplog.records if "rows skipped because" in record.getMessage()]
     assert message == Mentions("spec.training.dataset:", "skipped", "MathAnswer", "1 now, 1 so far")
     assert message.splitlines()[1] == Mentions("a.jsonl, line 2:", f"string '{answer}'")
     assert end in message.splitlines()[1]

@@ -19,6 +19,7 @@ from rljob_trainer.rewards import process_pool
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
+from rljob_trainer.rewards.scoring_child import CoreUse, ScoringChild
 
 REWARD = """
 import time
@@ -27,6 +28,8 @@ from pathlib import Path
 def score(prompt, response, answer, row):
     folder = Path(__file__).parent
     (folder / "begun").touch()
+    if response == "hangs":
+        time.sleep(600)
     while not (folder / "end").exists():
         time.sleep(0.01)
     return 1.0
@@ -75,7 +78,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ChangedClock:
 
 
 @contextmanager
-def waiting_reward(folder: Path) -> Iterator[Future[list[RewardOutcome]]]:
+def waiting_reward(folder: Path, response: str = "waits") -> Iterator[Future[list[RewardOutcome]]]:
+    """It sleeps: a reward that is about to sleep may wait for a core, and is given the time."""
     (folder / "waiting.py").write_text(REWARD)
     with ScorerPool(
         FunctionScorer("waiting:score", "here"),
@@ -85,8 +89,10 @@ def waiting_reward(folder: Path) -> Iterator[Future[list[RewardOutcome]]]:
         log_folder=folder / "logs",
         environment=scorer_environment(os.environ, [], [folder]),
     ) as pool:
-        scored = pool.submit([RewardRequest("p", "r", None, {})])
+        scored = pool.submit([RewardRequest("p", response, None, {})])
         wait_until((folder / "begun").exists)
+        [process_id] = pool.process_ids()
+        wait_until(lambda: Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] == "S")
         yield scored
 
 
@@ -102,15 +108,50 @@ def test_a_suspended_machine_fails_no_response(tmp_path: Path, clock: ChangedClo
 @pytest.mark.parametrize(("where", "num_limits"), [("jumps_in_wait", 2), ("jumps_after_wait", 1)])
 def test_a_slow_pool_ends_a_hanging_reward(tmp_path: Path, clock: ChangedClock, where: str, num_limits: int) -> None:
     """Its thread gets a core every twenty seconds. During a wait that looks like a suspended machine."""
-    with waiting_reward(tmp_path) as scored:
-        began = clock.monotonic()
+    began = clock.monotonic()
+    with waiting_reward(tmp_path, "hangs") as scored:
+        ended = ends(scored, clock)
         setattr(clock, where, itertools.repeat(20.0))
         [outcome] = scored.result(timeout=60)
         setattr(clock, where, iter(()))
-        seconds = clock.monotonic() - began
     assert outcome.status == "TIMEOUT"
-    # The real waiting time is as long as the test takes on this machine.
-    assert num_limits * 300 - 30 < seconds < num_limits * 300 + 150
+    [(seconds_ahead, now)] = ended
+    assert now - began > num_limits * 300
+    # Without the real waiting time, which is as long as the test takes on this machine.
+    assert seconds_ahead < num_limits * 300 + 150
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_sleep_of_a_process_is_not_counted_as_waiting_for_a_core(
+    tmp_path: Path, clock: ChangedClock, monkeypatch: pytest.MonkeyPatch, is_waiting: bool
+) -> None:
+    """A reward that looks again and again whether something has happened has just woken up each time that the pool
+    looks at it; another one waits for a core for three limits, and then sleeps."""
+    looks = itertools.count(1)
+
+    def core_use(_: ScoringChild) -> CoreUse:
+        look = next(looks)
+        if not is_waiting:
+            return CoreUse(look / 1000, 0.0, is_runnable=True)
+        return CoreUse(1.0, 0.0, is_runnable=True) if clock.seconds_ahead < 900 else CoreUse(1.1, 900.0, False)
+
+    with waiting_reward(tmp_path, "hangs") as scored:
+        ended = ends(scored, clock)
+        monkeypatch.setattr(ScoringChild, "core_use", core_use)
+        clock.jumps_after_wait = itertools.repeat(20.0)
+        [outcome] = scored.result(timeout=60)
+        clock.jumps_after_wait = iter(())
+    assert outcome.status == "TIMEOUT"
+    [(seconds_ahead, _)] = ended
+    num_limits = 4 if is_waiting else 1
+    assert num_limits * 300 - 60 < seconds_ahead < num_limits * 300 + 150
+
+
+def ends(scored: Future[list[RewardOutcome]], clock: ChangedClock) -> list[tuple[float, float]]:
+    """When it has ended, by the pool's thread: how far the clock was ahead, and what it showed."""
+    ended: list[tuple[float, float]] = []
+    scored.add_done_callback(lambda _: ended.append((clock.seconds_ahead, clock.monotonic())))
+    return ended
 
 
 BUSY_REWARD = """

@@ -129,8 +129,8 @@ class DumpedProcess(TypedDict):
     rank: int | None
     title: str
     state: str
-    stoodAt: str
-    stoodWithin: str
+    innermostFrame: str
+    innermostUserFrame: str
     file: str
 
 

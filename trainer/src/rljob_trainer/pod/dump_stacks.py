@@ -59,7 +59,7 @@ def main() -> int:
     # Several Ray nodes on one machine see each other's processes.
     found += [each for each in more if _identity(each) not in known]
     for each in found:
-        print(f"{named(each)}: {each['stoodAt']}", flush=True)
+        print(f"{named(each)}: {each['innermostFrame']}", flush=True)
     for each in silent:
         print(f"node {each['node']}: {each['reason']}", flush=True)
     summary: dict[str, object] = {"processes": [_without_text(each) for each in found], "silentNodes": silent}
@@ -88,7 +88,7 @@ def write_stacks(folder: Path, found: Iterable[Found]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for each in found:
         state = f"state {each['state']}" + (f", waits in {each['waitChannel']}" if each["waitChannel"] else "")
-        head = f"{named(each)}\n{each['title']}\n{state}\n{each['stoodAt']}\n\n"
+        head = f"{named(each)}\n{each['title']}\n{state}\n{each['innermostFrame']}\n\n"
         (folder / file_name(each)).write_text(f"{head}{each['text']}", encoding="utf-8", errors="backslashreplace")
 
 

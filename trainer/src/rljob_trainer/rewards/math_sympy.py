@@ -34,6 +34,8 @@ POINTS = tuple(
 """The values at which expressions are compared; different variables get different ones."""
 NATURAL_POINTS = tuple(map(Fraction, (1, 2, 3, 4, 5, 7, 10)))
 """The values for expressions with sums, products, factorials or binomial coefficients, which need natural numbers."""
+FAR_POINTS = (Fraction(10**9 + 7, 997), Fraction(-(10**9) - 9, 997))
+"""The values at which inequalities are compared before they are solved; no end of an interval is near them."""
 MIN_REAL_POINTS = 3
 MAX_EXPANDED_POWER, MAX_EXPANDED_OPERATIONS = 12, 60
 """Limits for the polynomials that are expanded, which takes long for large ones."""
@@ -150,6 +152,8 @@ def _same(first: sympy.Basic | sympy.MatrixBase, second: sympy.Basic | sympy.Mat
         is_set = isinstance(first, sympy.Set) or isinstance(second, sympy.Set)
         if not is_set and first.free_symbols != second.free_symbols:
             return False  # `x > 2` is not `y > 2`
+        if not is_set and _differ_far_out(first, second):
+            return False
         one, other = _as_set(first), _as_set(second)
         return one is not None and other is not None and _same_sets(one, other)
     if isinstance(first, sympy.Tuple) and isinstance(second, sympy.Tuple):
@@ -270,6 +274,16 @@ def _proportional(first: Relational, second: Relational) -> bool:
         return _same_at_points(one * below, above * other, symbols)
     except (TypeError, ValueError, AttributeError):
         return False
+
+
+def _differ_far_out(first: sympy.Basic, second: sympy.Basic) -> bool:
+    """Whether one of two inequalities of the same variable holds at a far point and the other does not. Solving one
+    with a polynomial of degree 14 takes a minute."""
+    symbols = first.free_symbols
+    if len(symbols) != 1:
+        return False
+    values = [[each.subs(dict.fromkeys(symbols, _rational(point))) for point in FAR_POINTS] for each in (first, second)]
+    return any({one, other} == {sympy.true, sympy.false} for one, other in zip(*values, strict=True))
 
 
 def _as_set(value: sympy.Basic | sympy.MatrixBase | None) -> sympy.Set | None:

@@ -92,12 +92,25 @@ class _Slot:
     """CPU use at `began`; None while the process loads, and if it cannot be read."""
     seconds_without_core: float = 0.0
     """Seconds that it waited for a core since `began` and by which `deadline` was already extended."""
+    use_seen: CoreUse | None = None
+    """CPU use when `deadline` was last reached."""
+    use_seen_at: float = 0.0
+    """Monotonic time of the first of the looks that found `use_seen`."""
+    is_in_doubt: bool = False
+    """True if it was runnable at `deadline`: it may have waited for a core, which is known once it has run."""
+    look_again_at: float = 0.0
+    """Monotonic time of the next look at a process that is in doubt, after `deadline`."""
     seconds_stood_still: float = 0.0
     """Seconds that the machine was suspended and by which `deadline` was already extended."""
     is_ready: bool = False
     is_garbled: bool = False
     """True if the connection carried anything but results, because the scorer wrote into it."""
     samples: deque[_Sample] = field(default_factory=deque)
+
+    @property
+    def next_look(self) -> float:
+        """Monotonic time at which to look whether it has exceeded its limit."""
+        return max(self.deadline, self.look_again_at) if self.is_in_doubt else self.deadline
 
 
 class ScorerPool:
@@ -227,7 +240,7 @@ class ScorerPool:
                 self._read(slot)
             if slot.is_garbled or slot.child.has_ended():
                 self._replace(slot, RewardStatus.ERROR)
-            elif now > slot.deadline and (slot.samples or not slot.is_ready) and not self._gets_more_time(slot, now):
+            elif now > slot.next_look and (slot.samples or not slot.is_ready) and not self._gets_more_time(slot, now):
                 self._replace(slot, RewardStatus.TIMEOUT)
         for slot in self._slots:
             self._send_work(slot)
@@ -244,32 +257,43 @@ class ScorerPool:
             if slot.seconds_stood_still < self._limit_seconds(slot):
                 slot.deadline += seconds
                 slot.seconds_stood_still += seconds
+                slot.use_seen_at += seconds
 
     def _gets_more_time(self, slot: _Slot, now: float) -> bool:
         """Extends the deadline by the time that the process waited for a core, so that no response fails because the
         machine is busy. This ends: a sleeping process does not wait for a core, and a running one reaches the limit in
-        running time."""
+        running time.
+
+        The kernel counts a wait only when it is over. A runnable process may have begun to wait at any time, or just
+        have woken up, so it gets a moment: either its wait goes on, or the kernel has counted it."""
         use, then = slot.child.core_use(), slot.use_then or CoreUse(0.0, 0.0, False)
         if use is None:
             return False
-        waited = use.seconds_waited - then.seconds_waited
-        if use.is_runnable:
-            # The kernel counts a wait only when it is over.
-            counted = now - slot.began - slot.seconds_stood_still
-            waited = max(waited, counted - (use.seconds_run - then.seconds_run))
-        more = waited - slot.seconds_without_core
-        if more <= UNCOUNTED_SECONDS:
+        has_changed = use != slot.use_seen
+        if has_changed:
+            slot.use_seen, slot.use_seen_at = use, now
+        counted = use.seconds_waited - then.seconds_waited
+        more = counted + (now - slot.use_seen_at if use.is_runnable else 0.0) - slot.seconds_without_core
+        if more > UNCOUNTED_SECONDS:
+            # The kernel may also count a suspension as waiting.
+            slot.deadline = min(slot.deadline + more, now + self._limit_seconds(slot))
+            slot.seconds_without_core += more
+            if slot.deadline > now:
+                slot.is_in_doubt = False
+                return True
+        seconds_run = use.seconds_run - then.seconds_run
+        is_all_counted = now - slot.began - slot.seconds_stood_still - seconds_run - counted <= UNCOUNTED_SECONDS
+        if not use.is_runnable or is_all_counted or (slot.is_in_doubt and has_changed):
             return False
-        # The kernel may also count a suspension as waiting.
-        slot.deadline = min(slot.deadline + more, now + self._limit_seconds(slot))
-        slot.seconds_without_core += more
+        slot.is_in_doubt = True
+        slot.look_again_at = now + DEATH_CHECK_SECONDS
         return True
 
     def _limit_seconds(self, slot: _Slot) -> float:
         return self._timeout_seconds if slot.is_ready else self._start_timeout_seconds
 
     def _seconds_to_wait(self) -> float | None:
-        deadlines = [slot.deadline for slot in self._slots if slot.samples or not slot.is_ready]
+        deadlines = [slot.next_look for slot in self._slots if slot.samples or not slot.is_ready]
         if not deadlines:
             return None
         return min(DEATH_CHECK_SECONDS, max(0.0, min(deadlines) - time.monotonic()))
@@ -362,6 +386,8 @@ class ScorerPool:
         slot.deadline = slot.began + self._timeout_seconds
         slot.use_then = slot.child.core_use()
         slot.seconds_without_core = 0.0
+        slot.use_seen = None
+        slot.is_in_doubt = False
         slot.seconds_stood_still = 0.0
 
     def _finish(self, sample: _Sample, outcome: RewardOutcome) -> None:
