@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rljob_operator.controller import reconcile_loop
 from rljob_operator.kube.allowed_calls import CLUSTERS
 from rljob_operator.kube.errors import UnknownFieldError
 from rljob_operator.raw_json import JsonObject, object_at, text_at
@@ -62,7 +63,7 @@ def test_a_name_conflict_is_retried_every_few_seconds(settings: Settings) -> Non
             memory = world.controller._memories[fake_api.KEY]
             if memory.held is not None:
                 rest = memory.held.until - asyncio.get_running_loop().time()
-                assert rest <= loop.NAME_TAKEN_SECONDS
+                assert rest <= reconcile_loop.NAME_TAKEN_SECONDS
                 memory.held = replace(memory.held, until=0.0)
         del world.api.objects[CLUSTERS, "job-1"]
         assert set(fake_api.CREATED) <= set(await world.reconcile(fake_api.KEY, 1))

@@ -30,7 +30,8 @@ from rljob_trainer.errors import DatasetError, ResourceError
 from rljob_trainer.rewards.base import ScorerSpec
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
-from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
+from rljob_trainer.rewards.process_pool import ScorerPool
+from rljob_trainer.rewards.scorer_environment import scorer_environment
 from rljob_trainer.workers.reward import RewardSettings, ScorerSettings
 
 WHERE = "spec.training.rewards[0]"

@@ -25,7 +25,7 @@ from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
-from rljob_trainer.rewards.process_pool import scorer_environment
+from rljob_trainer.rewards.scorer_environment import scorer_environment
 from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,

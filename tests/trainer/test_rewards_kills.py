@@ -15,7 +15,8 @@ from rljob_api.v1alpha1.reward import ErrorPolicy, FunctionReward, Reward, Rewar
 from rljob_trainer.errors import ResourceError, RewardError
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus
 from rljob_trainer.rewards.function import FunctionScorer
-from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
+from rljob_trainer.rewards.process_pool import ScorerPool
+from rljob_trainer.rewards.scorer_environment import scorer_environment
 from rljob_trainer.workers.reward import apply_error_policies
 
 WHERE = "spec.training.rewards[0]"

@@ -21,7 +21,8 @@ from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, ScorerSpec
 from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
-from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
+from rljob_trainer.rewards.process_pool import ScorerPool
+from rljob_trainer.rewards.scorer_environment import scorer_environment
 
 Found = TypeVar("Found")
 USER_CODE = """

@@ -18,7 +18,8 @@ import pytest
 from rljob_trainer.rewards import process_pool
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest
 from rljob_trainer.rewards.function import FunctionScorer
-from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
+from rljob_trainer.rewards.process_pool import ScorerPool
+from rljob_trainer.rewards.scorer_environment import scorer_environment
 from rljob_trainer.rewards.scoring_child import CoreUse, ScoringChild
 
 REWARD = """

@@ -25,7 +25,7 @@ from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.models.source import ModelLocation
 from rljob_trainer.rewards.loading import scorer_spec
-from rljob_trainer.rewards.process_pool import scorer_environment
+from rljob_trainer.rewards.scorer_environment import scorer_environment
 from rljob_trainer.settings import Settings
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.critic import CriticSettings, CriticWorker

@@ -17,17 +17,16 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from rljob_api.constants import ENV_RUN_FOLDER
 from rljob_trainer.errors import ConfigurationError, ResourceError, RewardError, TrainerError
 from rljob_trainer.observability.activity import ACTIVITY
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
 from rljob_trainer.rewards.function import FunctionScorer
+from rljob_trainer.rewards.pool_slots import Batch, Sample, Slot
 from rljob_trainer.rewards.scoring_child import CoreUse, ScoringChild
 from rljob_trainer.rewards.wire import encode
 
@@ -41,76 +40,6 @@ STANDSTILL_SECONDS = 1.0
 """If a wait takes so much longer than requested, the whole machine was suspended, including the scoring processes."""
 UNCOUNTED_SECONDS = 0.05
 """The deadline of a process that waited longer than this for a core is extended by the waiting time."""
-INHERITED_VARIABLES = (
-    *("PATH", "HOME", "USER", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "VIRTUAL_ENV"),
-    *("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", ENV_RUN_FOLDER),
-)
-
-
-def scorer_environment(
-    environment: Mapping[str, str], job_variables: Collection[str], import_folders: Sequence[Path] = ()
-) -> dict[str, str]:
-    """The environment of the scoring processes.
-
-    Only `INHERITED_VARIABLES` and `job_variables` (the names in the job's `spec.env`) are passed on, so that secrets of
-    the cluster and the trainer (Ray token, logger and hub credentials) do not reach code that handles a model's output.
-    A key that a reward needs must be in `spec.env`. `import_folders` are prepended to PYTHONPATH. Numerical libraries
-    get one thread, because there are many processes.
-    """
-    kept = {name: environment[name] for name in (*INHERITED_VARIABLES, *job_variables) if name in environment}
-    python_path = [*map(str, import_folders), *filter(None, [kept.get("PYTHONPATH")])]
-    return {"OMP_NUM_THREADS": "1"} | kept | {"PYTHONPATH": os.pathsep.join(python_path)}
-
-
-@dataclass
-class _Batch:
-    future: Future[list[RewardOutcome]]
-    outcomes: list[RewardOutcome | None]
-    num_missing: int
-
-
-@dataclass
-class _Sample:
-    batch: _Batch
-    index: int
-    frame: bytes
-    has_killed: bool = False
-    """A process was killed while it scored this response."""
-
-
-@dataclass
-class _Slot:
-    """One slot of the pool: its current process and the responses that were sent to it and not scored yet."""
-
-    child: ScoringChild
-    number: int
-    deadline: float
-    """Monotonic time by which the process must have loaded the scorer, or scored the first of `samples`."""
-    began: float
-    """Monotonic time at which it started to load, or to score the first of `samples`."""
-    use_then: CoreUse | None = None
-    """CPU use at `began`; None while the process loads, and if it cannot be read."""
-    seconds_without_core: float = 0.0
-    """Seconds that it waited for a core since `began` and by which `deadline` was already extended."""
-    use_seen: CoreUse | None = None
-    """CPU use when `deadline` was last reached."""
-    use_seen_at: float = 0.0
-    """Monotonic time of the first of the looks that found `use_seen`."""
-    is_in_doubt: bool = False
-    """True if it was runnable at `deadline`: it may have waited for a core, which is known once it has run."""
-    look_again_at: float = 0.0
-    """Monotonic time of the next look at a process that is in doubt, after `deadline`."""
-    seconds_stood_still: float = 0.0
-    """Seconds that the machine was suspended and by which `deadline` was already extended."""
-    is_ready: bool = False
-    is_garbled: bool = False
-    """True if the connection carried anything but results, because the scorer wrote into it."""
-    samples: deque[_Sample] = field(default_factory=deque)
-
-    @property
-    def next_look(self) -> float:
-        """Monotonic time at which to look whether it has exceeded its limit."""
-        return max(self.deadline, self.look_again_at) if self.is_in_doubt else self.deadline
 
 
 class ScorerPool:
@@ -139,12 +68,12 @@ class ScorerPool:
         self._log_folder = log_folder
         self._environment = dict(environment)
         self._lock = threading.Lock()
-        self._arrived: list[_Sample] = []
+        self._arrived: list[Sample] = []
         self._is_closing = False
         self._error: TrainerError | None = None
         self._ready: Future[None] = Future()
-        self._pending: deque[_Sample] = deque()
-        self._slots: list[_Slot] = []
+        self._pending: deque[Sample] = deque()
+        self._slots: list[Slot] = []
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
@@ -174,8 +103,8 @@ class ScorerPool:
         The future raises a TrainerError if the pool fails or is closed; a response that cannot be scored is an outcome,
         not an error. Raises RewardError for a row that cannot be sent to a process.
         """
-        batch = _Batch(Future(), [None] * len(requests), len(requests))
-        samples = [_Sample(batch, index, _frame(request)) for index, request in enumerate(requests)]
+        batch = Batch(Future(), [None] * len(requests), len(requests))
+        samples = [Sample(batch, index, _frame(request)) for index, request in enumerate(requests)]
         if not samples:
             batch.future.set_result([])
             return batch.future
@@ -259,7 +188,7 @@ class ScorerPool:
                 slot.seconds_stood_still += seconds
                 slot.use_seen_at += seconds
 
-    def _gets_more_time(self, slot: _Slot, now: float) -> bool:
+    def _gets_more_time(self, slot: Slot, now: float) -> bool:
         """Extends the deadline by the time that the process waited for a core, so that no response fails because the
         machine is busy. This ends: a sleeping process does not wait for a core, and a running one reaches the limit in
         running time.
@@ -289,7 +218,7 @@ class ScorerPool:
         slot.look_again_at = now + DEATH_CHECK_SECONDS
         return True
 
-    def _limit_seconds(self, slot: _Slot) -> float:
+    def _limit_seconds(self, slot: Slot) -> float:
         return self._timeout_seconds if slot.is_ready else self._start_timeout_seconds
 
     def _seconds_to_wait(self) -> float | None:
@@ -298,14 +227,14 @@ class ScorerPool:
             return None
         return min(DEATH_CHECK_SECONDS, max(0.0, min(deadlines) - time.monotonic()))
 
-    def _start(self, number: int) -> _Slot:
+    def _start(self, number: int) -> Slot:
         child = ScoringChild(self._spec, self._log_folder / f"reward-{self._name}-{number}.log", self._environment)
         now = time.monotonic()
-        slot = _Slot(child, number, now + self._start_timeout_seconds, now)
+        slot = Slot(child, number, now + self._start_timeout_seconds, now)
         self._selector.register(child.connection, selectors.EVENT_READ, slot)
         return slot
 
-    def _read(self, slot: _Slot) -> None:
+    def _read(self, slot: Slot) -> None:
         num_before = len(slot.samples)
         for message in slot.child.receive():
             match message:
@@ -329,7 +258,7 @@ class ScorerPool:
         if len(slot.samples) < num_before:
             self._set_deadline(slot)
 
-    def _replace(self, slot: _Slot, status: RewardStatus) -> None:
+    def _replace(self, slot: Slot, status: RewardStatus) -> None:
         """Kills the slot's process, finishes the response that it was scoring, and starts another process."""
         self._selector.unregister(slot.child.connection)
         slot.child.kill()
@@ -341,7 +270,7 @@ class ScorerPool:
         self._pending.extendleft(reversed(slot.samples))
         self._slots.append(self._start(slot.number))
 
-    def _finish_failed(self, slot: _Slot, status: RewardStatus) -> None:
+    def _finish_failed(self, slot: Slot, status: RewardStatus) -> None:
         """Finishes the response that a killed process was scoring, or leaves it to another process."""
         sample = slot.samples[0]
         was_killed = status is RewardStatus.ERROR and not slot.is_garbled and slot.child.was_killed()
@@ -360,7 +289,7 @@ class ScorerPool:
         slot.samples.popleft()
         self._finish(sample, RewardOutcome(0.0, status, detail, seconds, has_died=has_died, was_killed=was_killed))
 
-    def _not_loaded(self, slot: _Slot, status: RewardStatus) -> TrainerError:
+    def _not_loaded(self, slot: Slot, status: RewardStatus) -> TrainerError:
         has_hung = status is RewardStatus.TIMEOUT
         what = f"did not load within {self._start_timeout_seconds:g} s" if has_hung else _end_of(slot)
         text = f"{self._spec.where}: {self._spec.name} {what}"
@@ -371,7 +300,7 @@ class ScorerPool:
             f"{text}\n{'fix what it does when it is imported' if is_function else 'check the installation'}"
         )
 
-    def _send_work(self, slot: _Slot) -> None:
+    def _send_work(self, slot: Slot) -> None:
         if slot.child.has_unsent:
             slot.child.flush()
         if not slot.is_ready or slot.samples or not self._pending:
@@ -381,7 +310,7 @@ class ScorerPool:
         slot.samples.extend(self._pending.popleft() for _ in range(chunk))
         slot.child.send(*(sample.frame for sample in slot.samples))
 
-    def _set_deadline(self, slot: _Slot) -> None:
+    def _set_deadline(self, slot: Slot) -> None:
         slot.began = time.monotonic()
         slot.deadline = slot.began + self._timeout_seconds
         slot.use_then = slot.child.core_use()
@@ -390,7 +319,7 @@ class ScorerPool:
         slot.is_in_doubt = False
         slot.seconds_stood_still = 0.0
 
-    def _finish(self, sample: _Sample, outcome: RewardOutcome) -> None:
+    def _finish(self, sample: Sample, outcome: RewardOutcome) -> None:
         batch = sample.batch
         batch.outcomes[sample.index] = outcome
         batch.num_missing -= 1
@@ -409,7 +338,7 @@ class ScorerPool:
                 future.set_exception(error)
 
 
-def _end_of(slot: _Slot) -> str:
+def _end_of(slot: Slot) -> str:
     """Why a process ended, for messages; call it after `kill`."""
     if slot.is_garbled:
         return "wrote into the connection that carries its scores, so its process was killed"

@@ -1,0 +1,65 @@
+"""The responses that a scorer pool is scoring, and the deadline of each of its processes."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from rljob_trainer.rewards.base import RewardOutcome
+from rljob_trainer.rewards.scoring_child import CoreUse, ScoringChild
+
+
+@dataclass
+class Batch:
+    """Responses that are scored together; `outcomes` has None for those without a result yet."""
+
+    future: Future[list[RewardOutcome]]
+    outcomes: list[RewardOutcome | None]
+    num_missing: int
+
+
+@dataclass
+class Sample:
+    """One response of a batch, as it is sent to a process."""
+
+    batch: Batch
+    index: int
+    frame: bytes
+    has_killed: bool = False
+    """A process was killed while it scored this response."""
+
+
+@dataclass
+class Slot:
+    """One slot of the pool: its current process and the responses that were sent to it and not scored yet."""
+
+    child: ScoringChild
+    number: int
+    deadline: float
+    """Monotonic time by which the process must have loaded the scorer, or scored the first of `samples`."""
+    began: float
+    """Monotonic time at which it started to load, or to score the first of `samples`."""
+    use_then: CoreUse | None = None
+    """CPU use at `began`; None while the process loads, and if it cannot be read."""
+    seconds_without_core: float = 0.0
+    """Seconds that it waited for a core since `began` and by which `deadline` was already extended."""
+    use_seen: CoreUse | None = None
+    """CPU use when `deadline` was last reached."""
+    use_seen_at: float = 0.0
+    """Monotonic time of the first of the looks that found `use_seen`."""
+    is_in_doubt: bool = False
+    """True if it was runnable at `deadline`: it may have waited for a core, which is known once it has run."""
+    look_again_at: float = 0.0
+    """Monotonic time of the next look at a process that is in doubt, after `deadline`."""
+    seconds_stood_still: float = 0.0
+    """Seconds that the machine was suspended and by which `deadline` was already extended."""
+    is_ready: bool = False
+    is_garbled: bool = False
+    """True if the connection carried anything but results, because the scorer wrote into it."""
+    samples: deque[Sample] = field(default_factory=deque)
+
+    @property
+    def next_look(self) -> float:
+        """Monotonic time at which to look whether it has exceeded its limit."""
+        return max(self.deadline, self.look_again_at) if self.is_in_doubt else self.deadline
