@@ -61,7 +61,7 @@ def test_status_logs_and_explain_show_the_running_job(rljob: list[str]) -> None:
     assert "Training" in status
     assert "/2000" in status
     assert "workers: building 2 on cpu" in command_output(rljob, "logs", "deleted")
-    assert "Training" in command_output(rljob, "explain", "deleted")
+    assert "Running: step " in command_output(rljob, "explain", "deleted")
 
 
 @pytest.mark.usefixtures("running")
