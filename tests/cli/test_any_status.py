@@ -58,8 +58,8 @@ def test_every_status_of_a_job_is_shown_and_explained() -> None:
         lines = explained(job)
         next_lines = lines[lines.index("\nWhat comes next:") + 1 :]
         assert next_lines
-        told = [line for line in lines if line.startswith("What to do: ")]
-        assert told or any(line.startswith(("Running:", "Nothing blocks the job")) for line in lines)
+        advice = [line for line in lines if line.startswith("What to do: ")]
+        assert advice or any(line.startswith(("Running:", "Nothing blocks the job")) for line in lines)
         assert list_lines([job], inputs.NOW, everywhere=True, wide=True)[1].plain.split()[:2] == [
             "here",
             seen.job.name,

@@ -128,7 +128,7 @@ class EchoWorker(Worker):
         if kind == "peers first":
             time.sleep(0.5 if self.context.rank == rank else 0)
             raise ZeroDivisionError("the cause") if self.context.rank == rank else RuntimeError(CLOSED_BY_PEER)
-        if kind == "death, told by peers in words of their own":
+        if kind == "a death that peers report with messages of their own":
             if self.context.rank != rank:
                 raise RuntimeError("the remote process closed the stream")
             time.sleep(0.5)
