@@ -305,7 +305,7 @@ def test_an_engine_gives_the_distribution_of_from_pretrained(
     reference = from_pretrained(folder)
     with caplog.at_level(logging.INFO):
         engine = engine_of(folder)
-    padded = "attention: rows are padded, because of the model its attention is soft-capped"
+    padded = "attention: the rows of this model are padded, because its attention is soft-capped"
     assert [each for each in caplog.messages if each.startswith("attention:")] == ([padded] if name == "gemma2" else [])
     assert all(isinstance(parameter, DTensor) for parameter in engine.model.parameters())
     assert_same_buffers(engine.model.language_model, reference)

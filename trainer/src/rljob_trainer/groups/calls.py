@@ -135,7 +135,7 @@ class Ranks:
     def _died(self, rank: int, error: RayError) -> WorkerDiedError:
         location = self.location_of(rank)
         cause = failure_cause(error, location)
-        died = WorkerDiedError(f"worker rank {rank} ({location}) died in {self.what}: {cause}{location.more}")
+        died = WorkerDiedError(f"worker rank {rank} ({location}) died in {self.what}: {cause}{location.log_hint}")
         died.known_cause = cause.known_cause
         died.worker = self._failed_worker(rank)
         return died

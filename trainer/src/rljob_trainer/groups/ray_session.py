@@ -27,8 +27,8 @@ MAX_STARTS = 3
 
 @dataclass(frozen=True)
 class ShippedCode:
-    """A folder that is copied to every node of a cluster, except what its .gitignore and `excludes` (in the same
-    syntax) name."""
+    """A folder that is copied to every node of a cluster, without the files that its .gitignore or `excludes` (in the
+    same syntax) matches."""
 
     folder: Path
     excludes: tuple[str, ...] = ()
@@ -44,15 +44,15 @@ def ray_session(
     Raises ConfigurationError if the code cannot be copied, ResourceError if Ray cannot be reached or started (ports,
     memory, disk)."""
     try:
-        with _signals_kept():
+        with _kept_signal_handler():
             if address:
                 _connect(address, shipped)
             else:
                 _start(num_cpus, num_gpus)
         yield
     finally:
-        # Also after a failed connection: `ray.init` keeps what it had opened until then, and the next session of this
-        # process would read nodes and placement groups from the wrong cluster.
+        # Also after a failed connection: `ray.init` does not close the connections that it had already opened, so the
+        # next session of this process would read nodes and placement groups from the wrong cluster.
         end_watches()
         ray.shutdown()
 
@@ -74,7 +74,7 @@ def _connect(address: str, shipped: ShippedCode | None) -> None:
     if shipped is not None:
         runtime_env = {"working_dir": str(shipped.folder), "excludes": list(shipped.excludes)}
     try:
-        _knock(address)
+        _check_reachable(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env)
     except RuntimeEnvSetupError as error:
         if shipped is None:
@@ -90,8 +90,8 @@ def _connect(address: str, shipped: ShippedCode | None) -> None:
         ) from error
 
 
-def _knock(address: str) -> None:
-    """Raises OSError if no process listens at a `host:port`. Ray itself would wait for minutes."""
+def _check_reachable(address: str) -> None:
+    """Raises OSError if no process listens at `address`, a `host:port`. Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     if "/" in host or not port.isdecimal():
         return
@@ -138,8 +138,9 @@ def _start(num_cpus: int, num_gpus: int) -> None:
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Restores the SIGTERM handler. Ray installs its own, which ends the process immediately, without saving."""
+def _kept_signal_handler() -> Iterator[None]:
+    """Restores the SIGTERM handler after the block. Ray installs its own, which ends the process immediately, without
+    saving."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield

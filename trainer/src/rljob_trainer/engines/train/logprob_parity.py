@@ -70,8 +70,8 @@ def check_logprob_parity(
 
 
 def is_misfit(error: Exception) -> bool:
-    """Whether an error means that the engine calls the model incorrectly. Otherwise it is due to memory or a device, or
-    is an error of the trainer itself."""
+    """Whether an error means that the engine calls the model incorrectly. Other errors come from memory, from a device,
+    or from the trainer itself."""
     if isinstance(error, torch.OutOfMemoryError | TrainerError):
         return False
     text = str(error).lower()

@@ -45,13 +45,13 @@ def plan_micro_batches(
 
 
 def columns(micro_batch: MicroBatch, request: ForwardRequest, model: TokenModel) -> Outputs:
-    """The columns of the response tokens that the request requests."""
+    """The requested columns of the response tokens."""
     return model.columns(micro_batch, request)
 
 
 def routed_columns(micro_batch: MicroBatch, request: ForwardRequest, model: TokenModel) -> Outputs:
-    """The counts of tokens per expert, the two parts of a RouterUse (None without an auxiliary loss), and the columns
-    of `columns`."""
+    """The counts of tokens per expert, the two parts of a RouterUse (None without an auxiliary loss), and then the
+    requested columns."""
     found, counts_LE, use = model.routed_columns(micro_batch, request)
     return (counts_LE, *((None, None) if use is None else (use.counts_LE, use.probabilities_E)), *found)
 

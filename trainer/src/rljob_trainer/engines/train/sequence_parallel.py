@@ -83,7 +83,7 @@ class SequenceRanks:
             # Some layers may have another number of heads than the configuration says.
             raise ConfigurationError(
                 f"spec.roles: sequenceParallel {self.size} and a layer's {num_heads} key and value heads: neither "
-                "divides the other; choose another one"
+                "divides the other; choose another sequenceParallel"
             )
         return tensor_HPD.repeat_interleave(self.size // num_heads, dim=0)
 
@@ -118,8 +118,8 @@ class _GatherContext(FunctionCtx):
 
 
 class _Gather(torch.autograd.Function):
-    """[K, T] of every rank -> [S, K, T]. All ranks compute the same from it, so a rank's own part of the gradient is
-    complete."""
+    """[K, T] of every rank -> [S, K, T]. All ranks compute the same loss from it, so a rank's own part of the gradient
+    is complete."""
 
     @staticmethod
     def forward(ctx: _GatherContext, own_KT: Tensor, ranks: SequenceRanks) -> Tensor:
