@@ -64,7 +64,7 @@ def test_the_extracted_answer_is_reported(response: str, found: str, scorer: Sco
 @pytest.mark.parametrize("template", ["\\boxed{%s}", "<answer>%s</answer>", "#### %s", "The answer is %s.", "%s"])
 def test_every_answer_equals_itself(template: str, scorer: Scorer) -> None:
     answers = {str(case["answer"]) for case in CASES if case["score"] != "refused"}
-    answers = {answer for answer in answers if "\\boxed" not in answer}  # worked solutions
+    answers = {answer for answer in answers if "\\boxed" not in answer}  # solutions with their steps
     unequal = [answer for answer in sorted(answers) if scored(scorer, answer, template % answer).score != 1]
     assert unequal == []
 

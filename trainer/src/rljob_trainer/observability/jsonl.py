@@ -1,4 +1,4 @@
-"""JSON Lines files that grow while a run goes on and survive a crash in the middle of a line."""
+"""JSON Lines files that grow during a run. A crash in the middle of a line does not damage the lines before it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class JsonlWriter:
     """Appends rows. `append` flushes each row to the operating system, without fsync."""
 
     def __init__(self, path: Path) -> None:
-        """Opens `path` for appending and makes its folder.
+        """Opens `path` for appending and creates its folder.
 
         Raises:
-            OSError: the file cannot be made or opened.
+            OSError: the file cannot be created or opened.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: TextIO = path.open(
@@ -28,13 +28,13 @@ class JsonlWriter:
 
         Raises:
             OSError: the row could not be written, for example because the disk is full.
-            ValueError: a value is NaN or infinite, which JSON cannot say.
+            ValueError: a value is NaN or infinite, which JSON does not support.
         """
         self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Closes the file; more than once does no harm."""
+        """Closes the file. May be called repeatedly."""
         self._file.close()
 
 
@@ -42,7 +42,7 @@ def read_rows(path: Path) -> Iterator[dict[str, object]]:
     """Yields the complete rows of a file, in order. An incomplete last line is skipped; a missing file has no rows.
 
     Raises:
-        ValueError: a line other than the last is not a JSON object; the text names file and line.
+        ValueError: a line other than the last is not a JSON object; the message names file and line.
     """
     if not path.exists():
         return

@@ -38,7 +38,7 @@ FAR_POINTS = (Fraction(10**9 + 7, 997), Fraction(-(10**9) - 9, 997))
 """The values at which inequalities are compared before they are solved; no end of an interval is near them."""
 MIN_REAL_POINTS = 3
 MAX_EXPANDED_POWER, MAX_EXPANDED_OPERATIONS = 12, 60
-"""Limits for the polynomials that are expanded, which takes long for large ones."""
+"""Limits for the polynomials that are expanded. Expanding a larger one takes long."""
 
 _NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
@@ -216,8 +216,8 @@ def _same_at_points(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sym
 
 
 def _has_another_term(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> bool:
-    """Whether two polynomials with decimals differ in a coefficient: at the points a term `0.0000000001 x` is within
-    the tolerance. False for what is no small polynomial."""
+    """Whether two small polynomials with decimals differ in a coefficient. At the points of the comparison, a term such
+    as `0.0000000001 x` is within the tolerance. False for all other expressions."""
     polynomials = []
     for expression in (first, second):
         powers = [power.exp for power in expression.atoms(sympy.Pow) if power.free_symbols]
@@ -277,8 +277,8 @@ def _proportional(first: Relational, second: Relational) -> bool:
 
 
 def _differ_far_out(first: sympy.Basic, second: sympy.Basic) -> bool:
-    """Whether one of two inequalities of the same variable holds at a far point and the other does not. Solving one
-    with a polynomial of degree 14 takes a minute."""
+    """Whether one of two inequalities of the same variable holds at a far point and the other does not. This is faster
+    than solving them, which takes a minute for a polynomial of degree 14."""
     symbols = first.free_symbols
     if len(symbols) != 1:
         return False
