@@ -45,7 +45,7 @@ class Ranks:
     references: Mapping[int, ray.ObjectRef]
     location_of: Callable[[int], WorkerLocation]
     raise_if_dead: Callable[[], None]
-    """Raises if any process of the group has died, even one that is not part of this call."""
+    """Raises if any process of the group has died, even if the process is not part of this call."""
 
     def results(self, timeout_seconds: float | None = None) -> list[object]:
         """Waits for all results and returns them in the order of the ranks.

@@ -159,7 +159,8 @@ class WorkerProcesses:
         kind_of_rank: dict[int, tuple[object, ...]] = {}
         for rank, share in call.share_of_rank.items():
             handle = self.handles[ranks[rank]]
-            # All ranks of a share get the same call, unless one of them has computed what the others must read.
+            # All ranks of a share get the same call, unless an argument is a cached result of one of them, which the
+            # others must read from the store.
             has_results = any(isinstance(each, ResultArgument) for each in sent[share])
             kind = (share, returns[rank], rank if has_results else None)
             if kind not in calls:

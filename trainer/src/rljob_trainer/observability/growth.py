@@ -14,7 +14,7 @@ OnGrowth = Callable[[int], None]
 """Called with the new number of bytes."""
 
 BLOCK_BYTES = 512
-"""The unit of `st_blocks`, whatever the file system."""
+"""The unit of `st_blocks` on every file system."""
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def watched_growth(folder: Path, on_growth: OnGrowth, look_seconds: float = LOOK
     # Counted before the block writes anything.
     at_first = _bytes_below(folder)
 
-    def look() -> None:
+    def poll() -> None:
         most_size, most_space = at_first
         while not done.wait(look_seconds):
             size, space = _bytes_below(folder)
@@ -36,7 +36,7 @@ def watched_growth(folder: Path, on_growth: OnGrowth, look_seconds: float = LOOK
                 on_growth(space or size)
             most_size, most_space = max(most_size, size), max(most_space, space)
 
-    thread = threading.Thread(target=look, name="watched-growth", daemon=True)
+    thread = threading.Thread(target=poll, name="watched-growth", daemon=True)
     thread.start()
     try:
         yield

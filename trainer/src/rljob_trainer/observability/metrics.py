@@ -38,7 +38,8 @@ SAMPLING_RETURNED: Final = "dynamic_sampling/returned_prompts"
 SAMPLING_REWARD_PREFIX: Final = "dynamic_sampling/batch_rewards"
 """Rewards of the responses in the batch; `REWARD_PREFIX` is for all generated responses."""
 ROWS_LEFT_OUT: Final = "data/rows_skipped"
-"""Rows that the step skipped because their answer cannot be scored. Only if answers are checked when rows are drawn."""
+"""Rows that the step skipped because their answers cannot be scored. Exists only if answers are checked when rows are
+drawn."""
 ADVANTAGE_MEAN: Final = "critic/advantages/mean"
 
 POLICY_LOSS: Final = "actor/pg_loss"

@@ -72,7 +72,7 @@ class LogCopy:
         self._file = self._path.open("ab", buffering=0)
 
     def _drop_old_parts(self) -> None:
-        """Removes all parts but the newest, also those that remain after a restart, and keeps the first bytes."""
+        """Removes all parts except the newest, also parts from before a restart. Keeps the first bytes of part 0."""
         for number, part in self._parts().items():
             if number == self._num_parts - 1:
                 continue

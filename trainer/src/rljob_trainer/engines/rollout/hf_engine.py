@@ -62,8 +62,9 @@ class HfEngine(RolloutEngine):
 
     def __init__(self, settings: HfSettings) -> None:
         config = AutoConfig.from_pretrained(settings.model_folder)
-        # Symptom: Gemma 2 silently runs without its soft cap. transformers (5.19.0) uses sdpa if a class supports it,
-        # whatever the configuration says. Without this the test of log-probabilities of a response fails.
+        # Symptom without this: Gemma 2 silently runs without its soft cap, because transformers (5.19.0) uses sdpa if a
+        # class supports it, even if the configuration needs eager attention. The test of log-probabilities of a
+        # response fails.
         is_eager = choose_attention(config).implementation == "eager"
         attention = "eager" if is_eager else config._attn_implementation
         model = AutoModelForCausalLM.from_config(config, dtype=settings.dtype, attn_implementation=attention)

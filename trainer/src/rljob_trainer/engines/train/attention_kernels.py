@@ -120,8 +120,8 @@ def choose_kernel(
     device_type: str,
     capability: tuple[int, int] | None,
 ) -> Kernel:
-    """The fastest kernel that supports these arguments. `head_sizes` are those of keys and values, `capability` is that
-    of a CUDA device.
+    """The fastest kernel that supports these arguments. `head_sizes`: the head sizes of keys and of values.
+    `capability`: the compute capability of a CUDA device.
 
     In float32 a CUDA device uses the same kernels as a CPU, because FlashAttention supports half precision only."""
     size = head_sizes[0]
@@ -235,5 +235,5 @@ def _variable_length(
 
 @cache
 def _arguments(function: Callable[..., object]) -> frozenset[str]:
-    """The names of a function's parameters; those of the variable-length kernel differ between versions of torch."""
+    """The names of a function's parameters. Those of the variable-length kernel differ between versions of torch."""
     return frozenset(inspect.signature(function).parameters)

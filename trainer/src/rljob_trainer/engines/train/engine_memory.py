@@ -122,7 +122,7 @@ def check_device_memory(memory: EngineMemory, settings: OffloadSettings, device:
 
 def check_memory(needed: int, available: int | None, wrong: str, advice: str, *, is_shared: bool = True) -> None:
     """Collective. Raises ResourceError on all ranks if any rank needs more bytes than are available. With `is_shared`
-    the ranks of a machine share the available memory, which is the host's; otherwise each rank has that of its device.
+    the ranks of a machine share the available memory (of the host); otherwise each rank has its own (of its device).
     `available` None means unknown, and counts as enough."""
     mine = (socket.gethostname(), needed, available)
     found: list[tuple[str, int, int | None]] = [mine] * dist.get_world_size()

@@ -25,7 +25,7 @@ CPU_CHUNK_BYTES = 4 * 1024 * 1024
 GPU_CHUNK_BYTES = 128 * 1024 * 1024
 """The size of a tile whose operations take longer than launching their kernels."""
 WHOLE_BYTES = 32 * 1024 * 1024
-"""Logits of at most so many bytes, in the dtype of the softmax, are not divided into tiles."""
+"""Logits of at most this many bytes, in the dtype of the softmax, are not divided into tiles."""
 
 
 class Entropy(enum.Enum):
