@@ -141,8 +141,8 @@ class TrainEngine:
         with_adapters: bool = True,
     ) -> TokenDistribution:
         """Collective. The log-probabilities of the batch's response tokens by the current weights, and entropy and
-        squares if requested: [N] float32 on the host, row after row. `with_adapters` False: by the model that training
-        started from. Offloaded parameters of a frozen model are on the device only during this call."""
+        squares if requested: [N] float32 on the host, row after row. Without adapters, the model is the one with which
+        training started. Offloaded parameters of a frozen model are on the device only during this call."""
         found = self._columns(batch, LogprobRequest(temperature, entropy, with_squares), with_adapters=with_adapters)
         logprobs_N, *others = found
         entropy_N = others.pop(0) if entropy is not Entropy.NO and others else None
