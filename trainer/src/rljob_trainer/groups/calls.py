@@ -84,6 +84,7 @@ class Ranks:
         return len(ready) == len(references)
 
     def _results_one_by_one(self, ranks: list[int]) -> list[object]:
+        """Like `results`, after a rank has failed: collects the errors of the other ranks, and raises the cause."""
         results: dict[int, object] = {}
         errors: list[TrainerError] = []
         deaths: list[WorkerDiedError] = []

@@ -259,6 +259,7 @@ def _loss(
 
 
 def _waiting_for(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> str:
+    """Describes the first pool that lacks free nodes, or why the pools do not fit together."""
     for need in needs:
         suitable = [node for node in nodes if not _gaps(need.per_node, node.total, node)]
         gaps = [found for node in suitable if (found := _gaps(need.per_node, node.room_now, node))]

@@ -192,6 +192,7 @@ def _whole(text: str, reader: _Reader) -> Found | None:
 
 
 def _after_mark(text: str, reader: _Reader) -> Found | None:
+    """The value in the line after the last `####`; None if there is none."""
     _, mark, behind = text.rpartition(GSM8K_MARK)
     if not mark or not behind.strip():
         return None

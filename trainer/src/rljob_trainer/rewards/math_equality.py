@@ -146,6 +146,7 @@ def _same_quantity(first: Quantity, second: Quantity) -> bool:
 
 
 def _same_listing(first: Listing, second: Listing) -> bool:
+    """Whether two listings are equal: in any order if they are sets or have no brackets, else in the same order."""
     brackets = {first.opening + first.closing, second.opening + second.closing}
     if len(first.items) != len(second.items):
         return False

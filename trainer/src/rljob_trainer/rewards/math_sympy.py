@@ -114,6 +114,7 @@ def as_latex(text: str) -> str:
 
 @lru_cache(maxsize=2048)
 def _parsed(text: str) -> sympy.Basic | sympy.MatrixBase | None:
+    """Parses LaTeX, or a plain spelling of it; None if that fails."""
     latex = as_latex(text)
     try:
         found = latex2sympy(
@@ -137,6 +138,7 @@ def is_readable(text: str) -> bool:
 
 
 def _same(first: sympy.Basic | sympy.MatrixBase, second: sympy.Basic | sympy.MatrixBase) -> bool:
+    """Whether two parsed expressions, relations, sets or matrices are equal."""
     if isinstance(first, sympy.MatrixBase) or isinstance(second, sympy.MatrixBase):
         return (
             isinstance(first, sympy.MatrixBase)
@@ -196,6 +198,7 @@ def _near(first: sympy.Expr, second: sympy.Expr, tolerance: float) -> bool:
 
 
 def _same_at_points(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> bool:
+    """Whether two expressions are equal at all points where they are real."""
     tolerance, num_real = _tolerance(first, second), 0
     if tolerance == RELATIVE_TOLERANCE and _has_another_term(first, second, symbols):
         return False

@@ -200,6 +200,7 @@ def number_in_base(number: Fraction, unit: str) -> Fraction | None:
 
 
 def _canonical(words: str) -> str:
+    """The canonical spelling of a unit: `square meters` gives `m^2`."""
     # `Mg` is a million grams, `mg` a thousandth of a gram.
     lowered = words if len(words) == 1 or _MEGA.fullmatch(words) else words.lower()
     for spelling in (words, lowered, _singular(lowered)):

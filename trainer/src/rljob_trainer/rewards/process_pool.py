@@ -290,6 +290,7 @@ class ScorerPool:
         self._finish(sample, RewardOutcome(0.0, status, detail, seconds, has_died=has_died, was_killed=was_killed))
 
     def _not_loaded(self, slot: Slot, status: RewardStatus) -> TrainerError:
+        """The error of a process that has ended or was killed before it had loaded the scorer."""
         has_hung = status is RewardStatus.TIMEOUT
         what = f"did not load within {self._start_timeout_seconds:g} s" if has_hung else _end_of(slot)
         text = f"{self._spec.where}: {self._spec.name} {what}"
@@ -301,6 +302,7 @@ class ScorerPool:
         )
 
     def _send_work(self, slot: Slot) -> None:
+        """Sends the next chunk of responses, if the process is ready and has scored the last chunk."""
         if slot.child.has_unsent:
             slot.child.flush()
         if not slot.is_ready or slot.samples or not self._pending:
@@ -311,6 +313,7 @@ class ScorerPool:
         slot.child.send(*(sample.frame for sample in slot.samples))
 
     def _set_deadline(self, slot: Slot) -> None:
+        """Starts the time limit of the slot's first response."""
         slot.began = time.monotonic()
         slot.deadline = slot.began + self._timeout_seconds
         slot.use_at_beginning = slot.child.core_use()

@@ -96,6 +96,7 @@ class RewardModelWorker(Worker):
         return DataProto({score_column(self.settings.reward): scores_B.double()})
 
     def _token_rows(self, batch: DataProto) -> list[Tensor]:
+        """The token ids that the model reads, one row per response."""
         if self.tokenizer is None:
             return list(batch.ragged_column(TOKENS).row_tensors())
         prompts, chats, beginnings, written = (

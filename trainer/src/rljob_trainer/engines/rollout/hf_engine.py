@@ -204,6 +204,7 @@ class HfEngine(RolloutEngine):
         return float((expected_N - torch.tensor(found.logprobs)).abs().max())
 
     def _start_batch(self) -> None:
+        """Starts to decode the waiting requests, at most `max_num_sequences`. Prompts are padded on the left."""
         requests = [self.waiting.pop(key) for key in list(self.waiting)[: self.settings.max_num_sequences]]
         device = self.settings.device
         self.running = [_Running(request, _generator(request.seed, device)) for request in requests]

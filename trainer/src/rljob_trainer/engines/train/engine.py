@@ -285,6 +285,7 @@ class TrainEngine:
     def _accumulate(
         self, batch: TokenBatch, request: ForwardRequest, loss: Callable[[MicroBatch, Sequence[Tensor | None]], Tensor]
     ) -> None:
+        """The common part of `forward_backward` and `fit_values`."""
         self.fetch_parameters(wait=True)
         micro_batches = self._micro_batches(batch)
         if self.model.router is not None:

@@ -76,6 +76,7 @@ class SequenceRanks:
         return tuple(each if value.requires_grad else each.detach() for each, value in zip(found, values, strict=True))
 
     def _with_enough_heads(self, tensor_HPD: Tensor) -> Tensor:
+        """Repeats the heads if there are fewer than S. Raises ConfigurationError if S and their number do not fit."""
         num_heads = tensor_HPD.shape[0]
         if num_heads % self.size == 0:
             return tensor_HPD

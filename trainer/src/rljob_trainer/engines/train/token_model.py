@@ -106,6 +106,7 @@ class TokenModel(nn.Module):
         return tuple(each_TD @ _probe(each_TD) for each_TD in hidden)
 
     def _columns(self, decoded: _Decoded, micro_batch: MicroBatch, request: ForwardRequest) -> Outputs:
+        """See `columns`. With sequence parallelism, the columns are gathered from all sequence ranks."""
         piece, ranks = micro_batch.piece, micro_batch.rows.sequence_ranks
         hidden_ND = decoded.hidden_MD[decoded.predictors_N]
         if isinstance(request, ValueRequest):

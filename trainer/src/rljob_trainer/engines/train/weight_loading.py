@@ -133,6 +133,7 @@ def _load_group(
     tensors: Mapping[str, torch.Tensor],
     windows: Mapping[str, Window],
 ) -> None:
+    """Loads one group of tensors into this rank's shards, and checks dtypes and shapes."""
     [first, *_], [name, *_] = group.targets, group.names
     expected, found = list(tensors[first].shape), files.slice(name).get_shape()
     shown = f"{WHERE}: tensor '{name}' in {files.folder} has shape {found}"
