@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
 REPORT_SECONDS = 4.0
-LEAST_GRANT_SECONDS = 0.5
+MIN_GRANT_SECONDS = 0.5
 GRANT_SECONDS = 2.0
 """How long Ray may take to grant the groups; it grants free resources within milliseconds. If this time passes, another
 program has probably taken the resources, so nodes are chosen again."""
@@ -167,7 +167,7 @@ class _Attempt:
         ]
         now = time.monotonic()
         # Even with a timeout of 0, Ray gets a moment to grant what is free now.
-        limit = min(max(deadline, now + LEAST_GRANT_SECONDS), now + GRANT_SECONDS)
+        limit = min(max(deadline, now + MIN_GRANT_SECONDS), now + GRANT_SECONDS)
         if all(self._is_granted(node.group, limit) for nodes in reserved for node in nodes):
             return reserved
         self.withdraw()
