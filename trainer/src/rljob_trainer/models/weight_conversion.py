@@ -129,8 +129,8 @@ class HubNames:
     def __init__(self, model: PreTrainedModel) -> None:
         """`model` may be on the meta device. The conversion table is stored in the model, so that it is created only
         once."""
-        # Names in files have the prefix of the base model. Only a model that was loaded from files would know whether
-        # they do, so the table's change of the prefix is left out.
+        # Only a model that was loaded from files knows whether the names in them have the base model's prefix. Here
+        # they always have it, so the table's change of the prefix is left out.
         transforms = [
             each for each in get_model_conversion_mapping(model, add_legacy=False) if not isinstance(each, PrefixChange)
         ]

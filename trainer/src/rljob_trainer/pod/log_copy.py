@@ -30,7 +30,7 @@ class LogCopy:
         self._first = path.with_suffix(f".first{path.suffix}")
         self._file: BinaryIO | None = None
         self._num_bytes_to_skip = 0
-        """The number of bytes at the beginning of the source that an earlier copy has already written."""
+        """How many of the next bytes of the source the copy already has, from before a restart."""
         self._num_parts = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

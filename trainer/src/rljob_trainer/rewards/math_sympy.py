@@ -198,7 +198,7 @@ def _near(first: sympy.Expr, second: sympy.Expr, tolerance: float) -> bool:
 
 
 def _same_at_points(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> bool:
-    """Whether two expressions are equal at all points where they are real."""
+    """Whether two expressions are equal at all points where they are real, or, if these are few, after simplifying."""
     tolerance, num_real = _tolerance(first, second), 0
     if tolerance == RELATIVE_TOLERANCE and _has_another_term(first, second, symbols):
         return False

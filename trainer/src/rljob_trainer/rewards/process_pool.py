@@ -193,8 +193,8 @@ class ScorerPool:
         machine is busy. The extensions end: a sleeping process does not wait for a core, and a running process reaches
         the limit in running time.
 
-        The kernel counts a wait only when it is over. So a process that is runnable may have waited since any time, or
-        may just have woken up. It gets a moment; then it is still waiting, or the kernel has counted the wait."""
+        The kernel counts a wait only when it is over. So a runnable process may have been waiting for some time, or may
+        just have woken up. It gets a moment; then it is still waiting, or the kernel has counted the wait."""
         use, then = slot.child.core_use(), slot.use_at_beginning or CoreUse(0.0, 0.0, False)
         if use is None:
             return False

@@ -100,7 +100,7 @@ def check_host_memory(settings: TrainEngineSettings, memory: EngineMemory) -> No
 
 def check_device_memory(memory: EngineMemory, settings: OffloadSettings, device: torch.device) -> None:
     """Collective; call it while the rollout engine is awake. Raises ResourceError on all ranks if the moments that the
-    first update creates do not fit beside the engine. Then the first rollout would succeed, and the second one fail."""
+    first update creates do not fit beside the engine. Otherwise only the second rollout would fail."""
     if settings.optimizer and device.type == "cuda":
         return
     field, free, more = "cpuKvCache", HOST_MEMORY.available_bytes(), "increase the pool's memory"
