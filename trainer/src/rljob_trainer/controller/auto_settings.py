@@ -1,5 +1,5 @@
-"""Resolves what a job leaves open: `Auto` fields and the commits of models on the Hugging Face hub. The first start
-decides; the checkpoint stores the choices, and every resumed run keeps them."""
+"""Resolves the settings that a job leaves open: `Auto` fields and the commits of models on the Hugging Face hub. The
+first start decides; the checkpoint stores the choices, and every resumed run keeps them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class AutoSettings(WireModel):
-    """The resolved settings: what the job names, or what was chosen for `Auto`."""
+    """The resolved settings: the value in the job, or the value that was chosen for `Auto`."""
 
     dtype: Dtype
     rollout_engine: RolloutEngine
@@ -65,7 +65,7 @@ def resolve_auto(
         log.warning("spec.training.model.dtype is %s, but the checkpoint was trained in %s", dtype, kept.dtype)
     engine = selected_engine(spec, kept)
     refuse_other_adapters(spec, kept, hub_model, local_model)
-    lora = _settled_lora(spec, engine, device_type, kept, has_experts=has_experts)
+    lora = _resolved_lora(spec, engine, device_type, kept, has_experts=has_experts)
     before = kept.hub_model if kept else None
     if before and (hub_model is None or hub_model.revision != before.revision):
         log.warning(
@@ -84,7 +84,7 @@ def resolve_auto(
     return AutoSettings(
         dtype=dtype,
         rollout_engine=engine,
-        rollout_compile=_settled_compile(spec, engine, device_type, kept),
+        rollout_compile=_resolved_compile(spec, engine, device_type, kept),
         hub_model=hub_model,
         local_model=local_model,
         lora=lora,
@@ -111,7 +111,7 @@ def selected_engine(spec: RLJobSpec, kept: AutoSettings | None) -> RolloutEngine
     return engine
 
 
-def _settled_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, kept: AutoSettings | None) -> Compile:
+def _resolved_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, kept: AutoSettings | None) -> Compile:
     wanted = spec.training.rollout.compile
     if wanted is not Compile.AUTO or kept is None or kept.rollout_engine is not engine:
         return select_compile(wanted, engine, device_type, spec.training.steps)
@@ -125,7 +125,7 @@ def _settled_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, k
     return kept.rollout_compile
 
 
-def _settled_lora(
+def _resolved_lora(
     spec: RLJobSpec, engine: RolloutEngine, device_type: str, kept: AutoSettings | None, *, has_experts: bool
 ) -> Lora | None:
     wanted = spec.training.model.lora

@@ -62,7 +62,7 @@ class Run:
     """The resolved job: no `Auto`, and every model of the hub at a commit."""
     choices: AutoSettings
     model_folder: Path
-    model_place: ModelLocation
+    model_location: ModelLocation
     prompts: Prompts
     workers: Workers
     drawn_rows: DrawnRowFilter | None = None
@@ -81,7 +81,7 @@ def built_run(
     engine = selected_engine(job.spec, kept)
     check_algorithm(job.spec)
     with ExitStack() as stack:
-        # Scoring processes on the controller's node find rewards and answers that fail, before devices are reserved.
+        # Before devices are reserved, scoring processes on the controller's node find rewards and answers that fail.
         reward = reward_settings(job, settings)
         checks = start_check_pools(reward, stack)
         doing("finds the model and loads its tokenizer")
@@ -109,7 +109,8 @@ def built_run(
 
 @dataclass(frozen=True)
 class FoundPolicy:
-    """The model that training starts from. Either `hub_model` or `local_model` is set; a resumed run compares it."""
+    """The model that training starts from. Either `hub_model` or `local_model` is set. A resumed run compares it with
+    the model in the checkpoint."""
 
     folder: Path
     """Local folder with its configuration and tokenizer."""
@@ -121,12 +122,12 @@ class FoundPolicy:
 def found_policy(spec: RLJobSpec, settings: Settings, kept: AutoSettings | None) -> FoundPolicy:
     """Finds the policy's initial model. Raises ConfigurationError if it cannot be read, if maxNewTokens exceeds its
     maximum length, or if it is not the base model of the checkpoint's adapters."""
-    asked = spec.training.model
-    log.info("model: %s", asked.source)
-    is_local = looks_local(asked.source, settings.job_folder)
-    wanted = asked if is_local else at_kept_commit(asked, kept.hub_model if kept else None)
+    named = spec.training.model
+    log.info("model: %s", named.source)
+    is_local = looks_local(named.source, settings.job_folder)
+    wanted = named if is_local else at_kept_commit(named, kept.hub_model if kept else None)
     folder, location = controller_model(wanted, settings.cache_folder, settings.job_folder)
-    hub_model = None if is_local else hub_model_of(asked, location.model)
+    hub_model = None if is_local else hub_model_of(named, location.model)
     local_model = fingerprint(folder) if is_local else None
     refuse_other_adapters(spec, kept, hub_model, local_model)
     check_row_lengths(folder, spec.training)

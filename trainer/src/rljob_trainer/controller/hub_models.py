@@ -27,8 +27,8 @@ class HubModel(WireModel):
 
 
 class HubRoleModels(WireModel):
-    """The critic's initial model and the reward model, if they are on the hub. None if there is none, if it is local,
-    or if the critic starts from the policy's model."""
+    """The critic's initial model and the reward model, if they are on the hub. A model is None if the job has none, if
+    it is local, or if the critic starts from the policy's model."""
 
     critic: HubModel | None = None
     reward_model: HubModel | None = None
@@ -51,7 +51,7 @@ def hub_model_of(asked: Model, found: Model) -> HubModel:
 def judges_at_kept_commits(spec: RLJobSpec, before: HubRoleModels, is_local: Callable[[str], bool]) -> RLJobSpec:
     """Returns the spec with the critic's model and the reward model at the commits of the checkpoint (see
     `at_kept_commit`)."""
-    critic, reward_model = _asked(spec)
+    critic, reward_model = _named_models(spec)
     return _with_revisions(
         spec,
         *(
@@ -67,7 +67,7 @@ def hub_role_models_of(
     """Returns the record of critic and reward model for checkpoints."""
     kept = [
         hub_model_of(asked, found.model) if asked and found and found.model.revision else None
-        for asked, found in zip(_asked(spec), (critic, reward_model), strict=True)
+        for asked, found in zip(_named_models(spec), (critic, reward_model), strict=True)
     ]
     return HubRoleModels(critic=kept[0], reward_model=kept[1])
 
@@ -95,7 +95,7 @@ def warn_if_reward_model_changed(before: HubRoleModels, judges: HubRoleModels) -
         )
 
 
-def _asked(spec: RLJobSpec) -> tuple[Model | None, Model | None]:
+def _named_models(spec: RLJobSpec) -> tuple[Model | None, Model | None]:
     """Returns the models of critic and reward model as the job names them."""
     critic, rewards = critic_of(spec).model, spec.training.rewards
     judge = next((each.reward_model for each in rewards if each.reward_model), None)

@@ -98,7 +98,7 @@ def _check_pattern(
             generated = _without_overlap(text, beginning)
             parts: tuple[str, ...] = (
                 *(each for each in stop if each in generated),
-                # The second text, because some tokens are only removed at the end of a response.
+                # Decoded with a second text after it, because some tokens are only removed at the end of a response.
                 *(each for each in TAG.findall(generated) if each not in seen(each, "a")),
             )
             if parts:

@@ -37,13 +37,13 @@ class RunOutput:
             sinks.append(TensorBoardSink(run_folder, resumed_from_step, time.time))
         self.console = LastingConsole(quiet=Logger.CONSOLE not in loggers)
         self.progress = ProgressDisplay(self.console, num_steps, num_devices, time.monotonic)
-        self.files = MetricLog(sinks)
+        self.files = MetricLog(sinks)  # Without the terminal.
         self.metrics = MetricLog([*sinks, self.progress])
         self.samples = SampleLog(run_folder, resumed_from_step)
         self.scores: dict[int, Metrics] = {}
 
     def start(self, step: int) -> None:
-        """Begins the progress display at `step` steps done."""
+        """Starts the progress display; `step` steps are already done."""
         self.progress.start(step)
 
     def step_done(self, step: int, metrics: Metrics, samples: Sequence[Sample]) -> None:

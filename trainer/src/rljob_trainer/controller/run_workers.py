@@ -90,7 +90,8 @@ def connected_ray(job: TrainerJob, settings: Settings) -> Iterator[str]:
     has_gpus = settings.device_type == "cuda" or (settings.device_type is None and torch.cuda.is_available())
     num_local_gpus = num_workers if has_gpus else 0
     with ray_session(settings.ray_address, num_workers + 1, num_local_gpus, shipped_code(settings)):
-        # The head of a cluster may have no GPU, so the resources of the nodes count, not what torch finds here.
+        # The head of a cluster may have no GPU. So the resources of the nodes decide, not the devices that torch finds
+        # here.
         yield settings.device_type or ("cuda" if cluster_resources().get("GPU") else "cpu")
 
 
@@ -139,7 +140,7 @@ def started_workers(
             return spawn(processes)
 
         doing(f"loads models on {num_workers} workers")
-        with ThreadPoolExecutor(max_workers=len(started)) as builders:  # on all pools at once
+        with ThreadPoolExecutor(max_workers=len(started)) as builders:  # All pools at once.
             built = [builders.submit(build, *each) for each in started]
             activity = ActivityWatch(log_folder, lambda how: doing(f"loads models; {how}"))
             while wait(built, timeout=LOOK_SECONDS).not_done:
@@ -185,7 +186,7 @@ def shipped_code(settings: Settings) -> ShippedCode | None:
 
 
 def chosen_num_threads(job: TrainerJob, settings: Settings) -> int | None:
-    """Returns the CPU threads of each worker if the user has set them; else None. Ray sets the variable for its jobs,
-    so there it only counts if the job's spec.env has it."""
+    """Returns the number of CPU threads of each worker if the user has set it; otherwise None. For a Ray job, Ray
+    itself sets OMP_NUM_THREADS. Then the variable only counts if it is in the job's spec.env."""
     is_chosen = not settings.is_ray_job or NUM_THREADS_VARIABLE in [variable.name for variable in job.spec.env]
     return settings.num_threads if is_chosen else None
