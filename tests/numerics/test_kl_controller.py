@@ -87,7 +87,8 @@ def test_loss_and_rewards_use_the_current_coefficient(context: WorkerContext, re
             for step in range(2):
                 run.training_step.kl_coefficient.restore(OTHER_COEFFICIENT)
                 has_coefficient = (
-                    case.algorithm.kl.coefficient == COEFFICIENT and run.training_step.kl_coefficient.value_to_save is None
+                    case.algorithm.kl.coefficient == COEFFICIENT
+                    and run.training_step.kl_coefficient.value_to_save is None
                 )
                 assert run.step(step)[KL_COEFFICIENT] == (COEFFICIENT if has_coefficient else OTHER_COEFFICIENT)
         found.append(gradients)

@@ -1,5 +1,5 @@
-"""Finds files, folders and modules that the job names and that do not exist, before torch is loaded, which takes
-seconds. What exists is checked in full later."""
+"""Finds files, folders and modules that the job names but that do not exist. This runs before torch is loaded, because
+loading takes seconds. Later checks look at the content."""
 
 from __future__ import annotations
 

@@ -115,26 +115,28 @@ def take_stacks(traced: Sequence[TracedProcess], seconds: float) -> list[Stacks]
 def _take(traced: Sequence[TracedProcess], deadline: float) -> list[Stacks]:
     states = [_state(each) for each in traced]
     before = [_size(each.file) for each in traced]
-    asked = [state not in NOT_RUNNING and _ask(each) for each, state in zip(traced, states, strict=True)]
-    waiting = {place: (start, 0) for place, start in enumerate(before) if asked[place]}
+    got_signal = [state not in NOT_RUNNING and _send_signal(each) for each, state in zip(traced, states, strict=True)]
+    waiting = {index: (start, 0) for index, start in enumerate(before) if got_signal[index]}
     while waiting and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-        for place, (size, num_equal) in list(waiting.items()):
-            if _identity(traced[place].file) != traced[place].identity:
+        for index, (size, num_equal) in list(waiting.items()):
+            if _identity(traced[index].file) != traced[index].identity:
                 # The process has exited, or has just been renamed and writes into another file from now on.
-                asked[place] = False
-                del waiting[place]
+                got_signal[index] = False
+                del waiting[index]
                 continue
-            now = _size(traced[place].file)
+            now = _size(traced[index].file)
             num_equal = num_equal + 1 if now == size else 0
-            waiting[place] = (now, num_equal)
-            if now > before[place] and num_equal >= NUM_EQUAL_POLLS:
-                del waiting[place]
-    return [_stacks(each, start, is_asked) for each, start, is_asked in zip(traced, before, asked, strict=True)]
+            waiting[index] = (now, num_equal)
+            if now > before[index] and num_equal >= NUM_EQUAL_POLLS:
+                del waiting[index]
+    return [
+        _stacks(each, start, has_signal) for each, start, has_signal in zip(traced, before, got_signal, strict=True)
+    ]
 
 
 def _without_shared_files(traced: Sequence[TracedProcess]) -> Iterator[list[TracedProcess]]:
-    """Yields lists of processes in which no two share a file, as a process and its forks do."""
+    """A process and its forks share a file. Yields lists of processes in which no two processes share one."""
     by_file: dict[tuple[int, int], list[TracedProcess]] = {}
     for each in traced:
         by_file.setdefault(each.identity, []).append(each)
@@ -167,7 +169,7 @@ def _traced(folder: Path, key: str) -> Iterator[TracedProcess]:
         return
 
 
-def _ask(process: TracedProcess) -> bool:
+def _send_signal(process: TracedProcess) -> bool:
     # Checked just before the signal: after an exec the process has no handler, and the signal would end it.
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", _read(process.file.parent.parent / "status"), re.MULTILINE)
     if caught is None or not int(caught[1], 16) >> (DUMP_SIGNAL - 1) & 1:
@@ -179,14 +181,14 @@ def _ask(process: TracedProcess) -> bool:
     return True
 
 
-def _stacks(process: TracedProcess, start: int, is_asked: bool) -> Stacks:
+def _stacks(process: TracedProcess, start: int, got_signal: bool) -> Stacks:
     text, state, folder = _text(process, start), _state(process), process.file.parent.parent
     wait_channel = _read(folder / "wchan").strip("0\n")
     title = _read(folder / "cmdline").replace("\0", " ").strip()
     if text:
         innermost_frame, innermost_user_frame = _where(text, process.main_thread)
     else:
-        why = NOT_RUNNING.get(state) or ("did not respond" if is_asked else "starting or exiting")
+        why = NOT_RUNNING.get(state) or ("did not respond" if got_signal else "starting or exiting")
         why = why if state else "gone"
         state = f"{state} ({why})"
         innermost_frame = (

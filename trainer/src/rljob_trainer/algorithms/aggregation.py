@@ -29,7 +29,7 @@ class Denominators:
 
 def count_denominators(segments: Segments) -> Denominators:
     """The counts of one worker's part of the mini-batch; the caller sums them over all workers."""
-    return Denominators(float(segments.num_values), float(segments.num_used))
+    return Denominators(float(segments.num_values), float(segments.num_nonempty_rows))
 
 
 def aggregate_loss(

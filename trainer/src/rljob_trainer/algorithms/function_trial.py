@@ -59,9 +59,9 @@ def try_advantage(estimator: AdvantageEstimator, named: NamedFunction, group_siz
         together_N, again_N = together.advantages_N, again.advantages_N
         _refuse_unequal(together_N, again_N, named)
         first, second, nothing = _on_three_workers(_token_inputs(group_size, estimator.needs), group_size)
-        with _hint_at(WITHOUT_TOKENS):
+        with _with_hint(WITHOUT_TOKENS):
             estimator.for_tokens(nothing, OneWorker())
-        with _hint_at(ON_SEVERAL), named.blamed():
+        with _with_hint(ON_SEVERAL), named.naming_errors():
             on_three = on_workers([first, second, nothing], estimator.for_tokens)
         distributed_N = torch.cat([each.advantages_N for each in on_three])
         if not torch.allclose(distributed_N, together_N, rtol=TOLERANCE, atol=TOLERANCE):
@@ -77,7 +77,7 @@ def try_loss(loss: PolicyLoss, named: NamedFunction) -> None:
     A loss and its gradient must be finite, and the loss of a token must not depend on the other rows of its
     micro-batch."""
     if loss.whole_pass is not None:
-        with _hint_at(WITHOUT_TOKENS):
+        with _with_hint(WITHOUT_TOKENS):
             loss.whole_pass(_whole_inputs(_loss_inputs((), 0.0, loss)), OneWorker())
     for spread in SPREADS:
         inputs = _loss_inputs(LENGTHS, spread, loss)
@@ -107,10 +107,10 @@ def _try_whole_pass(
     nothing: LossInputs,
     named: NamedFunction,
 ) -> None:
-    """Tries `whole_pass` with each row on its own worker. `together` has all rows, and what the pass returned for them
-    on a single worker; `nothing` has no rows."""
+    """Tries `whole_pass` with each row on a separate worker. `together` has all rows, and the result of the pass for
+    these rows on a single worker; `nothing` has no rows."""
     parts = [_whole_inputs(each) for each in (*_rows_alone(together), nothing)]
-    with _hint_at("in a trial with four workers: one for each row, and one without any token"), named.blamed():
+    with _with_hint("in a trial with four workers: one for each row, and one without any token"), named.naming_errors():
         found = on_workers(parts, whole_pass)
     names = [set(each) for each in (together.whole, *found)]
     if any(each != names[0] for each in names):
@@ -135,7 +135,7 @@ def _try_whole_pass(
 
 
 @contextmanager
-def _hint_at(circumstances: str) -> Iterator[None]:
+def _with_hint(circumstances: str) -> Iterator[None]:
     try:
         yield
     except AlgorithmFunctionError as error:
@@ -148,7 +148,7 @@ def _tried_losses(loss: PolicyLoss, inputs: LossInputs, named: NamedFunction) ->
         raise named.error(
             f"returned NaN or infinity for {num_bad} of {inputs.segments.num_values} tokens; return finite losses"
         )
-    with named.blamed():
+    with named.naming_errors():
         (gradient_N,) = torch.autograd.grad(found.losses_N.sum(), inputs.logprobs_N, allow_unused=True)
     if gradient_N is None:
         raise named.error("returned losses whose gradient does not reach logprobs_N; compute them from logprobs_N")
@@ -205,7 +205,7 @@ def _loss_inputs(lengths: Sequence[int], spread: float, loss: PolicyLoss) -> Los
 
 def _columns(needs: Iterable[str], num_tokens: int) -> dict[str, Tensor]:
     names = sorted(needs)
-    return {name: -torch.linspace(0.04 + 0.01 * place, 2.9, num_tokens) for place, name in enumerate(names)}
+    return {name: -torch.linspace(0.04 + 0.01 * index, 2.9, num_tokens) for index, name in enumerate(names)}
 
 
 def _whole_inputs(inputs: LossInputs) -> WholeInputs:

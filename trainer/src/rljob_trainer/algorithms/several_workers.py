@@ -21,8 +21,8 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 PATIENCE_SECONDS = 300.0
-"""The timeout for workers that block each other outside of `Reduce`. Within it they wait for the others without
-limit."""
+"""How long `on_workers` waits for each worker to finish. The limit is for workers that block each other, for example
+with a lock."""
 
 
 def on_workers(

@@ -197,7 +197,7 @@ def _manifest(
 ) -> Manifest:
     if folder.name != folder_name(step, start_number):
         raise CheckpointError(
-            f"{folder}: is not the folder of step {step} and start {start_number}; use the folder that begin_save returned"
+            f"{folder}: is not the folder of step {step} and start {start_number}; use the folder of begin_save"
         )
     ordered = sorted(records, key=lambda record: record.rank)
     ranks = [record.rank for record in ordered]

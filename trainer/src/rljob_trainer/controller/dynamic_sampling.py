@@ -131,8 +131,8 @@ def num_fresh_prompts(num_wanted: int, num_kept: int, num_drawn: int, multiple: 
 
 
 def spread_groups(is_kept_G: torch.Tensor, num_wanted: int, groups_per_update: int) -> torch.Tensor:
-    """Returns [num_wanted] int64: all kept groups, and other groups to fill the batch. The order gives all updates the
-    same number of kept groups, up to one. Each `groups_per_update` consecutive groups are one update."""
+    """Returns [num_wanted] int64: all kept groups, and other groups to fill the batch. In this order the numbers of
+    kept groups in any two updates differ by at most one. Each `groups_per_update` consecutive groups are one update."""
     taken = torch.cat([is_kept_G.nonzero().flatten(), (~is_kept_G).nonzero().flatten()])[:num_wanted]
     return taken.view(groups_per_update, -1).T.flatten()
 

@@ -34,7 +34,7 @@ class PromptRow:
     index: int
     """Row number in the dataset, from 0; dropped rows count."""
     prompt: str
-    """The text that the policy continues: after prompt template and chat template."""
+    """The text that the policy continues; prompt template and chat template are already applied."""
     source_prompt: str
     """The original text in the data (for chat messages: their contents), for comparing datasets."""
     token_ids: tuple[int, ...]
@@ -72,7 +72,8 @@ class _Text:
 
 
 def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, where: str) -> list[PromptRow]:
-    """Loads all rows of the dataset in order; too long prompts are dropped if the job says so.
+    """Loads all rows of the dataset in order. Prompts that are too long are dropped if the job sets `overlongPrompt:
+    Drop`.
 
     Relative paths start at `base_folder`; `where` is the field path for messages. A prompt that is a list of chat
     messages is rendered with the chat template only; `promptTemplate` must then be the default. Raises DatasetError
@@ -264,7 +265,7 @@ def without_held_out(
 ) -> tuple[list[PromptRow], int]:
     """Returns the training rows whose prompt is not held out, and the number of removed rows.
 
-    The original prompts are compared, before templates, with each run of white space as one space.
+    The original prompts are compared, before templates are applied. Each run of white space counts as one space.
     """
     held_out = {_comparable(row.source_prompt) for row in held_out_rows}
     kept = [row for row in training_rows if _comparable(row.source_prompt) not in held_out]

@@ -107,7 +107,7 @@ def register_dispatch_mode(
 
 def dispatch_mode(name: str) -> DispatchMode:
     """Returns the mode of that name. Raises DispatchError if this process does not know it: `register` has checked the
-    name where the class was defined, which may be another process."""
+    name in the process that defined the class, which may be another one."""
     if not is_dispatch_mode(name):
         raise DispatchError(f"unknown dispatch mode {name!r} in this process; add it with register_dispatch_mode")
     return _BUILT_IN[name] if name in _BUILT_IN else _added[name]
