@@ -7,7 +7,7 @@ the file. No cleanup is needed when a process is killed. The signal would end ot
 such a file get it. A traced process then continues: the kernel or Python restarts interrupted system calls. The only
 exception is native code that sleeps and does not check for interruption.
 
-Alternative considered: py-spy reads another process's memory, which needs ptrace, and containers forbid that.
+Alternative considered: py-spy reads another process's memory. This needs ptrace, which containers forbid.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _without_shared_files(traced: Sequence[TracedProcess]) -> Iterator[list[Trac
 
 
 def _key(run_folder: str | Path) -> str:
-    # The path is not resolved: a hanging storage may be the reason why somebody wants the stacks.
+    # The path is not resolved: a hanging storage may be the reason for taking the stacks.
     return hashlib.sha256(os.path.abspath(run_folder).encode()).hexdigest()[:12]
 
 
@@ -189,7 +189,7 @@ def _stacks(process: TracedProcess, start: int, got_signal: bool) -> Stacks:
         innermost_frame, innermost_user_frame = _where(text, process.main_thread)
     else:
         why = NOT_RUNNING.get(state) or ("did not respond" if got_signal else "starting or exiting")
-        why = why if state else "gone"
+        why = why if state else "no longer running"
         state = f"{state} ({why})"
         innermost_frame = (
             f"unknown: the process is {why}" if why != "did not respond" else "unknown: it did not respond"

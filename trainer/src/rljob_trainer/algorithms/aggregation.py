@@ -19,7 +19,7 @@ from rljob_trainer.algorithms.segments import Segments
 
 @dataclass(frozen=True)
 class Denominators:
-    """Counts over the whole mini-batch on all workers, by which losses are divided."""
+    """The counts that losses are divided by, over the whole mini-batch on all workers."""
 
     num_tokens: float
     """The number of response tokens."""

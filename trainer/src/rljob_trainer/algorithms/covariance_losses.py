@@ -2,8 +2,8 @@
 tokens reduce the policy's entropy the most (Cui et al. 2025, arXiv 2505.22617, section 3).
 
 A token's covariance is (A - mean A) (logprob - mean logprob), with means over the mini-batch of all workers before the
-update; verl 0.9.1 uses means and shares of a micro-batch. Tokens are chosen in a pass over the whole mini-batch, which
-costs one more forward pass per update.
+update; verl 0.9.1 uses means and shares of a micro-batch. Tokens are chosen before each update, for the whole
+mini-batch. This costs one more forward pass per update.
 
 Legend: N response tokens, C tokens that are chosen or can be chosen.
 """
@@ -28,7 +28,7 @@ from rljob_trainer.algorithms.policy_losses import (
 from rljob_trainer.algorithms.selection import drawn_keys, largest, nth_largest
 
 IS_CHOSEN = "is_chosen"
-"""The result of the pass: float32 [N], 1 for the tokens that are treated differently, 0 for the others."""
+"""The result of this choice: float32 [N], 1 for the tokens that are treated differently, 0 for the others."""
 CHOSEN_SUM = "pg_cov_frac"
 """The number of chosen tokens."""
 

@@ -75,20 +75,20 @@ class _Blocks:
         has_next_EK[np.searchsorted(self.split_E, self.end_blocks[is_split]), self.end_positions[is_split]] = 0.0
         return has_next_EK
 
-    def runs(self) -> Integers:
+    def lengths_in_blocks(self) -> Integers:
         """The row lengths of the recurrence over blocks, in blocks. Each of its rows ends with a block in which a row
         of values ends."""
-        runs: Integers = np.diff(np.unique(self.end_blocks), prepend=-1)
-        return runs
+        lengths_in_blocks: Integers = np.diff(np.unique(self.end_blocks), prepend=-1)
+        return lengths_in_blocks
 
-    def closed(self) -> Integers:
+    def full_blocks(self) -> Integers:
         """The blocks whose last value is the last value of a row."""
-        closed: Integers = self.end_blocks[self.end_positions == WIDTH - 1]
-        return closed
+        full_blocks: Integers = self.end_blocks[self.end_positions == WIDTH - 1]
+        return full_blocks
 
 
 def _sums_in_place(buffer: Tensor, lengths: Integers, factor: float) -> Tensor:
-    """Replaces the first N values of `buffer` by their discounted sums. `lengths`: those of the rows, none is 0."""
+    """Replaces the first N values of `buffer` by their discounted sums. `lengths`: values per row, never 0."""
     num_values = int(lengths.sum())
     if factor == 0.0 or num_values == len(lengths):
         return buffer[:num_values]
@@ -121,10 +121,10 @@ def _carry(values_CK: Tensor, totals_C: Tensor, blocks: _Blocks, factor: float) 
     num_blocks = len(totals_C)
     buffer = _buffer_for(totals_C)
     buffer[:num_blocks] = totals_C
-    firsts_C = _sums_in_place(buffer, blocks.runs(), factor**WIDTH)
-    follows_C = factor * torch.cat([firsts_C[1:], firsts_C.new_zeros(1)])
-    follows_C[torch.from_numpy(blocks.closed()).to(follows_C.device)] = 0.0
-    values_CK[:, -1] += follows_C
+    first_sums_C = _sums_in_place(buffer, blocks.lengths_in_blocks(), factor**WIDTH)
+    carries_C = factor * torch.cat([first_sums_C[1:], first_sums_C.new_zeros(1)])
+    carries_C[torch.from_numpy(blocks.full_blocks()).to(carries_C.device)] = 0.0
+    values_CK[:, -1] += carries_C
 
 
 def _sums_one_by_one(values_EK: Tensor, factors_EK: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ SPREADS = (0.1, 0.0)
 """Differences of new and old log-probabilities to try: within every trust region, and 0 as in a step's first update."""
 TOLERANCE = 1e-4
 
-WITHOUT_TOKENS = "in a trial for a worker without any token, which must still call `reduce` like the others"
+WITHOUT_TOKENS = "in a trial of a worker without any token; such a worker must call `reduce` like the others"
 ON_SEVERAL = "in a trial with three workers: two that share the rows, and one without any token"
 
 
@@ -53,7 +53,7 @@ def try_advantage(estimator: AdvantageEstimator, named: NamedFunction, group_siz
         )
         if VALUES in estimator.needs and together.returns_N is None:
             raise named.error(
-                f"needs {VALUES!r} but returned no returns, which the critic is trained on; return "
+                f"needs {VALUES!r} but returned no returns, although the critic is trained on returns; return "
                 "TokenAdvantages(advantages_N, returns_N)"
             )
         together_N, again_N = together.advantages_N, again.advantages_N

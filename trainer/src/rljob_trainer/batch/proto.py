@@ -305,8 +305,8 @@ class DataProto:
         return self._at(reordered_rows(order, len(self)))
 
     def padded_to_multiple(self, size: int) -> tuple[DataProto, int]:
-        """Repeats the last row until B is a multiple of `size`; returns the batch and the number of rows added, which
-        `unpadded` removes. An empty batch stays empty.
+        """Repeats the last row until B is a multiple of `size`; returns the batch and the number of added rows.
+        `unpadded` removes them. An empty batch stays empty.
 
         All added rows are at the end. verl has two ways: auto padding repeats the last row in the caller's own batch,
         and pad_dataproto_to_divisor repeats rows from the first one."""

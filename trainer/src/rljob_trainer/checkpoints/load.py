@@ -70,7 +70,7 @@ class Found:
 
 
 def find_newest_complete(root: Path, start_number: int, digests: bool = True) -> Found | None:
-    """Finds the checkpoint that this start resumes from; None if there is none, which means step 0.
+    """Finds the checkpoint that this start resumes from; None if there is none and the run begins at step 0.
 
     Damaged checkpoints are skipped. With `digests` every byte is verified. Without it only manifests and file sizes are
     checked; then changed bytes in a file of the right size are found later, by `load_into`.
@@ -193,7 +193,7 @@ class CheckpointReader:
         span = self._spans[piece.file].get(name)
         num_bytes = math.prod(piece.shape) * DTYPES[self._entries[name].dtype].itemsize
         if span is None or span.end - span.start != num_bytes:
-            raise DamagedError(f"{piece.file}: does not contain tensor {name} as the manifest says")
+            raise DamagedError(f"{piece.file}: tensor {name} is missing or has another size than in the manifest")
         return span
 
 

@@ -243,7 +243,7 @@ def _check_size(path: Path, num_bytes: int) -> None:
 def _checks(path: Path, expected: WrittenFile) -> Iterator[_Check]:
     spans = read_checked_header(path, expected.header_digest)
     if spans.keys() != expected.tensor_digests.keys():
-        raise DamagedError(f"{path.name}: contains other tensors than the manifest says")
+        raise DamagedError(f"{path.name}: does not contain exactly the tensors in the manifest")
     for name, span in spans.items():
         yield _Check(path, name, span.start, span.end, expected.tensor_digests[name])
 

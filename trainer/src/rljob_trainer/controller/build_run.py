@@ -138,7 +138,7 @@ def found_models(
     spec: RLJobSpec, settings: Settings, policy: FoundPolicy, prompts: Prompts, saved: HubRoleModels
 ) -> tuple[Models, HubRoleModels]:
     """Finds and checks the critic and the reward model. Returns all models of the run, and the commits of critic and
-    reward model, which checkpoints store. Raises ConfigurationError."""
+    reward model for checkpoints. Raises ConfigurationError."""
     pinned = role_models_at_saved_commits(spec, saved, partial(looks_local, base_folder=settings.job_folder))
     folders, critic = (settings.cache_folder, settings.job_folder), None
     if needs_critic(spec):

@@ -131,8 +131,8 @@ def _warn_of_beginnings(where: str, pattern: str, prompts: Sequence[PromptRow]) 
         given = beginning.lstrip()
         if not wanted.startswith(given) and not given.startswith(wanted):
             log.warning(
-                "%s: %r never matches, because the chat template begins the assistant's turn with %r, which is part of "
-                "the response that rewards get; add it to the start of the pattern",
+                "%s: %r never matches, because the chat template begins the assistant's turn with %r, and the response "
+                "that rewards get includes this text; add it to the start of the pattern",
                 where,
                 pattern,
                 beginning,

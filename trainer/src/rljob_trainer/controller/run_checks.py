@@ -82,7 +82,7 @@ def _warn_of_unintended_settings(spec: RLJobSpec) -> None:
     if rollout.sync_every_steps > 1 and correction.type is RolloutCorrectionType.NONE and correction.rejection is None:
         advice = "set training.algorithm.rolloutCorrection: {type: TokenTruncated}"
         if not samples_all_tokens(rollout):
-            advice = "set topP: 1 and topK: 0, which training.algorithm.rolloutCorrection requires, and use it"
+            advice = "use training.algorithm.rolloutCorrection, which requires topP: 1 and topK: 0"
         log.warning(
             "spec.training.rollout.syncEverySteps: responses are generated with weights up to %d steps old, without an "
             "off-policy correction; %s",

@@ -1,4 +1,4 @@
-"""The output of a run for people: metrics, samples, plots, and the lines on the terminal."""
+"""The output of a run that users read: metrics, samples, plots, and the lines on the terminal."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class RunOutput:
         first, last = self.scores[min(self.scores)], self.scores[max(self.scores)]
         labels = {EVAL_GREEDY: "greedy", EVAL_SAMPLED: "sampled"}
         found = {label: (first[name], last[name]) for name, label in labels.items() if name in first and name in last}
-        # Percentages only make sense for scores from 0 to 1, which weighted sums need not be.
+        # Percentages only make sense for scores from 0 to 1. Weighted sums may be outside of this range.
         are_shares = all(0 <= score <= 1 for scores in found.values() for score in scores)
         form = ".1%" if are_shares else ".3f"
         parts = [f"{label} {before:{form}} -> {after:{form}}" for label, (before, after) in found.items()]

@@ -78,7 +78,7 @@ class Workers:
 
     @property
     def trained(self) -> tuple[TrainedGroup, ...]:
-        """The groups with trained models, whose state checkpoints contain."""
+        """The groups whose models are trained. Checkpoints contain the state of these groups."""
         return (self.actor,) if self.critic is None else (self.actor, self.critic)
 
 

@@ -26,7 +26,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._prompt_field = prompt_field
         self._checked: set[tuple[str, ...]] = set()
-        """Sequences of roles for which the template was found to use every message."""
+        """Sequences of roles that were already checked: the template uses every message."""
 
     def render(self, messages: Sequence[ChatMessage], location: str) -> str:
         """Returns the text of a chat, up to the beginning of the assistant's answer.
