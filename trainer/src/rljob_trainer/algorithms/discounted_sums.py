@@ -81,10 +81,10 @@ class _Blocks:
         lengths_in_blocks: Integers = np.diff(np.unique(self.end_blocks), prepend=-1)
         return lengths_in_blocks
 
-    def full_blocks(self) -> Integers:
+    def blocks_at_row_end(self) -> Integers:
         """The blocks whose last value is the last value of a row."""
-        full_blocks: Integers = self.end_blocks[self.end_positions == WIDTH - 1]
-        return full_blocks
+        blocks_at_row_end: Integers = self.end_blocks[self.end_positions == WIDTH - 1]
+        return blocks_at_row_end
 
 
 def _sums_in_place(buffer: Tensor, lengths: Integers, factor: float) -> Tensor:
@@ -123,7 +123,7 @@ def _carry(values_CK: Tensor, totals_C: Tensor, blocks: _Blocks, factor: float) 
     buffer[:num_blocks] = totals_C
     first_sums_C = _sums_in_place(buffer, blocks.lengths_in_blocks(), factor**WIDTH)
     carries_C = factor * torch.cat([first_sums_C[1:], first_sums_C.new_zeros(1)])
-    carries_C[torch.from_numpy(blocks.full_blocks()).to(carries_C.device)] = 0.0
+    carries_C[torch.from_numpy(blocks.blocks_at_row_end()).to(carries_C.device)] = 0.0
     values_CK[:, -1] += carries_C
 
 

@@ -105,7 +105,7 @@ def _largest_here(values_N: Tensor, num_wanted: int) -> Tensor:
 
 
 def _mixed(values_C: Tensor) -> Tensor:
-    """Hashes the values one to one, in position. Source: the finalizer of SplitMix64 (Steele, Lea and Flood 2014,
+    """Hashes the values one to one, in place. Source: the finalizer of SplitMix64 (Steele, Lea and Flood 2014,
     doi 10.1145/2660193.2660195)."""
     values_C.bitwise_xor_(_shifted(values_C, 30)).mul_(-0x40A7B892E31B1A47)
     values_C.bitwise_xor_(_shifted(values_C, 27)).mul_(-0x6B2FB644ECCEEE15)
