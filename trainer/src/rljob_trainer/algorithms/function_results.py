@@ -51,7 +51,7 @@ class NamedFunction:
 
     @contextmanager
     def naming_errors(self) -> Iterator[None]:
-        """Converts errors that the function raises within this block into AlgorithmFunctionErrors that name the function.
+        """Converts errors that the function raises in this block into AlgorithmFunctionErrors that name it.
 
         `sys.exit` counts as an error, because it would end the run as if the job were complete; Ctrl-C does not. Errors
         of the trainer itself pass unchanged."""
