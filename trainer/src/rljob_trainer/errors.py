@@ -183,8 +183,8 @@ def storage_checked(where: str) -> Iterator[None]:
 
 @contextmanager
 def about_field(field: str, named: str) -> Iterator[None]:
-    """In messages of configuration errors of the block, replaces the field prefix `named` by `field`. Checks that
-    several models share name the policy's field."""
+    """In messages of configuration errors of the block, replaces the field prefix `named` by `field`. Checks that are
+    used for several models write the policy's field."""
     try:
         yield
     except ConfigurationError as error:

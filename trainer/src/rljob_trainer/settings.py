@@ -143,8 +143,8 @@ def run_folder_or_none() -> str | None:
 
 
 def run_state_target() -> tuple[Path, int] | None:
-    """Returns the path of the run state file and the attempt; None if the path is not set. An invalid attempt counts as
-    1, because this is used to report invalid variables."""
+    """Returns the path of the run state file and the attempt; None if the path is not set. The caller uses both to
+    report invalid variables, so an invalid attempt counts as 1."""
     path, attempt = os.environ.get(ENV_RUN_STATE_FILE), os.environ.get(ENV_ATTEMPT, "1")
     return (Path(path).absolute(), int(attempt) if _is_number(attempt) else 1) if path else None
 

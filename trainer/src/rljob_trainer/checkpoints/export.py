@@ -65,8 +65,8 @@ def export_dtype(choice: ExportDtype, source: Path) -> torch.dtype:
     """Returns the dtype of an export of the model in the folder `source`.
 
     For `Auto` this is the dtype with which `from_pretrained` would load the source: the dtype in its config.json,
-    otherwise that of its first weight file. If neither is float32, bfloat16 or float16, or if the controller has no
-    weights of the model (as for models of the hub), it is float32.
+    otherwise that of its first weight file (a model of the hub may have no weights on the controller). In all other
+    cases, and for any other dtype, it is float32.
     """
     if choice is not ExportDtype.AUTO:
         return torch.float32 if choice is ExportDtype.FLOAT32 else torch.bfloat16

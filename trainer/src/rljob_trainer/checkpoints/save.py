@@ -47,7 +47,7 @@ def begin_save(root: Path, step: int, start_number: int, num_bytes: int = 0) -> 
     """Creates the folder of a new checkpoint; only called by the controller.
 
     `num_bytes` is the sum of `num_shard_bytes` over the ranks. It is compared with the free space before anything is
-    written; 0 skips this check. The space of the checkpoints that are kept is needed in addition.
+    written; 0 skips this check. The kept checkpoints need their space in addition.
 
     Raises FencedError, and CheckpointError if there is too little space or if the step is already saved.
     """

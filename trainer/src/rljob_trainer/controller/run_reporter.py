@@ -1,7 +1,7 @@
 """Writes the RunState file, atomically: a reader never sees an incomplete file.
 
-The operator and `rljob run` watch a run through this file. The next attempt does not use it to resume; it reads the
-manifests of the checkpoints.
+The operator and `rljob run` watch a run through this file. To resume, the next attempt reads the manifests of the
+checkpoints, not this file.
 """
 
 from __future__ import annotations

@@ -181,8 +181,8 @@ class TrainingStep:
                 metrics[ADVANTAGE_MEAN] = float(advantages_B[rows.is_trained_B].mean())
         else:
             columns_B = {REWARDS: rollout.rewards_B[rows.order_B], GROUPS: rows.groups_B[rows.order_B]}
-            inputs_B = batch.without([TOKENS]).with_columns(columns_B)
-            batch = batch.union(self.actor.compute_token_advantages(inputs_B, coefficient))
+            token_inputs = batch.without([TOKENS]).with_columns(columns_B)
+            batch = batch.union(self.actor.compute_token_advantages(token_inputs, coefficient))
         if self.plan.algorithm.kl.is_in_reward and rows.has_trained_rows:
             lengths_B = rollout.batch[RESPONSE_LENGTHS][rows.is_trained_B]
             metrics[KL_LOSS] = float(kl_B[rows.is_trained_B].sum() / lengths_B.sum())
