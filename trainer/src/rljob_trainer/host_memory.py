@@ -44,7 +44,7 @@ class HostMemory:
 
     def available_bytes(self) -> int | None:
         """Returns the bytes that the processes of this machine or container can still allocate; None if unknown."""
-        return min([*self._of_machine(), *self._of_groups()], default=None)
+        return min([*self._available_on_machine(), *self._available_in_groups()], default=None)
 
     def keep_freed(self) -> bool:
         """Makes this process keep freed memory for new tensors of its main thread, in which workers compute. Returns
@@ -100,12 +100,12 @@ class HostMemory:
             if _advise(begin, length, mmap.MADV_FREE) and (error := _advise(begin, length, mmap.MADV_DONTNEED)):
                 raise _not_released(length, error)
 
-    def _of_machine(self) -> Iterator[int]:
+    def _available_on_machine(self) -> Iterator[int]:
         text = read_or_empty(self._file_system / "proc/meminfo")
         if found := re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE):
             yield int(found[1]) * 1024
 
-    def _of_groups(self) -> Iterator[int]:
+    def _available_in_groups(self) -> Iterator[int]:
         for folder in control_group_folders("memory", self._file_system):
             for limit_file, use_file in _LIMITS:
                 limit, used = (read_or_empty(folder / name).strip() for name in (limit_file, use_file))

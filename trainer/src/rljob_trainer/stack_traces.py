@@ -186,7 +186,7 @@ def _stacks(process: TracedProcess, start: int, got_signal: bool) -> Stacks:
     wait_channel = _read(folder / "wchan").strip("0\n")
     title = _read(folder / "cmdline").replace("\0", " ").strip()
     if text:
-        innermost_frame, innermost_user_frame = _where(text, process.main_thread)
+        innermost_frame, innermost_user_frame = _innermost_frames(text, process.main_thread)
     else:
         why = NOT_RUNNING.get(state) or ("did not respond" if got_signal else "starting or exiting")
         why = why if state else "no longer running"
@@ -210,7 +210,7 @@ def _stacks(process: TracedProcess, start: int, got_signal: bool) -> Stacks:
     )
 
 
-def _where(text: str, main_thread: int) -> tuple[str, str]:
+def _innermost_frames(text: str, main_thread: int) -> tuple[str, str]:
     """Returns two frames of the main thread: the innermost one, and the innermost one outside of libraries."""
     starts = list(_SECTION.finditer(text))
     ends = [*(start.start() for start in starts[1:]), len(text)][: len(starts)]

@@ -91,7 +91,7 @@ def refuse_hiding_modules(error: Exception) -> None:
         file = vars(module).get("__file__")
         if "." in name or name == "__main__" or not isinstance(file, str) or _is_installed(Path(file)):
             continue
-        if Path(file).is_relative_to(OUR_FOLDER) or not _is_about(error, name, Path(file)):
+        if Path(file).is_relative_to(OUR_FOLDER) or not _comes_from(error, name, Path(file)):
             continue
         is_standard = name in sys.stdlib_module_names
         if is_standard or PathFinder.find_spec(name, libraries) is not None:
@@ -116,7 +116,7 @@ def last_lines(error: BaseException) -> str:
     return "".join(lines).rstrip()
 
 
-def _is_about(error: BaseException | None, name: str, file: Path) -> bool:
+def _comes_from(error: BaseException | None, name: str, file: Path) -> bool:
     """Whether the error or one of its causes comes from the module `name` in `file`: the module or a submodule cannot
     be imported, lacks an attribute, or raised the error itself."""
     files = file.parent if file.name == "__init__.py" else file

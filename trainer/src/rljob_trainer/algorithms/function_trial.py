@@ -32,12 +32,13 @@ from rljob_trainer.errors import AlgorithmFunctionError
 CPU = torch.device("cpu")
 LENGTHS = (5, 3, 1)
 """The number of tokens of each made-up response."""
-SPREADS = (0.1, 0.0)
-"""Differences of new and old log-probabilities to try: within every trust region, and 0 as in a step's first update."""
+LOGPROB_DIFFERENCES = (0.1, 0.0)
+"""Differences of new and old log-probabilities to try: one that is within every trust region, and 0 as in a step's
+first update."""
 TOLERANCE = 1e-4
 
 WITHOUT_TOKENS = "in a trial of a worker without any token; such a worker must call `reduce` like the others"
-ON_SEVERAL = "in a trial with three workers: two that share the rows, and one without any token"
+ON_SEVERAL_WORKERS = "in a trial with three workers: two that share the rows, and one without any token"
 
 
 def try_advantage(estimator: AdvantageEstimator, named: NamedFunction, group_size: int) -> None:
@@ -61,7 +62,7 @@ def try_advantage(estimator: AdvantageEstimator, named: NamedFunction, group_siz
         first, second, nothing = _on_three_workers(_token_inputs(group_size, estimator.needs), group_size)
         with _with_hint(WITHOUT_TOKENS):
             estimator.for_tokens(nothing, OneWorker())
-        with _with_hint(ON_SEVERAL), named.naming_errors():
+        with _with_hint(ON_SEVERAL_WORKERS), named.naming_errors():
             on_three = on_workers([first, second, nothing], estimator.for_tokens)
         distributed_N = torch.cat([each.advantages_N for each in on_three])
         if not torch.allclose(distributed_N, together_N, rtol=TOLERANCE, atol=TOLERANCE):
@@ -79,7 +80,7 @@ def try_loss(loss: PolicyLoss, named: NamedFunction) -> None:
     if loss.whole_pass is not None:
         with _with_hint(WITHOUT_TOKENS):
             loss.whole_pass(_whole_inputs(_loss_inputs((), 0.0, loss)), OneWorker())
-    for spread in SPREADS:
+    for spread in LOGPROB_DIFFERENCES:
         inputs = _loss_inputs(LENGTHS, spread, loss)
         if loss.whole_pass is not None:
             inputs = replace(inputs, whole=loss.whole_pass(_whole_inputs(inputs), OneWorker()))

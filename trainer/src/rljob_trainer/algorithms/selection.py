@@ -91,8 +91,8 @@ def drawn_keys(rollout_logprobs_N: Tensor, segments: Segments, positions_C: Tens
     ends_B = segments.lengths_B.cumsum(0)
     rows_C = torch.searchsorted(ends_B, positions_C, right=True)
     within_C = positions_C - (ends_B - segments.lengths_B)[rows_C]
-    row_hashes_B = _mixed(sums_B.view(torch.int64).clone())
-    return (_mixed(row_hashes_B[rows_C] + within_C) >> 32) + (1 << 31)
+    row_hashes_B = _hashed(sums_B.view(torch.int64).clone())
+    return (_hashed(row_hashes_B[rows_C] + within_C) >> 32) + (1 << 31)
 
 
 def _largest_here(values_N: Tensor, num_wanted: int) -> Tensor:
@@ -104,7 +104,7 @@ def _largest_here(values_N: Tensor, num_wanted: int) -> Tensor:
     return (values_N >= last).nonzero().squeeze(1)
 
 
-def _mixed(values_C: Tensor) -> Tensor:
+def _hashed(values_C: Tensor) -> Tensor:
     """Hashes the values one to one, in place. Source: the finalizer of SplitMix64 (Steele, Lea and Flood 2014,
     doi 10.1145/2660193.2660195)."""
     values_C.bitwise_xor_(_shifted(values_C, 30)).mul_(-0x40A7B892E31B1A47)

@@ -39,12 +39,12 @@ def balanced_partitions(lengths: Sequence[int] | npt.NDArray[np.integer], num_pa
         raise DataError(f"balanced_partitions: lengths must not be negative (seen: {given.min()})")
     if given.sum(dtype=np.float64) >= MAX_SUM:
         raise DataError(f"balanced_partitions: the sum of lengths must be below 2^63 (seen: up to {given.max()} each)")
-    items = _each_to_the_emptiest(given.astype(np.int64), num_partitions)
+    items = _greedy_assignment(given.astype(np.int64), num_partitions)
     _exchange(items, given.astype(np.int64))
     return [sorted(row) for row in items.tolist()]
 
 
-def _each_to_the_emptiest(lengths: npt.NDArray[np.int64], num_partitions: int) -> npt.NDArray[np.int64]:
+def _greedy_assignment(lengths: npt.NDArray[np.int64], num_partitions: int) -> npt.NDArray[np.int64]:
     """[num_partitions, items]: assigns each item to the partition with the smallest sum that has room (Graham's
     rule)."""
     capacity = len(lengths) // num_partitions

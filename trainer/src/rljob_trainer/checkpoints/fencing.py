@@ -62,7 +62,7 @@ def announce_start(root: Path, start_number: int) -> None:
         accepted=tuple(folder.name for folder in accepted),
         started_at=timestamp_now(),
     )
-    path = _path(root, start_number)
+    path = _start_file(root, start_number)
     with storage_errors(root, "announcing a start"):
         make_folder(path.parent)
         try:
@@ -82,7 +82,7 @@ def accept_up_to(root: Path, start_number: int, resumed_from: CheckpointFolder |
     Raises FencedError if a later start exists.
     """
     refuse_if_fenced(root, start_number)
-    path = _path(root, start_number)
+    path = _start_file(root, start_number)
     record, _ = read_sealed(path, StartRecord)
     visible = visible_checkpoints(root, start_number)
     accepted = tuple(folder.name for folder in visible if resumed_from and folder <= resumed_from)
@@ -97,13 +97,13 @@ def name_of_resumed(root: Path, start_number: int) -> str | None:
     `accept_up_to`.
 
     Raises CheckpointError if the start's file is damaged."""
-    accepted = _read(root, start_number)
+    accepted = _accepted_names(root, start_number)
     return accepted[0] if accepted else None
 
 
 def refuse_if_fenced(root: Path, start_number: int) -> None:
     """Raises FencedError if a later start exists."""
-    newest = max(_started(root), default=0)
+    newest = max(_start_numbers(root), default=0)
     if newest > start_number:
         raise FencedError(
             f"{root}: a newer start of the trainer exists (start {newest}), so this one (start {start_number}) may no "
@@ -117,7 +117,9 @@ def visible_checkpoints(root: Path, start_number: int) -> list[CheckpointFolder]
     Raises FencedError if a later start exists, CheckpointError if the list of a start is damaged.
     """
     refuse_if_fenced(root, start_number)
-    accepted = {number: set(_read(root, number)) for number in _started(root) if _has_list(root, number)}
+    accepted = {
+        number: set(_accepted_names(root, number)) for number in _start_numbers(root) if _has_list(root, number)
+    }
     return [
         folder
         for folder in list_checkpoint_folders(root)
@@ -143,25 +145,25 @@ def timestamp_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _started(root: Path) -> Iterator[int]:
+def _start_numbers(root: Path) -> Iterator[int]:
     folder = root / STARTS_FOLDER
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     matches = [_FILE_PATTERN.fullmatch(name) for name in names]
     return (int(match[1]) for match in matches if match)
 
 
-def _path(root: Path, start_number: int) -> Path:
+def _start_file(root: Path, start_number: int) -> Path:
     return root / STARTS_FOLDER / f"{start_number:04d}.json"
 
 
 def _has_list(root: Path, start_number: int) -> bool:
     # An empty file means that the start ended while it was announcing itself (see `create_absent`), before it saved
     # anything.
-    return _path(root, start_number).stat().st_size > 0
+    return _start_file(root, start_number).stat().st_size > 0
 
 
-def _read(root: Path, start_number: int) -> tuple[str, ...]:
-    path = _path(root, start_number)
+def _accepted_names(root: Path, start_number: int) -> tuple[str, ...]:
+    path = _start_file(root, start_number)
     try:
         return read_sealed(path, StartRecord)[0].accepted
     except DamagedError as error:

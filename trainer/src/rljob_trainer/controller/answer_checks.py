@@ -136,7 +136,7 @@ class AnswerParser:
         outcomes |= self._outcomes(again)
         for key, row in new.items():
             if _is_lack_of_resources(outcomes[key]) and not (may_blame_answers and self._can_score()):
-                raise ResourceError(self._lack_text(row, outcomes[key]))
+                raise ResourceError(self._no_resources_message(row, outcomes[key]))
         self._reasons |= {key: self._reason(row, outcomes[key]) for key, row in new.items()}
 
     def why_unscorable(self, row: PromptRow) -> str | None:
@@ -164,7 +164,7 @@ class AnswerParser:
         what = first_line.removeprefix("raised ").removeprefix("ValueError: ")
         return f"{_seen(row)}, which cannot be scored: {excerpt(what, MAX_REASON_CHARACTERS)}"
 
-    def _lack_text(self, row: PromptRow, outcome: RewardOutcome) -> str:
+    def _no_resources_message(self, row: PromptRow, outcome: RewardOutcome) -> str:
         return (
             f"{self._where}: checking the answer {_seen(row)} ({row.location}) failed twice, because the scorer "
             f"{excerpt(outcome.detail, MAX_REASON_CHARACTERS)}; probably the trainer is out of memory: give it more "

@@ -82,7 +82,7 @@ def critic_model(
     return location
 
 
-def model_reward(spec: RLJobSpec) -> tuple[str, Reward, RewardModel] | None:
+def reward_with_model(spec: RLJobSpec) -> tuple[str, Reward, RewardModel] | None:
     """Returns the reward of type RewardModel, if there is one, with the prefix of its field paths."""
     for index, reward in enumerate(spec.training.rewards):
         if reward.reward_model is not None:
@@ -101,7 +101,7 @@ def scoring_model(
     """Finds and checks the reward model; None if the job has none. Raises ConfigurationError if the model cannot be
     read, has no score head or several labels, cannot be split over its GPUs, or has a chat template that rejects the
     prompts."""
-    found = model_reward(spec)
+    found = reward_with_model(spec)
     if found is None:
         return None
     field, reward, named = found

@@ -71,7 +71,7 @@ class DynamicSampling:
         while (num_kept := int(is_kept_G.sum())) < num_wanted and num_rounds < resolved_value(self.settings.max_rounds):
             num_fresh = num_fresh_prompts(num_wanted, num_kept, len(is_kept_G), self.multiple)
             found = generate(self.cursor.next_batch(num_fresh), len(is_kept_G))
-            everything = _joined(everything, found)
+            everything = _concatenated(everything, found)
             is_kept_G = torch.cat([is_kept_G, self._is_kept(found)])
             num_rounds += 1
         num_returned = 0
@@ -83,7 +83,7 @@ class DynamicSampling:
             raise BatchNotFullError(self._not_full(step, num_wanted, is_kept_G, everything))
         else:
             taken = spread_groups(is_kept_G, num_wanted, self.plan.rows_per_update // self.group_size)
-        batch = _at_groups(everything, taken, self.group_size)
+        batch = _rows_of_groups(everything, taken, self.group_size)
         return StepRows.of(
             self.plan,
             batch,
@@ -137,12 +137,12 @@ def spread_groups(is_kept_G: torch.Tensor, num_wanted: int, groups_per_update: i
     return taken.view(groups_per_update, -1).T.flatten()
 
 
-def _joined(first: Rollout, second: Rollout) -> Rollout:
+def _concatenated(first: Rollout, second: Rollout) -> Rollout:
     prompts = (*first.prompts, *second.prompts)
     return Rollout(prompts, DataProto.concat([first.batch, second.batch]), first.weights)
 
 
-def _at_groups(rollout: Rollout, groups: torch.Tensor, group_size: int) -> Rollout:
+def _rows_of_groups(rollout: Rollout, groups: torch.Tensor, group_size: int) -> Rollout:
     rows_B = (groups[:, None] * group_size + torch.arange(group_size)).flatten()
     prompts = tuple(rollout.prompts[row] for row in rows_B.tolist())
     return Rollout(prompts, rollout.batch.rows(rows_B), rollout.weights)

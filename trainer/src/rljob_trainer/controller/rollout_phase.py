@@ -69,7 +69,7 @@ MODEL_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_TURN_BEGINNINGS)
 
 
 @dataclass(frozen=True)
-class ModelReward:
+class RewardModelWorkers:
     """The reward model's worker group."""
 
     group: RewardModelGroup
@@ -173,7 +173,7 @@ class RolloutPhase:
         weights: Mapping[str, float],
         timer: PhaseTimer,
         stop: StopRequest,
-        model_reward: ModelReward | None = None,
+        model_reward: RewardModelWorkers | None = None,
     ) -> None:
         self.hybrid = hybrid
         self.reward = reward

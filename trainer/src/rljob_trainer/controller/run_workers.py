@@ -21,7 +21,7 @@ from rljob_trainer.controller.model_roles import (
     num_data_ranks_of,
     placed_roles,
 )
-from rljob_trainer.controller.rollout_phase import ModelReward
+from rljob_trainer.controller.rollout_phase import RewardModelWorkers
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.ray_session import ShippedCode, cluster_resources, ray_session
 from rljob_trainer.groups.shared_folders import check_shared
@@ -71,7 +71,7 @@ class Workers:
     reward: RewardGroup
     reference: ReferenceGroup | None
     critic: CriticGroup | None
-    scoring_model: ModelReward | None
+    scoring_model: RewardModelWorkers | None
     num_devices: int
     processes: Mapping[str, WorkerProcesses]
     """By pool."""
@@ -152,7 +152,7 @@ def started_workers(
             reward=groups[REWARD].seen_as(RewardGroup),
             reference=groups[REFERENCE].seen_as(ReferenceGroup) if REFERENCE in groups else None,
             critic=groups[CRITIC].seen_as(CriticGroup) if CRITIC in groups else None,
-            scoring_model=_model_reward(job, models.reward, groups),
+            scoring_model=_reward_model_workers(job, models.reward, groups),
             num_devices=num_workers,
             processes={group.pool: processes for group, _, processes in started},
         )
@@ -165,14 +165,14 @@ def _environment(job: TrainerJob, settings: Settings, device_type: str) -> dict[
     return variables | {ENV_RUN_FOLDER: str(settings.run_folder)}
 
 
-def _model_reward(
+def _reward_model_workers(
     job: TrainerJob, scored: ScoringModel | None, groups: Mapping[str, WorkerGroup]
-) -> ModelReward | None:
+) -> RewardModelWorkers | None:
     if scored is None:
         return None
     columns = TOKEN_COLUMNS if scored.settings.reads_tokens else TEXT_COLUMNS
     group = groups[REWARD_MODEL].seen_as(RewardModelGroup)
-    return ModelReward(group, columns, num_data_ranks_of(job.spec, REWARD_MODEL))
+    return RewardModelWorkers(group, columns, num_data_ranks_of(job.spec, REWARD_MODEL))
 
 
 def shipped_code(settings: Settings) -> ShippedCode | None:

@@ -89,7 +89,7 @@ class StepRows:
         marked = self.rollout.batch.only(TOKEN_COLUMNS).with_columns({IS_TRAINED: is_read_B})
         return marked.reorder(self.order_B) if self.plan.num_data_ranks > 1 else marked
 
-    def drawn(self, batch: DataProto, rows_B: torch.Tensor) -> tuple[DataProto, StepRows]:
+    def with_rows_replaced(self, batch: DataProto, rows_B: torch.Tensor) -> tuple[DataProto, StepRows]:
         """Replaces each row i by row `rows_B[i]` and redistributes the rows across workers. Returns the new batch for
         the workers and the new rows."""
         positions_B = self.order_B.argsort()[rows_B]

@@ -108,7 +108,7 @@ class TrainingStep:
 
     def _run(self, prompts: Sequence[PromptRow], step: int) -> tuple[Rollout, dict[str, float]]:
         rows = self._generated(prompts, step)
-        batch = self._with_passes(rows.distributed_batch(), step)
+        batch = self._with_forward_passes(rows.distributed_batch(), step)
         rows.rollout = self.rollout.scored(rows.rollout)
         batch, of_advantages = self._with_advantages(batch, rows)
         batch, rows, of_filtration = self._filtered(batch, rows, step)
@@ -129,16 +129,16 @@ class TrainingStep:
         background."""
         if self.dynamic_sampling is not None:
             return self.dynamic_sampling.filled(
-                prompts, step, lambda fresh, num_drawn: self.rollout.scored(self._begun(fresh, step, num_drawn))
+                prompts, step, lambda fresh, num_drawn: self.rollout.scored(self._begin_rollout(fresh, step, num_drawn))
             )
-        rollout = self._begun(prompts, step)
+        rollout = self._begin_rollout(prompts, step)
         if not self.plan.algorithm.drop_zero_variance_groups:
             return StepRows.of(self.plan, rollout, torch.ones(len(rollout.prompts), dtype=torch.bool))
         rollout = self.rollout.scored(rollout)
         groups_B = torch.arange(len(rollout.prompts)) // self.plan.group_size
         return StepRows.of(self.plan, rollout, rollout.has_reward_variance(groups_B, by_name=self.compares_by_name))
 
-    def _begun(self, prompts: Sequence[PromptRow], step: int, num_drawn: int = 0) -> Rollout:
+    def _begin_rollout(self, prompts: Sequence[PromptRow], step: int, num_drawn: int = 0) -> Rollout:
         """Generates responses to these prompts and starts their scoring. `num_drawn`: prompts drawn before in this
         step. A prompt's seeds depend on its number in the step, not on the round in which it is drawn."""
         plan, first = self.plan, num_drawn * self.plan.group_size
@@ -149,7 +149,7 @@ class TrainingStep:
             prompts, plan.group_size, plan.sampling, seeds_B, syncs=syncs, with_greedy=with_greedy
         )
 
-    def _with_passes(self, batch: DataProto, step: int) -> DataProto:
+    def _with_forward_passes(self, batch: DataProto, step: int) -> DataProto:
         """Adds the required log-probabilities and values to the batch. During the critic's warm-up only those that
         advantages and rewards need are computed."""
         inputs, calls = batch.only(FORWARD_COLUMNS), dict[str, Callable[[], PendingResult[DataProto]]]()
@@ -217,7 +217,9 @@ class TrainingStep:
         scores_B = rows.rollout.batch[SCORES]
         drawn_B = filtered_rows(filtration, scores_B, rows.groups_B, rows.is_trained_B, seed, step)
         trained_B = drawn_B[rows.is_trained_B]
-        return *rows.drawn(batch, drawn_B), {DISTINCT_FRACTION: len(set(trained_B.tolist())) / len(trained_B)}
+        return *rows.with_rows_replaced(batch, drawn_B), {
+            DISTINCT_FRACTION: len(set(trained_B.tolist())) / len(trained_B)
+        }
 
     def _updated(self, batch: DataProto, rows: StepRows, step: int) -> dict[str, float]:
         """Updates critic and actor; returns the metrics of both."""
