@@ -68,11 +68,11 @@ def check_positions(where: str, positions: Sequence[MeshPosition]) -> None:
         )
     if lost := [each.data_rank for each in positions if each.data_rank not in range(num_data_ranks)]:
         raise DispatchError(f"{where}: ranks have data ranks {lost} (there are: 0 to {num_data_ranks - 1})")
-    returning = sorted(position.data_rank for position in positions if position.is_collected)
-    if returning != list(range(num_data_ranks)):
+    collected = sorted(position.data_rank for position in positions if position.is_collected)
+    if collected != list(range(num_data_ranks)):
         raise DispatchError(
             f"{where}: exactly one rank must return the result of each of {num_data_ranks} data ranks (seen: "
-            f"{returning})"
+            f"{collected})"
         )
 
 
