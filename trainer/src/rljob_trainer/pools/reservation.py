@@ -38,8 +38,8 @@ POLL_SECONDS = 0.25
 REPORT_SECONDS = 4.0
 LEAST_GRANT_SECONDS = 0.5
 GRANT_SECONDS = 2.0
-"""How long to wait until Ray grants a reservation. Ray grants free resources within milliseconds. If it has not done so
-after this time, another program was faster, and the search is repeated."""
+"""Ray grants free resources within milliseconds. After this time, another program was faster, and the search is
+repeated."""
 NODE_LABEL = "ray.io/node-id"
 
 
