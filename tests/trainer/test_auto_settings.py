@@ -23,7 +23,7 @@ from rljob_trainer.controller.auto_settings import (
     resolved_spec,
     selected_engine,
 )
-from rljob_trainer.controller.hub_models import at_kept_commit, hub_model_of
+from rljob_trainer.controller.hub_models import at_saved_commit, hub_model_of
 from rljob_trainer.engines.rollout.select import MIN_STEPS_TO_COMPILE, check_build, select_lora_sync
 from rljob_trainer.errors import ConfigurationError, TrainerError
 
@@ -199,15 +199,15 @@ def hub_model(revision: str | None, source: str = "Qwen/Qwen3-0.6B") -> Model:
 
 def test_a_model_of_the_hub_stays_at_its_first_commit(caplog: pytest.LogCaptureFixture) -> None:
     for job_spec in (hub_model(None), hub_model("main")):
-        assert at_kept_commit(job_spec, None) == job_spec
+        assert at_saved_commit(job_spec, None) == job_spec
         first = resolve_auto(spec("Never"), "cpu", None, hub_model_of(job_spec, hub_model("c1")))
         # The branch has moved since.
-        assert at_kept_commit(job_spec, first.hub_model) == hub_model("c1")
+        assert at_saved_commit(job_spec, first.hub_model) == hub_model("c1")
         assert resolve_auto(spec("Never"), "cpu", first, hub_model_of(job_spec, hub_model("c1"))) == first
         assert resolved_spec(spec("Never"), first).training.model.revision == "c1"
         # The model that the job names now is used, and another repository has other commits.
-        assert at_kept_commit(hub_model("c2"), first.hub_model) == hub_model("c2")
-        assert at_kept_commit(hub_model(None, "Qwen/Qwen3-8B"), first.hub_model) == hub_model(None, "Qwen/Qwen3-8B")
+        assert at_saved_commit(hub_model("c2"), first.hub_model) == hub_model("c2")
+        assert at_saved_commit(hub_model(None, "Qwen/Qwen3-8B"), first.hub_model) == hub_model(None, "Qwen/Qwen3-8B")
     assert caplog.text == ""
     resolve_auto(spec("Never"), "cpu", first, hub_model_of(hub_model("c2"), hub_model("c2")))
     assert "spec.training.model is Qwen/Qwen3-0.6B at commit c2, " in caplog.text
