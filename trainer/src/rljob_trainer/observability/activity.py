@@ -21,7 +21,7 @@ Clock = Callable[[], float]
 
 
 class Activity:
-    """The progress of this process. `tell` is cheap if nothing needs to be written."""
+    """The progress of this process. `report_activity` is cheap if nothing needs to be written."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -53,7 +53,7 @@ class ActivityWatch:
     def __init__(self, log_folder: Path, report_progress: Callable[[str], None], clock: Clock = time.monotonic) -> None:
         """`report_progress` is called with the newest line and the name of its worker."""
         self._log_folder = log_folder
-        self._got_further = report_progress
+        self._report_progress = report_progress
         self._clock = clock
         self._looked_at = clock()
         self._newest = self._newest_file()[0]
@@ -69,7 +69,7 @@ class ActivityWatch:
             return
         self._newest = written_at
         with suppress(OSError):
-            self._got_further(f"{file.stem}: {file.read_text(encoding='utf-8', errors='replace')[:100]}")
+            self._report_progress(f"{file.stem}: {file.read_text(encoding='utf-8', errors='replace')[:100]}")
 
     def _newest_file(self) -> tuple[int, Path | None]:
         newest: tuple[int, Path | None] = (0, None)

@@ -59,7 +59,7 @@ class AttentionPlan:
 def choose_attention(config: PreTrainedConfig) -> AttentionPlan:
     """The plan for a causal language model, from its configuration and class.
 
-    Incompatibilities that neither shows are found by the check of `acceptance`."""
+    Incompatibilities that neither shows are found by the check of `logprob_parity`."""
     text = config.get_text_config()
     limit = _rope_limit(text)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

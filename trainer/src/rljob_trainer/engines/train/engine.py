@@ -70,7 +70,7 @@ class TrainEngine:
 
     def __init__(self, settings: TrainEngineSettings) -> None:
         """Collective. Raises ConfigurationError if the folder has no usable model, or if this engine does not compute
-        the model's log-probabilities correctly (see `acceptance`)."""
+        the model's log-probabilities correctly (see `logprob_parity`)."""
         if settings.compute_dtype == torch.bfloat16 and settings.device.type == "cuda":
             check_bfloat16(settings.device)
         self.settings = settings
@@ -80,7 +80,7 @@ class TrainEngine:
         self.data_group = self.meshes.data_group
         sequence_group = self.meshes.sequence_group
         self.sequence_ranks = None if sequence_group is None else SequenceRanks.of(sequence_group)
-        # The check of `acceptance` runs in float32, whatever the dtype of later passes is.
+        # The check of `logprob_parity` runs in float32, whatever the dtype of later passes is.
         self.model = self._sharded(torch.float32)
         materialize(self.model, settings.device)
         load_weights(self.model, self.language_model, settings.model_folder, NAME_PREFIX, settings.head)
@@ -360,7 +360,7 @@ class TrainEngine:
 
     @torch.no_grad()
     def _reference_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The log-probabilities (or values) by the module's own forward pass, for the check of `acceptance`."""
+        """The log-probabilities (or values) by the module's own forward pass, for the check of `logprob_parity`."""
         on_device = [row.to(self.device) for row in rows]
         asked = micro_batching.own_logprobs if self.settings.head is Head.TOKENS else micro_batching.own_values
         return [each.cpu() for each in self.model(partial(asked, on_device)) if each is not None]

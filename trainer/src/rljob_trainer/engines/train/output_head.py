@@ -1,8 +1,8 @@
 """From a decoder's hidden states to logits: what a model's forward pass does besides multiplying by the head's weight.
 
-Anything that is not handled here is found by the check of `acceptance`. Critics and reward models have another head: a
-linear layer with one output. It has the name of transformers' classifier heads, so that classifiers can be loaded and
-exports are classifiers.
+Anything that is not handled here is found by the check of `logprob_parity`. Critics and reward models have another
+head: a linear layer with one output. It has the name of transformers' classifier heads, so that classifiers can be
+loaded and exports are classifiers.
 """
 
 from __future__ import annotations
