@@ -50,7 +50,9 @@ class EchoWorker(Worker):
     def mesh_position(self, mesh: str) -> MeshPosition:
         """See Worker.mesh_position."""
         if mesh == TENSOR_PARALLEL_MESH:
-            return mesh_position(self.context.rank, {"dp": self.context.world_size // 2, "tp": 2}, answers={"tp": 1})
+            return mesh_position(
+                self.context.rank, {"dp": self.context.world_size // 2, "tp": 2}, collected_at={"tp": 1}
+            )
         return super().mesh_position(mesh)
 
     @register(Dispatch.ONE_TO_ALL)

@@ -111,8 +111,8 @@ class WorkerGroup:
         except DispatchError as error:
             raise DispatchError(f"{where}: {registration.dispatch}: {error}") from None
         is_passed_on = mode.can_chain and not call.num_padded_rows and not registration.blocking
-        answering = _answering(positions, call) if is_passed_on else ()
-        kept = self._processes.cached_call(self._ranks[rank] for rank in answering) if answering else None
+        collected_ranks = _collected_ranks(positions, call) if is_passed_on else ()
+        kept = self._processes.cached_call(self._ranks[rank] for rank in collected_ranks) if collected_ranks else None
         ranks = self._processes.start(
             self._role, method, call, _returns(mode, registration, positions, call), self._ranks, kept
         )
@@ -127,7 +127,9 @@ class WorkerGroup:
         if registration.blocking:
             return Pending(ranks, gather).result()
         handles = self._processes.handles
-        parts = [ResultArgument(ranks.references[rank], kept, handles[self._ranks[rank]]) for rank in answering if kept]
+        parts = [
+            ResultArgument(ranks.references[rank], kept, handles[self._ranks[rank]]) for rank in collected_ranks if kept
+        ]
         return Pending(ranks, gather, tuple(parts))
 
     def _split(self, mode: DispatchMode, positions: list[MeshPosition], arguments: Arguments) -> SplitCall:
@@ -195,7 +197,7 @@ def _returns(
     return {rank: kept if positions[rank].is_collected else Returns.NOTHING for rank in call.share_of_rank}
 
 
-def _answering(positions: list[MeshPosition], call: SplitCall) -> tuple[int, ...]:
+def _collected_ranks(positions: list[MeshPosition], call: SplitCall) -> tuple[int, ...]:
     """Returns for each data rank the rank that returns its result."""
     ranks = [rank for rank in call.share_of_rank if positions[rank].is_collected]
     return tuple(sorted(ranks, key=lambda rank: positions[rank].data_rank))
