@@ -207,12 +207,12 @@ def _counted(
 ) -> Callable[[str], torch.Tensor]:
     numbers = itertools.count(1)
 
-    def read_and_tell(name: str) -> torch.Tensor:
+    def read_and_report(name: str) -> torch.Tensor:
         tensor = read(name)
         on_progress(next(numbers), num_tensors)
         return tensor
 
-    return read_and_tell
+    return read_and_report
 
 
 def _write_weights(

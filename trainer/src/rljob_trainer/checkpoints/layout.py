@@ -238,9 +238,9 @@ def status_of(folder: Path, manifest: Manifest, digest: str) -> CheckpointStatus
 def warn_of_unknown_fields(what: str, places: tuple[str, ...]) -> None:
     """Logs, once per field, the fields of a document that this version does not know and has ignored."""
     for name in sorted({_INDEX.sub("[]", place) for place in places}):
-        _tell_once(what, name)
+        _log_once(what, name)
 
 
 @cache
-def _tell_once(what: str, name: str) -> None:
+def _log_once(what: str, name: str) -> None:
     log.warning("%s: %s is not known to this version and is ignored; a newer version wrote it", what, name)

@@ -111,7 +111,7 @@ def reserve(
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise ResourceError(timeout_text(needs, nodes, _holders(), timeout_seconds))
-            progress.tell(nodes)
+            progress.report_waiting(nodes)
             time.sleep(min(POLL_SECONDS, remaining))
     except BaseException:
         attempt.withdraw()
@@ -139,7 +139,7 @@ class _Progress:
         self.report = report
         self.next = 0.0
 
-    def tell(self, nodes: Sequence[ClusterNode]) -> None:
+    def report_waiting(self, nodes: Sequence[ClusterNode]) -> None:
         """Reports, unless the last report is too recent."""
         now = time.monotonic()
         if now >= self.next:
@@ -215,7 +215,7 @@ class _Attempt:
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
             if pause == 0.1:
-                self.progress.tell(cluster_nodes())
+                self.progress.report_waiting(cluster_nodes())
         return True
 
 
