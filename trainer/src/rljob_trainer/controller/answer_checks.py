@@ -25,7 +25,7 @@ from rljob_trainer.control_groups import num_usable_cores
 from rljob_trainer.datasets.prompts import DATASET, EVALUATION_DATASET, PromptRow
 from rljob_trainer.errors import DatasetError, ResourceError
 from rljob_trainer.rewards.answer_values import why_unusable
-from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, excerpt
+from rljob_trainer.rewards.base import MACHINE_ERRORS, RewardOutcome, RewardRequest, RewardStatus, excerpt
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.workers.reward import RewardSettings, ScorerSettings
 
@@ -233,8 +233,9 @@ def _reads_answers(scorer: ScorerSettings) -> bool:
 
 
 def _is_lack_of_resources(outcome: RewardOutcome) -> bool:
-    """Whether the scoring process died or ran out of memory, which is probably not the answer's fault."""
-    return outcome.has_died or outcome.detail.startswith("raised MemoryError")
+    """Whether the scoring process died, ran out of memory or could not read a file, which is probably not the answer's
+    fault."""
+    return outcome.has_died or outcome.detail.startswith(tuple(f"raised {error.__name__}" for error in MACHINE_ERRORS))
 
 
 def _may_succeed_later(outcome: RewardOutcome) -> bool:

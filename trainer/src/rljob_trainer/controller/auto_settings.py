@@ -55,8 +55,8 @@ def resolve_auto(
     `local_model`: the fingerprint of a local one. `has_experts`: whether the model has experts, which matters only for
     adapters.
 
-    Raises ConfigurationError if the rollout engine is not installed, cannot compile, does not support adapters or
-    tensor parallelism, and if the job's adapters do not match those of the checkpoint."""
+    Raises ConfigurationError if the rollout engine is not installed, cannot compile, or does not support adapters or
+    tensor parallelism."""
     dtype = spec.training.model.dtype
     if dtype is Dtype.AUTO:
         chosen = Dtype.BFLOAT16 if device_type == "cuda" else Dtype.FLOAT32
@@ -64,7 +64,6 @@ def resolve_auto(
     elif saved and dtype is not saved.dtype:
         log.warning("spec.training.model.dtype is %s, but the checkpoint was trained in %s", dtype, saved.dtype)
     engine = selected_engine(spec, saved)
-    refuse_other_adapters(spec, saved, hub_model, local_model)
     lora = _resolved_lora(spec, engine, device_type, saved, has_experts=has_experts)
     before = saved.hub_model if saved else None
     if before and (hub_model is None or hub_model.revision != before.revision):

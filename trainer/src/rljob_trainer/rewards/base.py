@@ -14,6 +14,8 @@ MAX_FOUND_CHARACTERS = 200
 """The maximum length of the answer found in a response: enough for any answer, and samples stay short."""
 MAX_SCORE = 3.4028234663852886e38
 """The largest finite float32."""
+MACHINE_ERRORS = (MemoryError, OSError, ImportError)
+"""Errors that no response causes, such as a disk from which a library cannot be read. The response is not wrong."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rljob_trainer.rewards.answer_values import why_unusable
-from rljob_trainer.rewards.base import RewardRequest, Scored, Scorer
+from rljob_trainer.rewards.base import MACHINE_ERRORS, RewardRequest, Scored, Scorer
 from rljob_trainer.rewards.final_answer import find_answer, reference_answer
 from rljob_trainer.rewards.math_text import undecorated
 from rljob_trainer.rewards.math_values import Choice, Expression, Listing, Value, Words, is_choice_letter, read_value
@@ -58,7 +58,7 @@ class MathAnswerScorer:
                     request.response, is_choice=isinstance(expected, Choice), is_words=isinstance(expected, Words)
                 )
                 return Scored(1.0 if given is not None and are_equal(expected, given) else 0.0, found)
-            except MemoryError:
+            except MACHINE_ERRORS:
                 raise
             except Exception as error:
                 # A response must never end the run. If it cannot be parsed, it counts as wrong.

@@ -85,7 +85,7 @@ REWARDS = "rewards"
 """[B] float32: the score, for estimators that work on tokens."""
 GROUPS = "groups"
 """[B] int64: equal for responses to the same prompt, for estimators that work on tokens."""
-IS_TRAINED = "is_learned"
+IS_TRAINED = "is_trained"
 """[B] bool: whether the response is trained on. Other responses need no forward pass and count in no mean."""
 
 

@@ -250,8 +250,19 @@ class VllmEngine(AdapterEngine):
             policy_versions=(self.policy_version,) * len(token_ids),
             text=text.text,
             plain_text=text.plain,
-            finish_reason=FinishReason.LENGTH if completion.finish_reason == "length" else FinishReason.STOP,
+            finish_reason=finish_reason_of(completion.finish_reason),
         )
+
+
+def finish_reason_of(reason: str | None) -> FinishReason:
+    """Why a response ended, from vLLM's own word for it. Raises ResourceError for a response that vLLM has broken off
+    (`error`, `abort`): training on it would teach the policy to stop there."""
+    if reason not in list(FinishReason):
+        raise ResourceError(
+            f"spec.training.rollout.engine: vLLM did not complete a response (finish reason: {reason}); see the "
+            "worker's log"
+        )
+    return FinishReason(reason)
 
 
 def sampling_parameters(sampling: SamplingSettings, seed: int | None) -> SamplingParams:
@@ -333,7 +344,8 @@ def _forget_packed_experts(model: torch.nn.Module) -> None:
 
 def _start_error(error: Exception, settings: VllmSettings) -> Exception:
     text = str(error) or type(error).__name__
-    if "memory" in text.lower():
+    # vLLM 0.32.0 has no error class of its own for this. `test_memory_shortage.py` fails if its messages change.
+    if isinstance(error, torch.OutOfMemoryError) or "memory" in text.lower():
         kind = HostMemoryError if settings.device_type == "cpu" else DeviceMemoryError
         return kind(
             f"spec.training.rollout: vLLM does not have enough memory ({text}); change cpuKvCache on CPUs (now "

@@ -271,7 +271,7 @@ class TrainEngine:
             ACTIVITY.report_activity("micro-batches", number, len(micro_batches))
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             with scoring(self.adapted_layers, with_adapters=with_adapters):
-                found = self.model(partial(micro_batching.columns, micro_batch, request))
+                found = self.model(partial(TokenModel.columns, micro_batch=micro_batch, request=request))
             outputs.append([each for each in found if each is not None])
         MEMORY.sample()
         if self.optimizer is None:
@@ -300,7 +300,7 @@ class TrainEngine:
                 self.model.set_requires_all_reduce(is_last)  # type: ignore[operator]
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             counts_LE, used_LE, probabilities_E, *columns = self.model(
-                partial(micro_batching.routed_columns, micro_batch, request)
+                partial(TokenModel.routed_columns, micro_batch=micro_batch, request=request)
             )
             value = loss(micro_batch, columns)
             if counts_LE is not None:
@@ -346,7 +346,7 @@ class TrainEngine:
             ACTIVITY.report_activity("micro-batches", number, len(micro_batches))
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             with scoring(self.adapted_layers, with_adapters=True):
-                use = self.model(partial(micro_batching.router_use, micro_batch))
+                use = self.model(partial(TokenModel.router_use, micro_batch=micro_batch))
             if not use:
                 raise ConfigurationError(
                     f"spec.training.model.source: {type(self.language_model).__name__} returns no router logits for "
@@ -361,10 +361,10 @@ class TrainEngine:
 
     @torch.no_grad()
     def _reference_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The log-probabilities (or values) by the module's own forward pass, for `check_logprob_parity`."""
+        """The log-probabilities (or values) by the module's own forward pass, for the check of `logprob_parity`."""
         on_device = [row.to(self.device) for row in rows]
-        run = micro_batching.own_logprobs if self.settings.head is Head.TOKENS else micro_batching.own_values
-        return [each.cpu() for each in self.model(partial(run, on_device)) if each is not None]
+        asked = TokenModel.own_logprobs if self.settings.head is Head.TOKENS else TokenModel.own_values
+        return [each.cpu() for each in self.model(partial(asked, rows=on_device))]
 
     @torch.no_grad()
     def _engine_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -374,7 +374,7 @@ class TrainEngine:
         request = LogprobRequest(1.0) if self.settings.head is Head.TOKENS else ValueRequest(by_probe=True)
         # In the mode of later passes, because some models use random numbers in training mode.
         self.model.train(self.settings.optimizer is not None)
-        found_N, *_ = self.model(partial(micro_batching.columns, micro_batch, request))
+        found_N, *_ = self.model(partial(TokenModel.columns, micro_batch=micro_batch, request=request))
         self.model.eval()
         return torch.split_with_sizes(found_N.cpu(), batch.response_lengths)
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +33,7 @@ class AuxiliaryLoss:
     coefficient: float
 
 
-@dataclass(frozen=True)
-class RouterUse:
+class RouterUse(NamedTuple):
     """How the routers distribute some tokens. All fields are sums, so the values of several parts of a batch can be
     added."""
 

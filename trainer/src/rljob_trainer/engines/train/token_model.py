@@ -75,19 +75,19 @@ class TokenModel(nn.Module):
         """The requested columns of the response tokens, [N] each. Call it within `forward`."""
         return self._columns(self._decoded(micro_batch), micro_batch, request)
 
-    def routed_columns(
-        self, micro_batch: MicroBatch, request: ForwardRequest
-    ) -> tuple[Outputs, Tensor | None, RouterUse | None]:
-        """The result of `columns`; the number of this rank's tokens that each expert got, [L, E], if the model has
-        experts; and the router use for the auxiliary loss, if there is one. Call it within `forward`."""
+    def routed_columns(self, micro_batch: MicroBatch, request: ForwardRequest) -> Outputs:
+        """The number of this rank's tokens that each expert got, [L, E], if the model has experts; the two parts of the
+        RouterUse for the auxiliary loss, if there is one; and the result of `columns`. Call it within `forward`."""
         with self.expert_load.collected() as chosen:
             decoded = self._decoded(micro_batch, with_logits=self.router is not None)
         counts_LE = self.expert_load.counts(chosen, decoded.own_tokens)
-        return self._columns(decoded, micro_batch, request), counts_LE, self._use(decoded)
+        use = self._use(decoded) or (None, None)
+        return (counts_LE, *use, *self._columns(decoded, micro_batch, request))
 
-    def router_use(self, micro_batch: MicroBatch) -> RouterUse | None:
-        """The router use of this rank's tokens, without log-probabilities. Call it within `forward`."""
-        return self._use(self._decoded(micro_batch, with_logits=True))
+    def router_use(self, micro_batch: MicroBatch) -> Outputs:
+        """The two parts of the RouterUse of this rank's tokens, or nothing if the model returns no router logits. Call
+        it within `forward`."""
+        return self._use(self._decoded(micro_batch, with_logits=True)) or ()
 
     def own_logprobs(self, rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """[T - 1] for each row of tokens [T]: the log-probability of every token but the first, by the model's own
