@@ -136,7 +136,7 @@ def test_suggested_changes_have_their_gain_and_a_section_of_the_documentation(rl
     run = write_run(tmp_path / "runs" / "demo", job=JOB.replace("maxNumSequences: 512", "maxNumSequences: 16"))
     code, shown, _ = rljob("plan", "--from-run", str(run))
     assert code == 0
-    assert "~ spec.training.rollout.maxNumSequences: 16 -> " in shown
+    assert "- spec.training.rollout.maxNumSequences: 16 -> " in shown
     assert '"sequences at once" in docs/tuning.md' in shown
     assert shown.splitlines()[-1].startswith("Advice: set spec.training.rollout.maxNumSequences: ")
     first = run_report(PlanOptions(from_run=run)).advice[0]

@@ -58,9 +58,9 @@ def every_command(
 
 @app.command("init")
 def init_command(
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="File to write; adds .yaml.")] = Path("job.yaml"),
+    file: of.NewJobFile = Path("job.yaml"),
 ) -> None:
-    """Write a commented example job file."""
+    """Write an example job file with comments."""
     from rljob_cli import init
 
     file = init.write_starter(file)
@@ -123,8 +123,8 @@ def plan_command(
 
     rljob plan --from-run runs/x
 
-    Exit codes: 0 the job fits into memory, 1 it does not, 2 the file or an option is invalid. With --search, 0 means
-    that the job fits in some layout, changing only pools and placement; with --write, that the written job fits.
+    Exit codes: 0 the job fits into memory, 1 it does not, 2 the file or an option is invalid. With --search, 0: the job
+    fits in a supported placement when only its pools and placement change; with --write, 0: the written job fits.
     """
     from rljob_cli.cluster.client import ClusterOptions
     from rljob_cli.plan.command import plan

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 
 from rljob_api.constants import DRIVER_LOG_CONTAINER, RAY_CONTAINER
 from rljob_api.names import similar_names
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     # Typer has its own copy of click, and exports these types nowhere else; those of the package click do not match.
     from typer._click.core import Command
     from typer._click.core import Context as ClickContext
+    from typer._click.core import Parameter
 
 _CLUSTER = "Which cluster"
 _GPUS = "Which GPUs"
@@ -50,6 +51,9 @@ class Container(StrEnum):
 
 
 JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="A job file (YAML).")]
+NewJobFile = Annotated[
+    Path, typer.Argument(metavar="[FILE]", help="File to write. The ending .yaml is added if it is missing.")
+]
 JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a job on the cluster.")]
 Context = Annotated[
     str | None,
@@ -173,13 +177,17 @@ GpuBandwidth = Annotated[
 ]
 MeanPrompt = Annotated[
     float | None,
-    typer.Option(help="Average prompt length in tokens.", show_default="half the limit", rich_help_panel=_KNOWN),
+    typer.Option(
+        help="Average prompt length in tokens.",
+        show_default="half of dataset.maxPromptTokens",
+        rich_help_panel=_KNOWN,
+    ),
 ]
 MeanResponse = Annotated[
     float | None,
     typer.Option(
         help="Average response length in tokens. The most important estimate.",
-        show_default="half the limit",
+        show_default="half of rollout.maxNewTokens",
         rich_help_panel=_KNOWN,
     ),
 ]
@@ -223,11 +231,34 @@ PlanKubeconfig = Annotated[
 
 
 class Commands(TyperGroup):
-    """The commands of `rljob`. It replaces Typer's suggestions for misspelled commands, which also suggest commands
-    that mean something else (`status` for `start`)."""
+    """The commands of `rljob`.
+
+    For a misspelled command it suggests only commands with a similar name. Typer's own suggestions include commands
+    that mean something else (`status` for `start`). The help shows flags without a type: Typer prints `--resume
+    <bool>`, although a flag takes no value.
+    """
 
     def resolve_command(self, ctx: ClickContext, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         """Resolves a command like Typer; for an unknown one, the error suggests the command that was probably meant."""
         if args and args[0] not in self.commands and (near := similar_names(args[0], self.commands)):
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
+
+    def get_params(self, ctx: ClickContext) -> list[Parameter]:
+        """The options of `rljob` itself."""
+        return _without_types_of_flags(super().get_params(ctx))
+
+    def get_command(self, ctx: ClickContext, cmd_name: str) -> Command | None:
+        """One of the commands."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _without_types_of_flags(command.get_params(ctx))
+        return command
+
+
+def _without_types_of_flags(params: list[Parameter]) -> list[Parameter]:
+    """Changes flags so that the help shows no type for them. Returns the same list."""
+    for param in params:
+        if isinstance(param, TyperOption) and param.is_flag and param.metavar is None:
+            param.metavar = ""
+    return params

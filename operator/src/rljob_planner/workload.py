@@ -336,8 +336,8 @@ class Schedule(StrEnum):
     """Whether generation and training take turns or run at the same time."""
 
     SYNCHRONOUS = "synchronous"
-    ONE_STEP_OFF = "one step off"
-    """The next step's responses are generated while this step trains; the rollout needs a pool of its own."""
+    ONE_STEP_OFF = "generation one step ahead"
+    """The responses of the next step are generated while this step trains. The rollout needs a pool of its own."""
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def _one_advice(advice: Advice, before: float) -> Iterator[Text]:
     if advice.more_gpus:
         gpus = f"{advice.more_gpus} more GPU{'' if advice.more_gpus == 1 else 's'}"
         price = f"; but it needs {gpus}, in a new pool of that name"
-    yield Text(f"  ~ {change.field}: {change.before} -> {change.value}", "yellow")
+    yield Text(f"  - {change.field}: {change.before} -> {change.value}", "yellow")
     memory = f"{worst.phase.value} {worst.total / GIB:.1f} of {worst.limit / GIB:.1f} GiB, {advice.verdict.value}"
     step = f"step {number(before)} -> {number(advice.step.likely)} s ({advice.share:.0%} less)"
     yield Text(f"    {step}{price}; {memory}")

@@ -123,7 +123,10 @@ def _nearest_miss(
     where = placement(space, fronts[0][0], pool_names)
     plan = plan_of(space.workload, where, space.constants)
     lacks = -_least_spare(plan.all_phases) / 2**30
-    advice = f"Nothing fits on {text}. Closest is {_described(where)}: {lacks:.1f} GiB too much on a GPU."
+    advice = (
+        f"Nothing fits on {text} without a change of the job's settings. The closest placement, {_described(where)},"
+        f" needs {lacks:.1f} GiB too much per GPU."
+    )
     missed = SearchResult(nearest_miss=plan, advice=(advice, _on_more_nodes(space)))
     tried = [*plan.proposals, *filter(None, [plan.nearest_miss])]
     proposals = [proposal for proposal in tried if proposal.workload != plan.workload][:MAX_CHANGED_JOBS]
@@ -142,7 +145,7 @@ def _on_more_nodes(space: SearchSpace) -> str:
         tried = SearchSpace(space.workload, larger, space.constants)
         if fronts := best_by_grouping(tried, Schedule.SYNCHRONOUS, 1, supported_only=True):
             where = placement(tried, fronts[0][-1])
-            return f"It would fit on {cluster_text(larger)}: {_described(where)}."
+            return f"The unchanged job would fit on {cluster_text(larger)}: {_described(where)}."
     return f"Nothing fits on {cluster_text(larger)} either: more GPUs alone do not help."
 
 

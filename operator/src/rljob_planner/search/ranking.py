@@ -127,7 +127,7 @@ def _reasons(space: SearchSpace, mine: Arrangement, first: Arrangement, limit: f
     share = mine.cost / first.cost - 1
     longer = f"{abs(share):.0%} {'longer' if share > 0 else 'shorter'}"
     if mine.cost <= limit:
-        yield "as good as the first" if abs(share) < 0.005 else f"a tie: {longer}"
+        yield "a tie (as fast as the first)" if abs(share) < 0.005 else f"a tie ({longer} than the first)"
         if first.is_supported and not mine.is_supported:
             yield "this version cannot run it"
         names = ("pool{s}", "GPU type{s}", "role{s} with sequence parallelism", "GPU{s}")
@@ -135,7 +135,7 @@ def _reasons(space: SearchSpace, mine: Arrangement, first: Arrangement, limit: f
             if own > other:
                 yield f"{own} {name.format(s='' if own == 1 else 's')} instead of {other}"
         return
-    yield longer
+    yield f"{longer} than the first"
     if mine.schedule is not first.schedule:
         overlaps = mine.schedule is Schedule.ONE_STEP_OFF
         yield "generation and training run at the same time" if overlaps else "generation and training take turns"

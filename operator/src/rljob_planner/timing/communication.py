@@ -21,7 +21,8 @@ MEMORY_BANDWIDTH = "memory bandwidth"
 LINK = "the link between GPUs"
 NETWORK = "the network"
 HOST = "the link to the host"
-FIXED = "launches and scheduling"
+LAUNCHES = "kernel launches and scheduling"
+FIXED = "fixed overhead"
 LONGEST_RESPONSE = "the longest response"
 
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 from rljob_planner.constants import Constants
 from rljob_planner.kv_cache import kv_bytes_per_layer_token
 from rljob_planner.model_shape import MLP_MATRICES
-from rljob_planner.timing.communication import COMPUTE, FIXED, LONGEST_RESPONSE, MEMORY_BANDWIDTH, Cost, NodeType
+from rljob_planner.timing.communication import COMPUTE, LAUNCHES, LONGEST_RESPONSE, MEMORY_BANDWIDTH, Cost, NodeType
 from rljob_planner.timing.lengths import Lengths
 from rljob_planner.workload import RolloutLayout, RolloutWork
 
@@ -263,7 +263,7 @@ def _prompt_seconds(
 def _bound_by(decoding: Makespan, reading: float) -> str:
     total = decoding.seconds + reading
     if decoding.in_overhead > total / 2:
-        return FIXED
+        return LAUNCHES
     if decoding.in_tail > total / 2:
         return LONGEST_RESPONSE
     return COMPUTE if decoding.in_compute + reading > total / 2 else MEMORY_BANDWIDTH
