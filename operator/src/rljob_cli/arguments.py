@@ -16,9 +16,8 @@ from rljob_api.names import similar_names
 
 if TYPE_CHECKING:
     # Typer has its own copy of click, and exports these types nowhere else; those of the package click do not match.
-    from typer._click.core import Command
+    from typer._click.core import Command, Parameter
     from typer._click.core import Context as ClickContext
-    from typer._click.core import Parameter
 
 _CLUSTER = "Which cluster"
 _GPUS = "Which GPUs"

@@ -16,11 +16,11 @@ from rljob_cli.plain_text import table
 from rljob_cli.plan.text import (
     PlanHead,
     head_lines,
-    proposal_lines,
     last_line,
     number,
     placement_words,
     plan_body,
+    proposal_lines,
     seconds_cells,
     wrapped,
 )
