@@ -77,8 +77,8 @@ def engine_budget(
 ) -> EngineBudget:
     """The memory of an engine on one of its TP GPUs.
 
-    `lora`: the actor's adapters. `num_requests`: the sequences that the engine gets in a step. It is used on CPUs, where
-    vLLM runs no profiling pass: there it is the largest number of sequences in a forward pass.
+    `lora`: the actor's adapters. `num_requests`: the sequences that the engine gets in a step. It is used on CPUs,
+    where vLLM runs no profiling pass: there it is the largest number of sequences in a forward pass.
     """
     shape, parallel, each, is_vllm = rollout.shape, layout.tensor_parallel, rollout.weight_bytes, rollout.is_vllm
     on_gpu = is_vllm and not gpu.is_cpu
@@ -141,8 +141,8 @@ KV_CACHE = "KV cache"
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Memory of a rollout engine on one GPU of a pool. While vLLM is awake, it holds its whole share of the memory, even
-    if it uses only a part."""
+    """Memory of a rollout engine on one GPU of a pool. While vLLM is awake, it holds its whole share of the memory,
+    even if it uses only a part."""
 
     space: EngineBudget
     awake: tuple[Part, ...]

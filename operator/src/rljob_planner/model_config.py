@@ -233,8 +233,8 @@ def _windows(reader: _Reader, layers: int) -> tuple[int | None, int | None]:
 
 
 def _with_latent_attention(reader: _Reader, plain: ModelShape) -> ModelShape:
-    """The shape of DeepSeek-V2 and V3. Queries, keys and values are computed through low-rank matrices, and the KV cache
-    holds the low-rank vectors (arXiv 2405.04434, section 2.1)."""
+    """The shape of DeepSeek-V2 and V3. Queries, keys and values are computed through low-rank matrices, and the KV
+    cache holds the low-rank vectors (arXiv 2405.04434, section 2.1)."""
     hidden, heads, query_rank = plain.hidden_size, plain.num_heads, reader.optional("q_lora_rank") or 0
     rotary, value, latent = (reader.number(key) for key in ("qk_rope_head_dim", "v_head_dim", "kv_lora_rank"))
     head_size = reader.number("qk_nope_head_dim") + rotary

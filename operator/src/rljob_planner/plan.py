@@ -90,8 +90,8 @@ def plan_of(
 
 
 def _priced(proposals: Proposals, constants: Constants) -> tuple[Proposal, ...]:
-    """The proposals with the seconds of their step, in the order in which they are shown. Drastic ones come last. Within
-    each kind: fewer changes first, then those that fit with room to spare, then the fastest."""
+    """The proposals with the seconds of their step, in the order in which they are shown. Drastic ones come last.
+    Within each kind: fewer changes first, then those that fit with room to spare, then the fastest."""
 
     def cost(proposal: Proposal, seconds: Seconds) -> tuple[bool, int, bool, float]:
         is_drastic = any(change.is_drastic for change in proposal.changes)
