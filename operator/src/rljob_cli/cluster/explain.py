@@ -169,7 +169,8 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
     status, attempt, end = job.status, attempt_under_way(job), ending(job.status)
     found = waits_for(status)
     if job.metadata.deletion_timestamp is not None:
-        yield Text(f"The deletion of the job started {age(job.metadata.deletion_timestamp, now)} ago.", "bold")
+        since = age(job.metadata.deletion_timestamp, now)
+        yield Text(f"The job is being deleted: the deletion started {since} ago.", "bold")
         yield Text("What to do: Wait; its cluster and pods are deleted after the RLJob.", "cyan")
     elif end is not None:
         yield from _end_text(job, end, now)
