@@ -1,4 +1,4 @@
-"""The `rljob` command line. Each command imports what it needs only when it runs, to start fast."""
+"""The `rljob` command line. To start fast, each command imports its modules only when it runs."""
 
 from __future__ import annotations
 
@@ -373,7 +373,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
             raise
-        # Otherwise the interpreter flushes the output again when it exits, and reports the error a second time.
+        # Without this, the interpreter flushes the output again when it exits, and reports the error a second time.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _console(stderr=True).print(Text(f"error: cannot write the output ({error.strerror})"), soft_wrap=True)
         raise SystemExit(ExitCode.APPLICATION) from None

@@ -1,6 +1,6 @@
-"""Arguments and options that several commands share or that take several lines.
+"""Arguments and options that several commands share, or whose definitions take several lines.
 
-It imports nothing that only some commands need."""
+The module is imported by every command, so it must not import modules that only some commands need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rljob_api.constants import DRIVER_LOG_CONTAINER, RAY_CONTAINER
 from rljob_api.names import similar_names
 
 if TYPE_CHECKING:
-    # Typer has its own copy of click, and exports these types nowhere else; those of the package click do not match.
+    # Typer has its own copy of click, and exports these types only there. The types of the package click do not match.
     from typer._click.core import Command, Parameter
     from typer._click.core import Context as ClickContext
 
@@ -137,7 +137,8 @@ Calibrate = Annotated[
     list[Path] | None,
     typer.Option(
         metavar="FOLDER",
-        help="Instead of FILE: fit the planner to this machine with a run, and write a profile. Can be repeated.",
+        help="Instead of FILE: fit the planner's constants to a run on this machine, and write them to a profile. "
+        "Can be repeated.",
     ),
 ]
 
@@ -206,7 +207,7 @@ Profile = Annotated[
 Explain = Annotated[bool, typer.Option("--explain", help="Show every formula with its numbers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the plan of a job file as JSON.")]
 Search = Annotated[
-    bool, typer.Option("--search", help="Find the best pools, and placement of the roles, on these GPUs.")
+    bool, typer.Option("--search", help="Find the best pools and the best placement of the roles on these GPUs.")
 ]
 Write = Annotated[
     Path | None,

@@ -24,12 +24,12 @@ _STYLES = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.TOO_LARGE: "r
 _MAX_PROPOSALS = 5
 """The number of proposals that are printed; --json has all."""
 _WIDTH = 118
-"""Columns of a line of text."""
+"""The largest number of columns of a printed sentence."""
 
 
 @dataclass(frozen=True)
 class PlanHead:
-    """What the head of the output needs beside the plan."""
+    """Facts for the first lines of the output that are not in the plan."""
 
     job: str
     """The job's name."""
@@ -40,7 +40,7 @@ class PlanHead:
 
     @property
     def num_gpus(self) -> int:
-        """All GPUs that the job may use; a placement may leave some free."""
+        """The number of GPUs that the job may use. A placement may leave some of them free."""
         return sum(group.num_gpus for group in self.gpus.cluster)
 
 
@@ -139,11 +139,11 @@ def _memory_row(phase: PhaseMemory) -> tuple[str | Text, ...]:
 
 
 _ENGINE_OWNERS = ("rollout weights", "engine", "KV cache", "sleeping engine")
-"""How the owners of the rollout engine's memory begin."""
+"""An owner whose name begins with one of these belongs to the rollout engine."""
 
 
 def _by_owner(phase: PhaseMemory) -> dict[str, float]:
-    """Bytes by role. A part of no role keeps its own name."""
+    """Bytes by role. A part that belongs to no role keeps the name of its owner."""
     sums: dict[str, float] = {}
     for part in phase.parts:
         role = next((role.value for role in Role if part.owner.startswith(f"{role.value} ")), None)
