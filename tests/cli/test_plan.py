@@ -155,7 +155,7 @@ def test_explain_shows_formulas_with_their_numbers(rljob: Rljob, job: Path) -> N
     assert code == 0
     assert "8 x 4.022e+09 / 8" not in short
     assert re.search(r"^      actor moments +3\.75  8 x 4.022e\+09 / 8$", output, re.MULTILINE)  # 4.022e9 bytes
-    assert re.search(r"^      actor whole gradients +[0-9.]+  2 bytes each, 4 ", output, re.MULTILINE)
+    assert re.search(r"^      actor whole gradients +[0-9.]+  2 bytes per element, 4 ", output, re.MULTILINE)
     assert re.search(r"^      actor activations +[0-9.]+  16,384 tokens x [0-9,]+ ", output, re.MULTILINE)
     assert re.search(r"^      35% of the GPU's .*\(defaults\)$", output, re.MULTILINE)
     assert output.splitlines()[-1] == short.splitlines()[-1]

@@ -260,7 +260,7 @@ def _assumption(name: str, task: _Task, kind: str, workload: Workload, constants
     shape = workload.models[role].shape
     of_kind = constants.training_efficiency_of if name in _UPDATES else constants.forward_efficiency_of
     whose = "the cores' guessed speed" if kind == CPU_NAME else "the GPU's stated speed"
-    reached = f"{of_kind(kind, has_experts=shape.has_experts):.0%} of {whose} in products ({constants.source})"
+    reached = f"{of_kind(kind, has_experts=shape.has_experts):.0%} of {whose} in matrix products ({constants.source})"
     if _has_small_products(name, workload, constants):
         return f"{reached}; may take up to {_SMALL_FACTOR:g} times as long, because the matrix products are small"
     return reached
