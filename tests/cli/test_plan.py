@@ -195,7 +195,7 @@ def test_the_origin_of_the_constants_is_printed(rljob: Rljob, job: Path, tmp_pat
 
 def test_given_means_are_printed_and_shorter_responses_are_faster(rljob: Rljob, job: Path) -> None:
     _, output, _ = rljob("plan", str(job), "--gpu", "H100")
-    assert output == Mentions("half of their limit", "--mean-response")
+    assert output == Mentions("half of the limit", "--mean-response")
     code, output, _ = rljob("plan", str(job), "--gpu", "H100", "--mean-prompt", "100", "--mean-response", "200")
     assert code == 0
     assert "  lengths      prompts of 100 tokens (at most 1,024), responses of 200 (at most 3,072)\n" in output
