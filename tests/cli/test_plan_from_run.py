@@ -240,7 +240,7 @@ def test_a_profile_survives_a_round_trip(tmp_path: Path) -> None:
     assert constants_for({"H100"}, file) == constants
     written = json.loads(file.read_text())
     assert set(written["constants"]) == {"training_efficiency", "pass_seconds", "source"}
-    with pytest.raises(CliError, match=r"profile for H100.* planned for A100-80"):
+    with pytest.raises(CliError, match=r"profile is for H100.* planned for A100-80"):
         constants_for({"A100-80"}, file)
 
 
