@@ -22,7 +22,7 @@ HEADLINES = {
     "The job is being deleted",
     "The job has finished",
     "The job has finished in attempt N",
-    "Attempt N is being stopped",
+    "Attempt N has been stopping",
     "A user asked to stop the job; the operator has not applied the request yet",
     "The job is being suspended",
     "The job is suspended",
@@ -86,4 +86,4 @@ def explained(job: StoredJob) -> list[str]:
 def headline(lines: list[str]) -> str:
     """The text without what differs from job to job."""
     text = next(line for line in lines[1:] if line and not line.startswith(" "))
-    return re.split(r"[:,.]", re.sub(r"\d+", "N", text))[0].removesuffix(" and the operator has not")
+    return re.split(r"[:,.]| for N", re.sub(r"\d+", "N", text))[0].removesuffix(" and the operator has not")

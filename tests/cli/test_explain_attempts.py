@@ -137,7 +137,7 @@ def test_a_job_that_is_being_suspended_is_explained() -> None:
     status = {"conditions": [VALID], "attempts": [ENDED, RUNNING | {"state": "Stopping", "stop": stop}]}
     lines = explained(status, {"suspend": True})
     assert lines[2:5] == [
-        Mentions("Attempt 2", "being stopped", "Suspended", "30s"),
+        Mentions("Attempt 2", "stopping", "Suspended", "30s"),
         Mentions("Ray", "asked 20s ago", "trainer"),
         f"What to do: {EXPLANATIONS[Reason.SUSPENDED].advice}",
     ]
@@ -225,7 +225,7 @@ def test_a_stop_request_that_did_not_reach_ray_is_explained() -> None:
     stop = {"reason": "StoppedByUser", "requestedAt": "2026-01-31T12:29:30Z"}
     lines = explained({"conditions": [VALID], "attempts": [RUNNING | {"stop": stop, "state": "Stopping"}]})
     assert lines[2:4] == [
-        Mentions("Attempt 2", "being stopped", "StoppedByUser", "30s"),
+        Mentions("Attempt 2", "stopping", "StoppedByUser", "30s"),
         Mentions("Ray could not be asked", "trainer"),
     ]
     assert what_is_next(lines)[1] == Mentions("Failed (StoppedByUser)", "`rljob retry small`")
@@ -236,7 +236,7 @@ def test_a_stalled_trainer_is_stopped_after_its_stacks_are_written() -> None:
     stop |= {"requestedAt": "2026-01-31T12:29:30Z"}
     lines = explained({"conditions": [VALID], "attempts": [RUNNING | {"stop": stop, "state": "Stopping"}]})
     assert lines[2:4] == [
-        Mentions("Attempt 2", "being stopped", "Stalled", "30s"),
+        Mentions("Attempt 2", "stopping", "Stalled", "30s"),
         "  no progress for 600 s; it stood at step 9 of 40",
     ]
     assert what_is_next(lines)[0] == Mentions(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rljob_cli.plan.profile import Profile, write_profile
-from rljob_cli.plan.text import knob_lines
+from rljob_cli.plan.text import proposal_lines
 from rljob_planner.constants import Constants
 from rljob_planner.plan import plan_of
 from rljob_planner.plan_types import Verdict
@@ -124,8 +124,8 @@ def test_a_job_that_does_not_fit_exits_with_1_and_lists_changes(rljob: Rljob, jo
     code, output, _ = rljob("plan", file, "--gpu", "L40S")
     assert code == 1
     assert re.search(r"^  update +[0-9.]+ +43\.7  [0-9.]+ too much", output, re.MULTILINE)
-    assert re.search(r"^Changes that make the job fit", output, re.MULTILINE)
-    assert "~ spec.training.model.gradientCheckpointing: false -> true" in output
+    assert re.search(r"^Proposals that make the job fit", output, re.MULTILINE)
+    assert ". spec.training.model.gradientCheckpointing: false -> true" in output
     assert output.splitlines()[-1].startswith("Plan: does not fit, ")
     plan = json.loads(rljob("plan", file, "--gpu", "L40S", "--json")[1])
     assert plan["verdict"] == "TOO_LARGE"
@@ -155,7 +155,7 @@ def test_explain_shows_formulas_with_their_numbers(rljob: Rljob, job: Path) -> N
     assert code == 0
     assert "8 x 4.022e+09 / 8" not in short
     assert re.search(r"^      actor moments +3\.75  8 x 4.022e\+09 / 8$", output, re.MULTILINE)  # 4.022e9 bytes
-    assert re.search(r"^      actor whole gradients +[0-9.]+  2 bytes each, 4 ", output, re.MULTILINE)
+    assert re.search(r"^      actor whole gradients +[0-9.]+  2 bytes per element, 4 ", output, re.MULTILINE)
     assert re.search(r"^      actor activations +[0-9.]+  16,384 tokens x [0-9,]+ ", output, re.MULTILINE)
     assert re.search(r"^      35% of the GPU's .*\(defaults\)$", output, re.MULTILINE)
     assert output.splitlines()[-1] == short.splitlines()[-1]
@@ -195,7 +195,7 @@ def test_the_origin_of_the_constants_is_printed(rljob: Rljob, job: Path, tmp_pat
 
 def test_given_means_are_printed_and_shorter_responses_are_faster(rljob: Rljob, job: Path) -> None:
     _, output, _ = rljob("plan", str(job), "--gpu", "H100")
-    assert output == Mentions("half of their limit", "--mean-response")
+    assert output == Mentions("half of the limit", "--mean-response")
     code, output, _ = rljob("plan", str(job), "--gpu", "H100", "--mean-prompt", "100", "--mean-response", "200")
     assert code == 0
     assert "  lengths      prompts of 100 tokens (at most 1,024), responses of 200 (at most 3,072)\n" in output
@@ -287,7 +287,7 @@ def test_a_tight_job_without_helpful_changes_is_not_reported_as_too_large() -> N
     job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.9))
     plan = plan_of(job, samples.placement(samples.one_pool(job)), with_proposals=False)
     assert (plan.verdict, plan.proposals) == (Verdict.TIGHT, ())
-    assert [str(line) for line in knob_lines(plan)] == ["", Mentions("None", "more room", without=["fit"])]
+    assert [str(line) for line in proposal_lines(plan)] == ["", Mentions("None", "more room", without=["fit"])]
 
 
 def test_a_label_with_an_unknown_gpu_type_is_an_error(rljob: Rljob, job: Path) -> None:

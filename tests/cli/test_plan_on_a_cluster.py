@@ -82,7 +82,7 @@ def test_a_written_job_selects_nodes_if_the_cluster_has_several_gpu_types(
     code, output, errors = rljob("plan", job, "--from-cluster", "--search", "--write", str(target))
     assert (code, errors) == (0, "")
     label = "nvidia.com/gpu.product"
-    assert f'  ~ spec.pools[main].template.nodeSelector.{label}: unset -> "NVIDIA-H100-80GB-HBM3"\n' in output
+    assert f'  - spec.pools[main].template.nodeSelector.{label}: unset -> "NVIDIA-H100-80GB-HBM3"\n' in output
     assert "several GPU types" not in output
     [pool] = load_job_file(target).spec.pools
     assert pool.template.node_selector == {label: "NVIDIA-H100-80GB-HBM3"}

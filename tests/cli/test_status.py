@@ -194,7 +194,7 @@ def test_attempts_show_why_they_ended_and_the_retries_left() -> None:
         "  attempt 1    Failed after 10m, HeadLost (Infrastructure), cluster small-1, saved step 10",
         "                 head pod small-1-head-x is gone: node n7 was lost",
         "  attempt 2    Running for 15m, cluster small-2, resumed from step 10",
-        "  retries      application 0 of 2 used, infrastructure 1 of 3 used; 1 of 2 attempts failed",
+        "  retries      application 0 of 2 used, infrastructure 1 of 3 used; 2 attempts so far, 1 failed",
     ]
 
 

@@ -155,8 +155,14 @@ def _problems(error: ValidationError, document: Document) -> list[Problem]:
         line, column = _position(loc, document, at_key=details["type"] in ("extra_forbidden", "missing"))
         if loc in secrets and isinstance(details["input"], str | int | float):
             details = {**details, "input": "***"}
-        problems.append(Problem(wire_path(loc), plain_message(details, RLJob), line, column))
+        message = plain_message(details, RLJob)
+        if not loc and details["type"] in ("model_type", "model_attributes_type"):
+            message = f"{message.rpartition('; ')[0]}; {_FIRST_FIELDS}"
+        problems.append(Problem(wire_path(loc), message, line, column))
     return problems
+
+
+_FIRST_FIELDS = "write the fields apiVersion, kind, metadata and spec; `rljob init` writes an example"
 
 
 def _secret_paths(document: Document) -> set[Path]:

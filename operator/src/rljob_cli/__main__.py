@@ -1,4 +1,4 @@
-"""The `rljob` command line. Each command imports what it needs only when it runs, to start fast."""
+"""The `rljob` command line. To start fast, each command imports its modules only when it runs."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def every_command(
 
 @app.command("init")
 def init_command(
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="File to write; adds .yaml.")] = Path("job.yaml"),
+    file: of.NewJobFile = Path("job.yaml"),
 ) -> None:
-    """Write a commented example job file."""
+    """Write an example job file with comments."""
     from rljob_cli import init
 
     file = init.write_starter(file)
@@ -123,8 +123,8 @@ def plan_command(
 
     rljob plan --from-run runs/x
 
-    Exit codes: 0 the job fits into memory, 1 it does not, 2 the file or an option is invalid. With --search, 0 means
-    that the job fits in some layout, changing only pools and placement; with --write, that the written job fits.
+    Exit codes: 0 the job fits into memory, 1 it does not, 2 the file or an option is invalid. With --search, 0: the job
+    fits in a supported placement when only its pools and placement change; with --write, 0: the written job fits.
     """
     from rljob_cli.cluster.client import ClusterOptions
     from rljob_cli.plan.command import plan
@@ -373,7 +373,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
             raise
-        # Otherwise the interpreter flushes the output again when it exits, and reports the error a second time.
+        # Without this, the interpreter flushes the output again when it exits, and reports the error a second time.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _console(stderr=True).print(Text(f"error: cannot write the output ({error.strerror})"), soft_wrap=True)
         raise SystemExit(ExitCode.APPLICATION) from None

@@ -9,7 +9,7 @@ _SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount
 
 
 def inherited_environment() -> dict[str, str]:
-    """A copy of this process's environment, for the processes that it starts."""
+    """A copy of the environment of this process. It is passed to processes that this process starts."""
     return dict(os.environ)
 
 

@@ -1,4 +1,4 @@
-"""Sends the commands' requests to a Kubernetes cluster; the only module that uses the `kubernetes` package.
+"""Sends the requests of the commands to a Kubernetes cluster. No other module uses the `kubernetes` package.
 
 The package finds credentials (a kubeconfig with its plugins, or the service account of this pod) and sends the
 requests. It is imported only when a command needs a cluster, because the import takes half a second.
@@ -47,7 +47,7 @@ Query = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Options that select cluster and namespace; unset ones come from the kubeconfig, or from this pod."""
+    """Options that select cluster and namespace. Values that are not set come from the kubeconfig or from this pod."""
 
     context: str | None = None
     namespace: str | None = None
@@ -60,7 +60,8 @@ class ClusterOptions:
 
 
 class Cluster:
-    """Sends requests to one API server. Methods raise ClusterError; docstrings name its subclasses that matter."""
+    """Sends requests to one API server. All methods may raise ClusterError. Their docstrings name the subclasses that a
+    caller may want to handle."""
 
     def __init__(self, api: ApiClient, namespace: str, name: str, flags: str = "") -> None:
         self._api = api
@@ -125,7 +126,8 @@ class Cluster:
                 yield piece
 
     def _job_path(self, name: str | None = None) -> str:
-        """The URL path of the jobs, or of one. The name is checked, since an empty one or `.` gives the path of all."""
+        """The URL path of all jobs, or of one. The name is checked, because with an empty name or `.` the path would be
+        that of all jobs."""
         path = f"{_JOBS}/namespaces/{_checked_name('--namespace', self.namespace)}/{_PLURAL}"
         return path if name is None else f"{path}/{_checked_name('NAME', name)}"
 
@@ -169,7 +171,7 @@ def connect(options: ClusterOptions) -> Cluster:
     """
     from kubernetes.client import ApiClient, Configuration
 
-    # By default the client retries three times and prints a warning each time.
+    # Retries are turned off: by default the client retries three times and prints a warning each time.
     configuration = Configuration(retries=False)
     given = options.kubeconfig is not None or options.context is not None
     files = [options.kubeconfig] if options.kubeconfig else kubeconfig_files()
@@ -203,7 +205,7 @@ def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], contex
 
     named = ", ".join(map(str, files))
     try:
-        # Several files are merged as kubectl does it; what a plugin renews is written back.
+        # Several files are merged as kubectl does it. Credentials that a plugin renews are written back to the file.
         merged = KubeConfigMerger(os.pathsep.join(map(str, files)))  # type: ignore[no-untyped-call]
         names = [str(entry["name"]) for entry in merged.config["contexts"]]
         if context is not None and context not in names:
@@ -253,7 +255,8 @@ def _plain_errors(cluster: str) -> Iterator[None]:
 
 
 def _refusal(status: int, body: bytes, cluster: str, flags: str) -> ClusterError:
-    """The error for an error response of the API server. A `Status` object in it has more detail than the number."""
+    """The error for an error response of the API server. If its body is a `Status` object, this has more detail than
+    the status code."""
     try:
         refusal = Refusal.model_validate_json(body)
     except ValidationError:

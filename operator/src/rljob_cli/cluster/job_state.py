@@ -38,7 +38,7 @@ class Ending:
     message: str
     at: datetime
     cleaned_up_at: str | None = None
-    """When its clusters were cleaned up; None until then, or if the result cannot be parsed."""
+    """The time when its clusters were cleaned up; None if they were not yet, or if the result cannot be parsed."""
 
     @property
     def is_complete(self) -> bool:
@@ -102,7 +102,7 @@ def reason(job: StoredJob) -> str:
 
 
 def is_unread(job: StoredJob, field: str) -> bool:
-    """Whether this version cannot parse a part of this status field, or the whole status."""
+    """Whether this status field, a part of it, or the whole status cannot be parsed by this version."""
     return any(
         place.startswith(("status (", *(f"status.{field}{end}" for end in " .["))) for place in job.unparsed_fields
     )
@@ -120,14 +120,15 @@ def attempt_under_way(job: StoredJob) -> Attempt | None:
 
 
 def attempt_state(attempt: Attempt) -> str:
-    """The outcome of an attempt that has ended, else its state. Unknown values of newer operators are unchanged."""
+    """The outcome of an attempt that has ended, else its state. Values that only a newer operator knows are returned
+    unchanged."""
     if attempt.ended is not None or attempt.outcome != AttemptOutcome.RUNNING:
         return attempt.outcome
     return attempt.state
 
 
 def is_running(attempt: Attempt) -> bool:
-    """Whether its trainer is running and was not asked to stop."""
+    """Whether the attempt's trainer is running and was not asked to stop."""
     return attempt_state(attempt) == AttemptState.RUNNING and attempt.stop is None
 
 
@@ -148,7 +149,8 @@ def is_to_be_retried(job: StoredJob) -> bool:
 
 
 def stop_counts(job: StoredJob) -> bool:
-    """Whether a stop request that is not applied yet will stop the job: a later retry request cancels it."""
+    """Whether a stop request that the operator has not applied yet will stop the job. It will not if a retry was
+    requested later."""
     asked, retry = stop_asked_at(job), retry_asked_at(job)
     return asked is not None and (not is_to_be_retried(job) or is_later(asked, than=retry))
 

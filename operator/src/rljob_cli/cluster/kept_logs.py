@@ -64,7 +64,7 @@ class KeptLog:
 
 
 def kept_log(name: str, storage: Path, options: LogOptions) -> KeptLog:
-    """The log that the options select. If there is none, raises CliError, which lists what there is."""
+    """The log that the options select. If there is none, raises CliError with a list of the existing files."""
     if options.follow:
         raise CliError("--follow: cannot be combined with --storage; remove one of them")
     if options.container is not None and options.container_name != _kept_container(options):
@@ -135,7 +135,8 @@ def _log_of_worker(logs: Path, options: LogOptions) -> KeptLog:
 
 
 def _attempt_folder(logs: Path, attempt: int | None) -> tuple[int, Path]:
-    """The folder of the attempt; None: the folder written last, as a recreated job counts its attempts from 1 again."""
+    """The number and the folder of the attempt. For None: those of the folder that was written last, because the
+    highest number may be older: a recreated job counts its attempts from 1 again."""
     numbered = {
         int(number): folder
         for folder in _entries(logs)
@@ -180,7 +181,7 @@ def _pieces(log: KeptLog) -> Iterator[bytes]:
 
 def _lines(log: KeptLog) -> Iterable[bytes]:
     begun: list[bytes] = []
-    """Pieces of a line whose end was not read yet. They are joined once, so that a very long line stays fast."""
+    """Pieces of a line whose end was not read yet. They are joined only once, so that very long lines are not slow."""
     for piece in _pieces(log):
         *lines, rest = piece.split(b"\n")
         for line in lines:

@@ -34,7 +34,7 @@ _NEXT = {
 }
 _SAVES_AND_EXITS = "saves a checkpoint, if training has started, and exits"
 _NEEDS_ANOTHER_JOB = (Reason.INVALID_SPEC, Reason.STORAGE_MISSING)
-"""Reasons that only another spec fixes."""
+"""Reasons for which the job must be created again with a corrected spec."""
 _AFTER_A_STOP = {
     Reason.SUSPENDING: "its cluster is deleted, and the job is suspended",
     Reason.SUSPENDED: "its cluster is deleted, and the job is suspended",
@@ -75,7 +75,8 @@ def _next_step(job: StoredJob, attempt: Attempt | None) -> str:
         limit = f"{length(grace_seconds)} (runPolicy.gracePeriodSeconds)"
         return f"the trainer {_SAVES_AND_EXITS} within {limit}"
     if attempt is not None and attempt.running_since is not None:
-        return "the trainer was already started; it continues, or Retrying or Failed shows how it ended"
+        ends = "otherwise the job becomes Retrying or Failed"
+        return f"the trainer was already started: if it still runs, it continues, {ends}"
     return f"when {waits.type} is True: {_NEXT[ConditionType(waits.type)]}"
 
 
@@ -158,7 +159,7 @@ def _after_a_failure(job: StoredJob, end: Ending, flags: str) -> Iterator[str]:
 
 
 def _deadlines(job: StoredJob, attempt: Attempt | None, now: datetime) -> Iterator[str]:
-    """The deadlines that can end the attempt or the job."""
+    """The deadlines that may end the attempt or the job."""
     policy = job.run_policy
     if attempt is None:
         return

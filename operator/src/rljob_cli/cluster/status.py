@@ -159,7 +159,8 @@ def _attempts(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
             "retries",
             f"application {application_retries_used(job)} of {policy.max_app_retries} used, infrastructure"
             f" {infrastructure_retries_used(job)} of {policy.max_infra_retries} used;"
-            f" {counters.failed_attempts} of {counters.attempts} attempts failed",
+            f" {counters.attempts} attempt{'' if counters.attempts == 1 else 's'} so far, {counters.failed_attempts}"
+            " failed",
         )
 
 

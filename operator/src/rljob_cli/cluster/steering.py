@@ -1,7 +1,7 @@
 """`rljob suspend`, `resume`, `stop`, `retry` and `delete`: change an existing job.
 
-Each command writes a request once; if the job is already in that state or the request exists, it only says so. The
-operator carries the request out; with `wait` the command waits until that is done.
+Each command writes a request. If the job is already in the requested state, or the request already exists, the command
+only says so. The operator carries the request out. With `wait`, the command waits until this is done.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class Steering:
         return self._until(job, lambda seen: _runs(seen) if seen.status.observed_generation >= generation else None)
 
     def stop(self) -> int:
-        """Stops the job for good, with a checkpoint. Returns 0 however it finishes."""
+        """Stops the job with a checkpoint, so that it becomes Failed. Returns 0 also if the job finishes in another
+        way."""
         job = self._job()
         end, goes_on = ending(job.status), is_to_be_retried(job)
         if end is not None and not goes_on:

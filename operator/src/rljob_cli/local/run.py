@@ -54,9 +54,11 @@ _MEANING = {
 }
 SIGKILL_EXIT_CODE = 137
 _UNUSED_MODULES = frozenset({"antigravity", "idlelib", "test", "this", "turtle", "turtledemo"})
-"""Modules of the standard library that no library imports, so a job may use their names, such as a folder `test`."""
+"""Modules of the standard library that no library imports. A job may therefore have files with these names, such as a
+folder `test`."""
 _REFERENCE = re.compile(r"\$(?:\$|\((?P<name>[^)]*)\))")
-"""References in values of a pod's variables, as in Kubernetes (`third_party/forked/golang/expansion`)."""
+"""Matches a reference to a variable in the value of a pod's variable, and `$$`, with the rules of Kubernetes
+(`third_party/forked/golang/expansion`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +90,14 @@ def run(options: RunOptions, console: Console) -> int:
 
     Raises:
         JobFileError: the file is not a valid job.
-        CliError: the job, the folder or the system does not allow this run.
-        DocumentError: the job is too large to pass on to the trainer.
+        CliError: this run is not possible with this job, folder or system.
+        DocumentError: the job is too large to be passed to the trainer.
     """
     job = load_job_file_to_run(options.file)
     for imported_from in (options.file.absolute().parent, *([options.code.absolute()] if options.code else [])):
         _refuse_hiding_files(imported_from)
     if options.resume and job.spec.checkpoint.resume is Resume.NEVER:
-        raise CliError("spec.checkpoint.resume: is Never, so --resume is not possible; change it to Auto")
+        raise CliError("spec.checkpoint.resume: is Never, so the run cannot be resumed; change it to Auto")
     plan = _local_plan(job, options)
     command = trainer_module_command(TRAINER_PACKAGE)
     folder = RunFolder(options.run_folder or Path("runs") / job.metadata.name)
@@ -137,8 +139,8 @@ def plot(run_folder: Path) -> int:
 
 
 def _refuse_hiding_files(folder: Path) -> None:
-    """Raises CliError if a file in the folder has the name of a standard library module: the trainer imports from this
-    folder, so it or one of its libraries would import the wrong module and fail."""
+    """Raises CliError if a file in the folder has the name of a standard library module. The trainer imports from this
+    folder, so the trainer or one of its libraries would import the file instead of the module, and fail."""
     for name in sorted(sys.stdlib_module_names - _UNUSED_MODULES):
         for file in (folder / f"{name}.py", folder / name / "__init__.py"):
             if file.exists():
@@ -173,8 +175,8 @@ def trainer_module_command(module: str) -> tuple[str, ...]:
 def trainer_environment(
     options: RunOptions, job: RLJob, plan: LocalPlan, folder: RunFolder, attempt: int
 ) -> dict[str, str]:
-    """The trainer's environment: this process's variables, the job's own, and those of the contract with the trainer.
-    RAY_ADDRESS is removed for a local run, which starts its own Ray.
+    """The trainer's environment: the variables of this process, those of the job, and those of the contract with the
+    trainer. For a local run, RAY_ADDRESS is removed, because the run starts its own Ray.
 
     Raises:
         DocumentError: the job is too large.
@@ -207,10 +209,10 @@ def trainer_environment(
 def job_variables(spec: RLJobSpec, before: Mapping[str, str], exported: Mapping[str, str]) -> dict[str, str]:
     """The variables that the job's `env` sets, with `$(NAME)` in values expanded as the kubelet does.
 
-    NAME is an earlier variable of the list or one of `before`, which a pod has before its job's own variables (for
-    example `$(RLJOB_RUN_FOLDER)/wandb`). A variable from a Secret or ConfigMap has the value that the user has
-    exported. `$$` becomes `$`; an unknown NAME stays as written. With `envFrom`, any NAME with its prefix may be one of
-    its keys, so it is looked up among all exported variables.
+    NAME is an earlier variable of the list, or one of `before`: variables that a pod gets before those of its job (for
+    example `$(RLJOB_RUN_FOLDER)/wandb`). A variable from a Secret or ConfigMap gets the value that the user has
+    exported. `$$` becomes `$`. An unknown NAME is not replaced. With `envFrom`, any NAME with the source's prefix may
+    be a key of the source, so NAME is looked up among all exported variables.
 
     Raises:
         CliError: a value refers to a variable from a Secret or ConfigMap that is not exported.
@@ -279,7 +281,7 @@ def show_plan(plan: LocalPlan, folder: RunFolder, console: Console) -> None:
 
 
 def explain_exit(code: int, state: RunState | None, *, was_killed_on_request: bool) -> str:
-    """Explains an exit code in one line. `state`: the last run state of this attempt; None if there is none."""
+    """Explains an exit code in one line. `state`: the last run state of this attempt; None if it has written none."""
     if was_killed_on_request and code == SIGKILL_EXIT_CODE:
         return f"stopped at once by a second request; {_what_is_lost(state)}"
     if code == ExitCode.INTERRUPTED:
@@ -302,12 +304,12 @@ def what_a_stop_does(state: RunState | None) -> str:
     if state is None or state.phase is RunPhase.STARTING:
         return "the training has not started, so the trainer exits without a new checkpoint"
     if state.progress.step >= state.progress.total_steps:
-        return "all steps are done; the trainer saves what is left to save and exits"
+        return "all steps are done; the trainer finishes saving and exits"
     return "the trainer ends its step and saves a checkpoint"
 
 
 def _has_saved(state: RunState | None) -> bool:
-    """Whether there is a checkpoint of this attempt, with all its steps."""
+    """Whether a checkpoint has all completed steps of this attempt."""
     if state is None or state.checkpoint is None or state.checkpoint.step == state.resumed_from_step:
         return False
     return state.checkpoint.step >= state.progress.step

@@ -63,7 +63,8 @@ def _check_combination(options: PlanOptions) -> None:
 def _plan_job(file: Path, options: PlanOptions, console: Console) -> int:
     """Prints the plan of a job file. Returns the exit code.
 
-    With --search, 0 means that some supported placement fits, or that the written job fits.
+    With --search, 0 means that the unchanged job fits in a supported placement; with --write, that the written job
+    fits.
     """
     text = read_job_text(file)
     job = load_job_text(text, str(file))
