@@ -70,6 +70,51 @@ def test_an_invalid_kubeconfig_is_reported_in_one_line(
     assert_one_line(errors, f"error: {file}:", "invalid", "--kubeconfig")
 
 
+KUBECONFIG = """
+apiVersion: v1
+current-context: here
+contexts: [{name: here, context: {cluster: one, user: me}}]
+clusters: [{name: one, cluster: {server: "SERVER"}}]
+users: [{name: me, user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: PLUGIN, args: [ARGUMENT]}}}]
+"""
+
+
+@pytest.mark.parametrize("server", ["foo", "foo:6443", "http://127.0.0.1:99999", "https://:6443", "ftp://127.0.0.1"])
+def test_a_server_that_is_no_url_is_reported(
+    rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str
+) -> None:
+    file = tmp_path / "config"
+    file.write_text(KUBECONFIG.replace("SERVER", server).partition("users:")[0] + "users: [{name: me, user: {}}]\n")
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    code, output, errors = rljob("list")
+    assert (code, output) == (2, "")
+    assert_one_line(errors, f"error: {file}:", "server", f"seen: '{server}'", "https://10.0.0.1:6443")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "argument", "reason"),
+    [
+        ("no-such-plugin", "x", "No such file or directory: 'no-such-plugin'"),
+        ("sh", "-c 'echo please log in >&2; exit 3'", "please log in"),
+        ("echo", "{}", "missing key"),
+    ],
+)
+def test_a_credential_plugin_that_fails_is_reported_instead_of_a_request_without_credentials(
+    rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin: str, argument: str, reason: str
+) -> None:
+    script = tmp_path / "plugin.sh"
+    script.write_text(f"#!/bin/sh\n{plugin} {argument}\n")
+    script.chmod(0o755)
+    command = plugin if plugin == "no-such-plugin" else str(script)
+    text = KUBECONFIG.replace("SERVER", "https://127.0.0.1:1").replace("PLUGIN", command).replace("ARGUMENT", "x")
+    file = tmp_path / "config"
+    file.write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    code, output, errors = rljob("list")
+    assert (code, output) == (2, "")
+    assert_one_line(errors, f"error: {file}:", "credentials", reason, "log in")
+
+
 def test_a_missing_context_is_reported_with_the_existing_ones(job_cluster: JobCluster, rljob: Rljob) -> None:
     code, _, errors = rljob("status", "small", "--context", "there")
     assert code == 2

@@ -56,9 +56,10 @@ def test_an_attempt_without_a_checkpoint_starts_the_files_anew(tmp_path: Path) -
     assert list(read_rows(tmp_path / "metrics.jsonl")) == []
 
 
-def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ['{"step": ', '{"step": ' + "[" * 100_000, '{"step": ' + "9" * 5000 + "}"])
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
+    path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl:2: not a line of JSON"):
         list(read_rows(path))
 

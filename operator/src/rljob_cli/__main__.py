@@ -20,6 +20,7 @@ from rljob_api.standard_streams import accept_all_characters
 from rljob_cli import arguments as of
 from rljob_cli.arguments import Context, JobFile, JobName, Kubeconfig, Namespace
 from rljob_cli.errors import CliError
+from rljob_cli.settings import forget_zero_columns
 
 if TYPE_CHECKING:
     from rljob_cli.cluster.client import Cluster
@@ -128,10 +129,10 @@ def plan_command(
     """
     from rljob_cli.cluster.client import ClusterOptions
     from rljob_cli.plan.command import plan
-    from rljob_cli.plan.options import GpuOptions, PlanOptions
+    from rljob_cli.plan.options import GpuOptions, PlanOptions, cluster_to_read
     from rljob_planner.job_workload import LengthOptions
 
-    asked = ClusterOptions(context, None, kubeconfig) if from_cluster else None
+    asked = cluster_to_read(ClusterOptions(context, None, kubeconfig), is_wanted=from_cluster)
     options = PlanOptions(
         file=file,
         from_run=from_run,
@@ -362,6 +363,7 @@ def delete_command(
 def main() -> None:
     """Runs the command. Errors that the user can fix are printed to standard error without a traceback."""
     accept_all_characters()
+    forget_zero_columns()
     try:
         app()
     except CliError as error:

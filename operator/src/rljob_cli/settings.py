@@ -13,6 +13,12 @@ def inherited_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def forget_zero_columns() -> None:
+    """Removes `COLUMNS` if it is not above 0, as some containers set it. Otherwise nothing would be printed."""
+    if not os.environ.get("COLUMNS", "").strip("0"):
+        os.environ.pop("COLUMNS", None)
+
+
 def visible_cuda_devices() -> str | None:
     """The value of `CUDA_VISIBLE_DEVICES`; None if unset."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -121,7 +121,7 @@ def _pool_nodes() -> Mapping[str, int]:
     text = os.environ.get(ENV_POOL_NODES, "{}")
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not all(type(nodes) is int and nodes > 0 for nodes in found.values()):
         raise ConfigurationError(

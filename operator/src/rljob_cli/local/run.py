@@ -151,6 +151,8 @@ def _refuse_hiding_files(folder: Path) -> None:
 def _local_plan(job: RLJob, options: RunOptions) -> LocalPlan:
     if options.ray_address is None:
         return plan_for_machine(job, find_devices(visible_cuda_devices()), options.num_workers)
+    if not options.ray_address.strip():
+        raise CliError("--ray: the address is empty; use HOST:PORT or auto, or remove --ray to run on this machine")
     if options.num_workers is not None:
         raise CliError("--workers: a Ray cluster uses the pools of the file; remove --workers or --ray")
     return plan_for_cluster(job)

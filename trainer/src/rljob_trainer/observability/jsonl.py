@@ -53,12 +53,10 @@ def read_rows(path: Path) -> Iterator[dict[str, object]]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             if number == last_number:
                 return
-            raise ValueError(
-                f"{path}:{number}: not a line of JSON ({error.msg}); remove the line or the file"
-            ) from error
+            raise ValueError(f"{path}:{number}: not a line of JSON ({error}); remove the line or the file") from error
         if not isinstance(row, dict):
             raise ValueError(f"{path}:{number}: not a JSON object ({line[:40]!r}); remove the line or the file")
         yield row
