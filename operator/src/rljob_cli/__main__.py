@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +15,7 @@ from rich.text import Text
 
 from rljob_api.constants import API_GROUP, API_VERSION, CONTRACT_VERSION, ExitCode
 from rljob_api.errors import ContractError
-from rljob_api.standard_streams import accept_all_characters
+from rljob_api.standard_streams import accept_all_characters, discard_output
 from rljob_cli import arguments as of
 from rljob_cli.arguments import Context, JobFile, JobName, Kubeconfig, Namespace
 from rljob_cli.errors import CliError
@@ -375,8 +374,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
             raise
-        # Otherwise the interpreter flushes the output again when it exits, and reports the error a second time.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output(sys.stdout)
         _console(stderr=True).print(Text(f"error: cannot write the output ({error.strerror})"), soft_wrap=True)
         raise SystemExit(ExitCode.APPLICATION) from None
 

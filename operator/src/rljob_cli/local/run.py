@@ -33,6 +33,7 @@ from rljob_api.constants import (
 from rljob_api.contract_documents import TrainerJob, dump_job
 from rljob_api.job_file import load_job_file_to_run
 from rljob_api.run_state import RunPhase, RunState
+from rljob_api.standard_streams import discard_output
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.pod_environment import OWNED_ENV_PREFIXES, EnvSource
@@ -115,12 +116,12 @@ def run(options: RunOptions, console: Console) -> int:
         code = process.run(keep_open=(lock,), on_start=record_start)
         state = folder.run_state_of(attempt)
         if code == ExitCode.SUCCESS and (state is None or state.phase is not RunPhase.COMPLETE):
-            console.print(Text("the trainer exited with code 0 before the job was complete"), soft_wrap=True)
+            _say("the trainer exited with code 0 before the job was complete", console)
             code = ExitCode.APPLICATION
         try:
             folder.record(attempt, ended=_now(), exitCode=code)
         except RunFolderError as error:
-            console.print(Text(f"note: {error}"), soft_wrap=True)
+            _say(f"note: {error}", console)
     _tell_the_end(code, state, process, options, folder, console)
     return code
 
@@ -327,7 +328,7 @@ def _tell_the_end(
     code: int, state: RunState | None, process: TrainerProcess, options: RunOptions, folder: RunFolder, console: Console
 ) -> None:
     meaning = explain_exit(code, state, was_killed_on_request=process.was_killed_on_request)
-    console.print(Text(f"exit code {code}: {meaning}"), soft_wrap=True)
+    _say(f"exit code {code}: {meaning}", console)
     if state is not None:
         progress = state.progress
         reached = f"step {progress.step} of {progress.total_steps}"
@@ -335,16 +336,27 @@ def _tell_the_end(
             reached += f", held-out score {progress.eval_score:.3f}"
         if state.checkpoint is not None:
             reached += f", newest checkpoint at step {state.checkpoint.step}"
-        console.print(Text(f"{reached}; see {folder.path}"), soft_wrap=True)
+        _say(f"{reached}; see {folder.path}", console)
     if code not in (ExitCode.SUCCESS, ExitCode.CONFIGURATION):
-        console.print(Text(f"to continue: {options.command(resume=folder.has_results())}"), soft_wrap=True)
+        _say(f"to continue: {options.command(resume=folder.has_results())}", console)
 
 
 def _announcer(console: Console) -> Callable[[str], None]:
     def announce(text: str) -> None:
-        console.print(Text(f"\n{text}"), soft_wrap=True)
+        _say(f"\n{text}", console)
 
     return announce
+
+
+def _say(text: str, console: Console) -> None:
+    """Prints a line. A closed terminal or pipe, or a full disk, must not change how the run ends."""
+    try:
+        console.print(Text(text), soft_wrap=True)
+    except OSError:
+        discard_output(sys.stdout)
+    except SystemExit:
+        # rich leaves the program when a pipe is closed, after it has discarded the output.
+        return
 
 
 def _now() -> str:
