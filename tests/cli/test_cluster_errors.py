@@ -51,6 +51,13 @@ def test_a_missing_kubeconfig_is_reported_with_the_paths_searched(
     assert_one_line(errors, "error:", "kubeconfig", f"{tmp_path}/a", f"{tmp_path}/b", "--kubeconfig", "KUBECONFIG")
 
 
+def test_an_unknown_home_folder_is_no_crash(rljob: Rljob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "~no-such-user/config")
+    code, _, errors = rljob("list")
+    assert code == 2
+    assert_one_line(errors, "error:", "kubeconfig", "~no-such-user/config")
+
+
 @pytest.mark.usefixtures("job_cluster")
 def test_a_named_kubeconfig_must_exist(rljob: Rljob, tmp_path: Path) -> None:
     code, _, errors = rljob("status", "small", "--kubeconfig", str(tmp_path / "other"))

@@ -215,6 +215,12 @@ def test_a_damaged_list_of_attempts_is_read_as_far_as_possible(workplace: JobFol
     assert trainer_environment(workplace, 2)["RLJOB_ATTEMPT"] == "2"
 
 
+def test_a_missing_code_folder_is_reported(workplace: JobFolder, error_of_run: Callable[..., str]) -> None:
+    for wrong in ("cod", "job.yaml"):
+        assert error_of_run("--code", wrong) == Mentions("error: --code:", wrong, "not a folder")
+    assert not workplace.run_folder.exists()
+
+
 def test_an_empty_address_of_a_ray_cluster_does_not_start_a_local_run(error_of_run: Callable[..., str]) -> None:
     assert error_of_run("--ray", "") == Mentions("error: --ray:", "empty", "HOST:PORT", "remove --ray")
 

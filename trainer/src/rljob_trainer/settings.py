@@ -162,7 +162,7 @@ def read_pod_settings() -> PodSettings:
 
 def cache_folder() -> Path:
     """Returns the folder that keeps models between runs."""
-    return Path(_cache()).expanduser()
+    return Path(os.path.expanduser(_cache()))
 
 
 def cpp_compiler() -> str:
@@ -222,7 +222,7 @@ def set_environment(variables: Mapping[str, str]) -> None:
     theirs = [entry for entry in _entries(variables.get(PYTHON_PATH, "")) if entry not in own]
     # `~` is expanded here, because the home folder may differ between machines.
     variables = {
-        name: str(Path(value).expanduser()) if name in COMPILER_CACHE_VARIABLES else value
+        name: os.path.expanduser(value) if name in COMPILER_CACHE_VARIABLES else value
         for name, value in variables.items()
     }
     os.environ.update({**variables, **({PYTHON_PATH: os.pathsep.join([*own, *theirs])} if own or theirs else {})})

@@ -93,6 +93,8 @@ def run(options: RunOptions, console: Console) -> int:
         DocumentError: the job is too large to pass on to the trainer.
     """
     job = load_job_file_to_run(options.file)
+    if options.code is not None and not options.code.is_dir():
+        raise CliError(f"--code: {options.code} is not a folder; name the folder with the job's Python code")
     for imported_from in (options.file.absolute().parent, *([options.code.absolute()] if options.code else [])):
         _refuse_hiding_files(imported_from)
     if options.resume and job.spec.checkpoint.resume is Resume.NEVER:
