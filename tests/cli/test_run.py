@@ -221,6 +221,17 @@ def test_a_missing_code_folder_is_reported(workplace: JobFolder, error_of_run: C
     assert not workplace.run_folder.exists()
 
 
+def test_a_deleted_current_folder_is_reported(
+    workplace: JobFolder, rljob: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = workplace.folder / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    code, output, errors = rljob("run", str(workplace.job_file))
+    assert (code, output, errors) == (2, "", Mentions("error:", "current folder", "deleted"))
+
+
 def test_an_empty_address_of_a_ray_cluster_does_not_start_a_local_run(error_of_run: Callable[..., str]) -> None:
     assert error_of_run("--ray", "") == Mentions("error: --ray:", "empty", "HOST:PORT", "remove --ray")
 

@@ -92,6 +92,10 @@ def run(options: RunOptions, console: Console) -> int:
         CliError: the job, the folder or the system does not allow this run.
         DocumentError: the job is too large to pass on to the trainer.
     """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise CliError("the current folder was deleted; change to another folder and run the command again") from None
     job = load_job_file_to_run(options.file)
     if options.code is not None and not options.code.is_dir():
         raise CliError(f"--code: {options.code} is not a folder; name the folder with the job's Python code")
