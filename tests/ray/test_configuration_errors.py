@@ -295,3 +295,14 @@ def test_a_code_folder_that_is_too_large_to_upload_is_rejected(
     # Ray would use the connection that it had opened before the error.
     with pytest.raises(RaySystemError):
         ray.nodes()
+
+
+def test_a_temporary_folder_with_a_long_path_is_reported_with_the_variable_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("batch-system-" * 8)
+    folder.mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    with pytest.raises(ConfigurationError) as error, ray_session(None, 1, 0):
+        pass
+    assert str(error.value) == Mentions("Ray:", "107", str(folder), "RAY_TMPDIR=/tmp")
