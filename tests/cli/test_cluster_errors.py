@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -49,6 +50,17 @@ def test_a_missing_kubeconfig_is_reported_with_the_paths_searched(
     code, _, errors = rljob("status", "small")
     assert code == 2
     assert_one_line(errors, "error:", "kubeconfig", f"{tmp_path}/a", f"{tmp_path}/b", "--kubeconfig", "KUBECONFIG")
+
+
+def test_a_kubeconfig_may_come_from_a_pipe(rljob: Rljob, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(KUBECONFIG.replace("SERVER", "foo"),))
+    writer.start()
+    code, _, errors = rljob("list", "--kubeconfig", str(pipe))
+    writer.join()
+    assert code == 2
+    assert_one_line(errors, f"error: {pipe}:", "PLUGIN")
 
 
 def test_an_unknown_home_folder_is_no_crash(rljob: Rljob, monkeypatch: pytest.MonkeyPatch) -> None:

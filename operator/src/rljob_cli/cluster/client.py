@@ -175,7 +175,8 @@ def connect(options: ClusterOptions) -> Cluster:
     configuration = Configuration(retries=False)
     given = options.kubeconfig is not None or options.context is not None
     files = [options.kubeconfig] if options.kubeconfig else kubeconfig_files()
-    existing = [file for file in files if file.is_file()]
+    # Also a pipe, such as that of `--kubeconfig <(command)`.
+    existing = [file for file in files if file.exists() and not file.is_dir()]
     if existing:
         name, namespace = _load_kubeconfig(configuration, existing, options.context)
     elif not given and (own_namespace := service_account_namespace()):

@@ -50,7 +50,7 @@ TRAINER_PACKAGE = "rljob_trainer"
 _MEANING = {
     ExitCode.SUCCESS: "complete",
     ExitCode.APPLICATION: "the training or the job's own code failed; see the log above",
-    ExitCode.CONFIGURATION: "the job's configuration is invalid; change the file",
+    ExitCode.CONFIGURATION: "the job's configuration is invalid; fix what the error above names",
     ExitCode.INFRASTRUCTURE: "a worker or device was lost, or a resource is missing; a retry may succeed",
 }
 SIGKILL_EXIT_CODE = 137

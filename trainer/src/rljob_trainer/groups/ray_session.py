@@ -135,9 +135,14 @@ def _start(num_cpus: int, num_gpus: int) -> None:
                     f" ({_one_line(error)}); export RAY_TMPDIR with a shorter path, such as RAY_TMPDIR=/tmp"
                 ) from error
             if start == MAX_STARTS:
+                files = isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError)
                 raise ResourceError(
                     f"Ray: could not be started on this machine in {MAX_STARTS} attempts ({_one_line(error)}); check "
-                    "free memory, CPU load, and disk space in /tmp/ray and /dev/shm"
+                    + (
+                        "that HOME and the temporary folder can be written (Ray keeps a token in HOME/.ray)"
+                        if files
+                        else "free memory, CPU load, and disk space in /tmp/ray and /dev/shm"
+                    )
                 ) from error
             log.warning("Ray did not start (%s); retrying", _one_line(error))
         else:
