@@ -55,6 +55,14 @@ def test_a_closed_pipe_does_not_change_the_end(workplace: JobFolder, wait_for: W
     assert any((workplace.run_folder / "checkpoints").iterdir())
 
 
+def test_a_full_log_file_does_not_change_the_end(workplace: JobFolder) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            COMMAND, cwd=workplace.folder, env=inherited_environment(), stdout=full, stderr=full, timeout=120
+        )
+    assert (done.returncode, last_attempt(workplace.run_folder)) == (0, 0)
+
+
 def test_nohup_keeps_a_run_alive(workplace: JobFolder, wait_for: WaitFor) -> None:
     environment = inherited_environment() | {"STAND_IN": "wait"}
     nothing = subprocess.DEVNULL

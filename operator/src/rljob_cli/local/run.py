@@ -281,10 +281,10 @@ def show_plan(plan: LocalPlan, folder: RunFolder, console: Console) -> None:
         table.add_column(name, justify="right")
     for row in plan.pools:
         table.add_row(row.pool, ", ".join(row.roles), str(row.num_workers_asked), str(row.num_workers))
-    console.print(table)
+    _print(table, console)
     for note in plan.notes:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
-    console.print(Text(f"results: {folder.path}"), soft_wrap=True)
+        _say(f"note: {note}", console)
+    _say(f"results: {folder.path}", console)
 
 
 def explain_exit(code: int, state: RunState | None, *, was_killed_on_request: bool) -> str:
@@ -355,9 +355,13 @@ def _announcer(console: Console) -> Callable[[str], None]:
 
 
 def _say(text: str, console: Console) -> None:
-    """Prints a line. A closed terminal or pipe, or a full disk, must not change how the run ends."""
+    _print(Text(text), console)
+
+
+def _print(content: Text | Table, console: Console) -> None:
+    """Prints a line or a table. A closed terminal or pipe, or a full disk, must not change how the run ends."""
     try:
-        console.print(Text(text), soft_wrap=True)
+        console.print(content, soft_wrap=isinstance(content, Text))
     except OSError:
         discard_output(sys.stdout)
     except SystemExit:
