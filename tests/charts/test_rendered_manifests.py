@@ -299,6 +299,22 @@ def test_a_wrong_value_is_rejected_by_its_name(helm: charts.Helm, setting: str, 
         helm.rendered(setting)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("image", "replicas", "trainer", "numWorkers", "logLevel", "tokenKey", "crds", "serviceAccount", "metrics"),
+        *("networkPolicy", "podDisruptionBudget", "crds.install", "crds.keep", "networkPolicy.enabled"),
+        *("networkPolicy.apiServer.ports", "trainer.rayVersion", "image.repository", "metrics.serviceMonitor"),
+    ],
+)
+def test_a_value_without_a_safe_empty_form_must_not_be_null(helm: charts.Helm, name: str) -> None:
+    """Helm removes a default if a values file has its key with nothing behind it, such as `keep:`."""
+    above, _, last = name.rpartition(".")
+    where = f"/{above.replace('.', '/')}" if above else ""
+    with pytest.raises(charts.HelmError, match=f"at '{where}': missing property '{last}'"):
+        helm.rendered(f"{name}=null", with_crd=True)
+
+
 def test_an_existing_key_is_mounted_and_none_is_made(helm: charts.Helm) -> None:
     manifests = helm.rendered("tokenKey.existingSecret=mine")
     assert charts.of_kind(manifests, "Secret") == []

@@ -31,6 +31,12 @@ def test_a_message_with_any_text_is_printed(workplace: JobFolder, variables: dic
     assert line == "    8 |     steps: \\u5341"
 
 
+@pytest.mark.parametrize("arguments", [("validate", "job.yaml"), ("--version",), ("plan", "--help"), ("bogus",)])
+def test_a_terminal_of_zero_columns_gets_the_same_output(workplace: JobFolder, arguments: tuple[str, ...]) -> None:
+    outputs = [workplace.command(*arguments, COLUMNS=columns).communicate(timeout=60)[0] for columns in ("0", "80")]
+    assert outputs[0] == outputs[1] != ""
+
+
 def test_machine_readable_output_is_utf8(workplace: JobFolder) -> None:
     text = workplace.job_file.read_text() + "  env: [{name: GREETING, value: '你好 😀'}]\n"
     workplace.job_file.write_text(text, encoding="utf-8")

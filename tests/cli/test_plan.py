@@ -335,6 +335,12 @@ def test_examples_are_planned_for_cpus_and_gpus(rljob: Rljob, name: str) -> None
             ("error: --gpu-memory, --gpu-tflops, --gpu-bandwidth", "seen H100", "--gpu mine"),
         ),
         (("--gpu", "H100", "--write", "x.yaml"), ("error: --write", "add --search")),
+        (("--gpu", "H100", "--gpu", "L4"), ("error: --gpu", "all pools", "seen H100, L4", "once")),
+        (("--gpu", "main=L4", "--gpu", "main=H100"), ("error: --gpu", "pool main", "seen main=L4, main=H100", "once")),
+        (("--gpu", "H100", "--context", "far"), ("error: --context", "add --from-cluster")),
+        (("--gpu", "H100", "--kubeconfig", "x y"), ("error: --kubeconfig", "add --from-cluster")),
+        (("--gpu", "H100", "--json", "--explain"), ("error: --explain", "--json", "remove one of them")),
+        (("--cluster", "lots", "--search", "--write", "/dev/null"), ("error: --write: /dev/null", "exists")),
         (("--from-run", "x"), ("error: rljob plan", "FILE, --from-run, --calibrate", "seen FILE and --from-run")),
     ],
 )

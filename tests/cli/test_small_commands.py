@@ -84,6 +84,16 @@ def test_the_starter_file_needs_an_existing_folder(rljob: Rljob) -> None:
     assert errors == Mentions("nowhere/job.yaml:", "written", "No such file or directory")
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"), [(".", "job.yaml"), ("", "job.yaml"), ("..", "../job.yaml"), ("jobs", "jobs/job.yaml")]
+)
+def test_a_folder_is_not_a_starter_file(rljob: Rljob, folder: Path, name: str, advice: str) -> None:
+    (folder / "jobs").mkdir()
+    code, output, errors = rljob("init", name)
+    assert (code, output, errors) == (2, "", Mentions("error:", "is a folder", f"such as {advice}"))
+    assert errors.count("\n") == 1
+
+
 def test_plots_are_drawn_again_from_the_metrics(workplace: JobFolder) -> None:
     workplace.run_folder.mkdir(parents=True)
     rows = ({"step": step, "wall_time": 0.0, "critic/rewards/mean": 0.5} for step in (1, 2, 3))

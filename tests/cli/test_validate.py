@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from rljob_api.errors import JobFileError
@@ -202,6 +203,20 @@ def test_square_brackets_in_a_file_are_not_markup(tmp_path: Path) -> None:
     path.write_text(JOB.replace("path:", "paht:"))
     _, output = validated(path)
     assert '{paht: "[bold]train.jsonl"}' in output
+
+
+@pytest.mark.parametrize("value", ["日本語", "x\ty", "e\u0301", "a\u202eb", "z" * 5000])
+def test_the_mark_is_below_the_problem(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "job.yaml"
+    reward = f"{{name: '{value}', type: Function, fnction: 1, more: '{value}'}}"
+    path.write_text(JOB.replace("{type: MathAnswer}", reward))
+    _, output = validated(path)
+    lines = output.splitlines()
+    at = next(index for index, line in enumerate(lines) if "fnction: is not" in line)
+    before, found, _ = lines[at + 1].partition("fnction")
+    assert found
+    assert cell_len(before) == lines[at + 2].index("^")
+    assert len(lines[at + 1]) < 200
 
 
 def test_a_job_from_a_pipe_is_read_once(tmp_path: Path) -> None:

@@ -122,7 +122,10 @@ def _choices(context: Mapping[str, object]) -> str:
 
 
 def _nearest_choice(value: object, context: Mapping[str, object]) -> str:
-    near = similar_names(str(value), _choices(context).split(", "))
+    choices = _choices(context).split(", ")
+    if len(choices) == 1:
+        return f"write {choices[0]}"
+    near = similar_names(str(value), choices)
     return f"did you mean {near[0]}?" if near else "choose one of them"
 
 

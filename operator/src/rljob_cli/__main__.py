@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -16,10 +15,11 @@ from rich.text import Text
 
 from rljob_api.constants import API_GROUP, API_VERSION, CONTRACT_VERSION, ExitCode
 from rljob_api.errors import ContractError
-from rljob_api.standard_streams import accept_all_characters
+from rljob_api.standard_streams import accept_all_characters, discard_output
 from rljob_cli import arguments as of
 from rljob_cli.arguments import Context, JobFile, JobName, Kubeconfig, Namespace
 from rljob_cli.errors import CliError
+from rljob_cli.settings import forget_zero_columns
 
 if TYPE_CHECKING:
     from rljob_cli.cluster.client import Cluster
@@ -128,10 +128,10 @@ def plan_command(
     """
     from rljob_cli.cluster.client import ClusterOptions
     from rljob_cli.plan.command import plan
-    from rljob_cli.plan.options import GpuOptions, PlanOptions
+    from rljob_cli.plan.options import GpuOptions, PlanOptions, cluster_to_read
     from rljob_planner.job_workload import LengthOptions
 
-    asked = ClusterOptions(context, None, kubeconfig) if from_cluster else None
+    asked = cluster_to_read(ClusterOptions(context, None, kubeconfig), is_wanted=from_cluster)
     options = PlanOptions(
         file=file,
         from_run=from_run,
@@ -362,6 +362,7 @@ def delete_command(
 def main() -> None:
     """Runs the command. Errors that the user can fix are printed to standard error without a traceback."""
     accept_all_characters()
+    forget_zero_columns()
     try:
         app()
     except CliError as error:
@@ -373,8 +374,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
             raise
-        # Without this, the interpreter flushes the output again when it exits, and reports the error a second time.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output(sys.stdout)
         _console(stderr=True).print(Text(f"error: cannot write the output ({error.strerror})"), soft_wrap=True)
         raise SystemExit(ExitCode.APPLICATION) from None
 

@@ -106,6 +106,8 @@ def write_starter(file: Path) -> Path:
     Raises:
         CliError: the file exists, or cannot be written.
     """
+    if file.name in ("", "..") or file.is_dir():
+        raise CliError(f"{file}: is a folder; give the name of a file, such as {file / 'job.yaml'}")
     if file.suffix not in JOB_SUFFIXES:
         file = file.with_name(f"{file.name}.yaml")
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -11,6 +12,9 @@ from rljob_api.errors import JobFileError, Problem
 from rljob_api.job_file import job_text_warnings, load_job_text_to_run, read_job_text, resolved_job_text
 from rljob_api.standard_streams import write_utf8
 from rljob_api.v1alpha1.job import RLJob
+
+_LONGEST_EXCERPT = 160
+"""Most characters of a source line that are printed. A job in JSON may be one long line."""
 
 
 def validate_file(path: Path, console: Console) -> RLJob | None:
@@ -52,5 +56,16 @@ def _print_problem(path: Path, problem: Problem, lines: list[str], console: Cons
     console.print(Text(f"{path}:{line}:{column}: {kind}{problem}"), soft_wrap=True)
     if line <= len(lines) and not problem.hides_line:
         number = f"{line:5} | "
-        console.print(Text(number + lines[line - 1], style="dim"), soft_wrap=True)
-        console.print(Text(" " * (len(number) + column - 1) + "^", style="red"), soft_wrap=True)
+        excerpt, offset = _excerpt(lines[line - 1], column)
+        console.print(Text(number + excerpt, style="dim"), soft_wrap=True)
+        console.print(Text(" " * (len(number) + offset) + "^", style="red"), soft_wrap=True)
+
+
+def _excerpt(source: str, column: int) -> tuple[str, int]:
+    """The source line around a column, and how many columns of the terminal precede that one: wide characters take two.
+    Tabs and control characters, whose width the terminal decides, become spaces."""
+    plain = "".join(letter if letter.isprintable() else " " for letter in source)
+    start = max(0, column - 1 - _LONGEST_EXCERPT // 2) if len(plain) > _LONGEST_EXCERPT else 0
+    end = start + _LONGEST_EXCERPT
+    before = ("..." if start else "") + plain[start : column - 1]
+    return before + plain[column - 1 : end] + ("..." if end < len(plain) else ""), cell_len(before)

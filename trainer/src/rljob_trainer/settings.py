@@ -122,7 +122,7 @@ def _pool_nodes() -> Mapping[str, int]:
     text = os.environ.get(ENV_POOL_NODES, "{}")
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not all(type(nodes) is int and nodes > 0 for nodes in found.values()):
         raise ConfigurationError(
@@ -163,7 +163,7 @@ def read_pod_settings() -> PodSettings:
 
 def cache_folder() -> Path:
     """Returns the folder that keeps models between runs."""
-    return Path(_cache()).expanduser()
+    return Path(os.path.expanduser(_cache()))
 
 
 def cpp_compiler() -> str:
@@ -223,7 +223,7 @@ def set_environment(variables: Mapping[str, str]) -> None:
     theirs = [entry for entry in _entries(variables.get(PYTHON_PATH, "")) if entry not in own]
     # `~` is expanded here, because the home folder may differ between machines.
     variables = {
-        name: str(Path(value).expanduser()) if name in COMPILER_CACHE_VARIABLES else value
+        name: os.path.expanduser(value) if name in COMPILER_CACHE_VARIABLES else value
         for name, value in variables.items()
     }
     os.environ.update({**variables, **({PYTHON_PATH: os.pathsep.join([*own, *theirs])} if own or theirs else {})})

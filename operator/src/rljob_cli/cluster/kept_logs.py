@@ -20,6 +20,7 @@ from rljob_api.constants import (
     POD_STORAGE_FOLDER,
 )
 from rljob_cli.arguments import Container
+from rljob_cli.cluster.client import checked_name
 from rljob_cli.errors import CliError
 from rljob_cli.plain_text import one_line
 
@@ -72,7 +73,7 @@ def kept_log(name: str, storage: Path, options: LogOptions) -> KeptLog:
             f"--container {options.container}: not available with --storage, which has only the driver's log and, with"
             " --pool, the workers' logs; remove --container"
         )
-    logs = _logs_folder(name, storage)
+    logs = _logs_folder(checked_name("NAME", name), storage)
     return _log_of_worker(logs, options) if options.pool else _log_of_driver(logs, options.attempt)
 
 

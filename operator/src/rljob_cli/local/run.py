@@ -33,6 +33,7 @@ from rljob_api.constants import (
 from rljob_api.contract_documents import TrainerJob, dump_job
 from rljob_api.job_file import load_job_file_to_run
 from rljob_api.run_state import RunPhase, RunState
+from rljob_api.standard_streams import discard_output
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.pod_environment import OWNED_ENV_PREFIXES, EnvSource
@@ -49,7 +50,7 @@ TRAINER_PACKAGE = "rljob_trainer"
 _MEANING = {
     ExitCode.SUCCESS: "complete",
     ExitCode.APPLICATION: "the training or the job's own code failed; see the log above",
-    ExitCode.CONFIGURATION: "the job's configuration is invalid; change the file",
+    ExitCode.CONFIGURATION: "the job's configuration is invalid; fix what the error above names",
     ExitCode.INFRASTRUCTURE: "a worker or device was lost, or a resource is missing; a retry may succeed",
 }
 SIGKILL_EXIT_CODE = 137
@@ -93,7 +94,13 @@ def run(options: RunOptions, console: Console) -> int:
         CliError: this run is not possible with this job, folder or system.
         DocumentError: the job is too large to be passed to the trainer.
     """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise CliError("the current folder was deleted; change to another folder and run the command again") from None
     job = load_job_file_to_run(options.file)
+    if options.code is not None and not options.code.is_dir():
+        raise CliError(f"--code: {options.code} is not a folder; name the folder with the job's Python code")
     for imported_from in (options.file.absolute().parent, *([options.code.absolute()] if options.code else [])):
         _refuse_hiding_files(imported_from)
     if options.resume and job.spec.checkpoint.resume is Resume.NEVER:
@@ -117,12 +124,12 @@ def run(options: RunOptions, console: Console) -> int:
         code = process.run(keep_open=(lock,), on_start=record_start)
         state = folder.run_state_of(attempt)
         if code == ExitCode.SUCCESS and (state is None or state.phase is not RunPhase.COMPLETE):
-            console.print(Text("the trainer exited with code 0 before the job was complete"), soft_wrap=True)
+            _say("the trainer exited with code 0 before the job was complete", console)
             code = ExitCode.APPLICATION
         try:
             folder.record(attempt, ended=_now(), exitCode=code)
         except RunFolderError as error:
-            console.print(Text(f"note: {error}"), soft_wrap=True)
+            _say(f"note: {error}", console)
     _tell_the_end(code, state, process, options, folder, console)
     return code
 
@@ -153,6 +160,8 @@ def _refuse_hiding_files(folder: Path) -> None:
 def _local_plan(job: RLJob, options: RunOptions) -> LocalPlan:
     if options.ray_address is None:
         return plan_for_machine(job, find_devices(visible_cuda_devices()), options.num_workers)
+    if not options.ray_address.strip():
+        raise CliError("--ray: the address is empty; use HOST:PORT or auto, or remove --ray to run on this machine")
     if options.num_workers is not None:
         raise CliError("--workers: a Ray cluster uses the pools of the file; remove --workers or --ray")
     return plan_for_cluster(job)
@@ -274,10 +283,10 @@ def show_plan(plan: LocalPlan, folder: RunFolder, console: Console) -> None:
         table.add_column(name, justify="right")
     for row in plan.pools:
         table.add_row(row.pool, ", ".join(row.roles), str(row.num_workers_asked), str(row.num_workers))
-    console.print(table)
+    _print(table, console)
     for note in plan.notes:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
-    console.print(Text(f"results: {folder.path}"), soft_wrap=True)
+        _say(f"note: {note}", console)
+    _say(f"results: {folder.path}", console)
 
 
 def explain_exit(code: int, state: RunState | None, *, was_killed_on_request: bool) -> str:
@@ -327,7 +336,7 @@ def _tell_the_end(
     code: int, state: RunState | None, process: TrainerProcess, options: RunOptions, folder: RunFolder, console: Console
 ) -> None:
     meaning = explain_exit(code, state, was_killed_on_request=process.was_killed_on_request)
-    console.print(Text(f"exit code {code}: {meaning}"), soft_wrap=True)
+    _say(f"exit code {code}: {meaning}", console)
     if state is not None:
         progress = state.progress
         reached = f"step {progress.step} of {progress.total_steps}"
@@ -335,16 +344,31 @@ def _tell_the_end(
             reached += f", held-out score {progress.eval_score:.3f}"
         if state.checkpoint is not None:
             reached += f", newest checkpoint at step {state.checkpoint.step}"
-        console.print(Text(f"{reached}; see {folder.path}"), soft_wrap=True)
+        _say(f"{reached}; see {folder.path}", console)
     if code not in (ExitCode.SUCCESS, ExitCode.CONFIGURATION):
-        console.print(Text(f"to continue: {options.command(resume=folder.has_results())}"), soft_wrap=True)
+        _say(f"to continue: {options.command(resume=folder.has_results())}", console)
 
 
 def _announcer(console: Console) -> Callable[[str], None]:
     def announce(text: str) -> None:
-        console.print(Text(f"\n{text}"), soft_wrap=True)
+        _say(f"\n{text}", console)
 
     return announce
+
+
+def _say(text: str, console: Console) -> None:
+    _print(Text(text), console)
+
+
+def _print(content: Text | Table, console: Console) -> None:
+    """Prints a line or a table. A closed terminal or pipe, or a full disk, must not change how the run ends."""
+    try:
+        console.print(content, soft_wrap=isinstance(content, Text))
+    except OSError:
+        discard_output(sys.stdout)
+    except SystemExit:
+        # rich leaves the program when a pipe is closed, after it has discarded the output.
+        return
 
 
 def _now() -> str:

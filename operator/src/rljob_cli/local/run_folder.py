@@ -21,6 +21,7 @@ from rljob_api.contract_documents import load_run_state
 from rljob_api.errors import DocumentError
 from rljob_api.job_file import resolved_job_text
 from rljob_api.run_state import RunState
+from rljob_api.scalars import MAX_COUNT
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.errors import RunFolderError
 
@@ -156,10 +157,15 @@ class RunFolder:
         path = self.path / ATTEMPTS_FILE_NAME
         if not path.exists():
             return
-        for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise RunFolderError(f"{path}: cannot be read ({error.strerror}); use another --run-folder") from error
+        for line in text.splitlines():
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(row, dict) and isinstance(row.get("attempt"), int):
-                yield row["attempt"], row
+            number = row.get("attempt") if isinstance(row, dict) else None
+            if isinstance(number, int) and 0 < number < MAX_COUNT:
+                yield number, row

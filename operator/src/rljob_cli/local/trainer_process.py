@@ -100,7 +100,9 @@ class TrainerProcess:
 
     @contextmanager
     def _passing_signals_on(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._on_stop) for number in STOP_SIGNALS}
+        # `nohup` ignores SIGHUP, so that the run outlives its terminal.
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+        before = {number: signal.signal(number, self._on_stop) for number in STOP_SIGNALS if number not in ignored}
         try:
             yield
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -50,6 +51,10 @@ def _check_combination(options: PlanOptions) -> None:
         )
     if options.write is not None and not options.search:
         raise CliError("--write: writes the job that --search finds, so it requires --search; add --search")
+    if options.write is not None and os.path.lexists(options.write):
+        raise CliError(f"--write: {options.write} already exists; choose another name")
+    if options.as_json and options.explain:
+        raise CliError("--explain: cannot be combined with --json, which prints no formulas; remove one of them")
     for_jobs = {
         "--search": options.search,
         "--json": options.as_json,

@@ -130,6 +130,12 @@ def _asked(spec: RLJobSpec, options: GpuOptions, named: Callable[[str, str], Gpu
     names = [pool.name for pool in spec.pools]
     for text in options.kinds:
         pool, is_of_pool, kind = text.partition("=")
+        if pool in of_pools if is_of_pool else everywhere is not None:
+            wanted = f"pool {pool}" if is_of_pool else "all pools"
+            raise CliError(
+                f"--gpu: names a type for {wanted} more than once (seen {', '.join(options.kinds)}); give it once, or"
+                " POOL=TYPE for one pool"
+            )
         if not is_of_pool:
             everywhere = named(text, "--gpu")
         elif pool not in names:

@@ -71,7 +71,7 @@ def find_shape(source: ModelSource, job_folder: Path) -> FoundShape:
     text = source.source
     if not _looks_local(text, job_folder):
         return _of_hub(source)
-    path = _package_path(source) if text.startswith(PACKAGE_SCHEME) else job_folder / Path(text).expanduser()
+    path = _package_path(source) if text.startswith(PACKAGE_SCHEME) else job_folder / os.path.expanduser(text)
     if path.suffix == ".gguf" and os.path.isfile(path):
         return FoundShape(_shape_of_gguf_file(path, source), f"from {path.name}")
     file = path / "config.json"
@@ -101,14 +101,14 @@ def _package_path(source: ModelSource) -> Path:
     if not package or not inner or ".." in PurePosixPath(inner).parts:
         raise CliError(f"{source.field}: must have the form package://PYTHON_PACKAGE/PATH (seen {source.source!r})")
     top, *nested = package.split(".")
-    spec = importlib.util.find_spec(top)
+    spec = importlib.util.find_spec(top) if top else None
     if spec is None or spec.submodule_search_locations is None:
         raise CliError(
             f"{source.field}: the Python package {top!r} is not installed here (seen {source.source!r}); install it"
             f"{_or_config(source)}"
         )
     candidates = [Path(folder, *nested, inner) for folder in spec.submodule_search_locations]
-    return next((path for path in candidates if path.exists()), candidates[0])
+    return next((path for path in candidates if os.path.exists(path)), candidates[0])
 
 
 def _of_hub(source: ModelSource) -> FoundShape:

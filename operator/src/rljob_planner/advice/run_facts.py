@@ -158,8 +158,9 @@ class RunFacts:
         return ObservedLengths.together([each.lengths for each in self.steps])
 
 
-def facts_of(lines: Sequence[MetricsLine], batch_size: int) -> RunFacts:
-    """The measurements of a run with `batch_size` prompts per step. Several lines of one step are merged.
+def facts_of(lines: Sequence[MetricsLine], batch_size: int, file: str = "metrics.jsonl") -> RunFacts:
+    """The measurements of a run with `batch_size` prompts per step. Several lines of one step are merged. `file` is
+    the name of their file in messages.
 
     Raises:
         PlanError: there is no finished step.
@@ -171,7 +172,7 @@ def facts_of(lines: Sequence[MetricsLine], batch_size: int) -> RunFacts:
     rows = [merged[step] for step in sorted(merged) if merged[step].get(STEP_SECONDS, 0.0) > 0]
     if not rows:
         raise PlanError(
-            f"metrics.jsonl: no finished step (seen {len(lines)} lines); wait until the run has finished its second"
+            f"{file}: no finished step (seen {len(lines)} lines); wait until the run has finished its second"
             " step, or choose another run"
         )
     later = rows[1:] or rows

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS = 5.0
 MAX_STARTS = 3
 """Ray's own processes must start within 15 s, which the first start on a cold or busy machine can exceed."""
+_SOCKET_PATH_TOO_LONG = "AF_UNIX path length"
+"""In Ray's error for a temporary folder with a long path, such as a batch system's TMPDIR."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +129,20 @@ def _start(num_cpus: int, num_gpus: int) -> None:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
+            if _SOCKET_PATH_TOO_LONG in str(error):
+                raise ConfigurationError(
+                    "Ray: the path of its temporary folder is too long for sockets, which may have 107 characters"
+                    f" ({_one_line(error)}); export RAY_TMPDIR with a shorter path, such as RAY_TMPDIR=/tmp"
+                ) from error
             if start == MAX_STARTS:
+                files = isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError)
                 raise ResourceError(
                     f"Ray: could not be started on this machine in {MAX_STARTS} attempts ({_one_line(error)}); check "
-                    "free memory, CPU load, and disk space in /tmp/ray and /dev/shm"
+                    + (
+                        "that HOME and the temporary folder can be written (Ray keeps a token in HOME/.ray)"
+                        if files
+                        else "free memory, CPU load, and disk space in /tmp/ray and /dev/shm"
+                    )
                 ) from error
             log.warning("Ray did not start (%s); retrying", _one_line(error))
         else:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
+
+log = logging.getLogger(__name__)
 
 
 class JsonlWriter:
@@ -44,6 +47,14 @@ def read_rows(path: Path) -> Iterator[dict[str, object]]:
     Raises:
         ValueError: a line other than the last is not a JSON object; the message names file and line.
     """
+    for row in _rows(path):
+        if isinstance(row, ValueError):
+            raise ValueError(f"{row}; remove the line or the file")
+        yield row
+
+
+def _rows(path: Path) -> Iterator[dict[str, object] | ValueError]:
+    """As `read_rows`, but yields the error of a damaged line in its place."""
     if not path.exists():
         return
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -53,24 +64,24 @@ def read_rows(path: Path) -> Iterator[dict[str, object]]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             if number == last_number:
                 return
-            raise ValueError(
-                f"{path}:{number}: not a line of JSON ({error.msg}); remove the line or the file"
-            ) from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number}: not a JSON object ({line[:40]!r}); remove the line or the file")
-        yield row
+            yield ValueError(f"{path}:{number}: not a line of JSON ({error})")
+            continue
+        if isinstance(row, dict):
+            yield row
+        else:
+            yield ValueError(f"{path}:{number}: not a JSON object ({line[:40]!r})")
 
 
 def cut_back(path: Path, last_step: int) -> int:
     """Removes the rows of steps after `last_step`, which a resumed run repeats. Returns the number of removed rows.
 
-    The file is replaced atomically, so a crash leaves the old or the new file.
+    The file is replaced atomically, so a crash leaves the old or the new file. Damaged lines are removed with a
+    warning, because a run must be able to resume without them.
 
     Raises:
-        ValueError: as `read_rows`.
         OSError: the new file cannot be written.
     """
     if not path.exists():
@@ -78,7 +89,10 @@ def cut_back(path: Path, last_step: int) -> int:
     num_removed = 0
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        for row in read_rows(path):
+        for row in _rows(path):
+            if isinstance(row, ValueError):
+                log.warning("a damaged line was removed: %s", row)
+                continue
             step = row.get("step")
             if isinstance(step, int) and step > last_step:
                 num_removed += 1
