@@ -363,12 +363,12 @@ def test_an_operator_that_starts_late_requests_the_stacks_of_a_hanging_trainer(
         stored = world.api.objects[JOBS, "job"]
         status = object_at(stored, "status")
         [attempt] = objects_at(status, "attempts")
-        began, told = "2026-01-31T11:40:00Z", "2026-01-31T11:50:00Z"
-        stop = {"reason": "Stalled", "requestedAt": told}
+        began, requested = "2026-01-31T11:40:00Z", "2026-01-31T11:50:00Z"
+        stop = {"reason": "Stalled", "requestedAt": requested}
         for changes, stacks in [
             ({}, None),
             ({"stop": stop}, None),
-            ({"stop": stop | {"sentAt": told}}, "job-1-1-stacks"),
+            ({"stop": stop | {"sentAt": requested}}, "job-1-1-stacks"),
         ]:
             running = attempt | {"submissions": 1, "startNumber": 1, "runningSince": began} | changes
             world.api.put(JOBS, stored | {"status": status | {"attempts": [running]}})

@@ -75,11 +75,11 @@ def with_reported_end() -> Observed:
     ids=["does not stop", "silent", "unknown to Ray", "unobserved", "reported its end"],
 )
 def test_no_cluster_is_kept_whose_trainer_was_not_seen_to_end(seen: Observed) -> None:
-    plan = inputs.decide(seen, inputs.at(50))
-    assert plan.status.result is not None
-    assert plan.effects == REMOVED
-    assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("False", "Ended", DELETED_ANYWAY)
-    deleted = inputs.observed(plan.status, job_spec=KEEP)
+    decision = inputs.decide(seen, inputs.at(50))
+    assert decision.status.result is not None
+    assert decision.effects == REMOVED
+    assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("False", "Ended", DELETED_ANYWAY)
+    deleted = inputs.observed(decision.status, job_spec=KEEP)
     assert inputs.condition_of(inputs.decide(deleted, inputs.at(60)).status, C.CLUSTER_READY) == (
         "False",
         "Removed",
@@ -91,10 +91,10 @@ def test_no_cluster_is_kept_whose_trainer_was_not_seen_to_end(seen: Observed) ->
 def test_a_cluster_whose_trainer_ended_in_time_is_kept(run: RayJobStatus) -> None:
     seen = late(run)
     state = inputs.run_state(RunPhase.COMPLETE if run is RayJobStatus.SUCCEEDED else RunPhase.STOPPED)
-    plan = inputs.decide(replace(seen, ray=inputs.ray(inputs.ray_job(run), state)), inputs.at(49))
-    assert plan.status.result is not None
-    assert plan.effects == ()
-    assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("True", "Kept", Mentions("cluster is kept"))
+    decision = inputs.decide(replace(seen, ray=inputs.ray(inputs.ray_job(run), state)), inputs.at(49))
+    assert decision.status.result is not None
+    assert decision.effects == ()
+    assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("True", "Kept", Mentions("cluster is kept"))
 
 
 @pytest.mark.parametrize("head_is_there", [True, False], ids=["ended", "deleted"])
@@ -102,11 +102,11 @@ def test_a_trainer_ends_with_its_head(head_is_there: bool) -> None:
     head, *others = inputs.ready_pods()
     heads = (replace(head, ready=False, ended=True),) if head_is_there else ()
     not_asked = ObservedRay(Reachability.NOT_ASKED)
-    plan = inputs.decide(
+    decision = inputs.decide(
         inputs.observed(inputs.running(), inputs.cluster(provisioned=True), (*heads, *others), not_asked, KEEP)
     )
-    assert plan.status.attempts[0].reason == "HeadLost"
-    assert plan.effects == ()
+    assert decision.status.attempts[0].reason == "HeadLost"
+    assert decision.effects == ()
 
 
 def test_a_kept_cluster_stays_when_another_is_removed_under_an_unreadable_spec() -> None:
@@ -115,15 +115,15 @@ def test_a_kept_cluster_stays_when_another_is_removed_under_an_unreadable_spec()
     kept = inputs.with_status_written(seen, inputs.decide(seen))
     other = replace(inputs.cluster(), name="example-7", uid="c7")
     unread = replace(kept, job=replace(kept.job, spec=None), clusters=(*kept.clusters, other))
-    plan = inputs.decide(unread)
-    assert plan.effects == (DeleteCluster("example-7", "c7"),)
-    assert inputs.decide(inputs.with_status_written(unread, plan), inputs.at(1)).effects == plan.effects
+    decision = inputs.decide(unread)
+    assert decision.effects == (DeleteCluster("example-7", "c7"),)
+    assert inputs.decide(inputs.with_status_written(unread, decision), inputs.at(1)).effects == decision.effects
 
 
 def test_a_cluster_on_which_nothing_was_started_is_kept() -> None:
-    plan = inputs.decide(
+    decision = inputs.decide(
         inputs.observed(inputs.provisioning(seconds_ago=300), inputs.cluster(), inputs.ready_pods()[:1], job_spec=KEEP)
     )
-    assert plan.status.attempts[0].reason == "ProvisioningDeadlineExceeded"
-    assert plan.effects == ()
-    assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("True", "Kept", Mentions("cluster is kept"))
+    assert decision.status.attempts[0].reason == "ProvisioningDeadlineExceeded"
+    assert decision.effects == ()
+    assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("True", "Kept", Mentions("cluster is kept"))

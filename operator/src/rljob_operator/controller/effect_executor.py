@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class EffectExecutor:
-    """Executes plans in one process. Its only memory of jobs is when their network policies were last applied."""
+    """Executes decisions in one process. Its only memory of jobs is when their network policies were last applied."""
 
     def __init__(self, context: OperatorContext) -> None:
         self._objects = context.objects

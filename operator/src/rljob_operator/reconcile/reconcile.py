@@ -61,7 +61,7 @@ _CAUSED_BY_UNREADABLE_SPEC = (Reason.PROVISIONING_DEADLINE_EXCEEDED, Reason.RUN_
 
 
 def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Decision:
-    """Decides the status, effects and events of a pass. The same input gives the same plan. With its own status as
+    """Decides the status, effects and events of a pass. The same input gives the same decision. With its own status as
     input it changes nothing and repeats the effects that are not visible yet; all effects may be repeated."""
     job = observed.job
     if job.deleting:

@@ -337,7 +337,7 @@ class World:
         if self.tick in self.scenario.silent_ticks:
             return inputs.silent_ray(seconds=float(TICK_SECONDS * (self.tick - self.scenario.silent_ticks.start)))
         trainer = found.newest
-        return inputs.ray(gpus=self._gpus) if trainer is None else self._told(trainer)
+        return inputs.ray(gpus=self._gpus) if trainer is None else self._reported(trainer)
 
     def _status(self, trainer: Trainer) -> RayJobStatus:
         script, step = trainer.script, trainer.step(self.tick)
@@ -350,7 +350,7 @@ class World:
             return RayJobStatus.RUNNING
         return RayJobStatus.FAILED if script.exit_code else RayJobStatus.SUCCEEDED
 
-    def _told(self, trainer: Trainer) -> ObservedRay:
+    def _reported(self, trainer: Trainer) -> ObservedRay:
         """What Ray and the trainer's run state report."""
         status, script = self._status(trainer), trainer.script
         loads = self.tick - trainer.since < LOADING_TICKS

@@ -26,9 +26,9 @@ ALL_FILES = (*SETTINGS_FILES, "*.safetensors")
 """Pickled weights are not downloaded, because loading them can run code."""
 
 
-def download_once(repository: str, revision: str, where: str, marker: Path, told: OnGrowth) -> Path:
+def download_once(repository: str, revision: str, where: str, marker: Path, on_growth: OnGrowth) -> Path:
     """Downloads all files of a commit. After the first success, which the file `marker` records, the cache is used
-    without contacting the hub. `told` is called with the number of downloaded bytes.
+    without contacting the hub. `on_growth` is called with the number of downloaded bytes.
 
     Only one caller at a time. Raises as `download_model`, and ConfigurationError if weights are missing."""
     if marker.exists():
@@ -36,7 +36,7 @@ def download_once(repository: str, revision: str, where: str, marker: Path, told
             return Path(snapshot_download(repository, revision=revision, local_files_only=True))
         except LocalEntryNotFoundError:
             marker.unlink()
-    with watched_growth(_cache_of(repository), told):
+    with watched_growth(_cache_of(repository), on_growth):
         folder = download_model(repository, revision, where, ALL_FILES)
     missing = [name for name in _weight_files(folder) if not (folder / name).is_file()]
     if missing:

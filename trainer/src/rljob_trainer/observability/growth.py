@@ -18,9 +18,9 @@ BLOCK_BYTES = 512
 
 
 @contextmanager
-def watched_growth(folder: Path, told: OnGrowth, look_seconds: float = LOOK_SECONDS) -> Iterator[None]:
-    """During the block, a thread calls `told` whenever there are more bytes below `folder` than ever before. It does
-    not if nothing is written, or if existing data is written again."""
+def watched_growth(folder: Path, on_growth: OnGrowth, look_seconds: float = LOOK_SECONDS) -> Iterator[None]:
+    """During the block, a thread calls `on_growth` whenever there are more bytes below `folder` than ever before. It
+    does not if nothing is written, or if existing data is written again."""
     done = threading.Event()
 
     # Counted before the block writes anything.
@@ -33,7 +33,7 @@ def watched_growth(folder: Path, told: OnGrowth, look_seconds: float = LOOK_SECO
             # Some programs reserve a file's full size first, so the used space counts. Some file systems do not report
             # the used space, so the size counts, too.
             if size > most_size or space > most_space:
-                told(space or size)
+                on_growth(space or size)
             most_size, most_space = max(most_size, size), max(most_space, space)
 
     thread = threading.Thread(target=look, name="watched-growth", daemon=True)
