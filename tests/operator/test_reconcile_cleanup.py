@@ -97,6 +97,15 @@ def test_a_cluster_whose_trainer_ended_in_time_is_kept(run: RayJobStatus) -> Non
     assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("True", "Kept", Mentions("cluster is kept"))
 
 
+def test_a_finished_job_whose_kept_cluster_was_deleted_holds_no_gpus() -> None:
+    seen = late(RayJobStatus.STOPPED)
+    decision = inputs.decide(replace(seen, ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED))), inputs.at(49))
+    assert decision.status.gpus == 2
+    deleted = inputs.decide(inputs.observed(decision.status, job_spec=KEEP), inputs.at(60)).status
+    assert deleted.gpus == 0
+    assert inputs.condition_of(deleted, C.CLUSTER_READY) == ("False", "Removed", Mentions("cluster was deleted"))
+
+
 @pytest.mark.parametrize("head_is_there", [True, False], ids=["ended", "deleted"])
 def test_a_trainer_ends_with_its_head(head_is_there: bool) -> None:
     head, *others = inputs.ready_pods()

@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from rljob_api.requests import as_recorded
 from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.handlers import relist, watch_events
 from rljob_operator.handlers.relist import Relist
@@ -21,6 +22,8 @@ from rljob_operator.workqueue import WorkQueue
 from rljob_testing.operator import manual_clock
 
 KEY = JobKey("team", "job")
+TOO_LONG = "x" * 300
+"""A request that the status records as its hash."""
 OVER: Mapping[str, object] = {
     "observedGeneration": 1,
     "result": {"outcome": "Failed", "reason": "Stalled", "at": "2026-01-31T11:59:00Z", "cleanedUpAt": "x"},
@@ -77,6 +80,7 @@ def retry(value: str) -> dict[str, object]:
         (job(OVER, lifetime=0), 0),
         (job(OVER, **retry("first")), None),
         (job(OVER, **retry("second")), 0),
+        (job({**OVER, "handledRequests": {"retry": as_recorded(TOO_LONG)}}, **retry(TOO_LONG)), None),
         (job(OVER, generation=2), 0),
         (job(OVER, deletionTimestamp="2026-01-31T11:59:00Z"), 0),
     ],
@@ -236,7 +240,7 @@ def test_a_finished_job_costs_no_requests() -> None:
         assert await world.work() == [KEY]
         world.events.on_event(JOBS, "", job(OVER))
         world.events.on_event(PODS, "MODIFIED", part(12))
-        world.events.on_event(CLUSTERS, "DELETED", part(13, name="job-1", uid="c1"))
+        world.events.on_event(CLUSTERS, "MODIFIED", part(13, name="job-1", uid="c1"))
         await world.relist.once()
         assert (await world.work(), world.queue.num_delayed) == ([], 0)
         world.events.on_event(JOBS, "MODIFIED", job(OVER, version=14, **retry("second")))
@@ -271,6 +275,27 @@ def test_a_cluster_of_a_finished_job_found_by_a_listing_is_reconciled_once() -> 
     run(test)
 
 
+@pytest.mark.parametrize("is_reported", [True, False], ids=["an event", "a listing, after an event was lost"])
+def test_the_end_of_a_kept_cluster_causes_one_pass(is_reported: bool) -> None:
+    """Otherwise the status would say for ever that the finished job holds GPUs."""
+
+    kept = part(4, name="job-1", uid="c1")
+
+    async def test(world: World) -> None:
+        world.api.objects |= {JOBS: [job(OVER)], CLUSTERS: [kept]}
+        await world.relist.once()
+        assert await world.work() == [KEY]
+        world.api.objects[CLUSTERS] = []
+        world.api.version = 20
+        if is_reported:
+            world.events.on_event(CLUSTERS, "DELETED", kept)
+        else:
+            await world.relist.once()
+        assert await world.work() == [KEY]
+
+    run(test)
+
+
 def test_a_finished_job_with_a_ttl_is_reconciled_when_it_expires() -> None:
     async def test(world: World) -> None:
         world.api.objects[JOBS] = [job(OVER, lifetime=3600)]
@@ -299,12 +324,15 @@ def test_events_of_other_objects_are_ignored() -> None:
 
 def test_a_job_whose_deletion_was_missed_is_forgotten() -> None:
     async def test(world: World) -> None:
+        world.events.on_event(JOBS, "", job({}))
         world.api.objects[JOBS] = [job({})]
         await world.relist.once()
         await world.work()
         world.api.objects[JOBS] = []
         await world.relist.once()
         assert (await world.work(), world.cache.job(*KEY)) == ([KEY], None)
+        world.events.on_event(JOBS, "ADDED", job({}, version=30))
+        assert await world.work() == [KEY]
 
     run(test)
 
@@ -331,6 +359,20 @@ def test_a_forbidden_listing_is_logged_and_jobs_do_not_wait_for_it(caplog: pytes
             assert await world.work() == [KEY]
         assert world.cache.forbidden("team") == "pods is forbidden"
         assert caplog.text.count("pods is forbidden") == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize(("error", "num_pods", "seconds"), [(None, 9000, 90), ("no", 2, 5), ("no", 9000, 90)])
+def test_many_objects_are_listed_less_often_also_while_something_is_missing(
+    error: str | None, num_pods: int, seconds: float
+) -> None:
+    async def test(world: World) -> None:
+        world.api.objects[PODS] = [part(5, name=f"pod-{number}", uid=f"u{number}") for number in range(num_pods)]
+        if error is not None:
+            world.api.errors[CLUSTERS] = ForbiddenError(error)
+        await world.relist.once()
+        assert world.relist._pause_seconds() == seconds
 
     run(test)
 
