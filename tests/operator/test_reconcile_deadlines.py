@@ -10,7 +10,14 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import AttemptOutcome, ConditionStatus
 from rljob_operator.reconcile.decision import ApplyNetworkPolicy, DeleteCluster, StopJob
-from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, ObservedRay, RayJobStatus
+from rljob_operator.reconcile.observed import (
+    EffectFailure,
+    EffectKind,
+    Observed,
+    ObservedRay,
+    RayJobStatus,
+    Reachability,
+)
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
@@ -48,6 +55,8 @@ def test_provisioning_has_until_its_deadline_and_not_longer() -> None:
         Mentions("300 s: 0 of 2 pods ready; waiting for the head pod and 1 of pool main"),
     )
     assert decision.status.attempts[0].outcome == AttemptOutcome.FAILED
+    assert decision.status.counters is not None
+    assert decision.status.counters.failed_attempts == 1
     assert decision.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
 
 
@@ -94,6 +103,26 @@ def test_the_active_deadline_stops_the_trainer_first() -> None:
         Mentions("stopped as requested", "checkpoint", "step 7"),
     )
     assert last.status.attempts[0].outcome == AttemptOutcome.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("ray", "applies"),
+    [
+        (inputs.silent_ray(seconds=20), True),
+        (inputs.silent_ray(seconds=19), False),
+        (inputs.silent_ray(Reachability.REJECTED), False),
+    ],
+    ids=["silent", "silent for a moment", "it answers"],
+)
+def test_an_operator_that_moved_gets_access_to_a_dashboard_before_the_trainer_was_submitted(
+    ray: ObservedRay, applies: bool
+) -> None:
+    """Otherwise the job would fail at its provisioning deadline."""
+    seen = inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), ray)
+    effects = (ApplyNetworkPolicy("example-1"),) if applies else ()
+    assert inputs.decide(seen).effects == effects
+    unread = replace(seen, job=replace(seen.job, spec=None, spec_error="spec.new: not known here"))
+    assert inputs.decide(unread).effects == effects
 
 
 def test_a_trainer_that_does_not_stop_gets_its_grace_period_from_the_request() -> None:

@@ -207,6 +207,14 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         ),
         "False", "500: No available agent",
     ),
+    (
+        C.JOB_SUBMITTED, R.AUTHENTICATION_MISSING,
+        failed_effect(
+            replace(on_ready(S.ray()), job=S.job(status=S.provisioning(record={"submissions": 1}))),
+            EffectKind.SUBMIT_JOB, R.AUTHENTICATION_MISSING, "HTTP 200",
+        ),
+        "False", "HTTP 200",
+    ),
     (C.JOB_SUBMITTED, R.SUBMITTED, S.healthy(), "True", "Ray job example-1-1"),
     (C.JOB_SUBMITTED, R.DRIVER_LOST, replace(S.healthy(), ray=S.ray()), "False",
      Mentions("job example-1-1", "head was restarted")),

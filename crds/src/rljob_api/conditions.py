@@ -187,6 +187,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.SUBMISSION_FAILED,
             Reason.DASHBOARD_UNREACHABLE,
             Reason.TOKEN_REJECTED,
+            Reason.AUTHENTICATION_MISSING,
             Reason.DRIVER_LOST,
             Reason.NEXT_ATTEMPT_STARTED,
         ),

@@ -72,7 +72,10 @@ class ClusterCreation:
         secret = token_secret(owner, effect.cluster, derived_token(key, owner, effect.cluster))
         await self._objects.create(SECRETS, job.namespace, secret)
         policy = network_policy(owner, effect.attempt, self._defaults)
-        await self._objects.create(NETWORK_POLICIES, job.namespace, policy)
+        if not await self._objects.create(NETWORK_POLICIES, job.namespace, policy):
+            # It may be that of an operator in another namespace, or of the attempt 1000 attempts ago.
+            self._require_leadership()
+            await self._objects.apply(NETWORK_POLICIES, job.namespace, text_at(policy, "metadata", "name"), policy)
         manifest = ray_cluster(owner, spec, effect.attempt, self._defaults, key_id(key))
         self._require_leadership()
         try:

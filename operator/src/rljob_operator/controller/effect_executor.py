@@ -32,7 +32,13 @@ from rljob_operator.log import about
 from rljob_operator.manifests.access import network_policy
 from rljob_operator.manifests.submission import stacks_submission, stacks_submission_id, submission
 from rljob_operator.raw_json import JsonObject, text_at
-from rljob_operator.ray.client import Dashboard, DashboardUnreachableError, RayError, TokenRejectedError
+from rljob_operator.ray.client import (
+    Dashboard,
+    DashboardOpenError,
+    DashboardUnreachableError,
+    RayError,
+    TokenRejectedError,
+)
 from rljob_operator.reconcile.decision import (
     ApplyNetworkPolicy,
     CreateCluster,
@@ -155,6 +161,8 @@ class EffectExecutor:
             return EffectFailure(kind, Reason.TOKEN_REJECTED, str(error))
         except DashboardUnreachableError as error:
             return EffectFailure(kind, Reason.DASHBOARD_UNREACHABLE, str(error))
+        except DashboardOpenError as error:
+            return EffectFailure(kind, Reason.AUTHENTICATION_MISSING, str(error))
         except RayError as error:
             return EffectFailure(kind, Reason.SUBMISSION_FAILED, str(error))
         return None
@@ -191,6 +199,8 @@ class EffectExecutor:
                         identity(job), job.spec, effect.submission_id, effect.attempt, effect.start_number, effect.nodes
                     )
                 )
+            except DashboardOpenError:
+                raise
             except RayError:
                 if await dashboard.job(effect.submission_id) is None:
                     raise

@@ -20,7 +20,7 @@ from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.manifests.ownership import JobIdentity
 from rljob_operator.manifests.pod_environment import spec_document
 from rljob_operator.reconcile.attempt_endings import Ending
-from rljob_operator.reconcile.cluster import is_cleared, is_lost, not_ready
+from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, is_cleared, is_lost, not_ready
 from rljob_operator.reconcile.decision import ApplyNetworkPolicy, CreateCluster, Effect, SubmitJob
 from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedJob, Reachability
 from rljob_operator.reconcile.status_draft import StatusDraft, seconds_since, timestamp
@@ -105,11 +105,12 @@ def submit(draft: StatusDraft, observed: Observed) -> SubmitJob:
     return SubmitJob(newest_submission(draft, observed.job), draft.attempt.number, draft.counters.start_number, nodes)
 
 
-def reapply_network_policy(draft: StatusDraft) -> tuple[Effect, ...]:
+def reapply_network_policy(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     """Applies the network policy again while the dashboard is unreachable: it may still be the policy of an operator
     that ran in another namespace."""
-    attempt = draft.attempt
-    return (ApplyNetworkPolicy(attempt.cluster),) if attempt.state_unknown_since is not None else ()
+    attempt, ray = draft.attempt, observed.ray
+    is_silent = ray.reachability is Reachability.UNREACHABLE and ray.silent_seconds >= SHORT_SILENCE_SECONDS
+    return (ApplyNetworkPolicy(attempt.cluster),) if is_silent or attempt.state_unknown_since is not None else ()
 
 
 def _may_have_trainer(draft: StatusDraft, observed: Observed) -> bool:

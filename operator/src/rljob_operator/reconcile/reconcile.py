@@ -108,14 +108,12 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
         return _between(draft, observed, spec) if draft.result is None else ()
     unowned = delete_unowned(draft, observed)
     if draft.attempt.running_since is not None:
-        return (*unowned, *stop_when_due(draft, observed, policy), *reapply_network_policy(draft))
-    if spec is None:
-        return unowned
-    if observed.cluster(draft.attempt.cluster) is None:
+        return (*unowned, *stop_when_due(draft, observed, policy), *reapply_network_policy(draft, observed))
+    if spec is not None and observed.cluster(draft.attempt.cluster) is None:
         return (*unowned, *create_cluster(draft, observed))
     if may_submit:
         return (*unowned, submit(draft, observed))
-    return unowned
+    return (*unowned, *reapply_network_policy(draft, observed))
 
 
 def _has_just_become_ready(draft: StatusDraft, observed: Observed) -> bool:

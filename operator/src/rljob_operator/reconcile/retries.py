@@ -95,18 +95,17 @@ def follow_ending(
 ) -> None:
     """Ends the job or plans the next attempt. `cluster_is_well`: the cluster can be used again, as all its pods are
     ready; after an application error the retry then needs no new cluster."""
-    found = FAILURE_CLASSES.get(ending.reason)
+    found = FAILURE_CLASSES[ending.reason]
     if found is FailureClass.RESUMABLE:
         if ending.reason is Reason.RESIZED:
             _plan_next(draft, ending, found, 0.0, same_cluster=cluster_is_well)
             draft.set(ConditionType.RETRYING, TRUE, ending.reason, ending.message)
         return
-    if found is None or found in (FailureClass.CONFIGURATION, FailureClass.FINAL):
-        if found is FailureClass.CONFIGURATION:
-            draft.change_counters(failed_attempts=draft.counters.failed_attempts + 1)
+    if draft.attempt.outcome == AttemptOutcome.FAILED:
+        draft.change_counters(failed_attempts=draft.counters.failed_attempts + 1)
+    if found in (FailureClass.CONFIGURATION, FailureClass.FINAL):
         end_job(draft, ending)
         return
-    draft.change_counters(failed_attempts=draft.counters.failed_attempts + 1)
     _reset_budgets_after_progress(draft)
     field, used, allowed = _budget(draft, found, policy)
     if used >= allowed:
