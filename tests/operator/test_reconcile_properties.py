@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_api.conditions import REASONS, ConditionType, Reason
+from rljob_api.conditions import FAILURE_CLASSES, REASONS, ConditionType, Reason
 from rljob_api.crdgen.structural import root_schema
 from rljob_api.v1alpha1.run_policy import Cleanup, Elastic
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, FailureClass, RLJobStatus
 from rljob_operator.kube.allowed_calls import without_nulls
-from rljob_operator.reconcile.attempt_endings import FAILURE_CLASSES
 from rljob_operator.reconcile.decision import (
     ApplyNetworkPolicy,
     CreateCluster,

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from rljob_api.conditions import FAILURE_CLASSES, ConditionType, Reason
 from rljob_api.conditions import REASONS as CONDITION_REASONS
-from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.job_checks import cluster_violations
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import JobResult, StopRequest
-from rljob_operator.reconcile.attempt_endings import FAILURE_CLASSES
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     EffectKind,

@@ -10,7 +10,7 @@ import logging
 
 from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_operator.controller.observe import Observation, identity
+from rljob_operator.controller.observe import Observation
 from rljob_operator.controller.operator_context import OperatorContext
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube.allowed_calls import CLUSTERS, NETWORK_POLICIES, PODS, SECRETS, missing_fields
@@ -67,7 +67,7 @@ class ClusterCreation:
 
     async def _create(self, effect: CreateCluster, job: ObservedJob, spec: RLJobSpec) -> EffectFailure | None:
         """Creates the RayCluster last: KubeRay starts as soon as it sees the cluster, and then needs the Secret."""
-        owner = identity(job)
+        owner = job.identity
         key = read_token_keys(self._settings.token_keys_folder).current
         secret = token_secret(owner, effect.cluster, derived_token(key, owner, effect.cluster))
         await self._objects.create(SECRETS, job.namespace, secret)

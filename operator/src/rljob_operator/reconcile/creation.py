@@ -17,7 +17,6 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Attempt, PoolNodes
 from rljob_api.yaml_text import wire_path
 from rljob_operator.manifests.defaults import Defaults
-from rljob_operator.manifests.ownership import JobIdentity
 from rljob_operator.manifests.pod_environment import spec_document
 from rljob_operator.reconcile.attempt_endings import Ending
 from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, is_cleared, is_lost, not_ready
@@ -37,7 +36,7 @@ def spec_problem(job: ObservedJob, spec: RLJobSpec, defaults: Defaults) -> Endin
         reason = Reason.STORAGE_MISSING if found[0].rule == STORAGE_RULE else Reason.INVALID_SPEC
         return Ending(reason, "; ".join(f"{wire_path(each.path)}: {each.message}" for each in found))
     try:
-        spec_document(JobIdentity(job.namespace, job.name, job.uid), spec)
+        spec_document(job.identity, spec)
     except DocumentError as error:
         return Ending(Reason.INVALID_SPEC, str(error))
     return None

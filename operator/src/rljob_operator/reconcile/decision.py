@@ -10,7 +10,7 @@ from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_operator.reconcile.observed import EffectKind
 
-MAX_BYTES = 1024
+MAX_NOTE_BYTES = 1024
 """The API server's limit for an event's note."""
 
 _QUIET = (
@@ -152,4 +152,4 @@ def events_between(before: RLJobStatus, after: RLJobStatus) -> tuple[EventRecord
 
 
 def _bounded(text: str) -> str:
-    return text.encode()[:MAX_BYTES].decode(errors="ignore")
+    return text.encode()[:MAX_NOTE_BYTES].decode(errors="ignore")

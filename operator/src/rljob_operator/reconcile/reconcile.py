@@ -19,7 +19,7 @@ from rljob_operator.reconcile.between_attempts import (
     wait_or_start,
 )
 from rljob_operator.reconcile.cleanup import clean_up, delete_unowned, seconds_to_deletion
-from rljob_operator.reconcile.cluster import ClusterFinding, report_cluster, report_placement
+from rljob_operator.reconcile.cluster import Finding, report_cluster, report_placement
 from rljob_operator.reconcile.creation import (
     choose_nodes,
     create_cluster,
@@ -201,9 +201,7 @@ def _ignored_fields(observed: Observed) -> str:
     return f"this operator does not know these newer fields and ignores them: {unknown}" if unknown else ""
 
 
-def _waits_for(
-    observed: Observed, cluster: ClusterFinding | None, misplaced: str | None, submission: ClusterFinding | None
-) -> str:
+def _waits_for(observed: Observed, cluster: Finding | None, misplaced: str | None, submission: Finding | None) -> str:
     """What the attempt still waits for."""
     if observed.job.spec is None:
         return f"this operator cannot parse the job's spec ({observed.job.spec_error})"

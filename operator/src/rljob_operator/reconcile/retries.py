@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 from datetime import timedelta
 
-from rljob_api.conditions import ConditionType, Reason
+from rljob_api.conditions import FAILURE_CLASSES, ConditionType, Reason
 from rljob_api.scalars import MAX_COUNT
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, FailureClass, JobResult, NextAttempt
 from rljob_operator.manifests.naming import cluster_name
-from rljob_operator.reconcile.attempt_endings import FAILURE_CLASSES, Ending
+from rljob_operator.reconcile.attempt_endings import Ending
 from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.reconcile.status_draft import (
     FALSE,

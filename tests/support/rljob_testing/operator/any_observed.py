@@ -13,7 +13,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from rljob_api.conditions import REASONS, ConditionType, Reason
+from rljob_api.conditions import FAILURE_CLASSES, REASONS, ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.run_policy import Cleanup, Elastic, RunPolicy
@@ -33,7 +33,6 @@ from rljob_api.v1alpha1.status import (
     RLJobStatus,
     StopRequest,
 )
-from rljob_operator.reconcile.attempt_endings import FAILURE_CLASSES
 from rljob_operator.reconcile.observed import (
     Observed,
     ObservedJob,
