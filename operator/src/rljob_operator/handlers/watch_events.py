@@ -54,8 +54,8 @@ class WatchEventRouter:
         self._queue = queue
         self._clock = clock
         self._versions = JobVersions()
-        self._late: dict[str, JobKey] = {}
-        """Jobs that are finished and still had a cluster in the last listing (such as a kept one), by its UID."""
+        self._late: set[str] = set()
+        """UIDs of clusters of finished jobs (such as kept clusters) for which a pass was already requested."""
         self._reported: set[str] | None = set()
         """UIDs of the objects that the watches have reported; None once `have_reported_all` was called."""
 
@@ -68,7 +68,7 @@ class WatchEventRouter:
                 # Those of deleted objects: the first listing may fail for hours while objects come and go.
                 self._reported.intersection_update(self._cache.uids())
         if kind == JOBS:
-            key = JobKey(text_at(raw, "metadata", "namespace"), text_at(raw, "metadata", "name"))
+            key = _key(raw)
             # Before everything was listed once, nothing is queued; then the relist queues every job that needs a pass.
             if self._versions.needs_reconcile(key, event_type, raw) and self._cache.is_complete:
                 self._queue_job(key, raw)
@@ -77,21 +77,26 @@ class WatchEventRouter:
 
     def on_listed(self, job: JsonObject) -> None:
         """Handles a job of a listing."""
-        self._queue_job(JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name")), job)
+        self._queue_job(_key(job), job)
 
     def on_listed_clusters(self) -> None:
-        """Handles the clusters of a listing: a finished job gets one pass when a cluster of it is new or gone, in case
-        that its event was lost."""
-        late: dict[str, JobKey] = {}
+        """Handles the clusters of a listing, in case that their events were lost: a finished job gets a pass if it has
+        a new cluster, or if its status says that it has one and it has none."""
+        late: set[str] = set()
+        holders: set[JobKey] = set()
         for cluster in self._cache.clusters():
-            key = _key_of_job(cluster)
+            key, uid = _key_of_job(cluster), text_at(cluster, "metadata", "uid")
             job = self._cache.job(*key)
             if job is not None and _belongs_to(cluster, job) and is_finished_and_cleaned_up(job):
-                late[text_at(cluster, "metadata", "uid")] = key
-        known = late | self._late
-        for uid in late.keys() ^ self._late.keys():
-            self._queue.add(known[uid])
+                late.add(uid)
+                holders.add(key)
+                if uid not in self._late:
+                    self._queue.add(key)
         self._late = late
+        for job in self._cache.jobs():
+            key = _key(job)
+            if integer_at(job, "status", "gpus") and is_finished_and_cleaned_up(job) and key not in holders:
+                self._queue.add(key)
 
     def have_reported_all(self) -> bool:
         """Whether the watches have reported every cached object. Called once, when the watches have started."""
@@ -131,6 +136,10 @@ def seconds_until_reconcile(job: JsonObject, now: datetime) -> float | None:
     if lifetime is None or ended is None:
         return None
     return max(0.0, lifetime - (now - ended).total_seconds())
+
+
+def _key(job: JsonObject) -> JobKey:
+    return JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name"))
 
 
 def _key_of_job(part: JsonObject) -> JobKey:

@@ -18,7 +18,7 @@ from rljob_operator.raw_json import JsonObject, at, object_at, optional_text_at,
 KINDS = (JOBS, CLUSTERS, PODS)
 DELETED = "DELETED"
 KEPT_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
-KEPT_STATUS = ("observedGeneration", "phase", "result", "handledRequests")
+KEPT_STATUS = ("observedGeneration", "phase", "gpus", "result", "handledRequests")
 """The fields that are kept of a job that is finished and cleaned up; there may be many such jobs."""
 
 
