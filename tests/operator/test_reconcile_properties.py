@@ -279,7 +279,8 @@ def check_effect(seen: Observed, status: RLJobStatus, effect: Effect) -> None:
     elif isinstance(effect, ApplyNetworkPolicy):
         assert newest is not None
         assert newest.cluster == effect.cluster
-        assert newest.state_unknown_since is not None or seen.ray.silent_seconds >= 20
+        assert seen.ray.reachability is Reachability.UNREACHABLE
+        assert seen.ray.silent_seconds >= 20
     elif isinstance(effect, CreateCluster):
         assert newest is not None
         check_creation(seen, newest, effect)

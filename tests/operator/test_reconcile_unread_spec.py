@@ -107,6 +107,7 @@ def test_an_unreadable_run_state_does_not_end_the_job_either() -> None:
     newer = replace(inputs.ray(inputs.ray_job()), run_state_error="phase: is new")
     seen = unread(replace(inputs.healthy(), ray=newer))
     seen = inputs.with_status_written(seen, inputs.decide(seen))
+    assert inputs.decide(seen, inputs.at(60)).effects == (), "its dashboard answers, so its policy is right"
     decision = inputs.decide(seen, inputs.at(HOUR))
     assert decision.effects == GONE
     assert_waits_for_another_operator(seen, decision.status, "RunStateUnreadable")

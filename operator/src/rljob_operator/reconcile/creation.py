@@ -107,9 +107,9 @@ def submit(draft: StatusDraft, observed: Observed) -> SubmitJob:
 def reapply_network_policy(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     """Applies the network policy again while the dashboard is unreachable: it may still be the policy of an operator
     that ran in another namespace."""
-    attempt, ray = draft.attempt, observed.ray
+    ray = observed.ray
     is_silent = ray.reachability is Reachability.UNREACHABLE and ray.silent_seconds >= SHORT_SILENCE_SECONDS
-    return (ApplyNetworkPolicy(attempt.cluster),) if is_silent or attempt.state_unknown_since is not None else ()
+    return (ApplyNetworkPolicy(draft.attempt.cluster),) if is_silent else ()
 
 
 def _may_have_trainer(draft: StatusDraft, observed: Observed) -> bool:
