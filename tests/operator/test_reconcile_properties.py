@@ -78,9 +78,7 @@ def observed_outcomes(seen: Observed, decision: Decision) -> list[object]:
         for condition in status.conditions
         if known.get(condition.type) != (condition.status, condition.reason)
     ]
-    outcomes += [
-        "with lost pods" for effect in decision.effects if isinstance(effect, CreateCluster) and effect.lost_pods
-    ]
+    outcomes += ["with lost pods" for effect in decision.effects if isinstance(effect, CreateCluster) and seen.pods]
     outcomes += ["on fewer nodes" for effect in decision.effects if isinstance(effect, SubmitJob) and effect.nodes]
     outcomes += ["reopened"] if before.result is not None and status.result is None else []
     outcomes += ["resumed"] if before.suspended_at is not None and under_way(status) is not None else []
@@ -302,7 +300,6 @@ def check_creation(seen: Observed, newest: Attempt, effect: CreateCluster) -> No
     assert seen.job.spec is not None
     assert not seen.job.spec.suspend
     assert all(lost(pod) for pod in seen.pods)
-    assert set(effect.lost_pods) == {pod.name for pod in seen.pods}
 
 
 def check_submission(seen: Observed, status: RLJobStatus, newest: Attempt, effect: SubmitJob) -> None:

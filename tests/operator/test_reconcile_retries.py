@@ -133,9 +133,7 @@ def test_pods_of_a_lost_node_are_not_waited_for(lost: object) -> None:
     seen = replace(inputs.observed(inputs.waiting_for_retry(0)), pods=(lost,))
     started = inputs.decide(seen)
     assert started.status.attempts[-1].number == 2
-    assert inputs.decide(inputs.with_status_written(seen, started)).effects == (
-        CreateCluster(2, "example-2", lost_pods=("w",)),
-    )
+    assert inputs.decide(inputs.with_status_written(seen, started)).effects == (CreateCluster(2, "example-2"),)
 
 
 @pytest.mark.parametrize(

@@ -266,10 +266,6 @@ class World:
         if self.scenario.refused_creations > 0:
             self.scenario.refused_creations -= 1
             return EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED, "over quota")
-        others = [found for found in self.clusters.values() if found.name != effect.cluster]
-        left = [each for each in self.lost_pods if each.name not in effect.lost_pods]
-        if others or left:
-            return EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATING, "something of the former one is left")
         if self._named(effect.cluster) is None:
             self.num_clusters += 1
             uid = f"c{self.num_clusters}"
