@@ -57,6 +57,12 @@ def half_submitted(seen: ObservedRay) -> Observed:
     return inputs.observed(status, inputs.cluster(), inputs.ready_pods(), seen, KEEP)
 
 
+def unlisted() -> Observed:
+    """A trainer whose pods the operator may not list, for as long as it waits for that."""
+    seen = silent()
+    return replace(seen, pods=(), ray=ObservedRay(Reachability.NOT_ASKED), forbidden="pods is forbidden")
+
+
 def with_reported_end() -> Observed:
     """A trainer that has reported its end, and whose process still exists after twice its grace period."""
     status = inputs.running(200, record={"end_reported_at": "2026-03-01T11:59:10Z"})
@@ -95,6 +101,11 @@ def test_a_cluster_whose_trainer_ended_in_time_is_kept(run: RayJobStatus) -> Non
     assert decision.status.result is not None
     assert decision.effects == ()
     assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("True", "Kept", Mentions("cluster is kept"))
+
+
+def test_a_trainer_whose_pods_cannot_be_listed_may_still_run() -> None:
+    ended = inputs.decide(unlisted(), inputs.at(50)).status.attempts[0]
+    assert (ended.reason, ended.trainer_may_run) == ("ReadForbidden", True)
 
 
 def test_a_finished_job_whose_kept_cluster_was_deleted_holds_no_gpus() -> None:

@@ -42,6 +42,24 @@ def test_a_job_that_was_to_stop_stays_stopped_when_its_cluster_is_lost(lose: obj
     assert decision.status.next_attempt is None
 
 
+def test_a_kuberay_that_is_too_old_is_reported_also_while_the_job_stops() -> None:
+    """A suspended job would fail again when it is resumed, without a reason."""
+    seen = inputs.healthy(inputs.ray_job(), inputs.run_state(), job_spec=inputs.spec({"suspend": True}))
+    stopping = inputs.with_status_written(seen, inputs.decide(seen))
+    result = inputs.decide(replace(stopping, clusters=(inputs.cluster(authenticated=False),))).status.result
+    assert result is not None
+    assert result.reason == R.KUBERAY_TOO_OLD
+
+
+def test_a_head_whose_dashboard_responds_is_not_lost_with_its_node() -> None:
+    head, *others = inputs.ready_pods()
+    seen = inputs.healthy(inputs.ray_job(), inputs.run_state())
+    unreachable = replace(seen, pods=(replace(head, node_silent_seconds=600.0), *others))
+    assert inputs.decide(unreachable).status.attempts[-1].ended is None
+    silent = replace(unreachable, ray=inputs.silent_ray(seconds=20))
+    assert inputs.decide(silent).status.attempts[-1].reason == R.HEAD_LOST
+
+
 def test_a_suspending_job_that_loses_its_head_is_suspended_without_using_a_retry() -> None:
     suspended = inputs.spec({"suspend": True, "runPolicy": {"maxInfraRetries": 0}})
     seen = inputs.healthy(inputs.ray_job(), inputs.run_state(), job_spec=suspended)

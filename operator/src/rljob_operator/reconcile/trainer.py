@@ -74,7 +74,7 @@ def report_silence(draft: StatusDraft, observed: Observed) -> tuple[Reason, str]
     the attempt since when it cannot be observed."""
     unobservable = _unobservable(draft, observed)
     if unobservable is None:
-        if draft.attempt.state_unknown_since is not None and observed.ray.reachability is Reachability.OK:
+        if draft.attempt.state_unknown_since is not None:
             draft.change_attempt(state_unknown_since=None)
         return None
     if draft.attempt.state_unknown_since is None:
