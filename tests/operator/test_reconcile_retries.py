@@ -136,6 +136,14 @@ def test_pods_of_a_lost_node_are_not_waited_for(lost: object) -> None:
     assert inputs.decide(inputs.with_status_written(seen, started)).effects == (CreateCluster(2, "example-2"),)
 
 
+def test_no_attempt_starts_while_the_pods_of_the_former_one_cannot_be_listed() -> None:
+    seen = replace(inputs.observed(inputs.waiting_for_retry(0)), forbidden="pods is forbidden")
+    decision = inputs.decide(seen, inputs.at(9000))
+    assert decision.status.attempts[-1].number == 1
+    assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("Unknown", "ReadForbidden", "pods is forbidden")
+    assert inputs.decide(replace(seen, forbidden=None), inputs.at(9000)).status.attempts[-1].number == 2
+
+
 @pytest.mark.parametrize(
     ("code", "counters", "text"),
     [
