@@ -233,8 +233,8 @@ def run_job(tree: Tree, name: str, text: str, options: Sequence[str], place: Pat
     """Runs the job in `place`, or reads an existing complete run of the same commit, job and options."""
     folder = (place / tree.commit if tree.commit else Path(tempfile.mkdtemp(dir=place))) / name
     wanted = json.dumps([text, *options])
-    told = folder / "finished.json"
-    if not told.exists() or told.read_text() != wanted:
+    record = folder / "finished.json"
+    if not record.exists() or record.read_text() != wanted:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         (folder / "job.yaml").write_text(text)
@@ -243,7 +243,7 @@ def run_job(tree: Tree, name: str, text: str, options: Sequence[str], place: Pat
         if code:
             end = "\n".join((folder / "output.log").read_text().splitlines()[-20:])
             raise RunFailed(f"{tree.name}: {name} ended with code {code}\n{end}")
-        told.write_text(wanted)
+        record.write_text(wanted)
     return read_results(folder / "run")
 
 

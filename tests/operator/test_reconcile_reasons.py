@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from rljob_api.conditions import FAILURE_CLASSES, ConditionType, Reason
 from rljob_api.conditions import REASONS as CONDITION_REASONS
-from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.job_checks import cluster_violations
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import JobResult, StopRequest
-from rljob_operator.reconcile.attempt_endings import FAILURE_CLASSES
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     EffectKind,
@@ -206,6 +205,14 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
             EffectKind.SUBMIT_JOB, R.SUBMISSION_FAILED, "500: No available agent",
         ),
         "False", "500: No available agent",
+    ),
+    (
+        C.JOB_SUBMITTED, R.AUTHENTICATION_MISSING,
+        failed_effect(
+            replace(on_ready(S.ray()), job=S.job(status=S.provisioning(record={"submissions": 1}))),
+            EffectKind.SUBMIT_JOB, R.AUTHENTICATION_MISSING, "HTTP 200",
+        ),
+        "False", "HTTP 200",
     ),
     (C.JOB_SUBMITTED, R.SUBMITTED, S.healthy(), "True", "Ray job example-1-1"),
     (C.JOB_SUBMITTED, R.DRIVER_LOST, replace(S.healthy(), ray=S.ray()), "False",

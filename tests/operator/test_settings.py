@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from rljob_operator.errors import SettingsError
+from rljob_operator.handlers.operator_process import run_operator
 from rljob_operator.settings import parse_settings, read_token_keys
+from rljob_testing.messages import Mentions
 
 NEEDED: Mapping[str, str] = {
     "RLJOB_OPERATOR_RAY_VERSION": "2.60.0",
@@ -83,6 +86,15 @@ def test_an_invalid_setting_is_named(name: str, value: str, message: str) -> Non
         parse_settings({**NEEDED, f"RLJOB_OPERATOR_{name}": value})
     assert str(caught.value).startswith(f"RLJOB_OPERATOR_{name}: ")
     assert message in str(caught.value)
+
+
+def test_an_unsupported_ray_version_is_rejected_before_a_replica_waits_for_leadership(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"0123456789abcdef")
+    folder = {"RLJOB_OPERATOR_TOKEN_KEYS_FOLDER": str(tmp_path), "KUBECONFIG": str(tmp_path / "missing")}
+    settings = parse_settings(NEEDED | folder | {"RLJOB_OPERATOR_RAY_VERSION": "2.9.0"})
+    with pytest.raises(SettingsError) as caught:
+        asyncio.run(run_operator(settings))
+    assert str(caught.value) == Mentions("RLJOB_OPERATOR_RAY_VERSION", "'2.9.0'", "trainer.rayVersion")
 
 
 def test_token_keys_are_read(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ OLDEST_READABLE_CONTRACT_VERSION = 1
 NEWEST_READABLE_CONTRACT_VERSION = CONTRACT_VERSION + 1
 
 ENV_SPEC = "RLJOB_SPEC"
-"""The whole job as one JSON document (see `handover.TrainerJob`), at most `MAX_SPEC_BYTES`."""
+"""The whole job as one JSON document (see `contract_documents.TrainerJob`), at most `MAX_SPEC_BYTES`."""
 ENV_RUN_FOLDER = "RLJOB_RUN_FOLDER"
 """Folder for metrics, samples, plots and the export."""
 ENV_CHECKPOINT_FOLDER = "RLJOB_CHECKPOINT_FOLDER"

@@ -24,7 +24,6 @@ from rljob_operator.kube.pod_problems import is_head, is_on_silent_node, is_read
 from rljob_operator.kube.server_clock import Ages
 from rljob_operator.manifests.access import derived_token, key_id
 from rljob_operator.manifests.naming import submission_id
-from rljob_operator.manifests.ownership import JobIdentity
 from rljob_operator.manifests.submission import stacks_submission_id
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.ray.client import Dashboard, RayClient
@@ -71,11 +70,6 @@ class _Parts:
     kuberay_installed: bool
     forbidden: str | None
     are_live: bool
-
-
-def identity(job: ObservedJob) -> JobIdentity:
-    """The identity of the job, for its manifests."""
-    return JobIdentity(job.namespace, job.name, job.uid)
 
 
 class Observer:
@@ -233,7 +227,7 @@ class Observer:
         made_with = text_at(cluster, "metadata", "annotations", ANNOTATION_TOKEN_KEY)
         keys = sorted(read_token_keys(self._settings.token_keys_folder).keys, key=lambda key: key_id(key) != made_with)
         url = self._settings.dashboard_url.format(cluster=name, namespace=job.namespace)
-        return self._ray.dashboard(url, [derived_token(key, identity(job), name) for key in keys])
+        return self._ray.dashboard(url, [derived_token(key, job.identity, name) for key in keys])
 
 
 def _owned(clusters: JsonObjects, job: ObservedJob) -> JsonObjects:

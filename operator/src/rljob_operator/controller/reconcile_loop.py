@@ -76,6 +76,8 @@ class _Held:
 class _Memory:
     """What the controller remembers about a job to save work. Without it, the outcome would be the same."""
 
+    job_uid: str = ""
+    """UID of the job; a job that was created again under its name has another one."""
     held: _Held | None = None
     asked_at: float | None = None
     """When its dashboard was last polled (time of the event loop); None if the last pass did not poll it."""
@@ -141,6 +143,8 @@ class ReconcileLoop:
         if job is None or job.observed.deleting:
             self._forget(key)
             return False
+        if memory.job_uid != job.observed.uid:
+            memory.job_uid, memory.held = job.observed.uid, None
         self._log_unknown_fields(key, memory, job)
         failure = memory.held.failure if memory.held is not None else None
         observation = await self._observer.observe(job, failure)

@@ -29,7 +29,7 @@ RELIST_SECONDS = 60.0
 OBJECTS_PER_SECOND = 100.0
 """Limit of listed objects per second: with more than 6,000 objects, listings are less frequent."""
 INCOMPLETE_SECONDS = 5.0
-"""Time between listings while a kind is not installed or may not be listed."""
+"""Time between listings while a kind is not installed or may not be listed, if there are few objects."""
 AFTER_FAILURE_SECONDS = 5.0
 FIRST_FAILURE_SECONDS = 1.0
 """Retry interval of the first listing: the operator does nothing before it."""
@@ -80,10 +80,9 @@ class Relist:
     async def once(self) -> None:
         """Lists everything once. Raises KubeError."""
         missing_before = set(self._missing)
-        gone: list[JsonObject] = []
         # Pods and clusters before jobs: then the job of each listed part is listed later, so it is not missed.
-        gone += await self._list(PODS, LABEL_JOB_UID)
-        gone += await self._list(CLUSTERS, LABEL_JOB_UID)
+        await self._list(PODS, LABEL_JOB_UID)
+        await self._list(CLUSTERS, LABEL_JOB_UID)
         gone_jobs = await self._list(JOBS)
         self._ages.keep_only(self._cache.uids())
         jobs = self._cache.jobs()
@@ -94,16 +93,13 @@ class Relist:
             return
         for job in gone_jobs:
             self._events.on_job_deleted(JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name")))
-        for part in gone:
-            self._events.on_cluster_or_pod(part)
         for job in jobs:
             self._events.on_listed(job)
         self._events.on_listed_clusters()
 
     def _pause_seconds(self) -> float:
-        if self._missing or self._forbidden:
-            return INCOMPLETE_SECONDS
-        return max(RELIST_SECONDS, self._cache.num_objects / OBJECTS_PER_SECOND)
+        seconds = INCOMPLETE_SECONDS if self._missing or self._forbidden else RELIST_SECONDS
+        return max(seconds, self._cache.num_objects / OBJECTS_PER_SECOND)
 
     async def _list(self, kind: ResourceType, labels: str = "") -> list[JsonObject]:
         """Updates the cache with a listing of a kind. Returns the objects that have been deleted since."""

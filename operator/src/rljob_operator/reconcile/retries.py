@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 from datetime import timedelta
 
-from rljob_api.conditions import ConditionType, Reason
+from rljob_api.conditions import FAILURE_CLASSES, ConditionType, Reason
 from rljob_api.scalars import MAX_COUNT
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, FailureClass, JobResult, NextAttempt
 from rljob_operator.manifests.naming import cluster_name
-from rljob_operator.reconcile.attempt_endings import FAILURE_CLASSES, Ending
+from rljob_operator.reconcile.attempt_endings import Ending
 from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.reconcile.status_draft import (
     FALSE,
@@ -95,18 +95,17 @@ def follow_ending(
 ) -> None:
     """Ends the job or plans the next attempt. `cluster_is_well`: the cluster can be used again, as all its pods are
     ready; after an application error the retry then needs no new cluster."""
-    found = FAILURE_CLASSES.get(ending.reason)
+    found = FAILURE_CLASSES[ending.reason]
     if found is FailureClass.RESUMABLE:
         if ending.reason is Reason.RESIZED:
             _plan_next(draft, ending, found, 0.0, same_cluster=cluster_is_well)
             draft.set(ConditionType.RETRYING, TRUE, ending.reason, ending.message)
         return
-    if found is None or found in (FailureClass.CONFIGURATION, FailureClass.FINAL):
-        if found is FailureClass.CONFIGURATION:
-            draft.change_counters(failed_attempts=draft.counters.failed_attempts + 1)
+    if draft.attempt.outcome == AttemptOutcome.FAILED:
+        draft.change_counters(failed_attempts=draft.counters.failed_attempts + 1)
+    if found in (FailureClass.CONFIGURATION, FailureClass.FINAL):
         end_job(draft, ending)
         return
-    draft.change_counters(failed_attempts=draft.counters.failed_attempts + 1)
     _reset_budgets_after_progress(draft)
     field, used, allowed = _budget(draft, found, policy)
     if used >= allowed:

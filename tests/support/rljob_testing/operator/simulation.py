@@ -266,10 +266,6 @@ class World:
         if self.scenario.refused_creations > 0:
             self.scenario.refused_creations -= 1
             return EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED, "over quota")
-        others = [found for found in self.clusters.values() if found.name != effect.cluster]
-        left = [each for each in self.lost_pods if each.name not in effect.lost_pods]
-        if others or left:
-            return EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATING, "something of the former one is left")
         if self._named(effect.cluster) is None:
             self.num_clusters += 1
             uid = f"c{self.num_clusters}"
@@ -337,7 +333,7 @@ class World:
         if self.tick in self.scenario.silent_ticks:
             return inputs.silent_ray(seconds=float(TICK_SECONDS * (self.tick - self.scenario.silent_ticks.start)))
         trainer = found.newest
-        return inputs.ray(gpus=self._gpus) if trainer is None else self._told(trainer)
+        return inputs.ray(gpus=self._gpus) if trainer is None else self._reported(trainer)
 
     def _status(self, trainer: Trainer) -> RayJobStatus:
         script, step = trainer.script, trainer.step(self.tick)
@@ -350,7 +346,7 @@ class World:
             return RayJobStatus.RUNNING
         return RayJobStatus.FAILED if script.exit_code else RayJobStatus.SUCCEEDED
 
-    def _told(self, trainer: Trainer) -> ObservedRay:
+    def _reported(self, trainer: Trainer) -> ObservedRay:
         """What Ray and the trainer's run state report."""
         status, script = self._status(trainer), trainer.script
         loads = self.tick - trainer.since < LOADING_TICKS
