@@ -237,7 +237,7 @@ def name_conflict(seconds_ago: float) -> Observed:
 
 
 def test_a_name_conflict_is_waited_for_from_when_it_is_seen() -> None:
-    quota = EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED, "over quota")
+    quota = EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REJECTED, "over quota")
     waited = replace(inputs.observed(inputs.provisioning(seen=False, seconds_ago=200), job_spec=LIMITS), failure=quota)
     waited = inputs.with_status_written(waited, inputs.decide(waited))
     conflicting = replace(

@@ -360,7 +360,7 @@ def test_a_deleted_cluster_is_reported_as_removed_when_it_no_longer_exists() -> 
 
 def test_a_cluster_that_cannot_be_removed_is_reported_with_the_cause() -> None:
     seen = inputs.observed(COMPLETE, inputs.cluster(), inputs.ready_pods())
-    rejected = EffectFailure(EffectKind.DELETE_CLUSTER, Reason.CREATION_REFUSED, "403: rayclusters is forbidden")
+    rejected = EffectFailure(EffectKind.DELETE_CLUSTER, Reason.CREATION_REJECTED, "403: rayclusters is forbidden")
     plan = inputs.decide(replace(seen, failure=rejected))
     assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
     message = Mentions("cluster cannot be deleted: 403: rayclusters is forbidden")

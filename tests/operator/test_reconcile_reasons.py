@@ -112,9 +112,9 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     (C.CLUSTER_READY, R.PODS_PENDING, starting(num_ready=1), "False", "2 of 3 pods ready; waiting for 1 of pool main"),
     (C.CLUSTER_READY, R.READY, on_ready(S.ray()), "True", "2 of 2 pods ready and in Ray"),
     (
-        C.CLUSTER_READY, R.CREATION_REFUSED,
+        C.CLUSTER_READY, R.CREATION_REJECTED,
         failed_effect(
-            S.observed(S.provisioning(seen=False)), EffectKind.CREATE_CLUSTER, R.CREATION_REFUSED, "over quota",
+            S.observed(S.provisioning(seen=False)), EffectKind.CREATE_CLUSTER, R.CREATION_REJECTED, "over quota",
         ),
         "False", "over quota",
     ),
@@ -348,11 +348,11 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         "True", Mentions(f"pod h: {OOM.message}", "SIGKILL: Ray's message"),
     ),
     (
-        C.FAILED, R.STOPPED_OUTSIDE, S.healthy(S.ray_job(RayJobStatus.STOPPED), None, S.running(record=STOPPED)),
+        C.FAILED, R.STOPPED_THROUGH_RAY, S.healthy(S.ray_job(RayJobStatus.STOPPED), None, S.running(record=STOPPED)),
         "True", Mentions("else than the operator", "through Ray"),
     ),
     (
-        C.FAILED, R.ENDED_WITHOUT_RESULT, S.healthy(DONE, S.run_state()),
+        C.FAILED, R.EXITED_WITHOUT_RESULT, S.healthy(DONE, S.run_state()),
         "True", Mentions("code 0", "run state", "Running"),
     ),
     (

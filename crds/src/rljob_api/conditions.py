@@ -39,7 +39,7 @@ class Reason(StrEnum):
     CREATING = "Creating"
     PODS_PENDING = "PodsPending"
     READY = "Ready"
-    CREATION_REFUSED = "CreationRejected"
+    CREATION_REJECTED = "CreationRejected"
     NAME_CONFLICT = "NameConflict"
     KUBERAY_UNAVAILABLE = "KubeRayUnavailable"
     KUBERAY_TOO_OLD = "KubeRayTooOld"
@@ -58,6 +58,7 @@ class Reason(StrEnum):
     HEAD_LOST = "HeadLost"
     WAITING_FOR_NEXT_ATTEMPT = "WaitingForNextAttempt"
     NEXT_ATTEMPT_STARTED = "NextAttemptStarted"
+    DELETING = "Deleting"
     REMOVED = "Removed"
     KEPT = "Kept"
 
@@ -92,9 +93,9 @@ class Reason(StrEnum):
     APPLICATION_ERROR = "ApplicationError"
     INFRASTRUCTURE_ERROR = "InfrastructureError"
     OUT_OF_MEMORY = "OutOfMemory"
-    STOPPED_OUTSIDE = "StoppedThroughRay"
+    STOPPED_THROUGH_RAY = "StoppedThroughRay"
     STOPPED_BY_USER = "StoppedByUser"
-    ENDED_WITHOUT_RESULT = "ExitedWithoutResult"
+    EXITED_WITHOUT_RESULT = "ExitedWithoutResult"
 
 
 _ENDINGS = (
@@ -111,8 +112,8 @@ _ENDINGS = (
     Reason.APPLICATION_ERROR,
     Reason.INFRASTRUCTURE_ERROR,
     Reason.OUT_OF_MEMORY,
-    Reason.STOPPED_OUTSIDE,
-    Reason.ENDED_WITHOUT_RESULT,
+    Reason.STOPPED_THROUGH_RAY,
+    Reason.EXITED_WITHOUT_RESULT,
     Reason.TRAINER_IMAGE_INCOMPATIBLE,
     Reason.AUTHENTICATION_MISSING,
     Reason.READ_FORBIDDEN,
@@ -132,7 +133,7 @@ _RETRIED = (
     Reason.APPLICATION_ERROR,
     Reason.INFRASTRUCTURE_ERROR,
     Reason.OUT_OF_MEMORY,
-    Reason.ENDED_WITHOUT_RESULT,
+    Reason.EXITED_WITHOUT_RESULT,
     Reason.DASHBOARD_UNREACHABLE,
     Reason.TOKEN_REJECTED,
     Reason.STALLED,
@@ -151,7 +152,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.CREATING,
             Reason.PODS_PENDING,
             Reason.READY,
-            Reason.CREATION_REFUSED,
+            Reason.CREATION_REJECTED,
             Reason.NAME_CONFLICT,
             Reason.KUBERAY_UNAVAILABLE,
             Reason.KUBERAY_TOO_OLD,
@@ -171,7 +172,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.HEAD_LOST,
             Reason.WAITING_FOR_NEXT_ATTEMPT,
             Reason.SUSPENDED,
-            Reason.ENDED,
+            Reason.DELETING,
             Reason.REMOVED,
             Reason.KEPT,
         ),

@@ -39,6 +39,15 @@ def largest_valid_nodes(spec: RLJobSpec, available: Mapping[str, int]) -> dict[s
     return None if found is None else _by_name(spec, found)
 
 
+def can_use_fewer_nodes(spec: RLJobSpec) -> bool:
+    """Whether an elastic job is valid with a smaller number of nodes of some pool, at least
+    `runPolicy.elastic.minNodes`."""
+    elastic = spec.run_policy.elastic
+    return elastic is not None and any(
+        _PossibleNodes(spec, pool, pool.nodes - 1, elastic.min_nodes).at(0) is not None for pool in spec.pools
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class _CacheKey:
     """A cache key. It compares specs by identity, because a spec is parsed once and reused, and some have no hash."""

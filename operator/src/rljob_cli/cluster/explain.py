@@ -113,9 +113,15 @@ def explanation(
         yield Text("\nLatest warnings:", "bold")
         for event in new[-_MAX_WARNINGS:]:
             yield Text(f"  {age(event.seen, now):>5}  {_warning(event)}")
-    yield Text("\nWhat comes next:", "bold")
+    yield Text("\nResults:" if _is_complete(job) else "\nWhat comes next:", "bold")
     for line in what_is_next(job, now, flags):
         yield Text(f"  {line}")
+
+
+def _is_complete(job: StoredJob) -> bool:
+    """Whether the job is Complete, so that nothing comes next."""
+    end = ending(job.status)
+    return end is not None and end.is_complete
 
 
 def pod_trouble(pod: Pod) -> str:
@@ -222,7 +228,7 @@ def _suspension_text(job: StoredJob, now: datetime) -> Iterator[Text]:
         yield Text("The job is being suspended.", "bold")
         yield _advice(Reason.SUSPENDING)
     else:
-        yield Text(f"The job is suspended, for {age(moment(since), now)}, and holds no nodes.", "bold")
+        yield Text(f"The job is suspended, for {age(moment(since), now)}, and has no pods.", "bold")
         yield _advice(Reason.SUSPENDED)
 
 

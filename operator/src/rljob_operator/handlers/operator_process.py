@@ -84,7 +84,7 @@ def _context(
         operator_pod_labels=settings.pod_labels,
     )
     cache = ObjectCache(settings.namespaces or (None,))
-    slots = Slots(settings.num_workers)
+    slots = Slots(settings.max_concurrent_reconciles)
     return OperatorContext(objects, cache, settings, defaults, slots, metrics, clock, may_act)
 
 

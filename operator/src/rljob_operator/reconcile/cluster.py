@@ -92,8 +92,8 @@ def is_lost(pod: ObservedPod) -> bool:
     return pod.overdue or pod.node_silent_seconds >= NODE_LOST_SECONDS
 
 
-def is_cleared(observed: Observed) -> bool:
-    """Whether nothing of the job is running: it has no cluster, and all its pods are lost."""
+def are_clusters_deleted(observed: Observed) -> bool:
+    """Whether the job has no RayCluster any more, and no pods except lost ones (`is_lost`)."""
     return not observed.clusters and all(is_lost(pod) for pod in observed.pods)
 
 

@@ -18,7 +18,7 @@ from rljob_operator.reconcile.between_attempts import (
     stop_between_attempts,
     wait_or_start,
 )
-from rljob_operator.reconcile.cleanup import clean_up, delete_unowned, seconds_to_deletion
+from rljob_operator.reconcile.cleanup import clean_up, delete_unneeded_clusters, seconds_to_deletion
 from rljob_operator.reconcile.cluster import ClusterFinding, report_cluster, report_placement
 from rljob_operator.reconcile.creation import (
     choose_nodes,
@@ -106,7 +106,7 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     if ending is not None:
         _end(draft, observed, ending, policy)
         return _between(draft, observed, spec) if draft.result is None else ()
-    unowned = delete_unowned(draft, observed)
+    unowned = delete_unneeded_clusters(draft, observed)
     if draft.attempt.running_since is not None:
         return (*unowned, *stop_when_due(draft, observed, policy), *reapply_network_policy(draft))
     if spec is None:
@@ -134,7 +134,7 @@ def _between(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> 
     """Waits for the next attempt or starts it. A new attempt has no effects in this pass: the status must record it
     first."""
     if spec is None:
-        return () if stop_between_attempts(draft) else delete_unowned(draft, observed)
+        return () if stop_between_attempts(draft) else delete_unneeded_clusters(draft, observed)
     effects = wait_or_start(draft, observed)
     if draft.is_under_way:
         report_cluster(draft, observed, spec)
