@@ -358,9 +358,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             ),
         ),
         Reason.STOPPED_THROUGH_RAY: Explanation(
-            means=(
-                "The trainer was stopped through Ray's API, such as `ray job stop`, or by a signal; not by the operator."
-            ),
+            means=("The trainer was stopped through Ray's API (`ray job stop`) or by a signal, not by the operator."),
             advice="To resume it from its newest checkpoint, run `rljob retry`.",
         ),
         Reason.STOPPED_BY_USER: Explanation(

@@ -133,8 +133,9 @@ def _values_of(loc: Path, root: type[WireModel]) -> str:
     """The values that a field may have, as text; empty if it is not an enum."""
     info = _field_at(loc, root)
     annotation = info.annotation if info is not None else None
-    is_enum = isinstance(annotation, type) and issubclass(annotation, Enum)
-    return ", ".join(str(value) for value in annotation) if is_enum and annotation is not None else ""
+    if not (isinstance(annotation, type) and issubclass(annotation, Enum)):
+        return ""
+    return ", ".join(str(choice.value) for choice in annotation)
 
 
 def _how_to_fill(loc: Path, root: type[WireModel]) -> str:

@@ -106,16 +106,16 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     if ending is not None:
         _end(draft, observed, ending, policy)
         return _between(draft, observed, spec) if draft.result is None else ()
-    unowned = delete_unneeded_clusters(draft, observed)
+    unneeded = delete_unneeded_clusters(draft, observed)
     if draft.attempt.running_since is not None:
-        return (*unowned, *stop_when_due(draft, observed, policy), *reapply_network_policy(draft))
+        return (*unneeded, *stop_when_due(draft, observed, policy), *reapply_network_policy(draft))
     if spec is None:
-        return unowned
+        return unneeded
     if observed.cluster(draft.attempt.cluster) is None:
-        return (*unowned, *create_cluster(draft, observed))
+        return (*unneeded, *create_cluster(draft, observed))
     if may_submit:
-        return (*unowned, submit(draft, observed))
-    return unowned
+        return (*unneeded, submit(draft, observed))
+    return unneeded
 
 
 def _has_just_become_ready(draft: StatusDraft, observed: Observed) -> bool:

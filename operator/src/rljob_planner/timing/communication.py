@@ -21,7 +21,7 @@ MEMORY_BANDWIDTH = "memory bandwidth"
 LINK = "the link between GPUs"
 NETWORK = "the network"
 HOST = "the link to the host"
-FIXED = "launches and scheduling"
+FIXED = "kernel launches and scheduling"
 LONGEST_RESPONSE = "the longest response"
 
 
