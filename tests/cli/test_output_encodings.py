@@ -37,7 +37,7 @@ def test_machine_readable_output_is_utf8(workplace: JobFolder) -> None:
     process = workplace.command("validate", "--resolved", "job.yaml", PYTHONIOENCODING="ascii")
     output, _ = process.communicate(timeout=60)
     verdict, _, resolved = output.partition("\n")
-    assert (process.returncode, verdict) == (0, "job.yaml: RLJob small is valid (pools: main 1x1)")
+    assert (process.returncode, verdict) == (0, "job.yaml: RLJob small is valid (pool main: 1 node x 1 GPU)")
     assert load_job_text(resolved).spec.env[0].value == "你好 😀"
 
 
