@@ -217,7 +217,7 @@ def test_a_trainer_that_reported_its_end_and_still_runs_is_stopped(phase: RunPha
     [
         (RunPhase.COMPLETE, C.COMPLETE, "Succeeded", Mentions("10 of 10 steps")),
         (RunPhase.FAILED, C.FAILED, "ApplicationError", Mentions("process did not exit: RewardError: no score")),
-        (RunPhase.STOPPED, C.FAILED, "StoppedThroughRay", Mentions("else than the operator", "through Ray")),
+        (RunPhase.STOPPED, C.FAILED, "StoppedThroughRay", Mentions("not by the operator", "through Ray")),
     ],
 )
 def test_a_stopped_trainer_keeps_the_result_it_reported(

@@ -342,7 +342,7 @@ def test_a_deleted_cluster_is_reported_as_removed_when_it_no_longer_exists() -> 
     assert end.status.attempts[0].outcome == AttemptOutcome.SUCCEEDED
     assert end.status.attempts[0].ended == "2026-03-01T12:00:00Z"
     assert end.requeue_after_seconds is None
-    expected = ("False", "Ended", Mentions("cluster is being deleted"))
+    expected = ("False", "Deleting", Mentions("cluster is being deleted"))
     assert inputs.condition_of(end.status, C.CLUSTER_READY) == expected
     going = replace(inputs.with_status_written(seen, end), clusters=(inputs.cluster(deleting=True),))
     assert inputs.decide(going).effects == ()
@@ -367,7 +367,7 @@ def test_a_cluster_that_cannot_be_removed_is_reported_with_the_cause() -> None:
     assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("False", "CreationRejected", message)
     assert inputs.condition_of(inputs.decide(inputs.with_status_written(seen, plan)).status, C.CLUSTER_READY) == (
         "False",
-        "Ended",
+        "Deleting",
         Mentions("cluster is being deleted"),
     )
 

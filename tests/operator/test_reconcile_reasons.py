@@ -177,6 +177,10 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         "True", Mentions("the head pod was deleted"),
     ),
     (
+        C.CLUSTER_READY, R.DELETING, S.observed(COMPLETE, S.cluster(), S.ready_pods()),
+        "False", Mentions("its cluster is being deleted"),
+    ),
+    (
         C.CLUSTER_READY, R.REMOVED, S.observed(COMPLETE),
         "False", Mentions("its cluster was deleted"),
     ),
@@ -282,7 +286,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     (C.SUSPENDED, R.SUSPENDING, S.healthy(job_spec=SUSPENDED), "False", Mentions("saving a checkpoint")),
     (
         C.SUSPENDED, R.SUSPENDED, S.observed(job_spec=SUSPENDED), "True",
-        Mentions("holds no nodes", "no checkpoint", "step 0"),
+        Mentions("has no pods", "no checkpoint", "step 0"),
     ),
     (
         C.CLUSTER_READY, R.SUSPENDED, S.observed(S.waiting_for_retry(), job_spec=SUSPENDED), "False",
@@ -349,7 +353,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     ),
     (
         C.FAILED, R.STOPPED_THROUGH_RAY, S.healthy(S.ray_job(RayJobStatus.STOPPED), None, S.running(record=STOPPED)),
-        "True", Mentions("else than the operator", "through Ray"),
+        "True", Mentions("not by the operator", "through Ray"),
     ),
     (
         C.FAILED, R.EXITED_WITHOUT_RESULT, S.healthy(DONE, S.run_state()),

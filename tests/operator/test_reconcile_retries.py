@@ -51,7 +51,7 @@ def test_an_application_failure_reuses_the_cluster() -> None:
     told = inputs.condition_of(plan.status, C.RETRYING)
     assert told is not None
     assert told[:2] == ("True", "ApplicationError")
-    assert told[2].startswith("retry 1 of 2 (runPolicy.maxAppRetries) in ")
+    assert told[2].startswith("retry 1 of 2 (runPolicy.maxAppRetries) at 2026-03-01T12:00:")
     assert told[2] == Mentions("after: the trainer", "code 1: Ray's message")
 
 

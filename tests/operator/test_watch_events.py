@@ -31,7 +31,7 @@ GOING: Mapping[str, object] = {
     "result": {"outcome": "Failed", "reason": "Stalled", "at": "2026-01-31T11:59:00Z"},
     "conditions": [
         {"type": "Failed", "status": "True"},
-        {"type": "ClusterReady", "status": "False", "reason": "Ended"},
+        {"type": "ClusterReady", "status": "False", "reason": "Deleting"},
     ],
 }
 

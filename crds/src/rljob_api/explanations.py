@@ -74,7 +74,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice="Nothing to do.",
         ),
         Reason.CREATION_REJECTED: Explanation(
-            means="The API server rejected the RayCluster, its Secret or its NetworkPolicy.",
+            means=(
+                "The API server rejected the creation of the RayCluster, its Secret or its NetworkPolicy, or, after the"
+                " job has finished, the deletion of the RayCluster."
+            ),
             advice=(
                 "Read the API server's response in the message; usual causes are quotas and admission policies of the"
                 " namespace. The operator retries until runPolicy.provisioningDeadlineSeconds have passed; then the job"
