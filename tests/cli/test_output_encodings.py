@@ -32,7 +32,8 @@ def test_a_message_with_any_text_is_printed(workplace: JobFolder, variables: dic
 
 
 def test_machine_readable_output_is_utf8(workplace: JobFolder) -> None:
-    text = workplace.job_file.read_text() + "  env: [{name: GREETING, value: '你好 😀'}]\n"
+    text = workplace.job_file.read_text() + "  checkpoint: {storage: {persistentVolumeClaim: results}}\n"
+    text += "  env: [{name: GREETING, value: '你好 😀'}]\n"
     workplace.job_file.write_text(text, encoding="utf-8")
     process = workplace.command("validate", "--resolved", "job.yaml", PYTHONIOENCODING="ascii")
     output, _ = process.communicate(timeout=60)

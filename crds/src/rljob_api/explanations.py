@@ -46,15 +46,15 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
                 " spec. A running attempt continues."
             ),
             advice=(
-                "Delete the job, correct the fields in the message, and create it again. `rljob validate` finds most"
-                " such faults without a cluster."
+                "Delete the job, correct the fields in the message, and create the job again. `rljob validate` finds"
+                " most such faults without a cluster."
             ),
         ),
         Reason.STORAGE_MISSING: Explanation(
             means="The job has no `spec.checkpoint.storage`, the shared folder that its pods need on a cluster.",
             advice=(
                 "Delete the job, set spec.checkpoint.storage to a PersistentVolumeClaim with access mode ReadWriteMany,"
-                " and create it again."
+                " and create the job again."
             ),
         ),
         Reason.TRAINER_IMAGE_INCOMPATIBLE: Explanation(

@@ -67,7 +67,7 @@ class Cluster:
         self.namespace = namespace
         """Namespace of the jobs."""
         self.name = name
-        """Name for messages: the context of the kubeconfig, or `in-cluster`."""
+        """Name for messages, such as `context staging`; `in-cluster` for the service account of this pod."""
         self.flags = flags
         """Options that suggested commands need for this cluster and namespace."""
 
@@ -198,7 +198,7 @@ def _checked_name(what: str, name: str) -> str:
 
 
 def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], context: str | None) -> tuple[str, str]:
-    """Fills the configuration from kubeconfig files. Returns the name of the context and its namespace."""
+    """Fills the configuration from kubeconfig files. Returns the context as text (`context staging`) and its namespace."""
     from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
     named = ", ".join(map(str, files))
@@ -211,7 +211,7 @@ def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], contex
         loader = KubeConfigLoader(merged.config, active_context=context, config_persister=merged.save_changes)  # type: ignore[no-untyped-call]
         loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
         chosen = loader.current_context
-        return str(chosen["name"]), str(chosen["context"].get("namespace") or "default")
+        return f"context {chosen['name']}", str(chosen["context"].get("namespace") or "default")
     except ClusterError:
         raise
     # The package does not wrap the errors of its parsers and of credential plugins.

@@ -113,15 +113,17 @@ def explanation(
         yield Text("\nLatest warnings:", "bold")
         for event in new[-_MAX_WARNINGS:]:
             yield Text(f"  {age(event.seen, now):>5}  {_warning(event)}")
-    yield Text("\nResults:" if _is_complete(job) else "\nWhat comes next:", "bold")
+    yield Text("\nResults:" if _has_only_results(job) else "\nWhat comes next:", "bold")
     for line in what_is_next(job, now, flags):
         yield Text(f"  {line}")
 
 
-def _is_complete(job: StoredJob) -> bool:
-    """Whether the job is Complete, so that nothing comes next."""
+def _has_only_results(job: StoredJob) -> bool:
+    """Whether the job is Complete and stays as it is, so that nothing comes next."""
     end = ending(job.status)
-    return end is not None and end.is_complete
+    is_being_deleted = job.metadata.deletion_timestamp is not None
+    is_complete = end is not None and end.is_complete and not is_being_deleted
+    return is_complete and job.run_policy.ttl_seconds_after_finished is None
 
 
 def pod_trouble(pod: Pod) -> str:
