@@ -1,6 +1,6 @@
 """Elastic jobs: the numbers of nodes with which a job is valid, and the job with such numbers.
 
-The operator decides when to run on fewer nodes (`reconcile/creation`)."""
+The operator decides when to run on fewer nodes, that is, worker pods (`reconcile/creation`)."""
 
 from __future__ import annotations
 

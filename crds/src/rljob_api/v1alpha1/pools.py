@@ -1,4 +1,4 @@
-"""Pools of GPU nodes, the head pod, and the settings of their pods."""
+"""Pools of worker pods with GPUs, the head pod, and the settings of their pods."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def _checked_name(what: str, name: str) -> str:
 
 
 def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], context: str | None) -> tuple[str, str]:
-    """Fills the configuration from kubeconfig files. Returns the context as text (`context staging`) and its namespace."""
+    """Fills the configuration from kubeconfig files. Returns text such as `context staging`, and its namespace."""
     from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
     named = ", ".join(map(str, files))

@@ -44,8 +44,8 @@ _MAX_CHANGES = 4
 _MAX_COMMON = ("spec.training.maxTokensPerMicroBatch", "spec.training.rollout.gpuMemoryUtilization")
 _MAX_PODS = 8
 _MAX_WARNINGS = 5
-_UNSEEN_SECONDS = 10
-"""A working operator has processed a new job by then."""
+_NEW_SECONDS = 10
+"""Age of a job by which a working operator has processed it."""
 
 
 def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | None = None) -> None:
@@ -197,7 +197,7 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
         yield from _silence_text(attempt, now)
         yield _advice(found.reason)
     elif not status.conditions:
-        yield from _unseen_text(job, now)
+        yield from _new_job_text(job, now)
     else:
         yield Text(f"{_how_it_goes(job, attempt, now)}.", "bold")
         yield from _silence_text(attempt, now)
@@ -253,10 +253,10 @@ def _silence_text(attempt: Attempt | None, now: datetime) -> Iterator[Text]:
         )
 
 
-def _unseen_text(job: StoredJob, now: datetime) -> Iterator[Text]:
+def _new_job_text(job: StoredJob, now: datetime) -> Iterator[Text]:
     seconds = (now - job.metadata.creation_timestamp).total_seconds()
     yield Text("No operator has processed the job yet.", "bold")
-    if seconds > _UNSEEN_SECONDS:
+    if seconds > _NEW_SECONDS:
         yield Text(
             "What to do: check that the operator is running and handles this namespace (Helm value watchNamespaces):"
             " kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator"

@@ -181,7 +181,8 @@ class ReconcileLoop:
             await self._executor.post(decision, job.observed)
 
     async def _read(self, key: JobKey, memory: _Memory) -> JobObject | None:
-        """Reads the job from the cache, or from the API server if the cache is stale or holds a trimmed copy."""
+        """Reads the job from the cache; from the API server if the cache is stale, or has only a trimmed copy, as it
+        does for jobs that are finished and cleaned up."""
         if memory.is_outdated or self._cache.is_trimmed(*key):
             try:
                 job = await self._observer.read_job(*key)

@@ -108,8 +108,8 @@ class Relist:
         return max(RELIST_SECONDS, self._cache.num_objects / OBJECTS_PER_SECOND)
 
     async def _list(self, kind: ResourceType, labels: str = "") -> list[JsonObject]:
-        """Updates the cache with a listing of a kind. Returns the objects that have been deleted since."""
-        gone: list[JsonObject] = []
+        """Updates the cache with a listing of a kind. Returns the cached objects that no longer exist."""
+        deleted: list[JsonObject] = []
         for namespace in self._namespaces:
             try:
                 listing = await self._objects.listing(kind, namespace, labels=labels)
@@ -125,11 +125,11 @@ class Relist:
                 self._cache.note_forbidden(kind, namespace, str(error))
                 continue
             self._forbidden.discard((kind, namespace))
-            gone += self._cache.replace(kind, namespace, listing.items, listing.version)
+            deleted += self._cache.replace(kind, namespace, listing.items, listing.version)
         if kind in self._missing:
             logger.info("the resource %s is now installed", kind.plural)
         self._missing.discard(kind)
-        return gone
+        return deleted
 
     def _note_missing(self, kind: ResourceType) -> None:
         if kind not in self._missing:
