@@ -124,7 +124,7 @@ def test_gpus_are_counted_node_by_node() -> None:
     assert inputs.condition_of(plan.status, C.PLACEMENT_FEASIBLE) == (
         "False",
         "InsufficientGPUs",
-        Mentions("Ray has 4 of 4 GPUs", "node", "has 1"),
+        Mentions("Ray has 4 of 4 GPUs", "worker pod", "has 1"),
     )
 
 

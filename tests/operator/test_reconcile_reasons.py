@@ -195,7 +195,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     (C.PLACEMENT_FEASIBLE, R.FEASIBLE, on_ready(S.ray()), "True", "Ray has 2 of 2 GPUs"),
     (
         C.PLACEMENT_FEASIBLE, R.INSUFFICIENT_GPUS, on_ready(S.ray(gpus=(1,))),
-        "False", Mentions("Ray has 1 of 2 GPUs", "node"),
+        "False", Mentions("Ray has 1 of 2 GPUs", "worker pod"),
     ),
     (
         C.PLACEMENT_FEASIBLE, R.PLACEMENT_GROUP_INFEASIBLE,
