@@ -56,7 +56,8 @@ def test_every_status_of_a_job_is_shown_and_explained() -> None:
     def check(seen: Observed) -> None:
         job = stored(seen, decide(seen).status)
         lines = explained(job)
-        next_lines = lines[lines.index("\nWhat comes next:") + 1 :]
+        [heading] = {"\nWhat comes next:", "\nResults:"} & set(lines)
+        next_lines = lines[lines.index(heading) + 1 :]
         assert next_lines
         advice = [line for line in lines if line.startswith("What to do: ")]
         assert advice or any(line.startswith(("Running:", "Nothing blocks the job")) for line in lines)

@@ -40,7 +40,7 @@ def test_without_a_crd_the_operator_is_reported_as_not_installed(
     file.write_text(bare_apiserver.kubeconfig())
     code, _, errors = rljob("list", "--kubeconfig", str(file))
     assert code == 2
-    assert_one_line(errors, "error: here:", "RLJobs", "install", "docs/install.md", "--context")
+    assert_one_line(errors, "error: context here:", "RLJobs", "install", "docs/install.md", "--context")
 
 
 def test_a_missing_kubeconfig_is_reported_with_the_paths_searched(
@@ -162,7 +162,7 @@ def test_a_server_that_does_not_listen_is_reported(
         monkeypatch.setenv("KUBECONFIG", str(file))
         code, _, errors = rljob("explain", "small")
     assert code == 75
-    assert_one_line(errors, "error: here:", "API server", "unreachable", "Connection refused")
+    assert_one_line(errors, "error: context here:", "API server", "unreachable", "Connection refused")
 
 
 def test_an_untrusted_certificate_is_reported(
@@ -176,7 +176,7 @@ def test_an_untrusted_certificate_is_reported(
     assert code == 2
     assert_one_line(
         errors,
-        "error: here:",
+        "error: context here:",
         "certificate",
         "CERTIFICATE_VERIFY_FAILED",
         "certificate-authority",
@@ -220,7 +220,7 @@ def test_an_invalid_token_is_reported(
     monkeypatch.setenv("KUBECONFIG", str(file))
     code, _, errors = rljob("list")
     assert code == 2
-    assert_one_line(errors, "error: here:", "API server", "credentials", "log in")
+    assert_one_line(errors, "error: context here:", "API server", "credentials", "log in")
 
 
 def test_a_forbidden_request_shows_the_message_of_the_server(job_cluster: JobCluster, rljob: Rljob) -> None:
@@ -232,7 +232,7 @@ def test_a_forbidden_request_shows_the_message_of_the_server(job_cluster: JobClu
         f'rljobs.rljob.dev "small" is forbidden: User "system:serviceaccount:{job_cluster.namespace}:visitor" cannot'
         f' get resource "rljobs" in API group "rljob.dev" in the namespace "{job_cluster.namespace}"'
     )
-    assert_one_line(errors, "error: here:", "permission", message, "role", "docs/install.md")
+    assert_one_line(errors, "error: context here:", "permission", message, "role", "docs/install.md")
 
 
 def test_explain_works_without_permission_to_read_events(job_cluster: JobCluster, rljob: Rljob) -> None:
@@ -262,7 +262,9 @@ def test_a_server_that_is_no_api_server_is_reported(
         code, _, errors = rljob("list")
         server.shutdown()
     assert code == 2
-    assert errors.splitlines()[-1] == Mentions("error: web:", url, "Kubernetes API server", "`server`", "kubeconfig")
+    assert errors.splitlines()[-1] == Mentions(
+        "error: context web:", url, "Kubernetes API server", "`server`", "kubeconfig"
+    )
 
 
 def test_the_service_account_and_namespace_of_a_pod_are_used(

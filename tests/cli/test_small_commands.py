@@ -32,7 +32,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_version_shows_the_package_and_the_api_version(rljob: Rljob) -> None:
     project = tomllib.loads((REPOSITORY / "operator" / "pyproject.toml").read_text())["project"]
     code, output, _ = rljob("--version")
-    assert (code, output) == (0, f"rljob {project['version']}, rljob.dev/v1alpha1, contract {CONTRACT_VERSION}\n")
+    documents = f"version {CONTRACT_VERSION} of the documents between operator and trainer"
+    assert (code, output) == (0, f"rljob {project['version']}, rljob.dev/v1alpha1, {documents}\n")
 
 
 def test_a_misspelled_command_gets_a_suggestion_and_an_unknown_one_does_not(rljob: Rljob) -> None:

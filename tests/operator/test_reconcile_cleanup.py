@@ -84,7 +84,7 @@ def test_no_cluster_is_kept_whose_trainer_was_not_seen_to_end(seen: Observed) ->
     decision = inputs.decide(seen, inputs.at(50))
     assert decision.status.result is not None
     assert decision.effects == REMOVED
-    assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("False", "Ended", DELETED_ANYWAY)
+    assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("False", "Deleting", DELETED_ANYWAY)
     deleted = inputs.observed(decision.status, job_spec=KEEP)
     assert inputs.condition_of(inputs.decide(deleted, inputs.at(60)).status, C.CLUSTER_READY) == (
         "False",

@@ -248,7 +248,7 @@ def test_a_trainer_that_reported_its_end_and_still_runs_is_stopped(phase: RunPha
     [
         (RunPhase.COMPLETE, C.COMPLETE, "Succeeded", Mentions("10 of 10 steps")),
         (RunPhase.FAILED, C.FAILED, "ApplicationError", Mentions("process did not exit: RewardError: no score")),
-        (RunPhase.STOPPED, C.FAILED, "StoppedThroughRay", Mentions("else than the operator", "through Ray")),
+        (RunPhase.STOPPED, C.FAILED, "StoppedThroughRay", Mentions("not by the operator", "through Ray")),
     ],
 )
 def test_a_stopped_trainer_keeps_the_result_it_reported(
@@ -268,7 +268,7 @@ def name_conflict(seconds_ago: float) -> Observed:
 
 
 def test_a_name_conflict_is_waited_for_from_when_it_is_seen() -> None:
-    quota = EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED, "over quota")
+    quota = EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REJECTED, "over quota")
     waited = replace(inputs.observed(inputs.provisioning(seen=False, seconds_ago=200), job_spec=LIMITS), failure=quota)
     waited = inputs.with_status_written(waited, inputs.decide(waited))
     conflicting = replace(

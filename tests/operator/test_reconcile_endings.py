@@ -34,7 +34,7 @@ def failure(seen: Observed) -> tuple[str, str]:
         (2, R.CONFIGURATION_ERROR, "code 2"),
         (3, R.APPLICATION_ERROR, "code 3"),
         (75, R.INFRASTRUCTURE_ERROR, "code 75"),
-        (130, R.STOPPED_OUTSIDE, "code 130"),
+        (130, R.STOPPED_THROUGH_RAY, "code 130"),
         (-9, R.INFRASTRUCTURE_ERROR, "SIGKILL"),
         (-15, R.INFRASTRUCTURE_ERROR, "SIGTERM"),
         (137, R.INFRASTRUCTURE_ERROR, "code 137"),
@@ -46,7 +46,7 @@ def failure(seen: Observed) -> tuple[str, str]:
 def test_the_exit_code_decides_the_failure_class(code: int, reason: Reason, end: str) -> None:
     decision = inputs.decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, code))))
     assert inputs.condition_of(decision.status, C.FAILED) == ("True", reason.value, Mentions(f"{end}: Ray's message"))
-    stopped = reason is R.STOPPED_OUTSIDE
+    stopped = reason is R.STOPPED_THROUGH_RAY
     assert decision.status.attempts[0].outcome == (AttemptOutcome.STOPPED if stopped else AttemptOutcome.FAILED)
     assert decision.status.attempts[0].reason == reason.value
 

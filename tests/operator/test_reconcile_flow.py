@@ -124,7 +124,7 @@ def test_gpus_are_counted_node_by_node() -> None:
     assert inputs.condition_of(decision.status, C.PLACEMENT_FEASIBLE) == (
         "False",
         "InsufficientGPUs",
-        Mentions("Ray has 4 of 4 GPUs", "node", "has 1"),
+        Mentions("Ray has 4 of 4 GPUs", "worker pod", "has 1"),
     )
 
 
@@ -342,7 +342,7 @@ def test_a_deleted_cluster_is_reported_as_removed_when_it_no_longer_exists() -> 
     assert end.status.attempts[0].outcome == AttemptOutcome.SUCCEEDED
     assert end.status.attempts[0].ended == "2026-03-01T12:00:00Z"
     assert end.requeue_after_seconds is None
-    expected = ("False", "Ended", Mentions("cluster is being deleted"))
+    expected = ("False", "Deleting", Mentions("cluster is being deleted"))
     assert inputs.condition_of(end.status, C.CLUSTER_READY) == expected
     going = replace(inputs.with_status_written(seen, end), clusters=(inputs.cluster(deleting=True),))
     assert inputs.decide(going).effects == ()
@@ -360,14 +360,14 @@ def test_a_deleted_cluster_is_reported_as_removed_when_it_no_longer_exists() -> 
 
 def test_a_cluster_that_cannot_be_removed_is_reported_with_the_cause() -> None:
     seen = inputs.observed(COMPLETE, inputs.cluster(), inputs.ready_pods())
-    rejected = EffectFailure(EffectKind.DELETE_CLUSTER, Reason.CREATION_REFUSED, "403: rayclusters is forbidden")
+    rejected = EffectFailure(EffectKind.DELETE_CLUSTER, Reason.CREATION_REJECTED, "403: rayclusters is forbidden")
     decision = inputs.decide(replace(seen, failure=rejected))
     assert decision.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
     message = Mentions("cluster cannot be deleted: 403: rayclusters is forbidden")
     assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("False", "CreationRejected", message)
     assert inputs.condition_of(inputs.decide(inputs.with_status_written(seen, decision)).status, C.CLUSTER_READY) == (
         "False",
-        "Ended",
+        "Deleting",
         Mentions("cluster is being deleted"),
     )
 

@@ -166,7 +166,7 @@ def test_a_head_evicted_by_its_kubelet_is_not_a_stop_by_a_user() -> None:
     assert inputs.decide(ended, inputs.at(5)).status.attempts[-1].reason == R.HEAD_LOST
     assert (
         inputs.decide(inputs.with_status_written(seen, decision), inputs.at(30)).status.attempts[-1].reason
-        == R.STOPPED_OUTSIDE
+        == R.STOPPED_THROUGH_RAY
     )
 
 

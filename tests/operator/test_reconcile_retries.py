@@ -51,7 +51,7 @@ def test_an_application_failure_reuses_the_cluster() -> None:
     condition = inputs.condition_of(decision.status, C.RETRYING)
     assert condition is not None
     assert condition[:2] == ("True", "ApplicationError")
-    assert condition[2].startswith("retry 1 of 2 (runPolicy.maxAppRetries) in ")
+    assert condition[2].startswith("retry 1 of 2 (runPolicy.maxAppRetries) at 2026-03-01T12:00:")
     assert condition[2] == Mentions("after: the trainer", "code 1: Ray's message")
 
 

@@ -71,7 +71,7 @@ def test_a_running_trainer_saves_first_and_its_cluster_is_removed() -> None:
     deleted = replace(pods_left, pods=())
     rest = decide(deleted, inputs.at(30))
     assert rest.status.suspended_at == "2026-03-01T12:00:30Z"
-    text = Mentions("holds no nodes", "resume from the checkpoint of step 7")
+    text = Mentions("has no pods", "resume from the checkpoint of step 7")
     assert condition_of(rest.status, C.SUSPENDED) == ("True", "Suspended", text)
     assert (rest.status.gpus, rest.requeue_after_seconds) == (0, None)
     assert rest.status.counters == Counters(

@@ -25,7 +25,11 @@ def test_omitted_settings_have_defaults() -> None:
     settings = parse_settings(NEEDED)
     assert settings.namespaces == ()
     assert settings.trainer_image is None
-    assert (settings.image_pull_policy, settings.leader_election, settings.num_workers) == ("IfNotPresent", True, 8)
+    assert (settings.image_pull_policy, settings.leader_election, settings.max_concurrent_reconciles) == (
+        "IfNotPresent",
+        True,
+        8,
+    )
     assert (settings.health_port, settings.metrics_port, settings.log_level) == (8080, 9090, "info")
     url = settings.dashboard_url.format(cluster="sorter-1", namespace="team-a")
     assert url == "http://sorter-1-head-svc.team-a.svc:8265"
@@ -39,7 +43,7 @@ def test_all_settings_are_read() -> None:
             "RLJOB_OPERATOR_TRAINER_IMAGE": "example/trainer:1",
             "RLJOB_OPERATOR_IMAGE_PULL_POLICY": "never",
             "RLJOB_OPERATOR_LEASE_NAME": "lease",
-            "RLJOB_OPERATOR_NUM_WORKERS": "16",
+            "RLJOB_OPERATOR_MAX_CONCURRENT_RECONCILES": "16",
             "RLJOB_OPERATOR_LOG_LEVEL": "DEBUG",
             "RLJOB_OPERATOR_POD_LABELS": "app.kubernetes.io/name=rljob-operator, tier=",
             "RLJOB_OPERATOR_DASHBOARD_URL": "http://localhost:1/{namespace}/{cluster}/",
@@ -51,7 +55,7 @@ def test_all_settings_are_read() -> None:
     )
     assert settings.namespaces == ("team-a", "team-b")
     assert (settings.trainer_image, settings.image_pull_policy) == ("example/trainer:1", "Never")
-    assert (settings.lease_name, settings.num_workers, settings.log_level) == ("lease", 16, "debug")
+    assert (settings.lease_name, settings.max_concurrent_reconciles, settings.log_level) == ("lease", 16, "debug")
     assert settings.pod_labels == {"app.kubernetes.io/name": "rljob-operator", "tier": ""}
     assert settings.dashboard_url == "http://localhost:1/{namespace}/{cluster}"
     assert (settings.health_port, settings.metrics_port, settings.leader_election) == (1, 65535, False)
@@ -68,8 +72,8 @@ def test_missing_settings_are_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("NUM_WORKERS", "0", "from 1 to 1024 (seen: '0')"),
-        ("NUM_WORKERS", "²", "from 1 to 1024 (seen: '²')"),
+        ("MAX_CONCURRENT_RECONCILES", "0", "from 1 to 1024 (seen: '0')"),
+        ("MAX_CONCURRENT_RECONCILES", "²", "from 1 to 1024 (seen: '²')"),
         ("HEALTH_PORT", "70000", "from 1 to 65535 (seen: '70000')"),
         ("LOG_LEVEL", "loud", "unknown value (seen: 'loud'); use one of debug, info, warning, error"),
         ("LEADER_ELECTION", "maybe", "unknown value (seen: 'maybe'); use one of true, false"),

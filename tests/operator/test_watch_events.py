@@ -34,7 +34,7 @@ GOING: Mapping[str, object] = {
     "result": {"outcome": "Failed", "reason": "Stalled", "at": "2026-01-31T11:59:00Z"},
     "conditions": [
         {"type": "Failed", "status": "True"},
-        {"type": "ClusterReady", "status": "False", "reason": "Ended"},
+        {"type": "ClusterReady", "status": "False", "reason": "Deleting"},
     ],
 }
 
@@ -141,7 +141,7 @@ def run(test: Callable[[World], Coroutine[None, None, None]]) -> None:
 
 def test_a_deletion_while_the_watches_start_is_found_by_the_second_listing(monkeypatch: pytest.MonkeyPatch) -> None:
     """No event reports it, and the next listing would be a minute away."""
-    monkeypatch.setattr(relist, "SECOND_SECONDS", 0.05)
+    monkeypatch.setattr(relist, "SECOND_LISTING_AFTER_SECONDS", 0.05)
 
     async def test(world: World) -> None:
         world.api.objects |= {JOBS: [job({})], PODS: [part(5)]}
@@ -159,7 +159,7 @@ def test_a_deletion_while_the_watches_start_is_found_by_the_second_listing(monke
 
 
 def test_objects_that_the_watches_reported_are_not_listed_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relist, "SECOND_SECONDS", 0.05)
+    monkeypatch.setattr(relist, "SECOND_LISTING_AFTER_SECONDS", 0.05)
     monkeypatch.setattr(relist, "RELIST_SECONDS", 0.5)
 
     async def test(world: World) -> None:

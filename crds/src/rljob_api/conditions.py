@@ -41,7 +41,7 @@ class Reason(StrEnum):
     CREATING = "Creating"
     PODS_PENDING = "PodsPending"
     READY = "Ready"
-    CREATION_REFUSED = "CreationRejected"
+    CREATION_REJECTED = "CreationRejected"
     NAME_CONFLICT = "NameConflict"
     KUBERAY_UNAVAILABLE = "KubeRayUnavailable"
     KUBERAY_TOO_OLD = "KubeRayTooOld"
@@ -60,6 +60,7 @@ class Reason(StrEnum):
     HEAD_LOST = "HeadLost"
     WAITING_FOR_NEXT_ATTEMPT = "WaitingForNextAttempt"
     NEXT_ATTEMPT_STARTED = "NextAttemptStarted"
+    DELETING = "Deleting"
     REMOVED = "Removed"
     KEPT = "Kept"
 
@@ -94,9 +95,9 @@ class Reason(StrEnum):
     APPLICATION_ERROR = "ApplicationError"
     INFRASTRUCTURE_ERROR = "InfrastructureError"
     OUT_OF_MEMORY = "OutOfMemory"
-    STOPPED_OUTSIDE = "StoppedThroughRay"
+    STOPPED_THROUGH_RAY = "StoppedThroughRay"
     STOPPED_BY_USER = "StoppedByUser"
-    ENDED_WITHOUT_RESULT = "ExitedWithoutResult"
+    EXITED_WITHOUT_RESULT = "ExitedWithoutResult"
 
 
 FAILURE_CLASSES: Mapping[Reason, FailureClass] = MappingProxyType(
@@ -112,7 +113,7 @@ FAILURE_CLASSES: Mapping[Reason, FailureClass] = MappingProxyType(
         Reason.KUBERAY_TOO_OLD: FailureClass.CONFIGURATION,
         Reason.READ_FORBIDDEN: FailureClass.CONFIGURATION,
         Reason.APPLICATION_ERROR: FailureClass.APPLICATION,
-        Reason.ENDED_WITHOUT_RESULT: FailureClass.APPLICATION,
+        Reason.EXITED_WITHOUT_RESULT: FailureClass.APPLICATION,
         Reason.INFRASTRUCTURE_ERROR: FailureClass.INFRASTRUCTURE,
         Reason.OUT_OF_MEMORY: FailureClass.INFRASTRUCTURE,
         Reason.CLUSTER_LOST: FailureClass.INFRASTRUCTURE,
@@ -126,7 +127,7 @@ FAILURE_CLASSES: Mapping[Reason, FailureClass] = MappingProxyType(
         Reason.PROVISIONING_DEADLINE_EXCEEDED: FailureClass.FINAL,
         Reason.ACTIVE_DEADLINE_EXCEEDED: FailureClass.FINAL,
         Reason.STOPPED_BY_USER: FailureClass.FINAL,
-        Reason.STOPPED_OUTSIDE: FailureClass.FINAL,
+        Reason.STOPPED_THROUGH_RAY: FailureClass.FINAL,
     }
 )
 """The failure class of every reason with which an attempt or a job can end, except `Succeeded`."""
@@ -150,7 +151,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.CREATING,
             Reason.PODS_PENDING,
             Reason.READY,
-            Reason.CREATION_REFUSED,
+            Reason.CREATION_REJECTED,
             Reason.NAME_CONFLICT,
             Reason.KUBERAY_UNAVAILABLE,
             Reason.KUBERAY_TOO_OLD,
@@ -170,7 +171,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.HEAD_LOST,
             Reason.WAITING_FOR_NEXT_ATTEMPT,
             Reason.SUSPENDED,
-            Reason.ENDED,
+            Reason.DELETING,
             Reason.REMOVED,
             Reason.KEPT,
         ),

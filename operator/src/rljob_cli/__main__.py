@@ -42,8 +42,8 @@ def _print_version(is_wanted: bool) -> None:
             package = version("rljob-operator")
         except PackageNotFoundError:
             package = "(source tree)"
-        text = f"rljob {package}, {API_GROUP}/{API_VERSION}, contract {CONTRACT_VERSION}"
-        _console().print(Text(text), soft_wrap=True)
+        documents = f"version {CONTRACT_VERSION} of the documents between operator and trainer"
+        _console().print(Text(f"rljob {package}, {API_GROUP}/{API_VERSION}, {documents}"), soft_wrap=True)
         raise typer.Exit
 
 
@@ -76,7 +76,9 @@ def validate_command(
         typer.Option("--resolved", help="Print the job with all defaults and recipe settings filled in."),
     ] = False,
 ) -> None:
-    """Check a job file and print every error with its line.
+    """Check a job file and print its errors with their lines.
+
+    Rules between fields are checked only if all types are right. Warnings name what a Kubernetes cluster would reject.
 
     With --resolved, standard output contains only the resolved job file; messages go to standard error.
     """
@@ -157,7 +159,7 @@ def run_command(
     code: of.Code = None,
     ray: of.RayAddress = None,
 ) -> None:
-    """Run a job on this machine, or on a Ray cluster."""
+    """Run a job on this machine, or on an existing Ray cluster; for Kubernetes see `rljob submit`."""
     from rljob_cli.local.run import RunOptions, run
 
     raise typer.Exit(run(RunOptions(file, workers, resume, run_folder, code, ray), _console()))
@@ -181,10 +183,9 @@ def submit_command(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Run a job on a cluster.
+    """Create or update a job on a Kubernetes cluster, which must have the operator.
 
-    If the job exists with the same spec, nothing is created; changes of runPolicy and suspend are applied to it.
-    """
+    Of an existing job only runPolicy and suspend can change; a file with other differences is rejected."""
     from rljob_cli.cluster.client import ClusterOptions
     from rljob_cli.cluster.submit import submit
     from rljob_cli.cluster.watching import watch_job
@@ -300,19 +301,19 @@ def explain_command(
 @app.command("suspend")
 def suspend_command(
     name: JobName,
-    wait: of.Wait = False,
+    wait: of.WaitSuspended = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Save a checkpoint, stop the job and free its nodes until `rljob resume`."""
+    """Save a checkpoint and delete the pods of a job, so that their GPUs are free until `rljob resume`."""
     raise typer.Exit(_steering(name, _cluster(context, namespace, kubeconfig), wait=wait).suspend())
 
 
 @app.command("resume")
 def resume_command(
     name: JobName,
-    wait: of.Wait = False,
+    wait: of.WaitRunning = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -324,7 +325,7 @@ def resume_command(
 @app.command("stop")
 def stop_command(
     name: JobName,
-    wait: of.Wait = False,
+    wait: of.WaitFinished = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -336,7 +337,7 @@ def stop_command(
 @app.command("retry")
 def retry_command(
     name: JobName,
-    wait: of.Wait = False,
+    wait: of.WaitRetried = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -353,7 +354,7 @@ def delete_command(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Delete a job and its cluster; checkpoints and results are kept."""
+    """Delete a job and its RayCluster; checkpoints and results are kept."""
     from rljob_cli.cluster.steering import delete
 
     raise typer.Exit(delete(_cluster(context, namespace, kubeconfig), name, _console(), wait=wait))

@@ -76,7 +76,14 @@ Kubeconfig = Annotated[
         rich_help_panel=_CLUSTER,
     ),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait until the job reaches that state or finishes.")]
+WaitSuspended = Annotated[
+    bool, typer.Option("--wait", help="Wait until the job is suspended and all its pods are deleted, or it finishes.")
+]
+WaitRunning = Annotated[
+    bool, typer.Option("--wait", help="Wait until the trainer of the new attempt runs steps, or the job finishes.")
+]
+WaitFinished = Annotated[bool, typer.Option("--wait", help="Wait until the job has finished.")]
+WaitRetried = WaitRunning
 Watch = Annotated[
     bool, typer.Option("--watch", help="Show changes until the job finishes. Exit code 0: Complete, 1: Failed.")
 ]
@@ -110,8 +117,16 @@ Tail = Annotated[int | None, typer.Option(min=0, help="Number of lines from the 
 AttemptNumber = Annotated[
     int | None, typer.Option(min=1, help="Number of the attempt.", show_default="the newest attempt that has pods")
 ]
-PoolName = Annotated[str | None, typer.Option(help="Print the log of a worker of this pool, not of the head.")]
-WorkerIndex = Annotated[int, typer.Option(min=0, help="Index of the worker in the pool; with --storage, its rank.")]
+PoolName = Annotated[
+    str | None, typer.Option(help="Print the log of a worker pod of this pool, instead of the head pod's.")
+]
+WorkerIndex = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Number of the worker pod in the pool, from 0. With --storage: rank of the worker process (one per GPU).",
+    ),
+]
 ContainerName = Annotated[
     Container | None,
     typer.Option(help="Container of the pod.", show_default="driver in the head, ray in workers"),
@@ -119,7 +134,8 @@ ContainerName = Annotated[
 Storage = Annotated[
     Path | None,
     typer.Option(
-        help="Read the logs kept in the job's PersistentVolumeClaim, mounted at this folder. Needs no cluster.",
+        help="Read the copies of the logs in the job's PersistentVolumeClaim, which is mounted at this folder; with "
+        "subPath: a/b give FOLDER/a/b. Needs no cluster.",
         show_default=False,
     ),
 ]

@@ -16,7 +16,7 @@ metadata:
   name: my-first-run              # results go to runs/my-first-run
 spec:
   pools:
-  - name: main                    # equal GPU nodes; on one machine: at most one worker per device
+  - name: main                    # equal worker pods with GPUs; on one machine: at most one worker per device
     nodes: 1
     gpusPerNode: 1
 

@@ -44,7 +44,12 @@ def cluster_text(cluster: Cluster) -> str:
 def _group(text: str, where: str, named: Callable[[str], Gpu]) -> NodeGroup:
     found = _GROUP.fullmatch(text) or _GROUP.fullmatch(f"1x{text}")
     if found is None:
-        raise PlanError(f"{where}: must be nodes x GPUs per node x GPU type (seen {text!r}), for example 4x8xH100")
+        raise PlanError(f"{where}: must be nodes x GPUs per node x GPU type, such as 4x8xH100 (seen {text!r})")
+    if found["kind"].strip().isdigit():
+        raise PlanError(
+            f"{where}: must be nodes x GPUs per node x GPU type, such as 4x8xH100 (seen {text!r}); the GPU type is"
+            " missing"
+        )
     return NodeGroup(int(found["nodes"]), int(found["gpus"]), named(found["kind"].strip()))
 
 

@@ -70,7 +70,7 @@ class Cluster:
         self.namespace = namespace
         """Namespace of the jobs."""
         self.name = name
-        """Name for messages: the context of the kubeconfig, or `in-cluster`."""
+        """Name for messages, such as `context staging`; `in-cluster` for the service account of this pod."""
         self.flags = flags
         """Options that suggested commands need for this cluster and namespace."""
 
@@ -203,7 +203,7 @@ def checked_name(what: str, name: str) -> str:
 
 
 def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], context: str | None) -> tuple[str, str]:
-    """Fills the configuration from kubeconfig files. Returns the name of the context and its namespace."""
+    """Fills the configuration from kubeconfig files. Returns text such as `context staging`, and its namespace."""
     from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
     named = ", ".join(map(str, files))
@@ -223,7 +223,7 @@ def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], contex
             )
         _check_server(configuration.host, named)
         chosen = loader.current_context
-        return str(chosen["name"]), str(chosen["context"].get("namespace") or "default")
+        return f"context {chosen['name']}", str(chosen["context"].get("namespace") or "default")
     except ClusterError:
         raise
     # The package does not wrap the errors of its parsers and of credential plugins.

@@ -44,8 +44,8 @@ _MAX_CHANGES = 4
 _MAX_COMMON = ("spec.training.maxTokensPerMicroBatch", "spec.training.rollout.gpuMemoryUtilization")
 _MAX_PODS = 8
 _MAX_WARNINGS = 5
-_UNSEEN_SECONDS = 10
-"""A working operator processes a new job within this time."""
+_NEW_SECONDS = 10
+"""Age of a job by which a working operator has processed it."""
 
 
 def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | None = None) -> None:
@@ -113,9 +113,17 @@ def explanation(
         yield Text("\nLatest warnings:", "bold")
         for event in new[-_MAX_WARNINGS:]:
             yield Text(f"  {age(event.seen, now):>5}  {_warning(event)}")
-    yield Text("\nWhat comes next:", "bold")
+    yield Text("\nResults:" if _has_only_results(job) else "\nWhat comes next:", "bold")
     for line in what_is_next(job, now, flags):
         yield Text(f"  {line}")
+
+
+def _has_only_results(job: StoredJob) -> bool:
+    """Whether the job is Complete and stays as it is, so that nothing comes next."""
+    end = ending(job.status)
+    is_being_deleted = job.metadata.deletion_timestamp is not None
+    is_complete = end is not None and end.is_complete and not is_being_deleted
+    return is_complete and job.run_policy.ttl_seconds_after_finished is None
 
 
 def pod_trouble(pod: Pod) -> str:
@@ -190,7 +198,7 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
         yield from _silence_text(attempt, now)
         yield _advice(found.reason)
     elif not status.conditions:
-        yield from _unseen_text(job, now)
+        yield from _new_job_text(job, now)
     else:
         yield Text(f"{_how_it_goes(job, attempt, now)}.", "bold")
         yield from _silence_text(attempt, now)
@@ -223,7 +231,7 @@ def _suspension_text(job: StoredJob, now: datetime) -> Iterator[Text]:
         yield Text("The job is being suspended.", "bold")
         yield _advice(Reason.SUSPENDING)
     else:
-        yield Text(f"The job is suspended, for {age(moment(since), now)}, and holds no nodes.", "bold")
+        yield Text(f"The job is suspended, for {age(moment(since), now)}, and has no pods.", "bold")
         yield _advice(Reason.SUSPENDED)
 
 
@@ -246,10 +254,10 @@ def _silence_text(attempt: Attempt | None, now: datetime) -> Iterator[Text]:
         )
 
 
-def _unseen_text(job: StoredJob, now: datetime) -> Iterator[Text]:
+def _new_job_text(job: StoredJob, now: datetime) -> Iterator[Text]:
     seconds = (now - job.metadata.creation_timestamp).total_seconds()
     yield Text("No operator has processed the job yet.", "bold")
-    if seconds > _UNSEEN_SECONDS:
+    if seconds > _NEW_SECONDS:
         yield Text(
             "What to do: check that the operator is running and handles this namespace (Helm value watchNamespaces):"
             " kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from rljob_api.conditions import ConditionType
-from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
+from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, PHASE_BEFORE_STATUS
 from rljob_api.requests import as_recorded, is_later
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, Condition, ConditionStatus, RLJobStatus
@@ -85,12 +85,12 @@ def waits_for(status: RLJobStatus) -> Condition | None:
 
 
 def phase(job: StoredJob) -> str:
-    """The phase for users: that of the status, or `Deleting`, `Unseen` (not processed yet) or `?`."""
+    """The phase for users: that of the status; `Deleting`; `New` before an operator has processed the job; or `?`."""
     if job.metadata.deletion_timestamp is not None:
         return "Deleting"
     if job.status.phase is None and is_unread(job, "phase"):
         return UNREADABLE
-    return job.status.phase or "Unseen"
+    return job.status.phase or PHASE_BEFORE_STATUS
 
 
 def reason(job: StoredJob) -> str:

@@ -36,7 +36,7 @@ class LogOptions:
     pool: str | None = None
     """Pool of the worker whose log is printed; None for the head pod."""
     index: int = 0
-    """Index of the worker, in the order of the pods' names."""
+    """Number of the worker pod, in the order of the pods' names, or the rank of the worker process in kept logs."""
     container: Container | None = None
     """Container; None for the head's driver, or a worker's Ray."""
     follow: bool = False
@@ -100,7 +100,7 @@ def _logs_folder(name: str, storage: Path) -> Path:
         there = f"it contains {_listed(storage)}" if storage.is_dir() else "the folder does not exist"
         raise CliError(
             f"--storage {storage}: neither {candidates[0]} nor {candidates[1]} exists ({there}); use the folder where"
-            " the claim is mounted or, if the job has a subPath, that folder in it"
+            " the claim is mounted; if the job has checkpoint.storage.subPath: a/b, use FOLDER/a/b in it"
         )
     return found
 

@@ -61,7 +61,8 @@ def what_is_next(job: StoredJob, now: datetime, flags: str = "") -> Iterator[str
         yield _next_step(job, attempt)
         yield from _deadlines(job, attempt, now)
         if job.status.counters is not None:
-            yield f"after a failure it resumes from its newest checkpoint; retries left: {_retries_left(job)}"
+            left = _retries_left(job)
+            yield f"if an attempt fails, the next one resumes from the newest checkpoint; retries left: {left}"
 
 
 def _next_step(job: StoredJob, attempt: Attempt | None) -> str:
@@ -113,7 +114,7 @@ def _when_between(job: StoredJob, following: NextAttempt, now: datetime, name: s
     if begins <= now and not following.same_cluster:
         yield "it waits until all pods of the previous attempt are deleted"
     yield f"retries left: {_retries_left(job)}"
-    yield f"`rljob retry {name}` starts it now and resets the retry budget"
+    yield f"`rljob retry {name}` starts it now and resets the retry budgets"
     yield from _paused_deadline(job)
 
 
@@ -153,7 +154,7 @@ def _after_a_failure(job: StoredJob, end: Ending, flags: str) -> Iterator[str]:
         return
     if job.wants_suspend:
         yield f"`rljob resume {name}` first, because the job is suspended"
-    yield f"fix the cause, then `rljob retry {name}`: it resumes {resume_point(job)} and resets the retry budget"
+    yield f"fix the cause, then `rljob retry {name}`: it resumes {resume_point(job)} and resets the retry budgets"
     if end.reason == Reason.CONFIGURATION_ERROR:
         yield f"if the cause is in the job itself: {again}"
 
@@ -202,7 +203,7 @@ def _paused_deadline(job: StoredJob) -> Iterator[str]:
 
 
 def _failed_if(cause: str, end: datetime, now: datetime) -> str:
-    return f"the job fails if {cause} by {time_text(end)} ({in_time(end, now)})"
+    return f"the job ends as Failed, without a retry, if {cause} by {time_text(end)} ({in_time(end, now)})"
 
 
 def _retries_left(job: StoredJob) -> str:

@@ -111,7 +111,7 @@ def _requests(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
         )
         yield "result", one_line(f"{at}; {left}")
     if suspended_at is not None:
-        yield "suspended", f"for {age(moment(suspended_at), now)}; it holds no nodes"
+        yield "suspended", f"for {age(moment(suspended_at), now)}; its pods are deleted"
     elif job.wants_suspend and result is None:
         yield "suspended", "requested, not done yet"
     for what, asked_at in (("stop", stop_asked_at(job)), ("retry", retry_asked_at(job))):

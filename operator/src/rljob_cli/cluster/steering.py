@@ -61,7 +61,7 @@ class Steering:
     clock: Clock = field(default_factory=Clock)
 
     def suspend(self) -> int:
-        """Asks the operator to save a checkpoint and free the job's nodes."""
+        """Asks the operator to save a checkpoint and delete the job's pods."""
         job = self._job()
         end = ending(job.status)
         if end is not None:
@@ -224,7 +224,7 @@ def _suspended(job: StoredJob) -> _Outcome | None:
     if not job.wants_suspend:
         return _Outcome(f"{job.where} was resumed in the meantime", ExitCode.APPLICATION)
     if job.status.suspended_at is not None:
-        return _Outcome(f"{job.where} is suspended and holds no nodes; it will resume {resume_point(job)}")
+        return _Outcome(f"{job.where} is suspended, and its pods are deleted; it will resume {resume_point(job)}")
     return _ended(job, ExitCode.APPLICATION)
 
 
@@ -261,7 +261,7 @@ def _what_a_retry_does(job: StoredJob) -> str:
     following, newest = job.status.next_attempt, newest_attempt(job)
     number = f"attempt {newest.number + 1}" if newest else "attempt 1"
     when = f"instead of at {time_text(moment(following.not_before))}, " if following is not None else ""
-    return f"{number} starts now, {when}{resume_point(job)}; the retry budget is reset"
+    return f"{number} starts now, {when}{resume_point(job)}; the retry budgets are reset"
 
 
 def _in_words(job: StoredJob) -> str:

@@ -63,7 +63,7 @@ class ClusterCreation:
             # status, because it lasts until a person fixes it.
             if error.retry_after_seconds:
                 raise
-            return EffectFailure(KIND, Reason.CREATION_REFUSED, str(error))
+            return EffectFailure(KIND, Reason.CREATION_REJECTED, str(error))
 
     async def _create(self, effect: CreateCluster, job: ObservedJob, spec: RLJobSpec) -> EffectFailure | None:
         """Creates the RayCluster last: KubeRay starts as soon as it sees the cluster, and then needs the Secret."""

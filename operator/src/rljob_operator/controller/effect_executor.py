@@ -154,7 +154,7 @@ class EffectExecutor:
                 case DeleteJob():
                     await self._objects.delete(JOBS, job.namespace, job.name, effect.uid, job_version)
         except RefusedError as error:
-            return EffectFailure(kind, Reason.CREATION_REFUSED, str(error))
+            return EffectFailure(kind, Reason.CREATION_REJECTED, str(error))
         except ResourceTypeMissingError as error:
             return EffectFailure(kind, Reason.KUBERAY_UNAVAILABLE, str(error))
         except TokenRejectedError as error:

@@ -20,7 +20,7 @@ from rljob_operator.kube.errors import ForbiddenError, NotFoundError, ResourceTy
 from rljob_operator.kube.explaining_events import ExplainingEvents, by_pod
 from rljob_operator.kube.node_leases import NodeLeases
 from rljob_operator.kube.observed_objects import JobObject, JobReader, controller_uid, observed_cluster, time_at
-from rljob_operator.kube.pod_problems import is_head, is_on_silent_node, is_ready, needs_events, observed_pod
+from rljob_operator.kube.pod_problems import is_head, is_on_not_ready_node, is_ready, needs_events, observed_pod
 from rljob_operator.kube.server_clock import Ages
 from rljob_operator.manifests.access import derived_token, key_id
 from rljob_operator.manifests.naming import submission_id
@@ -258,7 +258,7 @@ def _head_to_ask(job: ObservedJob, parts: _Parts) -> JsonObject | None:
     cluster = _cluster_under_way(job, parts)
     uid = text_at(cluster, "metadata", "uid") if cluster is not None else ""
     heads = (pod for pod in parts.pods if uid and controller_uid(pod) == uid and is_head(pod))
-    return next((head for head in heads if is_ready(head) or is_on_silent_node(head)), None)
+    return next((head for head in heads if is_ready(head) or is_on_not_ready_node(head)), None)
 
 
 def _newest_submission(job: ObservedJob) -> str | None:

@@ -61,7 +61,7 @@ async def run_operator(settings: Settings) -> None:
             stack.push_async_callback(lease.stop)
             if not await _first(stop_requested, lease.acquired()):
                 return
-        cache, slots = ObjectCache(settings.namespaces or (None,)), Slots(settings.num_workers)
+        cache, slots = ObjectCache(settings.namespaces or (None,)), Slots(settings.max_concurrent_reconciles)
         may_act = lease.may_act if lease is not None else _always
         shared = OperatorContext(KubeObjects(kube), cache, settings, defaults, slots, metrics, clock, may_act)
         worker = _Worker(shared, connection, ray, tasks)

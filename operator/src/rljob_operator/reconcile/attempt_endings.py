@@ -34,7 +34,7 @@ _NOT_STARTED = (
 _EXIT_REASONS = {
     ExitCode.CONFIGURATION: Reason.CONFIGURATION_ERROR,
     ExitCode.INFRASTRUCTURE: Reason.INFRASTRUCTURE_ERROR,
-    ExitCode.INTERRUPTED: Reason.STOPPED_OUTSIDE,
+    ExitCode.INTERRUPTED: Reason.STOPPED_THROUGH_RAY,
     # No process of the job sends these signals: they come from the kernel, the kubelet or Ray.
     -signal.SIGKILL: Reason.INFRASTRUCTURE_ERROR,
     -signal.SIGTERM: Reason.INFRASTRUCTURE_ERROR,
@@ -114,14 +114,14 @@ def _ending_of_success(draft: StatusDraft, ray: ObservedRay) -> Ending | None:
         return complete
     if state is not None:
         text = f"the trainer exited with code 0 before the job was complete (phase in its run state: {state.phase})"
-        return Ending(Reason.ENDED_WITHOUT_RESULT, text)
+        return Ending(Reason.EXITED_WITHOUT_RESULT, text)
     waited_seconds = seconds_since_termination(draft)
     if waited_seconds is None or waited_seconds < RUN_STATE_SECONDS:
         return None
     if ray.run_state_error is not None:
         text = f"the trainer exited with code 0, but this operator cannot read its run state: {ray.run_state_error}"
         return Ending(Reason.TRAINER_IMAGE_INCOMPATIBLE, text)
-    return Ending(Reason.ENDED_WITHOUT_RESULT, "the trainer exited with code 0, but wrote no run state")
+    return Ending(Reason.EXITED_WITHOUT_RESULT, "the trainer exited with code 0, but wrote no run state")
 
 
 def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob) -> Ending:
@@ -164,7 +164,7 @@ def _ending_by_run_state(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJ
     if ray.run_state is not None and ray.run_state.phase is RunPhase.FAILED:
         what = "the trainer failed, and its process did not exit"
         return _ending_by_error(Reason.APPLICATION_ERROR, what, ray, job)
-    return Ending(Reason.STOPPED_OUTSIDE, "somebody else than the operator stopped the trainer through Ray")
+    return Ending(Reason.STOPPED_THROUGH_RAY, "the trainer was stopped through Ray's API, not by the operator")
 
 
 def _ending_on_request(draft: StatusDraft, what: str = _AS_REQUESTED) -> Ending | None:
@@ -172,7 +172,7 @@ def _ending_on_request(draft: StatusDraft, what: str = _AS_REQUESTED) -> Ending 
     stop, checkpoint = draft.attempt.stop, draft.checkpoint
     if stop is None:
         return None
-    saved = "no checkpoint was saved" if checkpoint is None else f"its checkpoint is of step {checkpoint.step}"
+    saved = "no checkpoint was saved" if checkpoint is None else f"the newest checkpoint is from step {checkpoint.step}"
     why = f"{stop.message}; " if stop.message is not None else ""
     return Ending(reason_of_stop(stop), f"{why}{what}; {saved}")
 

@@ -92,8 +92,8 @@ def is_lost(pod: ObservedPod) -> bool:
     return pod.overdue or pod.node_silent_seconds >= NODE_LOST_SECONDS
 
 
-def is_cleared(observed: Observed) -> bool:
-    """Whether nothing of the job is running: it has no cluster, and all its pods are lost."""
+def are_clusters_deleted(observed: Observed) -> bool:
+    """Whether the job has no RayCluster any more, and no pods except lost ones (`is_lost`)."""
     return not observed.clusters and all(is_lost(pod) for pod in observed.pods)
 
 
@@ -184,7 +184,7 @@ def _present(
         return _silent_dashboard(observed)
     num_pods = 1 + sum(pool.nodes for pool in spec.pools)
     fewer = ", ".join(f"{pool.nodes} of pool {pool.name}" for pool in draft.attempt.nodes)
-    note = f"; the job runs on fewer nodes than requested: {fewer} (runPolicy.elastic)" if fewer else ""
+    note = f"; the job runs with fewer worker pods than requested: {fewer} (runPolicy.elastic)" if fewer else ""
     return Finding(TRUE, Reason.READY, f"{num_pods} of {num_pods} pods ready and in Ray{note}")
 
 
@@ -235,7 +235,7 @@ def _silent_dashboard(observed: Observed) -> Finding:
 
 
 def _pool_statuses(spec: RLJobSpec, pods: Pods) -> tuple[PoolStatus, ...]:
-    """Desired and ready nodes of each pool."""
+    """Desired and ready worker pods of each pool."""
     return tuple(
         PoolStatus(name=pool.name, desired=pool.nodes, ready=min(pool.nodes, _num_ready(pods, pool.name)))
         for pool in spec.pools
@@ -282,8 +282,8 @@ def _placement_finding(spec: RLJobSpec, ray: ObservedRay) -> tuple[Reason, str]:
     seen = sorted((node.num_gpus for node in ray.nodes if not node.is_head), reverse=True)
     numbers = f"Ray has {sum(seen)} of {sum(expected)} GPUs"
     if any(there < needed for there, needed in zip(seen, expected, strict=False)):
-        return Reason.INSUFFICIENT_GPUS, f"{numbers}; the node with the fewest has {seen[-1]}"
+        return Reason.INSUFFICIENT_GPUS, f"{numbers}; the worker pod with the fewest has {seen[-1]}"
     if ray.infeasible_groups:
         groups = "; ".join(ray.infeasible_groups)
-        return Reason.PLACEMENT_GROUP_INFEASIBLE, f"{numbers}; no node has the resources for {groups}"
+        return Reason.PLACEMENT_GROUP_INFEASIBLE, f"{numbers}; no Ray node has the resources for {groups}"
     return Reason.FEASIBLE, numbers

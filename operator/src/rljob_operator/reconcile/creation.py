@@ -19,7 +19,7 @@ from rljob_api.yaml_text import wire_path
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.manifests.pod_environment import spec_document
 from rljob_operator.reconcile.attempt_endings import Ending
-from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, is_cleared, not_ready
+from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, are_clusters_deleted, not_ready
 from rljob_operator.reconcile.decision import ApplyNetworkPolicy, CreateCluster, Effect, SubmitJob
 from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedJob, Reachability
 from rljob_operator.reconcile.status_draft import StatusDraft, seconds_since, timestamp
@@ -84,7 +84,7 @@ def seconds_to_choice(draft: StatusDraft, spec: RLJobSpec) -> float | None:
 def create_cluster(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     """Creates the cluster of an attempt that the status already records, when nothing of an earlier one is running: a
     pod that was lost when the attempt started may have come back."""
-    if not observed.kuberay_installed or observed.forbidden is not None or not is_cleared(observed):
+    if not observed.kuberay_installed or observed.forbidden is not None or not are_clusters_deleted(observed):
         return ()
     return (CreateCluster(draft.attempt.number, draft.attempt.cluster),)
 

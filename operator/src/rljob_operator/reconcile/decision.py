@@ -15,7 +15,7 @@ MAX_NOTE_BYTES = 1024
 
 _QUIET = (
     *(Reason.VALID, Reason.PODS_PENDING, Reason.FEASIBLE, Reason.SUBMITTING, Reason.NO_CHECKPOINT_YET),
-    *(Reason.ENDED, Reason.RAY_NODES_MISSING, Reason.NEXT_ATTEMPT_STARTED, Reason.SUSPENDING),
+    *(Reason.ENDED, Reason.DELETING, Reason.RAY_NODES_MISSING, Reason.NEXT_ATTEMPT_STARTED, Reason.SUSPENDING),
 )
 """Reasons that get no event of their own, because the event before or after them says the same."""
 

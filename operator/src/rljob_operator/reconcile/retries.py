@@ -38,7 +38,7 @@ Budget = tuple[str, int, int]
 _OF_ONE_ATTEMPT = (ConditionType.PLACEMENT_FEASIBLE, ConditionType.JOB_SUBMITTED, ConditionType.PROGRESSING)
 _STOPPED = (
     *(Reason.SUSPENDED, Reason.RESIZED, Reason.ACTIVE_DEADLINE_EXCEEDED),
-    *(Reason.STOPPED_BY_USER, Reason.STOPPED_OUTSIDE),
+    *(Reason.STOPPED_BY_USER, Reason.STOPPED_THROUGH_RAY),
 )
 _NEXT = "the next attempt has started"
 
@@ -117,13 +117,14 @@ def follow_ending(
     seconds = _pause_seconds(draft, job_uid)
     same_cluster = found is FailureClass.APPLICATION and cluster_is_well
     _plan_next(draft, ending, found, seconds, same_cluster=same_cluster)
-    text = f"retry {used + 1} of {allowed} (runPolicy.{field}) in {seconds:.0f} s, after: {ending.message}"
+    start = timestamp(draft.now + timedelta(seconds=seconds))
+    text = f"retry {used + 1} of {allowed} (runPolicy.{field}) at {start}, after: {ending.message}"
     draft.set(ConditionType.RETRYING, TRUE, ending.reason, text)
 
 
 def wait_for_another_operator(draft: StatusDraft, ending: Ending) -> None:
     """Plans the next attempt after one that ended because this operator cannot read the job's spec. The attempt waits
-    for an operator version that can, holds no nodes meanwhile, and uses no retry."""
+    for an operator version that can, has no pods meanwhile, and uses no retry."""
     draft.change_attempt(failure_class=FailureClass.RESUMABLE.value)
     _plan_next(draft, ending, FailureClass.RESUMABLE, 0.0, same_cluster=False)
     draft.set(ConditionType.RETRYING, TRUE, ending.reason, ending.message)

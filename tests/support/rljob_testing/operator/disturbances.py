@@ -38,16 +38,16 @@ POD_PROBLEMS = (
 )
 _FAILURES = MappingProxyType(
     {
-        EffectKind.CREATE_CLUSTER: (Reason.CREATION_REFUSED, Reason.NAME_CONFLICT, Reason.KUBERAY_UNAVAILABLE),
+        EffectKind.CREATE_CLUSTER: (Reason.CREATION_REJECTED, Reason.NAME_CONFLICT, Reason.KUBERAY_UNAVAILABLE),
         EffectKind.SUBMIT_JOB: (
             *(Reason.SUBMISSION_FAILED, Reason.DASHBOARD_UNREACHABLE, Reason.TOKEN_REJECTED),
             Reason.AUTHENTICATION_MISSING,
         ),
         EffectKind.STOP_JOB: (Reason.DASHBOARD_UNREACHABLE, Reason.TOKEN_REJECTED),
         EffectKind.DUMP_STACKS: (Reason.SUBMISSION_FAILED, Reason.DASHBOARD_UNREACHABLE, Reason.TOKEN_REJECTED),
-        EffectKind.APPLY_NETWORK_POLICY: (Reason.CREATION_REFUSED,),
-        EffectKind.DELETE_CLUSTER: (Reason.CREATION_REFUSED,),
-        EffectKind.DELETE_JOB: (Reason.CREATION_REFUSED,),
+        EffectKind.APPLY_NETWORK_POLICY: (Reason.CREATION_REJECTED,),
+        EffectKind.DELETE_CLUSTER: (Reason.CREATION_REJECTED,),
+        EffectKind.DELETE_JOB: (Reason.CREATION_REJECTED,),
     }
 )
 _ENDS = (

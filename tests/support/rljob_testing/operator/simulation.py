@@ -265,12 +265,12 @@ class World:
     def _create(self, effect: CreateCluster) -> EffectFailure | None:
         if self.scenario.refused_creations > 0:
             self.scenario.refused_creations -= 1
-            return EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED, "over quota")
+            return EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REJECTED, "over quota")
         if self._named(effect.cluster) is None:
             self.num_clusters += 1
             uid = f"c{self.num_clusters}"
             self.clusters[uid] = Cluster(effect.cluster, uid, self.tick)
-        return self._lost_answer(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED)
+        return self._lost_answer(EffectKind.CREATE_CLUSTER, Reason.CREATION_REJECTED)
 
     def _submit(self, effect: SubmitJob, name: str) -> EffectFailure | None:
         found = self._named(name)
