@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rljob_cli.errors import CliError
+from rljob_cli.new_file import write_new_file
 
 STARTER = """\
 # A reinforcement-learning run: `rljob validate FILE` checks it, `rljob run FILE` runs it on this machine,
@@ -111,8 +112,7 @@ def write_starter(file: Path) -> Path:
     if file.suffix not in JOB_SUFFIXES:
         file = file.with_name(f"{file.name}.yaml")
     try:
-        with file.open("x", encoding="utf-8") as stream:
-            stream.write(STARTER)
+        write_new_file(file, STARTER)
     except FileExistsError as error:
         raise CliError(f"{file}: already exists; use another name") from error
     except OSError as error:

@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from rljob_api.constants import RUN_STATE_FILE_NAME
 from rljob_api.contract_documents import load_run_state
@@ -62,10 +63,16 @@ class RunFolder:
                 raise RunFolderError(
                     f"{self.path}: another run is using it (process {holder}); wait for it, or use another --run-folder"
                 ) from error
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
+            self._write_holder(file)
             yield file.fileno()
+
+    def _write_holder(self, lock: TextIO) -> None:
+        """Writes this process's number into the lock file. Raises RunFolderError."""
+        try:
+            os.ftruncate(lock.fileno(), 0)
+            os.write(lock.fileno(), f"{os.getpid()}\n".encode())
+        except OSError as error:
+            raise self._cannot_be_written(error) from error
 
     def num_attempts(self) -> int:
         """Number of attempts started so far."""

@@ -19,6 +19,7 @@ from rljob_api.job_file import load_job_text
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_cli.differences import named_entries
 from rljob_cli.errors import CliError
+from rljob_cli.new_file import write_new_file
 
 _WIDTH = 4096
 """Columns of a line: so many that ruamel.yaml never wraps a line."""
@@ -36,8 +37,7 @@ def write_changed(source: str, target: Path, old: RLJobSpec, new: RLJobSpec) -> 
     Raises CliError if `target` exists, if it cannot be written, and if the result would not be a valid job."""
     text = changed_text(source, old, new, str(target))
     try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(text)
+        write_new_file(target, text)
     except FileExistsError:
         raise CliError(f"--write: {target} already exists; choose another name") from None
     except OSError as error:
