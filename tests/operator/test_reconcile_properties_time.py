@@ -191,7 +191,7 @@ def shifted(value: object, seconds: float) -> object:
         return {key: shifted(item, seconds) for key, item in value.items()}
     if isinstance(value, list):
         return [shifted(item, seconds) for item in value]
-    return shifted_time(value, seconds) if isinstance(value, str) and _TIME.fullmatch(value) else value
+    return _TIME.sub(lambda found: shifted_time(found[0], seconds), value) if isinstance(value, str) else value
 
 
 def shifted_time(text: str, seconds: float) -> str:
