@@ -12,7 +12,7 @@ import pytest
 from rljob_operator.kube import explaining_events
 from rljob_operator.kube.allowed_calls import CORE_EVENTS, KubeObjects, ResourceType
 from rljob_operator.kube.errors import ForbiddenError, KubeError, UnavailableError
-from rljob_operator.kube.explaining_events import KEPT_SECONDS, ExplainingEvents, by_pod
+from rljob_operator.kube.explaining_events import KEPT_SECONDS, LOG_SECONDS, ExplainingEvents, by_pod
 from rljob_operator.raw_json import JsonObject
 from rljob_testing.operator import manual_clock
 
@@ -73,6 +73,17 @@ def test_an_unreadable_list_of_events_returns_the_last_one(error: KubeError, cap
     with caplog.at_level(logging.WARNING):
         in_world(test)
     assert len(caplog.messages) == 1, "it is logged once a minute"
+
+
+def test_events_of_jobs_that_nobody_asks_about_are_forgotten() -> None:
+    async def test(_: Api, clock: manual_clock.ManualClock, events: ExplainingEvents) -> None:
+        for number in range(100):
+            await events.of_cluster("team", f"c{number}")
+        clock.advance(LOG_SECONDS)
+        await events.of_pods("team")
+        assert len(events._answers) == 1
+
+    in_world(test)
 
 
 def test_a_slow_response_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,15 @@ def test_a_healthy_pod_has_no_problem() -> None:
     assert (seen.ready, seen.deleting, seen.ended, seen.problem) == (True, False, False, None)
 
 
+def test_a_container_that_is_ready_again_is_no_problem_however_often_it_was_restarted() -> None:
+    status = container(state={"running": {}}, last=ended("Error", 1), restarts=7)
+    raw = pod("Running", conditions=[SCHEDULED, READY], containerStatuses=[status | {"ready": True}])
+    assert observed_pod(raw, NOW).problem is None
+    broken = observed_pod(pod("Running", conditions=[SCHEDULED], containerStatuses=[status]), NOW).problem
+    assert broken is not None
+    assert broken.reason == "ContainerCrashing"
+
+
 def test_the_head_has_a_group_of_its_own() -> None:
     raw = pod()
     raw["metadata"] = {"name": "h", "labels": {"ray.io/node-type": "head", "ray.io/group": "headgroup"}}
