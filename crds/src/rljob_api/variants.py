@@ -1,4 +1,4 @@
-"""`Variants`, a part of the algorithm with several variants: `type` chooses one, and a block has its settings.
+"""The base class of fields such as `loss`: `type` selects one of several variants, and a block has its settings.
 
 The field of the block is the name of the enum member in lower case: `CLIP_COV` has the block `clip_cov`. A variant
 without settings has no block. To add a variant, add a member to the enum, a class for its settings, and a field of that

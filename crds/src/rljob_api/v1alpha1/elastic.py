@@ -14,8 +14,8 @@ from rljob_api.v1alpha1.rules import RULES, violations
 from rljob_api.v1alpha1.spec import RLJobSpec
 
 MAX_CHECKS = 64
-"""Limit on evaluations of all rules on a whole job, about a millisecond each. As long as each rule on nodes concerns a
-single pool, one evaluation is enough."""
+"""How often all rules may be evaluated on a whole job. One evaluation takes about a millisecond. One is enough while
+every rule on nodes concerns a single pool."""
 CACHE_SIZE = 512
 """Number of cached results: for a waiting attempt, every reconcile pass asks the same question."""
 

@@ -29,12 +29,12 @@ class ServerClock:
 
     Args:
         monotonic: Returns seconds that never jump.
-        stop_gap: Returns the time in UTC to use until the API server's first response.
+        time_before_first_response: Returns the time in UTC to use until the API server's first response.
     """
 
-    def __init__(self, monotonic: Callable[[], float], stop_gap: Callable[[], datetime]) -> None:
+    def __init__(self, monotonic: Callable[[], float], time_before_first_response: Callable[[], datetime]) -> None:
         self._monotonic = monotonic
-        self._stop_gap = stop_gap
+        self._time_before_first_response = time_before_first_response
         self._lock = threading.Lock()
         self._zero: datetime | None = None
         """The server's time when the monotonic clock was 0."""
@@ -50,14 +50,16 @@ class ServerClock:
     def now(self) -> datetime:
         """The time in UTC. It never goes back."""
         with self._lock:
-            found = self._stop_gap() if self._zero is None else self._zero + _seconds(self._monotonic())
+            found = (
+                self._time_before_first_response() if self._zero is None else self._zero + _seconds(self._monotonic())
+            )
             if self._zero is not None:
                 self._last_returned = found = max(found, self._last_returned or found)
             return found
 
     @property
     def is_steady(self) -> bool:
-        """Whether times that the cluster writes now can be compared with `now`: they cannot since a jump."""
+        """Whether times that the cluster writes now can be compared with `now`. After a jump they cannot."""
         with self._lock:
             return self._zero is not None and not self._has_jumped
 
@@ -93,8 +95,8 @@ class ServerClock:
 
 
 class Ages:
-    """Measures how long something has been in its state, from when this process first saw it. Time before that counts
-    by the object's timestamp if the clock is steady."""
+    """Measures how long something has been in its state, from when this process first saw it. For the time
+    before, it uses the object's timestamp, if the clock is steady."""
 
     def __init__(self, clock: ServerClock) -> None:
         self._clock = clock

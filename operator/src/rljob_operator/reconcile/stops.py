@@ -46,7 +46,7 @@ def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> N
     stop = draft.attempt.stop
     if stop is None or observed.ray.reachability is not Reachability.OK:
         return
-    if stop.sent_at is None or _has_time_for_stacks(observed, stop, stop.sent_at):
+    if stop.sent_at is None or _restarts_time_for_stacks(observed, stop, stop.sent_at):
         draft.change_attempt(stop=stop.model_copy(update={"sent_at": timestamp(draft.now)}))
 
 
@@ -131,8 +131,8 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
 
 
 def _is_stalled(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> bool:
-    """Whether the trainer should be stopped because it makes no progress. Time in which it could not be observed does
-    not count on its own: a stall is only declared while Ray reports the trainer."""
+    """Whether the trainer should be stopped because it makes no progress. A time without observation alone is
+    not a stall: a stall is only declared while Ray reports the trainer."""
     runs = draft.attempt.running_since is not None and ray_job(draft, observed) is not None
     return runs and seconds_without_progress(draft) >= policy.stall_deadline_seconds
 
@@ -160,10 +160,10 @@ def _stacks_are_due(draft: StatusDraft) -> bool:
     return stop.sent_at is None or seconds_since(stop.sent_at, draft.now) < STACKS_SECONDS
 
 
-def _has_time_for_stacks(observed: Observed, stop: StopRequest, sent_at: str) -> bool:
-    """Whether the time for writing the stacks starts again, because Ray does not have the program that writes them: an
-    operator may record the start and be stopped before it submits the program. The time is limited: if Ray never
-    accepts the program, the trainer is stopped without stacks."""
+def _restarts_time_for_stacks(observed: Observed, stop: StopRequest, sent_at: str) -> bool:
+    """Whether the time for writing the stacks starts again, because Ray does not have the program that writes them. An
+    operator may record that the time has begun, and exit before it submits the program. The time is limited: if Ray
+    never accepts the program, the trainer is stopped without stacks."""
     is_early = seconds_since(stop.requested_at, moment(sent_at)) < STACKS_SECONDS
     return observed.ray.stacks_missing and is_early
 
@@ -175,7 +175,7 @@ def _seconds_to_stop(stop: StopRequest, policy: RunPolicy) -> int:
 def _seconds_to_end_of_stop(draft: StatusDraft, observed: Observed, stop: StopRequest, policy: RunPolicy) -> float:
     """Seconds until the operator no longer waits for a trainer that should stop."""
     left = _seconds_to_stop(stop, policy) - seconds_since(stop.sent_at or stop.requested_at, draft.now)
-    return left if stop.sent_at is not None else _left_of_silence(left, observed)
+    return left if stop.sent_at is not None else _remaining_after_silence(left, observed)
 
 
 def _seconds_of_activity_left(draft: StatusDraft, policy: RunPolicy) -> float | None:
@@ -198,7 +198,7 @@ def _endings(
         limit = policy.stall_deadline_seconds
         text = f"the trainer could not be observed for {limit} s: {unobservable[1]}"
         left = limit - seconds_since(attempt.state_unknown_since, draft.now)
-        return [(_left_of_silence(left, observed), Ending(unobservable[0], text))]
+        return [(_remaining_after_silence(left, observed), Ending(unobservable[0], text))]
     limit = policy.provisioning_deadline_seconds
     waited = seconds_since(attempt.cluster_created_at or attempt.started, draft.now)
     text = f"the trainer did not start within {limit} s: {waits_for}"
@@ -210,7 +210,7 @@ def _endings(
     return found
 
 
-def _left_of_silence(seconds: float, observed: Observed) -> float:
+def _remaining_after_silence(seconds: float, observed: Observed) -> float:
     """The remaining seconds, at least until the dashboard has been silent for `SHORT_SILENCE_SECONDS`: an operator that
     has just started must not end an attempt after its first failed request."""
     if observed.ray.reachability in (Reachability.UNREACHABLE, Reachability.REJECTED):
