@@ -60,6 +60,15 @@ def test_tensor_parallelism_divides_weights_and_heads() -> None:
     assert sixteen.sequence_bytes(4096) == eight.sequence_bytes(4096)
 
 
+def test_latent_attention_has_one_vector_for_all_heads() -> None:
+    """DeepSeek-V3: 512 + 64 numbers per layer and token, on each GPU of an engine."""
+    shape = known_model("deepseek-ai/DeepSeek-V3")
+    assert shape is not None
+    for parallel in (1, 8):
+        kept = sequence_kv_bytes(RolloutWork(shape), RolloutLayout(8, parallel), 4096)
+        assert kept == 2 * (512 + 64) * 61 * 4096
+
+
 def test_layers_with_a_window_keep_at_most_the_window() -> None:
     """Compared with a sum over layers."""
     shape = replace(samples.LLAMA3_8B, sliding_window=1000, num_full_attention_layers=8)

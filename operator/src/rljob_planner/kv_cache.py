@@ -98,9 +98,10 @@ def engine_budget(
 
 
 def kv_bytes_per_layer_token(shape: ModelShape, layout: RolloutLayout, number_bytes: int) -> float:
-    """2 kv b / TP: bytes per layer and token on one GPU. Each GPU holds at least one key head and one value head."""
-    parallel = min(layout.tensor_parallel, max(1, shape.num_kv_heads))
-    return number_bytes * shape.kv_numbers_per_token / parallel
+    """2 kv b / TP: bytes per layer and token on one GPU. Each GPU holds at least one key head and one value head. Latent
+    attention caches one vector for all heads, so every GPU holds all of it (vLLM, config/model.py)."""
+    num_heads = 1 if shape.kv_cache_size else shape.num_kv_heads
+    return number_bytes * shape.kv_numbers_per_token / min(layout.tensor_parallel, num_heads)
 
 
 def sequence_kv_bytes(rollout: RolloutWork, layout: RolloutLayout, context: float) -> float:
