@@ -10,6 +10,7 @@ import pytest
 from rljob_planner.constants import Constants
 from rljob_planner.kv_cache import engine_memory
 from rljob_planner.memory.job_changes import smaller_jobs
+from rljob_planner.memory.phases import DRIVER_BYTES
 from rljob_planner.memory.proposals import Proposals, all_phases, find_proposals, fullest_phase
 from rljob_planner.plan import Plan, plan_of
 from rljob_planner.plan_types import Phase, Verdict, fails_from_second_step, verdict_of
@@ -90,6 +91,37 @@ def test_two_changes_if_one_is_not_enough() -> None:
     assert gentle
     assert all(len(proposal.changes) == 2 for proposal in gentle)
     assert all(len({change.field for change in proposal.changes}) == 2 for proposal in gentle)
+
+
+def test_a_field_that_may_go_up_or_down_is_combined_in_the_direction_that_helps() -> None:
+    """On CPUs: a cache of 256 MiB is too small for one row, and an update keeps too many activations."""
+    job = samples.workload(samples.trained_model(compute_bytes=4, checkpoints_activations=False))
+    rollout = replace(job.rollout, weight_bytes=4, cpu_kv_cache_bytes=2**28)
+    job = replace(job, rollout=rollout, models={Role.ACTOR: job.models[Role.ACTOR]})
+    pool = samples.one_pool(job, samples.gpu(180, is_cpu=True), gpus_per_node=1)
+    found = fields(find_proposals(job, samples.placement(pool), CONSTANTS))
+    cache = {"spec.training.rollout.cpuKvCache": "2Gi"}
+    assert {**cache, "spec.training.model.gradientCheckpointing": "true"} in found
+    assert {**cache, "spec.training.maxTokensPerMicroBatch": "4096"} in found
+
+
+def test_every_field_that_is_enough_alone_is_proposed() -> None:
+    """0.1 GiB are missing, so that many fields are."""
+    job = samples.workload(samples.trained_model(checkpoints_activations=False, defers_reduction=True))
+    job = replace(job, models={**job.models, Role.CRITIC: samples.critic(), Role.REWARD_MODEL: samples.frozen_model()})
+    needed = max(phase.total for phase in all_phases(job, samples.placement(samples.one_pool(job)), CONSTANTS))
+    gpu = replace(samples.gpu(), memory_bytes=needed + DRIVER_BYTES - 0.1 * samples.GIB)
+    rollout = replace(job.rollout, memory_utilization=0.3)
+    job, placement = replace(job, rollout=rollout), samples.placement(samples.one_pool(job, gpu))
+    enough = {
+        each.change.field
+        for ladder in smaller_jobs(job, placement)
+        for each in ladder
+        if verdict_of(all_phases(each.workload, each.placement, CONSTANTS)) is not Verdict.TOO_LARGE
+    }
+    found = find_proposals(job, placement, CONSTANTS).fitting
+    assert {proposal.changes[0].field for proposal in found} == enough
+    assert len(enough) > 8
 
 
 def test_more_changes_if_two_are_not_enough() -> None:

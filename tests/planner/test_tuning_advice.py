@@ -172,6 +172,18 @@ def test_changes_that_the_contract_rejects_are_not_proposed() -> None:
             assert home is not pool or each.workload != job
 
 
+def test_values_near_the_present_one_come_first() -> None:
+    """Of two values that help alike, the nearer one is suggested."""
+    job = samples.workload()
+    layouts = {role: TrainLayout(8, 8, 4) for role in job.models}
+    placement = samples.placement(replace(samples.one_pool(job, tensor_parallel=4), layouts=layouts))
+    values = {each[0].change.field: [value.change.value for value in each] for each in faster_jobs(job, placement)}
+    assert values["spec.roles.actor.shardSize"] == ["4", "2", "1"]
+    assert values["spec.roles.actor.sequenceParallel"] == ["2", "1"]
+    assert values["spec.roles.rollout.tensorParallel"] == ["2", "8", "1"]
+    assert values["spec.training.maxTokensPerMicroBatch"][:2] == ["32768", "65536"]
+
+
 def test_another_precision_is_not_free() -> None:
     """It changes what is learned."""
     job = samples.workload(samples.trained_model(compute_bytes=4))
