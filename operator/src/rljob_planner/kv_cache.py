@@ -98,8 +98,8 @@ def engine_budget(
 
 
 def kv_bytes_per_layer_token(shape: ModelShape, layout: RolloutLayout, number_bytes: int) -> float:
-    """2 kv b / TP: bytes per layer and token on one GPU. Each GPU holds at least one key head and one value head. Latent
-    attention caches one vector for all heads, so every GPU holds all of it (vLLM, config/model.py)."""
+    """2 kv b / TP: bytes per layer and token on one GPU. Each GPU holds at least one key head and one value head. The
+    cache of latent attention is one vector for all heads, whole on each GPU (vLLM, config/model.py)."""
     num_heads = 1 if shape.kv_cache_size else shape.num_kv_heads
     return number_bytes * shape.kv_numbers_per_token / min(layout.tensor_parallel, num_heads)
 

@@ -33,7 +33,8 @@ _PLACEMENT_FIELDS = ("spec.pools", "tensorParallel", "sequenceParallel", "shardS
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of a search. If nothing fits, there is `nearest_miss`, and candidates only for the job with `changes`."""
+    """The result of a search. If nothing fits, there is `nearest_miss`, and there are candidates only for the job with
+    `changes`."""
 
     candidates: tuple[Candidate, ...] = ()
     """Best first: the simplest of those that are as fast as the fastest, then by seconds of a step."""
