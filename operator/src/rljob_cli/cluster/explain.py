@@ -41,7 +41,8 @@ from rljob_planner.job_memory import host_memory_advice, plan_from_spec, proposa
 from rljob_planner.plan_types import Verdict
 
 _MAX_CHANGES = 4
-_MAX_COMMON = ("spec.training.maxTokensPerMicroBatch", "spec.training.rollout.gpuMemoryUtilization")
+_USUAL_FIELDS = ("spec.training.maxTokensPerMicroBatch", "spec.training.rollout.gpuMemoryUtilization")
+"""Fields that reduce GPU memory in most jobs."""
 _MAX_PODS = 8
 _MAX_WARNINGS = 5
 _UNSEEN_SECONDS = 10
@@ -321,9 +322,13 @@ def _host_text(job: StoredJob, pod: str | None) -> Iterator[Text]:
         found = {} if spec is None else host_memory_advice(spec)
     except PlanError:
         found = {}
-    for pool, sentence in found.items():
-        if pod is None or f"-{pool}-" in pod:
-            yield Text(f"  {sentence}")
+    pools = list(found)
+    if pod is not None:
+        # Pods are called CLUSTER-POOL-worker-SUFFIX. The name of one pool may be the end of another's.
+        named = [pool for pool in found if f"-{pool}-worker-" in pod]
+        pools = [max(named, key=len)] if named else []
+    for pool in pools:
+        yield Text(f"  {found[pool]}")
 
 
 def _device_text(job: StoredJob) -> Iterator[Text]:
@@ -339,7 +344,7 @@ def _device_text(job: StoredJob) -> Iterator[Text]:
     for proposal in outlook.proposals[:_MAX_CHANGES]:
         yield Text(f"  this would be enough: {proposal_text(proposal)}")
     if outlook.verdict is Verdict.FITS:
-        yield Text(f"  so the estimate is wrong for this job or its machines; reduce {' or '.join(_MAX_COMMON)}")
+        yield Text(f"  so the estimate is wrong for this job or its machines; reduce {' or '.join(_USUAL_FIELDS)}")
 
 
 def _warning_text(job: StoredJob) -> Iterator[Text]:
