@@ -273,11 +273,13 @@ class TrainLayout:
     sequence_parallel: int = 1
     has_fixed_shard_size: bool = field(default=False, compare=False)
     """Whether the job file sets the shard size; on a larger pool there are then more copies, not larger ones."""
+    is_written: bool = field(default=False, compare=False)
+    """Whether the job file sets the shard size or sequence parallelism, if only to the default."""
 
     @property
     def is_default(self) -> bool:
-        """Whether the layout is the default, for a role that the job file does not mention."""
-        return self.shard_size == self.num_gpus and self.sequence_parallel == 1 and not self.has_fixed_shard_size
+        """Whether the role has no layout in the job file."""
+        return self.shard_size == self.num_gpus and self.sequence_parallel == 1 and not self.is_written
 
     @property
     def num_replicas(self) -> int:

@@ -80,7 +80,8 @@ def search_lines(
     yield Text(title, "bold")
     yield wrapped(placement_words(shown.placement), "  ")
     yield from plan_body(shown, explain=explain)
-    if (free := head.num_gpus - shown.placement.num_gpus) > 0:
+    free = head.num_gpus - shown.placement.num_gpus
+    if free > 0 and found.best_supported is not None:
         yield Text()
         yield wrapped(
             f"{free} of the {head.num_gpus} GPUs stay free: no supported placement is clearly faster with them."
