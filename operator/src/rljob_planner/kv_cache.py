@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import Gpu
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.plan_types import Part
+from rljob_planner.plan_types import Part, Parts
 from rljob_planner.workload import LoraShape, PlacedPool, Role, RolloutLayout, RolloutWork, TrainModel, Workload
 
 BLOCK_TOKENS = 16
@@ -142,10 +142,10 @@ class EngineMemory:
     not."""
 
     space: EngineBudget
-    awake: tuple[Part, ...]
-    asleep: tuple[Part, ...]
+    awake: Parts
+    asleep: Parts
     """While models are trained or score. On CPUs, and with transformers, the weights stay in memory."""
-    with_weights: tuple[Part, ...]
+    with_weights: Parts
     """During a weight sync: the weights are awake, the KV cache is not."""
 
 

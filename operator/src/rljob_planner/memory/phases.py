@@ -21,7 +21,7 @@ from rljob_planner.memory.train_state import (
     trained_shard_elements,
 )
 from rljob_planner.model_shape import shard_elements
-from rljob_planner.plan_types import Part, Peak, Phase, PhaseMemory
+from rljob_planner.plan_types import Part, Parts, Phase, PhaseMemory
 from rljob_planner.workload import (
     MASTER_BYTES,
     TRAIN_ROLES,
@@ -108,15 +108,15 @@ class _PoolMemory:
         parts = (*state, *self._in_trainer_mode(but=role), *self.asleep)
         return self._phase(Phase.CHECKPOINT, parts, is_saving=True)
 
-    def _peak(self, peak: Callable[..., Peak], role: Role, num_prompts: int) -> Peak:
+    def _peak(self, peak: Callable[..., Parts], role: Role, num_prompts: int) -> Parts:
         layout = self.layouts[role]
         tokens = tokens_of_rank(self.workload, layout, num_prompts)
         return peak(self.models[role], layout, tokens, is_cpu=self.is_cpu)
 
-    def _pass(self, phase: Phase, role: Role, peak: Peak) -> PhaseMemory:
-        parts, reserved = list(_owned(role, peak.parts)), self.constants.allocator_factor - 1
+    def _pass(self, phase: Phase, role: Role, peak: Parts) -> PhaseMemory:
+        parts, reserved = list(_owned(role, peak)), self.constants.allocator_factor - 1
         if reserved and not self.is_cpu:
-            reserve = reserved * (peak.resident + peak.transient)
+            reserve = reserved * sum(part.num_bytes for part in peak)
             parts.append(Part("allocator's reserve", reserve, f"{reserved:.2f} x the memory of the pass"))
         if role is not Role.ACTOR and self.actor_scores:
             # After a pass without backward, FSDP2 leaves the root's parameters gathered (engines/train/engine.py).
@@ -125,11 +125,11 @@ class _PoolMemory:
             parts.append(Part("actor gathered parameters", float(each * num), f"{each} x {num}"))
         return self._phase(phase, (*parts, *self._in_trainer_mode(but=role), *self.asleep))
 
-    def _in_rollout_mode(self, *, has_moments: bool = True) -> tuple[Part, ...]:
+    def _in_rollout_mode(self, *, has_moments: bool = True) -> Parts:
         """State of all models that stays on the device while the engine generates: all that is not offloaded."""
         return tuple(part for role in self.models for part in self._state(role, has_moments=has_moments))
 
-    def _in_trainer_mode(self, but: Role | None = None) -> tuple[Part, ...]:
+    def _in_trainer_mode(self, but: Role | None = None) -> Parts:
         """State that stays on the device during passes: the same with the actor's parameters. `but`: a role that is
         left out, because its pass counts its state."""
         others = (role for role in self.models if role is not but)
@@ -179,10 +179,10 @@ def _largest(phases: list[PhaseMemory]) -> list[PhaseMemory]:
 
 
 @lru_cache(maxsize=4096)
-def _state_parts(role: Role, model: TrainModel, layout: TrainLayout) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+def _state_parts(role: Role, model: TrainModel, layout: TrainLayout) -> tuple[Parts, Parts]:
     """Parameters and moments, whether offloaded or not."""
     return _owned(role, [parameters_part(model, layout)]), _owned(role, [moments_part(model, layout)])
 
 
-def _owned(role: Role, parts: Iterable[Part]) -> tuple[Part, ...]:
+def _owned(role: Role, parts: Iterable[Part]) -> Parts:
     return tuple(Part(f"{role} {part.owner}", part.num_bytes, part.formula) for part in parts)
