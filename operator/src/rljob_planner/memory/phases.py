@@ -88,11 +88,11 @@ class _PoolMemory:
             yield self._phase(Phase.SYNC, (*self._in_trainer_mode(), *weights, buckets))
         if engine is not None:
             yield self._phase(Phase.GENERATION, (*self._in_rollout_mode(), *engine.awake))
-        scoring = [self._scoring(role) for role in self.models if self._scores(role)]
-        yield from _largest(scoring)
+        scoring = [role for role in self.models if self._scores(role)]
+        yield from _largest([self._pass(Phase.LOGPROBS, each, scoring_peak, workload.batch_size) for each in scoring])
         for phase, role in ((Phase.CRITIC_UPDATE, Role.CRITIC), (Phase.UPDATE, Role.ACTOR)):
             if role in self.models:
-                yield self._pass(phase, role, self._peak(train_peak, role, workload.mini_batch_size))
+                yield self._pass(phase, role, train_peak, workload.mini_batch_size)
         # Offloaded moments are loaded to be copied; actor and critic are saved one after the other.
         yield from _largest([self._saving(role) for role, model in self.models.items() if model.is_trained])
 
@@ -100,23 +100,18 @@ class _PoolMemory:
         """Whether the role runs passes without backward on this pool."""
         return self.actor_scores if role is Role.ACTOR else not self.models[role].is_actor_without_adapters
 
-    def _scoring(self, role: Role) -> PhaseMemory:
-        return self._pass(Phase.LOGPROBS, role, self._peak(scoring_peak, role, self.workload.batch_size))
-
     def _saving(self, role: Role) -> PhaseMemory:
         state = self._state(role, has_parameters=True, fetches_moments=True)
         parts = (*state, *self._in_trainer_mode(but=role), *self.asleep)
         return self._phase(Phase.CHECKPOINT, parts, is_saving=True)
 
-    def _peak(self, peak: Callable[..., Parts], role: Role, num_prompts: int) -> Parts:
-        layout = self.layouts[role]
+    def _pass(self, phase: Phase, role: Role, peak: Callable[..., Parts], num_prompts: int) -> PhaseMemory:
+        """The peak of a pass over this many prompts per step or update, beside what the other models hold."""
+        layout, reserved = self.layouts[role], self.constants.allocator_factor - 1
         tokens = tokens_of_rank(self.workload, layout, num_prompts)
-        return peak(self.models[role], layout, tokens, is_cpu=self.is_cpu)
-
-    def _pass(self, phase: Phase, role: Role, peak: Parts) -> PhaseMemory:
-        parts, reserved = list(_owned(role, peak)), self.constants.allocator_factor - 1
+        parts = list(_owned(role, peak(self.models[role], layout, tokens, is_cpu=self.is_cpu)))
         if reserved and not self.is_cpu:
-            reserve = reserved * sum(part.num_bytes for part in peak)
+            reserve = reserved * sum(part.num_bytes for part in parts)
             parts.append(Part("allocator's reserve", reserve, f"{reserved:.2f} x the memory of the pass"))
         if role is not Role.ACTOR and self.actor_scores:
             # After a pass without backward, FSDP2 leaves the root's parameters gathered (engines/train/engine.py).
