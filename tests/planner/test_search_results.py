@@ -41,13 +41,16 @@ def test_candidates_fit_and_are_in_order() -> None:
 
 
 def test_each_candidate_after_the_first_has_reasons() -> None:
-    first, *others = search(PPO, TWO_NODES, schedules=[Schedule.SYNCHRONOUS]).candidates
+    first, *others = search(PPO, TWO_NODES).candidates
     assert first.reasons == ()
     assert all(each.reasons for each in others)
     slower = [each for each in others if not each.is_tie]
     assert [each.reasons[0] for each in slower] == [f"{each.seconds / first.seconds - 1:.0%} longer" for each in slower]
     assert slower
-    assert all(" s instead of " in each.reasons[-1] for each in slower)
+    alike = [each for each in slower if each.plan.placement.schedule is first.plan.placement.schedule]
+    assert alike
+    assert all(" s instead of " in each.reasons[-1] for each in alike)
+    assert all(re.search("at the same time|take turns", each.reasons[1]) for each in slower if each not in alike)
 
 
 def test_the_best_runnable_placement_is_named_beside_a_better_one() -> None:
@@ -176,11 +179,6 @@ def test_if_nothing_fits_a_changed_job_is_searched() -> None:
     assert not any(each.field.startswith("spec.pools") for each in found.changes)
     assert found.best_supported is not None
     assert found.candidates == search(found.best_supported.plan.workload, (NodeGroup(1, 8, samples.gpu()),)).candidates
-
-
-def test_only_the_given_schedules_are_searched() -> None:
-    result = search(PPO, TWO_NODES, schedules=[Schedule.SYNCHRONOUS])
-    assert {each.plan.placement.schedule for each in result.candidates} == {Schedule.SYNCHRONOUS}
 
 
 def test_a_cluster_without_gpus_is_rejected() -> None:

@@ -54,7 +54,6 @@ def search(
     cluster: Cluster,
     constants: Constants = DEFAULTS,
     *,
-    schedules: Sequence[Schedule] = tuple(Schedule),
     num_wanted: int = 10,
     pool_names: Sequence[str] = (),
 ) -> SearchResult:
@@ -68,7 +67,7 @@ def search(
         raise PlanError("the cluster: it has no GPUs (seen 0); describe one with GPUs, for example 4x8xH100")
     space = SearchSpace(workload, cluster, constants)
     _check_layouts_exist(space)
-    again = partial(_candidates, schedules=schedules, num_wanted=num_wanted, pool_names=pool_names)
+    again = partial(_candidates, num_wanted=num_wanted, pool_names=pool_names)
     return again(space) or _nearest_miss(space, pool_names, again)
 
 
@@ -90,11 +89,9 @@ def best_by_grouping(
     return best_arrangements(options, grouped, capacity, cost, num_wanted=num_wanted, schedule=schedule)
 
 
-def _candidates(
-    space: SearchSpace, *, schedules: Sequence[Schedule], num_wanted: int, pool_names: Sequence[str]
-) -> SearchResult | None:
+def _candidates(space: SearchSpace, *, num_wanted: int, pool_names: Sequence[str]) -> SearchResult | None:
     """The search result; None if nothing fits."""
-    found = [front for schedule in schedules for front in best_by_grouping(space, schedule, num_wanted)]
+    found = [front for schedule in Schedule for front in best_by_grouping(space, schedule, num_wanted)]
     found += best_by_grouping(space, Schedule.SYNCHRONOUS, num_wanted, supported_only=True)
     return SearchResult(*ranked(space, found, num_wanted, pool_names)) if found else None
 
