@@ -32,7 +32,7 @@ from rljob_cli.cluster.job_state import (
 from rljob_cli.cluster.kubernetes_models import ContainerStatus, Event, Pod
 from rljob_cli.cluster.next_steps import what_is_next
 from rljob_cli.cluster.status import progress_text
-from rljob_cli.cluster.stored_job import OTHER_VERSION, StoredJob
+from rljob_cli.cluster.stored_job import StoredJob
 from rljob_cli.cluster.watching import utc_now
 from rljob_cli.errors import CliError, NotAllowedError
 from rljob_cli.plain_text import age, one_line, shortened, time_text
@@ -97,7 +97,7 @@ def explanation(
     if progress is not None:
         yield Text(f"  {progress}")
     if job.unparsed_fields:
-        yield Text(f"  cannot be parsed: {one_line('; '.join(job.unparsed_fields))}; {OTHER_VERSION}", "yellow")
+        yield Text(f"  {job.unparsed_note}", "yellow")
     yield Text()
     yield from _headline(job, now)
     yield from _memory_text(job)
