@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -342,6 +342,12 @@ class Schedule(StrEnum):
     """The next step's responses are generated while this step trains; the rollout needs a pool of its own."""
 
 
+def can_run(groups: Iterable[Iterable[Role]], schedule: Schedule) -> bool:
+    """Whether this version of the trainer can run a job whose pools have these groups of roles: actor and rollout share
+    a pool and take turns."""
+    return schedule is Schedule.SYNCHRONOUS and any({Role.ACTOR, Role.ROLLOUT} <= set(roles) for roles in groups)
+
+
 @dataclass(frozen=True)
 class Placement:
     """The pools of a job, with all its roles."""
@@ -379,5 +385,5 @@ class Placement:
 
     @property
     def is_supported(self) -> bool:
-        """Whether this version of the trainer can run it: actor and rollout share a pool and take turns."""
-        return self.schedule is Schedule.SYNCHRONOUS and self.pool_of(Role.ACTOR) is self.pool_of(Role.ROLLOUT)
+        """Whether this version of the trainer can run it."""
+        return can_run((pool.roles for pool in self.pools), self.schedule)

@@ -21,7 +21,7 @@ from rljob_planner.plan_types import PhaseMemory
 from rljob_planner.search.arrangements import Arrangement, best_arrangements, groupings
 from rljob_planner.search.pool_options import PoolOption, SearchSpace, row_shares
 from rljob_planner.search.ranking import Candidate, placement, ranked
-from rljob_planner.workload import Placement, Role, Schedule, Workload
+from rljob_planner.workload import Placement, Role, Schedule, Workload, can_run
 
 MAX_CHANGED_JOBS = 4
 """Changed jobs that are searched at most, if the job itself does not fit."""
@@ -81,7 +81,7 @@ def best_by_grouping(
         # To generate while training runs, the rollout needs a pool of its own.
         grouped = [each for each in grouped if (Role.ROLLOUT,) in each]
     if supported_only:
-        grouped = [each for each in grouped if any({Role.ACTOR, Role.ROLLOUT} <= set(roles) for roles in each)]
+        grouped = [each for each in grouped if can_run(each, schedule)]
     sets = dict.fromkeys(roles for each in grouped for roles in each)
     options = {roles: [option for size in space.sizes for option in space.fastest(roles, size)] for roles in sets}
     capacity = [group.nodes for group in space.cluster]
