@@ -115,6 +115,10 @@ def test_pools_take_the_first_nodes_with_room() -> None:
 def test_a_pool_goes_to_its_required_gpu_type() -> None:
     cluster = (NodeGroup(1, 8, H200), NodeGroup(2, 8, A100))
     assert gpus_of_pools([pool("train", 1, 8)], cluster, {"train": A100}) == {"train": A100}
+    # Another pool, which could be on any nodes, leaves it room.
+    one_each = (NodeGroup(1, 8, H200), NodeGroup(1, 8, A100))
+    pools = [pool("train", 1, 8), pool("score", 1, 8)]
+    assert gpus_of_pools(pools, one_each, {"score": H200}) == {"train": A100, "score": H200}
 
 
 def test_a_pool_without_room_is_rejected_with_the_free_gpus() -> None:

@@ -155,15 +155,15 @@ def _products_of_affinity(pool: Pool) -> list[str]:
 
 
 def gpus_of_pools(pools: Iterable[Pool], cluster: Cluster, required: Mapping[str, Gpu]) -> dict[str, Gpu]:
-    """The GPU type of each pool, by the pool's name. In their order, pools take the first group of nodes that has room.
-    `required`: GPU types that pools must have, by the pool's name.
+    """The GPU type of each pool, by the pool's name. `required`: GPU types that pools must have, by the pool's name; these
+    pools come first. In their order, pools take the first group of nodes that has room.
 
     Raises:
         PlanError: no group has room for a pool.
     """
     free = [(group, [group.gpus_per_node] * group.nodes) for group in cluster]
     found: dict[str, Gpu] = {}
-    for pool in pools:
+    for pool in sorted(pools, key=lambda each: each.name not in required):
         kind = required.get(pool.name)
         fitting = ((group, gpus) for group, gpus in free if kind is None or group.gpu == kind)
         taken = next((group for group, gpus in fitting if _take(pool, gpus)), None)
