@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -66,6 +68,21 @@ def test_an_update_has_its_peak_the_allocators_reserve_and_the_other_roles() -> 
     own = sum(number for owner, number in parts(update).items() if owner.startswith("actor "))
     assert own == pytest.approx(17.25e9, rel=0.03)
     assert update.total == pytest.approx(own * 1.07 + 2 * P4 / 8 + CONSTANTS.sleeping_engine_bytes, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"defers_reduction": True}, {"offload": ModelOffload(gradients=True, optimizer=True)}],
+    ids=["reduced", "deferred", "offloaded"],
+)
+def test_the_formula_of_state_gives_its_bytes(changes: dict[str, object]) -> None:
+    update = phases(samples.workload(samples.trained_model(**changes)))[Phase.UPDATE]
+    state = [part for part in update.parts if part.owner in ("actor parameters", "actor moments", "actor gradients")]
+    assert len(state) >= 2
+    for part in state:
+        numbers = [float(each) for each in re.findall(r"\d[\d.e+]*", part.formula)]
+        divided = math.prod(numbers[:2]) / (numbers[2] if "/" in part.formula else 1) * math.prod(numbers[3:])
+        assert part.num_bytes == pytest.approx(divided, rel=0.05), part
 
 
 def test_offloaded_state_is_off_the_device_in_the_documented_phases() -> None:

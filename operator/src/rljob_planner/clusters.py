@@ -155,8 +155,8 @@ def _products_of_affinity(pool: Pool) -> list[str]:
 
 
 def gpus_of_pools(pools: Iterable[Pool], cluster: Cluster, required: Mapping[str, Gpu]) -> dict[str, Gpu]:
-    """The GPU type of each pool, by the pool's name. `required`: GPU types that pools must have, by the pool's name; these
-    pools come first. In their order, pools take the first group of nodes that has room.
+    """The GPU type of each pool, by the pool's name. In their order, pools take the first group of nodes that has room.
+    `required`: GPU types that pools must have, by the pool's name; these pools come first.
 
     Raises:
         PlanError: no group has room for a pool.

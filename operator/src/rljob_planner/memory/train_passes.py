@@ -126,7 +126,7 @@ class _Passes:
         parts = (
             parameters,
             Part("moments", own_moments + moment.moments, moments.formula),
-            Part("gradients", moment.gradients, f"{MASTER_BYTES} x {model.num_trained:.4g} / {layout.shard_size}"),
+            Part("gradients", moment.gradients, self.gradients_formula(moment.gradients)),
             Part("gathered parameters", moment.gathered, gathered),
             Part("whole gradients", moment.whole_gradients, whole),
             Part("activations", moment.activations, activations),
@@ -213,6 +213,13 @@ class _Passes:
         if not self.model.offload.gradients:
             return gradient_bytes(self.model, self.layout)
         return self.gradient_shards * (1 - number / self.model.shape.num_layers)
+
+    def gradients_formula(self, num_bytes: float) -> str:
+        whole = f"{MASTER_BYTES} x {self.model.num_trained:.4g}"
+        if num_bytes > self.gradient_shards:
+            return f"{whole}, not yet reduced"
+        shards = f"{whole} / {self.layout.shard_size}"
+        return shards if num_bytes == self.gradient_shards else f"{shards} x {num_bytes / self.gradient_shards:.2g}"
 
     def heads(self) -> Iterator[tuple[float, HeadBytes]]:
         """The head for all tokens; and for the most tokens whose logits are not tiled, with their share of all."""
