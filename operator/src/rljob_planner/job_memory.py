@@ -7,14 +7,14 @@ The GPU type of a pool comes from the node labels that the pool requires, the mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_planner.clusters import selected_gpu
+from rljob_planner.clusters import allowed_gpus
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Gpu
@@ -37,13 +37,13 @@ _MAX_SUGGESTIONS = 2
 """Changes that the warning about a shortage suggests at most."""
 
 
-def gpu_of_pool(pool: Pool, among: Iterable[Gpu] = ()) -> Gpu | None:
-    """The GPU type that the pool requires by node labels; of several types one that is in `among`. None if the pool
-    requires none or an unknown one."""
+def known_gpus(pool: Pool) -> list[Gpu]:
+    """The GPU types that the pool allows by node labels, the largest memory first; empty if it requires none or an
+    unknown one."""
     try:
-        return selected_gpu(pool, among=among)
+        return allowed_gpus(pool)
     except PlanError:
-        return None
+        return []
 
 
 def plan_from_spec(spec: RLJobSpec, *, with_proposals: bool = True) -> Plan | None:
@@ -71,7 +71,7 @@ def _job(spec: RLJobSpec) -> tuple[Workload, Placement] | None:
     shapes = known_shapes(spec)
     if shapes is None:
         return None
-    kinds = {pool.name: gpu_of_pool(pool) or _UNLIMITED for pool in spec.pools}
+    kinds = {pool.name: next(iter(known_gpus(pool)), _UNLIMITED) for pool in spec.pools}
     return workload_of(spec, shapes), placement_of(spec, kinds)
 
 
