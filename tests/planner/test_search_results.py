@@ -207,6 +207,15 @@ def test_responses_that_divide_on_no_pool_are_named_as_the_cause() -> None:
     assert "maxTokensPerMicroBatch" not in str(refused.value)
 
 
+def test_the_nearest_miss_can_be_run() -> None:
+    """With a pool for the rollout alone, the actor's would lack less, but this version cannot run that."""
+    model = replace(samples.LLAMA3_8B, num_layers=160)
+    job = samples.workload(samples.trained_model(model), models={Role.ACTOR: samples.trained_model(model)})
+    missed = search(job, (NodeGroup(1, 8, samples.gpu(40)), NodeGroup(1, 4, samples.gpu(40)))).nearest_miss
+    assert missed is not None
+    assert missed.placement.is_supported
+
+
 def test_of_equal_shortages_the_layout_without_another_shortage_is_nearer() -> None:
     """Updates with rows of 200,000 tokens lack most memory, on any number of GPUs per engine; eight GPUs have room for
     the KV cache of one longest sequence."""

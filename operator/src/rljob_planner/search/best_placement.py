@@ -99,7 +99,8 @@ def _candidates(space: SearchSpace, *, num_wanted: int, pool_names: Sequence[str
 def _nearest_miss(
     space: SearchSpace, pool_names: Sequence[str], again: Callable[[SearchSpace], SearchResult | None]
 ) -> SearchResult:
-    """The placement whose fullest GPU lacks the least memory.
+    """The placement whose fullest GPU lacks the least memory: one that this version of the trainer can run, if there is
+    any.
 
     Raises:
         PlanError: there is no placement, even if memory is ignored.
@@ -110,8 +111,15 @@ def _nearest_miss(
         smallest = (space.smallest(roles, size) for size in space.sizes)
         options[roles] = [replace(each, seconds=(-_least_spare(space.phases(each)),)) for each in smallest if each]
     # Here the cost of a pool is the memory that it lacks; the cost of a placement is that of its worst pool.
-    capacity = [group.nodes for group in space.cluster]
-    fronts = best_arrangements(options, grouped, capacity, lambda shortages: max(0.0, shortages[0]), num_wanted=1)
+    closest = partial(
+        best_arrangements,
+        options,
+        capacity=[group.nodes for group in space.cluster],
+        cost=lambda shortages: max(0.0, shortages[0]),
+        num_wanted=1,
+    )
+    supported = [each for each in grouped if can_run(each, Schedule.SYNCHRONOUS)]
+    fronts = closest(grouped=supported) or closest(grouped=grouped)
     text = cluster_text(space.cluster)
     if not fronts:
         raise PlanError(
