@@ -233,7 +233,8 @@ class Workload:
     assumptions: tuple[str, ...] = ()
     """Further assumptions, as sentences."""
     reward_seconds: float = 0.0
-    """Seconds of a step's reward functions, without the reward model. Passes run at the same time."""
+    """Measured seconds of a step's rewards; 0 if unknown. They count if the reward model takes less. Passes run at the
+    same time."""
 
     def with_model(self, role: Role, model: TrainModel) -> Workload:
         """The same workload with another model in a role."""
