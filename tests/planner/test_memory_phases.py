@@ -85,6 +85,13 @@ def test_the_formula_of_state_gives_its_bytes(changes: dict[str, object]) -> Non
         assert part.num_bytes == pytest.approx(divided, rel=0.05), part
 
 
+def test_the_formula_of_the_cache_gives_its_bytes() -> None:
+    start = phases(samples.workload())[Phase.ENGINE_START]
+    [cache] = [part for part in start.parts if part.owner == "KV cache"]
+    share, memory, others = (float(each) for each in re.findall(r"\d[\d.]*", cache.formula))
+    assert cache.num_bytes == pytest.approx((share * memory - others) * samples.GIB, rel=0.01)
+
+
 def test_offloaded_state_is_off_the_device_in_the_documented_phases() -> None:
     away = ModelOffload(parameters=True, gradients=True, optimizer=True)
     job = samples.workload(samples.trained_model(offload=away), models=None)
@@ -189,6 +196,10 @@ def test_cpu_workers_of_a_node_share_its_memory() -> None:
     assert generation["KV cache"] == 1 << 30
     assert "actor copies for checkpoints" not in by_phase[Phase.FIRST_WAKE]
     assert "allocator's reserve" not in by_phase[Phase.UPDATE]
+    away = ModelOffload(gradients=True)
+    job = replace(job, models={Role.ACTOR: samples.trained_model(offload=away, compute_bytes=4)})
+    for phase in phases_of(pool, job, CONSTANTS):
+        assert parts(phase)["actor gradients on the host"] == near(4 * P4 / 2 / 1e9)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from rljob_planner.memory.job_changes import smaller_jobs
 from rljob_planner.memory.phases import DRIVER_BYTES
 from rljob_planner.memory.proposals import Proposals, all_phases, find_proposals, fullest_phase
 from rljob_planner.plan import Plan, plan_of
-from rljob_planner.plan_types import Phase, Verdict, fails_from_second_step, verdict_of
+from rljob_planner.plan_types import Part, Phase, PhaseMemory, Verdict, fails_from_second_step, verdict_of
 from rljob_planner.workload import ModelOffload, Placement, Role, TrainLayout, Workload
 from rljob_testing.messages import Mentions
 from rljob_testing.planner import samples
@@ -155,6 +155,7 @@ def test_the_nearest_miss_if_nothing_helps() -> None:
     assert plan.nearest_miss is not None
     assert plan.nearest_miss.fullest_phase.spare > plan.fullest_phase.spare
     assert plan.nearest_miss.verdict is Verdict.TOO_LARGE
+    assert len(plan.nearest_miss.changes) <= 4
 
 
 def test_a_cache_that_is_too_small_gets_a_larger_share() -> None:
@@ -172,6 +173,33 @@ def test_a_job_that_hardly_fits_gets_changes() -> None:
     proposals = find_proposals(job, placement, CONSTANTS)
     assert all(proposal.verdict is Verdict.FITS for proposal in proposals.fitting)
     assert {"spec.training.rollout.gpuMemoryUtilization": "0.8"} in fields(proposals)
+
+
+def test_the_fullest_phase_has_the_smallest_share_of_free_memory() -> None:
+    """5 of 10 GB are a larger share than 8 of 80."""
+    small, large = (
+        PhaseMemory(Phase.UPDATE, name, (Part("actor parameters", used),), limit)
+        for name, used, limit in (("small", 5e9, 10e9), ("large", 72e9, 80e9))
+    )
+    assert fullest_phase((small, large)) is large
+
+
+def test_a_tight_job_gets_two_changes_if_one_is_not_enough() -> None:
+    """Wake-ups and updates both have less than a tenth of free memory, for different reasons."""
+    job = samples.workload(
+        samples.trained_model(checkpoints_activations=False),
+        max_tokens_per_micro_batch=10_500,
+        rollout=replace(samples.workload().rollout, memory_utilization=0.85),
+    )
+    placement = samples.placement(samples.one_pool(job))
+    assert verdict_of(all_phases(job, placement, CONSTANTS)) is Verdict.TIGHT
+    found = find_proposals(job, placement, CONSTANTS).fitting
+    both = {
+        "spec.training.rollout.gpuMemoryUtilization": "0.8",
+        "spec.training.model.gradientCheckpointing": "true",
+    }
+    assert both in [{each.field: each.value for each in proposal.changes} for proposal in found]
+    assert all(proposal.verdict is Verdict.FITS for proposal in found)
 
 
 def test_proposals_are_in_the_order_of_their_cost() -> None:

@@ -15,7 +15,6 @@ from rljob_planner.constants import Constants
 from rljob_planner.kv_cache import bucket_part, engine_memory
 from rljob_planner.memory.train_passes import scoring_peak, tokens_of_rank, train_peak
 from rljob_planner.memory.train_state import (
-    gradient_bytes,
     moments_part,
     parameters_part,
     trained_shard_elements,
@@ -165,7 +164,6 @@ class _PoolMemory:
             if (stays or is_saving) and model.is_trained:
                 yield Part(f"{role} copies for checkpoints", float(COPY_BYTES * num), f"{COPY_BYTES} x {num}")
             if self.workload.models[role].offload.gradients:
-                num = gradient_bytes(model, self.layouts[role]) // MASTER_BYTES
                 yield Part(f"{role} gradients on the host", float(MASTER_BYTES * num), f"{MASTER_BYTES} x {num}")
 
 
