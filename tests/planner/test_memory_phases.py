@@ -71,12 +71,16 @@ def test_an_update_has_its_peak_the_allocators_reserve_and_the_other_roles() -> 
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"defers_reduction": True}, {"offload": ModelOffload(gradients=True, optimizer=True)}],
+    "model",
+    [
+        samples.trained_model(),
+        samples.trained_model(defers_reduction=True),
+        samples.trained_model(offload=ModelOffload(gradients=True, optimizer=True)),
+    ],
     ids=["reduced", "deferred", "offloaded"],
 )
-def test_the_formula_of_state_gives_its_bytes(changes: dict[str, object]) -> None:
-    update = phases(samples.workload(samples.trained_model(**changes)))[Phase.UPDATE]
+def test_the_formula_of_state_gives_its_bytes(model: TrainModel) -> None:
+    update = phases(samples.workload(model))[Phase.UPDATE]
     state = [part for part in update.parts if part.owner in ("actor parameters", "actor moments", "actor gradients")]
     assert len(state) >= 2
     for part in state:

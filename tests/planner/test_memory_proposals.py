@@ -72,6 +72,12 @@ def test_too_many_activations_get_checkpointing_or_smaller_micro_batches() -> No
     assert {"spec.training.maxTokensPerMicroBatch": "8192"} in fields(plan)
     # The longest row is 4,096 tokens; the contract accepts no smaller micro-batch.
     assert all(int(each.get("spec.training.maxTokensPerMicroBatch", 4096)) >= 4096 for each in fields(plan))
+    # Four ranks that share rows have room for one with a quarter each.
+    shared = replace(samples.one_pool(job), layouts={role: TrainLayout(8, 8, 4) for role in job.models})
+    ladders = smaller_jobs(job, samples.placement(shared))
+    field = "spec.training.maxTokensPerMicroBatch"
+    [values] = [[each.change.value for each in ladder] for ladder in ladders if ladder[0].change.field == field]
+    assert values == ["8192", "4096", "2048", "1024"]
 
 
 def test_every_proposal_has_its_own_memory() -> None:

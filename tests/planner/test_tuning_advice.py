@@ -139,6 +139,14 @@ def test_a_single_update_needs_no_pass_for_old_log_probabilities(in_any_case: bo
     assert larger[0].workload.needs_old_logprobs is in_any_case
 
 
+def test_larger_mini_batches_divide_the_batch_and_by_the_ranks() -> None:
+    """12 prompts with 4 responses each on 8 ranks."""
+    job = samples.workload(batch_size=12, mini_batch_size=2, group_size=4)
+    ladders = faster_jobs(job, samples.placement(samples.one_pool(job)))
+    larger = next(each for each in ladders if each[0].change.field == "spec.training.miniBatchSize")
+    assert [each.change.value for each in larger] == ["4", "6", "12"]
+
+
 def test_a_job_with_nothing_to_gain_gets_no_advice() -> None:
     """One GPU, everything at once, nothing offloaded."""
     job = replace(
