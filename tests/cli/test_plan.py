@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rljob_cli.plan.profile import Profile, write_profile
-from rljob_cli.plan.text import knob_lines
+from rljob_cli.plan.text import proposal_lines
 from rljob_planner.constants import Constants
 from rljob_planner.plan import plan_of
 from rljob_planner.plan_types import Verdict
@@ -287,7 +287,7 @@ def test_a_tight_job_without_helpful_changes_is_not_reported_as_too_large() -> N
     job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.9))
     plan = plan_of(job, samples.placement(samples.one_pool(job)), with_proposals=False)
     assert (plan.verdict, plan.proposals) == (Verdict.TIGHT, ())
-    assert [str(line) for line in knob_lines(plan)] == ["", Mentions("None", "more room", without=["fit"])]
+    assert [str(line) for line in proposal_lines(plan)] == ["", Mentions("None", "more room", without=["fit"])]
 
 
 def test_a_label_with_an_unknown_gpu_type_is_an_error(rljob: Rljob, job: Path) -> None:

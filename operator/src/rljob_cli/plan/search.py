@@ -16,11 +16,11 @@ from rljob_cli.plain_text import table
 from rljob_cli.plan.text import (
     PlanHead,
     head_lines,
-    knob_lines,
     last_line,
     number,
     placement_words,
     plan_body,
+    proposal_lines,
     seconds_cells,
     wrapped,
 )
@@ -87,7 +87,7 @@ def search_lines(
             f"{free} of the {head.num_gpus} GPUs stay free: no supported placement is clearly faster with them."
         )
     if not found.candidates:
-        yield from knob_lines(shown)
+        yield from proposal_lines(shown)
         yield Text()
         yield wrapped(" ".join(found.advice))
     if found.best_supported is not None:

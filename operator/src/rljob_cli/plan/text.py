@@ -21,8 +21,8 @@ from rljob_planner.plan_types import PhaseMemory, Seconds, Verdict, verdict_of
 from rljob_planner.workload import PlacedPool, Placement, Role, Schedule
 
 _STYLES = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.TOO_LARGE: "red"}
-_MAX_KNOBS = 5
-"""The number of changes that are printed; --json has all."""
+_MAX_PROPOSALS = 5
+"""The number of proposals that are printed; --json has all."""
 _WIDTH = 118
 """Columns of a line of text."""
 
@@ -50,7 +50,7 @@ def plan_lines(plan: Plan, head: PlanHead, *, explain: bool = False) -> Iterator
     for pool in plan.placement.pools:
         yield Text(f"  {'pool ' + pool.name:12} {_pool_words(pool)}")
     yield from plan_body(plan, explain=explain)
-    yield from knob_lines(plan)
+    yield from proposal_lines(plan)
     yield Text()
     yield last_line(plan)
 
@@ -186,7 +186,7 @@ def number(value: float) -> str:
     return f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
 
 
-def knob_lines(plan: Plan) -> Iterator[Text]:
+def proposal_lines(plan: Plan) -> Iterator[Text]:
     """The changes that would make the job fit or, if it is tight, give it more room."""
     if plan.verdict is Verdict.FITS:
         return
@@ -196,16 +196,16 @@ def knob_lines(plan: Plan) -> Iterator[Text]:
         yield Text(f"None of the changes that were tried {effect}.", "bold")
         if plan.nearest_miss is not None:
             yield Text("The closest one:")
-            yield from _knob_lines([plan.nearest_miss])
+            yield from _proposal_rows([plan.nearest_miss])
         return
     effect = "make the job fit" if plan.verdict is Verdict.TOO_LARGE else "give the job more room"
     yield Text(f"Changes that {effect} (each ~ alone is enough)", "bold")
-    yield from _knob_lines(plan.proposals[:_MAX_KNOBS])
-    if (left := len(plan.proposals) - _MAX_KNOBS) > 0:
+    yield from _proposal_rows(plan.proposals[:_MAX_PROPOSALS])
+    if (left := len(plan.proposals) - _MAX_PROPOSALS) > 0:
         yield Text(f"  {left} more with --json", "dim")
 
 
-def _knob_lines(proposals: Sequence[Proposal]) -> list[Text]:
+def _proposal_rows(proposals: Sequence[Proposal]) -> list[Text]:
     """A row for each proposal. If a proposal has several changes, all are needed, and each has its own row."""
     rows: list[tuple[str | Text, ...]] = []
     for proposal in proposals:

@@ -280,7 +280,7 @@ def _of_checkpointing(workload: Workload, placement: Placement, role: Role) -> _
     if now == 1:
         # The contract rejects `false` together with gradientCheckpointingEveryNthLayer above 1.
         yield _Setting(field, 1, job, (), [0], section, text=_truth)
-        # The critic's model has no such field.
+    # The critic's model has no such field.
     wider = (2, 3, 4, 6, 8) if role is Role.ACTOR else ()
     rarer = [each for each in wider if now < each <= model.shape.num_layers]
     yield _Setting(f"{field}EveryNthLayer", now, job, ([1],) if now > 1 else (), rarer, section)

@@ -82,7 +82,7 @@ class _Search:
         gentle: list[Proposal] = []
         drastic: list[Proposal] = []
         for ladder in smaller_jobs(self.workload, self.placement):
-            proposals = [self._knob(each) for each in ladder]
+            proposals = [self._proposal(each) for each in ladder]
             is_drastic = ladder[0].change.is_drastic
             if any(proposal.missing < self.missing for proposal in proposals) and not is_drastic:
                 helpful.append(_key(ladder[0]))
@@ -101,8 +101,8 @@ class _Search:
         beside the strongest value of `other`, then that of `other` beside it."""
         for changed in _ladder(one, self.workload, self.placement):
             beside = _ladder(other, changed.workload, changed.placement)
-            if beside and self._is_better(self._knob(beside[-1], changed.change)):
-                return self._gentlest([self._knob(each, changed.change) for each in beside])
+            if beside and self._is_better(self._proposal(beside[-1], changed.change)):
+                return self._gentlest([self._proposal(each, changed.change) for each in beside])
         return []
 
     def _together(
@@ -112,7 +112,7 @@ class _Search:
         combinations."""
         fields = {change.field for change in changes}
         ladder = [each for every in smaller_jobs(workload, placement) for each in every]
-        proposals = [self._knob(each, *changes) for each in ladder if each.change.field not in fields]
+        proposals = [self._proposal(each, *changes) for each in ladder if each.change.field not in fields]
         best = min(proposals, key=lambda proposal: proposal.missing, default=None)
         if best is None or self._is_better(best):
             return [] if best is None else [best]
@@ -120,7 +120,7 @@ class _Search:
             return []
         return self._together(best.workload, best.placement, best.missing, best.changes)
 
-    def _knob(self, changed: ChangedJob, *before: Change) -> Proposal:
+    def _proposal(self, changed: ChangedJob, *before: Change) -> Proposal:
         phases = all_phases(changed.workload, changed.placement, self.constants)
         worst, verdict, missing = fullest_phase(phases), verdict_of(phases), self._missing(phases)
         proposal = Proposal((*before, changed.change), changed.workload, changed.placement, worst, verdict, missing)
