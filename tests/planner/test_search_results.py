@@ -216,6 +216,15 @@ def test_the_nearest_miss_can_be_run() -> None:
     assert missed.placement.is_supported
 
 
+def test_nodes_that_save_less_than_a_hundredth_of_a_step_stay_free() -> None:
+    """48 long responses: a third node makes only the short update faster."""
+    job = samples.workload(batch_size=6, mini_batch_size=6, models={Role.ACTOR: samples.trained_model()})
+    three, two = (search(job, (NodeGroup(nodes, 8, samples.gpu()),)).best_supported for nodes in (3, 2))
+    assert three is not None
+    assert two is not None
+    assert three.plan.placement == two.plan.placement
+
+
 def test_of_equal_shortages_the_layout_without_another_shortage_is_nearer() -> None:
     """Updates with rows of 200,000 tokens lack most memory, on any number of GPUs per engine; eight GPUs have room for
     the KV cache of one longest sequence."""
