@@ -217,12 +217,13 @@ def test_the_nearest_miss_can_be_run() -> None:
 
 
 def test_nodes_that_save_less_than_a_hundredth_of_a_step_stay_free() -> None:
-    """48 long responses: a third node makes only the short update faster."""
+    """Two responses per GPU or three: a third node makes only the short update faster. One node has too little
+    memory."""
     job = samples.workload(batch_size=6, mini_batch_size=6, models={Role.ACTOR: samples.trained_model()})
-    three, two = (search(job, (NodeGroup(nodes, 8, samples.gpu()),)).best_supported for nodes in (3, 2))
-    assert three is not None
-    assert two is not None
-    assert three.plan.placement == two.plan.placement
+    job = replace(job, max_tokens_per_micro_batch=4096)
+    best = search(job, (NodeGroup(3, 8, samples.gpu(14)),)).best_supported
+    assert best is not None
+    assert best.plan.placement.num_gpus == 16
 
 
 def test_of_equal_shortages_the_layout_without_another_shortage_is_nearer() -> None:
