@@ -29,7 +29,7 @@ def failed(kubectl: Kubectl, job: str) -> Condition | None:
 def test_the_api_server_rejects_a_job_with_our_message(kubectl: Kubectl, jobs: Path) -> None:
     text = (jobs / "sort-digits.yaml").read_text().replace("batchSize: 32", "batchSize: 33")
     text = text.replace("groupSize: 16", "groupSize: 15").replace("name: sort-digits", "name: odd-batch")
-    message = "batchSize * rollout.groupSize must be divisible by nodes * gpusPerNode"
+    message = "batchSize x rollout.groupSize x roles.actor.sequenceParallel (1 when unset) must be divisible by"
     with pytest.raises(CommandFailed, match=re.escape(message)):
         kubectl("apply", "-f", "-", stdin=text)
     assert "rljob.rljob.dev/odd-batch" not in kubectl.names("rljobs")

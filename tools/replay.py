@@ -233,8 +233,8 @@ def run_job(tree: Tree, name: str, text: str, options: Sequence[str], place: Pat
     """Runs the job in `place`, or reads an existing complete run of the same commit, job and options."""
     folder = (place / tree.commit if tree.commit else Path(tempfile.mkdtemp(dir=place))) / name
     wanted = json.dumps([text, *options])
-    told = folder / "finished.json"
-    if not told.exists() or told.read_text() != wanted:
+    record = folder / "finished.json"
+    if not record.exists() or record.read_text() != wanted:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         (folder / "job.yaml").write_text(text)
@@ -243,7 +243,7 @@ def run_job(tree: Tree, name: str, text: str, options: Sequence[str], place: Pat
         if code:
             end = "\n".join((folder / "output.log").read_text().splitlines()[-20:])
             raise RunFailed(f"{tree.name}: {name} ended with code {code}\n{end}")
-        told.write_text(wanted)
+        record.write_text(wanted)
     return read_results(folder / "run")
 
 
@@ -318,6 +318,11 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     for pair in options.renamed:
         if "=" not in pair:
             parser.error(f"--renamed: write OLD=NEW (seen: {pair})")
+    names = [*(options.jobs or ()), *(file.stem for file in options.job)]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        parser.error(f"--job, --jobs: two jobs have the same name (seen: {', '.join(twice)}); rename one of the files")
+    if options.workers is not None and options.workers < 1:
+        parser.error(f"--workers: must be at least 1 (seen: {options.workers})")
     return options
 
 
@@ -328,17 +333,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="replay-")))
         place = (options.keep or temporary / "runs").absolute()
-        for role in ("base", "head"):
-            (place / role).mkdir(parents=True, exist_ok=True)
         try:
+            for role in ("base", "head"):
+                (place / role).mkdir(parents=True, exist_ok=True)
             trees = [stack.enter_context(tree_of(name, temporary)) for name in (options.base, options.head)]
             for tree in trees:
                 tree.check_imports(place)
             names = options.jobs or ([] if options.job else list(EXAMPLES))
             jobs = {name: short_job(name, trees[0].folder / "examples") for name in names}
-            jobs |= {file.stem: file.read_text() for file in options.job}
+            jobs |= {file.stem: file.read_text(encoding="utf-8") for file in options.job}
             return 0 if compared(trees, jobs, options, place) else 1
-        except (ReplayError, OSError) as error:
+        except (ReplayError, OSError, UnicodeDecodeError) as error:
             print(f"replay: {error}", file=sys.stderr)
             return 2
 

@@ -13,23 +13,14 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_bench.model_shape import ModelShape, Work
+from rljob_testing.training import engine_updates
+from rljob_testing.training.engine_updates import grpo_actor
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.settings import TrainEngineSettings
-from rljob_trainer.workers.actor import ActorSettings, ActorWorker
-from rljob_trainer.workers.columns import (
-    ADVANTAGES,
-    IS_TRAINED,
-    POLICY_VERSIONS,
-    RESPONSE_MASK,
-    ROLLOUT_LOGPROBS,
-    TOKENS,
-)
+from rljob_trainer.workers.actor import ActorWorker
 
 NUM_STEPS = 1_000_000
 SMALLEST_SHARE = 0.25
@@ -93,21 +84,9 @@ def build_actor(folder: Path, context: WorkerContext, dtype: torch.dtype, work: 
     """Builds an actor for GRPO with one update per step. Collective."""
     optimizer = Optimizer()
     engine = TrainEngineSettings(folder, context.device, dtype, work.every_nth_layer > 0, max_tokens, optimizer)
-    return ActorWorker(
-        context,
-        ActorSettings(
-            engine=replace(engine, gradient_checkpointing_every_nth_layer=max(1, work.every_nth_layer)),
-            algorithm=resolve_algorithm(Algorithm()),
-            optimizer=optimizer,
-            temperature=1.0,
-            max_new_tokens=max(work.row_lengths),
-            group_size=1,
-            samples_all_tokens=True,
-            num_steps=NUM_STEPS,
-            num_epochs_per_batch=1,
-            mini_batch_rows=len(work.row_lengths),
-        ),
-    )
+    engine = replace(engine, gradient_checkpointing_every_nth_layer=max(1, work.every_nth_layer))
+    num_rows = len(work.row_lengths)
+    return grpo_actor(context, engine, optimizer, max(work.row_lengths), num_rows, num_steps=NUM_STEPS)
 
 
 def random_work(num_tokens: int, longest: int, every_nth_layer: int) -> Work:
@@ -123,22 +102,8 @@ def random_work(num_tokens: int, longest: int, every_nth_layer: int) -> Work:
 
 def random_rollout(shape: ModelShape, work: Work) -> DataProto:
     """Random columns that an update needs."""
-    generator = torch.Generator().manual_seed(0)
-    rows = [torch.randint(2, shape.num_vocabulary, (length,), generator=generator) for length in work.row_lengths]
-    masks = [torch.arange(length) >= _num_prompt_tokens(length) for length in work.row_lengths]
-    zeros = [torch.zeros(length) for length in work.row_lengths]
-    return DataProto(
-        {
-            ADVANTAGES: torch.randn(len(rows), generator=generator),
-            IS_TRAINED: torch.ones(len(rows), dtype=torch.bool),
-        },
-        ragged={
-            TOKENS: RaggedColumn.from_rows(rows),
-            RESPONSE_MASK: RaggedColumn.from_rows(masks),
-            ROLLOUT_LOGPROBS: RaggedColumn.from_rows(zeros),
-            POLICY_VERSIONS: RaggedColumn.from_rows([mask.int() - 1 for mask in masks]),
-        },
-    )
+    prompt_lengths = [_num_prompt_tokens(length) for length in work.row_lengths]
+    return engine_updates.random_rollout(shape.num_vocabulary, 0, work.row_lengths, prompt_lengths)
 
 
 def release_cached_memory(device: torch.device) -> None:

@@ -84,4 +84,8 @@ def test_number_bounds_quantities_and_free_maps_take_their_kubernetes_form() -> 
     config = by_path[".spec.training.dataset.reasoningGym.config"]
     assert config["x-kubernetes-preserve-unknown-fields"] is True
     assert by_path[".spec.training.algorithm.loss.clipped.dualClipRatio"]["minimum"] == 0
+    for schema in by_path.values():
+        least = schema.get("minimum", 0)
+        assert isinstance(least, int | float)
+        assert least == int(least) or f"self >= {least}" in str(schema["x-kubernetes-validations"])
     assert by_path[".spec.env"]["x-kubernetes-list-map-keys"] == ["name"]

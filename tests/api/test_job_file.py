@@ -100,7 +100,7 @@ def test_every_problem_is_reported_with_its_path_in_the_order_of_the_file() -> N
         ("type: File", "type: 3", (f"one of {DATASETS}", "(seen: 3)", "choose one of them")),
         ("{type: MathAnswer}", "MathAnswer", ("a mapping", '(seen: "MathAnswer")', "fields")),
         ("source: owner/model", "source: 3", ("a string", "(seen: 3)", "in quotes")),
-        ("source: owner/model", "source: ''", ("at least 1 character", '(seen: "")', "remove")),
+        ("source: owner/model", "source: ''", ("must not be empty", '(seen: "")', "set a value")),
         ("[{type: MathAnswer}]", "[]", ("at least 1 entry", "(seen: a list of 0)", "add")),
         (
             "{type: MathAnswer}",
@@ -115,7 +115,7 @@ def test_every_problem_is_reported_with_its_path_in_the_order_of_the_file() -> N
         (
             "v1alpha1",
             "v1",
-            ("rljob.dev/v1alpha1", '(seen: "rljob.dev/v1")', "did you mean rljob.dev/v1alpha1?"),
+            ("rljob.dev/v1alpha1", '(seen: "rljob.dev/v1")', "write rljob.dev/v1alpha1"),
         ),
         ("learningRate", "learning_rate", ("not a known field", "did you mean learningRate?")),
         ("steps: 10", "steps: 10\n    batchsize: 3", ("not a known field", "did you mean batchSize?")),

@@ -64,6 +64,26 @@ CASES: dict[str, tuple[dict[str, object], dict[str, Words]]] = {
             ),
         },
     ),
+    "a label of Kueue": (
+        {"spec.head.template.labels": {"kueue.x-k8s.io/queue-name": "a"}},
+        {
+            "spec.head.template.labels.kueue.x-k8s.io/queue-name": (
+                "reserved",
+                "prefixes rljob.dev/, ray.io/, kueue.x-k8s.io/",
+                '(seen: "a")',
+                "another label key",
+                "does not support Kueue",
+            )
+        },
+    ),
+    "a volume without a type": (
+        {"spec.volumes[0]": {"name": "data", "mountPath": "/data"}},
+        {"spec.volumes[0].type": ("required", "one of PersistentVolumeClaim, ConfigMap, Secret, EmptyDir")},
+    ),
+    "a claim without a name": (
+        {"spec.checkpoint.storage": {"persistentVolumeClaim": ""}},
+        {"spec.checkpoint.storage.persistentVolumeClaim": ("not be empty", "set the name of a PersistentVolumeClaim")},
+    ),
     "an annotation that is not taken": (
         {"spec.head.template.annotations": {"controller.kubernetes.io/pod-deletion-cost": "10"}},
         {

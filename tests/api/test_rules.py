@@ -77,9 +77,10 @@ def test_a_violation_names_the_mistake_the_value_and_the_fix() -> None:
     (found,) = violations(spec.model_copy(update={"training": training}), ("spec",))
     assert wire_path(found.path) == "spec.training.batchSize"
     wrong, advice = found.message.split(" (seen: 9); ")
-    assert wrong.startswith("batchSize * rollout.groupSize must be divisible by nodes * gpusPerNode")
-    assert "roles.actor.sequenceParallel" in wrong
-    assert advice.startswith("change one of them")
+    assert wrong.startswith("batchSize x rollout.groupSize x roles.actor.sequenceParallel")
+    assert "must be divisible by the number of GPUs" in wrong
+    assert advice.startswith("change one of these numbers")
+    assert "9 x 3 x 1 = 27" in advice
 
 
 def _spec(edits: dict[str, object]) -> RLJobSpec:

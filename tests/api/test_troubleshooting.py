@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-from rljob_api.conditions import REASONS, ConditionType, Reason
+from rljob_api.conditions import FAILURE_CLASSES, REASONS, ConditionType, Reason
 from rljob_api.crdgen.troubleshooting import troubleshooting_text
 from rljob_api.explanations import EXPLANATIONS
+from rljob_api.v1alpha1.status import FailureClass
+
+RELIABILITY = Path(__file__).parents[2] / "docs" / "reliability.md"
 
 
 def test_every_reason_belongs_to_a_condition_and_is_explained() -> None:
@@ -38,3 +42,14 @@ def test_a_reason_of_two_conditions_names_both() -> None:
     failed = page[page.index("## Reasons of Failed") :]
     assert "[OutOfMemory](#outofmemory)" in failed
     assert "### OutOfMemory" not in failed
+
+
+def test_the_page_about_failures_has_the_class_of_each_reason() -> None:
+    section = RELIABILITY.read_text().partition("## Failure classes\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| ")]
+    found = {row[0]: set(re.sub(r"\([^)]*\)", "", row[1]).replace(" ", "").split(",")) for row in rows[1:]}
+    expected = {
+        each.value: {reason.value for reason, found in FAILURE_CLASSES.items() if found is each}
+        for each in FailureClass
+    }
+    assert found == expected

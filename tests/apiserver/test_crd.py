@@ -105,6 +105,11 @@ def test_the_server_object_reads_back_as_the_same_job(api: httpx.Client) -> None
         {"spec.training.steps": None},
         {"spec.training.steps": REMOVED},
         {"spec.training.rollout.topP": 0},
+        # The API server rounds bounds of whole numbers: 0 passes `minimum: 0.01` alone.
+        {"spec.training.rollout.temperature": 0},
+        {"spec.training.rollout.temperature": 0.009},
+        {"spec.training.evaluation.temperature": 0},
+        {"spec.training.optimizer.epsilon": 0},
         {"spec.training.rollout.topP": 1.01},
         {"spec.training.rollout.stop": "text"},
         {"spec.training.rollout.stop": ["x"] * 17},

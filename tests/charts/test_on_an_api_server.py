@@ -176,7 +176,7 @@ def key_of(http: httpx.Client) -> object:
 def test_the_key_outlives_upgrades_and_the_release(http: httpx.Client, release: charts.Helm) -> None:
     release.install()
     first = key_of(http)
-    release.install("replicas=2", "numWorkers=4")
+    release.install("replicas=2", "maxConcurrentReconciles=4")
     assert key_of(http) == first
     # An administrator replaces it with 32 letters n, in base64.
     exchanged = {"key": "bm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm4=", "previous-key": charts.value_at(first, "key")}

@@ -141,7 +141,12 @@ def test_no_permission_is_a_wildcard(helm: charts.Helm, settings: tuple[str, ...
 
 
 def test_the_operator_reads_what_the_chart_sets(helm: charts.Helm) -> None:
-    settings = (TWO_NAMESPACES, "trainer.image=registry.local:5000/trainer:9", "numWorkers=3", "logLevel=debug")
+    settings = (
+        TWO_NAMESPACES,
+        "trainer.image=registry.local:5000/trainer:9",
+        "maxConcurrentReconciles=3",
+        "logLevel=debug",
+    )
     variables = charts.items_at(pod_of(helm.rendered(*settings)), "containers", 0, "env")
     metadata = {"metadata.name": "operator-1", "metadata.namespace": "rljob-system"}
     environment = {
@@ -160,7 +165,7 @@ def test_the_operator_reads_what_the_chart_sets(helm: charts.Helm) -> None:
     assert (found.pod_name, found.pod_namespace) == ("operator-1", "rljob-system")
     assert found.lease_name == "rljob-operator"
     assert found.leader_election
-    assert found.num_workers == 3
+    assert found.max_concurrent_reconciles == 3
     assert found.log_level == "debug"
     ports = {charts.value_at(port, "name"): charts.value_at(port, "containerPort") for port in ports_of(helm)}
     assert ports == {"health": found.health_port, "metrics": found.metrics_port}
@@ -280,7 +285,7 @@ def test_every_image_has_a_tag_or_a_digest(helm: charts.Helm) -> None:
     [
         ("replicas=-1", "at '/replicas'"),
         ("replicas=two", "at '/replicas'"),
-        ("numWorkers=0", "at '/numWorkers'"),
+        ("maxConcurrentReconciles=0", "at '/maxConcurrentReconciles'"),
         ("logLevel=verbose", "at '/logLevel'"),
         ("watchNamespaces=team-a", "at '/watchNamespaces'"),
         ("watchNamespaces={Team_A}", "at '/watchNamespaces/0'"),
@@ -297,6 +302,32 @@ def test_every_image_has_a_tag_or_a_digest(helm: charts.Helm) -> None:
 def test_a_wrong_value_is_rejected_by_its_name(helm: charts.Helm, setting: str, where: str) -> None:
     with pytest.raises(charts.HelmError, match=re.escape(where)):
         helm.rendered(setting)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "image",
+            "replicas",
+            "trainer",
+            "maxConcurrentReconciles",
+            "logLevel",
+            "tokenKey",
+            "crds",
+            "serviceAccount",
+            "metrics",
+        ),
+        *("networkPolicy", "podDisruptionBudget", "crds.install", "crds.keep", "networkPolicy.enabled"),
+        *("networkPolicy.apiServer.ports", "trainer.rayVersion", "image.repository", "metrics.serviceMonitor"),
+    ],
+)
+def test_a_value_without_a_safe_empty_form_must_not_be_null(helm: charts.Helm, name: str) -> None:
+    """Helm removes a default if a values file has its key with nothing behind it, such as `keep:`."""
+    above, _, last = name.rpartition(".")
+    where = f"/{above.replace('.', '/')}" if above else ""
+    with pytest.raises(charts.HelmError, match=f"at '{where}': missing property '{last}'"):
+        helm.rendered(f"{name}=null", with_crd=True)
 
 
 def test_an_existing_key_is_mounted_and_none_is_made(helm: charts.Helm) -> None:

@@ -83,7 +83,7 @@ def test_tensor_parallel_peers_need_their_own_responses() -> None:
     small = job("  roles: {rollout: {tensorParallel: 2}}", "[{name: main, gpusPerNode: 8}]", "    miniBatchSize: 1")
     assert plan_for_machine(small, TWO_CORES, 8).pools[0].num_workers == 8
     with pytest.raises(
-        LocalPlanError, match=r"spec\.training\.miniBatchSize: .* nodes \* gpusPerNode of the actor.s pool"
+        LocalPlanError, match=r"spec\.training\.miniBatchSize: .* by the number of GPUs of the actor.s pool"
     ):
         plan_for_machine(small, TWO_CORES, 16)
 

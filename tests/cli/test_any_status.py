@@ -22,7 +22,7 @@ HEADLINES = {
     "The job is being deleted",
     "The job has finished",
     "The job has finished in attempt N",
-    "Attempt N is being stopped",
+    "Attempt N has been stopping",
     "A user asked to stop the job; the operator has not applied the request yet",
     "The job is being suspended",
     "The job is suspended",
@@ -56,10 +56,11 @@ def test_every_status_of_a_job_is_shown_and_explained() -> None:
     def check(seen: Observed) -> None:
         job = stored(seen, decide(seen).status)
         lines = explained(job)
-        next_lines = lines[lines.index("\nWhat comes next:") + 1 :]
+        [heading] = {"\nWhat comes next:", "\nResults:"} & set(lines)
+        next_lines = lines[lines.index(heading) + 1 :]
         assert next_lines
-        told = [line for line in lines if line.startswith("What to do: ")]
-        assert told or any(line.startswith(("Running:", "Nothing blocks the job")) for line in lines)
+        advice = [line for line in lines if line.startswith("What to do: ")]
+        assert advice or any(line.startswith(("Running:", "Nothing blocks the job")) for line in lines)
         assert list_lines([job], inputs.NOW, everywhere=True, wide=True)[1].plain.split()[:2] == [
             "here",
             seen.job.name,
@@ -86,4 +87,4 @@ def explained(job: StoredJob) -> list[str]:
 def headline(lines: list[str]) -> str:
     """The text without what differs from job to job."""
     text = next(line for line in lines[1:] if line and not line.startswith(" "))
-    return re.split(r"[:,.]", re.sub(r"\d+", "N", text))[0].removesuffix(" and the operator has not")
+    return re.split(r"[:,.]| for N", re.sub(r"\d+", "N", text))[0].removesuffix(" and the operator has not")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -39,7 +40,7 @@ def test_without_a_crd_the_operator_is_reported_as_not_installed(
     file.write_text(bare_apiserver.kubeconfig())
     code, _, errors = rljob("list", "--kubeconfig", str(file))
     assert code == 2
-    assert_one_line(errors, "error: here:", "RLJobs", "install", "docs/install.md", "--context")
+    assert_one_line(errors, "error: context here:", "RLJobs", "install", "docs/install.md", "--context")
 
 
 def test_a_missing_kubeconfig_is_reported_with_the_paths_searched(
@@ -49,6 +50,24 @@ def test_a_missing_kubeconfig_is_reported_with_the_paths_searched(
     code, _, errors = rljob("status", "small")
     assert code == 2
     assert_one_line(errors, "error:", "kubeconfig", f"{tmp_path}/a", f"{tmp_path}/b", "--kubeconfig", "KUBECONFIG")
+
+
+def test_a_kubeconfig_may_come_from_a_pipe(rljob: Rljob, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(KUBECONFIG.replace("SERVER", "foo"),))
+    writer.start()
+    code, _, errors = rljob("list", "--kubeconfig", str(pipe))
+    writer.join()
+    assert code == 2
+    assert_one_line(errors, f"error: {pipe}:", "PLUGIN")
+
+
+def test_an_unknown_home_folder_is_no_crash(rljob: Rljob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "~no-such-user/config")
+    code, _, errors = rljob("list")
+    assert code == 2
+    assert_one_line(errors, "error:", "kubeconfig", "~no-such-user/config")
 
 
 @pytest.mark.usefixtures("job_cluster")
@@ -68,6 +87,51 @@ def test_an_invalid_kubeconfig_is_reported_in_one_line(
     code, output, errors = rljob("status", "small")
     assert (code, output) == (2, "")
     assert_one_line(errors, f"error: {file}:", "invalid", "--kubeconfig")
+
+
+KUBECONFIG = """
+apiVersion: v1
+current-context: here
+contexts: [{name: here, context: {cluster: one, user: me}}]
+clusters: [{name: one, cluster: {server: "SERVER"}}]
+users: [{name: me, user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: PLUGIN, args: [ARGUMENT]}}}]
+"""
+
+
+@pytest.mark.parametrize("server", ["foo", "foo:6443", "http://127.0.0.1:99999", "https://:6443", "ftp://127.0.0.1"])
+def test_a_server_that_is_no_url_is_reported(
+    rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str
+) -> None:
+    file = tmp_path / "config"
+    file.write_text(KUBECONFIG.replace("SERVER", server).partition("users:")[0] + "users: [{name: me, user: {}}]\n")
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    code, output, errors = rljob("list")
+    assert (code, output) == (2, "")
+    assert_one_line(errors, f"error: {file}:", "server", f"seen: '{server}'", "https://10.0.0.1:6443")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "argument", "reason"),
+    [
+        ("no-such-plugin", "x", "No such file or directory: 'no-such-plugin'"),
+        ("sh", "-c 'echo please log in >&2; exit 3'", "please log in"),
+        ("echo", "{}", "missing key"),
+    ],
+)
+def test_a_credential_plugin_that_fails_is_reported_instead_of_a_request_without_credentials(
+    rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin: str, argument: str, reason: str
+) -> None:
+    script = tmp_path / "plugin.sh"
+    script.write_text(f"#!/bin/sh\n{plugin} {argument}\n")
+    script.chmod(0o755)
+    command = plugin if plugin == "no-such-plugin" else str(script)
+    text = KUBECONFIG.replace("SERVER", "https://127.0.0.1:1").replace("PLUGIN", command).replace("ARGUMENT", "x")
+    file = tmp_path / "config"
+    file.write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    code, output, errors = rljob("list")
+    assert (code, output) == (2, "")
+    assert_one_line(errors, f"error: {file}:", "credentials", reason, "log in")
 
 
 def test_a_missing_context_is_reported_with_the_existing_ones(job_cluster: JobCluster, rljob: Rljob) -> None:
@@ -98,7 +162,7 @@ def test_a_server_that_does_not_listen_is_reported(
         monkeypatch.setenv("KUBECONFIG", str(file))
         code, _, errors = rljob("explain", "small")
     assert code == 75
-    assert_one_line(errors, "error: here:", "API server", "unreachable", "Connection refused")
+    assert_one_line(errors, "error: context here:", "API server", "unreachable", "Connection refused")
 
 
 def test_an_untrusted_certificate_is_reported(
@@ -112,7 +176,7 @@ def test_an_untrusted_certificate_is_reported(
     assert code == 2
     assert_one_line(
         errors,
-        "error: here:",
+        "error: context here:",
         "certificate",
         "CERTIFICATE_VERIFY_FAILED",
         "certificate-authority",
@@ -156,7 +220,7 @@ def test_an_invalid_token_is_reported(
     monkeypatch.setenv("KUBECONFIG", str(file))
     code, _, errors = rljob("list")
     assert code == 2
-    assert_one_line(errors, "error: here:", "API server", "credentials", "log in")
+    assert_one_line(errors, "error: context here:", "API server", "credentials", "log in")
 
 
 def test_a_forbidden_request_shows_the_message_of_the_server(job_cluster: JobCluster, rljob: Rljob) -> None:
@@ -168,7 +232,7 @@ def test_a_forbidden_request_shows_the_message_of_the_server(job_cluster: JobClu
         f'rljobs.rljob.dev "small" is forbidden: User "system:serviceaccount:{job_cluster.namespace}:visitor" cannot'
         f' get resource "rljobs" in API group "rljob.dev" in the namespace "{job_cluster.namespace}"'
     )
-    assert_one_line(errors, "error: here:", "permission", message, "role", "docs/install.md")
+    assert_one_line(errors, "error: context here:", "permission", message, "role", "docs/install.md")
 
 
 def test_explain_works_without_permission_to_read_events(job_cluster: JobCluster, rljob: Rljob) -> None:
@@ -198,7 +262,9 @@ def test_a_server_that_is_no_api_server_is_reported(
         code, _, errors = rljob("list")
         server.shutdown()
     assert code == 2
-    assert errors.splitlines()[-1] == Mentions("error: web:", url, "Kubernetes API server", "`server`", "kubeconfig")
+    assert errors.splitlines()[-1] == Mentions(
+        "error: context web:", url, "Kubernetes API server", "`server`", "kubeconfig"
+    )
 
 
 def test_the_service_account_and_namespace_of_a_pod_are_used(

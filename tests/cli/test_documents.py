@@ -120,7 +120,12 @@ def test_the_documented_user_role_suffices_for_every_command(
 ) -> None:
     manifest = re.search(r"```yaml\n(apiVersion: rbac.*?)```", INSTALL, re.DOTALL)
     assert manifest is not None
-    role = YAML(typ="safe", pure=True).load(manifest[1])
+    role, binding = YAML(typ="safe", pure=True).load_all(manifest[1])
+    assert binding["roleRef"] == {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "Role",
+        "name": role["metadata"]["name"],
+    }
     token = job_cluster.account_token(role)
     job_cluster.kubeconfig.write_text(job_cluster.server.kubeconfig(token=token, namespace=job_cluster.namespace))
 

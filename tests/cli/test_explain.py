@@ -84,7 +84,7 @@ def test_an_unschedulable_pool_is_explained() -> None:
         "",
         "What comes next:",
         Mentions("ClusterReady", "operator", "pools", "trainer"),
-        Mentions("fails", "attempt 1", "not started", "2026-01-31T12:40:00Z (in 10m)"),
+        Mentions("Failed, without a retry", "attempt 1", "not started", "2026-01-31T12:40:00Z (in 10m)"),
     ]
 
 
@@ -168,7 +168,7 @@ def test_explain_reports_no_problem_of_a_training_job() -> None:
         "\n"
         "What comes next:\n"
         "  the job is Complete after the last step, with the exported model at status.exportUri\n"
-        "  the job fails if it has not finished by 2026-01-31T13:02:00Z (in 32m)"
+        "  the job ends as Failed, without a retry, if it has not finished by 2026-01-31T13:02:00Z (in 32m)"
     )
 
 
@@ -257,7 +257,7 @@ def test_a_failure_is_explained_with_how_to_resume() -> None:
         f"What to do: {EXPLANATIONS[Reason.APPLICATION_ERROR].advice}",
         "",
         "What comes next:",
-        Mentions("fix", "`rljob retry small`", "step 10", "retry budget"),
+        Mentions("fix", "`rljob retry small`", "step 10", "retry budgets"),
         Mentions("results, logs and checkpoints: pvc://results/small"),
         Mentions("cluster is kept", "GPUs", "`rljob delete small`"),
     ]
@@ -293,14 +293,16 @@ def test_a_cluster_that_loses_a_pod_under_the_trainer_is_not_reported_as_startin
 def test_an_expired_deadline_is_reported_as_due() -> None:
     early = ATTEMPT | {"started": "2026-01-31T11:00:00Z"}
     text = explained({"attempts": [early], "conditions": [VALID]})
-    assert text.split("\n")[-1] == Mentions("fails", "attempt 1", "not started", "2026-01-31T11:30:00Z (now)")
+    assert text.split("\n")[-1] == Mentions(
+        "Failed, without a retry", "attempt 1", "not started", "2026-01-31T11:30:00Z (now)"
+    )
 
 
 def test_a_success_is_explained_with_the_path_of_the_model() -> None:
     complete = job_statuses.condition("Complete", "True", "Succeeded", CREATED)
     status = {"phase": "Complete", "conditions": [VALID, complete], "exportUri": "pvc://results/small/run/export"}
     assert explained(status).split("\n")[-3:] == [
-        "What comes next:",
+        "Results:",
         Mentions("exported model", "pvc://results/small/run/export"),
         Mentions("checkpoints", "pvc://results/small"),
     ]
@@ -309,7 +311,7 @@ def test_a_success_is_explained_with_the_path_of_the_model() -> None:
 def test_a_job_without_a_status_is_explained() -> None:
     command = "kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator"
     assert explained({}).split("\n") == [
-        "RLJob team-a/small: Unseen, 30m old",
+        "RLJob team-a/small: New, 30m old",
         "",
         Mentions("No operator"),
         Mentions("What to do:", "operator", "namespace", "watchNamespaces", command),

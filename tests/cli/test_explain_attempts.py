@@ -84,8 +84,8 @@ def test_a_retried_job_shows_the_retries_left() -> None:
         Mentions("Complete", "status.exportUri"),
         Mentions("attempt 2", "progress", "2026-01-31T12:38:00Z (in 8m;", "runPolicy.stallDeadlineSeconds"),
         # 3600 s minus the 600 s of attempt 1, counted from when the cluster of attempt 2 existed.
-        Mentions("fails", "not finished", "2026-01-31T13:02:00Z (in 32m)"),
-        Mentions("failure", "checkpoint", f"retries left: {RETRIES}"),
+        Mentions("Failed, without a retry", "not finished", "2026-01-31T13:02:00Z (in 32m)"),
+        Mentions("attempt fails", "checkpoint", f"retries left: {RETRIES}"),
     ]
 
 
@@ -113,7 +113,7 @@ def test_a_job_between_two_attempts_is_explained(same_cluster: bool, where: tupl
         NEXT,
         Mentions("attempt 2", "2026-01-31T12:30:40Z (in 40s)", *where, "step 10"),
         f"  retries left: {RETRIES}",
-        Mentions("`rljob retry small`", "now", "retry budget"),
+        Mentions("`rljob retry small`", "now", "retry budgets"),
         Mentions("50m", "runPolicy.activeDeadlineSeconds", "paused"),
     ]
 
@@ -137,7 +137,7 @@ def test_a_job_that_is_being_suspended_is_explained() -> None:
     status = {"conditions": [VALID], "attempts": [ENDED, RUNNING | {"state": "Stopping", "stop": stop}]}
     lines = explained(status, {"suspend": True})
     assert lines[2:5] == [
-        Mentions("Attempt 2", "being stopped", "Suspended", "30s"),
+        Mentions("Attempt 2", "stopping", "Suspended", "30s"),
         Mentions("Ray", "asked 20s ago", "trainer"),
         f"What to do: {EXPLANATIONS[Reason.SUSPENDED].advice}",
     ]
@@ -166,7 +166,7 @@ def test_a_suspended_job_is_explained() -> None:
     }
     lines = explained(status, {"suspend": True, "runPolicy": {"activeDeadlineSeconds": 900}})
     assert lines[0] == "RLJob team-a/small: Suspended, 30m old"
-    assert lines[2] == Mentions("suspended", "5m", "no nodes")
+    assert lines[2] == Mentions("suspended", "5m", "no pods")
     assert what_is_next(lines) == [
         Mentions("`rljob resume small`", "step 10"),
         Mentions("5m", "runPolicy.activeDeadlineSeconds", "paused"),
@@ -207,10 +207,10 @@ def test_provisioning_time_counts_from_the_creation_of_the_cluster(admitted: Map
     status = {"conditions": [VALID, pending, submitted], "attempts": [attempt | admitted], "counters": COUNTERS}
     lines = explained(status, {"runPolicy": {"provisioningDeadlineSeconds": 1500, "activeDeadlineSeconds": 3600}})
     assert Mentions("waiting for", "attempt 3", "ClusterReady=False", "PodsPending", "20m") in lines
-    assert Mentions("fails", "attempt 3", "not started", f"2026-01-31T{end}") in lines
+    assert Mentions("Failed, without a retry", "attempt 3", "not started", f"2026-01-31T{end}") in lines
     # Time without a cluster does not count.
     activity = "13:02:00Z (in 32m)" if admitted else "13:20:00Z (in 50m)"
-    assert Mentions("fails", "not finished", f"2026-01-31T{activity}") in lines
+    assert Mentions("Failed, without a retry", "not finished", f"2026-01-31T{activity}") in lines
 
 
 def test_a_stop_request_that_the_operator_has_not_seen_is_explained() -> None:
@@ -225,7 +225,7 @@ def test_a_stop_request_that_did_not_reach_ray_is_explained() -> None:
     stop = {"reason": "StoppedByUser", "requestedAt": "2026-01-31T12:29:30Z"}
     lines = explained({"conditions": [VALID], "attempts": [RUNNING | {"stop": stop, "state": "Stopping"}]})
     assert lines[2:4] == [
-        Mentions("Attempt 2", "being stopped", "StoppedByUser", "30s"),
+        Mentions("Attempt 2", "stopping", "StoppedByUser", "30s"),
         Mentions("Ray could not be asked", "trainer"),
     ]
     assert what_is_next(lines)[1] == Mentions("Failed (StoppedByUser)", "`rljob retry small`")
@@ -236,7 +236,7 @@ def test_a_stalled_trainer_is_stopped_after_its_stacks_are_written() -> None:
     stop |= {"requestedAt": "2026-01-31T12:29:30Z"}
     lines = explained({"conditions": [VALID], "attempts": [RUNNING | {"stop": stop, "state": "Stopping"}]})
     assert lines[2:4] == [
-        Mentions("Attempt 2", "being stopped", "Stalled", "30s"),
+        Mentions("Attempt 2", "stopping", "Stalled", "30s"),
         "  no progress for 600 s; it stood at step 9 of 40",
     ]
     assert what_is_next(lines)[0] == Mentions(
@@ -257,7 +257,7 @@ def test_a_finally_failed_job_can_be_retried() -> None:
         f"What to do: {EXPLANATIONS[Reason.OUT_OF_MEMORY].advice}",
         "",
         NEXT,
-        Mentions("fix", "`rljob retry small`", "step 10", "retry budget"),
+        Mentions("fix", "`rljob retry small`", "step 10", "retry budgets"),
         Mentions("results, logs and checkpoints: pvc://results/small"),
         Mentions("deleted", "2026-02-01T12:20:00Z (in 23h;", "runPolicy.ttlSecondsAfterFinished", "files are kept"),
     ]
@@ -305,4 +305,4 @@ def test_every_reason_has_a_sentence_and_an_action(reason: Reason) -> None:
 
 def test_only_failures_that_need_another_spec_suggest_a_new_job() -> None:
     again = {reason for reason, known in EXPLANATIONS.items() if "create the job again" in known.advice}
-    assert again == {Reason.INVALID_SPEC, Reason.CONFIGURATION_ERROR}
+    assert again == {Reason.INVALID_SPEC, Reason.STORAGE_MISSING, Reason.CONFIGURATION_ERROR}

@@ -54,7 +54,8 @@ def explained(
     job = stored_job({"metadata": metadata, "spec": wanted, "status": status})
     lines = [line for text in explanation(job, [], [], NOW) for line in text.plain.split("\n")]
     [begin] = [number for number, line in enumerate(lines) if line.startswith("What to do")] or [2]
-    return lines[begin + 1 : lines.index("What comes next:") - 1]
+    heading = "Results:" if outcome == "Succeeded" else "What comes next:"
+    return lines[begin + 1 : lines.index(heading) - 1]
 
 
 def test_a_full_gpu_is_explained_with_the_fields_that_free_memory() -> None:

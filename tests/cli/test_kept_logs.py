@@ -92,6 +92,12 @@ def test_a_missing_attempt_is_reported_with_the_existing_ones(
     assert errors == Mentions("error:", *parts)
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "small/..", "/etc"])
+def test_a_name_that_leads_out_of_the_storage_is_rejected(claim: Path, rljob: Rljob, name: str) -> None:
+    code, output, errors = rljob("logs", name, "--storage", str(claim))
+    assert (code, output, errors) == (2, "", Mentions("error: NAME:", f"'{name}'", "valid Kubernetes name"))
+
+
 def test_a_folder_without_a_job_is_reported(claim: Path, rljob: Rljob) -> None:
     code, _, errors = rljob("logs", "other", "--storage", str(claim))
     assert code == 2

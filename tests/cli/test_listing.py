@@ -42,7 +42,7 @@ def test_the_table_shows_reason_and_gpus() -> None:
         "NAME                     PHASE     REASON       STEP   REWARD  CKPT  ATTEMPT  GPUS  AGE",
         "small                    Running                12/80  0.4125  10    1              30m",
         "big                      Retrying  OutOfMemory                       12       16    30m",
-        "waiting-for-an-operator  Unseen                                                     30m",
+        "waiting-for-an-operator  New                                                        30m",
     ]
     assert [line.plain for line in list_lines(jobs[:2], NOW, everywhere=True, wide=True)] == [
         "NAMESPACE  NAME   PHASE     REASON       STEP  REWARD  CKPT  ATTEMPT  GPUS  TOTAL  FAILURES  CLUSTER  AGE",

@@ -339,5 +339,5 @@ def test_an_unresponsive_kubelet_is_reported_in_one_line(small: JobCluster, rljo
     create_pod(small, "small-1-head-a", "head")
     code, output, errors = rljob("logs", "small")
     assert (code, output) == (2, "")
-    assert errors == Mentions("error: here:", "API server", "request")
+    assert errors == Mentions("error: context here:", "API server", "request")
     assert errors.count("\n") == 1

@@ -31,13 +31,20 @@ def test_a_message_with_any_text_is_printed(workplace: JobFolder, variables: dic
     assert line == "    8 |     steps: \\u5341"
 
 
+@pytest.mark.parametrize("arguments", [("validate", "job.yaml"), ("--version",), ("plan", "--help"), ("bogus",)])
+def test_a_terminal_of_zero_columns_gets_the_same_output(workplace: JobFolder, arguments: tuple[str, ...]) -> None:
+    outputs = [workplace.command(*arguments, COLUMNS=columns).communicate(timeout=60)[0] for columns in ("0", "80")]
+    assert outputs[0] == outputs[1] != ""
+
+
 def test_machine_readable_output_is_utf8(workplace: JobFolder) -> None:
-    text = workplace.job_file.read_text() + "  env: [{name: GREETING, value: '你好 😀'}]\n"
+    text = workplace.job_file.read_text() + "  checkpoint: {storage: {persistentVolumeClaim: results}}\n"
+    text += "  env: [{name: GREETING, value: '你好 😀'}]\n"
     workplace.job_file.write_text(text, encoding="utf-8")
     process = workplace.command("validate", "--resolved", "job.yaml", PYTHONIOENCODING="ascii")
     output, _ = process.communicate(timeout=60)
     verdict, _, resolved = output.partition("\n")
-    assert (process.returncode, verdict) == (0, "job.yaml: RLJob small is valid (pools: main 1x1)")
+    assert (process.returncode, verdict) == (0, "job.yaml: RLJob small is valid (pool main: 1 node x 1 GPU)")
     assert load_job_text(resolved).spec.env[0].value == "你好 😀"
 
 

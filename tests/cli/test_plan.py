@@ -124,8 +124,8 @@ def test_a_job_that_does_not_fit_exits_with_1_and_lists_changes(rljob: Rljob, jo
     code, output, _ = rljob("plan", file, "--gpu", "L40S")
     assert code == 1
     assert re.search(r"^  update +[0-9.]+ +43\.7  [0-9.]+ too much", output, re.MULTILINE)
-    assert re.search(r"^Changes that make the job fit", output, re.MULTILINE)
-    assert "~ spec.training.model.gradientCheckpointing: false -> true" in output
+    assert re.search(r"^Proposals that make the job fit", output, re.MULTILINE)
+    assert ". spec.training.model.gradientCheckpointing: false -> true" in output
     assert output.splitlines()[-1].startswith("Plan: does not fit, ")
     plan = json.loads(rljob("plan", file, "--gpu", "L40S", "--json")[1])
     assert plan["verdict"] == "TOO_LARGE"
@@ -155,7 +155,7 @@ def test_explain_shows_formulas_with_their_numbers(rljob: Rljob, job: Path) -> N
     assert code == 0
     assert "8 x 4.022e+09 / 8" not in short
     assert re.search(r"^      actor moments +3\.75  8 x 4.022e\+09 / 8$", output, re.MULTILINE)  # 4.022e9 bytes
-    assert re.search(r"^      actor whole gradients +[0-9.]+  2 bytes each, 4 ", output, re.MULTILINE)
+    assert re.search(r"^      actor whole gradients +[0-9.]+  2 bytes per element, 4 ", output, re.MULTILINE)
     assert re.search(r"^      actor activations +[0-9.]+  16,384 tokens x [0-9,]+ ", output, re.MULTILINE)
     assert re.search(r"^      35% of the GPU's .*\(defaults\)$", output, re.MULTILINE)
     assert output.splitlines()[-1] == short.splitlines()[-1]
@@ -195,7 +195,7 @@ def test_the_origin_of_the_constants_is_printed(rljob: Rljob, job: Path, tmp_pat
 
 def test_given_means_are_printed_and_shorter_responses_are_faster(rljob: Rljob, job: Path) -> None:
     _, output, _ = rljob("plan", str(job), "--gpu", "H100")
-    assert output == Mentions("half of their limit", "--mean-response")
+    assert output == Mentions("half of the limit", "--mean-response")
     code, output, _ = rljob("plan", str(job), "--gpu", "H100", "--mean-prompt", "100", "--mean-response", "200")
     assert code == 0
     assert "  lengths      prompts of 100 tokens (at most 1,024), responses of 200 (at most 3,072)\n" in output
@@ -335,6 +335,12 @@ def test_examples_are_planned_for_cpus_and_gpus(rljob: Rljob, name: str) -> None
             ("error: --gpu-memory, --gpu-tflops, --gpu-bandwidth", "seen H100", "--gpu mine"),
         ),
         (("--gpu", "H100", "--write", "x.yaml"), ("error: --write", "add --search")),
+        (("--gpu", "H100", "--gpu", "L4"), ("error: --gpu", "all pools", "seen H100, L4", "once")),
+        (("--gpu", "main=L4", "--gpu", "main=H100"), ("error: --gpu", "pool main", "seen main=L4, main=H100", "once")),
+        (("--gpu", "H100", "--context", "far"), ("error: --context", "add --from-cluster")),
+        (("--gpu", "H100", "--kubeconfig", "x y"), ("error: --kubeconfig", "add --from-cluster")),
+        (("--gpu", "H100", "--json", "--explain"), ("error: --explain", "--json", "remove one of them")),
+        (("--cluster", "lots", "--search", "--write", "/dev/null"), ("error: --write: /dev/null", "exists")),
         (("--from-run", "x"), ("error: rljob plan", "FILE, --from-run, --calibrate", "seen FILE and --from-run")),
     ],
 )

@@ -138,7 +138,7 @@ def test_suggested_changes_have_their_gain_and_a_section_of_the_documentation(rl
     run = write_run(tmp_path / "runs" / "demo", job=JOB.replace("maxNumSequences: 512", "maxNumSequences: 16"))
     code, shown, _ = rljob("plan", "--from-run", str(run))
     assert code == 0
-    assert "~ spec.training.rollout.maxNumSequences: 16 -> " in shown
+    assert "- spec.training.rollout.maxNumSequences: 16 -> " in shown
     assert '"sequences at once" in docs/tuning.md' in shown
     assert shown.splitlines()[-1].startswith("Advice: set spec.training.rollout.maxNumSequences: ")
     first = run_report(PlanOptions(from_run=run)).advice[0]
@@ -242,7 +242,7 @@ def test_a_profile_survives_a_round_trip(tmp_path: Path) -> None:
     assert constants_for({"H100"}, file) == constants
     written = json.loads(file.read_text())
     assert set(written["constants"]) == {"training_efficiency", "pass_seconds", "source"}
-    with pytest.raises(CliError, match=r"profile for H100.* planned for A100-80"):
+    with pytest.raises(CliError, match=r"profile is for H100.* planned for A100-80"):
         constants_for({"A100-80"}, file)
 
 

@@ -186,6 +186,9 @@ def test_without_a_network_the_error_says_what_to_do(tmp_path: Path, monkeypatch
 def test_missing_and_damaged_models_are_rejected(tmp_path: Path) -> None:
     missing = f"looked for {tmp_path}/mine/config.json"
     assert error_of("./mine", tmp_path) == Mentions(FIELD, "'./mine'", "does not exist", missing)
+    assert error_of("package://.nowhere/model", tmp_path) == Mentions(FIELD, "''", "not installed")
+    assert error_of("~no-such-user/model", tmp_path) == Mentions(FIELD, "'~no-such-user/model'", "check the path")
+    assert error_of(f"package://rljob_api/{'x' * 300}", tmp_path) == Mentions(FIELD, "check the path")
     assert error_of("package://nowhere/model", tmp_path) == Mentions(FIELD, "'nowhere'", "not installed")
     judge = ModelSource("./judge", None, "spec.training.rewards[0].rewardModel.source")
     with pytest.raises(CliError, match=r"^spec.training.rewards\[0\].*check the path$"):

@@ -69,7 +69,7 @@ def test_gpus_are_counted_by_node_and_typed_by_label(rljob: Rljob, job: str, add
     add_node("gpu-c", "4", "NVIDIA-L4")
     code, output, errors = rljob("plan", job, "--from-cluster")
     assert (code, errors) == (0, "")
-    assert output.startswith("grpo: 16 of 20 GPUs (nodes of here: 2x8xH100,1x4xL4)\n")
+    assert output.startswith("grpo: 16 of 20 GPUs (nodes of context here: 2x8xH100,1x4xL4)\n")
 
 
 @pytest.mark.usefixtures("job_cluster")
@@ -82,7 +82,7 @@ def test_a_written_job_selects_nodes_if_the_cluster_has_several_gpu_types(
     code, output, errors = rljob("plan", job, "--from-cluster", "--search", "--write", str(target))
     assert (code, errors) == (0, "")
     label = "nvidia.com/gpu.product"
-    assert f'  ~ spec.pools[main].template.nodeSelector.{label}: unset -> "NVIDIA-H100-80GB-HBM3"\n' in output
+    assert f'  - spec.pools[main].template.nodeSelector.{label}: unset -> "NVIDIA-H100-80GB-HBM3"\n' in output
     assert "several GPU types" not in output
     [pool] = load_job_file(target).spec.pools
     assert pool.template.node_selector == {label: "NVIDIA-H100-80GB-HBM3"}
@@ -95,7 +95,9 @@ def test_nodes_without_a_label_need_the_gpu_option(rljob: Rljob, job: str, add_n
     add_node("gpu-b", "8", None)
     code, _, errors = rljob("plan", job, "--from-cluster")
     assert (code, errors) == (2, Mentions("error: --from-cluster", "gpu-a", "nvidia.com/gpu.product", "--gpu"))
-    assert rljob("plan", job, "--from-cluster", "--gpu", "H200")[1].startswith("grpo: 16 GPUs (nodes of here: 2x8xH200")
+    assert rljob("plan", job, "--from-cluster", "--gpu", "H200")[1].startswith(
+        "grpo: 16 GPUs (nodes of context here: 2x8xH200"
+    )
 
 
 @pytest.mark.usefixtures("job_cluster")
@@ -114,5 +116,5 @@ def test_without_permission_to_list_nodes_the_error_names_the_cluster_option(
     token = answer.raise_for_status().json()["status"]["token"]
     job_cluster.kubeconfig.write_text(server.kubeconfig(token=token, namespace=namespace))
     code, _, errors = rljob("plan", job, "--from-cluster")
-    facts = ("error: here", "nodes is forbidden: User", "ClusterRole", "--cluster 4x8xH100")
+    facts = ("error: context here", "nodes is forbidden: User", "ClusterRole", "--cluster 4x8xH100")
     assert (code, errors) == (2, Mentions(*facts))

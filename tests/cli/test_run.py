@@ -204,6 +204,38 @@ def test_a_run_that_failed_before_its_first_step_may_be_run_again(workplace: Job
     assert trainer_environment(workplace, 2)["RLJOB_ATTEMPT"] == "2"
 
 
+@pytest.mark.parametrize(
+    "damage", [b"\xff\xfe\n", b'{"attempt": -7}\n', b"[" * 100_000 + b"\n", b'{"attempt": 1' + b"0" * 5000 + b"}\n"]
+)
+def test_a_damaged_list_of_attempts_is_read_as_far_as_possible(workplace: JobFolder, damage: bytes) -> None:
+    assert workplace.run()[0] == 0
+    with (workplace.run_folder / "attempts.jsonl").open("ab") as file:
+        file.write(damage)
+    assert workplace.run("--resume")[0] == 0
+    assert trainer_environment(workplace, 2)["RLJOB_ATTEMPT"] == "2"
+
+
+def test_a_missing_code_folder_is_reported(workplace: JobFolder, error_of_run: Callable[..., str]) -> None:
+    for wrong in ("cod", "job.yaml"):
+        assert error_of_run("--code", wrong) == Mentions("error: --code:", wrong, "not a folder")
+    assert not workplace.run_folder.exists()
+
+
+def test_a_deleted_current_folder_is_reported(
+    workplace: JobFolder, rljob: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = workplace.folder / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    code, output, errors = rljob("run", str(workplace.job_file))
+    assert (code, output, errors) == (2, "", Mentions("error:", "current folder", "deleted"))
+
+
+def test_an_empty_address_of_a_ray_cluster_does_not_start_a_local_run(error_of_run: Callable[..., str]) -> None:
+    assert error_of_run("--ray", "") == Mentions("error: --ray:", "empty", "HOST:PORT", "remove --ray")
+
+
 def test_resume_without_a_run_is_rejected(workplace: JobFolder, error_of_run: Callable[..., str]) -> None:
     output = error_of_run("--resume")
     assert output == Mentions(f"{workplace.run_folder}:", "no run", "`rljob run job.yaml --code code`")

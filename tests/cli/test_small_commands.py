@@ -32,7 +32,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_version_shows_the_package_and_the_api_version(rljob: Rljob) -> None:
     project = tomllib.loads((REPOSITORY / "operator" / "pyproject.toml").read_text())["project"]
     code, output, _ = rljob("--version")
-    assert (code, output) == (0, f"rljob {project['version']}, rljob.dev/v1alpha1, contract {CONTRACT_VERSION}\n")
+    documents = f"version {CONTRACT_VERSION} of the documents between operator and trainer"
+    assert (code, output) == (0, f"rljob {project['version']}, rljob.dev/v1alpha1, {documents}\n")
 
 
 def test_a_misspelled_command_gets_a_suggestion_and_an_unknown_one_does_not(rljob: Rljob) -> None:
@@ -82,6 +83,16 @@ def test_the_starter_file_needs_an_existing_folder(rljob: Rljob) -> None:
     code, _, errors = rljob("init", "nowhere/job.yaml")
     assert code == 2
     assert errors == Mentions("nowhere/job.yaml:", "written", "No such file or directory")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"), [(".", "job.yaml"), ("", "job.yaml"), ("..", "../job.yaml"), ("jobs", "jobs/job.yaml")]
+)
+def test_a_folder_is_not_a_starter_file(rljob: Rljob, folder: Path, name: str, advice: str) -> None:
+    (folder / "jobs").mkdir()
+    code, output, errors = rljob("init", name)
+    assert (code, output, errors) == (2, "", Mentions("error:", "is a folder", f"such as {advice}"))
+    assert errors.count("\n") == 1
 
 
 def test_plots_are_drawn_again_from_the_metrics(workplace: JobFolder) -> None:

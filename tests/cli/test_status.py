@@ -94,7 +94,7 @@ def test_a_finished_job_has_no_time_left() -> None:
 
 def test_a_job_without_a_status_is_shown() -> None:
     first, second = printed(job({})).splitlines()
-    assert first == "RLJob team-a/small   Unseen   age 30m"
+    assert first == "RLJob team-a/small   New   age 30m"
     assert second == Mentions("no operator", "`rljob explain small`")
 
 
@@ -194,11 +194,11 @@ def test_attempts_show_why_they_ended_and_the_retries_left() -> None:
         "  attempt 1    Failed after 10m, HeadLost (Infrastructure), cluster small-1, saved step 10",
         "                 head pod small-1-head-x is gone: node n7 was lost",
         "  attempt 2    Running for 15m, cluster small-2, resumed from step 10",
-        "  retries      application 0 of 2 used, infrastructure 1 of 3 used; 1 of 2 attempts failed",
+        "  retries      application 0 of 2 used, infrastructure 1 of 3 used; 2 attempts so far, 1 failed",
     ]
 
 
-def test_the_retry_budget_is_reset_once_a_later_checkpoint_is_saved() -> None:
+def test_the_retry_budgets_count_as_reset_once_a_later_checkpoint_is_saved() -> None:
     saved = {"step": 50, "uri": "file:///c/50", "digest": "sha256:1", "savedAt": CREATED}
     for former, used in ((10, 0), (50, 1)):
         counters = COUNTERS | {"checkpointStep": former}
@@ -240,7 +240,7 @@ def test_a_job_between_two_attempts_is_shown() -> None:
 
 def test_suspension_results_and_requests_are_shown() -> None:
     assert facts(attempted({"suspendedAt": "2026-01-31T12:20:00Z"}, {"suspend": True})) == [
-        Mentions("suspended    for 10m", "no nodes")
+        Mentions("suspended    for 10m", "pods are deleted")
     ]
     result = {"outcome": "Failed", "reason": "StoppedByUser", "at": "2026-01-31T12:25:00Z"}
     annotations = {ANNOTATION_RETRY: "2026-01-31T12:29:59Z", ANNOTATION_STOP: "x"}

@@ -108,7 +108,7 @@ def test_retry_of_a_failed_job_waits_for_the_next_attempt(small: JobCluster) -> 
     assert (code, job_steering.annotation(small, ANNOTATION_RETRY)) == (0, job_steering.ASKED)
     where = f"RLJob {small.namespace}/small:"
     assert lines == [
-        Mentions(where, "attempt 2", "starts now", "step 10", "retry budget"),
+        Mentions(where, "attempt 2", "starts now", "step 10", "retry budgets"),
         "waiting: Failed, OutOfMemory",
         "waiting: Provisioning, attempt 2 Provisioning",
         Mentions(where, "attempt 2", "running"),
@@ -157,7 +157,7 @@ def test_retry_between_two_attempts_skips_the_backoff(small: JobCluster) -> None
     assert code == 0
     where = f"RLJob {small.namespace}/small:"
     assert lines[0] == Mentions(
-        where, "attempt 2", "starts now", "2026-01-31T12:31:00Z", "step 0", "no checkpoint", "retry budget"
+        where, "attempt 2", "starts now", "2026-01-31T12:31:00Z", "step 0", "no checkpoint", "retry budgets"
     )
     assert job_steering.steer(small, "retry")[1][0] == Mentions(where, "already requested", job_steering.ASKED)
 
@@ -178,7 +178,7 @@ STOPPING = job_statuses.ATTEMPT | {
         ),
         ({"attempts": [job_statuses.ATTEMPT]}, ("attempt 1", "Running", "nothing to retry", "`rljob stop small")),
         ({"attempts": [STOPPING]}, ("still stopping", "`rljob status small --context here`")),
-        ({}, ("no attempt", "nothing to retry", "Unseen", "wait")),
+        ({}, ("no attempt", "nothing to retry", "(New)", "wait")),
     ],
 )
 def test_retry_of_a_job_that_has_not_failed_is_rejected(

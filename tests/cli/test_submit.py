@@ -30,7 +30,11 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_job_is_created_from_the_file_unchanged(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
     code, output, errors = rljob("submit", str(file))
-    assert (code, output, errors) == (0, Mentions(f"RLJob {job_cluster.namespace}/small created (here)", *NEXT), "")
+    assert (code, output, errors) == (
+        0,
+        Mentions(f"RLJob {job_cluster.namespace}/small created (context here)", *NEXT),
+        "",
+    )
     spec = job_cluster.job("small")["spec"]
     assert isinstance(spec, dict)
     assert spec["training"]["steps"] == 3
@@ -42,7 +46,11 @@ def test_a_job_from_a_pipe_is_created(job_cluster: JobCluster, rljob: Rljob, tmp
     os.mkfifo(pipe)
     Thread(target=pipe.write_text, args=(ON_CLUSTER,), daemon=True).start()
     code, output, errors = rljob("submit", str(pipe))
-    assert (code, output, errors) == (0, Mentions(f"RLJob {job_cluster.namespace}/small created (here)", *NEXT), "")
+    assert (code, output, errors) == (
+        0,
+        Mentions(f"RLJob {job_cluster.namespace}/small created (context here)", *NEXT),
+        "",
+    )
 
 
 def test_a_warning_of_the_server_is_shown_as_a_warning(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
@@ -60,7 +68,7 @@ def test_the_same_file_again_finds_the_same_job(job_cluster: JobCluster, rljob: 
     stored = job_cluster.job("small")["metadata"]
     code, output, _ = rljob("submit", str(file))
     assert code == 0
-    assert output == Mentions(f"RLJob {job_cluster.namespace}/small", "exists", "Unseen", *NEXT, without=["created"])
+    assert output == Mentions(f"RLJob {job_cluster.namespace}/small", "exists", "(New)", *NEXT, without=["created"])
     assert job_cluster.job("small")["metadata"] == stored
 
 
@@ -116,7 +124,7 @@ def test_a_file_without_suspend_does_not_resume_a_suspended_job(
     code, output, _ = rljob("submit", str(file))
     assert code == 0
     first, following = output.splitlines()
-    assert first == Mentions(f"RLJob {job_cluster.namespace}/small", "exists", "Unseen")
+    assert first == Mentions(f"RLJob {job_cluster.namespace}/small", "exists", "(New)")
     assert following == Mentions("next: rljob resume small", "suspended")
     file.write_text(ON_CLUSTER + "  suspend: false\n")
     assert "  spec.suspend: true -> false\n" in rljob("submit", str(file))[1]
@@ -196,7 +204,7 @@ def test_a_namespace_of_the_file_is_used_and_repeated_in_the_next_commands(
     file.write_text(ON_CLUSTER.replace("{name: small}", f"{{name: small, namespace: {other}}}"))
     code, output, _ = rljob("submit", str(file))
     assert code == 0
-    assert output.splitlines()[0] == f"RLJob {other}/small created (here)"
+    assert output.splitlines()[0] == f"RLJob {other}/small created (context here)"
     assert f"rljob status small --namespace {other} --watch" in output
     code, _, errors = rljob("submit", str(file), "--namespace", "elsewhere")
     assert code == 2
@@ -207,7 +215,7 @@ def test_a_namespace_of_the_file_is_used_and_repeated_in_the_next_commands(
 def test_a_missing_namespace_is_named(rljob: Rljob, file: Path) -> None:
     code, _, errors = rljob("submit", str(file), "-n", "nowhere")
     assert code == 2
-    assert errors == Mentions("error: here:", "API server", 'namespaces "nowhere" not found')
+    assert errors == Mentions("error: context here:", "API server", 'namespaces "nowhere" not found')
 
 
 def test_a_rejection_shows_the_message_of_the_server(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
@@ -223,4 +231,4 @@ def test_a_rejection_shows_the_message_of_the_server(job_cluster: JobCluster, rl
         'rljobs.rljob.dev "small" is forbidden: exceeded quota: none, requested: count/rljobs.rljob.dev=1, used:'
         " count/rljobs.rljob.dev=0, limited: count/rljobs.rljob.dev=0"
     )
-    assert errors == Mentions("error: here:", "API server", message)
+    assert errors == Mentions("error: context here:", "API server", message)

@@ -54,7 +54,7 @@ def test_suspend_waits_until_nothing_runs(small: JobCluster) -> None:
     assert lines[2:] == [
         "waiting: Running, attempt 1 Running",
         "waiting: Suspending, attempt 1 Stopping",
-        Mentions(f"RLJob {small.namespace}/small", "suspended", "no nodes", "step 10"),
+        Mentions(f"RLJob {small.namespace}/small", "suspended", "pods are deleted", "step 10"),
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from rljob_api.errors import JobFileError
@@ -24,8 +25,8 @@ apiVersion: rljob.dev/v1alpha1
 kind: RLJob
 metadata: {name: example}
 spec:
-  pools:
-  - {name: main, nodes: 2, gpusPerNode: 6}
+  pools: [{name: main, nodes: 2, gpusPerNode: 6}]
+  checkpoint: {storage: {persistentVolumeClaim: results}}
   training:
     model: {source: owner/model}
     dataset: {type: File, file: {path: "[bold]train.jsonl"}}
@@ -44,7 +45,7 @@ def validated(path: Path) -> tuple[bool, str]:
 def test_a_valid_file_gives_one_line(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
-    assert validated(path) == (True, f"{path}: RLJob example is valid (pools: main 2x6)\n")
+    assert validated(path) == (True, f"{path}: RLJob example is valid (pool main: 2 nodes x 6 GPUs)\n")
 
 
 def test_every_problem_is_shown_with_its_line(tmp_path: Path) -> None:
@@ -88,8 +89,8 @@ spec:
           requiredDuringSchedulingIgnoredDuringExecution:
             nodeSelectorTerms:
             - matchExpressions: [{key: failure-domain.beta.kubernetes.io/zone, operator: Exists}]
-  volumes:
-  - {name: scratch, mountPath: /scratch, type: EmptyDir, emptyDir: {sizeLimit: 800m}}
+  volumes: [{name: scratch, mountPath: /scratch, type: EmptyDir, emptyDir: {sizeLimit: 800m}}]
+  checkpoint: {storage: {persistentVolumeClaim: results}}
   pools:
   - name: main
     nodes: 2
@@ -124,14 +125,70 @@ def test_valid_but_unintended_values_are_warned_of_with_their_line(tmp_path: Pat
         ("13:61", f"{head}.annotations.container.apparmor.security.beta.kubernetes.io/ray", "deprecated", "1.30"),
         ("14:47", f"{head}.annotations.security.alpha.kubernetes.io/sysctls", "no effect", "annotation"),
         ("19:40", f"{terms}.key", old_label, '(seen: "failure-domain.beta.kubernetes.io/zone")'),
-        ("21:80", "spec.volumes[0].emptyDir.sizeLimit", no_bytes, '(seen: "800m")'),
+        ("20:88", "spec.volumes[0].emptyDir.sizeLimit", no_bytes, '(seen: "800m")'),
         ("26:19", "spec.pools[0].sharedMemory", no_bytes, '(seen: "600m")'),
         ("31:13", f"{affinity}.{required}[0]", "labelSelector", "pods"),
         ("32:27", f"{affinity}.{required}[1].topologyKey", old_label, "failure-domain.beta.kubernetes.io/region"),
         ("39:27", "spec.training.rollout.cpuKvCache", no_bytes, '(seen: "1500m")'),
     ]
     assert warnings == [Mentions(f"{path}:{where}: warning: {field}:", *parts) for where, field, *parts in expected]
-    assert last == f"{path}: RLJob example is valid (pools: main 2x6)"
+    assert last == f"{path}: RLJob example is valid (pool main: 2 nodes x 6 GPUs)"
+
+
+def test_what_a_cluster_would_reject_is_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.replace("checkpoint: {storage: {persistentVolumeClaim: results}}", "rayVersion: 2.9.0"))
+    accepted, output = validated(path)
+    assert accepted
+    assert output == Mentions("warning: spec.checkpoint.storage:", "required on a Kubernetes cluster", "is valid")
+    assert output == Mentions("6:15: warning: spec.rayVersion:", "at least 2.54.0 on a Kubernetes cluster")
+
+
+@pytest.mark.parametrize(
+    ("shared_memory", "limit", "is_warned_of"), [("64Gi", "64Gi", True), ("8Gi", "4Gi", True), ("8Gi", "64Gi", False)]
+)
+def test_shared_memory_that_can_use_up_the_memory_limit_is_warned_of(
+    tmp_path: Path, shared_memory: str, limit: str, *, is_warned_of: bool
+) -> None:
+    path = tmp_path / "job.yaml"
+    pool = f"gpusPerNode: 6, sharedMemory: {shared_memory}, resources: {{limits: {{memory: {limit}}}}}"
+    path.write_text(JOB.replace("gpusPerNode: 6", pool))
+    accepted, output = validated(path)
+    assert accepted
+    assert ("warning" in output) is is_warned_of
+    if is_warned_of:
+        assert output == Mentions("spec.pools[0].sharedMemory:", limit, f'(seen: "{shared_memory}")', "reduce")
+
+
+@pytest.mark.parametrize(
+    ("min_nodes", "batch_size", "is_warned_of"),
+    [(1, 72, False), (2, 72, True), (5, 72, True), (3, 15, False), (4, 15, True)],
+)
+def test_an_elastic_job_that_never_uses_fewer_nodes_is_warned_of(
+    tmp_path: Path, min_nodes: int, batch_size: int, *, is_warned_of: bool
+) -> None:
+    path = tmp_path / "job.yaml"
+    elastic = f"  runPolicy: {{elastic: {{minNodes: {min_nodes}}}}}\n"
+    text = JOB.replace("batchSize: 72", f"batchSize: {batch_size}")
+    if batch_size == 15:
+        # 15 x 8 responses can be divided among 5 x 8 and 3 x 8 GPUs, but not among 4 x 8.
+        text = text.replace("nodes: 2, gpusPerNode: 6", "nodes: 5, gpusPerNode: 8")
+    path.write_text(text + elastic)
+    accepted, output = validated(path)
+    assert accepted, output
+    assert ("warning" in output) is is_warned_of
+    if is_warned_of:
+        assert output == Mentions("spec.runPolicy.elastic.minNodes:", "no effect", f"(seen: {min_nodes})")
+
+
+def test_the_last_line_says_that_rules_were_not_checked(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.replace("batchSize: 72", "batchSize: 64").replace("steps: 10", "stepss: 10"))
+    _, output = validated(path)
+    assert output == Mentions("2 problems found", "validate again", "rules", "not checked")
+    path.write_text(JOB.replace("batchSize: 72", "batchSize: 64"))
+    _, output = validated(path)
+    assert output.splitlines()[-1] == f"{path}: 1 problem found"
 
 
 def test_a_job_that_is_too_large_for_a_cluster_is_warned_of(tmp_path: Path) -> None:
@@ -152,7 +209,7 @@ def test_advice_on_a_quantity_leads_to_an_accepted_value(tmp_path: Path) -> None
         assert not accepted
         assert output == Mentions("spec.head.resources.requests.cpu:", f"(seen: {float(written)})", "quotes")
         path.write_text(JOB.replace("spec:\n", resources.replace(written, f'"{written}"')))
-        assert validated(path) == (True, f"{path}: RLJob example is valid (pools: main 2x6)\n")
+        assert validated(path) == (True, f"{path}: RLJob example is valid (pool main: 2 nodes x 6 GPUs)\n")
 
 
 def test_an_invalid_name_is_reported_with_a_valid_one(tmp_path: Path) -> None:
@@ -183,7 +240,7 @@ def test_resolved_prints_a_job_file_and_the_rest_goes_to_standard_error(rljob: R
     path = tmp_path / "job.yaml"
     path.write_text(JOB + "    algorithm: {type: DrGRPO}\n")
     _, output, errors = rljob("validate", "--resolved", str(path))
-    assert errors == f"{path}: RLJob example is valid (pools: main 2x6)\n"
+    assert errors == f"{path}: RLJob example is valid (pool main: 2 nodes x 6 GPUs)\n"
     resolved, job = load_job_text(output).spec.training, load_job_file(path).spec.training
     assert resolved.algorithm == resolve_algorithm(job.algorithm)
     assert resolved.model_copy(update={"algorithm": job.algorithm}) == job
@@ -204,11 +261,25 @@ def test_square_brackets_in_a_file_are_not_markup(tmp_path: Path) -> None:
     assert '{paht: "[bold]train.jsonl"}' in output
 
 
+@pytest.mark.parametrize("value", ["日本語", "x\ty", "e\u0301", "a\u202eb", "z" * 5000])
+def test_the_mark_is_below_the_problem(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "job.yaml"
+    reward = f"{{name: '{value}', type: Function, fnction: 1, more: '{value}'}}"
+    path.write_text(JOB.replace("{type: MathAnswer}", reward))
+    _, output = validated(path)
+    lines = output.splitlines()
+    at = next(index for index, line in enumerate(lines) if "fnction: is not" in line)
+    before, found, _ = lines[at + 1].partition("fnction")
+    assert found
+    assert cell_len(before) == lines[at + 2].index("^")
+    assert len(lines[at + 1]) < 200
+
+
 def test_a_job_from_a_pipe_is_read_once(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for text, accepted, lines in (
-        (JOB, True, [f"{pipe}: RLJob example is valid (pools: main 2x6)"]),
+        (JOB, True, [f"{pipe}: RLJob example is valid (pool main: 2 nodes x 6 GPUs)"]),
         (JOB.replace("{name: example}", "{name: example, labels: {kueue.x-k8s.io/queue-name: a}}"), True, None),
         (JOB.replace("steps: 10", "steps: 0"), False, None),
     ):

@@ -22,8 +22,8 @@ from rljob_kind.settings import data_folder, program_folder
 
 RECORDER = """#!{python}
 import json, pathlib, sys
-told = [pathlib.Path(word.split("src=")[1]).read_text() for word in sys.argv if "src=" in word]
-pathlib.Path("{record}").write_text(json.dumps([sys.argv[1:], told]))
+mounted = [pathlib.Path(word.split("src=")[1]).read_text() for word in sys.argv if "src=" in word]
+pathlib.Path("{record}").write_text(json.dumps([sys.argv[1:], mounted]))
 sys.exit({exit_code})
 """
 

@@ -17,6 +17,7 @@ from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.gpu.device import DeviceContext
+from rljob_testing.training.engine_updates import grpo_actor
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import ResponseInputs
 from rljob_trainer.batch.proto import DataProto
@@ -25,7 +26,6 @@ from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.rewards.exact_match import exact_match
-from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
     IS_TRAINED,
@@ -57,22 +57,10 @@ class Learner:
         optimizer = Optimizer(learning_rate=1e-3, warmup_steps=5)
         algorithm = resolve_algorithm(Algorithm())
         engine = TrainEngineSettings(TASK / "model", place.device, dtype, False, 4096, optimizer)
-        actor = ActorWorker(
-            place.context,
-            ActorSettings(
-                engine=engine,
-                algorithm=algorithm,
-                optimizer=optimizer,
-                temperature=1.0,
-                max_new_tokens=MAX_NEW_TOKENS,
-                group_size=GROUP_SIZE,
-                samples_all_tokens=True,
-                num_steps=NUM_STEPS,
-                num_epochs_per_batch=1,
-                mini_batch_rows=NUM_PROMPTS * GROUP_SIZE,
-            ),
-        )
-        make_engine = partial(HfEngine, HfSettings(TASK / "model", place.device, dtype, NUM_PROMPTS * GROUP_SIZE))
+        num_rows = NUM_PROMPTS * GROUP_SIZE
+        sizes = {"group_size": GROUP_SIZE, "num_steps": NUM_STEPS}
+        actor = grpo_actor(place.context, engine, optimizer, MAX_NEW_TOKENS, num_rows, **sizes)
+        make_engine = partial(HfEngine, HfSettings(TASK / "model", place.device, dtype, num_rows))
         rollout = RolloutWorker(place.context, make_engine, 1, per_request_seeds=True)
         self.hybrid = HybridWorker(place.context, actor, rollout, dtype, seed=SEED)
         self.advantages = advantage_estimator(algorithm, GROUP_SIZE)

@@ -24,7 +24,7 @@ class Response:
     length: int
     greedy: float = 0.0
     style: float = 0.0
-    is_learned: bool = True
+    is_trained: bool = True
 
 
 WEIGHTS = {"accuracy": 1.0, "style": 0.25}
@@ -38,7 +38,7 @@ RESPONSES = st.lists(
         length=st.sampled_from([0, 1, 2, 3, 7, 500]),
         greedy=REWARD,
         style=REWARD,
-        is_learned=st.booleans(),
+        is_trained=st.booleans(),
     ),
     min_size=1,
     max_size=16,
@@ -58,7 +58,7 @@ def advantages(responses: list[Response], dtype: torch.dtype = torch.float64, **
         rewards_B,
         torch.tensor([each.group for each in responses]),
         torch.tensor([each.length for each in responses]),
-        is_trained_B=torch.tensor([each.is_learned for each in responses]),
+        is_trained_B=torch.tensor([each.is_trained for each in responses]),
         greedy_rewards_B=column([each.greedy for each in responses]),
         named_rewards={"accuracy": rewards_B, "style": column([each.style for each in responses])},
         reward_weights=WEIGHTS,
@@ -85,7 +85,7 @@ def std_or_1(rewards: list[float]) -> float:
 def slow_whitened(values: list[float], responses: list[Response]) -> list[float]:
     """Token by token, over those that are trained on."""
     pairs = zip(values, responses, strict=True)
-    tokens = [value for value, each in pairs if each.is_learned for _ in range(each.length)]
+    tokens = [value for value, each in pairs if each.is_trained for _ in range(each.length)]
     mean = statistics.fmean(tokens) if tokens else 0.0
     variance = statistics.variance(tokens) if len(tokens) > 1 else 0.0
     # A single token is centred, and has no variance.
@@ -213,7 +213,7 @@ def test_the_baseline_of_opo_is_weighted_by_tokens() -> None:
 @pytest.mark.parametrize("estimator", ["ReinforcePlusPlusBaseline", "GDPO"])
 def test_whitening_uses_only_trained_responses(estimator: str) -> None:
     """Truncated responses are compared with the others only."""
-    cut_off = [Response(0.0, group, 4000, is_learned=False) for group in (0, 0, 1, 1)]
+    cut_off = [Response(0.0, group, 4000, is_trained=False) for group in (0, 0, 1, 1)]
     learned = [Response(1.0, 0, 10), Response(0.0, 0, 30), Response(1.0, 1, 20), Response(1.0, 1, 20)]
     found = advantages([*cut_off, *learned], type=estimator)[len(cut_off) :]
     tokens = [value for value, each in zip(found, learned, strict=True) for _ in range(each.length)]

@@ -206,7 +206,7 @@ def test_for_a_certain_policy_the_baseline_is_the_mean_whatever_the_rounding() -
     assert for_tokens(inputs, OneWorker()).advantages_N.abs().max() <= 1.0
 
 
-def test_negative_group_numbers_work() -> None:
+def test_negative_group_numbers_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"groups: ids .*\(got -1\)"):
         found_by([[Row(1.0, -1, (Token(),))]], type="OptimalTokenBaseline")
 

@@ -35,6 +35,14 @@ def test_aggregation_matches_a_case_by_hand_with_an_empty_row(aggregation: LossA
 
 
 @pytest.mark.parametrize("aggregation", list(LossAggregation))
+def test_a_single_token_has_its_own_loss(aggregation: LossAggregation) -> None:
+    """The denominators, which are at least 1, are exactly 1."""
+    segments = token_rows.segments_of(0, 1)
+    loss = aggregate_loss(torch.tensor([3.0]), segments, aggregation, count_denominators(segments), 1, 1)
+    assert loss.item() == 3.0
+
+
+@pytest.mark.parametrize("aggregation", list(LossAggregation))
 @settings(max_examples=40, deadline=None)
 @given(lengths=LENGTHS, dp_size=st.sampled_from([1, 2, 4]), micro_batch=st.integers(1, 8), seed=st.integers(0, 99))
 def test_value_and_gradient_do_not_depend_on_the_split(

@@ -216,7 +216,7 @@ BAD_LOSSES = [
     ("{m}:sum_that_is_added_up", r"named a sum 'kl_sum'; it is reported as actor/kl_sum, a mean over tokens"),
     ("{m}:sum_with_a_bad_name", r"named a sum 'KL sum'; use lower-case letters"),
     ("{m}:whole_of_wrong_shape", r"\[1\] of float32 as 'mean' from its whole pass; .*per token"),
-    ("{m}:whole_over_a_column", r"named a value of its whole pass 'old_logprobs'; take a name that is not a column's"),
+    ("{m}:whole_over_a_column", r"named a value of its whole pass 'old_logprobs'; use a name that no column has"),
     ("{m}:whole_of_one_worker", r"'mean' from its whole pass.*other workers.*use `reduce`"),
     ("{m}:whole_ranks_of_one_worker", r"'rank' from its whole pass.*other workers.*use `reduce`"),
     ("{m}:whole_squeezed", r"'one' from its whole pass.*dimensions or another dtype"),

@@ -79,7 +79,10 @@ def test_attention_of_short_16_bit_rows_is_computed_in_float32(num_tokens: int) 
     rows = FlatRows((num_tokens,) * 2, CPU)
     tensors = [each.detach().bfloat16().requires_grad_() for each in inputs(rows.num_tokens, SIZE)]
     wide = [each.detach().float().requires_grad_() for each in tensors]
-    output, wide_output = (attend(Kernel.ONE_VIEW, *each, rows, None, None) for each in (tensors, wide))
+    output, wide_output = (
+        attend(Kernel.ONE_VIEW, query_1HND, key_1KND, value_1KNE, rows, None, None)
+        for query_1HND, key_1KND, value_1KNE in (tensors, wide)
+    )
     slope = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).bfloat16()
     found = [output, *torch.autograd.grad(output, tensors, slope)]
     expected = [wide_output, *torch.autograd.grad(wide_output, wide, slope.float())]

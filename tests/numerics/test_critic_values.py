@@ -84,4 +84,4 @@ def test_a_policy_becomes_a_critic_that_predicts_zero(tmp_path: Path, caplog: py
     assert VALUE_WEIGHT in names
     assert not [name for name in names if "lm_head" in name]
     # The missing output head is no error.
-    assert "are left out" not in caplog.text
+    assert "they are ignored" not in caplog.text

@@ -87,7 +87,8 @@ def test_loss_and_rewards_use_the_current_coefficient(context: WorkerContext, re
             for step in range(2):
                 run.training_step.kl_coefficient.restore(OTHER_COEFFICIENT)
                 has_coefficient = (
-                    case.algorithm.kl.coefficient == COEFFICIENT and run.training_step.kl_coefficient.kept is None
+                    case.algorithm.kl.coefficient == COEFFICIENT
+                    and run.training_step.kl_coefficient.value_to_save is None
                 )
                 assert run.step(step)[KL_COEFFICIENT] == (COEFFICIENT if has_coefficient else OTHER_COEFFICIENT)
         found.append(gradients)
@@ -125,7 +126,7 @@ def test_the_coefficient_does_not_change_during_the_critic_warm_up(context: Work
 def test_a_checkpoint_has_the_coefficient_only_if_it_changes(context: WorkerContext) -> None:
     fixed = replays.replayed_run(replay("GRPO", "Loss", is_adaptive=False), context).training_step
     fixed.kl_coefficient.restore(OTHER_COEFFICIENT)
-    assert (fixed.kl_coefficient.kept, fixed.kl_coefficient.value) == (None, COEFFICIENT)
+    assert (fixed.kl_coefficient.value_to_save, fixed.kl_coefficient.value) == (None, COEFFICIENT)
     without = replays.replayed_run(replace(replay("GRPO", "Loss"), algorithm=Algorithm()), context)
-    assert without.training_step.kl_coefficient.kept is None
+    assert without.training_step.kl_coefficient.value_to_save is None
     assert KL_COEFFICIENT not in without.step(0)

@@ -46,7 +46,6 @@ LENGTHS = {Kernel.PER_ROW: (3, 11, 90), Kernel.PADDED: (20, 30, 26), Kernel.ONE_
 """Number of tokens that are read of each row; one more is predicted."""
 FLAT_ROWS = AttentionPlan(True, FLAT_IMPLEMENTATION, "", None)
 PADDED_ROWS = AttentionPlan(False, "eager", "as asked for", None)
-"""Models whose files hold each expert by itself, while a parameter holds all experts of a layer."""
 
 
 def random_rows(lengths: Sequence[int]) -> list[Tensor]:
@@ -270,6 +269,36 @@ def test_a_model_that_cannot_be_called_is_rejected() -> None:
         accept(tiny_models.make("llama"), missing)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(28, "No space left on device"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        torch.distributed.DistBackendError("NCCL error"),
+        RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:122] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_memory_storage_or_collectives_does_not_reject_a_model(error: Exception) -> None:
+    def failing(_: Sequence[Tensor]) -> list[Tensor]:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        accept(tiny_models.make("llama"), failing)
+    assert raised.value is error
+
+
+def test_a_model_that_mixes_devices_is_rejected() -> None:
+    def mixing(_: Sequence[Tensor]) -> list[Tensor]:
+        raise RuntimeError("Expected all tensors to be on the same device, but found cuda:0 and cpu")
+
+    with pytest.raises(ConfigurationError, match="cannot call a 'llama' model"):
+        accept(tiny_models.make("llama"), mixing)
+
+
 def test_positions_have_other_names_in_some_models() -> None:
     assert max(len(row) for row in sample_rows(GPT2Config(n_positions=11))) == 11
 
@@ -305,7 +334,7 @@ def test_an_engine_gives_the_distribution_of_from_pretrained(
     reference = from_pretrained(folder)
     with caplog.at_level(logging.INFO):
         engine = engine_of(folder)
-    padded = "attention: rows are padded, because of the model its attention is soft-capped"
+    padded = "attention: the rows of this model are padded, because its attention is soft-capped"
     assert [each for each in caplog.messages if each.startswith("attention:")] == ([padded] if name == "gemma2" else [])
     assert all(isinstance(parameter, DTensor) for parameter in engine.model.parameters())
     assert_same_buffers(engine.model.language_model, reference)

@@ -20,7 +20,7 @@ from rljob_testing.training import token_rows
 from rljob_trainer.algorithms.interfaces import OneWorker
 
 Wire = Mapping[str, object]
-KNOBS: dict[str, Wire] = {
+SETTINGS: dict[str, Wire] = {
     "Clipped": {"clipped": {"clipRatioLow": 0.1, "clipRatioHigh": 0.3, "dualClipRatio": 2.0}},
     "GSPO": {"gspo": {"clipRatioLow": 0.05, "clipRatioHigh": 0.1}},
     "CISPO": {"cispo": {"clipRatioLow": 0.4, "clipRatioHigh": 0.5}},
@@ -33,7 +33,7 @@ KNOBS: dict[str, Wire] = {
     "DPPO KL": {"dppo": {"divergence": "KL", "thresholdLow": 0.01, "thresholdHigh": 0.02, "maxRatio": 1.4}},
     "DRO": {"dro": {"beta": 0.4}},
 }
-WIRES: dict[str, Wire] = {name: {"type": name.split()[0], **knobs} for name, knobs in KNOBS.items()}
+WIRES: dict[str, Wire] = {name: {"type": name.split()[0], **settings} for name, settings in SETTINGS.items()}
 
 
 def test_every_loss_is_tested() -> None:

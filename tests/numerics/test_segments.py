@@ -20,7 +20,7 @@ def test_segments_match_a_case_by_hand() -> None:
     assert segments.mean(values_N).tolist() == [1.5, 0.0, 30.0]
     assert segments.spread(torch.tensor([7.0, 8.0, 9.0])).tolist() == [7.0, 7.0, 9.0, 9.0, 9.0]
     assert segments.positions_N.tolist() == [0, 1, 0, 1, 2]
-    assert (segments.num_rows, segments.num_values, segments.num_used) == (3, 5, 2)
+    assert (segments.num_rows, segments.num_values, segments.num_nonempty_rows) == (3, 5, 2)
 
 
 @given(ROWS)

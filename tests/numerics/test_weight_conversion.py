@@ -133,14 +133,14 @@ def test_a_missing_expert_is_detected(tmp_path: Path) -> None:
         for part in ("w1", "w2", "w3"):
             del tensors[EXPERT.format(3).replace("w1", part)]
 
-    assert "there are 3 of 4" in error_of(drop_one, tmp_path)
+    assert "needs 4 such tensors (seen: 3)" in error_of(drop_one, tmp_path)
 
 
 def test_half_an_expert_is_detected(tmp_path: Path) -> None:
     def drop_half(tensors: dict[str, Tensor]) -> None:
         del tensors[EXPERT.format(2)]
 
-    assert "there are 3 of 4" in error_of(drop_half, tmp_path)
+    assert "needs 4 such tensors (seen: 3)" in error_of(drop_half, tmp_path)
 
 
 def test_an_expert_of_another_shape_is_detected(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rljob_operator.controller import reconcile_loop
-from rljob_operator.kube.allowed_calls import CLUSTERS
-from rljob_operator.kube.errors import UnknownFieldError
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, NETWORK_POLICIES
+from rljob_operator.kube.errors import RefusedError, UnknownFieldError
 from rljob_operator.raw_json import JsonObject, object_at, text_at
 from rljob_operator.settings import Settings
 from rljob_testing.operator import fake_api
@@ -67,6 +67,39 @@ def test_a_name_conflict_is_retried_every_few_seconds(settings: Settings) -> Non
                 memory.held = replace(memory.held, until=0.0)
         del world.api.objects[CLUSTERS, "job-1"]
         assert set(fake_api.CREATED) <= set(await world.reconcile(fake_api.KEY, 1))
+
+    fake_api.run_controller(settings, test)
+
+
+def test_a_job_that_was_created_again_does_not_wait_for_the_failure_of_the_former_one(settings: Settings) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_first_attempt(world)
+        world.api.errors["create rayclusters"] = RefusedError("exceeded quota: gpus")
+        await world.reconcile(fake_api.KEY, 2)
+        assert world.condition("job", "ClusterReady") == "CreationRejected"
+        del world.api.errors["create rayclusters"]
+        former = world.api.objects.pop((JOBS, "job"))
+        created = {name: value for name, value in former.items() if name != "status"}
+        world.api.put(JOBS, created | {"metadata": {**object_at(former, "metadata"), "uid": "uid-of-the-second"}})
+        await world.relist()
+        await world.reconcile(fake_api.KEY, 1)
+        assert world.condition("job", "ClusterReady") == "Creating"
+        assert set(fake_api.CREATED) <= set(await world.reconcile(fake_api.KEY, 1))
+
+    fake_api.run_controller(settings, test)
+
+
+def test_a_network_policy_that_exists_is_that_of_the_new_attempt(settings: Settings) -> None:
+    """Names repeat after 999 attempts, and a policy that selects other pods would protect nothing."""
+
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_first_attempt(world)
+        name = f"job-1-{'uid-of-job'[:8]}"
+        old = {"podSelector": {"matchLabels": {"rljob.dev/attempt": "1001"}}}
+        world.api.put(NETWORK_POLICIES, {"metadata": {"name": name}, "spec": old})
+        await world.reconcile(fake_api.KEY, 1)
+        policy = world.api.objects[NETWORK_POLICIES, name]
+        assert text_at(policy, "spec", "podSelector", "matchLabels", "rljob.dev/attempt") == "1"
 
     fake_api.run_controller(settings, test)
 

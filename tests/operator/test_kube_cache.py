@@ -168,7 +168,7 @@ def test_finished_jobs_are_kept_as_trimmed_copies() -> None:
         return {
             "metadata": {**metadata, "resourceVersion": str(version)},
             "spec": {"runPolicy": {"ttlSecondsAfterFinished": 9}, "pools": [1, 2, 3]},
-            "status": {"observedGeneration": 1, "attempts": [1, 2], "result": {"cleanedUpAt": "x", "at": "y"}},
+            "status": {"observedGeneration": 1, "gpus": 2, "attempts": [1], "result": {"cleanedUpAt": "x", "at": "y"}},
         }
 
     cache = filled()
@@ -178,7 +178,7 @@ def test_finished_jobs_are_kept_as_trimmed_copies() -> None:
     assert kept is not None
     assert (kept["spec"], kept["status"]) == (
         {"runPolicy": {"ttlSecondsAfterFinished": 9}},
-        {"observedGeneration": 1, "result": {"cleanedUpAt": "x", "at": "y"}},
+        {"observedGeneration": 1, "gpus": 2, "result": {"cleanedUpAt": "x", "at": "y"}},
     )
     retried = job(6, **{"rljob.dev/retry-requested-at": "now"})
     cache.store(JOBS, "MODIFIED", retried)

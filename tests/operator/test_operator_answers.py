@@ -159,7 +159,7 @@ class Outcome:
 def run_job_with_false_answers(testbed: Testbed, answer: Response, to_writes: bool) -> Outcome:
     """A job whose first attempt ends with a lost node, and whose second one completes."""
     since = testbed.clusters_version()
-    for number, end in ((1, scripts.failing(75, ("WorkerLostError", "told"), "")), (2, scripts.succeeding(0.1))):
+    for number, end in ((1, scripts.failing(75, ("WorkerLostError", "lost"), "")), (2, scripts.succeeding(0.1))):
         testbed.dashboard(f"{JOB}-{number}").life = ending_when_seen(testbed, number, end)
     with api_proxy.running_proxy(testbed.server) as proxy:
         operator = testbed.with_server_url(proxy.url).operator()

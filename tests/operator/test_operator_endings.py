@@ -190,9 +190,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         edits={"spec.runPolicy.maxAppRetries": 1000},
         life=scripts.failing(1, ("RewardError", "no number"), "a\nb\n"),
     ),
-    "stopped": Scenario(
-        ("Failed", "True", "StoppedThroughRay"), ("else than the operator",), life=stopped_from_outside
-    ),
+    "stopped": Scenario(("Failed", "True", "StoppedThroughRay"), ("not by the operator",), life=stopped_from_outside),
     "no-result": Scenario(
         ("Failed", "True", "ExitedWithoutResult"), ("code 0",), edits=NO_RETRIES, life=ending_without_result
     ),
@@ -275,6 +273,6 @@ def test_a_running_job_obeys_a_deadline_that_is_set_later(jobs: Testbed) -> None
     jobs.wait_for("long-run", "Progressing", "Training")
     jobs.change("long-run", {"spec": {"runPolicy": {"activeDeadlineSeconds": 1}}})
     ended = jobs.wait_for("long-run", "Failed", "ActiveDeadlineExceeded")
-    assert "checkpoint is of step 2" in ended["message"]
+    assert "checkpoint is from step 2" in ended["message"]
     assert list(jobs.dashboard("long-run-1").stopped) == ["long-run-1-1"]
     assert jobs.job("long-run")["status"]["attempts"][0]["outcome"] == "Stopped"

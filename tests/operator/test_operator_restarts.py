@@ -118,7 +118,7 @@ class Course:
 
 def exited(code: int, kind: str) -> Callable[[Environment], scripts.RunMoment]:
     def moment(environment: Environment) -> scripts.RunMoment:
-        state = scripts.run_state(environment, "Failed", 2, error={"kind": kind, "message": "told"})
+        state = scripts.run_state(environment, "Failed", 2, error={"kind": kind, "message": "failed"})
         message = f"Job entrypoint command failed with exit code {code}, last available logs:\nlog"
         return scripts.RunMoment("FAILED", message, "JOB_ENTRYPOINT_COMMAND_ERROR", code, state, "log\n")
 
@@ -179,7 +179,7 @@ def hangs(course: Course) -> None:
     stopped, stacks_asked = dashboard.stopped["steady-1-1"], dashboard.started["steady-1-1-stacks"][0]
     sent_at = datetime.fromisoformat(course.status()["attempts"][0]["stop"]["sentAt"]).timestamp()
     assert stopped - (sent_at - time.time() + time.monotonic()) >= STACKS_SECONDS - 2  # Clocks of two operators.
-    # The time in which an operator is dead between its plan and its request counts.
+    # The time in which an operator is dead between its decision and its request counts.
     assert stopped > stacks_asked
     assert course.killer is not None or stopped - stacks_asked >= STACKS_SECONDS - 5
 

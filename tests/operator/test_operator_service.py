@@ -101,7 +101,7 @@ def test_kuberay_may_be_installed_later(testbed: Testbed) -> None:
 
 def test_slow_dashboards_do_not_delay_other_jobs(testbed: Testbed) -> None:
     slow = [f"slow-{number}" for number in range(6)]
-    with testbed.with_environment({"RLJOB_OPERATOR_NUM_WORKERS": "1"}).operator().running():
+    with testbed.with_environment({"RLJOB_OPERATOR_MAX_CONCURRENT_RECONCILES": "1"}).operator().running():
         for name in slow:
             testbed.dashboard(f"{name}-1").delay_seconds = 60.0
             testbed.submit(name)
@@ -131,10 +131,10 @@ def test_a_running_operator_stops_on_sigterm(testbed: Testbed, operator: Operato
 
 def test_invalid_settings_are_named(testbed: Testbed) -> None:
     environment = inherited_environment() | {"RLJOB_OPERATOR_POD_NAME": "x", "RLJOB_OPERATOR_POD_NAMESPACE": "y"}
-    environment |= {"RLJOB_OPERATOR_RAY_VERSION": "2.60.0", "RLJOB_OPERATOR_NUM_WORKERS": "many"}
+    environment |= {"RLJOB_OPERATOR_RAY_VERSION": "2.60.0", "RLJOB_OPERATOR_MAX_CONCURRENT_RECONCILES": "many"}
     environment |= {"RLJOB_OPERATOR_TOKEN_KEYS_FOLDER": str(testbed.setup.folder)}
     command = [sys.executable, "-m", "rljob_operator"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2
-    assert "RLJOB_OPERATOR_NUM_WORKERS: not an integer from 1 to 1024 (seen: 'many')" in result.stderr
+    assert "RLJOB_OPERATOR_MAX_CONCURRENT_RECONCILES: not an integer from 1 to 1024 (seen: 'many')" in result.stderr
     assert len(result.stderr.splitlines()) == 1

@@ -57,6 +57,12 @@ def half_submitted(seen: ObservedRay) -> Observed:
     return inputs.observed(status, inputs.cluster(), inputs.ready_pods(), seen, KEEP)
 
 
+def unlisted() -> Observed:
+    """A trainer whose pods the operator may not list, for as long as it waits for that."""
+    seen = silent()
+    return replace(seen, pods=(), ray=ObservedRay(Reachability.NOT_ASKED), forbidden="pods is forbidden")
+
+
 def with_reported_end() -> Observed:
     """A trainer that has reported its end, and whose process still exists after twice its grace period."""
     status = inputs.running(200, record={"end_reported_at": "2026-03-01T11:59:10Z"})
@@ -75,11 +81,11 @@ def with_reported_end() -> Observed:
     ids=["does not stop", "silent", "unknown to Ray", "unobserved", "reported its end"],
 )
 def test_no_cluster_is_kept_whose_trainer_was_not_seen_to_end(seen: Observed) -> None:
-    plan = inputs.decide(seen, inputs.at(50))
-    assert plan.status.result is not None
-    assert plan.effects == REMOVED
-    assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("False", "Ended", DELETED_ANYWAY)
-    deleted = inputs.observed(plan.status, job_spec=KEEP)
+    decision = inputs.decide(seen, inputs.at(50))
+    assert decision.status.result is not None
+    assert decision.effects == REMOVED
+    assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("False", "Deleting", DELETED_ANYWAY)
+    deleted = inputs.observed(decision.status, job_spec=KEEP)
     assert inputs.condition_of(inputs.decide(deleted, inputs.at(60)).status, C.CLUSTER_READY) == (
         "False",
         "Removed",
@@ -91,10 +97,24 @@ def test_no_cluster_is_kept_whose_trainer_was_not_seen_to_end(seen: Observed) ->
 def test_a_cluster_whose_trainer_ended_in_time_is_kept(run: RayJobStatus) -> None:
     seen = late(run)
     state = inputs.run_state(RunPhase.COMPLETE if run is RayJobStatus.SUCCEEDED else RunPhase.STOPPED)
-    plan = inputs.decide(replace(seen, ray=inputs.ray(inputs.ray_job(run), state)), inputs.at(49))
-    assert plan.status.result is not None
-    assert plan.effects == ()
-    assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("True", "Kept", Mentions("cluster is kept"))
+    decision = inputs.decide(replace(seen, ray=inputs.ray(inputs.ray_job(run), state)), inputs.at(49))
+    assert decision.status.result is not None
+    assert decision.effects == ()
+    assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("True", "Kept", Mentions("cluster is kept"))
+
+
+def test_a_trainer_whose_pods_cannot_be_listed_may_still_run() -> None:
+    ended = inputs.decide(unlisted(), inputs.at(50)).status.attempts[0]
+    assert (ended.reason, ended.trainer_may_run) == ("ReadForbidden", True)
+
+
+def test_a_finished_job_whose_kept_cluster_was_deleted_holds_no_gpus() -> None:
+    seen = late(RayJobStatus.STOPPED)
+    decision = inputs.decide(replace(seen, ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED))), inputs.at(49))
+    assert decision.status.gpus == 2
+    deleted = inputs.decide(inputs.observed(decision.status, job_spec=KEEP), inputs.at(60)).status
+    assert deleted.gpus == 0
+    assert inputs.condition_of(deleted, C.CLUSTER_READY) == ("False", "Removed", Mentions("cluster was deleted"))
 
 
 @pytest.mark.parametrize("head_is_there", [True, False], ids=["ended", "deleted"])
@@ -102,11 +122,11 @@ def test_a_trainer_ends_with_its_head(head_is_there: bool) -> None:
     head, *others = inputs.ready_pods()
     heads = (replace(head, ready=False, ended=True),) if head_is_there else ()
     not_asked = ObservedRay(Reachability.NOT_ASKED)
-    plan = inputs.decide(
+    decision = inputs.decide(
         inputs.observed(inputs.running(), inputs.cluster(provisioned=True), (*heads, *others), not_asked, KEEP)
     )
-    assert plan.status.attempts[0].reason == "HeadLost"
-    assert plan.effects == ()
+    assert decision.status.attempts[0].reason == "HeadLost"
+    assert decision.effects == ()
 
 
 def test_a_kept_cluster_stays_when_another_is_removed_under_an_unreadable_spec() -> None:
@@ -115,15 +135,15 @@ def test_a_kept_cluster_stays_when_another_is_removed_under_an_unreadable_spec()
     kept = inputs.with_status_written(seen, inputs.decide(seen))
     other = replace(inputs.cluster(), name="example-7", uid="c7")
     unread = replace(kept, job=replace(kept.job, spec=None), clusters=(*kept.clusters, other))
-    plan = inputs.decide(unread)
-    assert plan.effects == (DeleteCluster("example-7", "c7"),)
-    assert inputs.decide(inputs.with_status_written(unread, plan), inputs.at(1)).effects == plan.effects
+    decision = inputs.decide(unread)
+    assert decision.effects == (DeleteCluster("example-7", "c7"),)
+    assert inputs.decide(inputs.with_status_written(unread, decision), inputs.at(1)).effects == decision.effects
 
 
 def test_a_cluster_on_which_nothing_was_started_is_kept() -> None:
-    plan = inputs.decide(
+    decision = inputs.decide(
         inputs.observed(inputs.provisioning(seconds_ago=300), inputs.cluster(), inputs.ready_pods()[:1], job_spec=KEEP)
     )
-    assert plan.status.attempts[0].reason == "ProvisioningDeadlineExceeded"
-    assert plan.effects == ()
-    assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("True", "Kept", Mentions("cluster is kept"))
+    assert decision.status.attempts[0].reason == "ProvisioningDeadlineExceeded"
+    assert decision.effects == ()
+    assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("True", "Kept", Mentions("cluster is kept"))

@@ -134,16 +134,16 @@ class Operator:
         for _ in range(MAX_PASSES):
             self._let_the_frozen_go_on()
             try:
-                plan, failure = self._pass(failure)
+                decision, failure = self._pass(failure)
             except OperatorCrash:
                 failure = None
                 continue
-            if self._is_at_rest(plan):
+            if self._is_at_rest(decision):
                 return
         raise AssertionError(f"not done after {MAX_PASSES} passes: {self.status!r}")
 
-    def _is_at_rest(self, plan: Decision) -> bool:
-        is_done = plan.requeue_after_seconds is None and not plan.effects and not self.world.has_later_request
+    def _is_at_rest(self, decision: Decision) -> bool:
+        is_done = decision.requeue_after_seconds is None and not decision.effects and not self.world.has_later_request
         return self.world.deleted or (is_done and not self.world.clusters and self._frozen is None)
 
     def _let_the_frozen_go_on(self) -> None:
@@ -176,20 +176,20 @@ class Operator:
         name = status.attempts[-1].cluster if status.attempts else ""
         seen = self.world.observe(name, failure)
         seen = replace(seen, job=replace(seen.job, status=status))
-        plan = reconcile(
+        decision = reconcile(
             seen, inputs.NOW + timedelta(seconds=simulation.TICK_SECONDS * self.world.tick), inputs.DEFAULTS
         )
-        self._result = plan, None
+        self._result = decision, None
         yield
-        if plan.status != status:
-            if not self.store.write(plan.status, version):
+        if decision.status != status:
+            if not self.store.write(decision.status, version):
                 return
             self.num_writes += 1
         yield
-        for effect in plan.effects:
+        for effect in decision.effects:
             failed = self.world.execute(effect, name)
             if failed is not None:
-                self._result = plan, failed
+                self._result = decision, failed
                 return
             yield
 

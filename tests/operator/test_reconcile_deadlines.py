@@ -10,7 +10,14 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import AttemptOutcome, ConditionStatus
 from rljob_operator.reconcile.decision import ApplyNetworkPolicy, DeleteCluster, StopJob
-from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, ObservedRay, RayJobStatus
+from rljob_operator.reconcile.observed import (
+    EffectFailure,
+    EffectKind,
+    Observed,
+    ObservedRay,
+    RayJobStatus,
+    Reachability,
+)
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
@@ -41,14 +48,16 @@ def training(seconds_ago: float) -> Observed:
 
 def test_provisioning_has_until_its_deadline_and_not_longer() -> None:
     assert inputs.condition_of(inputs.decide(pending(299)).status, C.FAILED) is None
-    plan = inputs.decide(pending(300))
-    assert inputs.condition_of(plan.status, C.FAILED) == (
+    decision = inputs.decide(pending(300))
+    assert inputs.condition_of(decision.status, C.FAILED) == (
         "True",
         "ProvisioningDeadlineExceeded",
         Mentions("300 s: 0 of 2 pods ready; waiting for the head pod and 1 of pool main"),
     )
-    assert plan.status.attempts[0].outcome == AttemptOutcome.FAILED
-    assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
+    assert decision.status.attempts[0].outcome == AttemptOutcome.FAILED
+    assert decision.status.counters is not None
+    assert decision.status.counters.failed_attempts == 1
+    assert decision.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
 
 
 @pytest.mark.parametrize(
@@ -73,16 +82,16 @@ def test_a_submitted_job_has_no_provisioning_deadline() -> None:
 
 def test_the_active_deadline_stops_the_trainer_first() -> None:
     assert inputs.decide(training(999)).effects == ()
-    plan = inputs.decide(training(1000))
-    assert plan.effects == (StopJob("example-1-1"),)
-    assert inputs.condition_of(plan.status, C.FAILED) is None
+    decision = inputs.decide(training(1000))
+    assert decision.effects == (StopJob("example-1-1"),)
+    assert inputs.condition_of(decision.status, C.FAILED) is None
     message = Mentions("asked to stop (ActiveDeadlineExceeded)")
-    assert inputs.condition_of(plan.status, C.PROGRESSING) == ("False", "Stopping", message)
-    assert plan.status.phase == "Stopping"
-    requested = inputs.with_status_written(training(1000), plan)
+    assert inputs.condition_of(decision.status, C.PROGRESSING) == ("False", "Stopping", message)
+    assert decision.status.phase == "Stopping"
+    requested = inputs.with_status_written(training(1000), decision)
     again = inputs.decide(requested, inputs.at(4))
-    assert again.effects == plan.effects
-    assert again.status == plan.status
+    assert again.effects == decision.effects
+    assert again.status == decision.status
     ended = replace(
         requested,
         ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED), inputs.run_state(RunPhase.STOPPED, checkpoint_step=7)),
@@ -96,12 +105,32 @@ def test_the_active_deadline_stops_the_trainer_first() -> None:
     assert last.status.attempts[0].outcome == AttemptOutcome.STOPPED
 
 
+@pytest.mark.parametrize(
+    ("ray", "applies"),
+    [
+        (inputs.silent_ray(seconds=20), True),
+        (inputs.silent_ray(seconds=19), False),
+        (inputs.silent_ray(Reachability.REJECTED), False),
+    ],
+    ids=["silent", "silent for a moment", "it answers"],
+)
+def test_an_operator_that_moved_gets_access_to_a_dashboard_before_the_trainer_was_submitted(
+    ray: ObservedRay, applies: bool
+) -> None:
+    """Otherwise the job would fail at its provisioning deadline."""
+    seen = inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), ray)
+    effects = (ApplyNetworkPolicy("example-1"),) if applies else ()
+    assert inputs.decide(seen).effects == effects
+    unread = replace(seen, job=replace(seen.job, spec=None, spec_error="spec.new: not known here"))
+    assert inputs.decide(unread).effects == effects
+
+
 def test_a_trainer_that_does_not_stop_gets_its_grace_period_from_the_request() -> None:
     # The operator was away when the deadline passed, 4000 s ago.
     late = training(5000)
-    plan = inputs.decide(late)
-    assert plan.effects == (StopJob("example-1-1"),)
-    requested = inputs.with_status_written(late, plan)
+    decision = inputs.decide(late)
+    assert decision.effects == (StopJob("example-1-1"),)
+    requested = inputs.with_status_written(late, decision)
     assert inputs.condition_of(inputs.decide(requested, inputs.at(49)).status, C.FAILED) is None
     assert inputs.condition_of(inputs.decide(requested, inputs.at(50)).status, C.FAILED) == (
         "True",
@@ -113,11 +142,13 @@ def test_a_trainer_that_does_not_stop_gets_its_grace_period_from_the_request() -
 def test_an_unreachable_dashboard_does_not_prolong_the_grace_period() -> None:
     requested = inputs.with_status_written(training(1000), inputs.decide(training(1000)))
     silent = replace(requested, ray=UNREACHABLE)
-    plan = inputs.decide(silent, inputs.at(20))
-    assert plan.effects == (ApplyNetworkPolicy("example-1"),)
-    assert inputs.condition_of(plan.status, C.PROGRESSING) == inputs.condition_of(requested.job.status, C.PROGRESSING)
+    decision = inputs.decide(silent, inputs.at(20))
+    assert decision.effects == (ApplyNetworkPolicy("example-1"),)
+    assert inputs.condition_of(decision.status, C.PROGRESSING) == inputs.condition_of(
+        requested.job.status, C.PROGRESSING
+    )
     assert (
-        inputs.condition_of(inputs.decide(inputs.with_status_written(silent, plan), inputs.at(50)).status, C.FAILED)
+        inputs.condition_of(inputs.decide(inputs.with_status_written(silent, decision), inputs.at(50)).status, C.FAILED)
         is not None
     )
 
@@ -128,20 +159,20 @@ def test_the_grace_period_begins_with_the_request() -> None:
         1000, inputs.condition(C.PROGRESSING, ConditionStatus.FALSE, Reason.STOPPING, seconds_ago=500)
     )
     stopping = inputs.healthy(state=inputs.run_state(RunPhase.STOPPING), status=status, job_spec=LIMITS)
-    plan = inputs.decide(stopping)
-    assert plan.effects == (StopJob("example-1-1"),)
-    requested = inputs.with_status_written(stopping, plan)
+    decision = inputs.decide(stopping)
+    assert decision.effects == (StopJob("example-1-1"),)
+    requested = inputs.with_status_written(stopping, decision)
     assert inputs.condition_of(inputs.decide(requested, inputs.at(49)).status, C.FAILED) is None
     assert inputs.condition_of(inputs.decide(requested, inputs.at(50)).status, C.FAILED) is not None
 
 
 def test_an_unreachable_dashboard_is_not_reported_as_stopped_by_a_user() -> None:
     silent = replace(training(1000), ray=UNREACHABLE)
-    plan = inputs.decide(silent)
-    assert plan.effects == (ApplyNetworkPolicy("example-1"),)
+    decision = inputs.decide(silent)
+    assert decision.effects == (ApplyNetworkPolicy("example-1"),)
     message = Mentions("(ActiveDeadlineExceeded)", "cannot be asked", "dashboard")
-    assert inputs.condition_of(plan.status, C.PROGRESSING) == ("False", "Stopping", message)
-    later = inputs.with_status_written(silent, plan)
+    assert inputs.condition_of(decision.status, C.PROGRESSING) == ("False", "Stopping", message)
+    later = inputs.with_status_written(silent, decision)
     assert inputs.condition_of(inputs.decide(later, inputs.at(4)).status, C.PROGRESSING) == (
         "False",
         "Stopping",
@@ -171,9 +202,9 @@ def test_a_stop_request_is_not_withdrawn() -> None:
 
 def test_a_trainer_without_a_stop_request_has_no_grace_period() -> None:
     long = inputs.running(90_000, inputs.condition(C.PROGRESSING, reason=Reason.TRAINING, seconds_ago=80_000))
-    plan = inputs.decide(inputs.healthy(state=inputs.run_state(), status=long))
-    assert inputs.condition_of(plan.status, C.FAILED) is None
-    assert plan.effects == ()
+    decision = inputs.decide(inputs.healthy(state=inputs.run_state(), status=long))
+    assert inputs.condition_of(decision.status, C.FAILED) is None
+    assert decision.effects == ()
 
 
 def test_success_at_the_deadline_is_success() -> None:
@@ -181,9 +212,9 @@ def test_success_at_the_deadline_is_success() -> None:
         training(1000),
         ray=inputs.ray(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE)),
     )
-    plan = inputs.decide(done)
-    assert inputs.condition_of(plan.status, C.COMPLETE) is not None
-    assert inputs.condition_of(plan.status, C.FAILED) is None
+    decision = inputs.decide(done)
+    assert inputs.condition_of(decision.status, C.COMPLETE) is not None
+    assert inputs.condition_of(decision.status, C.FAILED) is None
 
 
 def test_a_deadline_can_be_raised_in_time() -> None:
@@ -205,9 +236,9 @@ def hanging(phase: RunPhase, seconds_ago: float) -> Observed:
 def test_a_trainer_that_reported_its_end_and_still_runs_is_stopped(phase: RunPhase) -> None:
     assert inputs.decide(hanging(phase, 49)).effects == ()
     for seconds_ago in (50, 99):
-        plan = inputs.decide(hanging(phase, seconds_ago))
-        assert plan.effects == (StopJob("example-1-1"),)
-        assert plan.status.attempts[0].outcome == AttemptOutcome.RUNNING
+        decision = inputs.decide(hanging(phase, seconds_ago))
+        assert decision.effects == (StopJob("example-1-1"),)
+        assert decision.status.attempts[0].outcome == AttemptOutcome.RUNNING
     assert inputs.decide(hanging(RunPhase.RUNNING, 1000)).effects == ()
 
 
@@ -217,16 +248,16 @@ def test_a_trainer_that_reported_its_end_and_still_runs_is_stopped(phase: RunPha
     [
         (RunPhase.COMPLETE, C.COMPLETE, "Succeeded", Mentions("10 of 10 steps")),
         (RunPhase.FAILED, C.FAILED, "ApplicationError", Mentions("process did not exit: RewardError: no score")),
-        (RunPhase.STOPPED, C.FAILED, "StoppedThroughRay", Mentions("else than the operator", "through Ray")),
+        (RunPhase.STOPPED, C.FAILED, "StoppedThroughRay", Mentions("not by the operator", "through Ray")),
     ],
 )
 def test_a_stopped_trainer_keeps_the_result_it_reported(
     status: RayJobStatus, phase: RunPhase, kind: ConditionType, reason: str, message: Mentions
 ) -> None:
     seen = hanging(phase, 100)
-    plan = inputs.decide(replace(seen, ray=replace(seen.ray, job=inputs.ray_job(status))))
-    assert inputs.condition_of(plan.status, kind) == ("True", reason, message)
-    assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
+    decision = inputs.decide(replace(seen, ray=replace(seen.ray, job=inputs.ray_job(status))))
+    assert inputs.condition_of(decision.status, kind) == ("True", reason, message)
+    assert decision.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
 
 
 def name_conflict(seconds_ago: float) -> Observed:
@@ -237,15 +268,15 @@ def name_conflict(seconds_ago: float) -> Observed:
 
 
 def test_a_name_conflict_is_waited_for_from_when_it_is_seen() -> None:
-    quota = EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED, "over quota")
+    quota = EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REJECTED, "over quota")
     waited = replace(inputs.observed(inputs.provisioning(seen=False, seconds_ago=200), job_spec=LIMITS), failure=quota)
     waited = inputs.with_status_written(waited, inputs.decide(waited))
     conflicting = replace(
         waited, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, "it is another's")
     )
-    plan = inputs.decide(conflicting)
-    assert plan.status.result is None
-    recorded = inputs.with_status_written(conflicting, plan)
+    decision = inputs.decide(conflicting)
+    assert decision.status.result is None
+    recorded = inputs.with_status_written(conflicting, decision)
     assert inputs.decide(recorded, inputs.at(59)).status.result is None
     # An effect that is not tried for a while, as after a restart, gives no new information.
     untried = replace(recorded, failure=None)

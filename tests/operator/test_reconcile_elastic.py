@@ -52,12 +52,12 @@ def newest(status: RLJobStatus) -> Attempt:
 
 @pytest.mark.parametrize(("num_ready", "nodes"), [(3, 2), (2, 2), (1, 1)])
 def test_after_its_wait_an_attempt_begins_on_the_most_nodes_that_divide_its_batch(num_ready: int, nodes: int) -> None:
-    plan = inputs.decide(starting(num_ready))
-    assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", nodes),)),)
-    assert newest(plan.status).nodes == (PoolNodes(name="main", nodes=nodes),)
+    decision = inputs.decide(starting(num_ready))
+    assert decision.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", nodes),)),)
+    assert newest(decision.status).nodes == (PoolNodes(name="main", nodes=nodes),)
     message = Mentions(f"{1 + nodes} of {1 + nodes} pods ready", f"{nodes} of pool main (runPolicy.elastic)")
-    assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("True", "Ready", message)
-    assert (plan.status.gpus, plan.status.pools[0].desired) == (8, 4)
+    assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("True", "Ready", message)
+    assert (decision.status.gpus, decision.status.pools[0].desired) == (8, 4)
 
 
 def test_before_that_it_waits_and_with_all_nodes_it_uses_all() -> None:
@@ -83,9 +83,9 @@ def about_to_submit(num_ready: int, nodes: tuple[PoolNodes, ...]) -> Observed:
 
 @pytest.mark.parametrize("nodes", [(), ON_TWO], ids=["all nodes", "two nodes"])
 def test_a_node_lost_before_the_submission_is_not_waited_for(nodes: tuple[PoolNodes, ...]) -> None:
-    plan = inputs.decide(about_to_submit(1, nodes))
-    assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", 1),)),)
-    assert newest(plan.status).nodes == (PoolNodes(name="main", nodes=1),)
+    decision = inputs.decide(about_to_submit(1, nodes))
+    assert decision.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", 1),)),)
+    assert newest(decision.status).nodes == (PoolNodes(name="main", nodes=1),)
 
 
 def test_a_possible_submission_keeps_its_number_of_nodes() -> None:
@@ -99,12 +99,12 @@ def test_nodes_that_come_after_a_submission_without_response_do_not_change_it(si
     """Ray may have accepted it: the record would show all nodes, and the job would train on two to its end."""
     seen = about_to_submit(4, ON_TWO)
     failure = EffectFailure(EffectKind.SUBMIT_JOB, Reason.DASHBOARD_UNREACHABLE, "no answer within 60 s")
-    plan = inputs.decide(replace(seen, failure=failure if silent else None))
-    assert newest(plan.status).nodes == ON_TWO
-    assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", 2),)),)
+    decision = inputs.decide(replace(seen, failure=failure if silent else None))
+    assert newest(decision.status).nodes == ON_TWO
+    assert decision.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", 2),)),)
     # So the job is stopped for all nodes as usual, once Ray is seen to have it.
     with_job = replace(
-        inputs.with_status_written(seen, plan), ray=inputs.ray(inputs.ray_job(), inputs.run_state(), gpus=(2,) * 4)
+        inputs.with_status_written(seen, decision), ray=inputs.ray(inputs.ray_job(), inputs.run_state(), gpus=(2,) * 4)
     )
     begun = inputs.decide(with_job)
     assert newest(begun.status).nodes == ON_TWO
@@ -116,8 +116,8 @@ def test_nodes_that_come_after_a_submission_without_response_do_not_change_it(si
 
 def test_a_submission_that_ray_rejected_uses_the_nodes_available_by_then() -> None:
     rejection = EffectFailure(EffectKind.SUBMIT_JOB, Reason.SUBMISSION_FAILED, "no agent is there")
-    plan = inputs.decide(replace(about_to_submit(4, ON_TWO), failure=rejection))
-    assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER),)
+    decision = inputs.decide(replace(about_to_submit(4, ON_TWO), failure=rejection))
+    assert decision.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER),)
 
 
 @pytest.mark.parametrize("num_ready", [0, 1], ids=["no node", "no longer elastic"])
@@ -135,18 +135,18 @@ def test_too_few_nodes_and_jobs_without_elastic_restart_keep_waiting(seen: Obser
 
 
 def test_a_submission_on_fewer_nodes_stays_while_nodes_are_missing() -> None:
-    plan = inputs.decide(small(2))
-    assert plan.effects == ()
-    assert newest(plan.status).all_nodes_since is None
-    assert inputs.condition_of(plan.status, C.PROGRESSING) == ("True", "Training", Mentions("10 steps"))
+    decision = inputs.decide(small(2))
+    assert decision.effects == ()
+    assert newest(decision.status).all_nodes_since is None
+    assert inputs.condition_of(decision.status, C.PROGRESSING) == ("True", "Training", Mentions("10 steps"))
 
 
 def test_it_is_stopped_with_a_checkpoint_after_all_nodes_were_there_for_a_minute() -> None:
     seen = small(4)
-    plan = inputs.decide(seen)
-    assert plan.effects == ()
-    assert newest(plan.status).all_nodes_since == "2026-03-01T12:00:00Z"
-    whole = inputs.with_status_written(seen, plan)
+    decision = inputs.decide(seen)
+    assert decision.effects == ()
+    assert newest(decision.status).all_nodes_since == "2026-03-01T12:00:00Z"
+    whole = inputs.with_status_written(seen, decision)
     assert inputs.decide(whole, inputs.at(59)).effects == ()
     assert inputs.decide(replace(whole, pods=pods(3)), inputs.at(59)).status.attempts[-1].all_nodes_since is None
     unread = replace(whole, job=replace(whole.job, spec=None, spec_error="it is of a newer version"))
@@ -169,10 +169,10 @@ def test_it_is_stopped_with_a_checkpoint_after_all_nodes_were_there_for_a_minute
 
 def test_after_a_failure_on_fewer_nodes_the_next_attempt_does_not_wait_again() -> None:
     failed = replace(small(2), ray=inputs.ray(inputs.ray_job(RayJobStatus.FAILED, 1)))
-    plan = inputs.decide(failed)
-    assert plan.status.next_attempt is not None
-    assert plan.status.next_attempt.same_cluster
-    later = replace(inputs.with_status_written(failed, plan), ray=inputs.ray(gpus=(2, 2)))
+    decision = inputs.decide(failed)
+    assert decision.status.next_attempt is not None
+    assert decision.status.next_attempt.same_cluster
+    later = replace(inputs.with_status_written(failed, decision), ray=inputs.ray(gpus=(2, 2)))
     started = inputs.decide(later, inputs.at(30))
     again = inputs.decide(inputs.with_status_written(later, started), inputs.at(31))
     assert again.effects == (SubmitJob("example-2-1", 2, inputs.START_NUMBER + 1, (("main", 2),)),)
@@ -180,9 +180,9 @@ def test_after_a_failure_on_fewer_nodes_the_next_attempt_does_not_wait_again() -
 
 def test_a_lost_node_ends_the_attempt_and_its_cluster() -> None:
     lost = replace(small(1), ray=inputs.ray(inputs.ray_job(RayJobStatus.FAILED, 75)))
-    plan = inputs.decide(lost)
-    assert plan.effects == (DeleteCluster("example-1", "c1"),)
-    assert plan.status.counters == Counters(
+    decision = inputs.decide(lost)
+    assert decision.effects == (DeleteCluster("example-1", "c1"),)
+    assert decision.status.counters == Counters(
         attempts=1,
         start_number=inputs.START_NUMBER,
         infrastructure_retries=1,

@@ -34,7 +34,7 @@ def failure(seen: Observed) -> tuple[str, str]:
         (2, R.CONFIGURATION_ERROR, "code 2"),
         (3, R.APPLICATION_ERROR, "code 3"),
         (75, R.INFRASTRUCTURE_ERROR, "code 75"),
-        (130, R.STOPPED_OUTSIDE, "code 130"),
+        (130, R.STOPPED_THROUGH_RAY, "code 130"),
         (-9, R.INFRASTRUCTURE_ERROR, "SIGKILL"),
         (-15, R.INFRASTRUCTURE_ERROR, "SIGTERM"),
         (137, R.INFRASTRUCTURE_ERROR, "code 137"),
@@ -44,11 +44,11 @@ def failure(seen: Observed) -> tuple[str, str]:
     ],
 )
 def test_the_exit_code_decides_the_failure_class(code: int, reason: Reason, end: str) -> None:
-    plan = inputs.decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, code))))
-    assert inputs.condition_of(plan.status, C.FAILED) == ("True", reason.value, Mentions(f"{end}: Ray's message"))
-    stopped = reason is R.STOPPED_OUTSIDE
-    assert plan.status.attempts[0].outcome == (AttemptOutcome.STOPPED if stopped else AttemptOutcome.FAILED)
-    assert plan.status.attempts[0].reason == reason.value
+    decision = inputs.decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, code))))
+    assert inputs.condition_of(decision.status, C.FAILED) == ("True", reason.value, Mentions(f"{end}: Ray's message"))
+    stopped = reason is R.STOPPED_THROUGH_RAY
+    assert decision.status.attempts[0].outcome == (AttemptOutcome.STOPPED if stopped else AttemptOutcome.FAILED)
+    assert decision.status.attempts[0].reason == reason.value
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_a_terminating_head_is_waited_for() -> None:
         inputs.cluster(),
         (inputs.pod("h", HEAD_GROUP, ready=False, deleting=True), inputs.pod("w")),
     )
-    plan = inputs.decide(going)
-    assert inputs.condition_of(plan.status, C.FAILED) is None
-    assert inputs.condition_of(plan.status, C.PROGRESSING) == (
+    decision = inputs.decide(going)
+    assert inputs.condition_of(decision.status, C.FAILED) is None
+    assert inputs.condition_of(decision.status, C.PROGRESSING) == (
         "False",
         "Stopping",
         Mentions("head pod h is being deleted"),
@@ -187,12 +187,12 @@ def test_a_missing_final_run_state_is_polled_again() -> None:
     first = inputs.without_retries(
         inputs.healthy(done, status=inputs.running(900, inputs.condition(C.PROGRESSING, seconds_ago=800)))
     )
-    plan = inputs.decide(first)
-    assert inputs.condition_of(plan.status, C.FAILED) is None
-    assert (plan.effects, plan.requeue_after_seconds) == ((), 4)
+    decision = inputs.decide(first)
+    assert inputs.condition_of(decision.status, C.FAILED) is None
+    assert (decision.effects, decision.requeue_after_seconds) == ((), 4)
     message = Mentions("succeeded", "waiting", "run state")
-    assert inputs.condition_of(plan.status, C.PROGRESSING) == ("False", "DashboardUnreachable", message)
-    later = inputs.with_status_written(first, plan)
+    assert inputs.condition_of(decision.status, C.PROGRESSING) == ("False", "DashboardUnreachable", message)
+    later = inputs.with_status_written(first, decision)
     assert inputs.condition_of(inputs.decide(later, inputs.at(29)).status, C.FAILED) is None
     assert inputs.condition_of(inputs.decide(later, inputs.at(30)).status, C.FAILED) == (
         "True",

@@ -33,9 +33,9 @@ def test_the_events_of_a_successful_job_are_complete() -> None:
     ]
     sent, status = [], inputs.observed().job.status
     for number, seen in enumerate(outside):
-        plan = inputs.decide(replace(seen, job=replace(seen.job, status=status)), inputs.at(10 * number))
-        sent.append([event.reason.value for event in plan.events])
-        status = plan.status
+        decision = inputs.decide(replace(seen, job=replace(seen.job, status=status)), inputs.at(10 * number))
+        sent.append([event.reason.value for event in decision.events])
+        status = decision.status
     assert sent == [
         ["Creating"],
         [],
@@ -58,13 +58,13 @@ def test_an_event_is_sent_only_when_the_reason_changes() -> None:
         )
 
     first = head(Reason.UNSCHEDULABLE, "0/3 nodes")
-    plan = inputs.decide(first)
-    assert plan.events == (
+    decision = inputs.decide(first)
+    assert decision.events == (
         EventRecord(EventType.WARNING, Reason.UNSCHEDULABLE, "1 of 2 pods ready; the head pod h: 0/3 nodes"),
     )
-    same = replace(head(Reason.UNSCHEDULABLE, "0/4 nodes"), job=inputs.with_status_written(first, plan).job)
+    same = replace(head(Reason.UNSCHEDULABLE, "0/4 nodes"), job=inputs.with_status_written(first, decision).job)
     assert inputs.decide(same).events == ()
-    other = replace(head(Reason.IMAGE_PULL_FAILED, "not found"), job=inputs.with_status_written(first, plan).job)
+    other = replace(head(Reason.IMAGE_PULL_FAILED, "not found"), job=inputs.with_status_written(first, decision).job)
     assert [event.reason for event in inputs.decide(other).events] == [Reason.IMAGE_PULL_FAILED]
 
 
@@ -81,8 +81,8 @@ def test_an_invalid_job_gets_one_warning_event() -> None:
 
 def test_a_long_text_of_multibyte_characters_fits_into_an_event() -> None:
     state = inputs.run_state(RunPhase.FAILED, error=RunError(kind="E", message="é" * 2000))
-    plan = inputs.decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), state)))
-    (failed,) = [event for event in plan.events if event.reason is Reason.APPLICATION_ERROR]
+    decision = inputs.decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), state)))
+    (failed,) = [event for event in decision.events if event.reason is Reason.APPLICATION_ERROR]
     assert len(failed.message.encode()) in (1023, 1024)
-    (condition,) = [each for each in plan.status.conditions if each.type == ConditionType.FAILED]
+    (condition,) = [each for each in decision.status.conditions if each.type == ConditionType.FAILED]
     assert len(condition.message) <= 1024

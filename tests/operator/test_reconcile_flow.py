@@ -12,7 +12,7 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, Counters, JobResult, PoolStatus
-from rljob_operator.reconcile.decision import CreateCluster, DeleteCluster, SubmitJob
+from rljob_operator.reconcile.decision import CreateCluster, Decision, DeleteCluster, SubmitJob
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     EffectKind,
@@ -55,9 +55,9 @@ def test_creation_of_a_cluster_is_repeated_until_the_cluster_exists() -> None:
 
 
 def test_without_kuberay_no_object_is_created() -> None:
-    plan = inputs.decide(replace(inputs.observed(inputs.provisioning(seen=False)), kuberay_installed=False))
-    assert plan.effects == ()
-    assert plan.requeue_after_seconds == 10
+    decision = inputs.decide(replace(inputs.observed(inputs.provisioning(seen=False)), kuberay_installed=False))
+    assert decision.effects == ()
+    assert decision.requeue_after_seconds == 10
 
 
 def test_a_ready_cluster_gets_the_job_with_a_growing_start_number() -> None:
@@ -81,9 +81,9 @@ def test_a_job_of_the_year_2038_is_started_too() -> None:
     """The seconds of its creation exceed the range of a start number."""
     seen = inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray())
     late = replace(seen, job=replace(seen.job, created=datetime.fromtimestamp(2**31, UTC)))
-    plan = inputs.decide(late)
-    assert plan.effects == (SubmitJob("example-1-1", attempt=1, start_number=2**31 + 1),)
-    assert plan.status.attempts[0].start_number == 2**31 + 1
+    decision = inputs.decide(late)
+    assert decision.effects == (SubmitJob("example-1-1", attempt=1, start_number=2**31 + 1),)
+    assert decision.status.attempts[0].start_number == 2**31 + 1
 
 
 @pytest.mark.parametrize(
@@ -98,16 +98,16 @@ def test_a_job_of_the_year_2038_is_started_too() -> None:
     ids=["a GPU is missing", "a node is missing", "unreachable", "rejected", "not asked"],
 )
 def test_a_trainer_is_not_submitted_before_pods_and_nodes_are_ready(seen: ObservedRay) -> None:
-    plan = inputs.decide(inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), seen))
-    assert plan.effects == ()
-    assert plan.status.attempts[0].submissions == 0
+    decision = inputs.decide(inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), seen))
+    assert not any(isinstance(effect, SubmitJob) for effect in decision.effects)
+    assert decision.status.attempts[0].submissions == 0
 
 
 def test_a_dashboard_without_authentication_ends_the_job_before_anything_is_submitted() -> None:
     seen = inputs.silent_ray(Reachability.OPEN, 0, "GET /api/jobs/ without a token: HTTP 200")
-    plan = inputs.decide(inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), seen))
-    assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
-    assert inputs.condition_of(plan.status, C.FAILED) == (
+    decision = inputs.decide(inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), seen))
+    assert decision.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
+    assert inputs.condition_of(decision.status, C.FAILED) == (
         "True",
         "AuthenticationMissing",
         Mentions("authentication is off: GET /api/jobs/ without a token: HTTP 200"),
@@ -116,15 +116,15 @@ def test_a_dashboard_without_authentication_ends_the_job_before_anything_is_subm
 
 def test_gpus_are_counted_node_by_node() -> None:
     two_nodes = inputs.spec({"pools[0].nodes": 2})
-    plan = inputs.decide(
+    decision = inputs.decide(
         inputs.observed(
             inputs.provisioning(), inputs.cluster(), inputs.ready_pods(2), inputs.ray(gpus=(3, 1)), two_nodes
         )
     )
-    assert inputs.condition_of(plan.status, C.PLACEMENT_FEASIBLE) == (
+    assert inputs.condition_of(decision.status, C.PLACEMENT_FEASIBLE) == (
         "False",
         "InsufficientGPUs",
-        Mentions("Ray has 4 of 4 GPUs", "node", "has 1"),
+        Mentions("Ray has 4 of 4 GPUs", "worker pod", "has 1"),
     )
 
 
@@ -137,8 +137,8 @@ def test_pools_count_only_usable_pods() -> None:
         inputs.pod("c", ended=True),
         inputs.pod("d", ready=False),
     )
-    plan = inputs.decide(inputs.observed(inputs.provisioning(), inputs.cluster(), pods, job_spec=two_nodes))
-    assert plan.status.pools == (PoolStatus(name="main", desired=2, ready=1),)
+    decision = inputs.decide(inputs.observed(inputs.provisioning(), inputs.cluster(), pods, job_spec=two_nodes))
+    assert decision.status.pools == (PoolStatus(name="main", desired=2, ready=1),)
 
 
 def test_the_most_specific_problem_is_named() -> None:
@@ -146,9 +146,9 @@ def test_the_most_specific_problem_is_named() -> None:
         inputs.pod("h", HEAD_GROUP, problem=PodProblem(Reason.UNSCHEDULABLE, "no node")),
         inputs.pod("a", problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found")),
     )
-    plan = inputs.decide(inputs.observed(inputs.provisioning(), inputs.cluster(), pods))
+    decision = inputs.decide(inputs.observed(inputs.provisioning(), inputs.cluster(), pods))
     message = "0 of 2 pods ready; 1 of 1 pods of pool main: not found (pod a)"
-    assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("False", "ImagePullFailed", message)
+    assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("False", "ImagePullFailed", message)
 
 
 def test_transition_times_change_only_with_the_status() -> None:
@@ -220,12 +220,12 @@ def test_a_running_job_with_an_unreadable_spec_is_not_changed() -> None:
     seen = inputs.healthy(state=inputs.run_state())
     known = inputs.decide(seen).status
     unread = replace(seen, job=replace(seen.job, spec=None, spec_error="later: is not a known field", status=known))
-    plan = inputs.decide(unread)
-    assert plan.effects == ()
-    assert inputs.condition_of(plan.status, C.SPEC_VALID) == ("False", "InvalidSpec", "later: is not a known field")
-    assert inputs.condition_of(plan.status, C.FAILED) is None
-    assert plan.status.attempts == known.attempts
-    assert plan.requeue_after_seconds == 4
+    decision = inputs.decide(unread)
+    assert decision.effects == ()
+    assert inputs.condition_of(decision.status, C.SPEC_VALID) == ("False", "InvalidSpec", "later: is not a known field")
+    assert inputs.condition_of(decision.status, C.FAILED) is None
+    assert decision.status.attempts == known.attempts
+    assert decision.requeue_after_seconds == 4
 
 
 def unread(seen: Observed) -> Observed:
@@ -245,20 +245,20 @@ def unread(seen: Observed) -> Observed:
     ],
 )
 def test_the_end_of_a_job_with_an_unreadable_spec_is_noticed(seen: Observed, kind: ConditionType, reason: str) -> None:
-    plan = inputs.decide(unread(seen))
-    expected = inputs.condition_of(plan.status, kind)
+    decision = inputs.decide(unread(seen))
+    expected = inputs.condition_of(decision.status, kind)
     assert expected is not None
     assert expected[:2] == ("True", reason)
-    assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
-    assert plan.requeue_after_seconds is None
+    assert decision.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
+    assert decision.requeue_after_seconds is None
 
 
 def test_a_job_with_an_unreadable_spec_waits_with_its_next_attempt() -> None:
     lost = unread(inputs.observed(inputs.running(), inputs.cluster(), ()))
-    plan = inputs.decide(lost)
-    assert plan.status.attempts[0].reason == "HeadLost"
-    assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
-    deleted = replace(inputs.with_status_written(lost, plan), clusters=())
+    decision = inputs.decide(lost)
+    assert decision.status.attempts[0].reason == "HeadLost"
+    assert decision.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
+    deleted = replace(inputs.with_status_written(lost, decision), clusters=())
     assert inputs.decide(deleted, inputs.at(90_000)).status.phase == "Retrying"
     assert inputs.decide(deleted, inputs.at(90_000)).requeue_after_seconds == 10
     readable = replace(deleted, job=replace(deleted.job, spec=inputs.spec(), spec_error=None))
@@ -273,13 +273,13 @@ def test_a_job_with_an_unreadable_spec_waits_with_its_next_attempt() -> None:
 
 def test_known_addresses_of_a_job_with_an_unreadable_spec_stay() -> None:
     known = inputs.decide(inputs.healthy(state=inputs.run_state(checkpoint_step=4))).status
-    plan = inputs.decide(
+    decision = inputs.decide(
         unread(inputs.healthy(state=inputs.run_state(step=8, checkpoint_step=8), status=known)),
         inputs.at(60),
     )
-    assert plan.status.checkpoint == known.checkpoint
-    assert plan.status.progress is not None
-    assert plan.status.progress.step == 8
+    assert decision.status.checkpoint == known.checkpoint
+    assert decision.status.progress is not None
+    assert decision.status.progress.step == 8
 
 
 def test_a_kept_cluster_stays_when_the_spec_becomes_unreadable() -> None:
@@ -297,23 +297,23 @@ def test_a_running_job_needs_no_default_image() -> None:
 
 def test_a_job_being_deleted_is_left_to_the_garbage_collector() -> None:
     seen = inputs.healthy()
-    plan = inputs.decide(replace(seen, job=replace(seen.job, deleting=True)))
-    assert (plan.status, plan.effects, plan.events, plan.requeue_after_seconds) == (seen.job.status, (), (), None)
+    decision = inputs.decide(replace(seen, job=replace(seen.job, deleting=True)))
+    assert decision == Decision(status=seen.job.status)
 
 
 def test_while_the_trainer_runs_an_unreachable_dashboard_affects_neither_cluster_nor_job() -> None:
     silent = replace(inputs.healthy(status=STARTED), ray=inputs.silent_ray())
-    plan = inputs.decide(silent)
-    assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("True", "Ready", "2 of 2 pods ready and in Ray")
-    assert inputs.condition_of(plan.status, C.JOB_SUBMITTED) is not None
-    assert inputs.condition_of(plan.status, C.FAILED) is None
-    assert plan.requeue_after_seconds == 4
+    decision = inputs.decide(silent)
+    assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("True", "Ready", "2 of 2 pods ready and in Ray")
+    assert inputs.condition_of(decision.status, C.JOB_SUBMITTED) is not None
+    assert inputs.condition_of(decision.status, C.FAILED) is None
+    assert decision.requeue_after_seconds == 4
 
 
 def test_a_job_of_another_submission_is_not_taken_for_this_one() -> None:
     other = replace(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), submission_id="example-1-2")
-    plan = inputs.decide(replace(inputs.healthy(), ray=inputs.ray(other, inputs.run_state(RunPhase.COMPLETE))))
-    assert inputs.condition_of(plan.status, C.COMPLETE) is None
+    decision = inputs.decide(replace(inputs.healthy(), ray=inputs.ray(other, inputs.run_state(RunPhase.COMPLETE))))
+    assert inputs.condition_of(decision.status, C.COMPLETE) is None
 
 
 @pytest.mark.parametrize(
@@ -328,11 +328,11 @@ def test_a_job_of_another_submission_is_not_taken_for_this_one() -> None:
 def test_a_result_is_final(outside: Observed, outcome: str) -> None:
     result = SUCCEEDED.model_copy(update={"outcome": outcome})
     status = COMPLETE.model_copy(update={"result": result})
-    plan = inputs.decide(replace(outside, job=replace(outside.job, status=status)))
-    assert plan.status.result is not None
-    assert plan.status.result.model_copy(update={"cleaned_up_at": None}) == result
-    assert plan.status.attempts == status.attempts
-    assert all(isinstance(effect, DeleteCluster) for effect in plan.effects)
+    decision = inputs.decide(replace(outside, job=replace(outside.job, status=status)))
+    assert decision.status.result is not None
+    assert decision.status.result.model_copy(update={"cleaned_up_at": None}) == result
+    assert decision.status.attempts == status.attempts
+    assert all(isinstance(effect, DeleteCluster) for effect in decision.effects)
 
 
 def test_a_deleted_cluster_is_reported_as_removed_when_it_no_longer_exists() -> None:
@@ -342,7 +342,7 @@ def test_a_deleted_cluster_is_reported_as_removed_when_it_no_longer_exists() -> 
     assert end.status.attempts[0].outcome == AttemptOutcome.SUCCEEDED
     assert end.status.attempts[0].ended == "2026-03-01T12:00:00Z"
     assert end.requeue_after_seconds is None
-    expected = ("False", "Ended", Mentions("cluster is being deleted"))
+    expected = ("False", "Deleting", Mentions("cluster is being deleted"))
     assert inputs.condition_of(end.status, C.CLUSTER_READY) == expected
     going = replace(inputs.with_status_written(seen, end), clusters=(inputs.cluster(deleting=True),))
     assert inputs.decide(going).effects == ()
@@ -360,14 +360,14 @@ def test_a_deleted_cluster_is_reported_as_removed_when_it_no_longer_exists() -> 
 
 def test_a_cluster_that_cannot_be_removed_is_reported_with_the_cause() -> None:
     seen = inputs.observed(COMPLETE, inputs.cluster(), inputs.ready_pods())
-    rejected = EffectFailure(EffectKind.DELETE_CLUSTER, Reason.CREATION_REFUSED, "403: rayclusters is forbidden")
-    plan = inputs.decide(replace(seen, failure=rejected))
-    assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
+    rejected = EffectFailure(EffectKind.DELETE_CLUSTER, Reason.CREATION_REJECTED, "403: rayclusters is forbidden")
+    decision = inputs.decide(replace(seen, failure=rejected))
+    assert decision.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
     message = Mentions("cluster cannot be deleted: 403: rayclusters is forbidden")
-    assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("False", "CreationRejected", message)
-    assert inputs.condition_of(inputs.decide(inputs.with_status_written(seen, plan)).status, C.CLUSTER_READY) == (
+    assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("False", "CreationRejected", message)
+    assert inputs.condition_of(inputs.decide(inputs.with_status_written(seen, decision)).status, C.CLUSTER_READY) == (
         "False",
-        "Ended",
+        "Deleting",
         Mentions("cluster is being deleted"),
     )
 

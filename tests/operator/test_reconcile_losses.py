@@ -35,11 +35,29 @@ def test_a_job_that_was_to_stop_stays_stopped_when_its_cluster_is_lost(lose: obj
     seen = replace(seen, job=replace(seen.job, stop_request="now"))
     if not at_once:
         seen = inputs.with_status_written(seen, inputs.decide(seen))
-    plan = inputs.decide(lose(seen), inputs.at(4))
-    assert plan.status.result is not None
-    assert plan.status.result.reason == R.STOPPED_BY_USER
-    assert ("before it was asked to stop" in plan.status.result.message) == at_once
-    assert plan.status.next_attempt is None
+    decision = inputs.decide(lose(seen), inputs.at(4))
+    assert decision.status.result is not None
+    assert decision.status.result.reason == R.STOPPED_BY_USER
+    assert ("before it was asked to stop" in decision.status.result.message) == at_once
+    assert decision.status.next_attempt is None
+
+
+def test_a_kuberay_that_is_too_old_is_reported_also_while_the_job_stops() -> None:
+    """A suspended job would fail again when it is resumed, without a reason."""
+    seen = inputs.healthy(inputs.ray_job(), inputs.run_state(), job_spec=inputs.spec({"suspend": True}))
+    stopping = inputs.with_status_written(seen, inputs.decide(seen))
+    result = inputs.decide(replace(stopping, clusters=(inputs.cluster(authenticated=False),))).status.result
+    assert result is not None
+    assert result.reason == R.KUBERAY_TOO_OLD
+
+
+def test_a_head_whose_dashboard_responds_is_not_lost_with_its_node() -> None:
+    head, *others = inputs.ready_pods()
+    seen = inputs.healthy(inputs.ray_job(), inputs.run_state())
+    unreachable = replace(seen, pods=(replace(head, node_silent_seconds=600.0), *others))
+    assert inputs.decide(unreachable).status.attempts[-1].ended is None
+    silent = replace(unreachable, ray=inputs.silent_ray(seconds=20))
+    assert inputs.decide(silent).status.attempts[-1].reason == R.HEAD_LOST
 
 
 def test_a_suspending_job_that_loses_its_head_is_suspended_without_using_a_retry() -> None:
@@ -102,10 +120,10 @@ def test_a_submission_after_an_operator_outage_is_not_too_late() -> None:
     seen = inputs.observed(
         inputs.provisioning(seconds_ago=4000), inputs.cluster(provisioned=True), inputs.ready_pods(), inputs.ray()
     )
-    plan = inputs.decide(seen)
-    assert plan.status.result is None
+    decision = inputs.decide(seen)
+    assert decision.status.result is None
     assert any(
-        isinstance(effect, SubmitJob) for effect in inputs.decide(inputs.with_status_written(seen, plan)).effects
+        isinstance(effect, SubmitJob) for effect in inputs.decide(inputs.with_status_written(seen, decision)).effects
     )
     late = replace(seen, pods=inputs.ready_pods()[:1])
     result = inputs.decide(late).status.result
@@ -137,18 +155,18 @@ def test_a_short_stall_deadline_does_not_stop_a_trainer_that_makes_progress(dead
 def test_a_head_evicted_by_its_kubelet_is_not_a_stop_by_a_user() -> None:
     """Its driver is stopped first; that the pod has ended is reported later."""
     seen = inputs.healthy(inputs.ray_job(RayJobStatus.STOPPED))
-    plan = inputs.decide(seen)
-    assert plan.status.attempts[-1].ended is None
+    decision = inputs.decide(seen)
+    assert decision.status.attempts[-1].ended is None
     head, *others = seen.pods
     ended = replace(
-        inputs.with_status_written(seen, plan),
+        inputs.with_status_written(seen, decision),
         pods=(replace(head, ready=False, ended=True), *others),
         ray=RAY_NOT_ASKED,
     )
     assert inputs.decide(ended, inputs.at(5)).status.attempts[-1].reason == R.HEAD_LOST
     assert (
-        inputs.decide(inputs.with_status_written(seen, plan), inputs.at(30)).status.attempts[-1].reason
-        == R.STOPPED_OUTSIDE
+        inputs.decide(inputs.with_status_written(seen, decision), inputs.at(30)).status.attempts[-1].reason
+        == R.STOPPED_THROUGH_RAY
     )
 
 

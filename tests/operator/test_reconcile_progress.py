@@ -44,9 +44,9 @@ def state_at(seconds: float, checkpoint_step: int | None = None) -> RunState:
     ],
 )
 def test_progress_is_written_in_time_and_not_all_the_time(state: RunState, now: float, step: int) -> None:
-    plan = inputs.decide(inputs.healthy(state=state, status=written(0)), inputs.at(now))
-    assert plan.status.progress is not None
-    assert plan.status.progress.step == step
+    decision = inputs.decide(inputs.healthy(state=state, status=written(0)), inputs.at(now))
+    assert decision.status.progress is not None
+    assert decision.status.progress.step == step
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def simulate(seconds_per_step: int) -> list[int]:
     for now in range(0, 600, 4):
         steps = now // seconds_per_step
         state = inputs.run_state(step=steps, seconds_ago=-steps * seconds_per_step)
-        plan = inputs.decide(inputs.healthy(state=state, status=status), inputs.at(now))
-        if plan.status.progress != status.progress:
+        decision = inputs.decide(inputs.healthy(state=state, status=status), inputs.at(now))
+        if decision.status.progress != status.progress:
             times.append(now)
-        status = plan.status
+        status = decision.status
     return times
 
 

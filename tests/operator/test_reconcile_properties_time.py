@@ -52,10 +52,10 @@ def test_time_alone_changes_nothing_between_deadlines() -> None:
 def final_status(seen: Observed) -> Observed:
     """The status after all immediate passes."""
     for _ in range(5):
-        plan = inputs.decide(seen)
-        if plan.status == seen.job.status:
+        decision = inputs.decide(seen)
+        if decision.status == seen.job.status:
             return seen
-        seen = inputs.with_status_written(seen, plan)
+        seen = inputs.with_status_written(seen, decision)
     raise AssertionError(f"not settled after 5 passes: {seen!r}")
 
 
@@ -109,42 +109,42 @@ def seconds_to(since: str, seconds: float = 0) -> float:
 @ANY_MOMENT
 @given(any_observed.observations(), JUMPS)
 def test_a_shift_of_all_clocks_changes_nothing(seen: Observed, seconds: int) -> None:
-    plan = inputs.decide(seen)
+    decision = inputs.decide(seen)
     job = replace(seen.job, status=shifted_status(seen.job.status, seconds))
     elsewhere = replace(seen, job=job, ray=shifted_ray(seen.ray, seconds))
     other = inputs.decide(elsewhere, inputs.at(seconds))
-    assert other.status == shifted_status(plan.status, seconds)
+    assert other.status == shifted_status(decision.status, seconds)
     assert (other.effects, other.events, other.requeue_after_seconds) == (
-        plan.effects,
-        plan.events,
-        plan.requeue_after_seconds,
+        decision.effects,
+        decision.events,
+        decision.requeue_after_seconds,
     )
 
 
 @ANY_MOMENT
 @given(any_observed.observations(), JUMPS)
 def test_decisions_do_not_depend_on_the_trainer_clock(seen: Observed, seconds: int) -> None:
-    plan = inputs.decide(seen)
+    decision = inputs.decide(seen)
     job = replace(seen.job, status=with_clock_of_trainer(seen.job.status, seconds))
     other = inputs.decide(replace(seen, job=job, ray=shifted_ray(seen.ray, seconds)))
     # The clock affects how often progress is written, not whether it is written.
-    expected, written = with_clock_of_trainer(plan.status, seconds), other.status
+    expected, written = with_clock_of_trainer(decision.status, seconds), other.status
     assert written.model_copy(update={"progress": None}) == expected.model_copy(update={"progress": None})
     assert (other.effects, other.events, other.requeue_after_seconds) == (
-        plan.effects,
-        plan.events,
-        plan.requeue_after_seconds,
+        decision.effects,
+        decision.events,
+        decision.requeue_after_seconds,
     )
 
 
 def test_a_changed_trainer_clock_does_not_hide_progress() -> None:
     """Also if the clock was wrong before."""
-    num_told = 0
+    num_reported = 0
 
     @ANY_MOMENT
     @given(any_observed.observations(), JUMPS, JUMPS)
     def check(seen: Observed, seconds_before: int, seconds_now: int) -> None:
-        nonlocal num_told
+        nonlocal num_reported
         job = replace(seen.job, status=with_clock_of_trainer(seen.job.status, seconds_before))
         seen = replace(seen, job=job, ray=shifted_ray(seen.ray, seconds_now))
         seen = inputs.with_status_written(seen, inputs.decide(seen))
@@ -152,10 +152,10 @@ def test_a_changed_trainer_clock_does_not_hide_progress() -> None:
         expected = inputs.decide(unknown, inputs.at(9)).status.progress
         if expected is not None:
             assert inputs.decide(seen, inputs.at(9)).status.progress == expected
-            num_told += 1
+            num_reported += 1
 
     check()
-    assert num_told >= 5
+    assert num_reported >= 5
 
 
 def with_clock_of_trainer(status: RLJobStatus, seconds: float) -> RLJobStatus:
@@ -201,19 +201,19 @@ def shifted_time(text: str, seconds: float) -> str:
 @ANY_MOMENT
 @given(any_observed.observations())
 def test_a_pending_job_is_always_requeued(seen: Observed) -> None:
-    plan = inputs.decide(seen)
-    status, spec = plan.status, seen.job.spec
+    decision = inputs.decide(seen)
+    status, spec = decision.status, seen.job.spec
     if seen.job.deleting:
-        assert plan.requeue_after_seconds is None
+        assert decision.requeue_after_seconds is None
     elif status.result is not None:
         ttl = spec.run_policy.ttl_seconds_after_finished if spec is not None else None
         left = None if ttl is None else max(0.0, seconds_to(status.result.at, ttl))
-        assert plan.requeue_after_seconds == left
+        assert decision.requeue_after_seconds == left
     elif status.suspended_at is not None and (not has_fitting_spec(seen) or (spec is not None and spec.suspend)):
-        assert plan.requeue_after_seconds is None
+        assert decision.requeue_after_seconds is None
     else:
-        assert plan.requeue_after_seconds is not None
-        assert 0 <= plan.requeue_after_seconds <= 10
+        assert decision.requeue_after_seconds is not None
+        assert 0 <= decision.requeue_after_seconds <= 10
 
 
 @settings(max_examples=100)
@@ -232,9 +232,9 @@ def test_every_wait_has_an_end(seen: Observed, silence: Reachability) -> None:
     )
     while seen.job.status.result is None and seen.job.status.suspended_at is None:
         assert seconds <= limit
-        plan = inputs.decide(seen, inputs.at(seconds))
-        seen = inputs.with_status_written(seen, plan)
-        for effect in plan.effects:
+        decision = inputs.decide(seen, inputs.at(seconds))
+        seen = inputs.with_status_written(seen, decision)
+        for effect in decision.effects:
             seen = done(seen, effect)
         seen, seconds = after_deletions(seen), seconds + 30
         if not seen.job.status.attempts or seen.job.status.attempts[-1].ended is not None:

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from rljob_api.conditions import FAILURE_CLASSES, ConditionType, Reason
 from rljob_api.conditions import REASONS as CONDITION_REASONS
-from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.job_checks import cluster_violations
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import JobResult, StopRequest
-from rljob_operator.reconcile.attempt_endings import FAILURE_CLASSES
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     EffectKind,
@@ -112,9 +111,9 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     (C.CLUSTER_READY, R.PODS_PENDING, starting(num_ready=1), "False", "2 of 3 pods ready; waiting for 1 of pool main"),
     (C.CLUSTER_READY, R.READY, on_ready(S.ray()), "True", "2 of 2 pods ready and in Ray"),
     (
-        C.CLUSTER_READY, R.CREATION_REFUSED,
+        C.CLUSTER_READY, R.CREATION_REJECTED,
         failed_effect(
-            S.observed(S.provisioning(seen=False)), EffectKind.CREATE_CLUSTER, R.CREATION_REFUSED, "over quota",
+            S.observed(S.provisioning(seen=False)), EffectKind.CREATE_CLUSTER, R.CREATION_REJECTED, "over quota",
         ),
         "False", "over quota",
     ),
@@ -177,6 +176,10 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         "True", Mentions("the head pod was deleted"),
     ),
     (
+        C.CLUSTER_READY, R.DELETING, S.observed(COMPLETE, S.cluster(), S.ready_pods()),
+        "False", Mentions("its cluster is being deleted"),
+    ),
+    (
         C.CLUSTER_READY, R.REMOVED, S.observed(COMPLETE),
         "False", Mentions("its cluster was deleted"),
     ),
@@ -191,7 +194,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     (C.PLACEMENT_FEASIBLE, R.FEASIBLE, on_ready(S.ray()), "True", "Ray has 2 of 2 GPUs"),
     (
         C.PLACEMENT_FEASIBLE, R.INSUFFICIENT_GPUS, on_ready(S.ray(gpus=(1,))),
-        "False", Mentions("Ray has 1 of 2 GPUs", "node"),
+        "False", Mentions("Ray has 1 of 2 GPUs", "worker pod"),
     ),
     (
         C.PLACEMENT_FEASIBLE, R.PLACEMENT_GROUP_INFEASIBLE,
@@ -206,6 +209,14 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
             EffectKind.SUBMIT_JOB, R.SUBMISSION_FAILED, "500: No available agent",
         ),
         "False", "500: No available agent",
+    ),
+    (
+        C.JOB_SUBMITTED, R.AUTHENTICATION_MISSING,
+        failed_effect(
+            replace(on_ready(S.ray()), job=S.job(status=S.provisioning(record={"submissions": 1}))),
+            EffectKind.SUBMIT_JOB, R.AUTHENTICATION_MISSING, "HTTP 200",
+        ),
+        "False", "HTTP 200",
     ),
     (C.JOB_SUBMITTED, R.SUBMITTED, S.healthy(), "True", "Ray job example-1-1"),
     (C.JOB_SUBMITTED, R.DRIVER_LOST, replace(S.healthy(), ray=S.ray()), "False",
@@ -282,7 +293,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     (C.SUSPENDED, R.SUSPENDING, S.healthy(job_spec=SUSPENDED), "False", Mentions("saving a checkpoint")),
     (
         C.SUSPENDED, R.SUSPENDED, S.observed(job_spec=SUSPENDED), "True",
-        Mentions("holds no nodes", "no checkpoint", "step 0"),
+        Mentions("has no pods", "no checkpoint", "step 0"),
     ),
     (
         C.CLUSTER_READY, R.SUSPENDED, S.observed(S.waiting_for_retry(), job_spec=SUSPENDED), "False",
@@ -348,11 +359,11 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         "True", Mentions(f"pod h: {OOM.message}", "SIGKILL: Ray's message"),
     ),
     (
-        C.FAILED, R.STOPPED_OUTSIDE, S.healthy(S.ray_job(RayJobStatus.STOPPED), None, S.running(record=STOPPED)),
-        "True", Mentions("else than the operator", "through Ray"),
+        C.FAILED, R.STOPPED_THROUGH_RAY, S.healthy(S.ray_job(RayJobStatus.STOPPED), None, S.running(record=STOPPED)),
+        "True", Mentions("not by the operator", "through Ray"),
     ),
     (
-        C.FAILED, R.ENDED_WITHOUT_RESULT, S.healthy(DONE, S.run_state()),
+        C.FAILED, R.EXITED_WITHOUT_RESULT, S.healthy(DONE, S.run_state()),
         "True", Mentions("code 0", "run state", "Running"),
     ),
     (

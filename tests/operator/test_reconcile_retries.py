@@ -38,21 +38,21 @@ def pause_seconds(status: RLJobStatus) -> float:
 
 
 def test_an_application_failure_reuses_the_cluster() -> None:
-    plan = inputs.decide(failing())
-    assert plan.effects == ()
-    assert plan.status.result is None
-    assert plan.status.phase == "Retrying"
-    waits = plan.status.next_attempt
+    decision = inputs.decide(failing())
+    assert decision.effects == ()
+    assert decision.status.result is None
+    assert decision.status.phase == "Retrying"
+    waits = decision.status.next_attempt
     assert waits is not None
     assert (waits.reason, waits.failure_class, waits.same_cluster) == ("ApplicationError", "Application", True)
-    counters = plan.status.counters
+    counters = decision.status.counters
     assert counters is not None
     assert (counters.application_retries, counters.infrastructure_retries, counters.failed_attempts) == (1, 0, 1)
-    told = inputs.condition_of(plan.status, C.RETRYING)
-    assert told is not None
-    assert told[:2] == ("True", "ApplicationError")
-    assert told[2].startswith("retry 1 of 2 (runPolicy.maxAppRetries) in ")
-    assert told[2] == Mentions("after: the trainer", "code 1: Ray's message")
+    condition = inputs.condition_of(decision.status, C.RETRYING)
+    assert condition is not None
+    assert condition[:2] == ("True", "ApplicationError")
+    assert condition[2].startswith("retry 1 of 2 (runPolicy.maxAppRetries) at 2026-03-01T12:00:")
+    assert condition[2] == Mentions("after: the trainer", "code 1: Ray's message")
 
 
 def test_the_next_attempt_is_submitted_to_that_cluster_with_its_own_number() -> None:
@@ -80,31 +80,34 @@ def test_the_next_attempt_is_submitted_to_that_cluster_with_its_own_number() -> 
     ids=["not ready", "missing", "terminating"],
 )
 def test_an_application_failure_on_a_broken_cluster_gets_a_new_one(pods: tuple[object, ...]) -> None:
-    plan = inputs.decide(replace(failing(), pods=pods))
-    assert plan.status.next_attempt is not None
-    assert not plan.status.next_attempt.same_cluster
-    assert plan.effects == (DeleteCluster("example-1", "c1"),)
+    decision = inputs.decide(replace(failing(), pods=pods))
+    assert decision.status.next_attempt is not None
+    assert not decision.status.next_attempt.same_cluster
+    assert decision.effects == (DeleteCluster("example-1", "c1"),)
 
 
 def test_a_cluster_that_breaks_during_the_backoff_is_not_reused() -> None:
     seen = inputs.observed(
         inputs.waiting_for_retry(same_cluster=True), inputs.cluster(), (inputs.pod("h", "head"),), job_spec=BUDGETS
     )
-    plan = inputs.decide(seen)
-    assert plan.effects == (DeleteCluster("example-1", "c1"),)
-    assert plan.status.next_attempt is not None
-    assert not plan.status.next_attempt.same_cluster
+    decision = inputs.decide(seen)
+    assert decision.effects == (DeleteCluster("example-1", "c1"),)
+    assert decision.status.next_attempt is not None
+    assert not decision.status.next_attempt.same_cluster
     well = replace(seen, pods=inputs.ready_pods())
     assert inputs.decide(well).effects == ()
 
 
 def test_an_infrastructure_failure_gets_a_new_cluster_when_nothing_of_the_former_is_left() -> None:
     seen = failing(INFRASTRUCTURE)
-    plan = inputs.decide(seen)
-    assert plan.effects == (DeleteCluster("example-1", "c1"),)
-    assert plan.status.next_attempt is not None
-    assert (plan.status.next_attempt.failure_class, plan.status.next_attempt.same_cluster) == ("Infrastructure", False)
-    going = replace(inputs.with_status_written(seen, plan), clusters=(inputs.cluster(deleting=True),))
+    decision = inputs.decide(seen)
+    assert decision.effects == (DeleteCluster("example-1", "c1"),)
+    assert decision.status.next_attempt is not None
+    assert (decision.status.next_attempt.failure_class, decision.status.next_attempt.same_cluster) == (
+        "Infrastructure",
+        False,
+    )
+    going = replace(inputs.with_status_written(seen, decision), clusters=(inputs.cluster(deleting=True),))
     assert inputs.decide(going, inputs.at(60)).status.attempts[-1].number == 1
     pods_left = replace(going, clusters=())
     assert inputs.decide(pods_left, inputs.at(60)).status.attempts[-1].number == 1
@@ -130,9 +133,15 @@ def test_pods_of_a_lost_node_are_not_waited_for(lost: object) -> None:
     seen = replace(inputs.observed(inputs.waiting_for_retry(0)), pods=(lost,))
     started = inputs.decide(seen)
     assert started.status.attempts[-1].number == 2
-    assert inputs.decide(inputs.with_status_written(seen, started)).effects == (
-        CreateCluster(2, "example-2", lost_pods=("w",)),
-    )
+    assert inputs.decide(inputs.with_status_written(seen, started)).effects == (CreateCluster(2, "example-2"),)
+
+
+def test_no_attempt_starts_while_the_pods_of_the_former_one_cannot_be_listed() -> None:
+    seen = replace(inputs.observed(inputs.waiting_for_retry(0)), forbidden="pods is forbidden")
+    decision = inputs.decide(seen, inputs.at(9000))
+    assert decision.status.attempts[-1].number == 1
+    assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("Unknown", "ReadForbidden", "pods is forbidden")
+    assert inputs.decide(replace(seen, forbidden=None), inputs.at(9000)).status.attempts[-1].number == 2
 
 
 @pytest.mark.parametrize(
@@ -143,11 +152,11 @@ def test_pods_of_a_lost_node_are_not_waited_for(lost: object) -> None:
     ],
 )
 def test_a_used_up_retry_budget_ends_the_job(code: int, counters: dict[str, int], text: str) -> None:
-    plan = inputs.decide(failing(code, Counters(attempts=3, **counters)))
-    told = inputs.condition_of(plan.status, C.FAILED)
-    assert told is not None
-    assert text in told[2]
-    assert plan.status.next_attempt is None
+    decision = inputs.decide(failing(code, Counters(attempts=3, **counters)))
+    condition = inputs.condition_of(decision.status, C.FAILED)
+    assert condition is not None
+    assert text in condition[2]
+    assert decision.status.next_attempt is None
     other = {"application_retries": 2, "infrastructure_retries": 3}.keys() - counters.keys()
     still = inputs.decide(failing(code, Counters(attempts=3, **dict.fromkeys(other, 9))))
     assert still.status.result is None
@@ -182,21 +191,21 @@ def test_backoff_doubles_up_to_ten_minutes_and_differs_between_jobs() -> None:
 
 @pytest.mark.parametrize("code", [2, 130])
 def test_a_failure_that_a_retry_cannot_fix_ends_the_job(code: int) -> None:
-    plan = inputs.decide(failing(code))
-    assert plan.status.result is not None
-    assert plan.effects == (DeleteCluster("example-1", "c1"),)
+    decision = inputs.decide(failing(code))
+    assert decision.status.result is not None
+    assert decision.effects == (DeleteCluster("example-1", "c1"),)
 
 
 def test_a_cluster_without_authentication_is_not_reused() -> None:
     open_to_all = replace(failing(APPLICATION), clusters=(inputs.cluster(authenticated=False),))
-    plan = inputs.decide(open_to_all)
-    assert plan.status.next_attempt is not None
-    assert not plan.status.next_attempt.same_cluster
-    assert plan.effects == (DeleteCluster("example-1", "c1"),)
+    decision = inputs.decide(open_to_all)
+    assert decision.status.next_attempt is not None
+    assert not decision.status.next_attempt.same_cluster
+    assert decision.effects == (DeleteCluster("example-1", "c1"),)
     unread = replace(open_to_all, job=replace(open_to_all.job, spec=None, spec_error="spec.new: not known here"))
-    told = inputs.condition_of(inputs.decide(unread).status, C.CLUSTER_READY)
-    assert told is not None
-    assert told[1] == "KubeRayTooOld"
+    condition = inputs.condition_of(inputs.decide(unread).status, C.CLUSTER_READY)
+    assert condition is not None
+    assert condition[1] == "KubeRayTooOld"
 
 
 def test_the_history_is_bounded_and_the_numbers_continue() -> None:
@@ -218,11 +227,11 @@ def test_start_numbers_grow_whatever_clocks_and_history_are() -> None:
     status = inputs.provisioning().model_copy(
         update={"counters": Counters(attempts=7, start_number=inputs.START_NUMBER + 500)}
     )
-    plan = inputs.decide(inputs.observed(status, inputs.cluster(), inputs.ready_pods(), inputs.ray()))
-    assert plan.effects == (SubmitJob("example-1-1", attempt=1, start_number=inputs.START_NUMBER + 501),)
+    decision = inputs.decide(inputs.observed(status, inputs.cluster(), inputs.ready_pods(), inputs.ray()))
+    assert decision.effects == (SubmitJob("example-1-1", attempt=1, start_number=inputs.START_NUMBER + 501),)
     again = replace(inputs.observed(status, inputs.cluster(), inputs.ready_pods(), inputs.ray()))
     early = replace(again, job=replace(again.job, created=datetime(1999, 1, 1, tzinfo=UTC)))
-    assert inputs.decide(early).effects == plan.effects
+    assert inputs.decide(early).effects == decision.effects
 
 
 def test_clusters_that_no_attempt_owns_are_removed() -> None:
@@ -233,20 +242,20 @@ def test_clusters_that_no_attempt_owns_are_removed() -> None:
     assert inputs.decide(seen).effects == (DeleteCluster("example-1", "c1"),)
     # One with the right name and another UID: a leader that was paused created it.
     twin = replace(seen, clusters=(inputs.cluster(name="example-2", uid="late"),))
-    plan = inputs.decide(twin)
-    assert plan.effects == (DeleteCluster("example-2", "late"),)
-    assert plan.status.attempts[-1].reason == "ClusterLost"
+    decision = inputs.decide(twin)
+    assert decision.effects == (DeleteCluster("example-2", "late"),)
+    assert decision.status.attempts[-1].reason == "ClusterLost"
 
 
 def test_an_attempt_counts_active_seconds_without_waiting() -> None:
     policy = {"runPolicy": {"activeDeadlineSeconds": 1000}}
-    plan = inputs.decide(
+    decision = inputs.decide(
         inputs.healthy(
             inputs.ray_job(RayJobStatus.FAILED, 75), status=inputs.running(400), job_spec=inputs.spec(policy)
         )
     )
-    assert plan.status.counters is not None
-    assert plan.status.counters.active_seconds == 400
+    assert decision.status.counters is not None
+    assert decision.status.counters.active_seconds == 400
     used = Counters(attempts=2, active_seconds=400)
     long_ago = inputs.attempt(submissions=1, seconds_ago=599, number=2)
     status = RLJobStatus(attempts=(inputs.ended_attempt(), long_ago), counters=used)

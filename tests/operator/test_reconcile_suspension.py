@@ -33,32 +33,34 @@ def resumed(seen: Observed) -> Observed:
 
 
 def test_a_job_may_be_created_suspended() -> None:
-    plan = decide(inputs.observed(job_spec=SUSPENDED))
-    assert plan.effects == ()
-    assert plan.requeue_after_seconds is None
-    assert plan.status.suspended_at == "2026-03-01T12:00:00Z"
-    assert (plan.status.phase, plan.status.reason, plan.status.attempts) == ("Suspended", "Suspended", ())
-    started = decide(resumed(inputs.with_status_written(inputs.observed(job_spec=SUSPENDED), plan)), inputs.at(9000))
+    decision = decide(inputs.observed(job_spec=SUSPENDED))
+    assert decision.effects == ()
+    assert decision.requeue_after_seconds is None
+    assert decision.status.suspended_at == "2026-03-01T12:00:00Z"
+    assert (decision.status.phase, decision.status.reason, decision.status.attempts) == ("Suspended", "Suspended", ())
+    started = decide(
+        resumed(inputs.with_status_written(inputs.observed(job_spec=SUSPENDED), decision)), inputs.at(9000)
+    )
     assert started.status.suspended_at is None
     assert [each.number for each in started.status.attempts] == [1]
 
 
 def test_a_running_trainer_saves_first_and_its_cluster_is_removed() -> None:
     seen = inputs.healthy(state=inputs.run_state(checkpoint_step=4), job_spec=SUSPENDED)
-    plan = decide(seen)
-    assert plan.effects == (StopJob("example-1-1"),)
-    assert plan.status.attempts[0].stop is not None
-    assert plan.status.attempts[0].stop.reason == "Suspended"
-    assert condition_of(plan.status, C.PROGRESSING) == (
+    decision = decide(seen)
+    assert decision.effects == (StopJob("example-1-1"),)
+    assert decision.status.attempts[0].stop is not None
+    assert decision.status.attempts[0].stop.reason == "Suspended"
+    assert condition_of(decision.status, C.PROGRESSING) == (
         "False",
         "Stopping",
         Mentions("asked to stop (Suspended)"),
     )
-    assert condition_of(plan.status, C.SUSPENDED) == ("False", "Suspending", Mentions("saving a checkpoint"))
+    assert condition_of(decision.status, C.SUSPENDED) == ("False", "Suspending", Mentions("saving a checkpoint"))
     stopped = inputs.ray(
         inputs.ray_job(RayJobStatus.STOPPED), inputs.run_state(RunPhase.STOPPED, step=7, checkpoint_step=7)
     )
-    saved = replace(inputs.with_status_written(seen, plan), ray=stopped)
+    saved = replace(inputs.with_status_written(seen, decision), ray=stopped)
     ended = decide(saved, inputs.at(10))
     assert ended.effects == (DeleteCluster("example-1", "c1"),)
     attempt = ended.status.attempts[0]
@@ -69,7 +71,7 @@ def test_a_running_trainer_saves_first_and_its_cluster_is_removed() -> None:
     deleted = replace(pods_left, pods=())
     rest = decide(deleted, inputs.at(30))
     assert rest.status.suspended_at == "2026-03-01T12:00:30Z"
-    text = Mentions("holds no nodes", "resume from the checkpoint of step 7")
+    text = Mentions("has no pods", "resume from the checkpoint of step 7")
     assert condition_of(rest.status, C.SUSPENDED) == ("True", "Suspended", text)
     assert (rest.status.gpus, rest.requeue_after_seconds) == (0, None)
     assert rest.status.counters == Counters(
@@ -114,9 +116,9 @@ def test_a_trainer_that_has_ended_by_itself_keeps_its_own_reason(job_spec: RLJob
     )
     if job_spec == inputs.spec():
         seen = with_requests(seen, stop="now")
-    plan = decide(seen)
-    attempt = plan.status.attempts[0]
-    assert (attempt.reason, attempt.stop, plan.status.phase) == ("ConfigurationError", None, "Failed")
+    decision = decide(seen)
+    attempt = decision.status.attempts[0]
+    assert (attempt.reason, attempt.stop, decision.status.phase) == ("ConfigurationError", None, "Failed")
     old = inputs.healthy(
         inputs.ray_job(RayJobStatus.FAILED, 1), inputs.run_state(), status=inputs.running(90_000), job_spec=job_spec
     )
@@ -124,16 +126,16 @@ def test_a_trainer_that_has_ended_by_itself_keeps_its_own_reason(job_spec: RLJob
 
 
 def test_starting_pods_are_removed_at_once() -> None:
-    plan = decide(inputs.observed(inputs.provisioning(), inputs.cluster(), job_spec=SUSPENDED))
-    assert plan.effects == (DeleteCluster("example-1", "c1"),)
-    assert plan.status.attempts[0].reason == "Suspended"
-    assert plan.status.counters is not None
-    assert plan.status.counters.failed_attempts == 0
+    decision = decide(inputs.observed(inputs.provisioning(), inputs.cluster(), job_spec=SUSPENDED))
+    assert decision.effects == (DeleteCluster("example-1", "c1"),)
+    assert decision.status.attempts[0].reason == "Suspended"
+    assert decision.status.counters is not None
+    assert decision.status.counters.failed_attempts == 0
 
 
 def test_a_job_waiting_for_its_next_attempt_is_suspended_at_once() -> None:
-    plan = decide(inputs.observed(inputs.waiting_for_retry(300), job_spec=SUSPENDED))
-    assert (plan.status.next_attempt, plan.status.phase) == (None, "Suspended")
+    decision = decide(inputs.observed(inputs.waiting_for_retry(300), job_spec=SUSPENDED))
+    assert (decision.status.next_attempt, decision.status.phase) == (None, "Suspended")
     kept = decide(
         inputs.observed(
             inputs.waiting_for_retry(300, same_cluster=True),
@@ -173,12 +175,12 @@ def test_a_trainer_that_fails_while_it_stops_is_not_reported_as_stopped(code: in
 
 def test_a_stop_request_ends_the_job_with_a_checkpoint() -> None:
     seen = with_requests(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
-    plan = decide(seen)
-    assert plan.effects == (StopJob("example-1-1"),)
-    assert plan.status.handled_requests is not None
-    assert plan.status.handled_requests.stop == "2026-03-01T11:59:59Z"
+    decision = decide(seen)
+    assert decision.effects == (StopJob("example-1-1"),)
+    assert decision.status.handled_requests is not None
+    assert decision.status.handled_requests.stop == "2026-03-01T11:59:59Z"
     stopped = replace(
-        inputs.with_status_written(seen, plan),
+        inputs.with_status_written(seen, decision),
         ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED), inputs.run_state(checkpoint_step=6)),
     )
     ended = decide(stopped, inputs.at(10))
@@ -193,13 +195,13 @@ def test_a_stop_request_ends_the_job_with_a_checkpoint() -> None:
     ids=["waits", "suspended", "new"],
 )
 def test_a_job_of_which_nothing_runs_is_stopped_at_once(status: RLJobStatus) -> None:
-    plan = decide(with_requests(inputs.observed(status, job_spec=SUSPENDED), stop="now"))
-    assert condition_of(plan.status, C.FAILED) == (
+    decision = decide(with_requests(inputs.observed(status, job_spec=SUSPENDED), stop="now"))
+    assert condition_of(decision.status, C.FAILED) == (
         "True",
         "StoppedByUser",
         Mentions("user", "no attempt was running"),
     )
-    assert (plan.status.suspended_at, plan.status.next_attempt) == (None, None)
+    assert (decision.status.suspended_at, decision.status.next_attempt) == (None, None)
 
 
 def test_a_failed_job_continues_after_a_retry_request() -> None:
@@ -209,43 +211,43 @@ def test_a_failed_job_continues_after_a_retry_request() -> None:
     failed = inputs.with_status_written(seen, decide(seen))
     assert failed.job.status.phase == "Failed"
     nothing_left = replace(failed, clusters=(), pods=())
-    plan = decide(with_requests(nothing_left, retry="first"), inputs.at(100))
-    assert plan.status.result is None
-    assert (condition_of(plan.status, C.FAILED), condition_of(plan.status, C.FINISHED)) == (None, None)
-    assert plan.status.attempts[-1].number == 2
-    assert plan.status.checkpoint == failed.job.status.checkpoint
-    assert plan.status.handled_requests is not None
-    assert plan.status.handled_requests.retry == "first"
+    decision = decide(with_requests(nothing_left, retry="first"), inputs.at(100))
+    assert decision.status.result is None
+    assert (condition_of(decision.status, C.FAILED), condition_of(decision.status, C.FINISHED)) == (None, None)
+    assert decision.status.attempts[-1].number == 2
+    assert decision.status.checkpoint == failed.job.status.checkpoint
+    assert decision.status.handled_requests is not None
+    assert decision.status.handled_requests.retry == "first"
     # The same request is handled once.
     again = inputs.without_retries(replace(seen, job=replace(failed.job, retry_request=None)))
     assert decide(with_requests(inputs.with_status_written(again, decide(again)), retry=None)).status.phase == "Failed"
-    handled = replace(nothing_left, job=replace(nothing_left.job, status=plan.status, retry_request="first"))
+    handled = replace(nothing_left, job=replace(nothing_left.job, status=decision.status, retry_request="first"))
     assert decide(handled, inputs.at(101)).status.attempts[-1].number == 2
 
 
 def test_a_retry_waits_until_nothing_is_left_of_the_failed_attempt() -> None:
     seen = inputs.without_retries(inputs.observed(inputs.running(), inputs.cluster(), (inputs.pod("w"),)))
     failed = with_requests(inputs.with_status_written(seen, decide(seen)), retry="now")
-    plan = decide(failed)
-    assert plan.effects == (DeleteCluster("example-1", "c1"),)
-    assert len(plan.status.attempts) == 1
-    assert plan.requeue_after_seconds == 10
+    decision = decide(failed)
+    assert decision.effects == (DeleteCluster("example-1", "c1"),)
+    assert len(decision.status.attempts) == 1
+    assert decision.requeue_after_seconds == 10
 
 
 def test_a_retry_ends_the_backoff_and_resets_the_retry_budget() -> None:
-    plan = decide(with_requests(inputs.observed(inputs.waiting_for_retry(300)), retry="now"))
-    assert plan.status.attempts[-1].number == 2
-    assert plan.status.counters is not None
-    assert plan.status.counters.application_retries == 0
+    decision = decide(with_requests(inputs.observed(inputs.waiting_for_retry(300)), retry="now"))
+    assert decision.status.attempts[-1].number == 2
+    assert decision.status.counters is not None
+    assert decision.status.counters.application_retries == 0
 
 
 def test_an_old_stop_request_is_ignored_after_a_retry() -> None:
     stopped = with_requests(inputs.observed(inputs.waiting_for_retry(300)), stop="a")
     failed = inputs.with_status_written(stopped, decide(stopped))
-    plan = decide(with_requests(failed, stop="a", retry="b"))
-    assert plan.status.attempts[-1].number == 2
+    decision = decide(with_requests(failed, stop="a", retry="b"))
+    assert decision.status.attempts[-1].number == 2
     assert (
-        decide(with_requests(inputs.with_status_written(failed, plan), stop="a", retry="b"), inputs.at(1))
+        decide(with_requests(inputs.with_status_written(failed, decision), stop="a", retry="b"), inputs.at(1))
         .status.attempts[-1]
         .stop
         is None
@@ -255,9 +257,9 @@ def test_an_old_stop_request_is_ignored_after_a_retry() -> None:
 def test_a_complete_job_is_not_restarted() -> None:
     done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE))
     complete = inputs.with_status_written(done, decide(done))
-    plan = decide(with_requests(complete, retry="now"))
-    assert plan.status.phase == "Complete"
-    assert plan.status.handled_requests is not None
+    decision = decide(with_requests(complete, retry="now"))
+    assert decision.status.phase == "Complete"
+    assert decision.status.handled_requests is not None
 
 
 def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> None:
@@ -321,11 +323,11 @@ def test_if_ray_accepts_no_stack_program_a_trainer_is_stopped_without_stacks() -
     stopped_second = None
     while ended_second is None:
         second += 4
-        plan = decide(rejecting, inputs.at(second))
-        if stopped_second is None and plan.effects == (StopJob("example-1-1"),):
+        decision = decide(rejecting, inputs.at(second))
+        if stopped_second is None and decision.effects == (StopJob("example-1-1"),):
             stopped_second = second
-        rejecting = inputs.with_status_written(rejecting, plan)
-        ended_second = second if plan.status.attempts[0].ended is not None else None
+        rejecting = inputs.with_status_written(rejecting, decision)
+        ended_second = second if decision.status.attempts[0].ended is not None else None
     assert stopped_second is not None
     assert 630 <= stopped_second <= 664
     assert 680 <= ended_second <= 714
@@ -366,16 +368,16 @@ def over() -> Observed:
 
 def test_a_stop_requested_after_the_retry_stops_the_job() -> None:
     seen = with_requests(over(), stop=LATER, retry=EARLIER)
-    plan = decide(seen, inputs.at(10))
-    assert (plan.status.phase, plan.effects, len(plan.status.attempts)) == ("Failed", (), 1)
-    condition = condition_of(plan.status, C.FAILED)
+    decision = decide(seen, inputs.at(10))
+    assert (decision.status.phase, decision.effects, len(decision.status.attempts)) == ("Failed", (), 1)
+    condition = condition_of(decision.status, C.FAILED)
     assert condition is not None
     assert condition[1] == "StoppedByUser"
-    handled = plan.status.handled_requests
+    handled = decision.status.handled_requests
     assert handled is not None
     assert (handled.stop, handled.retry) == (LATER, EARLIER)
     # Both are handled once.
-    assert decide(inputs.with_status_written(seen, plan), inputs.at(20)).status == plan.status
+    assert decide(inputs.with_status_written(seen, decision), inputs.at(20)).status == decision.status
 
 
 @pytest.mark.parametrize(
@@ -385,9 +387,9 @@ def test_a_stop_requested_after_the_retry_stops_the_job() -> None:
 )
 def test_any_other_stop_is_withdrawn_by_the_retry(stop: str, retry: str) -> None:
     seen = with_requests(over(), stop=stop, retry=retry)
-    plan = decide(seen, inputs.at(10))
-    assert plan.status.attempts[-1].number == 2
-    assert decide(inputs.with_status_written(seen, plan), inputs.at(11)).status.attempts[-1].stop is None
+    decision = decide(seen, inputs.at(10))
+    assert decision.status.attempts[-1].number == 2
+    assert decide(inputs.with_status_written(seen, decision), inputs.at(11)).status.attempts[-1].stop is None
 
 
 def test_between_two_attempts_a_stop_counts_whatever_its_time() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from rljob_operator.errors import SettingsError
+from rljob_operator.handlers.operator_process import run_operator
 from rljob_operator.settings import parse_settings, read_token_keys
+from rljob_testing.messages import Mentions
 
 NEEDED: Mapping[str, str] = {
     "RLJOB_OPERATOR_RAY_VERSION": "2.60.0",
@@ -22,7 +25,11 @@ def test_omitted_settings_have_defaults() -> None:
     settings = parse_settings(NEEDED)
     assert settings.namespaces == ()
     assert settings.trainer_image is None
-    assert (settings.image_pull_policy, settings.leader_election, settings.num_workers) == ("IfNotPresent", True, 8)
+    assert (settings.image_pull_policy, settings.leader_election, settings.max_concurrent_reconciles) == (
+        "IfNotPresent",
+        True,
+        8,
+    )
     assert (settings.health_port, settings.metrics_port, settings.log_level) == (8080, 9090, "info")
     url = settings.dashboard_url.format(cluster="sorter-1", namespace="team-a")
     assert url == "http://sorter-1-head-svc.team-a.svc:8265"
@@ -36,7 +43,7 @@ def test_all_settings_are_read() -> None:
             "RLJOB_OPERATOR_TRAINER_IMAGE": "example/trainer:1",
             "RLJOB_OPERATOR_IMAGE_PULL_POLICY": "never",
             "RLJOB_OPERATOR_LEASE_NAME": "lease",
-            "RLJOB_OPERATOR_NUM_WORKERS": "16",
+            "RLJOB_OPERATOR_MAX_CONCURRENT_RECONCILES": "16",
             "RLJOB_OPERATOR_LOG_LEVEL": "DEBUG",
             "RLJOB_OPERATOR_POD_LABELS": "app.kubernetes.io/name=rljob-operator, tier=",
             "RLJOB_OPERATOR_DASHBOARD_URL": "http://localhost:1/{namespace}/{cluster}/",
@@ -48,7 +55,7 @@ def test_all_settings_are_read() -> None:
     )
     assert settings.namespaces == ("team-a", "team-b")
     assert (settings.trainer_image, settings.image_pull_policy) == ("example/trainer:1", "Never")
-    assert (settings.lease_name, settings.num_workers, settings.log_level) == ("lease", 16, "debug")
+    assert (settings.lease_name, settings.max_concurrent_reconciles, settings.log_level) == ("lease", 16, "debug")
     assert settings.pod_labels == {"app.kubernetes.io/name": "rljob-operator", "tier": ""}
     assert settings.dashboard_url == "http://localhost:1/{namespace}/{cluster}"
     assert (settings.health_port, settings.metrics_port, settings.leader_election) == (1, 65535, False)
@@ -65,8 +72,8 @@ def test_missing_settings_are_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("NUM_WORKERS", "0", "from 1 to 1024 (seen: '0')"),
-        ("NUM_WORKERS", "²", "from 1 to 1024 (seen: '²')"),
+        ("MAX_CONCURRENT_RECONCILES", "0", "from 1 to 1024 (seen: '0')"),
+        ("MAX_CONCURRENT_RECONCILES", "²", "from 1 to 1024 (seen: '²')"),
         ("HEALTH_PORT", "70000", "from 1 to 65535 (seen: '70000')"),
         ("LOG_LEVEL", "loud", "unknown value (seen: 'loud'); use one of debug, info, warning, error"),
         ("LEADER_ELECTION", "maybe", "unknown value (seen: 'maybe'); use one of true, false"),
@@ -83,6 +90,15 @@ def test_an_invalid_setting_is_named(name: str, value: str, message: str) -> Non
         parse_settings({**NEEDED, f"RLJOB_OPERATOR_{name}": value})
     assert str(caught.value).startswith(f"RLJOB_OPERATOR_{name}: ")
     assert message in str(caught.value)
+
+
+def test_an_unsupported_ray_version_is_rejected_before_a_replica_waits_for_leadership(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"0123456789abcdef")
+    folder = {"RLJOB_OPERATOR_TOKEN_KEYS_FOLDER": str(tmp_path), "KUBECONFIG": str(tmp_path / "missing")}
+    settings = parse_settings(NEEDED | folder | {"RLJOB_OPERATOR_RAY_VERSION": "2.9.0"})
+    with pytest.raises(SettingsError) as caught:
+        asyncio.run(run_operator(settings))
+    assert str(caught.value) == Mentions("RLJOB_OPERATOR_RAY_VERSION", "'2.9.0'", "trainer.rayVersion")
 
 
 def test_token_keys_are_read(tmp_path: Path) -> None:

@@ -51,9 +51,9 @@ def test_a_failed_estimate_does_not_stop_a_job_from_being_read(
 def test_too_little_memory_is_one_warning_and_blocks_nothing() -> None:
     seen = inputs.observed()
     too_large = replace(seen, job=replace(seen.job, memory_shortage="later wake-ups takes 91.0 of 78.4 GiB"))
-    plan = inputs.decide(too_large)
+    decision = inputs.decide(too_large)
     warning = EventRecord(EventType.WARNING, Reason.MEMORY_TOO_SMALL, "later wake-ups takes 91.0 of 78.4 GiB")
-    assert plan.events == (warning, *inputs.decide(seen).events)
-    assert plan.effects == inputs.decide(seen).effects
-    again = inputs.decide(replace(too_large, job=replace(too_large.job, status=plan.status)))
+    assert decision.events == (warning, *inputs.decide(seen).events)
+    assert decision.effects == inputs.decide(seen).effects
+    again = inputs.decide(replace(too_large, job=replace(too_large.job, status=decision.status)))
     assert warning not in again.events

@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from rljob_api.requests import as_recorded
 from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.handlers import relist, watch_events
 from rljob_operator.handlers.relist import Relist
@@ -21,6 +22,8 @@ from rljob_operator.workqueue import WorkQueue
 from rljob_testing.operator import manual_clock
 
 KEY = JobKey("team", "job")
+TOO_LONG = "x" * 300
+"""A request that the status records as its hash."""
 OVER: Mapping[str, object] = {
     "observedGeneration": 1,
     "result": {"outcome": "Failed", "reason": "Stalled", "at": "2026-01-31T11:59:00Z", "cleanedUpAt": "x"},
@@ -31,7 +34,7 @@ GOING: Mapping[str, object] = {
     "result": {"outcome": "Failed", "reason": "Stalled", "at": "2026-01-31T11:59:00Z"},
     "conditions": [
         {"type": "Failed", "status": "True"},
-        {"type": "ClusterReady", "status": "False", "reason": "Ended"},
+        {"type": "ClusterReady", "status": "False", "reason": "Deleting"},
     ],
 }
 
@@ -77,6 +80,7 @@ def retry(value: str) -> dict[str, object]:
         (job(OVER, lifetime=0), 0),
         (job(OVER, **retry("first")), None),
         (job(OVER, **retry("second")), 0),
+        (job({**OVER, "handledRequests": {"retry": as_recorded(TOO_LONG)}}, **retry(TOO_LONG)), None),
         (job(OVER, generation=2), 0),
         (job(OVER, deletionTimestamp="2026-01-31T11:59:00Z"), 0),
     ],
@@ -137,7 +141,7 @@ def run(test: Callable[[World], Coroutine[None, None, None]]) -> None:
 
 def test_a_deletion_while_the_watches_start_is_found_by_the_second_listing(monkeypatch: pytest.MonkeyPatch) -> None:
     """No event reports it, and the next listing would be a minute away."""
-    monkeypatch.setattr(relist, "SECOND_SECONDS", 0.05)
+    monkeypatch.setattr(relist, "SECOND_LISTING_AFTER_SECONDS", 0.05)
 
     async def test(world: World) -> None:
         world.api.objects |= {JOBS: [job({})], PODS: [part(5)]}
@@ -155,7 +159,7 @@ def test_a_deletion_while_the_watches_start_is_found_by_the_second_listing(monke
 
 
 def test_objects_that_the_watches_reported_are_not_listed_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relist, "SECOND_SECONDS", 0.05)
+    monkeypatch.setattr(relist, "SECOND_LISTING_AFTER_SECONDS", 0.05)
     monkeypatch.setattr(relist, "RELIST_SECONDS", 0.5)
 
     async def test(world: World) -> None:
@@ -236,7 +240,7 @@ def test_a_finished_job_costs_no_requests() -> None:
         assert await world.work() == [KEY]
         world.events.on_event(JOBS, "", job(OVER))
         world.events.on_event(PODS, "MODIFIED", part(12))
-        world.events.on_event(CLUSTERS, "DELETED", part(13, name="job-1", uid="c1"))
+        world.events.on_event(CLUSTERS, "MODIFIED", part(13, name="job-1", uid="c1"))
         await world.relist.once()
         assert (await world.work(), world.queue.num_delayed) == ([], 0)
         world.events.on_event(JOBS, "MODIFIED", job(OVER, version=14, **retry("second")))
@@ -271,6 +275,28 @@ def test_a_cluster_of_a_finished_job_found_by_a_listing_is_reconciled_once() -> 
     run(test)
 
 
+def test_the_end_of_a_kept_cluster_causes_a_pass() -> None:
+    """Otherwise the status would say for ever that the finished job holds GPUs."""
+    kept = part(4, name="job-1", uid="c1")
+
+    async def test(world: World) -> None:
+        world.api.objects |= {JOBS: [job({**OVER, "gpus": 2})], CLUSTERS: [kept]}
+        await world.relist.once()
+        assert await world.work() == [KEY]
+        await world.relist.once()
+        assert await world.work() == []
+        world.events.on_event(CLUSTERS, "DELETED", kept)
+        assert await world.work() == [KEY], "an event"
+        world.api.objects[CLUSTERS] = []
+        await world.relist.once()
+        assert await world.work() == [KEY], "a listing, also after a restart of the operator"
+        world.api.objects[JOBS] = [job({**OVER, "gpus": 0}, version=30)]
+        await world.relist.once()
+        assert await world.work() == []
+
+    run(test)
+
+
 def test_a_finished_job_with_a_ttl_is_reconciled_when_it_expires() -> None:
     async def test(world: World) -> None:
         world.api.objects[JOBS] = [job(OVER, lifetime=3600)]
@@ -299,12 +325,15 @@ def test_events_of_other_objects_are_ignored() -> None:
 
 def test_a_job_whose_deletion_was_missed_is_forgotten() -> None:
     async def test(world: World) -> None:
+        world.events.on_event(JOBS, "", job({}))
         world.api.objects[JOBS] = [job({})]
         await world.relist.once()
         await world.work()
         world.api.objects[JOBS] = []
         await world.relist.once()
         assert (await world.work(), world.cache.job(*KEY)) == ([KEY], None)
+        world.events.on_event(JOBS, "ADDED", job({}, version=30))
+        assert await world.work() == [KEY]
 
     run(test)
 
@@ -331,6 +360,20 @@ def test_a_forbidden_listing_is_logged_and_jobs_do_not_wait_for_it(caplog: pytes
             assert await world.work() == [KEY]
         assert world.cache.forbidden("team") == "pods is forbidden"
         assert caplog.text.count("pods is forbidden") == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize(("num_pods", "missing", "complete"), [(2, 5, 60), (9000, 90, 90)])
+def test_many_objects_are_listed_less_often(num_pods: int, missing: float, complete: float) -> None:
+    async def test(world: World) -> None:
+        world.api.objects[PODS] = [part(5, name=f"pod-{number}", uid=f"u{number}") for number in range(num_pods)]
+        world.api.errors[CLUSTERS] = ForbiddenError("no")
+        await world.relist.once()
+        assert world.relist._pause_seconds() == missing
+        world.api.errors.clear()
+        await world.relist.once()
+        assert world.relist._pause_seconds() == complete
 
     run(test)
 

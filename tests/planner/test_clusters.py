@@ -42,6 +42,11 @@ def test_cluster_text_can_be_read_again() -> None:
     assert cluster_text(cluster_of_text(text)) == text
 
 
+def test_a_missing_gpu_type_is_named() -> None:
+    with pytest.raises(PlanError, match=r"^--cluster: must be nodes x .* \(seen '4x8'\); the GPU type is missing$"):
+        cluster_of_text("4x8")
+
+
 @pytest.mark.parametrize("text", ["H100", "4x8", "4*8*H100", "x8xH100", "4x-8xH100"])
 def test_other_text_is_rejected(text: str) -> None:
     with pytest.raises(PlanError, match=r"^--cluster: must be nodes x GPUs per node x GPU type|unknown GPU type"):

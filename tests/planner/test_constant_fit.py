@@ -38,7 +38,7 @@ def fit(seen: Sequence[Observation], noise: float = 0.05) -> Constants:
 
 
 def jobs() -> list[Workload]:
-    """Jobs of different sizes and lengths, so that fixed costs can be told from growing ones."""
+    """Jobs of different sizes and lengths, so that fixed costs can be separated from growing ones."""
     base = samples.workload(needs_old_logprobs=True)
     sizes = ((32, 8, 300.0), (64, 64, 1000.0), (256, 32, 600.0), (128, 128, 1500.0))
     return [

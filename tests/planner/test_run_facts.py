@@ -101,5 +101,10 @@ def test_memory_is_compared_with_the_tokens_of_the_fullest_step() -> None:
     assert found.lengths.longest_row >= 0.8 * 32
     # The engine's longest row has the job's longest prompt, 1,024 tokens, or the run's longest prompt.
     assert found.rollout.max_model_length == 4096
-    told = [{**each, "prompt_length/max": float(longest)} for each, longest in zip(lines, (12, 15, 11), strict=True)]
-    assert workload_for_memory(samples.workload(), facts_of(told, batch_size=64)).rollout.max_model_length == 15 + 3072
+    with_maximum = [
+        {**each, "prompt_length/max": float(longest)} for each, longest in zip(lines, (12, 15, 11), strict=True)
+    ]
+    assert (
+        workload_for_memory(samples.workload(), facts_of(with_maximum, batch_size=64)).rollout.max_model_length
+        == 15 + 3072
+    )

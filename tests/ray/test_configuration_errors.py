@@ -30,7 +30,7 @@ from rljob_testing.training.user_algorithms import ALGORITHM_MODULE
 from rljob_trainer.controller import run_workers
 from rljob_trainer.controller.auto_settings import AutoSettings
 from rljob_trainer.controller.build_run import built_run
-from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.groups import ray_session as ray_session_module
 from rljob_trainer.groups.ray_session import ray_session
 from rljob_trainer.settings import read_settings
@@ -295,3 +295,24 @@ def test_a_code_folder_that_is_too_large_to_upload_is_rejected(
     # Ray would use the connection that it had opened before the error.
     with pytest.raises(RaySystemError):
         ray.nodes()
+
+
+def test_a_home_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        (tmp_path / "home" / ".ray").mkdir()
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(ResourceError) as error, ray_session(None, 1, 0):
+        pass
+    assert str(error.value) == Mentions("Ray:", str(tmp_path / "home"), "HOME")
+
+
+def test_a_temporary_folder_with_a_long_path_is_reported_with_the_variable_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("batch-system-" * 8)
+    folder.mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    with pytest.raises(ConfigurationError) as error, ray_session(None, 1, 0):
+        pass
+    assert str(error.value) == Mentions("Ray:", "107", str(folder), "RAY_TMPDIR=/tmp")

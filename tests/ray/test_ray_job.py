@@ -29,7 +29,7 @@ from rljob_testing.training import training_runs
 from rljob_trainer.pod.driver_log import DriverLogs
 from rljob_trainer.pod.ray_jobs import RayJobs
 from rljob_trainer.pod.stop_driver import stop_jobs
-from rljob_trainer.pod.wait_for_workers import worker_processes
+from rljob_trainer.pod.wait_for_worker_exit import worker_processes
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 

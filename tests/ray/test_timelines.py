@@ -14,7 +14,7 @@ from rljob_testing.training import training_runs
 from rljob_trainer.groups.calls import Pending
 from rljob_trainer.groups.worker_group import spawn
 from rljob_trainer.observability.timeline import FOLDER
-from rljob_trainer.pod.wait_for_workers import worker_processes
+from rljob_trainer.pod.wait_for_worker_exit import worker_processes
 
 pytestmark = [pytest.mark.ray]
 

@@ -24,8 +24,15 @@ from rljob_testing import process_counters
 from rljob_testing.models import sampling_by_definition
 from rljob_testing.training import gloo_ranks
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, RolloutEngine, SamplingSettings
+from rljob_trainer.engines.rollout.base import (
+    FinishedSequence,
+    FinishReason,
+    GenerationRequest,
+    RolloutEngine,
+    SamplingSettings,
+)
 from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
+from rljob_trainer.errors import ResourceError
 
 if TYPE_CHECKING:
     from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
@@ -46,6 +53,7 @@ STOPS: dict[tuple[str, ...], tuple[str, str]] = {
     ("<eos>",): ("97249", "9249"),
 }
 """The response as rewards see it, and without its special token, the 7, for these stop texts."""
+BROKEN_OFF = ("abort", "error", "repetition", None)
 
 
 def with_a_special_seven(folder: Path) -> Path:
@@ -82,6 +90,8 @@ class Generated:
     texts_by_vllm: list[FinishedSequence]
     texts_by_transformers: list[FinishedSequence]
     """Texts for STOPS, by both engines."""
+    errors: list[str]
+    """For responses that vLLM ended with the words BROKEN_OFF."""
 
 
 @contextmanager
@@ -92,6 +102,17 @@ def counted_cache_resets(engine: VllmEngine) -> Iterator[list[bool]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.engine, "reset_prefix_cache", lambda: answers.append(reset()))
         yield answers
+
+
+def errors_of_broken_off_responses() -> list[str]:
+    from rljob_trainer.engines.rollout.vllm_engine import finish_reason_of
+
+    errors = []
+    for word in BROKEN_OFF:
+        with pytest.raises(ResourceError) as raised:
+            finish_reason_of(word)
+        errors.append(str(raised.value))
+    return errors
 
 
 def transformers_engine(folder: Path) -> HfEngine:
@@ -164,6 +185,7 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
         num_forgotten,
         by_vllm,
         texts_of(transformers_engine(folder)),
+        errors_of_broken_off_responses(),
     )
 
 
@@ -187,8 +209,15 @@ def test_texts_equal_those_of_the_other_engine(found: Generated) -> None:
     part of what a reward model with another tokenizer reads."""
     for by_engine in (found.texts_by_vllm, found.texts_by_transformers):
         assert [(each.text, each.plain_text) for each in by_engine] == list(STOPS.values())
+        assert {each.finish_reason for each in by_engine} == {FinishReason.STOP}
     assert [each.token_ids for each in found.texts_by_vllm] == [each.token_ids for each in found.texts_by_transformers]
     assert found.texts_by_vllm[0].token_ids == (12, 10, 5, 7, 12, 1)
+
+
+def test_a_response_that_vllm_has_broken_off_is_not_trained_on(found: Generated) -> None:
+    assert len(found.errors) == len(BROKEN_OFF)
+    for word, error in zip(BROKEN_OFF, found.errors, strict=True):
+        assert f"did not complete a response (finish reason: {word})" in error
 
 
 @torch.no_grad()

@@ -69,7 +69,7 @@ def test_a_death_is_reported_whatever_its_peers_report() -> None:
     with echo_workers.echo_processes(2) as processes:
         group = spawn(processes)["first"]
         with pytest.raises(WorkerDiedError, match=r"^worker rank 1 "):
-            echo_workers.call(group, "fail", 1, "death, told by peers in words of their own")
+            echo_workers.call(group, "fail", 1, "a death that peers report with messages of their own")
 
 
 @contextmanager

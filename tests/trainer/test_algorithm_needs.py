@@ -96,7 +96,9 @@ def test_gpus_for_an_unneeded_reference_are_rejected() -> None:
 def test_losses_do_not_get_logprobs_of_a_truncated_distribution(cut: training_runs.Document) -> None:
     algorithm: training_runs.Document = {"loss": function("corrected")}
     check_algorithm(RLJob.from_wire(training_runs.small_job(algorithm=algorithm)).spec)
-    with pytest.raises(ConfigurationError, match=r"spec\.training\.rollout: .*topP .* do not need rollout_logprobs"):
+    with pytest.raises(
+        ConfigurationError, match=r"spec\.training\.rollout: .*topP .* remove 'rollout_logprobs' from its `needs`"
+    ):
         check_algorithm(RLJob.from_wire(training_runs.small_job(algorithm=algorithm, rollout=cut)).spec)
 
 

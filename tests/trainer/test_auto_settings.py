@@ -19,13 +19,16 @@ from rljob_testing.training import training_runs
 from rljob_trainer.__main__ import exit_code_of
 from rljob_trainer.controller.auto_settings import (
     AutoSettings,
+    refuse_other_adapters,
     resolve_auto,
     resolved_spec,
     selected_engine,
 )
-from rljob_trainer.controller.hub_models import at_kept_commit, hub_model_of
+from rljob_trainer.controller.build_run import found_policy
+from rljob_trainer.controller.hub_models import at_saved_commit, hub_model_of
 from rljob_trainer.engines.rollout.select import MIN_STEPS_TO_COMPILE, check_build, select_lora_sync
 from rljob_trainer.errors import ConfigurationError, TrainerError
+from rljob_trainer.settings import read_settings
 
 
 @pytest.fixture
@@ -199,15 +202,15 @@ def hub_model(revision: str | None, source: str = "Qwen/Qwen3-0.6B") -> Model:
 
 def test_a_model_of_the_hub_stays_at_its_first_commit(caplog: pytest.LogCaptureFixture) -> None:
     for job_spec in (hub_model(None), hub_model("main")):
-        assert at_kept_commit(job_spec, None) == job_spec
+        assert at_saved_commit(job_spec, None) == job_spec
         first = resolve_auto(spec("Never"), "cpu", None, hub_model_of(job_spec, hub_model("c1")))
         # The branch has moved since.
-        assert at_kept_commit(job_spec, first.hub_model) == hub_model("c1")
+        assert at_saved_commit(job_spec, first.hub_model) == hub_model("c1")
         assert resolve_auto(spec("Never"), "cpu", first, hub_model_of(job_spec, hub_model("c1"))) == first
         assert resolved_spec(spec("Never"), first).training.model.revision == "c1"
         # The model that the job names now is used, and another repository has other commits.
-        assert at_kept_commit(hub_model("c2"), first.hub_model) == hub_model("c2")
-        assert at_kept_commit(hub_model(None, "Qwen/Qwen3-8B"), first.hub_model) == hub_model(None, "Qwen/Qwen3-8B")
+        assert at_saved_commit(hub_model("c2"), first.hub_model) == hub_model("c2")
+        assert at_saved_commit(hub_model(None, "Qwen/Qwen3-8B"), first.hub_model) == hub_model(None, "Qwen/Qwen3-8B")
     assert caplog.text == ""
     resolve_auto(spec("Never"), "cpu", first, hub_model_of(hub_model("c2"), hub_model("c2")))
     assert "spec.training.model is Qwen/Qwen3-0.6B at commit c2, " in caplog.text
@@ -286,16 +289,27 @@ def test_adapters_resume_unchanged() -> None:
         with pytest.raises(
             ConfigurationError, match=f"lora: is {shown}, .*checkpoint .* rank 8, alpha 32, targets all; "
         ):
-            resolve_auto(other, "cpu", first, local_model="a")
+            refuse_other_adapters(other, first, None, "a")
     whole = resolve_auto(spec("Never"), "cpu", None)
     with pytest.raises(ConfigurationError, match=r"is rank 8, alpha 32, targets all, .*checkpoint .* with unset"):
-        resolve_auto(lora_spec(rank=8), "cpu", whole)
+        refuse_other_adapters(lora_spec(rank=8), whole, None, None)
 
 
 def test_adapters_are_not_resumed_with_another_model() -> None:
     first = resolve_auto(lora_spec(), "cpu", None, local_model="a" * 64)
     with pytest.raises(ConfigurationError, match=r"source: is not the base model .* fingerprint bbbbbbbbbbbb, .* aaaa"):
-        resolve_auto(lora_spec(), "cpu", first, local_model="b" * 64)
+        refuse_other_adapters(lora_spec(), first, None, "b" * 64)
     at_commit = resolve_auto(lora_spec(), "cpu", None, hub_model_of(hub_model(None), hub_model("c1")))
     with pytest.raises(ConfigurationError, match=r"seen: Qwen/Qwen3-0\.6B at commit c2, .* at commit c1\)"):
-        resolve_auto(lora_spec(), "cpu", at_commit, hub_model_of(hub_model("c2"), hub_model("c2")))
+        refuse_other_adapters(lora_spec(), at_commit, hub_model_of(hub_model("c2"), hub_model("c2")), None)
+
+
+def test_the_model_of_a_job_is_compared_with_that_of_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    job_spec = lora_spec()
+    monkeypatch.setenv("RLJOB_SPEC", "{}")
+    settings = read_settings()
+    found = found_policy(job_spec, settings, None)
+    first = resolve_auto(job_spec, "cpu", None, local_model=found.local_model)
+    assert found_policy(job_spec, settings, first) == found
+    with pytest.raises(ConfigurationError, match="is not the base model"):
+        found_policy(job_spec, settings, first.model_copy(update={"local_model": "b" * 64}))

@@ -28,8 +28,8 @@ def test_work_is_balanced_when_half_of_the_groups_are_not_trained_on(seed: int) 
     """Eight workers, two updates of 32 prompts with 8 responses each, of a few hundred tokens."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.empty(512).log_normal_(5.0, 0.7, generator=generator).clamp(20, 1024).long()
-    is_learned = torch.arange(512) // 8 % 2 == 0
-    learned = lengths.where(is_learned, 0)
+    is_trained = torch.arange(512) // 8 % 2 == 0
+    learned = lengths.where(is_trained, 0)
     order = balanced_order(learned, num_workers=8, rows_per_update=256)
     assert imbalance(learned[order], 8) <= 1.02
     for update in range(2):

@@ -17,7 +17,7 @@ from rljob_testing.training.joined_workers import FinishedCall
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.critic_and_reward_models import critic_model, scoring_model
 from rljob_trainer.controller.prompt_sets import Prompts
-from rljob_trainer.controller.rollout_phase import ModelReward, RolloutPhase
+from rljob_trainer.controller.rollout_phase import RewardModelWorkers, RolloutPhase
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
@@ -238,7 +238,7 @@ def test_rows_are_distributed_evenly_and_scores_come_back_in_order(
     """6 and 1, 5 and 2 tokens. Rows that do not divide evenly keep their order."""
     monkeypatch.setattr("rljob_trainer.controller.rollout_phase.stored", lambda batch: batch)
     group = Group()
-    model = ModelReward(group, (TOKENS, PROMPT_TEXTS, PLAIN_TURN_BEGINNINGS), num_ranks)
+    model = RewardModelWorkers(group, (TOKENS, PROMPT_TEXTS, PLAIN_TURN_BEGINNINGS), num_ranks)
     weights = {"one": 0.5, "model": 2.0}
     phase = RolloutPhase(group, group, weights, PhaseTimer(time.perf_counter), StopRequest(), model)
     prompts = [PromptRow(index, "p", "p", (1, 2), "", {}, plain_turn_beginning=str(index)) for index in range(num_rows)]

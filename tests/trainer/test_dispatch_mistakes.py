@@ -46,7 +46,7 @@ def test_rank_zero_alone_in_the_last_share_drops_the_padding() -> None:
 @pytest.mark.parametrize("dispatch", [Dispatch.DP_COMPUTE_PROTO, Dispatch.DP_COMPUTE_METRIC, Dispatch.DP_COMPUTE])
 def test_rank_zero_alone_returns_although_a_peer_collects_for_all(dispatch: Dispatch) -> None:
     sizes = {"pp": 2, "dp": 2}
-    of_ranks = [mesh_position(rank, sizes, answers={"pp": 1}) for rank in range(4)]
+    of_ranks = [mesh_position(rank, sizes, collected_at={"pp": 1}) for rank in range(4)]
     call = SplitCall(((1,), (2,)), {0: 0})
     result: object = {
         Dispatch.DP_COMPUTE_PROTO: DataProto({"x": torch.arange(2)}),
@@ -170,9 +170,9 @@ def test_an_invalid_split_is_rejected(call: SplitCall, problem: str) -> None:
 
 def test_invalid_meshes_are_rejected() -> None:
     with pytest.raises(DispatchError, match="dimension 'tp' must be 1 or more \\(seen: 0\\)"):
-        mesh_position(0, {"dp": 2, "tp": 0}, answers={})
-    with pytest.raises(DispatchError, match="remove 'dp' from `answers`"):
-        mesh_position(0, {"dp": 2, "tp": 2}, answers={"dp": 1})
+        mesh_position(0, {"dp": 2, "tp": 0}, collected_at={})
+    with pytest.raises(DispatchError, match="remove 'dp' from `collected_at`"):
+        mesh_position(0, {"dp": 2, "tp": 2}, collected_at={"dp": 1})
     with pytest.raises(DispatchError, match=r"actor: ranks .*data ranks \[5\] \(there are: 0 to 0\)"):
         check_positions("actor", [MeshPosition(0, 1, True), MeshPosition(5, 1, False)])
     with pytest.raises(DispatchError, match="actor: there are no ranks"):

@@ -218,16 +218,16 @@ def test_mistakes_are_rejected_where_the_class_is_defined() -> None:
 
 def test_a_mesh_of_four_dimensions_has_the_right_positions() -> None:
     sizes = {"pp": 2, "dp": 2, "sp": 1, "tp": 2}
-    positions = [mesh_position(rank, sizes, answers={"pp": 1}) for rank in range(8)]
+    positions = [mesh_position(rank, sizes, collected_at={"pp": 1}) for rank in range(8)]
     assert [position.data_rank for position in positions] == [0, 0, 1, 1, 0, 0, 1, 1]
     assert [rank for rank, position in enumerate(positions) if position.is_collected] == [4, 6]
     check_positions("actor: mesh train", positions)
     with pytest.raises(DispatchError, match=r"no dimension 'ep' \(there are: pp, dp, sp, tp\)"):
-        mesh_position(0, sizes, answers={"ep": 0})
+        mesh_position(0, sizes, collected_at={"ep": 0})
     with pytest.raises(DispatchError, match="rank 8 is outside"):
-        mesh_position(8, sizes, answers={})
+        mesh_position(8, sizes, collected_at={})
     with pytest.raises(DispatchError, match="coordinate 2 is outside of dimension 'tp'"):
-        mesh_position(0, sizes, answers={"tp": 2})
+        mesh_position(0, sizes, collected_at={"tp": 2})
 
 
 def test_a_mesh_whose_ranks_disagree_is_rejected() -> None:

@@ -17,7 +17,7 @@ from rljob_trainer.controller.hub_models import (
     HubRoleModels,
     at_commits,
     hub_role_models_of,
-    judges_at_kept_commits,
+    role_models_at_saved_commits,
     warn_if_reward_model_changed,
 )
 from rljob_trainer.models.source import ModelLocation
@@ -50,14 +50,14 @@ def on_hub(_: str) -> bool:
 
 def test_critic_and_reward_model_of_the_hub_stay_at_their_first_commits() -> None:
     job_spec = spec({"source": CRITIC}, {"source": JUDGE, "revision": "main"})
-    assert judges_at_kept_commits(job_spec, HubRoleModels(), on_hub) == job_spec
+    assert role_models_at_saved_commits(job_spec, HubRoleModels(), on_hub) == job_spec
     first = hub_role_models_of(job_spec, model_location(CRITIC, "c1"), model_location(JUDGE, "j1"))
     assert first == HubRoleModels(
         critic=HubModel(source=CRITIC, revision="c1"),
         reward_model=HubModel(source=JUDGE, requested="main", revision="j1"),
     )
     # The branches have moved since.
-    assert revisions(judges_at_kept_commits(job_spec, first, on_hub)) == ("c1", "j1")
+    assert revisions(role_models_at_saved_commits(job_spec, first, on_hub)) == ("c1", "j1")
     assert revisions(at_commits(job_spec, None, first)) == ("c1", "j1")
     assert hub_role_models_of(job_spec, model_location(CRITIC, "c1"), model_location(JUDGE, "j1")) == first
 
@@ -81,7 +81,7 @@ def test_the_model_that_the_job_names_now_is_used(
         critic=HubModel(source=CRITIC, revision="c1"),
         reward_model=HubModel(source=JUDGE, requested="main", revision="j1"),
     )
-    assert revisions(judges_at_kept_commits(spec(critic, judge), first, is_local)) == expected
+    assert revisions(role_models_at_saved_commits(spec(critic, judge), first, is_local)) == expected
 
 
 def test_local_models_have_no_commit() -> None:

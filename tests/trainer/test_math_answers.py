@@ -12,6 +12,7 @@ import pytest
 
 from rljob_trainer.rewards.base import RewardRequest, Scored, Scorer
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
+from rljob_trainer.rewards.math_sympy import _parsed
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("math_answers.jsonl").read_text().splitlines()]
 
@@ -64,7 +65,7 @@ def test_the_extracted_answer_is_reported(response: str, found: str, scorer: Sco
 @pytest.mark.parametrize("template", ["\\boxed{%s}", "<answer>%s</answer>", "#### %s", "The answer is %s.", "%s"])
 def test_every_answer_equals_itself(template: str, scorer: Scorer) -> None:
     answers = {str(case["answer"]) for case in CASES if case["score"] != "refused"}
-    answers = {answer for answer in answers if "\\boxed" not in answer}  # worked solutions
+    answers = {answer for answer in answers if "\\boxed" not in answer}  # solutions with their steps
     unequal = [answer for answer in sorted(answers) if scored(scorer, answer, template % answer).score != 1]
     assert unequal == []
 
@@ -215,6 +216,22 @@ def test_an_error_while_reading_a_response_does_not_fail_the_run(
     found = scored(scorer, "5", "5")
     assert found.score == 0.0
     assert "KeyError: 'x'" in found.found
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(5, "Input/output error"), ImportError("x")], ids=repr)
+@pytest.mark.parametrize("part", ["math_answer.find_answer", "math_sympy.latex2sympy", "math_sympy._same"])
+def test_an_error_of_the_machine_is_no_wrong_answer(
+    part: str, error: Exception, scorer: Scorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    _parsed.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(f"rljob_trainer.rewards.{part}", fail)
+        with pytest.raises(type(error)):
+            scored(scorer, "x^2 + 1", "\\boxed{1 + x^2}")
+    assert scored(scorer, "x^2 + 1", "\\boxed{1 + x^2}").score == 1
 
 
 @pytest.mark.parametrize(

@@ -159,13 +159,13 @@ def test_a_download_reports_progress(tmp_path: Path, hub: StandInHub, monkeypatc
     location = ModelLocation(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
     sizes: list[int] = []
 
-    def until_it_is_told() -> None:
+    def until_it_is_reported() -> None:
         num_files = len(list(hub.cache.glob("models--*/snapshots/*/*")))
         give_up_at = time.monotonic() + 60
         while len(sizes) < num_files and time.monotonic() < give_up_at:
             time.sleep(0.01)
 
-    hub.between_files = until_it_is_told
+    hub.between_files = until_it_is_reported
     location.folder(sizes.append)
     assert len(sizes) >= 3
     assert sizes == sorted(set(sizes))

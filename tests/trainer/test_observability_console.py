@@ -11,6 +11,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from rljob_testing.messages import Mentions
 from rljob_trainer.observability.log import printable, set_up_logging
 from rljob_trainer.observability.progress import ProgressDisplay, duration
 
@@ -39,7 +40,8 @@ def test_without_a_terminal_each_step_is_one_line() -> None:
     ]
 
 
-def test_a_run_continues_when_its_output_is_closed() -> None:
+@pytest.mark.parametrize("output", ["pipe", "/dev/full"])
+def test_a_run_continues_when_its_output_cannot_be_written(output: str) -> None:
     program = (
         "import sys\n"
         "from rich.text import Text\n"
@@ -52,13 +54,30 @@ def test_a_run_continues_when_its_output_is_closed() -> None:
         "    print('of user code')\n"
         "sys.exit(3)\n"
     )
-    reads, writes = os.pipe()
-    os.close(reads)
+    if output == "pipe":
+        reads, writes = os.pipe()
+        os.close(reads)
+    else:
+        writes = os.open(output, os.O_WRONLY)
     with open(writes, "wb") as closed:
         done = subprocess.run([sys.executable, "-c", program], stdout=closed, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 3
     [line] = done.stderr.splitlines()
-    assert "standard output is closed; the run continues" in line
+    assert line == Mentions("standard output", "the run continues")
+
+
+def test_log_lines_that_cannot_be_written_are_lost() -> None:
+    program = (
+        "import logging, sys\n"
+        "from rljob_trainer.observability.log import set_up_logging\n"
+        "log = set_up_logging()\n"
+        "for step in range(3):\n"
+        "    log.info('step')\n"
+        "sys.exit(3)\n"
+    )
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-c", program], stderr=full, stdout=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stdout) == (3, "")
 
 
 def test_on_a_terminal_there_is_a_bar_with_the_step() -> None:

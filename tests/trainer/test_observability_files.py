@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rljob_testing.messages import Mentions
 from rljob_trainer.observability.jsonl import JsonlWriter, cut_back, read_rows
 from rljob_trainer.observability.plots import draw_plots, main, moving_average, read_curves
 from rljob_trainer.observability.samples import Sample, SampleKind, SampleLog, sample_table
@@ -56,11 +57,23 @@ def test_an_attempt_without_a_checkpoint_starts_the_files_anew(tmp_path: Path) -
     assert list(read_rows(tmp_path / "metrics.jsonl")) == []
 
 
-def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ['{"step": ', '{"step": ' + "[" * 100_000, '{"step": ' + "9" * 5000 + "}"])
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
+    path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl:2: not a line of JSON"):
         list(read_rows(path))
+
+
+def test_a_resumed_run_drops_damaged_lines_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"st\xff\n[2]\n' + bytes(100) + b'\n{"step": 3}\n{"step": 4}\n{"ste')
+    with caplog.at_level("WARNING"):
+        assert cut_back(path, 3) == 1
+    assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
+    assert [record.getMessage() for record in caplog.records] == [
+        Mentions("damaged line", f"{path}:{number}") for number in (2, 3, 4)
+    ]
 
 
 def test_truncating_a_missing_file_does_nothing(tmp_path: Path) -> None:

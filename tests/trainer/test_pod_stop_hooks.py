@@ -15,10 +15,10 @@ import pytest
 
 from rljob_testing.local_servers import QuietHandler
 from rljob_trainer.pod import stop_driver
-from rljob_trainer.pod import wait_for_workers as hook
+from rljob_trainer.pod import wait_for_worker_exit as hook
 from rljob_trainer.pod.ray_jobs import RayJobs, RayJobsError
 from rljob_trainer.pod.stop_driver import stop_jobs
-from rljob_trainer.pod.wait_for_workers import wait_for_workers, worker_processes
+from rljob_trainer.pod.wait_for_worker_exit import wait_for_worker_exit, worker_processes
 
 TOKEN = "right"
 
@@ -179,24 +179,24 @@ def test_only_the_trainers_workers_are_waited_for(tmp_path: Path) -> None:
 
 def test_a_pod_without_workers_stops_at_once(tmp_path: Path, clock: Clock) -> None:
     process(tmp_path, 9, "ray::IDLE")
-    assert wait_for_workers(30, tmp_path)
+    assert wait_for_worker_exit(30, tmp_path)
     assert clock.seconds == 0
 
 
 def test_a_pod_stops_when_its_last_worker_has_ended(tmp_path: Path, clock: Clock) -> None:
     process(tmp_path, 8, "ray::RayWorker")
     clock.due.append((7.0, (tmp_path / "8" / "cmdline").unlink))
-    assert wait_for_workers(30, tmp_path)
+    assert wait_for_worker_exit(30, tmp_path)
     assert 7 <= clock.seconds < 8
 
 
 def test_workers_that_stay_are_waited_for_a_bounded_time(tmp_path: Path, clock: Clock) -> None:
     process(tmp_path, 8, "ray::RayWorker")
-    assert not wait_for_workers(30, tmp_path)
+    assert not wait_for_worker_exit(30, tmp_path)
     assert 29 < clock.seconds <= 30
 
 
-@pytest.mark.parametrize("program", ["driver_log", "stop_driver", "wait_for_workers"])
+@pytest.mark.parametrize("program", ["driver_log", "stop_driver", "wait_for_worker_exit"])
 def test_the_programs_import_nothing_heavy(program: str) -> None:
     code = f"import sys, rljob_trainer.pod.{program}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

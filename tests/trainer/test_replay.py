@@ -97,13 +97,30 @@ def test_a_run_without_a_checkpoint_cannot_be_compared(tmp_path: Path) -> None:
     [
         (["no-such-revision", "HEAD"], "neither a folder nor a git revision"),
         (["{folder}", "{folder}"], "imported"),
+        (["HEAD", "HEAD", "--keep", "{folder}/file"], "Not a directory"),
     ],
 )
 def test_wrong_usage_exits_with_2(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The folder has no sources, so the installed code would run instead.
+    (tmp_path / "file").write_text("mine")
     assert replay.main([each.format(folder=tmp_path) for each in arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workers", "0"], "--workers: must be at least 1 (seen: 0)"),
+        (["--renamed", "old"], "write OLD=NEW (seen: old)"),
+        (["--job", "a/job.yaml", "b/job.yaml"], "same name (seen: job)"),
+        (["--jobs", "ppo", "--job", "mine/ppo.yaml"], "same name (seen: ppo)"),
+    ],
+)
+def test_wrong_options_are_rejected(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        replay.main(["HEAD", "HEAD", *arguments])
     assert message in capsys.readouterr().err
 
 

@@ -68,7 +68,7 @@ def test_a_function_gets_its_arguments_by_name(module: str) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("no_such_module:score", r"no module 'no_such_module' \(looking for no_such_module:score\); put the folder"),
+        ("no_such_module:score", r"no module 'no_such_module' \(looking for no_such_module:score\); add its folder"),
         ("{module}.inner:score", r"no module '{module}.inner'|is not a package"),
         ("{module}:exakt", r"has no 'exakt'; did you mean exact\?"),
         ("{module}:NUMBER", r"{module}:NUMBER is a int; name a plain function"),

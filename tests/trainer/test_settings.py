@@ -11,7 +11,7 @@ import pytest
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.jobs.valid_job import valid_job
-from rljob_trainer.__main__ import on_its_nodes
+from rljob_trainer.__main__ import with_nodes_of_attempt
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.settings import (
     PodSettings,
@@ -144,10 +144,10 @@ def test_invalid_numbers_of_nodes_by_pool_are_rejected(monkeypatch: pytest.Monke
 def test_an_attempt_on_fewer_nodes_is_another_job_for_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = RLJob.from_wire(valid_job({"spec.pools[0].nodes": 4})).spec
     job = TrainerJob(name="example", spec=spec)
-    assert on_its_nodes(job, read_settings().pool_nodes) is job
+    assert with_nodes_of_attempt(job, read_settings().pool_nodes) is job
     monkeypatch.setenv("RLJOB_POOL_NODES", '{"main": 2}')
-    assert [pool.nodes for pool in on_its_nodes(job, read_settings().pool_nodes).spec.pools] == [2]
+    assert [pool.nodes for pool in with_nodes_of_attempt(job, read_settings().pool_nodes).spec.pools] == [2]
     # 8 prompts x 4 responses do not divide by 3 nodes x 2 GPUs.
     for nodes, why in (({"main": 3}, "must be divisible by"), ({"other": 1}, "there is no pool other")):
         with pytest.raises(ConfigurationError, match=why):
-            on_its_nodes(job, nodes)
+            with_nodes_of_attempt(job, nodes)

@@ -197,7 +197,7 @@ def test_processes_of_other_runs_and_dead_ones_are_not_signalled(tmp_path: Path,
     process.kill()
     process.wait()
     [stacks] = take_stacks(found, 60.0)
-    assert stacks.innermost_frame == "unknown: the process is gone"
+    assert stacks.innermost_frame == "unknown: the process is no longer running"
     assert traced_processes(tmp_path) == []
 
 

@@ -59,7 +59,7 @@ def test_actor_and_critic_use_the_same_rows_in_each_update(
     expected_B = torch.arange(NUM_ROWS)
     if drawn is not None:
         expected_B = torch.tensor(drawn)
-        batch, rows = rows.drawn(batch, expected_B)
+        batch, rows = rows.with_rows_replaced(batch, expected_B)
         assert torch.equal(rows.lengths_B, lengths_B[expected_B])
     expected = [sorted(each.tolist()) for each in expected_B.split(ROWS_PER_UPDATE)]
     assert updates_of(batch[NAME], num_ranks) == expected

@@ -77,8 +77,8 @@ UP = "model__layers__0__mlp__up_proj__weight"
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({UP: torch.zeros(8, 8, dtype=torch.float8_e4m3fn)}, r"up_proj\.weight' in .* is F8_E4M3, which is quanti"),
-        ({UP: torch.zeros(8, 8, dtype=torch.int8)}, r"up_proj\.weight' in .* is I8, which is quanti"),
+        ({UP: torch.zeros(8, 8, dtype=torch.float8_e4m3fn)}, r"up_proj\.weight' in .* has dtype F8_E4M3: it is quanti"),
+        ({UP: torch.zeros(8, 8, dtype=torch.int8)}, r"up_proj\.weight' in .* has dtype I8: it is quanti"),
         ({UP: torch.zeros(8, 9)}, r"has shape \[8, 9\], .*the model expects \[8, 8\]"),
         ({UP: None}, r"has no tensor 'model\.layers\.0\.mlp\.up_proj\.weight'"),
         (

@@ -1,4 +1,4 @@
-"""The conditions of a job and their possible reasons; the operator uses no other reasons.
+"""The conditions of a job, their possible reasons, and the failure class of each reason; the operator uses no others.
 
 `rljob_operator.reconcile` derives the conditions; its docstring lists which module decides which condition.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
+
+from rljob_api.v1alpha1.status import FailureClass
 
 
 class ConditionType(StrEnum):
@@ -39,7 +41,7 @@ class Reason(StrEnum):
     CREATING = "Creating"
     PODS_PENDING = "PodsPending"
     READY = "Ready"
-    CREATION_REFUSED = "CreationRejected"
+    CREATION_REJECTED = "CreationRejected"
     NAME_CONFLICT = "NameConflict"
     KUBERAY_UNAVAILABLE = "KubeRayUnavailable"
     KUBERAY_TOO_OLD = "KubeRayTooOld"
@@ -58,6 +60,7 @@ class Reason(StrEnum):
     HEAD_LOST = "HeadLost"
     WAITING_FOR_NEXT_ATTEMPT = "WaitingForNextAttempt"
     NEXT_ATTEMPT_STARTED = "NextAttemptStarted"
+    DELETING = "Deleting"
     REMOVED = "Removed"
     KEPT = "Kept"
 
@@ -92,52 +95,49 @@ class Reason(StrEnum):
     APPLICATION_ERROR = "ApplicationError"
     INFRASTRUCTURE_ERROR = "InfrastructureError"
     OUT_OF_MEMORY = "OutOfMemory"
-    STOPPED_OUTSIDE = "StoppedThroughRay"
+    STOPPED_THROUGH_RAY = "StoppedThroughRay"
     STOPPED_BY_USER = "StoppedByUser"
-    ENDED_WITHOUT_RESULT = "ExitedWithoutResult"
+    EXITED_WITHOUT_RESULT = "ExitedWithoutResult"
 
 
-_ENDINGS = (
-    Reason.INVALID_SPEC,
-    Reason.STORAGE_MISSING,
-    Reason.NAME_CONFLICT,
-    Reason.CLUSTER_LOST,
-    Reason.HEAD_LOST,
-    Reason.SUBMISSION_FAILED,
-    Reason.DRIVER_LOST,
-    Reason.PROVISIONING_DEADLINE_EXCEEDED,
-    Reason.ACTIVE_DEADLINE_EXCEEDED,
-    Reason.CONFIGURATION_ERROR,
-    Reason.APPLICATION_ERROR,
-    Reason.INFRASTRUCTURE_ERROR,
-    Reason.OUT_OF_MEMORY,
-    Reason.STOPPED_OUTSIDE,
-    Reason.ENDED_WITHOUT_RESULT,
-    Reason.TRAINER_IMAGE_INCOMPATIBLE,
-    Reason.AUTHENTICATION_MISSING,
-    Reason.READ_FORBIDDEN,
-    Reason.KUBERAY_TOO_OLD,
-    Reason.DASHBOARD_UNREACHABLE,
-    Reason.TOKEN_REJECTED,
-    Reason.RUN_STATE_UNREADABLE,
-    Reason.STALLED,
-    Reason.STOPPED_BY_USER,
+FAILURE_CLASSES: Mapping[Reason, FailureClass] = MappingProxyType(
+    {
+        Reason.INVALID_SPEC: FailureClass.CONFIGURATION,
+        Reason.STORAGE_MISSING: FailureClass.CONFIGURATION,
+        Reason.NAME_CONFLICT: FailureClass.CONFIGURATION,
+        Reason.CONFIGURATION_ERROR: FailureClass.CONFIGURATION,
+        Reason.SUBMISSION_FAILED: FailureClass.CONFIGURATION,
+        Reason.TRAINER_IMAGE_INCOMPATIBLE: FailureClass.CONFIGURATION,
+        Reason.RUN_STATE_UNREADABLE: FailureClass.CONFIGURATION,
+        Reason.AUTHENTICATION_MISSING: FailureClass.CONFIGURATION,
+        Reason.KUBERAY_TOO_OLD: FailureClass.CONFIGURATION,
+        Reason.READ_FORBIDDEN: FailureClass.CONFIGURATION,
+        Reason.APPLICATION_ERROR: FailureClass.APPLICATION,
+        Reason.EXITED_WITHOUT_RESULT: FailureClass.APPLICATION,
+        Reason.INFRASTRUCTURE_ERROR: FailureClass.INFRASTRUCTURE,
+        Reason.OUT_OF_MEMORY: FailureClass.INFRASTRUCTURE,
+        Reason.CLUSTER_LOST: FailureClass.INFRASTRUCTURE,
+        Reason.HEAD_LOST: FailureClass.INFRASTRUCTURE,
+        Reason.DRIVER_LOST: FailureClass.INFRASTRUCTURE,
+        Reason.DASHBOARD_UNREACHABLE: FailureClass.INFRASTRUCTURE,
+        Reason.TOKEN_REJECTED: FailureClass.INFRASTRUCTURE,
+        Reason.STALLED: FailureClass.INFRASTRUCTURE,
+        Reason.SUSPENDED: FailureClass.RESUMABLE,
+        Reason.RESIZED: FailureClass.RESUMABLE,
+        Reason.PROVISIONING_DEADLINE_EXCEEDED: FailureClass.FINAL,
+        Reason.ACTIVE_DEADLINE_EXCEEDED: FailureClass.FINAL,
+        Reason.STOPPED_BY_USER: FailureClass.FINAL,
+        Reason.STOPPED_THROUGH_RAY: FailureClass.FINAL,
+    }
 )
-"""Reasons for the failure of an attempt or a job."""
+"""The failure class of every reason with which an attempt or a job can end, except `Succeeded`."""
 
-_RETRIED = (
-    Reason.CLUSTER_LOST,
-    Reason.HEAD_LOST,
-    Reason.DRIVER_LOST,
-    Reason.APPLICATION_ERROR,
-    Reason.INFRASTRUCTURE_ERROR,
-    Reason.OUT_OF_MEMORY,
-    Reason.ENDED_WITHOUT_RESULT,
-    Reason.DASHBOARD_UNREACHABLE,
-    Reason.TOKEN_REJECTED,
-    Reason.STALLED,
+_ENDINGS = tuple(reason for reason, found in FAILURE_CLASSES.items() if found is not FailureClass.RESUMABLE)
+_RETRIED = tuple(
+    reason
+    for reason, found in FAILURE_CLASSES.items()
+    if found in (FailureClass.APPLICATION, FailureClass.INFRASTRUCTURE)
 )
-"""Reasons for the failure of an attempt after which another attempt may start."""
 
 REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
     {
@@ -151,7 +151,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.CREATING,
             Reason.PODS_PENDING,
             Reason.READY,
-            Reason.CREATION_REFUSED,
+            Reason.CREATION_REJECTED,
             Reason.NAME_CONFLICT,
             Reason.KUBERAY_UNAVAILABLE,
             Reason.KUBERAY_TOO_OLD,
@@ -171,7 +171,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.HEAD_LOST,
             Reason.WAITING_FOR_NEXT_ATTEMPT,
             Reason.SUSPENDED,
-            Reason.ENDED,
+            Reason.DELETING,
             Reason.REMOVED,
             Reason.KEPT,
         ),
@@ -187,6 +187,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.SUBMISSION_FAILED,
             Reason.DASHBOARD_UNREACHABLE,
             Reason.TOKEN_REJECTED,
+            Reason.AUTHENTICATION_MISSING,
             Reason.DRIVER_LOST,
             Reason.NEXT_ATTEMPT_STARTED,
         ),

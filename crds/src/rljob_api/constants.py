@@ -18,7 +18,7 @@ OLDEST_READABLE_CONTRACT_VERSION = 1
 NEWEST_READABLE_CONTRACT_VERSION = CONTRACT_VERSION + 1
 
 ENV_SPEC = "RLJOB_SPEC"
-"""The whole job as one JSON document (see `handover.TrainerJob`), at most `MAX_SPEC_BYTES`."""
+"""The whole job as one JSON document (see `contract_documents.TrainerJob`), at most `MAX_SPEC_BYTES`."""
 ENV_RUN_FOLDER = "RLJOB_RUN_FOLDER"
 """Folder for metrics, samples, plots and the export."""
 ENV_CHECKPOINT_FOLDER = "RLJOB_CHECKPOINT_FOLDER"
@@ -58,6 +58,9 @@ RUN_STATE_FILE_NAME = "rljob-run-state.json"
 
 TRAINER_ENTRYPOINT = "python -m rljob_trainer"
 """The command of every Ray job. It is constant: user input is passed as data, never through a shell."""
+
+PHASE_BEFORE_STATUS = "New"
+"""Phase of a job that no operator has processed yet, in `rljob` and in the metric `rljob_jobs`; its status has none."""
 
 LABEL_JOB = "rljob.dev/job"
 """Label of all objects of a job: the job's name."""
@@ -151,7 +154,7 @@ class ExitCode(IntEnum):
     CONFIGURATION = 2
     """The job cannot work as written."""
     INFRASTRUCTURE = 75
-    """The infrastructure failed, and a retry may succeed (EX_TEMPFAIL): a worker, node or device was lost, Ray did not
-    start, memory, devices or the network were unavailable, or a later attempt has fenced this one."""
+    """The infrastructure failed, and a retry may succeed (EX_TEMPFAIL): a worker, node or GPU was lost, Ray did not
+    start, memory, GPUs or the network were unavailable, or a later attempt has fenced this one."""
     INTERRUPTED = 130
     """Stopped on request, with a checkpoint; without one if no step was completed or a second signal was received."""

@@ -30,11 +30,14 @@ class Problem:
 
 
 class JobFileError(ContractError, ValueError):
-    """A job file is invalid. The message has one line for each problem: `file:line:column: path: message`."""
+    """A job file is invalid. The message has one line for each problem: `file:line:column: path: message`.
 
-    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+    `hides_rules`: the problems prevented the check of the rules between fields, which may find more problems."""
+
+    def __init__(self, source: str, problems: Sequence[Problem], *, hides_rules: bool = False) -> None:
         self.source = source
         self.problems = tuple(problems)
+        self.hides_rules = hides_rules
         super().__init__(
             "\n".join(f"{source}:{problem.line or 1}:{problem.column or 1}: {problem}" for problem in problems)
         )

@@ -20,7 +20,8 @@ class Explanation:
 
 
 _RETRY = (
-    "Nothing to do while the retry budget lasts; after that, run `rljob retry` to resume from the newest checkpoint."
+    "Nothing to do while retries are left: the operator starts the next attempt. If the job is Failed, run `rljob"
+    " retry` to resume from the newest checkpoint."
 )
 
 EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
@@ -41,17 +42,20 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.INVALID_SPEC: Explanation(
             means=(
-                "The job cannot run on this cluster as it is written, or this operator cannot read it. A running job"
-                " continues."
+                "The job cannot run on this cluster as it is written, or this version of the operator cannot parse its"
+                " spec. A running attempt continues."
             ),
             advice=(
-                "Correct the fields in the message and create the job again. `rljob validate` finds most such faults"
-                " without a cluster."
+                "Delete the job, correct the fields in the message, and create the job again. `rljob validate` finds"
+                " most such faults without a cluster."
             ),
         ),
         Reason.STORAGE_MISSING: Explanation(
             means="The job has no `spec.checkpoint.storage`, the shared folder that its pods need on a cluster.",
-            advice="Set spec.checkpoint.storage to a PersistentVolumeClaim with access mode ReadWriteMany.",
+            advice=(
+                "Delete the job, set spec.checkpoint.storage to a PersistentVolumeClaim with access mode ReadWriteMany,"
+                " and create the job again."
+            ),
         ),
         Reason.TRAINER_IMAGE_INCOMPATIBLE: Explanation(
             means="The trainer in the image and this operator are incompatible: their versions are too far apart.",
@@ -62,18 +66,22 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice="Wait; KubeRay creates the pods. If nothing happens, check the log of the KubeRay operator.",
         ),
         Reason.PODS_PENDING: Explanation(
-            means="Some pods are not ready yet, without a known problem.",
+            means="Some pods are not ready yet, and no problem of them is known.",
             advice="Wait; the pods are starting. If a pod cannot start, the message shows it within seconds.",
         ),
         Reason.READY: Explanation(
             means="All pods are ready and have joined Ray.",
             advice="Nothing to do.",
         ),
-        Reason.CREATION_REFUSED: Explanation(
-            means="The API server rejected the RayCluster, its Secret or its NetworkPolicy.",
+        Reason.CREATION_REJECTED: Explanation(
+            means=(
+                "The API server rejected the creation of the RayCluster, its Secret or its NetworkPolicy, or, after the"
+                " job has finished, the deletion of the RayCluster."
+            ),
             advice=(
-                "Read the reason in the message; usual causes are quotas and admission policies of the namespace. The"
-                " operator retries automatically."
+                "Read the API server's response in the message; usual causes are quotas and admission policies of the"
+                " namespace. The operator retries until runPolicy.provisioningDeadlineSeconds have passed; then the job"
+                " fails."
             ),
         ),
         Reason.NAME_CONFLICT: Explanation(
@@ -112,8 +120,9 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             means="The scheduler finds no node for a pod; the message has the scheduler's reason.",
             advice=(
                 "Compare the resources in the message with `kubectl describe nodes`. Request fewer GPUs or less memory,"
-                " correct nodeSelector or tolerations, or wait for free nodes. A missing PersistentVolumeClaim is also"
-                " reported here. After runPolicy.provisioningDeadlineSeconds the job fails."
+                " correct nodeSelector or tolerations, or wait until other pods free their GPUs. A missing"
+                " PersistentVolumeClaim is also reported here. After runPolicy.provisioningDeadlineSeconds the job"
+                " fails."
             ),
         ),
         Reason.IMAGE_PULL_FAILED: Explanation(
@@ -135,7 +144,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             ),
         ),
         Reason.CONTAINER_CRASHING: Explanation(
-            means="A container exited repeatedly, or permanently, before its pod became ready.",
+            means="A container of a pod exits again and again, or its pod has failed, before the pod became ready.",
             advice=(
                 "Read the end of its log with `kubectl logs --previous`. Usual causes are an image without Ray, another"
                 " Ray version than spec.rayVersion, and too little memory."
@@ -174,7 +183,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             ),
         ),
         Reason.CLUSTER_LOST: Explanation(
-            means="The RayCluster was deleted, but not by the operator.",
+            means="The RayCluster was deleted while the attempt needed it, and not by the operator.",
             advice=_RETRY,
         ),
         Reason.HEAD_LOST: Explanation(
@@ -189,10 +198,15 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             means="Another attempt has started; this condition was about the previous one.",
             advice="Nothing to do.",
         ),
+        Reason.DELETING: Explanation(
+            means="The job has finished, and the operator is deleting its cluster.",
+            advice="Wait; the pods have `runPolicy.gracePeriodSeconds` to terminate.",
+        ),
         Reason.REMOVED: Explanation(
             means=(
-                "The job has finished, and its cluster was deleted. Its Secret and NetworkPolicy stay until the job is"
-                " deleted; the token in the Secret is no longer valid anywhere."
+                "The job has finished and has no cluster: it was deleted, or never created. The Secret and the"
+                " NetworkPolicy of a deleted cluster stay until the job is deleted; no cluster accepts the token in the"
+                " Secret any more."
             ),
             advice="Nothing to do.",
         ),
@@ -205,8 +219,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice="Nothing to do.",
         ),
         Reason.INSUFFICIENT_GPUS: Explanation(
-            means="A Ray node has fewer GPUs than its pool requests; the message has the numbers.",
-            advice="Check gpuResource and gpusPerNode of the pool, and the device plugin of the nodes.",
+            means="A worker pod has fewer GPUs in Ray than its pool requests; the message has the numbers.",
+            advice="Check gpuResource and gpusPerNode of the pool, and the device plugin on the Kubernetes nodes.",
         ),
         Reason.PLACEMENT_GROUP_INFEASIBLE: Explanation(
             means="Ray reports that its nodes cannot fit a placement group of the trainer, which would wait forever.",
@@ -222,11 +236,11 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.SUBMISSION_FAILED: Explanation(
             means=(
-                "Ray rejected the submission of the trainer, which the operator retries until"
-                " `runPolicy.provisioningDeadlineSeconds` have passed; or Ray could not start the trainer's process,"
-                " and the job failed."
+                "If JobSubmitted has this reason: Ray rejected the submission of the trainer. The operator retries"
+                " until `runPolicy.provisioningDeadlineSeconds` have passed. If the job is Failed with this reason: Ray"
+                " accepted the trainer, but could not start its process."
             ),
-            advice="Read Ray's response in the message. Check that the image contains the trainer.",
+            advice="Read Ray's response in the message, and check that the image (spec.image) contains the trainer.",
         ),
         Reason.DRIVER_LOST: Explanation(
             means="Ray no longer lists the trainer that it had accepted, because the Ray head restarted.",
@@ -259,7 +273,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             ),
         ),
         Reason.ENDED: Explanation(
-            means="The trainer of the newest attempt has exited.",
+            means="The attempt has ended; in Retrying: the job has finished.",
             advice="Nothing to do; the conditions Retrying, Suspended, Complete and Failed say what comes next.",
         ),
         Reason.NO_CHECKPOINT_YET: Explanation(
@@ -283,18 +297,18 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             ),
         ),
         Reason.SUSPENDED: Explanation(
-            means="The job is suspended (`spec.suspend`) and uses no nodes.",
+            means="The job is suspended (`spec.suspend`): its pods are deleted, so their GPUs are free.",
             advice="To resume it from its newest checkpoint, run `rljob resume`.",
         ),
         Reason.RESIZED: Explanation(
             means=(
-                "The job ran on fewer nodes than it requests (`runPolicy.elastic`), and the others are available again."
-                " It was stopped with a checkpoint and resumes on all nodes."
+                "The job ran with fewer worker pods than it requests (`runPolicy.elastic`), and the others are ready"
+                " now. It was stopped with a checkpoint and resumes with all worker pods."
             ),
             advice="Nothing to do.",
         ),
         Reason.RESUMED: Explanation(
-            means="The job was suspended and has resumed.",
+            means="The job is no longer suspended: it has resumed or finished.",
             advice="Nothing to do.",
         ),
         Reason.SUCCEEDED: Explanation(
@@ -333,10 +347,11 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.INFRASTRUCTURE_ERROR: Explanation(
             means=(
-                "The infrastructure failed: the trainer exited with code 75, was killed, or was lost by Ray. For a pod:"
-                " it was evicted, preempted, lost with its node, or has no network."
+                "If an attempt or the job failed with this reason: the trainer exited with code 75, was killed by a"
+                " signal, or Ray lost it. If ClusterReady has this reason: a pod was evicted, preempted, or lost with"
+                " its node, or the kubelet cannot create its sandbox or network."
             ),
-            advice="The job itself is not at fault. If it failed, run `rljob retry` to resume from its checkpoint.",
+            advice=f"The job itself is not at fault; the message has the cause. {_RETRY}",
         ),
         Reason.OUT_OF_MEMORY: Explanation(
             means="The kernel killed a container of the job because it exceeded its memory limit (`OOMKilled`).",
@@ -345,17 +360,20 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
                 " response lengths."
             ),
         ),
-        Reason.STOPPED_OUTSIDE: Explanation(
-            means="The trainer was stopped through Ray's own interface, not by the operator.",
+        Reason.STOPPED_THROUGH_RAY: Explanation(
+            means=("The trainer was stopped through Ray's API (`ray job stop`) or by a signal, not by the operator."),
             advice="To resume it from its newest checkpoint, run `rljob retry`.",
         ),
         Reason.STOPPED_BY_USER: Explanation(
             means="A user stopped the job (`rljob stop`); the trainer had `runPolicy.gracePeriodSeconds` to save.",
             advice="To resume it from its newest checkpoint, run `rljob retry`.",
         ),
-        Reason.ENDED_WITHOUT_RESULT: Explanation(
-            means="The trainer exited with code 0 before the training was complete, by its run state.",
-            advice="Read `rljob logs`. The trainer may have another version, or another program ended it.",
+        Reason.EXITED_WITHOUT_RESULT: Explanation(
+            means="The trainer exited with code 0, but its run state does not report that the training is complete.",
+            advice=(
+                "Read `rljob logs`. Usual causes are an image with another version of the trainer, and code that ends"
+                " the process (`os._exit`)."
+            ),
         ),
     }
 )

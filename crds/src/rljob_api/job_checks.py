@@ -14,8 +14,9 @@ from rljob_api.errors import DocumentError
 from rljob_api.quantities import number_of
 from rljob_api.rule import Path, Violation, wire_name
 from rljob_api.v1alpha1.affinity import Affinity, NodeTerm, PodTerm
+from rljob_api.v1alpha1.elastic import can_use_fewer_nodes
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.pools import APPARMOR, Head, PodOverlay, Pool
+from rljob_api.v1alpha1.pools import APPARMOR, KUEUE_PREFIX, Head, PodOverlay, Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
 
 STORAGE_RULE = "RLJobSpec.storageOnCluster"
@@ -24,7 +25,6 @@ RAY_VERSION_RULE = "RLJobSpec.rayVersionOnCluster"
 _VERSION = r"\d+\.\d+\.\d+"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-_KUEUE = "kueue.x-k8s.io/"
 _BYTES = ("memory", "ephemeral-storage")
 _DEPRECATED_LABELS = {
     "beta.kubernetes.io/arch": "kubernetes.io/arch",
@@ -50,7 +50,7 @@ def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Vio
             Violation(
                 rule=STORAGE_RULE,
                 path=("spec", "checkpoint", "storage"),
-                wrong="is required on a cluster, because the pods need a shared folder",
+                wrong="is required on a Kubernetes cluster, because the pods need a shared folder",
                 advice="set it to a ReadWriteMany PersistentVolumeClaim: storage: {persistentVolumeClaim: <name>}",
             )
         )
@@ -68,7 +68,11 @@ def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Vio
             Violation(
                 rule=RAY_VERSION_RULE,
                 path=("spec", "rayVersion"),
-                wrong=f"must be at least {MIN_RAY_VERSION}, because older versions accept requests without a token",
+                wrong=(
+                    f"must be at least {MIN_RAY_VERSION} on a Kubernetes cluster, because older versions accept"
+                    " requests"
+                    " without a token"
+                ),
                 advice="use an image with a newer Ray, and set this field to its version",
                 seen=spec.ray_version,
             )
@@ -91,6 +95,8 @@ def job_warnings(job: RLJob) -> tuple[Violation, ...]:
         *_kueue_warnings("annotations", job.metadata.annotations),
         *(found for path, part in places for found in _pod_warnings(path, part)),
         *_byte_warnings(_amounts_of_bytes(job.spec)),
+        *_shared_memory_warnings(job.spec),
+        *_elastic_warnings(job.spec),
         *_size_warnings(job),
     )
 
@@ -101,7 +107,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _kueue_warnings(field: str, entries: Mapping[str, str]) -> Iterator[Violation]:
     for key, value in entries.items():
-        if key.startswith(_KUEUE):
+        if key.startswith(KUEUE_PREFIX):
             yield Violation(
                 rule="Metadata.queue",
                 path=("metadata", field, key),
@@ -131,6 +137,37 @@ def _byte_warnings(amounts: Iterator[tuple[Path, str]]) -> Iterator[Violation]:
                 advice="use for example 400M or 400Mi (the suffix 'm' means thousandths)",
                 seen=json.dumps(text),
             )
+
+
+def _shared_memory_warnings(spec: RLJobSpec) -> Iterator[Violation]:
+    """Warnings about pools whose shared memory can use up the memory limit."""
+    for index, pool in enumerate(spec.pools):
+        limit = pool.resources.limits.get("memory")
+        if limit is not None and number_of(pool.shared_memory) >= number_of(limit):
+            yield Violation(
+                rule="Pool.sharedMemory",
+                path=("spec", "pools", index, "sharedMemory"),
+                wrong=(
+                    f"is not below resources.limits.memory ({limit}), which also counts what is stored in /dev/shm; the"
+                    " pod can be killed (OOMKilled) before /dev/shm is full"
+                ),
+                advice="reduce sharedMemory, or increase resources.limits.memory",
+                seen=json.dumps(pool.shared_memory),
+            )
+
+
+def _elastic_warnings(spec: RLJobSpec) -> Iterator[Violation]:
+    elastic = spec.run_policy.elastic
+    if elastic is not None and not can_use_fewer_nodes(spec):
+        yield Violation(
+            rule="Elastic.minNodes",
+            path=("spec", "runPolicy", "elastic", "minNodes"),
+            wrong="has no effect: with no smaller number of nodes, from minNodes on, the job is valid",
+            advice=(
+                "reduce minNodes, choose a batchSize that can be divided among fewer GPUs, or remove runPolicy.elastic"
+            ),
+            seen=str(elastic.min_nodes),
+        )
 
 
 def _pod_warnings(path: Path, part: Head | Pool) -> Iterator[Violation]:

@@ -5,7 +5,7 @@ defaults as YAML.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path as FilePath
 
@@ -13,11 +13,12 @@ from pydantic import ValidationError
 
 from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_api.errors import JobFileError, Problem
-from rljob_api.job_checks import job_warnings
+from rljob_api.job_checks import cluster_violations, job_warnings
 from rljob_api.names import standard_library_clash
 from rljob_api.pydantic_messages import is_consequential, plain_message
+from rljob_api.rule import Violation
 from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.job import RULE_ERROR, RLJob
 from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.optional_roles import absent_roles
 from rljob_api.v1alpha1.pod_environment import is_secret_name
@@ -81,9 +82,19 @@ def load_job_text_to_run(text: str, source: str) -> RLJob:
 
 def job_text_warnings(text: str, job: RLJob) -> list[Problem]:
     """Warnings about the job that was loaded from this text, in the order of their lines."""
+    return _located(text, job_warnings(job))
+
+
+def cluster_problems(text: str, job: RLJob) -> list[Problem]:
+    """Why the job that was loaded from this text cannot run on a Kubernetes cluster, in the order of their lines. The
+    operator may have a default image, so a missing image is not among them."""
+    return _located(text, cluster_violations(job.spec, has_default_image=True))
+
+
+def _located(text: str, violations: Iterable[Violation]) -> list[Problem]:
     document = read_yaml(text)
     found = []
-    for doubt in job_warnings(job):
+    for doubt in violations:
         line, column = _position(doubt.path, document, at_key=False)
         found.append(Problem(wire_path(doubt.path), doubt.message, line, column))
     return sorted(found, key=lambda problem: (problem.line or 0, problem.column or 0))
@@ -113,16 +124,21 @@ def _job(text: str, source: str, *, check_modules: bool) -> RLJob:
     except YamlProblem as error:
         line = (text.splitlines()[(error.problem.line or 1) - 1 :] or [""])[0]
         # In text that is not YAML, the variable of a value is unknown, so every value may be a secret.
-        raise JobFileError(source, [replace(error.problem, hides_line="value:" in line)]) from None
+        problem = replace(error.problem, hides_line="value:" in line)
+        raise JobFileError(source, [problem], hides_rules=True) from None
     problems = list(_module_problems(document)) if check_modules else []
+    hides_rules = False
     try:
         job = RLJob.from_wire(document.value)
     except ValidationError as error:
         problems += _problems(error, document)
+        # pydantic checks the types of all fields first, and the rules only if these are right.
+        hides_rules = any(details["type"] != RULE_ERROR for details in error.errors(include_url=False))
     if problems:
         hidden = {document.values[place][0] for place in _secret_paths(document)}
         problems = [replace(problem, hides_line=problem.line in hidden) for problem in problems]
-        raise JobFileError(source, sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
+        problems.sort(key=lambda problem: (problem.line or 0, problem.column or 0))
+        raise JobFileError(source, problems, hides_rules=hides_rules)
     return job
 
 
@@ -155,8 +171,14 @@ def _problems(error: ValidationError, document: Document) -> list[Problem]:
         line, column = _position(loc, document, at_key=details["type"] in ("extra_forbidden", "missing"))
         if loc in secrets and isinstance(details["input"], str | int | float):
             details = {**details, "input": "***"}
-        problems.append(Problem(wire_path(loc), plain_message(details, RLJob), line, column))
+        message = plain_message(details, RLJob)
+        if not loc and details["type"] in ("model_type", "model_attributes_type"):
+            message = f"{message.rpartition('; ')[0]}; {_FIRST_FIELDS}"
+        problems.append(Problem(wire_path(loc), message, line, column))
     return problems
+
+
+_FIRST_FIELDS = "write the fields apiVersion, kind, metadata and spec; `rljob init` writes an example"
 
 
 def _secret_paths(document: Document) -> set[Path]:

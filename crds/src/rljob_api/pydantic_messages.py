@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import get_args
 
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from rljob_api.base import WireModel
@@ -39,11 +40,17 @@ _BOUNDS = {
     "less_than": ("must be below {}", "lt", "reduce it"),
     "less_than_equal": ("must be at most {}", "le", "reduce it"),
     "string_too_long": ("must have at most {} characters", "max_length", "shorten it"),
-    "string_too_short": ("must have at least {} character(s)", "min_length", "set a value, or remove the field"),
+    "string_too_short": ("must have at least {} characters", "min_length", "add the missing characters"),
     "too_long": ("must have at most {} entries", "max_length", "remove some entries"),
     "too_short": ("must have at least {} entry", "min_length", "add an entry"),
     "string_pattern_mismatch": ("must match {}", "pattern", "correct it"),
 }
+_NAMES = {
+    "persistentVolumeClaim": "a PersistentVolumeClaim",
+    "claimName": "a PersistentVolumeClaim",
+    "configMap": "a ConfigMap",
+}
+"""Fields that name an object of the namespace."""
 
 
 def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
@@ -53,7 +60,8 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
         seen = error["input"]
         return f"{context['wrong']}{f' (seen: {seen})' if seen is not None else ''}; {context['advice']}"
     if kind == "missing":
-        return "is required but missing; add it"
+        values = _values_of(error["loc"], root)
+        return f"is required but missing; add it{f', with one of {values}' if values else ''}"
     if kind == "extra_forbidden":
         return _unknown_field(error["loc"], root)
     seen = _seen(error["input"])
@@ -61,6 +69,8 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
         choices = _choices(context)
         wrong = f"must be one of {choices}" if "," in choices else f"must be {choices}"
         return f"{wrong} (seen: {seen}); {_nearest_choice(error['input'], context)}"
+    if kind in ("string_too_short", "string_pattern_mismatch") and error["input"] == "":
+        return f"must not be empty (seen: {seen}); {_how_to_fill(error['loc'], root)}"
     if kind == "string_type" and isinstance(error["input"], dict | list | tuple):
         return f"must be a string (seen: {seen}); use a single value"
     pattern = QUANTITY_PATTERN if kind == QUANTITY_ERROR else context.get("pattern")
@@ -112,6 +122,29 @@ def _unknown_field(loc: Path, root: type[WireModel]) -> str:
     return f"is not a known field; known fields are {', '.join(known)}"
 
 
+def _field_at(loc: Path, root: type[WireModel]) -> FieldInfo | None:
+    """The field of the contract at a wire path; None if the path leads into a list or a map."""
+    model = model_at(root, loc[:-1]) if loc else None
+    fields = model.model_fields.values() if model is not None else ()
+    return next((info for info in fields if info.alias == loc[-1]), None)
+
+
+def _values_of(loc: Path, root: type[WireModel]) -> str:
+    """The values that a field may have, as text; empty if it is not an enum."""
+    info = _field_at(loc, root)
+    annotation = info.annotation if info is not None else None
+    if not (isinstance(annotation, type) and issubclass(annotation, Enum)):
+        return ""
+    return ", ".join(str(choice.value) for choice in annotation)
+
+
+def _how_to_fill(loc: Path, root: type[WireModel]) -> str:
+    """Advice for a field with an empty string."""
+    info = _field_at(loc, root)
+    value = f"the name of {_NAMES[str(loc[-1])]}" if loc and loc[-1] in _NAMES else "a value"
+    return f"set {value}" if info is None or info.is_required() else f"set {value}, or remove the field"
+
+
 def _bound(value: object) -> object:
     """The bound as it is shown: 1 for 1.0, because bounds of float fields are floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -122,7 +155,10 @@ def _choices(context: Mapping[str, object]) -> str:
 
 
 def _nearest_choice(value: object, context: Mapping[str, object]) -> str:
-    near = similar_names(str(value), _choices(context).split(", "))
+    choices = _choices(context).split(", ")
+    if len(choices) == 1:
+        return f"write {choices[0]}"
+    near = similar_names(str(value), choices)
     return f"did you mean {near[0]}?" if near else "choose one of them"
 
 

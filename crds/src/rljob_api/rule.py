@@ -35,7 +35,7 @@ def _at_the_field(_: WireModel) -> Sequence[Path]:
     return ((),)
 
 
-def _no_choices(_: WireModel, __: Path) -> Sequence[str]:
+def _no_details(_: WireModel, __: Path) -> Sequence[str]:
     return ()
 
 
@@ -58,8 +58,9 @@ class Rule:
     fault_paths: Callable[[WireModel], Sequence[Path]] = _at_the_field
     """Exact paths of the faults, relative to `field`, for a value that breaks the rule. The API server reports only
     `field`."""
-    choices: Callable[[WireModel, Path], Sequence[str]] = _no_choices
-    """Valid values at one of these paths, if they depend on the job. Messages of the API server do not have them."""
+    details: Callable[[WireModel, Path], Sequence[str]] = _no_details
+    """What the message adds in parentheses, for one of these paths: for example the valid values, or the numbers of the
+    job. Messages of the API server do not have it."""
     is_about_secret: bool = False
     """Whether the value is a secret, which no message may show."""
 
@@ -98,7 +99,7 @@ def rule(
     advice: str,
     holds: Callable[[ContractT], bool],
     fault_paths: Callable[[ContractT], Sequence[Path]] = _at_the_field,
-    choices: Callable[[ContractT, Path], Sequence[str]] = _no_choices,
+    details: Callable[[ContractT, Path], Sequence[str]] = _no_details,
     is_about_secret: bool = False,
 ) -> Rule:
     """Creates a rule whose functions take values of its own type `on`; see `Rule` for the arguments."""
@@ -111,7 +112,7 @@ def rule(
         advice=advice,
         holds=lambda value: holds(_checked_type(on, value)),
         fault_paths=lambda value: fault_paths(_checked_type(on, value)),
-        choices=lambda value, place: choices(_checked_type(on, value), place),
+        details=lambda value, place: details(_checked_type(on, value), place),
         is_about_secret=is_about_secret,
     )
 
@@ -209,7 +210,7 @@ def exactly_one_rule(
         field="",
         cel=f"{count} == 1",
         wrong="exactly one of " + ", ".join(f"`{name}`" for name in names) + " must be set",
-        advice="set one of them and remove the others",
+        advice="set one of them, and remove the others",
         holds=lambda value: sum(item is not None for item in read(value)) == 1,
     )
 

@@ -31,6 +31,13 @@ def write_utf8(stream: IO[str], text: str) -> None:
         stream.write(text)
 
 
+def discard_output(stream: TextIO) -> None:
+    """Sends the rest of the output of a standard stream to the null device, after a write to it has failed (terminal or
+    pipe closed, disk full). Otherwise the interpreter flushes it again when it exits, and changes the exit code."""
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), stream.fileno())
+
+
 def printable(text: str) -> str:
     """The text without terminal colours and control characters; line breaks stay."""
     plain = _TERMINAL_SEQUENCE.sub("", text.replace("\r\n", "\n"))

@@ -65,6 +65,17 @@ _CONSTANTS: dict[str, Plain] = {
 }
 
 
+_ADVICE = {
+    "'\\t'": "indent with spaces",
+    "<block end>": "the indentation of this line, or its '- ', does not match the lines above; align it with them",
+    "mapping values are not allowed": "correct the indentation of this line, or quote a value that contains ': '",
+    "cannot start any token": "put the value in quotes",
+    "expected ',' or": "close the bracket in front of it",
+    "unexpected end of stream": "close the quotes",
+}
+"""What to do, by a part of the YAML parser's message. The first that matches is used."""
+
+
 class YamlProblem(Exception):
     """The text cannot be read; `problem` says why and where."""
 
@@ -111,7 +122,7 @@ def read_yaml(text: str) -> Document:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
         problem = error.problem or error.context or ""
-        advice = "; indent with spaces" if "'\\t'" in problem else ""
+        advice = next((f"; {text}" for part, text in _ADVICE.items() if part in problem), "")
         raise YamlProblem(Problem("", f"invalid YAML: {problem}{advice}", line, column)) from None
     except YAMLError as error:
         raise YamlProblem(Problem("", f"invalid YAML: {' '.join(str(error).split())}", 1, 1)) from None

@@ -1,1 +1,1 @@
-"""The `rljob` command. It never imports the trainer: what needs it is started as a process of its own."""
+"""The `rljob` command. It never imports the trainer. Commands that need the trainer start it as a separate process."""

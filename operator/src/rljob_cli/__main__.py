@@ -1,9 +1,8 @@
-"""The `rljob` command line. Each command imports what it needs only when it runs, to start fast."""
+"""The `rljob` command line. To start fast, each command imports its modules only when it runs."""
 
 from __future__ import annotations
 
 import errno
-import os
 import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -16,10 +15,11 @@ from rich.text import Text
 
 from rljob_api.constants import API_GROUP, API_VERSION, CONTRACT_VERSION, ExitCode
 from rljob_api.errors import ContractError
-from rljob_api.standard_streams import accept_all_characters
+from rljob_api.standard_streams import accept_all_characters, discard_output
 from rljob_cli import arguments as of
 from rljob_cli.arguments import Context, JobFile, JobName, Kubeconfig, Namespace
 from rljob_cli.errors import CliError
+from rljob_cli.settings import forget_zero_columns
 
 if TYPE_CHECKING:
     from rljob_cli.cluster.client import Cluster
@@ -42,8 +42,8 @@ def _print_version(is_wanted: bool) -> None:
             package = version("rljob-operator")
         except PackageNotFoundError:
             package = "(source tree)"
-        text = f"rljob {package}, {API_GROUP}/{API_VERSION}, contract {CONTRACT_VERSION}"
-        _console().print(Text(text), soft_wrap=True)
+        documents = f"version {CONTRACT_VERSION} of the documents between operator and trainer"
+        _console().print(Text(f"rljob {package}, {API_GROUP}/{API_VERSION}, {documents}"), soft_wrap=True)
         raise typer.Exit
 
 
@@ -58,9 +58,9 @@ def every_command(
 
 @app.command("init")
 def init_command(
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="File to write; adds .yaml.")] = Path("job.yaml"),
+    file: of.NewJobFile = Path("job.yaml"),
 ) -> None:
-    """Write a commented example job file."""
+    """Write an example job file with comments."""
     from rljob_cli import init
 
     file = init.write_starter(file)
@@ -76,7 +76,9 @@ def validate_command(
         typer.Option("--resolved", help="Print the job with all defaults and recipe settings filled in."),
     ] = False,
 ) -> None:
-    """Check a job file and print every error with its line.
+    """Check a job file and print its errors with their lines.
+
+    Rules between fields are checked only if all types are right. Warnings name what a Kubernetes cluster would reject.
 
     With --resolved, standard output contains only the resolved job file; messages go to standard error.
     """
@@ -123,15 +125,15 @@ def plan_command(
 
     rljob plan --from-run runs/x
 
-    Exit codes: 0 the job fits into memory, 1 it does not, 2 the file or an option is invalid. With --search, 0 means
-    that the job fits in some layout, changing only pools and placement; with --write, that the written job fits.
+    Exit codes: 0 the job fits into memory, 1 it does not, 2 the file or an option is invalid. With --search, 0: the job
+    fits in a supported placement when only its pools and placement change; with --write, 0: the written job fits.
     """
     from rljob_cli.cluster.client import ClusterOptions
     from rljob_cli.plan.command import plan
-    from rljob_cli.plan.options import GpuOptions, PlanOptions
+    from rljob_cli.plan.options import GpuOptions, PlanOptions, cluster_to_read
     from rljob_planner.job_workload import LengthOptions
 
-    asked = ClusterOptions(context, None, kubeconfig) if from_cluster else None
+    asked = cluster_to_read(ClusterOptions(context, None, kubeconfig), is_wanted=from_cluster)
     options = PlanOptions(
         file=file,
         from_run=from_run,
@@ -157,7 +159,7 @@ def run_command(
     code: of.Code = None,
     ray: of.RayAddress = None,
 ) -> None:
-    """Run a job on this machine, or on a Ray cluster."""
+    """Run a job on this machine, or on an existing Ray cluster; for Kubernetes see `rljob submit`."""
     from rljob_cli.local.run import RunOptions, run
 
     raise typer.Exit(run(RunOptions(file, workers, resume, run_folder, code, ray), _console()))
@@ -181,10 +183,9 @@ def submit_command(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Run a job on a cluster.
+    """Create or update a job on a Kubernetes cluster, which must have the operator.
 
-    If the job exists with the same spec, nothing is created; changes of runPolicy and suspend are applied to it.
-    """
+    Of an existing job only runPolicy and suspend can change; a file with other differences is rejected."""
     from rljob_cli.cluster.client import ClusterOptions
     from rljob_cli.cluster.submit import submit
     from rljob_cli.cluster.watching import watch_job
@@ -300,19 +301,19 @@ def explain_command(
 @app.command("suspend")
 def suspend_command(
     name: JobName,
-    wait: of.Wait = False,
+    wait: of.WaitSuspended = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Save a checkpoint, stop the job and free its nodes until `rljob resume`."""
+    """Save a checkpoint and delete the pods of a job, so that their GPUs are free until `rljob resume`."""
     raise typer.Exit(_steering(name, _cluster(context, namespace, kubeconfig), wait=wait).suspend())
 
 
 @app.command("resume")
 def resume_command(
     name: JobName,
-    wait: of.Wait = False,
+    wait: of.WaitRunning = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -324,7 +325,7 @@ def resume_command(
 @app.command("stop")
 def stop_command(
     name: JobName,
-    wait: of.Wait = False,
+    wait: of.WaitFinished = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -336,7 +337,7 @@ def stop_command(
 @app.command("retry")
 def retry_command(
     name: JobName,
-    wait: of.Wait = False,
+    wait: of.WaitRetried = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -353,7 +354,7 @@ def delete_command(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Delete a job and its cluster; checkpoints and results are kept."""
+    """Delete a job and its RayCluster; checkpoints and results are kept."""
     from rljob_cli.cluster.steering import delete
 
     raise typer.Exit(delete(_cluster(context, namespace, kubeconfig), name, _console(), wait=wait))
@@ -362,6 +363,7 @@ def delete_command(
 def main() -> None:
     """Runs the command. Errors that the user can fix are printed to standard error without a traceback."""
     accept_all_characters()
+    forget_zero_columns()
     try:
         app()
     except CliError as error:
@@ -373,8 +375,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
             raise
-        # Otherwise the interpreter flushes the output again when it exits, and reports the error a second time.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output(sys.stdout)
         _console(stderr=True).print(Text(f"error: cannot write the output ({error.strerror})"), soft_wrap=True)
         raise SystemExit(ExitCode.APPLICATION) from None
 

@@ -1,6 +1,6 @@
-"""Arguments and options that several commands share or that take several lines.
+"""Arguments and options that several commands share, or whose definitions take several lines.
 
-It imports nothing that only some commands need."""
+The module is imported by every command, so it must not import modules that only some commands need."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 
 from rljob_api.constants import DRIVER_LOG_CONTAINER, RAY_CONTAINER
 from rljob_api.names import similar_names
 
 if TYPE_CHECKING:
-    # Typer has its own copy of click, and exports these types nowhere else; those of the package click do not match.
-    from typer._click.core import Command
+    # Typer has its own copy of click, and exports these types only there. The types of the package click do not match.
+    from typer._click.core import Command, Parameter
     from typer._click.core import Context as ClickContext
 
 _CLUSTER = "Which cluster"
@@ -50,6 +50,9 @@ class Container(StrEnum):
 
 
 JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="A job file (YAML).")]
+NewJobFile = Annotated[
+    Path, typer.Argument(metavar="[FILE]", help="File to write. The ending .yaml is added if it is missing.")
+]
 JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a job on the cluster.")]
 Context = Annotated[
     str | None,
@@ -73,7 +76,14 @@ Kubeconfig = Annotated[
         rich_help_panel=_CLUSTER,
     ),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait until the job reaches that state or finishes.")]
+WaitSuspended = Annotated[
+    bool, typer.Option("--wait", help="Wait until the job is suspended and all its pods are deleted, or it finishes.")
+]
+WaitRunning = Annotated[
+    bool, typer.Option("--wait", help="Wait until the trainer of the new attempt runs steps, or the job finishes.")
+]
+WaitFinished = Annotated[bool, typer.Option("--wait", help="Wait until the job has finished.")]
+WaitRetried = WaitRunning
 Watch = Annotated[
     bool, typer.Option("--watch", help="Show changes until the job finishes. Exit code 0: Complete, 1: Failed.")
 ]
@@ -107,8 +117,16 @@ Tail = Annotated[int | None, typer.Option(min=0, help="Number of lines from the 
 AttemptNumber = Annotated[
     int | None, typer.Option(min=1, help="Number of the attempt.", show_default="the newest attempt that has pods")
 ]
-PoolName = Annotated[str | None, typer.Option(help="Print the log of a worker of this pool, not of the head.")]
-WorkerIndex = Annotated[int, typer.Option(min=0, help="Index of the worker in the pool; with --storage, its rank.")]
+PoolName = Annotated[
+    str | None, typer.Option(help="Print the log of a worker pod of this pool, instead of the head pod's.")
+]
+WorkerIndex = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Number of the worker pod in the pool, from 0. With --storage: rank of the worker process (one per GPU).",
+    ),
+]
 ContainerName = Annotated[
     Container | None,
     typer.Option(help="Container of the pod.", show_default="driver in the head, ray in workers"),
@@ -116,7 +134,8 @@ ContainerName = Annotated[
 Storage = Annotated[
     Path | None,
     typer.Option(
-        help="Read the logs kept in the job's PersistentVolumeClaim, mounted at this folder. Needs no cluster.",
+        help="Read the copies of the logs in the job's PersistentVolumeClaim, which is mounted at this folder; with "
+        "subPath: a/b give FOLDER/a/b. Needs no cluster.",
         show_default=False,
     ),
 ]
@@ -134,7 +153,8 @@ Calibrate = Annotated[
     list[Path] | None,
     typer.Option(
         metavar="FOLDER",
-        help="Instead of FILE: fit the planner to this machine with a run, and write a profile. Can be repeated.",
+        help="Instead of FILE: fit the planner's constants to a run on this machine, and write them to a profile. "
+        "Can be repeated.",
     ),
 ]
 
@@ -173,13 +193,17 @@ GpuBandwidth = Annotated[
 ]
 MeanPrompt = Annotated[
     float | None,
-    typer.Option(help="Average prompt length in tokens.", show_default="half the limit", rich_help_panel=_KNOWN),
+    typer.Option(
+        help="Average prompt length in tokens.",
+        show_default="half of dataset.maxPromptTokens",
+        rich_help_panel=_KNOWN,
+    ),
 ]
 MeanResponse = Annotated[
     float | None,
     typer.Option(
         help="Average response length in tokens. The most important estimate.",
-        show_default="half the limit",
+        show_default="half of rollout.maxNewTokens",
         rich_help_panel=_KNOWN,
     ),
 ]
@@ -199,7 +223,7 @@ Profile = Annotated[
 Explain = Annotated[bool, typer.Option("--explain", help="Show every formula with its numbers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the plan of a job file as JSON.")]
 Search = Annotated[
-    bool, typer.Option("--search", help="Find the best pools, and placement of the roles, on these GPUs.")
+    bool, typer.Option("--search", help="Find the best pools and the best placement of the roles on these GPUs.")
 ]
 Write = Annotated[
     Path | None,
@@ -223,11 +247,34 @@ PlanKubeconfig = Annotated[
 
 
 class Commands(TyperGroup):
-    """The commands of `rljob`. It replaces Typer's suggestions for misspelled commands, which also suggest commands
-    that mean something else (`status` for `start`)."""
+    """The commands of `rljob`.
+
+    For a misspelled command it suggests only commands with a similar name. Typer's own suggestions include commands
+    that mean something else (`status` for `start`). The help shows flags without a type: Typer prints `--resume
+    <bool>`, although a flag takes no value.
+    """
 
     def resolve_command(self, ctx: ClickContext, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         """Resolves a command like Typer; for an unknown one, the error suggests the command that was probably meant."""
         if args and args[0] not in self.commands and (near := similar_names(args[0], self.commands)):
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
+
+    def get_params(self, ctx: ClickContext) -> list[Parameter]:
+        """The options of `rljob` itself."""
+        return _without_types_of_flags(super().get_params(ctx))
+
+    def get_command(self, ctx: ClickContext, cmd_name: str) -> Command | None:
+        """One of the commands."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _without_types_of_flags(command.get_params(ctx))
+        return command
+
+
+def _without_types_of_flags(params: list[Parameter]) -> list[Parameter]:
+    """Changes flags so that the help shows no type for them. Returns the same list."""
+    for param in params:
+        if isinstance(param, TyperOption) and param.is_flag and param.metavar is None:
+            param.metavar = ""
+    return params

@@ -1,4 +1,4 @@
-"""Finds this machine's devices without importing torch, which takes seconds."""
+"""Finds this machine's devices. It does not import torch, because that takes seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LISTED = re.compile(r"^GPU \d+: (.+?)(?: \(UUID: .*)?$", re.MULTILINE)
 
 
 class DeviceType(StrEnum):
-    """The type of device of a worker; the values of `RLJOB_DEVICE`."""
+    """The type of a worker's device. The values are those of the variable `RLJOB_DEVICE`."""
 
     CUDA = "cuda"
     CPU = "cpu"
@@ -34,9 +34,9 @@ class Devices:
 
 
 def find_devices(visible_cuda: str | None, dev_folder: Path = Path("/dev")) -> Devices:
-    """The GPUs that this process may use, else its CPU cores.
+    """The GPUs that this process may use; if there are none, its CPU cores.
 
-    `visible_cuda` is `CUDA_VISIBLE_DEVICES`; as in CUDA, an empty list hides all GPUs.
+    `visible_cuda` is the value of `CUDA_VISIBLE_DEVICES`. As in CUDA, an empty list hides all GPUs.
     """
     num_gpus = _count_gpus(dev_folder)
     if num_gpus and visible_cuda is not None:
@@ -47,7 +47,8 @@ def find_devices(visible_cuda: str | None, dev_folder: Path = Path("/dev")) -> D
 
 
 def count_visible(visible_cuda: str, num_gpus: int) -> int:
-    """How many of `num_gpus` GPUs are in the list. Like CUDA, it stops at the first unknown entry."""
+    """How many of `num_gpus` GPUs are in the list `visible_cuda`. As in CUDA, entries after the first unknown one do
+    not count."""
     count = 0
     for entry in visible_cuda.split(","):
         name = entry.strip()
@@ -77,5 +78,5 @@ def count_cores() -> int:
 
 def _count_gpus(dev_folder: Path) -> int:
     names = gpu_names()
-    # Some images have no nvidia-smi, but the driver's device files exist in any case.
+    # Some images have no nvidia-smi, but the device files of the driver always exist.
     return len(names) if names is not None else sum(1 for _ in dev_folder.glob("nvidia[0-9]*"))

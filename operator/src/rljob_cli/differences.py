@@ -11,8 +11,8 @@ _LONGEST_SHOWN = 60
 
 
 def differences(old: RLJobSpec, new: RLJobSpec) -> list[str]:
-    """Lines such as `spec.pools[main].nodes: 1 -> 2`, including defaults. List entries with names are matched by
-    name."""
+    """Lines such as `spec.pools[main].nodes: 1 -> 2`. Default values are compared, too. Entries of lists are matched by
+    their names if they have names."""
     return [
         f"{place}: {_shown(before)} -> {_shown(after)}"
         for place, before, after in _differing(old.to_full_wire(), new.to_full_wire(), "spec")

@@ -1,4 +1,4 @@
-"""The errors that the commands raise on purpose."""
+"""Errors with a message for the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`rljob init`: writes an example job file. It runs unchanged on a CPU, with the packages of `make install`."""
+"""`rljob init`: writes an example job file. The example runs without changes on a CPU, with the packages of `make
+install`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ metadata:
   name: my-first-run              # results go to runs/my-first-run
 spec:
   pools:
-  - name: main                    # equal GPU nodes; on one machine: at most one worker per device
+  - name: main                    # equal worker pods with GPUs; on one machine: at most one worker per device
     nodes: 1
     gpusPerNode: 1
 
@@ -95,15 +96,18 @@ spec:
 
 
 JOB_SUFFIXES = (".yaml", ".yml", ".json")
-"""A name with another ending gets `.yaml`, so that editors and `kubectl apply -f FOLDER` take it for a job file."""
+"""A name without one of these endings gets `.yaml`, so that editors and `kubectl apply -f FOLDER` recognize the
+file."""
 
 
 def write_starter(file: Path) -> Path:
-    """Writes the starter file, and returns its path: that of `my-job` is `my-job.yaml`.
+    """Writes the example file and returns its path. For `my-job` the path is `my-job.yaml`.
 
     Raises:
         CliError: the file exists, or cannot be written.
     """
+    if file.name in ("", "..") or file.is_dir():
+        raise CliError(f"{file}: is a folder; give the name of a file, such as {file / 'job.yaml'}")
     if file.suffix not in JOB_SUFFIXES:
         file = file.with_name(f"{file.name}.yaml")
     try:

@@ -16,7 +16,7 @@ def one_line(text: object) -> str:
 
 
 def shortened(line: str, limit: int = 240) -> str:
-    """Shortens a long line in the middle: the start usually names the subject and the end the cause."""
+    """Shortens a long line in the middle, because the start usually names the subject and the end names the cause."""
     if len(line) <= limit:
         return line
     tail = (limit - 5) // 2
@@ -24,7 +24,8 @@ def shortened(line: str, limit: int = 240) -> str:
 
 
 def age(then: datetime, now: datetime) -> str:
-    """An age as `kubectl get` shows it: `45s`, `3m20s`, `12m`, `3h5m`, `2d`. Never negative, as clocks may differ."""
+    """An age as `kubectl get` shows it: `45s`, `3m20s`, `12m`, `3h5m`, `2d`. A time in the future has the age `0s`,
+    because clocks may differ."""
     return length(max((now - then).total_seconds(), 0))
 
 

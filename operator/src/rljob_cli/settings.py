@@ -9,8 +9,14 @@ _SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount
 
 
 def inherited_environment() -> dict[str, str]:
-    """A copy of this process's environment, for the processes that it starts."""
+    """A copy of the environment of this process. It is passed to processes that this process starts."""
     return dict(os.environ)
+
+
+def forget_zero_columns() -> None:
+    """Removes `COLUMNS` if it is not above 0, as some containers set it. Otherwise nothing would be printed."""
+    if not os.environ.get("COLUMNS", "").strip("0"):
+        os.environ.pop("COLUMNS", None)
 
 
 def visible_cuda_devices() -> str | None:
@@ -21,7 +27,7 @@ def visible_cuda_devices() -> str | None:
 def kubeconfig_files() -> list[Path]:
     """Possible paths of a kubeconfig: the entries of `KUBECONFIG`, else `~/.kube/config`."""
     entries = [entry for entry in os.environ.get("KUBECONFIG", "").split(os.pathsep) if entry]
-    return [Path(entry).expanduser() for entry in entries] or [Path.home() / ".kube" / "config"]
+    return [_path(entry) for entry in entries or ["~/.kube/config"]]
 
 
 def service_account_namespace() -> str | None:
@@ -37,11 +43,11 @@ def service_account_namespace() -> str | None:
 def hub_cache_folder() -> Path:
     """The download cache of Hugging Face's libraries."""
     if folder := os.environ.get("HF_HUB_CACHE"):
-        return Path(folder).expanduser()
+        return _path(folder)
     if home := os.environ.get("HF_HOME"):
-        return Path(home).expanduser() / "hub"
+        return _path(home) / "hub"
     caches = os.environ.get("XDG_CACHE_HOME")
-    return (Path(caches).expanduser() if caches else Path.home() / ".cache") / "huggingface" / "hub"
+    return _path(caches or "~/.cache") / "huggingface" / "hub"
 
 
 def hub_address() -> str | None:
@@ -59,4 +65,9 @@ def hub_token() -> str | None:
 def profile_folder() -> Path:
     """Folder of the profiles that `rljob plan --calibrate` writes."""
     folder = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(folder).expanduser() if folder else Path.home() / ".config") / "rljob" / "profiles"
+    return _path(folder or "~/.config") / "rljob" / "profiles"
+
+
+def _path(text: str) -> Path:
+    """The path, with `~` expanded. Unlike pathlib, this raises no error if the home folder is unknown."""
+    return Path(os.path.expanduser(text))

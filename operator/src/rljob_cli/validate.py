@@ -1,21 +1,32 @@
-"""`rljob validate`: prints every error of a job file with its line, and warnings about a valid one."""
+"""`rljob validate`: prints the errors of a job file with their lines, and warnings about a valid one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from rljob_api.errors import JobFileError, Problem
-from rljob_api.job_file import job_text_warnings, load_job_text_to_run, read_job_text, resolved_job_text
+from rljob_api.job_file import (
+    cluster_problems,
+    job_text_warnings,
+    load_job_text_to_run,
+    read_job_text,
+    resolved_job_text,
+)
 from rljob_api.standard_streams import write_utf8
 from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.pools import Pool
+
+_LONGEST_EXCERPT = 160
+"""Most characters of a source line that are printed. A job in JSON may be one long line."""
 
 
 def validate_file(path: Path, console: Console) -> RLJob | None:
-    """Validates a file. Returns the job after printing warnings and one line that it is valid; returns None after
-    printing every error with its source line."""
+    """Validates a file. Returns the job after printing warnings, what keeps the job from running on a cluster, and one
+    line that it is valid. Returns None after printing the errors with their source lines."""
     text = ""
     try:
         text = read_job_text(path)
@@ -25,11 +36,15 @@ def validate_file(path: Path, console: Console) -> RLJob | None:
         for problem in error.problems:
             _print_problem(path, problem, lines, console)
         count = len(error.problems)
-        console.print(f"{path}: {count} problem{'s' if count > 1 else ''} found", style="bold red", soft_wrap=True)
+        what = f"{count} problem{'s' if count > 1 else ''} found"
+        more = "; fix and validate again, because rules between fields were not checked" if error.hides_rules else ""
+        console.print(Text(f"{path}: {what}{more}", "bold red"), soft_wrap=True)
         return None
     print_warnings(path, text, job, console)
-    pools = ", ".join(f"{pool.name} {pool.nodes}x{pool.gpus_per_node}" for pool in job.spec.pools)
-    console.print(Text(f"{path}: RLJob {job.metadata.name} is valid (pools: {pools})", style="green"), soft_wrap=True)
+    for problem in cluster_problems(text, job):
+        _print_problem(path, problem, text.splitlines(), console, "warning: ")
+    pools = ", ".join(map(_pool_text, job.spec.pools))
+    console.print(Text(f"{path}: RLJob {job.metadata.name} is valid ({pools})", style="green"), soft_wrap=True)
     return job
 
 
@@ -45,6 +60,12 @@ def print_resolved(job: RLJob, console: Console) -> None:
     write_utf8(console.file, resolved_job_text(job.metadata, job.spec))
 
 
+def _pool_text(pool: Pool) -> str:
+    """`pool main: 4 nodes x 8 GPUs`."""
+    nodes, gpus = pool.nodes, pool.gpus_per_node
+    return f"pool {pool.name}: {nodes} node{'s' if nodes > 1 else ''} x {gpus} GPU{'s' if gpus > 1 else ''}"
+
+
 def _print_problem(path: Path, problem: Problem, lines: list[str], console: Console, kind: str = "") -> None:
     """Prints `FILE:LINE:COL: kind: path: message`, the source line unless it contains a secret, and a mark under the
     column."""
@@ -52,5 +73,16 @@ def _print_problem(path: Path, problem: Problem, lines: list[str], console: Cons
     console.print(Text(f"{path}:{line}:{column}: {kind}{problem}"), soft_wrap=True)
     if line <= len(lines) and not problem.hides_line:
         number = f"{line:5} | "
-        console.print(Text(number + lines[line - 1], style="dim"), soft_wrap=True)
-        console.print(Text(" " * (len(number) + column - 1) + "^", style="red"), soft_wrap=True)
+        excerpt, offset = _excerpt(lines[line - 1], column)
+        console.print(Text(number + excerpt, style="dim"), soft_wrap=True)
+        console.print(Text(" " * (len(number) + offset) + "^", style="red"), soft_wrap=True)
+
+
+def _excerpt(source: str, column: int) -> tuple[str, int]:
+    """The source line around a column, and how many columns of the terminal precede that one: wide characters take two.
+    Tabs and control characters, whose width the terminal decides, become spaces."""
+    plain = "".join(letter if letter.isprintable() else " " for letter in source)
+    start = max(0, column - 1 - _LONGEST_EXCERPT // 2) if len(plain) > _LONGEST_EXCERPT else 0
+    end = start + _LONGEST_EXCERPT
+    before = ("..." if start else "") + plain[start : column - 1]
+    return before + plain[column - 1 : end] + ("..." if end < len(plain) else ""), cell_len(before)

@@ -15,12 +15,21 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
-        self.queue_depth = Gauge("rljob_operator_queue_depth", "Jobs waiting for a worker.", registry=registry)
+        self.queue_depth = Gauge(
+            "rljob_operator_queue_depth",
+            "Jobs that wait to be reconciled, because maxConcurrentReconciles jobs are being reconciled.",
+            registry=registry,
+        )
         self.queue_delayed = Gauge(
             "rljob_operator_queue_delayed", "Jobs with a reconcile pass scheduled for later.", registry=registry
         )
-        self.queue_working = Gauge("rljob_operator_queue_working", "Jobs being reconciled.", registry=registry)
-        self.passes = Counter("rljob_operator_passes", "Reconcile passes, by outcome.", ["outcome"], registry=registry)
+        self.queue_working = Gauge("rljob_operator_queue_working", "Jobs that are being reconciled.", registry=registry)
+        self.passes = Counter(
+            "rljob_operator_passes",
+            "Reconcile passes, by outcome: done, deleted, conflict, unavailable, crd_outdated, failed.",
+            ["outcome"],
+            registry=registry,
+        )
         self.pass_seconds = Histogram(
             "rljob_operator_pass_seconds",
             "Duration of a reconcile pass, including waiting for Ray.",
@@ -48,12 +57,16 @@ class Metrics:
         )
         self.definition_outdated = Gauge(
             "rljob_operator_definition_outdated",
-            "1 if the CustomResourceDefinition is older than the operator; jobs wait then.",
+            "1 if the CustomResourceDefinition is older than the operator, so that jobs wait; else 0.",
             registry=registry,
         )
         self.cached_objects = Gauge("rljob_operator_cached_objects", "Objects in the cache.", registry=registry)
-        self.leader = Gauge("rljob_operator_leader", "1 in the replica that is the leader.", registry=registry)
-        self.jobs = Gauge("rljob_jobs", "Jobs, by phase.", ["phase"], registry=registry)
+        self.leader = Gauge(
+            "rljob_operator_leader", "1 in the replica that is the leader; 0 in the others.", registry=registry
+        )
+        self.jobs = Gauge(
+            "rljob_jobs", "Jobs, by phase; New before the operator has processed a job.", ["phase"], registry=registry
+        )
 
     def watch_queue(self, waiting: Callable[[], int], delayed: Callable[[], int], working: Callable[[], int]) -> None:
         """Makes the queue's gauges read these functions at each scrape."""

@@ -40,7 +40,7 @@ class Settings:
     pod_namespace: str
     leader_election: bool
     lease_name: str
-    num_workers: int
+    max_concurrent_reconciles: int
     """How many jobs are reconciled at the same time; jobs that wait for Ray do not count."""
     log_level: str
     health_port: int
@@ -81,7 +81,7 @@ def parse_settings(environment: Mapping[str, str]) -> Settings:
         pod_namespace=read.text("POD_NAMESPACE"),
         leader_election=read.choice("LEADER_ELECTION", ("true", "false"), "true") == "true",
         lease_name=read.text("LEASE_NAME", "rljob-operator"),
-        num_workers=read.number("NUM_WORKERS", 8, 1, 1024),
+        max_concurrent_reconciles=read.number("MAX_CONCURRENT_RECONCILES", 8, 1, 1024),
         log_level=read.choice("LOG_LEVEL", LOG_LEVELS, "info"),
         health_port=read.number("HEALTH_PORT", 8080, 1, 65535),
         metrics_port=read.number("METRICS_PORT", 9090, 1, 65535),

@@ -1,9 +1,9 @@
 """A work queue like that of Kubernetes controllers: each key is processed by one worker at a time.
 
 Adding a key several times processes it once; adding it while it is processed processes it again afterwards. A failing
-key is retried with exponential backoff and delays no other key. Keys belong to parties (here: namespaces) that take
-turns, so a party with a thousand keys delays the only key of another party by one key. `Slots` limits how many keys
-are processed at once; a worker gives up its slot while it waits for something slow.
+key is retried with exponential backoff and delays no other key. Namespaces take turns: a namespace with a thousand
+waiting keys delays the only key of another namespace by one key. `Slots` limits how many keys are processed at once; a
+key that waits for a slow response gives up its slot meanwhile.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ class QueueClosed(Exception):
 
 
 class WorkQueue(Generic[KeyT]):
-    """The queue, for one event loop. `random` returns numbers in [0, 1); `party_of` returns the party of a key."""
+    """The queue, for one event loop. `random` returns numbers in [0, 1); `namespace_of` returns the namespace of
+    a key."""
 
-    def __init__(self, random: Callable[[], float], party_of: Callable[[KeyT], Hashable]) -> None:
+    def __init__(self, random: Callable[[], float], namespace_of: Callable[[KeyT], Hashable]) -> None:
         self._random = random
-        self._party_of = party_of
+        self._namespace_of = namespace_of
         self._waiting: OrderedDict[Hashable, deque[KeyT]] = OrderedDict()
-        """Waiting keys by party; the party whose turn it is comes first. No party has an empty list."""
+        """Waiting keys by namespace; the namespace whose turn it is comes first. No namespace has an empty list."""
         self._dirty: set[KeyT] = set()
         self._processing: set[KeyT] = set()
         self._timers: dict[KeyT, asyncio.TimerHandle] = {}
@@ -121,15 +122,15 @@ class WorkQueue(Generic[KeyT]):
         self._changed.set()
 
     def _wait_for_turn(self, key: KeyT) -> None:
-        self._waiting.setdefault(self._party_of(key), deque()).append(key)
+        self._waiting.setdefault(self._namespace_of(key), deque()).append(key)
         self._changed.set()
 
     def _next(self) -> KeyT:
-        """Takes the first key of the party whose turn it is; the party moves to the end."""
-        party, keys = self._waiting.popitem(last=False)
+        """Takes the first key of the namespace whose turn it is; the namespace moves to the end."""
+        namespace, keys = self._waiting.popitem(last=False)
         key = keys.popleft()
         if keys:
-            self._waiting[party] = keys
+            self._waiting[namespace] = keys
         return key
 
     def _due(self, key: KeyT) -> None:
@@ -171,8 +172,8 @@ async def work_through(queue: WorkQueue[KeyT], slots: Slots, work: Callable[[Key
                 key = await queue.get()
             except QueueClosed:
                 return
-            # Take the key before the slot: otherwise an idle loop would hold a slot that a worker which returns from
-            # `aside` needs.
+            # Wait for a key first, then for a slot. If this loop took the slot first, it would hold the slot while the
+            # queue is empty, and work that returns from `aside` could not get it back.
             await slots.take()
             group.create_task(_work_on(key, queue, slots, work))
 

@@ -7,23 +7,23 @@ Read in this order:
 
 - types: `model_shape`, `gpus`, `workload`; `constants` (numbers that no formula gives); `plan_types` (results)
 - input: `job_workload`, `job_placement`, `model_config`, `gguf_shape`, `known_models`, `clusters`
-- models of memory and time: `kv_cache`, `memory`, `timing`; `plan` puts them together
-- `search` finds the best placement; `advice` compares a run with its plan and suggests changes; `job_memory` answers
-  for a job file alone
+- models of memory and time: `kv_cache`, `memory`, `timing`; `plan` combines their results
+- `search` finds the best placement; `advice` compares a run with its plan and suggests changes; `job_memory` estimates
+  memory from a job's spec alone
 
 Units: memory in bytes (GiB in messages, 1 GiB = 2^30 bytes), time in seconds, lengths in tokens, bandwidths in bytes
-per second, speeds in floating-point operations per second (FLOP/s). Sizes of models and tensors are counts of numbers.
-Memory is that of one GPU: the one of its pool that holds most.
+per second, speeds in floating-point operations per second (FLOP/s). Sizes of models and tensors are counts of elements.
+Memory is that of one GPU: the fullest GPU of its pool.
 
 Letters of formulas:
 
-    B  sequences (a prompt with its response each)     T   tokens that one GPU's layers process in a micro-batch
+    B  sequences (a prompt and its response)           T   tokens that one GPU's layers process in a micro-batch
     L  decoder layers                                  H   hidden size
     q  query heads x head size                         kv  key/value heads x head size
     F  width of an MLP (of one expert)                 E   experts of a layer; k of them process a token
-    V  vocabulary size                                 P   parameters of the model; P_l of a layer, P_r of the root
+    V  vocabulary size                                 P   parameters of the model; P_l: of a layer, P_r: of the root
     W  GPUs that hold one copy in training (shards)    TP  GPUs that hold one copy in the rollout engine
-    m  bytes of a number in training passes            b   bytes of a number in the rollout engine
+    m  bytes of an element in training passes          b   bytes of an element in the rollout engine
 
-The root is what belongs to no layer: the embedding, the last norm and the output head.
+The root is the part of a model that belongs to no decoder layer: the embedding, the last norm and the output head.
 """

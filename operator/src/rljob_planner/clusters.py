@@ -1,4 +1,4 @@
-"""Clusters as text (`4x8xH100`) or as Kubernetes nodes, and the GPU types of a job's pools on them."""
+"""Reads a cluster from text (`4x8xH100`) or from Kubernetes nodes, and finds the GPU type of each pool on it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ MOST_GPUS = 100_000
 
 
 def cluster_of_text(text: str, where: str = "--cluster", named: Callable[[str], Gpu] = gpu_named) -> Cluster:
-    """Groups of equal nodes, separated by commas: nodes x GPUs per node x GPU type; `8xH100` is one node with eight.
-
-    `named` finds a GPU type by its name.
+    """Reads groups of equal nodes, separated by commas: nodes x GPUs per node x GPU type. `8xH100` is one node with
+    eight GPUs. `named` finds a GPU type by its name.
 
     Raises:
         PlanError: the text has another form, or the cluster has no GPU or too many.
@@ -38,14 +37,19 @@ def cluster_of_text(text: str, where: str = "--cluster", named: Callable[[str], 
 
 
 def cluster_text(cluster: Cluster) -> str:
-    """`4x8xH100`, in the form that `cluster_of_text` reads."""
+    """The cluster as text, such as `4x8xH100`, in the form that `cluster_of_text` reads."""
     return ",".join(f"{group.nodes}x{group.gpus_per_node}x{group.gpu.name}" for group in cluster)
 
 
 def _group(text: str, where: str, named: Callable[[str], Gpu]) -> NodeGroup:
     found = _GROUP.fullmatch(text) or _GROUP.fullmatch(f"1x{text}")
     if found is None:
-        raise PlanError(f"{where}: must be nodes x GPUs per node x GPU type (seen {text!r}), for example 4x8xH100")
+        raise PlanError(f"{where}: must be nodes x GPUs per node x GPU type, such as 4x8xH100 (seen {text!r})")
+    if found["kind"].strip().isdigit():
+        raise PlanError(
+            f"{where}: must be nodes x GPUs per node x GPU type, such as 4x8xH100 (seen {text!r}); the GPU type is"
+            " missing"
+        )
     return NodeGroup(int(found["nodes"]), int(found["gpus"]), named(found["kind"].strip()))
 
 
@@ -59,14 +63,15 @@ SELECTORS = (PRODUCT_LABEL, *AMD_LABELS, "cloud.google.com/gke-accelerator", "ka
 """Node labels that name a GPU type; a pool may select its nodes by one of them."""
 DEFAULT_RESOURCE = "nvidia.com/gpu"
 _COUNT = re.compile(r"[0-9]{1,5}")
-"""A number of GPUs in a node's `allocatable`; other text counts as none."""
+"""A number of GPUs in a node's `allocatable`. Text of another form counts as 0 GPUs."""
 
 
 def cluster_of_nodes(
     nodes: Iterable[Mapping[str, object]], resources: Iterable[str] = (DEFAULT_RESOURCE,), default: Gpu | None = None
 ) -> tuple[Cluster, dict[str, Label]]:
-    """Groups Node objects of the API by GPU type and number of GPUs, the largest group first; cordoned nodes are left
-    out. Also returns the label that selects the nodes of each type, by the type's name, if all of them have the same.
+    """Groups Node objects of the API by GPU type and number of GPUs, the largest group first. Cordoned nodes are left
+    out. Also returns, by the name of each GPU type, the label that selects its nodes. A type whose nodes do not all
+    have the same label is missing there.
 
     `resources`: names of GPU resources in a node's `allocatable`. `default`: the GPU type of nodes whose labels name no
     type or an unknown one.
@@ -124,7 +129,7 @@ def _part(value: Mapping[str, object], key: str) -> Mapping[str, object]:
 
 def allowed_gpus(pool: Pool, named: Callable[[str], Gpu] = gpu_named) -> list[Gpu]:
     """The GPU types that the pool allows by node selector, else by affinity, the largest memory first; empty if it
-    requires none.
+    requires no type.
 
     Raises:
         PlanError: it requires an unknown type.
@@ -135,7 +140,7 @@ def allowed_gpus(pool: Pool, named: Callable[[str], Gpu] = gpu_named) -> list[Gp
 
 
 def _products_of_affinity(pool: Pool) -> list[str]:
-    """Products that the required node affinity names, if each of its terms names some."""
+    """The GPU products that the required node affinity names; empty if one of its terms names no product."""
     affinity = pool.template.affinity
     nodes = affinity.node_affinity if affinity is not None else None
     required = nodes.required_during_scheduling_ignored_during_execution if nodes is not None else None
@@ -152,8 +157,8 @@ def _products_of_affinity(pool: Pool) -> list[str]:
 
 
 def gpus_of_pools(pools: Iterable[Pool], cluster: Cluster, allowed: Mapping[str, Collection[Gpu]]) -> dict[str, Gpu]:
-    """The GPU type of each pool, by the pool's name. In their order, pools take the first group of nodes that has room.
-    `allowed`: for pools that require one of some GPU types, by the pool's name; these pools come first.
+    """The GPU type of each pool, by the pool's name. One pool after the other takes the first group of nodes that has
+    room for it. `allowed`: for pools that require one of some GPU types, by the pool's name; these pools come first.
 
     Raises:
         PlanError: no group has room for a pool.

@@ -1,6 +1,6 @@
 """Numbers that no formula gives: the share of a GPU's stated speed that is reached in practice, and fixed costs.
 
-A profile (`rljob plan --calibrate`) replaces them by values fitted to runs on one machine.
+A profile (`rljob plan --calibrate`) replaces them with values that are fitted to runs on one machine.
 """
 
 from __future__ import annotations
@@ -32,20 +32,22 @@ Bytes = Annotated[float, Field(ge=0, le=1e15)]
 
 @dataclass(frozen=True)
 class Constants:
-    """The defaults are for vLLM 0.32 and FSDP2 on NVIDIA GPUs. Efficiencies are the reached share of a stated speed."""
+    """The planner's constants. Defaults are for vLLM 0.32 and FSDP2 on NVIDIA GPUs. An efficiency is the share of the
+    stated speed that is reached in practice."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
     """A profile with an unknown name is rejected."""
     training_efficiency: Mapping[str, Share] = field(default_factory=lambda: dict(_EFFICIENCIES))
-    """Share of the GPU's FLOP/s in matrix products of training passes (recomputation counts), by GPU type."""
+    """By GPU type: share of the GPU's FLOP/s that matrix products reach in passes with backward. Recomputed operations
+    are counted as work."""
     forward_efficiency: Mapping[str, Share] = field(default_factory=dict)
-    """The same in passes without backward; a missing type has its `training_efficiency`."""
+    """The same for passes without backward. For a type that is missing here, `training_efficiency` is used."""
     default_efficiency: Share = 0.35
-    """The same for GPU types that are not in `training_efficiency`."""
+    """Used in both kinds of passes for GPU types that are not in `training_efficiency`."""
     expert_efficiency_factor: Annotated[float, Field(ge=1e-6, le=100)] = 0.5
-    """Factor on the three above for mixtures of experts."""
+    """The three efficiencies above are multiplied by this factor for mixtures of experts."""
     attention_efficiency: Share = 0.65
-    """Share of the FLOP/s in the products of queries, keys and values."""
+    """Share of the GPU's FLOP/s that the products of queries, keys and values reach."""
     decode_bandwidth_efficiency: Share = 0.65
     """Share of the memory bandwidth that decoding reaches."""
     decode_compute_efficiency: Share = 0.5
@@ -67,18 +69,18 @@ class Constants:
     """Bytes per second into each GPU in a weight sync to a rollout on GPUs of its own (verl,
     verl/checkpoint_engine/README: 8.25 to 9.44 GB/s over NCCL, NIXL and Mooncake)."""
     sync_tensor_seconds: Fixed = 3.7e-4
-    """Cost per tensor that the engine loads in a weight sync, whatever its size: Qwen3-30B-A3B has 18,867 tensors on
-    the hub and takes 7 s on one node (slime, hebiao064.github.io/rl-weight-sync)."""
+    """Cost of each tensor that the engine loads in a weight sync; it does not depend on the tensor's size. Source: a
+    sync of the 18,867 tensors of Qwen3-30B-A3B takes 7 s on one node (slime, hebiao064.github.io/rl-weight-sync)."""
     wake_seconds: Fixed = 0.0
-    """Fixed cost of a weight sync: wake the rollout engine, later put it to sleep."""
+    """Fixed cost of a weight sync: the rollout engine wakes up before it, and goes to sleep after generation."""
     pass_seconds: Fixed = 0.0
     """Fixed cost of a pass over one micro-batch."""
     update_seconds: Fixed = 0.0
     """Fixed cost of an optimizer step."""
     step_seconds: Fixed = 3.0
-    """Fixed cost of a training step: calls, logging, all that is in no phase."""
+    """Fixed cost of a training step outside of its phases: calls, logging, data."""
     allocator_factor: Annotated[float, Field(ge=1, le=10)] = 1.07
-    """Memory that torch's caching allocator reserves / memory that is allocated."""
+    """Memory that torch's caching allocator reserves, divided by the memory that is allocated."""
     engine_context_bytes: Bytes = 1.8 * 2**30
     """CUDA context, libraries and workspace of a vLLM process; tensor parallelism doubles it."""
     graph_bytes: Bytes = 0.6 * 2**30
@@ -86,11 +88,12 @@ class Constants:
     sleeping_engine_bytes: Bytes = 2.0 * 2**30
     """GPU memory that vLLM keeps while it sleeps."""
     process_bytes: Bytes = 0.0
-    """Host memory of a worker process beside its tensors: libraries. Counts in jobs on CPUs only."""
+    """Host memory of a worker process besides its tensors, such as libraries. Used for jobs on CPUs only."""
     spread: Annotated[float, Field(ge=0, le=0.9)] = 0.3
-    """Half of the width of a range of seconds, as a share of the likely value; smaller in a profile."""
+    """Half of the width of a range of seconds, as a share of the likely value: 0.3 means 30 % to either side. A profile
+    has a smaller value."""
     source: str = "defaults"
-    """`defaults`, or the names of the runs that the profile was fitted to."""
+    """Where the constants come from: `defaults`, or the names of the runs that the profile was fitted to."""
 
     def training_efficiency_of(self, kind: str, *, has_experts: bool = False) -> float:
         """Efficiency of passes with backward on this GPU type."""

@@ -4,4 +4,5 @@ from __future__ import annotations
 
 
 class PlanError(Exception):
-    """A job, model, cluster or run cannot be planned. Messages: *where: what is wrong (value seen); what to do*."""
+    """A job, model, cluster or run cannot be planned. Messages have the form *where: what is wrong (seen: value); what
+    to do*."""

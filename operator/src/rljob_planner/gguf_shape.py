@@ -1,7 +1,7 @@
 """Reads a model's shape from the header of a GGUF file, llama.cpp's single-file format (ggml-org/ggml, docs/gguf.md).
 
-Only the header is read: key-value entries, then names and sizes of tensors. The trainer converts such files by the same
-entries (models/gguf_conversion.py).
+Only the header is read: key-value entries, then names and sizes of tensors. The trainer uses the same entries when it
+converts such files (models/gguf_conversion.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Buffer = bytes | memoryview
 _STRING, _ARRAY = 8, 9
 _FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _LONGEST_KEPT = 64
-"""Longer arrays are skipped; they are scores of the vocabulary."""
+"""Longer arrays are skipped, because they only describe the vocabulary."""
 _MAX_ENTRIES = 1_000_000
 
 _MODEL_TYPES = {
@@ -56,7 +56,7 @@ def shape_of_gguf(header: Buffer, name: str) -> ModelShape:
     size.
 
     Raises:
-        PlanError: not a GGUF file of version 2 or 3, truncated, or a model of an unknown architecture.
+        PlanError: the file is no GGUF file of version 2 or 3, is truncated, or has a model of an unknown architecture.
     """
     try:
         entries, tensors = _Reader(memoryview(header), name).header()
@@ -84,7 +84,7 @@ class _Reader:
         self.data, self.name, self.offset = data, name, 0
 
     def header(self) -> tuple[dict[str, Value], dict[str, list[int]]]:
-        """Entries by key, and sizes of tensors by name; dimensions are in the reverse of torch's order."""
+        """Entries by key, and sizes of tensors by name. A size lists its dimensions in the reverse of torch's order."""
         magic = bytes(self.take(4))
         if magic != b"GGUF":
             raise PlanError(f"{self.name}: not a GGUF file (it begins with {magic!r}); choose another file")

@@ -2,9 +2,9 @@
 
 Sources. FLOP/s (dense BFloat16) and memory bandwidth: torch 2.13 (`_inductor/analysis/device_info.py`), torchtitan
 (`tools/utils.py`), verl (`utils/flops_counter.py`) and data sheets; H100 and L4 without sparsity. Links: NVLink,
-Infinity Fabric or PCIe of one GPU, per direction. Memory is what torch reports as total, which is less than the data
+Infinity Fabric or PCIe of one GPU, per direction. Memory is the total that torch reports. It is less than the data
 sheet says: messages in public issues show 79.1 GiB for an H100 (pytorch/torchtitan issue 1789), 44.4 for an L40S, 22.0
-for an A10 and 191.9 for an MI300X. The memory of A100, H100 NVL, H200, H20, B200, GB200 and L4 has no such source.
+for an A10 and 191.9 for an MI300X. For A100, H100 NVL, H200, H20, B200, GB200 and L4 there is no such source.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rljob_planner.errors import PlanError
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU type. Speeds are those the vendor states; `constants` has the share that is reached."""
+    """One GPU type. Speeds are those that the vendor states. `constants` has the share of them that is reached."""
 
     name: str
     memory_bytes: float
     """Total memory, as the driver reports it."""
     flops: float
-    """Dense BFloat16 FLOP/s; of a CPU in the dtype of its passes."""
+    """FLOP/s of dense BFloat16 matrix products; of a CPU: in the dtype of its passes."""
     bandwidth: float
     """Memory bandwidth in bytes per second."""
     link_bandwidth: float = 32e9
@@ -53,10 +53,10 @@ Cluster = tuple[NodeGroup, ...]
 
 
 _CORE_FLOPS = 192e9
-"""Upper bound of float32 FLOP/s per core: two vector units, 16 numbers each, multiply and add, at 3 GHz. A profile has
-the share that is reached."""
+"""Upper bound of float32 FLOP/s per core: two vector units with 16 numbers each, multiply and add, at 3 GHz. A profile
+has the share of it that is reached."""
 _CORE_BANDWIDTH = 15e9
-"""Bytes per second and core, a guess; see above."""
+"""Memory bandwidth in bytes per second and core. A guess; a profile has the share of it that is reached."""
 
 
 _TABLE = """

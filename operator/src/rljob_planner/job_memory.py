@@ -1,8 +1,8 @@
-"""Estimates the memory of a job from its spec alone, for callers without options, files or network: the operator and
-`rljob explain`.
+"""Estimates the memory of a job from its spec alone. The operator and `rljob explain` use it: they have no command-line
+options, and read no files of models.
 
-The GPU type of a pool comes from the node labels that the pool requires, the model's shape from the built-in table
-(`known_models`). If one of the two is unknown, there is no estimate.
+The GPU type of a pool comes from the node labels that the pool requires. The model's shape comes from the built-in
+table (`known_models`). If one of the two is unknown, there is no estimate.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from rljob_planner.workload import PlacedPool, Placement, Role, Workload
 _UNLIMITED = Gpu("unknown", 1e18, 1e15, 1e12, 1e11)
 """Stands for unknown GPU types; everything fits."""
 _MAX_SUGGESTIONS = 2
-"""Changes that the warning about a shortage suggests at most."""
+"""The largest number of proposals in the warning about a memory shortage."""
 
 
 def known_gpus(pool: Pool) -> list[Gpu]:
-    """The GPU types that the pool allows by node labels, the largest memory first; empty if it requires none or an
+    """The GPU types that the pool allows by node labels, the largest memory first; empty if it requires no type or an
     unknown one."""
     try:
         return allowed_gpus(pool)
@@ -47,8 +47,8 @@ def known_gpus(pool: Pool) -> list[Gpu]:
 
 
 def plan_from_spec(spec: RLJobSpec, *, with_proposals: bool = True) -> Plan | None:
-    """The plan of the job. Phases, verdict and worst phase cover only pools with a known GPU type; the other pools
-    count as unlimited. None if no GPU type is known, or if a model is not in the table.
+    """The plan of the job; None if no GPU type is known, or if a model is not in the table. Phases, verdict and fullest
+    phase cover only pools with a known GPU type. In the other pools everything fits.
 
     Raises:
         PlanError: the planner cannot plan this job.
@@ -83,9 +83,9 @@ def known_shapes(spec: RLJobSpec) -> Mapping[Role, ModelShape] | None:
 
 
 def memory_shortage(spec: RLJobSpec) -> str:
-    """A warning that the job's GPU memory is too small, with changes that would make it fit; empty if it is large
-    enough or unknown. It is an estimate, so it is no reason to reject a job. Takes milliseconds: the operator blocks on
-    it."""
+    """A warning that the job's GPU memory is too small, with proposals that make the job fit. Empty if the memory is
+    large enough or cannot be estimated. Because it is an estimate, the operator warns and does not reject the job. It
+    takes milliseconds, which matters because the operator handles nothing else meanwhile."""
     try:
         outlook = plan_from_spec(spec, with_proposals=False)
     except PlanError:
@@ -96,7 +96,7 @@ def memory_shortage(spec: RLJobSpec) -> str:
     pool = next(each for each in outlook.placement.pools if each.name == worst.pool)
     text = f"by estimate, the memory of pool {worst.pool} ({pool.gpu.name}) is too small: {shown(worst)}"
     if fails_from_second_step(outlook.all_phases):
-        text += "; the first step would fit, later steps would not, because the optimizer's moments are then in memory"
+        text += "; the first step would fit, but later steps would not, because they also hold the optimizer's moments"
     found = find_proposals(outlook.workload, outlook.placement, Constants(), with_pairs=False).fitting[
         :_MAX_SUGGESTIONS
     ]
@@ -108,7 +108,7 @@ def memory_shortage(spec: RLJobSpec) -> str:
 
 
 def shown(phase: PhaseMemory) -> str:
-    """The memory that a phase needs, and that it has."""
+    """The memory that a phase needs, and its limit, as text."""
     if phase.kv_cache_shortage and phase.total <= phase.limit:
         missing = f"{phase.kv_cache_shortage / GIB:.1f} GiB too small for one sequence of full length"
         return f"in {phase.phase} the KV cache is {missing}"
@@ -116,13 +116,14 @@ def shown(phase: PhaseMemory) -> str:
 
 
 def proposal_text(proposal: Proposal) -> str:
-    """The changes as one writes them into the job file, and the largest memory with them."""
+    """The changes as they are written in the job file, and the memory of the fullest phase with them."""
     changes = " and ".join(f"{change.field}: {change.value}" for change in proposal.changes)
     return f"{changes} ({proposal.fullest_phase.total / GIB:.1f} GiB at most)"
 
 
 PROCESS_BYTES = 1.1e9
-"""Host memory of one worker's libraries: 1,067 MiB on CPUs (docs/memory.md). A profile may have a measured value."""
+"""Host memory of the libraries of one worker: 1,067 MiB on CPUs (docs/memory.md). A measured value in a profile is used
+instead."""
 
 
 def host_parts(pool: PlacedPool, workload: Workload, constants: Constants) -> tuple[Part, ...]:
@@ -144,8 +145,8 @@ def host_parts(pool: PlacedPool, workload: Workload, constants: Constants) -> tu
 
 
 def host_memory_advice(spec: RLJobSpec) -> dict[str, str]:
-    """For each pool of GPU nodes a sentence on how much host memory its pods need and how to reduce it, by the pool's
-    name. Empty if the shape of a model is unknown.
+    """By the name of each pool: a sentence on how much host memory its pods need, and how to reduce it. Empty if the
+    shape of a model is unknown.
 
     Raises:
         PlanError: the planner cannot plan this job.

@@ -15,8 +15,9 @@ from rljob_planner.workload import TRAIN_ROLES, PlacedPool, Placement, Role, Rol
 
 
 def placement_of(spec: RLJobSpec, gpus: Mapping[str, Gpu]) -> Placement:
-    """The job's pools as they are in the spec. `gpus`: the GPU type of each pool, by the pool's name. A layout that the
-    spec leaves out has the trainer's default (engines/train/layout.py): all GPUs of the pool hold one copy together.
+    """The placement that the spec describes. `gpus`: the GPU type of each pool, by the pool's name. A role without a
+    layout in the spec gets the trainer's default (engines/train/layout.py): all GPUs of its pool together hold one copy
+    of the model.
 
     Raises:
         PlanError: a pool has no GPU type, a role names a pool that does not exist, or a size does not divide.
@@ -36,17 +37,17 @@ def placement_of(spec: RLJobSpec, gpus: Mapping[str, Gpu]) -> Placement:
 def spec_with(spec: RLJobSpec, placement: Placement, labels: Mapping[str, Label] | None = None) -> RLJobSpec:
     """The spec with the pools and roles of this placement.
 
-    `labels`: a node label by the GPU type's name; a pool of that type then selects nodes with this label. Other fields
-    of a pool that the spec already has stay, and so do the fields of roles that the job does not have. Defaults are
-    left out, unless the spec already writes the pool's name or a sequenceParallel of 1.
+    `labels`: node labels by the GPU type's name. A pool of that type then selects nodes with this label. A pool that
+    the spec already has keeps its other fields. Roles that the job does not use keep their fields. Default values are
+    left out, except for a pool's name or a sequenceParallel of 1 that is already in the spec.
 
     Raises:
         PlanError: this version of the trainer cannot run the placement.
     """
     if not placement.is_supported:
         raise PlanError(
-            "the plan: actor and rollout are on different pools, or generation and training run at the same time, which"
-            " this version cannot run; choose a placement with both on one pool, taking turns"
+            "the plan: this version cannot run actor and rollout on different pools, or generation and training at the"
+            " same time; choose a placement with both on one pool, taking turns"
         )
     before = {pool.name: pool for pool in spec.pools}
     pools: list[Pool] = []
@@ -65,7 +66,7 @@ def spec_with(spec: RLJobSpec, placement: Placement, labels: Mapping[str, Label]
 
 
 def _on_nodes_with(label: Label, pool: Pool) -> Pool:
-    """The pool with this label and the GPU resource of its vendor, without labels of other GPU types."""
+    """The pool with this label and the GPU resource of the label's vendor, without labels of other GPU types."""
     name, value = label
     others = {key: old for key, old in pool.template.node_selector.items() if key not in SELECTORS}
     template = pool.template.model_copy(update={"node_selector": {**others, name: value}})
@@ -107,14 +108,14 @@ def _check_divides(role: str, field: str, value: int, total: int, what: str) -> 
 
 def _role(spec: RLJobSpec, role: Role, pool: PlacedPool, name: str | None) -> TrainRole | RolloutRole:
     if role is Role.ROLLOUT:
-        assert pool.rollout is not None, "a pool with this role has its layout"
+        assert pool.rollout is not None, "a pool with the rollout has the rollout's layout"
         return RolloutRole(pool=name, tensor_parallel=pool.rollout.tensor_parallel)
     layout = pool.layouts[role]
     shard_size = None if layout.shard_size == layout.num_gpus else layout.shard_size
     is_written = spec.roles.train_role(role.value).sequence_parallel == 1
     shares = layout.sequence_parallel if is_written or layout.sequence_parallel > 1 else None
     if role is Role.REF and spec.training.model.lora is not None:
-        # With LoRA, the layout fields decide whether the reference is the actor's model or a copy of its own.
+        # With LoRA, a reference without layout fields is the actor's model; with them it is a separate copy.
         if reference_is_the_actor(spec):
             return TrainRole(pool=name, sequence_parallel=1 if is_written else None)
         shard_size = layout.shard_size
@@ -125,11 +126,12 @@ def _role(spec: RLJobSpec, role: Role, pool: PlacedPool, name: str | None) -> Tr
 
 
 def check_layouts(workload: Workload, placement: Placement) -> None:
-    """Checks that the attention heads of each model divide by its sequence or tensor parallelism (trainer,
-    engines/train/layout.py; vLLM, config/model.py). The contract cannot check it without the model's shape.
+    """Checks that sequence or tensor parallelism divides the attention heads of each model (trainer,
+    engines/train/layout.py; vLLM, config/model.py). The contract cannot check this, because it does not know the
+    model's shape.
 
     Raises:
-        PlanError: they do not divide.
+        PlanError: a size does not divide the heads.
     """
     for pool in placement.pools:
         for role, layout in pool.layouts.items():

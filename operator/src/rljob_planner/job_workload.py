@@ -1,5 +1,5 @@
-"""Turns a job's spec and the shapes of its models into a `Workload`, the way the trainer reads the spec (trainer,
-controller/model_roles.py)."""
+"""Turns a job's spec and the shapes of its models into a `Workload`. It interprets the spec as the trainer does
+(controller/model_roles.py)."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ from rljob_planner.workload import (
 )
 
 REPLACED_GROUPS = 0.4
-"""Share of groups that dynamic sampling is assumed to replace: a guess. A run's metrics have the real share."""
+"""Share of the groups that dynamic sampling is assumed to replace. A guess; the metrics of a run have the real
+share."""
 ROUND_MARGIN = 1.25
-"""Prompts that a second round asks for / groups that are missing (trainer, controller/dynamic_sampling.py)."""
+"""Prompts of a second round of dynamic sampling, divided by the groups that are still missing (trainer,
+controller/dynamic_sampling.py)."""
 MIN_STEPS_TO_COMPILE = 300
-"""Steps from which a job on CPUs compiles its rollout model (trainer, engines/rollout/select.py)."""
+"""A job on CPUs with at least this many steps compiles its rollout model (trainer, engines/rollout/select.py)."""
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from, and the field of the job file that says so."""
+    """The source of a model, and the field of the job file with this source."""
 
     source: str
     revision: str | None
@@ -46,15 +48,15 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class LengthOptions:
-    """Mean lengths in tokens, where the user knows them. The maxima are in the job file."""
+    """Mean lengths in tokens that the user passes as options; None if unknown. The maxima are in the job file."""
 
     prompt_mean: float | None = None
     response_mean: float | None = None
 
 
 def model_sources(spec: RLJobSpec) -> dict[Role, ModelSource]:
-    """The source of each model: of the actor, and of critic and reward model if the job has them. The reference starts
-    as the actor's model, so it has no source of its own."""
+    """The source of the actor's model, and those of critic and reward model if the job has them. The reference has the
+    weights with which the actor starts, so it has no source."""
     training, policy = spec.training, spec.training.model
     sources = {Role.ACTOR: ModelSource(policy.source, policy.revision, "spec.training.model.source")}
     if Role.CRITIC.value not in absent_roles(spec):
@@ -76,7 +78,8 @@ def workload_of(
     is_cpu: bool = False,
     lengths: LengthOptions | None = None,
 ) -> Workload:
-    """The work of a step. `shapes` has a shape for each role of `model_sources`; a critic without one has the actor's.
+    """The work of a step. `shapes` must have a shape for each role of `model_sources`. A critic that is missing there
+    has the actor's shape.
 
     Raises:
         PlanError: a shape is missing, or an option is out of its range.
@@ -120,8 +123,8 @@ def workload_of(
 
 
 def _lengths(spec: RLJobSpec, known: LengthOptions) -> TokenLengths:
-    """Maxima come from the job. An unknown mean is assumed to be half of the maximum; for responses the range of
-    seconds then covers means from a quarter of the maximum to all of it."""
+    """The lengths of prompts and responses. Maxima come from the job. An unknown mean is assumed to be half of the
+    maximum. For responses, the range of seconds then covers means from a quarter of the maximum to the maximum."""
     caps = {"prompt": spec.training.dataset.max_prompt_tokens, "response": spec.training.rollout.max_new_tokens}
     given = {"prompt": known.prompt_mean, "response": known.response_mean}
     means = {}
@@ -143,7 +146,7 @@ def _lengths(spec: RLJobSpec, known: LengthOptions) -> TokenLengths:
         response_mean_low=longest / 4 if is_guess else None,
         response_mean_high=float(longest) if is_guess else None,
         assumption=(
-            f"mean lengths of {names} are assumed to be half of their limit; set {options} for a better estimate"
+            f"the mean length of {names} is assumed to be half of the limit; set {options} for a better estimate"
             if guesses
             else ""
         ),
@@ -206,8 +209,8 @@ def _offload(given: TrainOffload) -> ModelOffload:
 
 
 def _lora(spec: RLJobSpec, shape: ModelShape, *, is_cpu: bool) -> LoraShape | None:
-    """Whether a weight sync sends the adapters alone is decided as in the trainer (engines/rollout/select.py,
-    `select_lora_sync`)."""
+    """The shape of the actor's adapters; None without LoRA. Decides as the trainer does whether a weight sync sends
+    only the adapters (engines/rollout/select.py, `select_lora_sync`)."""
     wanted = spec.training.model.lora
     if wanted is None:
         return None
@@ -218,7 +221,8 @@ def _lora(spec: RLJobSpec, shape: ModelShape, *, is_cpu: bool) -> LoraShape | No
 
 
 def _has_vllm(spec: RLJobSpec) -> bool:
-    """`Auto` counts as vLLM, because the planner cannot know what is installed where the job will run."""
+    """Whether vLLM generates. `Auto` counts as vLLM, because the planner cannot know which packages will be installed
+    where the job runs."""
     return spec.training.rollout.engine is not RolloutEngine.HUGGING_FACE
 
 
@@ -241,27 +245,28 @@ def _rollout(spec: RLJobSpec, actor: TrainModel, *, is_cpu: bool) -> RolloutWork
 
 
 def _assumptions(spec: RLJobSpec, models: Mapping[Role, TrainModel]) -> Iterator[str]:
-    """Sentences on models that are counted in case they are needed, and on rows that the model is too short for."""
+    """Sentences on models that are counted because they may be needed, and on models with fewer positions than the
+    longest row has tokens."""
     algorithm = resolve_algorithm(spec.training.algorithm)
     if Role.REF in models and algorithm.kl.coefficient == 0:
-        yield "A reference is counted, because the job's own function may ask for its log-probabilities."
+        yield "A reference is counted, because the job's own function may use its log-probabilities."
     if Role.CRITIC in models and algorithm.advantage.type is AdvantageType.FUNCTION:
-        yield "A critic is counted, because the job's own function may ask for values."
+        yield "A critic is counted, because the job's own function may use values."
     longest = spec.training.dataset.max_prompt_tokens + spec.training.rollout.max_new_tokens
     for role in (Role.ACTOR, Role.CRITIC):
         positions = models[role].shape.max_positions if role in models else None
         if positions is not None and longest > positions:
             name = models[role].shape.name
             yield (
-                f"{name} has {positions:,} positions, and the job's longest row has {longest:,} tokens: reduce"
+                f"{name} supports {positions:,} positions, but the job's longest row has {longest:,} tokens; reduce"
                 " maxPromptTokens or maxNewTokens."
             )
             return
 
 
 def lora_shape(shape: ModelShape, rank: int, targets: Sequence[str] | None, *, syncs_alone: bool) -> LoraShape:
-    """The adapters of this rank beside the linear layers that `targets` names (by the last part of the module name),
-    or beside all linear layers if it is None. Fused matrices count as separate ones."""
+    """The adapters of this rank. `targets` has the last parts of the names of the modules that get an adapter, such as
+    `q_proj`; None means all linear layers. Fused matrices are counted as separate ones."""
     ends = None if targets is None else {target.rpartition(".")[2] for target in targets}
     chosen = [each for names, *each in _linear_layers(shape) if ends is None or ends.intersection(names.split())]
     return LoraShape(
@@ -274,8 +279,8 @@ def lora_shape(shape: ModelShape, rank: int, targets: Sequence[str] | None, *, s
 
 
 def _linear_layers(shape: ModelShape) -> Iterator[tuple[str, int, int, int]]:
-    """Linear layers that can have adapters: module names in transformers' model families, inputs, outputs, and the
-    number of decoder layers that have this layer. Experts have no adapters."""
+    """Linear layers that can have adapters. For each: its module names in transformers' model families, its inputs, its
+    outputs, and the number of decoder layers that have it. Experts have no adapters."""
     hidden, query, kv, layers = shape.hidden_size, shape.query_size, shape.kv_size, shape.num_layers
     yield "q_proj qkv_proj", hidden, query, layers
     yield "k_proj qkv_proj", hidden, kv, layers

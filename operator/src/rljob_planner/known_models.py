@@ -1,8 +1,8 @@
-"""Shapes of well-known models by their names on the Hugging Face hub, for machines that do not have their files.
+"""Shapes of well-known models by their names on the Hugging Face hub, for machines without the models' files.
 
-`tests/planner/test_known_models.py` compares the numbers of parameters that follow from the table with the published
-ones. Layers, widths, heads, experts and vocabularies of 111 names equal those of litgpt's table (Lightning-AI/litgpt,
-litgpt/config.py).
+`tests/planner/test_known_models.py` computes the number of parameters of each model from this table and compares it
+with the published number. Layers, widths, heads, experts and vocabularies of 111 names are the same as in litgpt's
+table (Lightning-AI/litgpt, litgpt/config.py).
 """
 
 from __future__ import annotations
@@ -105,18 +105,19 @@ deepseek_v2 27 2048 16 16 128 10944 102400 163840 - moe_intermediate_size=1408 n
   num_experts_per_tok=6 n_shared_experts=2 first_k_dense_replace=1 kv_lora_rank=512 qk_nope_head_dim=128
   qk_rope_head_dim=64 v_head_dim=128 deepseek-ai/DeepSeek-V2-Lite{,-Chat}
 """
-"""One row per `config.json`: model type, _COLUMNS, whether the embedding and the head are tied, further keys, names of
-the models that have it. An indented line continues the row."""
+"""One row per `config.json`: model type; the numbers of _COLUMNS; `tied` if the embedding is also the output head, else
+`-`; further keys; the names of the models with this configuration. An indented line continues the row."""
 
 
 def known_model(name: str) -> ModelShape | None:
-    """The shape of a model by its name on the hub, in any case; None if the table does not have it."""
+    """The shape of a model by its name on the hub, in upper or lower case; None if the table does not have it."""
     found = known_configs().get(name.strip().lower())
     return None if found is None else shape_of_config(found[1], found[0])
 
 
 def similar_names(name: str) -> list[str]:
-    """At most three names of the table that are similar, the most similar first. The owner may be missing or wrong."""
+    """At most three names of the table that are similar to `name`, the most similar first. The owner in `name` may be
+    missing or wrong."""
     names = [each for each, _ in known_configs().values()]
     by_last = {each.rpartition("/")[2]: each for each in names}
     of_last = [by_last[each] for each in likely.similar_names(name.rpartition("/")[2], by_last, max_names=3)]
@@ -125,7 +126,7 @@ def similar_names(name: str) -> list[str]:
 
 @cache
 def known_configs() -> Mapping[str, tuple[str, dict[str, object]]]:
-    """The hub's spelling of a name, and its `config.json`, by the name in lower case."""
+    """By each name in lower case: the name as the hub spells it, and the model's `config.json`."""
     found: dict[str, tuple[str, dict[str, object]]] = {}
     for row in re.sub(r"\n +", " ", _TABLE.strip()).splitlines():
         model_type, *words = row.split()
@@ -139,7 +140,7 @@ def known_configs() -> Mapping[str, tuple[str, dict[str, object]]]:
 
 
 def _versions(word: str) -> Iterator[str]:
-    """Names of a pattern: `Qwen3-8B{,-Base}` stands for two."""
+    """The names of a pattern: `Qwen3-8B{,-Base}` stands for `Qwen3-8B` and `Qwen3-8B-Base`."""
     before, _, rest = word.partition("{")
     choices, _, after = rest.partition("}")
     yield from (f"{before}{choice}{after}" for choice in choices.split(","))

@@ -1,9 +1,9 @@
-"""Memory of a rollout engine on one GPU: weights, the process itself, and what is left for the KV cache.
+"""Memory of a rollout engine on one GPU: weights, the process itself, and the rest, which the KV cache gets.
 
 The size of the KV cache limits how many sequences are decoded at the same time, so `memory` and `timing` both use this
 module.
 
-Sources: the trainer's engines/rollout/vllm_engine.py (the options that vLLM is started with) and hf_engine.py; vLLM
+Sources: the trainer's engines/rollout/vllm_engine.py (the options with which it starts vLLM) and hf_engine.py; vLLM
 0.32, v1/worker/gpu_worker.py, `determine_available_memory`: KV cache = `gpu_memory_utilization` x total GPU memory -
 weights - context and libraries - activations of the largest pass - CUDA graphs. vLLM's pull request 10511 has an
 example with numbers.
@@ -25,11 +25,11 @@ from rljob_planner.workload import LoraShape, PlacedPool, Role, RolloutLayout, R
 BLOCK_TOKENS = 16
 """Tokens of one block: vLLM allocates the keys and values of a sequence in whole blocks."""
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Adapter ranks that vLLM reserves memory for; a rank is rounded up to one of these (trainer,
+"""The ranks for which vLLM can reserve adapter memory. A rank is rounded up to one of these (trainer,
 engines/rollout/vllm_engine.py)."""
 _SAMPLER_BYTES = 16
-"""Bytes per sequence and vocabulary entry, beside the logits, in the sampler of vLLM's profiling pass: float32 logits,
-sorted logits, and the sorting order."""
+"""Bytes per sequence and vocabulary entry that the sampler adds to the logits in vLLM's profiling pass: logits in
+float32, sorted logits, and the sorting order."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class EngineBudget:
     """Activations of the largest forward pass."""
     graphs: float
     kv_cache: float
-    """The rest of the engine's share of the GPU; negative if the other parts are larger than the share."""
+    """The rest of the engine's share of the GPU. Negative if the other parts together are larger than the share."""
     rollout: RolloutWork
     layout: RolloutLayout
 
     @property
     def kv_cache_shortage(self) -> float:
-        """Bytes that the cache lacks to hold one longest sequence (vLLM then does not start); 0 if it is large
-        enough."""
+        """Bytes that the cache lacks to hold one sequence of the largest length; 0 if it is large enough. If it is too
+        small, vLLM does not start."""
         longest = self.sequence_bytes(self.rollout.max_model_length)
         return max(0.0, longest - self.kv_cache) if self.rollout.is_vllm else 0.0
 
@@ -60,7 +60,7 @@ class EngineBudget:
         return sequence_kv_bytes(self.rollout, self.layout, context)
 
     def sequences_at_once(self, mean_context: float) -> float:
-        """Sequences of this mean length that the cache holds, at most `max_sequences`. At least 1; 0 if vLLM cannot
+        """How many sequences of this mean length the cache holds: from 1 to `max_sequences`, or 0 if vLLM cannot
         start."""
         if self.kv_cache_shortage:
             return 0.0
@@ -75,8 +75,11 @@ def engine_budget(
     lora: LoraShape | None = None,
     num_requests: int | None = None,
 ) -> EngineBudget:
-    """The memory of an engine on one of its TP GPUs. `lora`: the actor's adapters. `num_requests`: sequences that the
-    engine gets in a step; on CPUs, where vLLM runs no profiling pass, no forward pass has more."""
+    """The memory of an engine on one of its TP GPUs.
+
+    `lora`: the actor's adapters. `num_requests`: the sequences that the engine gets in a step. It is used on CPUs,
+    where vLLM runs no profiling pass: there it is the largest number of sequences in a forward pass.
+    """
     shape, parallel, each, is_vllm = rollout.shape, layout.tensor_parallel, rollout.weight_bytes, rollout.is_vllm
     on_gpu = is_vllm and not gpu.is_cpu
     weights = each * shape.num_parameters / parallel
@@ -105,8 +108,8 @@ def kv_bytes_per_layer_token(shape: ModelShape, layout: RolloutLayout, number_by
 
 
 def sequence_kv_bytes(rollout: RolloutWork, layout: RolloutLayout, context: float) -> float:
-    """Bytes of the keys and values of a sequence with `context` tokens, in whole blocks. Layers with a sliding window
-    keep at most the window."""
+    """Bytes of the keys and values of a sequence with `context` tokens, in whole blocks. A layer with a sliding window
+    keeps at most as many tokens as the window has."""
     shape, (num_full, num_windows) = rollout.shape, rollout.shape.attention_layers
     seen = num_full * math.ceil(context / BLOCK_TOKENS)
     if num_windows:
@@ -115,8 +118,8 @@ def sequence_kv_bytes(rollout: RolloutWork, layout: RolloutLayout, context: floa
 
 
 def pass_bytes(rollout: RolloutWork, layout: RolloutLayout, num_requests: int | None = None) -> float:
-    """Activations of the largest forward pass, in bytes: (4F + 2H) b / TP per token. Or, if that is more, the logits of
-    all running sequences with the sampler's copies of them."""
+    """Activations of the largest forward pass, in bytes: the larger of (4F + 2H) b / TP per token, and the logits of
+    all running sequences with the sampler's copies."""
     shape, each = rollout.shape, rollout.weight_bytes
     of_experts = shape.mlp_size * (shape.experts_per_token if shape.has_experts else 1) + shape.shared_expert_size
     tokens, sequences = rollout.max_batched_tokens, rollout.max_sequences
@@ -131,20 +134,21 @@ GIB = 2**30
 _AS_SEEN = "measured on vLLM; no formula"
 GPU_BUCKET_BYTES = 256 * 2**20
 CPU_BUCKET_BYTES = 32 * 2**20
-"""Bytes of weights that a weight sync gathers at once, on GPUs and on CPUs (trainer, weights/buckets.py)."""
+"""Sizes of a bucket: the bytes of weights that a weight sync gathers at once, on GPUs and on CPUs (trainer,
+weights/buckets.py)."""
 ROLLOUT_WEIGHTS = "rollout weights"
 KV_CACHE = "KV cache"
 
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Memory of a rollout engine on one GPU of a pool. An awake vLLM takes its whole share, whether it uses it or
-    not."""
+    """Memory of a rollout engine on one GPU of a pool. While vLLM is awake, it holds its whole share of the memory,
+    even if it uses only a part."""
 
     space: EngineBudget
     awake: Parts
     asleep: Parts
-    """While models are trained or score. On CPUs, and with transformers, the weights stay in memory."""
+    """During training and scoring. On CPUs, and with transformers, the weights stay in memory."""
     with_weights: Parts
     """During a weight sync: the weights are awake, the KV cache is not."""
 
@@ -159,15 +163,15 @@ def engine_memory(pool: PlacedPool, workload: Workload, constants: Constants) ->
     formula = f"{rollout.weight_bytes} x {rollout.shape.num_parameters:.4g} / {layout.tensor_parallel}"
     weights = Part(ROLLOUT_WEIGHTS, space.weights + space.adapters, formula)
     if not rollout.is_vllm:
-        # transformers decodes rows of equal length together (hf_engine.py). Worst case: all rows of a batch at full
-        # length, with one layer's cache held twice while it grows, and before that the logits of all prompt tokens.
+        # transformers decodes rows of equal length together (hf_engine.py). Worst case: all rows of a batch have the
+        # full length, and one layer's cache is held twice while it grows. The logits of all prompt tokens come earlier.
         rows = min(rollout.max_sequences, requests)
         whole_rows = rows * space.sequence_bytes(lengths.longest_row) * (1 + 1 / rollout.shape.num_layers)
         logits = rows * lengths.prompt_max * rollout.shape.vocabulary_size * rollout.weight_bytes
         own_parts = (
             weights,
-            Part(KV_CACHE, whole_rows, f"{rows} rows of {lengths.longest_row} tokens"),
-            Part("engine activations", logits, f"logits of {rows} prompts of {lengths.prompt_max} tokens"),
+            Part(KV_CACHE, whole_rows, f"{rows} rows with {lengths.longest_row} tokens each"),
+            Part("engine activations", logits, f"logits of {rows} prompts with {lengths.prompt_max} tokens each"),
         )
         return EngineMemory(space, own_parts, (weights,), (weights,))
     others = (
@@ -186,8 +190,11 @@ def engine_memory(pool: PlacedPool, workload: Workload, constants: Constants) ->
 
 
 def bucket_part(pool: PlacedPool, workload: Workload, actor: TrainModel | None) -> Part:
-    """The buffers of a weight sync: two buckets, or twice the largest tensor if that is larger (weights/buckets.py). If
-    one GPU holds the whole actor, nothing is gathered: then at most one tensor, converted to the engine's dtype."""
+    """The buffers of a weight sync: two buckets, or twice the largest tensor if that is larger (weights/buckets.py).
+
+    If one GPU holds the whole actor, nothing is gathered. The buffer is then one tensor in the engine's dtype, and none
+    if the actor has the same dtype.
+    """
     rollout = workload.rollout
     each = rollout.weight_bytes
     layout = pool.layouts.get(Role.ACTOR)

@@ -1,7 +1,7 @@
-"""Reads a model's shape from its `config.json`, the way transformers 5.19 builds the model from it.
+"""Reads a model's shape from its `config.json`, with the same rules by which transformers 5.19 builds the model.
 
-Keys that the file leaves out have the default of transformers' class for its `model_type`. The numbers of parameters
-equal those of transformers' models exactly; `tests/planner/test_model_config.py` compares them.
+A key that the file leaves out has the default of transformers' configuration class for the `model_type`. The numbers of
+parameters are exactly those of transformers' models; `tests/planner/test_model_config.py` compares them.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ _KNOWN_LAYERS = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True)
 class _Family:
-    """What models of one `model_type` have in common. A key of the configuration may override it."""
+    """Properties that all models of one `model_type` share. Some can be overridden by a key of the configuration."""
 
     ties_head: bool = False
     num_norms: int = 2
     """Norms per layer."""
     qk_norm: Literal["none", "heads", "whole"] = "none"
-    """Norms of queries and keys: none; one scale per number of a head, shared by all heads; or one scale per number of
-    all heads."""
+    """Norms of queries and keys. `heads`: one scale per element of a head, shared by all heads; `whole`: one scale per
+    element of all heads."""
     qk_norm_key: str | None = None
-    """The key that turns these norms on; None: they are always there."""
+    """The key that turns these norms on; None: they are always used."""
     attention_bias: Literal["none", "inputs", "all"] = "none"
-    """Which projections have a bias: none; queries, keys and values; or these and the output."""
+    """Which projections have a bias. `inputs`: those of queries, keys and values; `all`: also the output projection."""
     attention_bias_key: str | None = "attention_bias"
     """The key that turns these biases on or off. If `attention_bias` is none, it turns on all of them."""
     mlp_bias_key: str | None = None
     """The key that turns biases of the MLP on."""
     every_nth_layer_is_full: int | None = None
-    """In models with sliding windows: every nth layer has full attention; None: no layer, unless `layer_types` says
-    so."""
+    """In models with sliding windows, every nth layer has full attention. None: only the layers that `layer_types`
+    lists as such."""
     window_key: str | None = None
-    """The key that turns sliding windows on; None: a window in the configuration is always used."""
+    """The key that turns sliding windows on; None: a window that the configuration has is always used."""
     defaults: Config = field(default_factory=dict)
     """Values of keys that the configuration may leave out."""
 
@@ -91,7 +91,7 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
     nested = config.get("text_config")
     if isinstance(nested, Mapping):
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        # A text part without a type has the type of the whole model (`gemma3` -> `gemma3_text`).
+        # A `text_config` without a type gets its type from that of the whole model (`gemma3` -> `gemma3_text`).
         return shape_of_config({**outer, "model_type": f"{config.get('model_type')}_text", **nested}, name)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in _FAMILIES:
@@ -107,14 +107,14 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
 
 
 class _Reader:
-    """Reads keys of a configuration, with the defaults of its family."""
+    """Reads keys of a configuration. A missing key has the default of the model's family."""
 
     def __init__(self, config: Config, family: _Family, name: str) -> None:
         self.family, self.name, self.is_gpt_oss = family, name, config.get("model_type") == "gpt_oss"
         self.config: Config = {**family.defaults, **config}
 
     def number(self, key: str) -> int:
-        """A number that must be there. Raises PlanError if it is missing."""
+        """The whole number under a required key. Raises PlanError if it is missing."""
         found = self.optional(key)
         if found is None:
             raise PlanError(
@@ -124,7 +124,7 @@ class _Reader:
         return found
 
     def optional(self, *keys: str) -> int | None:
-        """The first of these keys that is there and not null."""
+        """The whole number under the first of these keys that exists and is not null; None if there is none."""
         for key in keys:
             value = self.config.get(key)
             if value is None:
@@ -165,7 +165,7 @@ def _dense(reader: _Reader) -> ModelShape:
     has_bias = reader.flag(family.attention_bias_key, family.attention_bias != "none")
     # The output has a bias, too, unless the family has biases at the inputs only.
     bias = query + 2 * kv + (0 if family.attention_bias == "inputs" else hidden)
-    # Biases of the MLP; norms of queries and keys with a scale for all heads, beyond those of one; attention sinks.
+    # Biases of the MLP; scales of norms of queries and keys, except for those of one head; attention sinks.
     others = 2 * mlp + hidden if reader.flag(family.mlp_bias_key, False) else 0
     others += query + kv - 2 * head_size if has_qk_norm and family.qk_norm == "whole" else 0
     others += heads if reader.is_gpt_oss else 0
@@ -210,13 +210,14 @@ def _with_experts(reader: _Reader, dense: ModelShape) -> ModelShape:
         shared_expert_size=shared or (reader.optional("n_shared_experts") or 0) * width,
         num_dense_layers=min(num_dense, dense.num_layers),
         dense_mlp_size=dense.mlp_size,
-        # A shared expert with a width of its own has a gate.
+        # A shared expert whose width is set separately also has a gate.
         other_expert_layer_parameters=biases + (dense.hidden_size if shared else 0),
     )
 
 
 def _windows(reader: _Reader, layers: int) -> tuple[int | None, int | None]:
-    """The window in tokens, and how many layers have full attention; None and None if all layers have."""
+    """The window in tokens, and the number of layers with full attention. None and None if all layers have full
+    attention."""
     family = reader.family
     window = reader.optional("sliding_window")
     if window is None or (family.window_key is not None and not reader.flag(family.window_key, False)):
@@ -232,8 +233,8 @@ def _windows(reader: _Reader, layers: int) -> tuple[int | None, int | None]:
 
 
 def _with_latent_attention(reader: _Reader, plain: ModelShape) -> ModelShape:
-    """DeepSeek-V2 and V3: queries, keys and values go through low-rank matrices, and the KV cache holds the low-rank
-    side (arXiv 2405.04434, section 2.1)."""
+    """The shape of DeepSeek-V2 and V3. Queries, keys and values are computed through low-rank matrices, and the KV
+    cache holds the low-rank vectors (arXiv 2405.04434, section 2.1)."""
     hidden, heads, query_rank = plain.hidden_size, plain.num_heads, reader.optional("q_lora_rank") or 0
     rotary, value, latent = (reader.number(key) for key in ("qk_rope_head_dim", "v_head_dim", "kv_lora_rank"))
     head_size = reader.number("qk_nope_head_dim") + rotary
@@ -255,7 +256,8 @@ def _with_latent_attention(reader: _Reader, plain: ModelShape) -> ModelShape:
 
 
 def _reject_quantised(config: Config, name: str) -> None:
-    """Quantised weights cannot be trained; the trainer rejects them, too (`read_config` of engines/train/model.py)."""
+    """Raises PlanError for quantised weights. They cannot be trained, and the trainer also rejects them (`read_config`
+    in engines/train/model.py)."""
     quantisation = config.get("quantization_config")
     if quantisation:
         method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else quantisation
@@ -266,7 +268,8 @@ def _reject_quantised(config: Config, name: str) -> None:
 
 
 def _reject_unknown_layers(config: Config, name: str) -> None:
-    """The formulas are for attention; other layers have other parameters, caches and speeds."""
+    """Raises PlanError for layers other than attention, because they have other parameters, caches and speeds than the
+    planner's formulas assume."""
     types = config.get("layer_types")
     unknown = [str(each)[:60] for each in types if each not in _KNOWN_LAYERS] if isinstance(types, list | tuple) else []
     if unknown:

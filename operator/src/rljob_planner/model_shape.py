@@ -1,4 +1,4 @@
-"""The shape of a model, tensor by tensor. Memory and time are computed from it.
+"""The shape of a model: the sizes of its tensors, from which memory and time are computed.
 
 The package's docstring explains the letters of formulas. Sources: transformers' model classes (see `model_config`).
 """
@@ -18,7 +18,8 @@ VLLM_VOCABULARY_PADDING = 64
 
 
 class TensorSize(NamedTuple):
-    """`copies` equal tensors with `rows` rows of `columns` numbers each; more dimensions count as columns."""
+    """The size of `copies` equal tensors, each with `rows` rows and `columns` columns. All dimensions after the first
+    count as columns."""
 
     rows: int
     columns: int = 1
@@ -26,22 +27,25 @@ class TensorSize(NamedTuple):
 
 
 Unit = tuple[TensorSize, ...]
-"""Tensors that FSDP2 gathers together: those of one decoder layer, or of the root."""
+"""Tensors that FSDP2 gathers together: those of one decoder layer, or those of the root."""
 
 
 def shard_elements(unit: Iterable[TensorSize], num_shards: int = 1) -> int:
-    """Numbers of the unit on rank 0 of `num_shards` ranks. FSDP2 splits by rows, so rank 0 has most: ceil(rows / W)."""
+    """Number of elements of the unit on rank 0 of `num_shards` ranks. FSDP2 splits tensors by rows, and rank 0 has the
+    most rows: ceil(rows / W)."""
     return sum(-(-each.rows // num_shards) * each.columns * each.copies for each in unit)
 
 
 def gathered_elements(unit: Iterable[TensorSize], num_shards: int) -> int:
-    """Numbers of the unit on each rank while it is gathered, with the padding that makes shards equal."""
+    """Number of elements on each rank while the unit is gathered, with the padding that makes all shards equally
+    large."""
     return num_shards * shard_elements(unit, num_shards)
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a decoder model, dense or with experts. All layers are equal, except that only some have experts."""
+    """The sizes of a decoder model, dense or with experts. Its layers are equal, except that some may have no
+    experts."""
 
     name: str
     num_layers: int
@@ -56,29 +60,29 @@ class ModelShape:
     """Whether the embedding and the output head share one tensor."""
     has_qk_norm: bool = False
     attention_bias_size: int = 0
-    """Number of all attention biases in a layer."""
+    """Number of elements of all attention biases in a layer."""
     num_norms_per_layer: int = 2
     num_experts: int = 0
     experts_per_token: int = 0
     shared_expert_size: int = 0
-    """Width of the shared expert, which processes all tokens in each layer with experts; 0 if there is none."""
+    """Width of the shared expert, which processes all tokens in each layer with experts. 0: there is none."""
     num_dense_layers: int = 0
-    """In a model with experts: the number of layers without experts; their MLP has width `dense_mlp_size`."""
+    """In a model with experts: the number of layers without experts. Their MLP has the width `dense_mlp_size`."""
     dense_mlp_size: int = 0
     sliding_window: int | None = None
-    """Tokens that attention sees in layers with a sliding window."""
+    """The window in tokens: how many tokens attention sees in layers with a sliding window."""
     num_full_attention_layers: int | None = None
-    """Layers whose attention sees all tokens; None: all layers."""
+    """Number of layers whose attention sees all tokens; None: all layers."""
     max_positions: int | None = None
     other_layer_parameters: int = 0
-    """Parameters per layer that the other fields do not give, such as MLP biases."""
+    """Parameters per layer that do not follow from the other fields, such as MLP biases."""
     other_expert_layer_parameters: int = 0
     """The same for layers with experts only."""
     attention_matrix_parameters: int = 0
-    """Attention parameters of a layer if they are not the usual four matrices (DeepSeek's latent attention); 0: the
-    usual H (2q + 2kv)."""
+    """Attention parameters of a layer with other matrices than the usual four (DeepSeek's latent attention). 0: the
+    usual four with H (2q + 2kv)."""
     kv_cache_size: int = 0
-    """Numbers per token in the KV cache of such a layer; 0: the usual 2kv."""
+    """Elements per token in the KV cache of such a layer. 0: the usual 2kv."""
 
     @property
     def query_size(self) -> int:
@@ -92,7 +96,7 @@ class ModelShape:
 
     @property
     def kv_numbers_per_token(self) -> int:
-        """Numbers that a layer keeps per token in the KV cache."""
+        """Number of elements that a layer keeps per token in the KV cache."""
         return self.kv_cache_size or 2 * self.kv_size
 
     @property
@@ -103,14 +107,14 @@ class ModelShape:
         return self.num_full_attention_layers, self.num_layers - self.num_full_attention_layers
 
     def spreads_over(self, num_gpus: int) -> bool:
-        """Whether `num_gpus` GPUs can divide the attention heads evenly: query heads are split; key/value heads are
-        split or replicated (trainer, engines/train/layout.py; vLLM, config/model.py)."""
+        """Whether the attention heads can be distributed evenly over `num_gpus` GPUs. Query heads are split; key/value
+        heads are split or replicated (trainer, engines/train/layout.py; vLLM, config/model.py)."""
         kv_heads = self.num_kv_heads
         return self.num_heads % num_gpus == 0 and (kv_heads % num_gpus == 0 or num_gpus % kv_heads == 0)
 
     def allows_tensor_parallel(self, num_gpus: int) -> bool:
-        """Whether vLLM can split this model over so many GPUs: besides the heads it divides the vocabulary, which it
-        pads to a multiple of 64, and the width of every MLP (vLLM, vocab_parallel_embedding.py and linear.py)."""
+        """Whether vLLM can split this model over so many GPUs. It splits the heads, the width of every MLP, and the
+        vocabulary, which it pads to a multiple of 64 (vLLM, vocab_parallel_embedding.py and linear.py)."""
         padded_vocabulary = -(-self.vocabulary_size // VLLM_VOCABULARY_PADDING) * VLLM_VOCABULARY_PADDING
         return self.spreads_over(num_gpus) and all(
             size % num_gpus == 0 for size in (padded_vocabulary, *self.mlp_widths)
@@ -118,7 +122,7 @@ class ModelShape:
 
     @property
     def mlp_widths(self) -> tuple[int, ...]:
-        """The different widths of its MLPs: without experts, of one expert, of the shared expert."""
+        """The different widths of the model's MLPs: in layers without experts, of one expert, of the shared expert."""
         dense = (self.dense_width,) if self.num_expert_layers < self.num_layers else ()
         of_experts = (self.mlp_size, self.shared_expert_size) if self.has_experts else ()
         return tuple(width for width in (*dense, *of_experts) if width)
@@ -142,7 +146,7 @@ class ModelShape:
         """The tensors of one decoder layer."""
         hidden, query, kv = self.hidden_size, self.query_size, self.kv_size
         matrices = TensorSize(query, hidden), TensorSize(kv, hidden, 2), TensorSize(hidden, query)
-        # Qwen2 has biases for queries, keys and values; if there are more, they belong to the output projection.
+        # Biases of queries, keys and values come first (Qwen2 has only these). The rest are those of the output.
         rest = self.attention_bias_size - query - 2 * kv
         biases = TensorSize(query), TensorSize(kv, 1, 2), TensorSize(rest)
         norms = (
@@ -176,8 +180,8 @@ class ModelShape:
         )
 
     def root_tensors(self, *, has_token_head: bool = True) -> Unit:
-        """Embedding, last norm and output head. A head that is not for tokens (value, score: output_head.py) has one
-        row, and every rank holds it."""
+        """Embedding, last norm and output head. A head that predicts a value or a score (output_head.py) has one row,
+        and every rank holds it."""
         embedding = TensorSize(self.vocabulary_size, self.hidden_size)
         rest = TensorSize(self.hidden_size)
         if not has_token_head:
@@ -201,7 +205,8 @@ class ModelShape:
 
     @property
     def matmul_parameters(self) -> int:
-        """Weights that each token is multiplied with: k experts and the output head, not the embedding."""
+        """Number of weights that are multiplied for each token: with k experts per layer and the output head, without
+        the embedding."""
         return self.layer_matmul_parameters + self.embedding_parameters
 
     @cached_property
@@ -215,7 +220,7 @@ class ModelShape:
 
     @property
     def largest_tensor_parameters(self) -> int:
-        """Parameters of the largest tensor in a weight sync: the embedding, or the fused gate and up projections of
-        all experts of a layer."""
+        """Parameters of the largest tensor in a weight sync: the larger of the embedding, and the fused gate and up
+        projections of all experts of a layer."""
         experts = self.num_experts * self.hidden_size * self.mlp_size * (MLP_MATRICES - 1)
         return max(self.embedding_parameters, experts)

@@ -28,15 +28,15 @@ class Plan:
     """Peak memory of each phase, by the pool's name; phases are in the order of a run."""
     verdict: Verdict
     fullest_phase: PhaseMemory
-    """The phase with the least free memory, over all pools."""
+    """The phase with the smallest share of free memory, of all pools."""
     proposals: tuple[Proposal, ...]
-    """Changes that make the job fit, if it does not fit or hardly fits. The cheapest comes first; each has the seconds
-    of its step."""
+    """Changes that make the job fit, the cheapest first; empty if the job fits with room to spare. Each has the seconds
+    of a step of the changed job."""
     nearest_miss: Proposal | None
-    """The change that comes closest, if no change that was tried makes the job fit."""
+    """If no proposal that was tried makes the job fit: the one that comes closest."""
     step: StepTime
     sequences_at_once: float
-    """Sequences that one engine decodes at the same time: the mean with vLLM, the maximum with transformers."""
+    """How many sequences one engine decodes at the same time: with vLLM on average, with transformers at most."""
     notes: tuple[str, ...]
     """Sentences that explain or limit the numbers."""
 
@@ -59,8 +59,8 @@ class Plan:
 def plan_of(
     workload: Workload, placement: Placement, constants: Constants = DEFAULTS, *, with_proposals: bool = True
 ) -> Plan:
-    """The plan of a job on this placement. `with_proposals` searches changes that make it fit; that takes most of
-    the time.
+    """The plan of a job on this placement. `with_proposals`: also search for changes that make the job fit, which takes
+    most of the time.
 
     Raises:
         KeyError: a role of the job is in no pool.
@@ -90,8 +90,8 @@ def plan_of(
 
 
 def _priced(proposals: Proposals, constants: Constants) -> tuple[Proposal, ...]:
-    """Changes with the seconds of their step. First those that are not drastic, then fewer changes, then those that fit
-    with room to spare, then the fastest."""
+    """The proposals with the seconds of their step, in the order in which they are shown. Drastic ones come last.
+    Within each kind: fewer changes first, then those that fit with room to spare, then the fastest."""
 
     def cost(proposal: Proposal, seconds: Seconds) -> tuple[bool, int, bool, float]:
         is_drastic = any(change.is_drastic for change in proposal.changes)
@@ -107,15 +107,15 @@ def _notes(
 ) -> Iterator[str]:
     if fails_from_second_step(phases):
         yield (
-            "The first step would fit, later steps would not: from the first update on, the optimizer's moments are in"
-            " memory when the rollout engine wakes up. If the moments are the actor's, the trainer stops such a job"
+            "The first step would fit, but later steps would not: from the first update on, the optimizer's moments are"
+            " in memory when the rollout engine wakes up. If these are the actor's moments, the trainer stops the job"
             " before its first step."
         )
     if workload.rollout.is_vllm and 0 < at_once < min(requests, workload.rollout.max_sequences):
         field = "cpuKvCache" if placement.pool_of(Role.ROLLOUT).gpu.is_cpu else "gpuMemoryUtilization"
         yield (
-            f"The KV cache of one rollout engine holds {at_once:.0f} sequences of mean length, and the engine gets"
-            f" {requests} per step: the others wait or are preempted. To hold more, increase"
+            f"The KV cache of one rollout engine holds {at_once:.0f} sequences of mean length, but the engine gets"
+            f" {requests} sequences per step: the others wait or are preempted. To hold more, increase"
             f" spec.training.rollout.{field}."
         )
     if not placement.is_supported:

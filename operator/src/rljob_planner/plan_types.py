@@ -1,4 +1,4 @@
-"""The parts of a plan: memory of each phase, in bytes on the fullest GPU, and seconds of each phase of a step."""
+"""The results of a plan: the memory of each phase, in bytes on the fullest GPU, and the seconds of each phase."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """The phases of a run that have a memory peak of their own; docs/memory.md says what is in memory in each."""
+    """The phases of a run for which a memory peak is computed. docs/memory.md lists what each holds in memory."""
 
     ENGINE_START = "engine start"
     FIRST_WAKE = "first wake-up"
@@ -25,7 +25,7 @@ class Part:
     """The memory of one owner."""
 
     owner: str
-    """`actor parameters`, `KV cache`, `ref activations`, ..."""
+    """The owner's name: `actor parameters`, `KV cache`, `ref activations`, ..."""
     num_bytes: float
     formula: str = ""
     """The formula with its numbers, for `--explain`: `4 x 8.2e9 / 8`."""
@@ -44,7 +44,7 @@ class PhaseMemory:
     limit: float
     """Memory that the job may use."""
     kv_cache_shortage: float = 0.0
-    """Bytes that the KV cache lacks to hold one longest sequence; 0 if it is large enough."""
+    """Bytes that the KV cache lacks to hold one sequence of the largest length; 0 if it is large enough."""
 
     @property
     def total(self) -> float:
@@ -59,7 +59,7 @@ class PhaseMemory:
 
 
 TIGHT_SHARE = 0.1
-"""Share of free memory below which a job hardly fits."""
+"""A job with a smaller share of free memory than this hardly fits."""
 
 
 class Verdict(StrEnum):
@@ -72,14 +72,15 @@ class Verdict(StrEnum):
 
 
 def verdict_of(phases: tuple[PhaseMemory, ...]) -> Verdict:
-    """The verdict on the phase with the least free memory."""
+    """The verdict for the phase with the least free memory."""
     if any(each.spare < 0 for each in phases):
         return Verdict.TOO_LARGE
     return Verdict.TIGHT if any(each.spare < TIGHT_SHARE * each.limit for each in phases) else Verdict.FITS
 
 
 def fails_from_second_step(phases: tuple[PhaseMemory, ...]) -> bool:
-    """Whether the first step fits and later ones do not, because the optimizer's moments exist from the second on."""
+    """Whether the first step fits but later steps do not, because the optimizer's moments exist from the first update
+    on."""
     too_large = {phase.phase for phase in phases if phase.spare < 0}
     return Phase.LATER_WAKE in too_large and too_large <= {Phase.LATER_WAKE, Phase.GENERATION, Phase.SYNC}
 
@@ -114,15 +115,16 @@ class PhaseTime:
     formula: str
     """The formula with its numbers, for `--explain`."""
     waited: Seconds
-    """What the metric of this name shows: the time that the controller still waits for this phase after the phases
-    before it. Less than `seconds` if the phase runs at the same time as one on another pool."""
+    """The value of the metric: how long the controller waits for this phase after the phases before it have ended. Less
+    than `seconds` if the phase runs at the same time as a phase on another pool."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of a step. The phases of one pool follow each other; phases that run at the same time count once."""
+    """The time of a step. Phases on one pool run one after the other. While phases of several pools run at the same
+    time, only the longest counts."""
 
     phases: tuple[PhaseTime, ...]
     total: Seconds
     bound_by: str
-    """The longest phase and what bounds it: `generate: memory bandwidth`."""
+    """The longest phase, and what limits its speed: `generate: memory bandwidth`."""

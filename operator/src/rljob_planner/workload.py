@@ -21,16 +21,16 @@ class Role(StrEnum):
 
 
 TRAIN_ROLES = (Role.ACTOR, Role.REF, Role.CRITIC, Role.REWARD_MODEL)
-"""The roles that a train engine (FSDP2) serves."""
+"""The roles whose model is in a train engine (FSDP2)."""
 MASTER_BYTES = 4
-"""Bytes of a trained parameter, of its gradient, and of each of its two moments: all are float32."""
+"""Bytes of a trained parameter, of its gradient, and of each of its two moments. All are float32."""
 WHOLE_LOGITS_BYTES = 32 * 2**20
-"""Up to this size, in float32, the logits of a micro-batch are not computed in tiles (trainer,
+"""The logits of a micro-batch are computed in tiles if they are larger than this in float32 (trainer,
 engines/train/token_logprobs.py)."""
 
 
 class Head(StrEnum):
-    """What a model predicts at each token: the next token, a value (critic), or a score (reward model)."""
+    """The output head of a model: it predicts the next token, a value (critic), or a score (reward model)."""
 
     TOKENS = "tokens"
     VALUE = "value"
@@ -48,18 +48,19 @@ class LoraShape:
     input_sizes_per_layer: int = 0
     """Sum of the input widths of the adapted linear layers in one decoder layer."""
     syncs_alone: bool = False
-    """Whether a weight sync sends only the adapters; otherwise it sends merged weights."""
+    """Whether a weight sync sends only the adapters. Otherwise it sends the weights with the adapters merged in."""
 
     def tensors(self, num_decoder_layers: int) -> Unit:
-        """The adapters of one decoder layer: A [rank, inputs] and B [outputs, rank] per adapted linear layer (trainer,
-        lora.py). All B count as one column of numbers, so their shards are exact where W divides the outputs."""
+        """The adapters of one decoder layer: A [rank, inputs] and B [outputs, rank] of each adapted linear layer
+        (trainer, lora.py). All B together count as one column, so the sizes of their shards are exact only where W
+        divides the outputs."""
         rest = -(-self.num_parameters // num_decoder_layers) - self.rank * self.input_sizes_per_layer
         return TensorSize(self.rank, self.input_sizes_per_layer), TensorSize(max(0, rest))
 
 
 @dataclass(frozen=True)
 class ModelOffload:
-    """State that is in host memory while no pass needs it."""
+    """Which state of a model is moved to host memory while no pass needs it."""
 
     parameters: bool = False
     gradients: bool = False
@@ -74,20 +75,22 @@ class TrainModel:
     is_trained: bool
     head: Head = Head.TOKENS
     compute_bytes: int = 2
-    """m: bytes of a number in passes, and in the shards of a frozen model."""
+    """m: bytes of an element in passes, and in the shards of a frozen model."""
     checkpoints_activations: bool = False
+    """Whether gradient checkpointing is on."""
     checkpoints_every_nth_layer: int = 1
-    """With `checkpoints_activations`: 1 recomputes every layer, 2 every second layer, ..."""
+    """With gradient checkpointing: 1 recomputes every layer, 2 every second layer, ..."""
     lora: LoraShape | None = None
     offload: ModelOffload = field(default_factory=ModelOffload)
     defers_reduction: bool = False
-    """Whether gradients are reduced over ranks only after the last micro-batch of an update."""
+    """Whether gradients are summed over ranks only after the last micro-batch of an update, not after each one."""
     is_actor_without_adapters: bool = False
-    """Whether this is a reference that is the actor without its adapters; it takes no memory."""
+    """Whether this model is a reference that uses the actor's model with its adapters turned off. It takes no memory of
+    its own."""
 
     @property
     def is_wholly_trained(self) -> bool:
-        """Whether all weights are trained, not only adapters."""
+        """Whether all weights are trained, instead of adapters only."""
         return self.is_trained and self.lora is None
 
     @property
@@ -101,16 +104,16 @@ class TrainModel:
         return () if self.lora is None else self.lora.tensors(self.shape.num_layers)
 
     def base_elements(self, num_shards: int = 1) -> int:
-        """Parameters without adapters, on rank 0 of `num_shards` ranks."""
+        """Number of parameters on rank 0 of `num_shards` ranks, without adapters."""
         return self.shape.layers_elements(num_shards) + shard_elements(self.root_tensors, num_shards)
 
     def adapter_elements(self, num_shards: int) -> int:
-        """Parameters of adapters, on rank 0 of `num_shards` ranks."""
+        """Number of adapter parameters on rank 0 of `num_shards` ranks."""
         return self.shape.num_layers * shard_elements(self.layer_adapters, num_shards)
 
     @property
     def num_parameters(self) -> int:
-        """P with this model's head, without adapters."""
+        """P: number of parameters with this model's output head, without adapters."""
         return self.shape.layers_parameters + shard_elements(self.root_tensors)
 
     @property
@@ -120,12 +123,12 @@ class TrainModel:
 
     @property
     def num_trained(self) -> int:
-        """Parameters with a gradient and moments."""
+        """Number of parameters that have a gradient and moments."""
         return (self.num_adapters or self.num_parameters) if self.is_trained else 0
 
     @property
     def whole_logits_tokens(self) -> int:
-        """The most tokens of a micro-batch per rank whose logits are not computed in tiles."""
+        """The largest number of tokens whose logits a rank computes at once, without tiles."""
         return WHOLE_LOGITS_BYTES // (4 * self.shape.vocabulary_size)
 
 
@@ -137,12 +140,13 @@ class RolloutWork:
     weight_bytes: int = 2
     """b: bytes of a weight."""
     is_vllm: bool = True
-    """False: transformers generates. It reserves no KV cache, and reads the prompt again for each response."""
+    """Whether vLLM generates. Otherwise transformers does: it reserves no KV cache, and computes the prompt again for
+    each response."""
     compiles: bool = True
     max_sequences: int = 256
-    """The most sequences that one engine decodes at the same time."""
+    """The largest number of sequences that one engine decodes at the same time."""
     max_model_length: int = 4096
-    """The longest sequence, prompt and response, in tokens."""
+    """Tokens of the longest sequence: prompt and response."""
     memory_utilization: float = 0.5
     """Share of the GPU's memory that vLLM may use while it is awake."""
     cpu_kv_cache_bytes: int = 1 << 30
@@ -153,7 +157,7 @@ class RolloutWork:
 
     @property
     def max_batched_tokens(self) -> int:
-        """The most tokens in one forward pass of vLLM (trainer, engines/rollout/vllm_engine.py)."""
+        """The largest number of tokens in one forward pass of vLLM (trainer, engines/rollout/vllm_engine.py)."""
         return max(8192, self.max_model_length)
 
     @property
@@ -173,15 +177,16 @@ class TokenLengths:
     response_max: int
     """`rollout.maxNewTokens`, where responses are truncated."""
     response_cv: float = 0.8
-    """Coefficient of variation (standard deviation / mean) before truncation; the distribution is log-normal."""
+    """Coefficient of variation (standard deviation divided by mean) of the log-normal distribution before
+    truncation."""
     clipped_share: float | None = None
-    """Share of truncated responses, if known; used instead of `response_cv`."""
+    """Share of truncated responses. If it is known, `response_cv` is not used."""
     response_mean_low: float | None = None
     """Lower bound of the mean if the mean is a guess; it widens the range of seconds."""
     response_mean_high: float | None = None
-    """Upper bound, likewise."""
+    """Upper bound of the mean, for the same purpose."""
     assumption: str = ""
-    """A sentence on where these lengths come from."""
+    """A sentence that says where these lengths come from."""
 
     @property
     def longest_row(self) -> int:
@@ -213,28 +218,29 @@ class Workload:
     """The models of the job's train roles."""
     rollout: RolloutWork
     needs_old_logprobs: bool
-    """Whether log-probabilities of the policy need a pass of their own. With one update per step, the update's own
-    forward pass gives them."""
+    """Whether a separate pass computes the policy's log-probabilities before the first update. With one update per
+    step, the forward pass of the update can give them."""
     always_needs_old_logprobs: bool = True
-    """Whether they would need one with one update per step, too."""
+    """Whether the job would need this separate pass even with one update per step."""
     needs_mini_batch_pass: bool = False
-    """Whether each mini-batch has a further pass without gradient (Clip-Cov, KL-Cov)."""
+    """Whether each mini-batch has an additional pass without gradient (Clip-Cov, KL-Cov)."""
     checkpoint_every_steps: int | None = None
     evaluation_every_steps: int | None = None
-    """0: only before the first and after the last step; None: no evaluations."""
+    """0: evaluations run only before the first and after the last step; None: there are no evaluations."""
     waits_for_scores: bool = False
-    """Whether scores decide which responses are trained on; the controller then waits for them before the passes."""
+    """Whether the scores decide which responses are trained on. Then the controller waits for the scores before it
+    starts the passes."""
     trained_fraction: float = 1.0
-    """Share of the responses that are trained on. With dynamic sampling, new responses replace the others."""
+    """Share of a batch's responses that are trained on. Dynamic sampling replaces responses that would not be."""
     generation_factor: float = 1.0
-    """Factor on generation: prompts that dynamic sampling generates for / batch size."""
+    """The number of prompts for which dynamic sampling generates responses, divided by the batch size."""
     has_greedy_responses: bool = False
-    """Whether each prompt has one greedy response more, which is scored and not trained on (ReMax)."""
+    """Whether each prompt has one additional, greedy response, which is scored but not trained on (ReMax)."""
     assumptions: tuple[str, ...] = ()
     """Further assumptions, as sentences."""
     reward_seconds: float = 0.0
-    """Measured seconds of a step's rewards; 0 if unknown. They count if the reward model takes less. Passes run at the
-    same time."""
+    """Measured seconds of a step's rewards; 0 if unknown. They count if the reward model takes less. Passes can run at
+    the same time."""
 
     def with_model(self, role: Role, model: TrainModel) -> Workload:
         """The same workload with another model in a role."""
@@ -242,16 +248,16 @@ class Workload:
 
     @property
     def num_responses(self) -> int:
-        """Responses of a step that are candidates for training, over all workers."""
+        """Responses per step that may be trained on, over all workers."""
         return self.batch_size * self.group_size
 
     @property
     def num_requests(self) -> int:
-        """Responses that a step generates, over all engines, before dynamic sampling asks for more."""
+        """Responses per step that all engines generate, without further rounds of dynamic sampling."""
         return self.num_responses + (self.batch_size if self.has_greedy_responses else 0)
 
     def requests_per_engine(self, layout: RolloutLayout) -> int:
-        """Responses of a step on one engine, at most."""
+        """The largest number of responses that one engine generates per step."""
         return -(-self.num_requests // max(1, layout.num_engines))
 
     @property
@@ -273,7 +279,8 @@ class TrainLayout:
     shard_size: int
     sequence_parallel: int = 1
     has_fixed_shard_size: bool = field(default=False, compare=False)
-    """Whether the job file sets the shard size; on a larger pool there are then more copies, not larger ones."""
+    """Whether the job file sets the shard size. On a larger pool there are then more copies with the same shard size,
+    instead of one copy over more GPUs."""
     is_written: bool = field(default=False, compare=False)
     """Whether the job file sets the shard size or sequence parallelism, if only to the default."""
 
@@ -289,12 +296,13 @@ class TrainLayout:
 
     @property
     def num_data_ranks(self) -> int:
-        """Ranks with different rows; GPUs that share rows by sequence parallelism are one data rank."""
+        """The number of data ranks: ranks with different rows. GPUs that share rows (sequence parallelism) are one data
+        rank."""
         return self.num_gpus // self.sequence_parallel
 
     def resized(self, num_gpus: int) -> TrainLayout:
-        """The layout on another number of GPUs. If all GPUs held one copy, all of the new ones do, unless the job file
-        sets the shard size."""
+        """The layout on another number of GPUs. The shard size stays if the job file sets it, or if there are several
+        copies. Otherwise one copy is distributed over all GPUs of the new layout."""
         keeps = self.has_fixed_shard_size or self.num_replicas > 1
         return replace(self, num_gpus=num_gpus, shard_size=self.shard_size if keeps else num_gpus)
 
@@ -339,8 +347,8 @@ class Schedule(StrEnum):
     """Whether generation and training take turns or run at the same time."""
 
     SYNCHRONOUS = "synchronous"
-    ONE_STEP_OFF = "one step off"
-    """The next step's responses are generated while this step trains; the rollout needs a pool of its own."""
+    ONE_STEP_OFF = "generation one step ahead"
+    """The responses of the next step are generated while this step trains. The rollout needs a pool of its own."""
 
 
 def can_run(groups: Iterable[Iterable[Role]], schedule: Schedule) -> bool:
@@ -357,7 +365,7 @@ class Placement:
     schedule: Schedule = Schedule.SYNCHRONOUS
 
     def with_pool(self, old: PlacedPool, new: PlacedPool) -> Placement:
-        """The same placement with `new` in the place of the pool `old`."""
+        """The same placement with pool `new` instead of pool `old`."""
         return replace(self, pools=tuple(new if pool is old else pool for pool in self.pools))
 
     def pool_of(self, role: Role) -> PlacedPool:

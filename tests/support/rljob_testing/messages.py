@@ -26,7 +26,8 @@ class Mentions:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Mentions({', '.join(map(repr, self._parts))})"
+        without = [f"without={list(self._without)}"] if self._without else []
+        return f"Mentions({', '.join([*map(repr, self._parts), *without])})"
 
 
 def _mentions(text: str, part: str) -> bool:

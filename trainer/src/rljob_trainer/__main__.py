@@ -41,7 +41,7 @@ def main() -> int:
         driver_environment()
         settings = read_settings()
         StackFile(settings.run_folder, "controller")
-        job = on_its_nodes(load_job(settings.spec_text), settings.pool_nodes)
+        job = with_nodes_of_attempt(load_job(settings.spec_text), settings.pool_nodes)
         # The state file is written first: the storage of checkpoints may hang, and torch takes seconds to load.
         reporter = reporter_of(job, settings)
         report_resume(reporter, job, settings)
@@ -71,7 +71,7 @@ def main() -> int:
         return ExitCode.APPLICATION
 
 
-def on_its_nodes(job: TrainerJob, nodes: Mapping[str, int]) -> TrainerJob:
+def with_nodes_of_attempt(job: TrainerJob, nodes: Mapping[str, int]) -> TrainerJob:
     """Returns the job with the node counts of this attempt, which may be lower than in the job's spec. Raises
     ConfigurationError if the job cannot run on that many nodes."""
     if not nodes:
@@ -115,8 +115,8 @@ def reporter_of(job: TrainerJob, settings: Settings) -> RunReporter:
 
 
 def report_resume(reporter: RunReporter, job: TrainerJob, settings: Settings) -> None:
-    """Reports the checkpoint from which this start will probably resume, if there is one. Reads the storage of the
-    checkpoints, which may hang. Raises ResourceError if the run state cannot be written."""
+    """Reports the checkpoint from which this start will probably resume, if there is one. This reads the checkpoints'
+    storage, and the storage may hang. Raises ResourceError if the run state cannot be written."""
     if job.spec.checkpoint.resume is Resume.NEVER:
         return
     try:

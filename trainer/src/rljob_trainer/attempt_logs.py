@@ -26,7 +26,8 @@ def newest_attempt(run_folder: Path) -> int | None:
 
 def prune_attempts(run_folder: Path, running: int) -> None:
     """Removes the folders of old attempts and keeps the newest NUM_ATTEMPTS_KEPT, including the `running` one. Errors
-    are ignored. Age is the modification time, because a job that is created again starts at attempt 1 again."""
+    are ignored. The modification time decides which folders are old, because a job that is deleted and created again
+    starts at attempt 1 again."""
     others = [folder for _, number, folder in _attempts(run_folder) if number != running]
     for folder in others[NUM_ATTEMPTS_KEPT - 1 :]:
         shutil.rmtree(folder, ignore_errors=True)

@@ -13,8 +13,8 @@ def control_group_folders(controller: str, file_system: Path = Path("/")) -> Ite
     mounted = file_system / "sys/fs/cgroup"
     for hierarchy, group in _groups(file_system / "proc/self/cgroup", controller):
         top = mounted / hierarchy
-        # Inside a container the path may be the host's path, which does not exist there. Then the top folder is the
-        # container's own group.
+        # Inside a container this path may be the path on the host, which does not exist in the container. Then the top
+        # folder is the container's own group.
         yield from (top / group, *(top / parent for parent in PurePosixPath(group).parents))
 
 

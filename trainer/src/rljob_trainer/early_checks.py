@@ -1,5 +1,5 @@
-"""Finds files, folders and modules that the job names and that do not exist, before torch is loaded, which takes
-seconds. What exists is checked in full later."""
+"""Finds files, folders and modules that the job names but that do not exist. This runs before torch is loaded, because
+loading takes seconds. Later checks look at the content."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from rljob_trainer.user_functions import refuse_missing_module
 
 
 def refuse_missing(spec: RLJobSpec, job_folder: Path) -> None:
-    """Imports nothing of the user. Raises ConfigurationError for the first file, folder or module that is missing."""
+    """Does not import the user's code. Raises ConfigurationError for the first file, folder or module that is
+    missing."""
     for where, path in _functions(spec):
         refuse_missing_module(path, where)
     for where, dataset in _datasets(spec):

@@ -42,7 +42,7 @@ class TrainerError(Exception):
     worker: FailedWorker | None = None
     """Set by the controller if the error comes from a worker."""
     known_cause: ErrorCause | None = None
-    """A cause for which `rljob explain` has advice of its own; set by the class, or by who knows the cause."""
+    """A cause for which `rljob explain` has special advice. Set by the class, or by the code that finds the cause."""
 
 
 class ConfigurationError(TrainerError, ValueError):
@@ -58,11 +58,11 @@ class ChatTemplateError(ConfigurationError):
 
 
 class RewardError(TrainerError):
-    """The job's reward failed on a response, and its `onError` says to fail the attempt."""
+    """The job's reward failed on a response, and the reward's `onError` is `Fail`."""
 
 
 class BatchNotFullError(ConfigurationError):
-    """Dynamic sampling found too few groups to train on, and `onMaxRounds` says to fail. A retry would draw the same
+    """Dynamic sampling found too few groups to train on, and `onMaxRounds` is `Fail`. A retry would draw the same
     prompts, so this is a configuration error."""
 
 
@@ -71,8 +71,8 @@ class AlgorithmFunctionError(TrainerError):
 
 
 class CollectiveFunctionError(AlgorithmFunctionError):
-    """The user's function failed inside a collective operation. The other ranks still wait in it, so the workers accept
-    no further calls."""
+    """The user's function failed inside a collective operation. The other ranks still wait in this operation, so the
+    workers accept no further calls."""
 
 
 class DataError(TrainerError, ValueError):
@@ -142,14 +142,15 @@ STORAGE_ERRNOS = frozenset(
         *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
     )
 )
-"""Error numbers of a storage problem. One line each above: the disk or file system fails (ENOTCONN: a FUSE server has
-died), the disk or quota is full, the process or machine cannot open another file."""
+"""Error numbers of a storage problem. First line: the disk or file system fails (ENOTCONN: a FUSE server has died).
+Second line: the disk or quota is full. Third line: the process or machine cannot open another file."""
 _RUST_ERRNO = re.compile(r"\(os error (\d+)\)")
 
 
 def storage_failure(error: BaseException | None) -> str | None:
     """Returns the problem in one line if the error, its cause or its context is a storage problem (STORAGE_ERRNOS),
-    else None. The content of the file is not at fault then: raise ResourceError.
+    else None. After a storage problem the caller should raise ResourceError, because the content of the file is not at
+    fault.
 
     Libraries written in Rust (tokenizers, safetensors) raise errors without `errno`; the number is in the message:
     `Input/output error (os error 5)`."""
@@ -166,7 +167,7 @@ def storage_failure(error: BaseException | None) -> str | None:
 
 @contextmanager
 def storage_checked(where: str) -> Iterator[None]:
-    """Converts an error of the block into a ResourceError that starts with `where` if it is a storage problem. A
+    """If an error of the block is a storage problem, converts it into a ResourceError that starts with `where`. A
     TrainerError passes unchanged."""
     try:
         yield
@@ -175,16 +176,16 @@ def storage_checked(where: str) -> Iterator[None]:
     except Exception as error:
         if failure := storage_failure(error):
             raise ResourceError(
-                f"{where}: the disk or file system failed ({failure}); check both, and the free space"
+                f"{where}: the disk or file system failed ({failure}); check the disk, the mount and the free space"
             ) from error
         raise
 
 
 @contextmanager
-def about_field(field: str, said: str) -> Iterator[None]:
-    """Replaces the field prefix `said` by `field` in the messages of configuration errors of the block. Checks that are
-    shared by several models write the policy's field."""
+def about_field(field: str, named: str) -> Iterator[None]:
+    """In messages of configuration errors of the block, replaces the field prefix `named` by `field`. Checks that are
+    used for several models write the policy's field."""
     try:
         yield
     except ConfigurationError as error:
-        raise ConfigurationError(str(error).replace(said, field)) from error
+        raise ConfigurationError(str(error).replace(named, field)) from error

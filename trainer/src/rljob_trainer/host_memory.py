@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from torch import UntypedStorage
 
 MAPPED_BYTES = 128 << 20
-"""Larger allocations still go back to the system when they are freed. The embedding of SmolLM2 (108 MiB) is smaller."""
+"""Freed allocations up to this size are kept; larger ones go back to the system. The embedding of SmolLM2 (108 MiB) is
+kept."""
 LEAST_MAPPED_BYTES = 32 << 20
 """Fallback if the C library rejects MAPPED_BYTES (32 MiB is the documented maximum, mallopt(3))."""
 
@@ -31,8 +32,8 @@ _OWN_TUNABLES = re.compile(r"glibc\.malloc\.(trim_threshold|mmap_threshold|mmap_
 _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 """Files with the limit and the usage, for cgroup version 2 and version 1."""
 _CACHED = ("inactive_file", "active_file")
-"""Counters of page cache and of reclaimable pages (`make_reclaimable`, also those written to since). A group's usage
-includes them, but the kernel drops them when memory is needed."""
+"""Counters of the page cache and of reclaimable pages (see `make_reclaimable`). A group's usage includes these pages,
+but the kernel drops them when memory is needed."""
 
 
 class HostMemory:
@@ -43,15 +44,16 @@ class HostMemory:
 
     def available_bytes(self) -> int | None:
         """Returns the bytes that the processes of this machine or container can still allocate; None if unknown."""
-        return min([*self._of_machine(), *self._of_groups()], default=None)
+        return min([*self._available_on_machine(), *self._available_in_groups()], default=None)
 
     def keep_freed(self) -> bool:
         """Makes this process keep freed memory for new tensors of its main thread, in which workers compute. Returns
-        False if no setting of glibc's allocator was changed: the user has set them, or there is no glibc.
+        False if nothing was changed, because the user has set the allocator's variables or because there is no glibc.
 
         By default glibc returns the free end of its heap to the system and requests it again later. The system fills
-        each new page with zeros, which takes a seventh of an update of 135 million parameters. With this setting the
-        heap never shrinks and gets fragmented: it may be larger than the tensors that exist at the same time."""
+        each new page with zeros. This takes a seventh of the time of an update of 135 million parameters. With this
+        setting the heap never shrinks, and it gets fragmented: it may be larger than all tensors that exist at the same
+        time."""
         set_by_user = variables_named((*_VARIABLES, _TUNABLES))
         if _OWN_TUNABLES.search(set_by_user.pop(_TUNABLES, "")) or set_by_user:
             return False
@@ -63,8 +65,8 @@ class HostMemory:
         return bool(is_set and set_parameter(_TRIM_THRESHOLD, _NEVER))
 
     def return_free_memory(self) -> None:
-        """Returns memory that is free now to the system, if the C library supports it. Later allocations request it
-        again."""
+        """Returns the process's free memory to the system, if the C library supports this. Later allocations request
+        memory from the system again."""
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(ctypes.c_size_t(0))
@@ -84,25 +86,26 @@ class HostMemory:
         must not change, because the engine keeps pointers to them."""
         for begin, length in _whole_pages(storages):
             if error := _advise(begin, length, mmap.MADV_DONTNEED):
-                raise _cannot_go(length, error)
+                raise _not_released(length, error)
 
     def make_reclaimable(self, storages: Iterable[UntypedStorage]) -> None:
-        """Lets the system reclaim the whole pages of these storages when it needs memory. Writing to a page first keeps
-        it, at no cost. The content of the other pages is undefined: zeros or the old data. Raises OSError.
+        """Lets the system reclaim the whole pages of these storages when it needs memory. A page that is written to
+        first stays, at no cost. The content of the other pages is undefined: zeros or the old data. Raises OSError.
 
-        The pages count as resident memory. The machine's and the control group's statistics count them as inactive file
-        pages, which are reclaimed first, even after they were written to, until the kernel scans them."""
+        The pages count as resident memory of the process. In the statistics of the machine and of the control group
+        they are inactive file pages, which are reclaimed first. Pages that were written to are counted in this way,
+        too, until the kernel scans them."""
         for begin, length in _whole_pages(storages):
             # Some kernels do not support MADV_FREE, and some sandboxes block it.
             if _advise(begin, length, mmap.MADV_FREE) and (error := _advise(begin, length, mmap.MADV_DONTNEED)):
-                raise _cannot_go(length, error)
+                raise _not_released(length, error)
 
-    def _of_machine(self) -> Iterator[int]:
+    def _available_on_machine(self) -> Iterator[int]:
         text = read_or_empty(self._file_system / "proc/meminfo")
         if found := re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE):
             yield int(found[1]) * 1024
 
-    def _of_groups(self) -> Iterator[int]:
+    def _available_in_groups(self) -> Iterator[int]:
         for folder in control_group_folders("memory", self._file_system):
             for limit_file, use_file in _LIMITS:
                 limit, used = (read_or_empty(folder / name).strip() for name in (limit_file, use_file))
@@ -134,5 +137,5 @@ def _advise(begin: int, length: int, advice: int) -> int:
     return ctypes.get_errno() if failed else 0
 
 
-def _cannot_go(length: int, number: int) -> OSError:
+def _not_released(length: int, number: int) -> OSError:
     return OSError(number, f"cannot return {length} bytes of the KV cache to the system: {os.strerror(number)}")

@@ -70,7 +70,8 @@ class Settings:
     num_threads: int | None
     """CPU threads per worker process; None: each takes an equal share of its node's usable cores."""
     is_ray_job: bool
-    """Whether the trainer was started through Ray's Jobs API, which sets `num_threads` to 1 if it is unset."""
+    """Whether the trainer was started through Ray's Jobs API. Ray sets OMP_NUM_THREADS to 1 for such a trainer if the
+    variable is unset."""
     environment: Mapping[str, str]
     """All environment variables. Scoring processes get some of them."""
 
@@ -121,7 +122,7 @@ def _pool_nodes() -> Mapping[str, int]:
     text = os.environ.get(ENV_POOL_NODES, "{}")
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not all(type(nodes) is int and nodes > 0 for nodes in found.values()):
         raise ConfigurationError(
@@ -142,8 +143,8 @@ def run_folder_or_none() -> str | None:
 
 
 def run_state_target() -> tuple[Path, int] | None:
-    """Returns the path of the run state file and the attempt; None if the path is not set. It is used to report that
-    other variables are invalid, so an invalid attempt counts as 1."""
+    """Returns the path of the run state file and the attempt; None if the path is not set. The caller uses both to
+    report invalid variables, so an invalid attempt counts as 1."""
     path, attempt = os.environ.get(ENV_RUN_STATE_FILE), os.environ.get(ENV_ATTEMPT, "1")
     return (Path(path).absolute(), int(attempt) if _is_number(attempt) else 1) if path else None
 
@@ -162,7 +163,7 @@ def read_pod_settings() -> PodSettings:
 
 def cache_folder() -> Path:
     """Returns the folder that keeps models between runs."""
-    return Path(_cache()).expanduser()
+    return Path(os.path.expanduser(_cache()))
 
 
 def cpp_compiler() -> str:
@@ -203,8 +204,8 @@ def worker_environment(device_type: str, num_threads: int | None, *, compiles: b
             # its own cache has stored. torch's cache keeps the compiled code anyway.
             variables["VLLM_USE_AOT_COMPILE"] = "0"
         else:
-            # vLLM decorates small sampling functions with torch.compile even in eager mode: 20 s at the first call,
-            # and a C++ compiler that the machine may not have.
+            # vLLM decorates small sampling functions with torch.compile even in eager mode. This would take 20 s at the
+            # first call, and it would need a C++ compiler, which the machine may not have.
             variables["TORCHDYNAMO_DISABLE"] = "1"
     if compiles:
         variables |= {
@@ -222,7 +223,7 @@ def set_environment(variables: Mapping[str, str]) -> None:
     theirs = [entry for entry in _entries(variables.get(PYTHON_PATH, "")) if entry not in own]
     # `~` is expanded here, because the home folder may differ between machines.
     variables = {
-        name: str(Path(value).expanduser()) if name in COMPILER_CACHE_VARIABLES else value
+        name: os.path.expanduser(value) if name in COMPILER_CACHE_VARIABLES else value
         for name, value in variables.items()
     }
     os.environ.update({**variables, **({PYTHON_PATH: os.pathsep.join([*own, *theirs])} if own or theirs else {})})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path, PurePosixPath
 
 from rljob_trainer.errors import ConfigurationError
@@ -17,8 +18,9 @@ def local_path(text: str, base_folder: Path, where: str) -> Path:
     """
     if text.startswith(PACKAGE_SCHEME):
         return _package_path(text, where)
-    path = base_folder / Path(text).expanduser()
-    if not path.exists():
+    # Unlike pathlib, these raise no error for an unknown user (`~name`) and for a name that is too long.
+    path = base_folder / os.path.expanduser(text)
+    if not os.path.exists(path):
         raise ConfigurationError(f"{where}: {text!r} not found (looked for {path}); check the path")
     return path
 
@@ -30,7 +32,7 @@ def looks_local(text: str, base_folder: Path) -> bool:
     """
     if text.startswith((PACKAGE_SCHEME, "/", "./", "../", "~")):
         return True
-    return (base_folder / text).exists() or len(PurePosixPath(text).parts) > 2
+    return os.path.exists(base_folder / text) or len(PurePosixPath(text).parts) > 2
 
 
 def _package_path(text: str, where: str) -> Path:
@@ -42,12 +44,12 @@ def _package_path(text: str, where: str) -> Path:
         )
     top, *nested = package.split(".")
     # find_spec does not import the package: an import may need libraries or a device that this machine lacks.
-    found = importlib.util.find_spec(top)
+    found = importlib.util.find_spec(top) if top else None
     if found is None or found.submodule_search_locations is None:
         raise ConfigurationError(f"{where}: no Python package {top!r} is installed ({text!r}); install it")
     candidates = [Path(folder, *nested, inner) for folder in found.submodule_search_locations]
     for candidate in candidates:
-        if candidate.exists():
+        if os.path.exists(candidate):
             return candidate
     present = sorted(path.name for path in candidates[0].parent.glob("*") if not path.name.startswith("_"))[:10]
     raise ConfigurationError(

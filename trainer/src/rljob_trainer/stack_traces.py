@@ -7,7 +7,7 @@ the file. No cleanup is needed when a process is killed. The signal would end ot
 such a file get it. A traced process then continues: the kernel or Python restarts interrupted system calls. The only
 exception is native code that sleeps and does not check for interruption.
 
-Alternative considered: py-spy reads another process's memory, which needs ptrace, and containers forbid that.
+Alternative considered: py-spy reads another process's memory. This needs ptrace, which containers forbid.
 """
 
 from __future__ import annotations
@@ -115,26 +115,28 @@ def take_stacks(traced: Sequence[TracedProcess], seconds: float) -> list[Stacks]
 def _take(traced: Sequence[TracedProcess], deadline: float) -> list[Stacks]:
     states = [_state(each) for each in traced]
     before = [_size(each.file) for each in traced]
-    asked = [state not in NOT_RUNNING and _ask(each) for each, state in zip(traced, states, strict=True)]
-    waiting = {place: (start, 0) for place, start in enumerate(before) if asked[place]}
+    got_signal = [state not in NOT_RUNNING and _send_signal(each) for each, state in zip(traced, states, strict=True)]
+    waiting = {index: (start, 0) for index, start in enumerate(before) if got_signal[index]}
     while waiting and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-        for place, (size, num_equal) in list(waiting.items()):
-            if _identity(traced[place].file) != traced[place].identity:
+        for index, (size, num_equal) in list(waiting.items()):
+            if _identity(traced[index].file) != traced[index].identity:
                 # The process has exited, or has just been renamed and writes into another file from now on.
-                asked[place] = False
-                del waiting[place]
+                got_signal[index] = False
+                del waiting[index]
                 continue
-            now = _size(traced[place].file)
+            now = _size(traced[index].file)
             num_equal = num_equal + 1 if now == size else 0
-            waiting[place] = (now, num_equal)
-            if now > before[place] and num_equal >= NUM_EQUAL_POLLS:
-                del waiting[place]
-    return [_stacks(each, start, is_asked) for each, start, is_asked in zip(traced, before, asked, strict=True)]
+            waiting[index] = (now, num_equal)
+            if now > before[index] and num_equal >= NUM_EQUAL_POLLS:
+                del waiting[index]
+    return [
+        _stacks(each, start, has_signal) for each, start, has_signal in zip(traced, before, got_signal, strict=True)
+    ]
 
 
 def _without_shared_files(traced: Sequence[TracedProcess]) -> Iterator[list[TracedProcess]]:
-    """Yields lists of processes in which no two share a file, as a process and its forks do."""
+    """A process and its forks share a file. Yields lists of processes in which no two processes share one."""
     by_file: dict[tuple[int, int], list[TracedProcess]] = {}
     for each in traced:
         by_file.setdefault(each.identity, []).append(each)
@@ -143,7 +145,7 @@ def _without_shared_files(traced: Sequence[TracedProcess]) -> Iterator[list[Trac
 
 
 def _key(run_folder: str | Path) -> str:
-    # The path is not resolved: a hanging storage may be the reason why somebody wants the stacks.
+    # The path is not resolved: a hanging storage may be the reason for taking the stacks.
     return hashlib.sha256(os.path.abspath(run_folder).encode()).hexdigest()[:12]
 
 
@@ -167,7 +169,7 @@ def _traced(folder: Path, key: str) -> Iterator[TracedProcess]:
         return
 
 
-def _ask(process: TracedProcess) -> bool:
+def _send_signal(process: TracedProcess) -> bool:
     # Checked just before the signal: after an exec the process has no handler, and the signal would end it.
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", _read(process.file.parent.parent / "status"), re.MULTILINE)
     if caught is None or not int(caught[1], 16) >> (DUMP_SIGNAL - 1) & 1:
@@ -179,15 +181,15 @@ def _ask(process: TracedProcess) -> bool:
     return True
 
 
-def _stacks(process: TracedProcess, start: int, is_asked: bool) -> Stacks:
+def _stacks(process: TracedProcess, start: int, got_signal: bool) -> Stacks:
     text, state, folder = _text(process, start), _state(process), process.file.parent.parent
     wait_channel = _read(folder / "wchan").strip("0\n")
     title = _read(folder / "cmdline").replace("\0", " ").strip()
     if text:
-        innermost_frame, innermost_user_frame = _where(text, process.main_thread)
+        innermost_frame, innermost_user_frame = _innermost_frames(text, process.main_thread)
     else:
-        why = NOT_RUNNING.get(state) or ("did not respond" if is_asked else "starting or exiting")
-        why = why if state else "gone"
+        why = NOT_RUNNING.get(state) or ("did not respond" if got_signal else "starting or exiting")
+        why = why if state else "no longer running"
         state = f"{state} ({why})"
         innermost_frame = (
             f"unknown: the process is {why}" if why != "did not respond" else "unknown: it did not respond"
@@ -208,7 +210,7 @@ def _stacks(process: TracedProcess, start: int, is_asked: bool) -> Stacks:
     )
 
 
-def _where(text: str, main_thread: int) -> tuple[str, str]:
+def _innermost_frames(text: str, main_thread: int) -> tuple[str, str]:
     """Returns two frames of the main thread: the innermost one, and the innermost one outside of libraries."""
     starts = list(_SECTION.finditer(text))
     ends = [*(start.start() for start in starts[1:]), len(text)][: len(starts)]

@@ -20,7 +20,7 @@ from rljob_trainer.errors import ConfigurationError
 
 OUR_FOLDER = Path(__file__).parent
 MAX_FRAMES = 3
-"""Frames of a traceback that a message contains; the trainer's own frames are left out."""
+"""Maximum number of traceback frames in a message; the trainer's own frames are left out."""
 
 _WITHOUT_RESULT: Mapping[str, Callable[[object], bool]] = {
     "an async function": inspect.iscoroutinefunction,
@@ -45,14 +45,14 @@ def find_named(path: str, where: str) -> object:
 
 def refuse_missing_module(path: str, where: str) -> None:
     """Raises ConfigurationError, starting with `where`, if the module that `path` names cannot be found. Imports
-    nothing, so a submodule of a package whose code may create it counts as found."""
+    nothing. If a package's own code could create the submodule, the submodule counts as found."""
     if problem := standard_library_clash(path):
         raise ConfigurationError(f"{where}: {problem}")
     name, *inner = path.partition(":")[0].split(".")
     try:
         spec = importlib.util.find_spec(name)
     except ValueError:
-        # The module is loaded and has no spec, such as one that a test has made.
+        # The module is loaded but has no spec, such as a module that a test has created.
         return
     for part in inner:
         if spec is None or spec.submodule_search_locations is None or not _is_plain_package(spec):
@@ -84,14 +84,14 @@ def refuse_hiding_modules(error: Exception) -> None:
     """Raises ConfigurationError if `error`, raised by an import of the trainer, comes from a user's file that has the
     name of an installed package or a standard module, such as numpy.py or queue.py.
 
-    A user's folder may also contain a working version of a package, and the import may fail for another reason, such as
-    a missing system library. Then nothing is raised."""
+    Raises nothing if the user's folder contains a working version of the package and the import failed for another
+    reason, such as a missing system library."""
     libraries = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
     for name, module in sys.modules.items():
         file = vars(module).get("__file__")
         if "." in name or name == "__main__" or not isinstance(file, str) or _is_installed(Path(file)):
             continue
-        if Path(file).is_relative_to(OUR_FOLDER) or not _is_about(error, name, Path(file)):
+        if Path(file).is_relative_to(OUR_FOLDER) or not _comes_from(error, name, Path(file)):
             continue
         is_standard = name in sys.stdlib_module_names
         if is_standard or PathFinder.find_spec(name, libraries) is not None:
@@ -103,7 +103,7 @@ def refuse_hiding_modules(error: Exception) -> None:
 
 
 def kind_of(found: object) -> str:
-    """Describes an object for a message that expected another kind, such as `a generator (it has `yield`)`."""
+    """Describes the kind of an object for an error message, such as `a generator (it has `yield`)`."""
     called = _called(found)
     return next((kind for kind, is_kind in _WITHOUT_RESULT.items() if is_kind(called)), f"a {type(found).__name__}")
 
@@ -116,7 +116,7 @@ def last_lines(error: BaseException) -> str:
     return "".join(lines).rstrip()
 
 
-def _is_about(error: BaseException | None, name: str, file: Path) -> bool:
+def _comes_from(error: BaseException | None, name: str, file: Path) -> bool:
     """Whether the error or one of its causes comes from the module `name` in `file`: the module or a submodule cannot
     be imported, lacks an attribute, or raised the error itself."""
     files = file.parent if file.name == "__init__.py" else file
@@ -171,14 +171,15 @@ def _missing_module(name: str, path: str, where: str) -> ConfigurationError:
     *parents, last = name.split(".")
     files = {file.stem: file for file in _own_modules(parents)}
     near = similar_names(last, files)
-    advice = "put the folder that holds it on PYTHONPATH, or in spec.code on a cluster"
+    advice = "add its folder to PYTHONPATH, or to spec.code on a cluster"
     if near:
         advice = f"did you mean {'.'.join([*parents, near[0]])} ({files[near[0]]})?"
     return ConfigurationError(f"{where}: no module {name!r} (looking for {path}); {advice}")
 
 
 def _own_modules(parents: list[str]) -> Iterator[Path]:
-    """The user's files and folders that can be imported as modules of a package, or as modules if it has no parts."""
+    """Yields the user's files and folders that can be imported as submodules of the package `parents`, or as top-level
+    modules if `parents` is empty."""
     for folder in (Path(each, *parents) for each in sys.path):
         if _is_installed(folder) or not folder.is_dir():
             continue
@@ -197,7 +198,7 @@ def _is_plain_package(spec: ModuleSpec) -> bool:
 
 def _refuse_hidden(path: str, where: str, *, is_found: bool) -> None:
     """Raises ConfigurationError if an installed package was imported instead of the user's file or folder of the same
-    name, because other code had imported it before or because it comes first on sys.path."""
+    name, because other code had already imported the package or because the package comes first on sys.path."""
     top = path.partition(":")[0].partition(".")[0]
     origin = vars(sys.modules[top]).get("__file__") if top in sys.modules else None
     if not isinstance(origin, str) or not _is_installed(Path(origin)):

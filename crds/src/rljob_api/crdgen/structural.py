@@ -102,6 +102,12 @@ class _Converter:
         for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             if exclusive in schema:
                 result |= {bound: schema[exclusive], exclusive: True}
+        least = schema.get("minimum")
+        if isinstance(least, float) and not least.is_integer():
+            # For a value without decimals the API server rounds this minimum towards 0, so that 0 passes.
+            result["x-kubernetes-validations"] = [
+                {"rule": f"self >= {least}", "message": f"must be at least {least}; increase it"}
+            ]
         if schema.get("default") is not None:
             result["default"] = schema["default"]
         if schema.get("type") == "array":

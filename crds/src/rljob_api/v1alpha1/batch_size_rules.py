@@ -57,6 +57,21 @@ def _responses_are_divisible(spec: RLJobSpec, num_prompts: int | None, role: str
     return all(num_shares % (p.nodes * p.gpus_per_node) == 0 for p in spec.pools if p.name == name)
 
 
+def _shares(spec: RLJobSpec, num_prompts: int | None, role: str = "actor") -> list[str]:
+    """The numbers of the job that do not divide, for a message: `32 x 16 x 1 = 512, pool main: 3 x 1 = 3 GPUs`."""
+    group_size, num_ranks = spec.training.rollout.group_size, spec.roles.train_role(role).num_sequence_ranks
+    num_shares = (num_prompts or 0) * group_size * num_ranks
+    name = spec.placed_roles()[role]
+    return [
+        f"here {num_prompts} x {group_size} x {num_ranks} = {num_shares}",
+        *(
+            f"pool {pool.name}: {pool.nodes} x {pool.gpus_per_node} = {pool.nodes * pool.gpus_per_node} GPUs"
+            for pool in spec.pools
+            if pool.name == name
+        ),
+    ]
+
+
 def _responses_are_divisible_cel(field: str, role: str = "actor") -> str:
     return (
         f"self.pools.all(p, p.name != {pool_of_cel(role)}"
@@ -86,7 +101,11 @@ _LONGEST_SEQUENCE = (
     "training.maxTokensPerMicroBatch x roles.{}.sequenceParallel must be at least dataset.maxPromptTokens +"
     " rollout.maxNewTokens"
 )
-_EVEN_SHARES = "change one of them, so that all GPUs get the same number of responses"
+_EVEN_SHARES = "change one of these numbers, so that all GPUs get the same number of responses"
+_DIVISIBLE = (
+    "{0} x rollout.groupSize x roles.{1}.sequenceParallel (1 when unset) must be divisible by the number of GPUs of the"
+    " {1}'s pool (nodes x gpusPerNode)"
+)
 _MINI_BATCH_CEL = "(has(self.training.miniBatchSize) ? self.training.miniBatchSize : self.training.batchSize)"
 
 BATCH_SIZE_RULES = (
@@ -124,20 +143,20 @@ BATCH_SIZE_RULES = (
         "RLJobSpec.batchSize",
         field=".training.batchSize",
         cel=_responses_are_divisible_cel("self.training.batchSize"),
-        wrong="batchSize * rollout.groupSize must be divisible by nodes * gpusPerNode of the actor's pool"
-        " / roles.actor.sequenceParallel",
+        wrong=_DIVISIBLE.format("batchSize", "actor"),
         advice=_EVEN_SHARES,
         holds=lambda spec: _responses_are_divisible(spec, spec.training.batch_size),
+        details=lambda spec, _: _shares(spec, spec.training.batch_size),
     ),
     rule(
         RLJobSpec,
         "RLJobSpec.miniBatchSize",
         field=".training.miniBatchSize",
         cel="!has(self.training.miniBatchSize) || " + _responses_are_divisible_cel("self.training.miniBatchSize"),
-        wrong="miniBatchSize * rollout.groupSize must be divisible by nodes * gpusPerNode of the actor's pool"
-        " / roles.actor.sequenceParallel",
+        wrong=_DIVISIBLE.format("miniBatchSize", "actor"),
         advice=_EVEN_SHARES,
         holds=lambda spec: _responses_are_divisible(spec, spec.training.mini_batch_size),
+        details=lambda spec, _: _shares(spec, spec.training.mini_batch_size),
     ),
     _longest_sequence_rule(
         "critic", lambda t: may_need_critic(t.algorithm), may_need_critic_cel("self.training.algorithm")
@@ -149,9 +168,9 @@ BATCH_SIZE_RULES = (
         field=".roles.critic",
         cel=f"!({may_need_critic_cel('self.training.algorithm')}) || {_shares_layout_of_actor_cel('critic')}"
         f" || ({_responses_are_divisible_cel(_MINI_BATCH_CEL, 'critic')})",
-        wrong="miniBatchSize (batchSize when unset) * rollout.groupSize must be divisible by nodes * gpusPerNode of the"
-        " critic's pool / roles.critic.sequenceParallel",
+        wrong=_DIVISIBLE.format("miniBatchSize (batchSize when unset)", "critic"),
         advice=_EVEN_SHARES,
+        details=lambda spec, _: _shares(spec, spec.training.mini_batch_size or spec.training.batch_size, "critic"),
         holds=lambda spec: (
             not may_need_critic(spec.training.algorithm)
             or _shares_layout_of_actor(spec, "critic")

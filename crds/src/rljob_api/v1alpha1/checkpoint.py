@@ -15,7 +15,8 @@ class Resume(StrEnum):
     AUTO = "Auto"
     """Resume from the newest complete checkpoint; start at step 0 if there is none."""
     NEVER = "Never"
-    """Start at step 0. The run fails if there are checkpoints."""
+    """Start at step 0. An attempt that finds a checkpoint fails, and the job with it. So a retry fails, too, once an
+    earlier attempt has saved a checkpoint."""
 
 
 class ExportHuggingFace(StrEnum):

@@ -1,6 +1,6 @@
 """Elastic jobs: the numbers of nodes with which a job is valid, and the job with such numbers.
 
-The operator decides when to run on fewer nodes (`reconcile/creation`)."""
+The operator decides when to run on fewer nodes, that is, worker pods (`reconcile/creation`)."""
 
 from __future__ import annotations
 
@@ -37,6 +37,15 @@ def largest_valid_nodes(spec: RLJobSpec, available: Mapping[str, int]) -> dict[s
     limits = tuple(min(pool.nodes, available.get(pool.name, 0)) for pool in spec.pools)
     found = _most_nodes(_CacheKey(spec, limits))
     return None if found is None else _by_name(spec, found)
+
+
+def can_use_fewer_nodes(spec: RLJobSpec) -> bool:
+    """Whether an elastic job is valid with a smaller number of nodes of some pool, at least
+    `runPolicy.elastic.minNodes`."""
+    elastic = spec.run_policy.elastic
+    return elastic is not None and any(
+        _PossibleNodes(spec, pool, pool.nodes - 1, elastic.min_nodes).at(0) is not None for pool in spec.pools
+    )
 
 
 @dataclass(frozen=True, eq=False)

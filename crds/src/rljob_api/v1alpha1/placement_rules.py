@@ -46,7 +46,7 @@ def _role_pool_rule(role: str) -> Rule:
         wrong="is not the name of a pool",
         advice="remove it to use the first pool, or use a name from spec.pools",
         holds=lambda spec: _pools_exist(spec, [role]),
-        choices=lambda spec, _: [pool.name for pool in spec.pools],
+        details=lambda spec, _: [pool.name for pool in spec.pools],
     )
 
 

@@ -1,7 +1,8 @@
-"""Pools of GPU nodes, the head pod, and the settings of their pods."""
+"""Pools of worker pods with GPUs, the head pod, and the settings of their pods."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
@@ -25,9 +26,10 @@ from rljob_api.scalars import (
     ResourceWithDomain,
 )
 from rljob_api.v1alpha1.affinity import Affinity
-from rljob_api.v1alpha1.resources import QUOTA, Resources, is_device_cel, is_resource_name
+from rljob_api.v1alpha1.resources import QUOTA, Resources, is_extended_resource_cel, is_resource_name
 
-OWNED_LABEL_PREFIXES = ("rljob.dev/", "ray.io/", "kueue.x-k8s.io/")
+KUEUE_PREFIX = "kueue.x-k8s.io/"
+OWNED_LABEL_PREFIXES = ("rljob.dev/", "ray.io/", KUEUE_PREFIX)
 # KubeRay's service of the head pod selects by the first of these.
 OWNED_LABELS = ("app.kubernetes.io/created-by", "app.kubernetes.io/managed-by")
 OWNED_ANNOTATION_PREFIXES = ("rljob.dev/", "ray.io/")
@@ -84,7 +86,7 @@ class PodOverlay(WireModel):
     )
     """Additional annotations of the pods, for example `{example.com/note: nightly}`."""
     node_selector: LabelMap = Field(default_factory=dict)
-    """Labels that a node must have to run the pods, for example `{gpu-type: h100}`."""
+    """Labels that a Kubernetes node must have to run the pods, for example `{gpu-type: h100}`."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = ()
     """Taints of nodes that the pods tolerate."""
     affinity: Affinity | None = None
@@ -97,18 +99,19 @@ class PodOverlay(WireModel):
 
 
 class Pool(WireModel):
-    """Identical GPU nodes: one Ray worker group on a cluster and one resource pool in the trainer."""
+    """Identical worker pods with GPUs: one worker group of the RayCluster."""
 
     name: DnsLabel
     """Name of the pool, by which roles refer to it, for example `main`."""
     nodes: Annotated[PositiveCount, Field(le=1024)] = 1
-    """Number of nodes, and of worker pods: one pod per node."""
+    """Number of worker pods. Each is one Ray node; several may run on the same Kubernetes node if it has enough GPUs.
+    `template.affinity` can spread them."""
     gpus_per_node: Annotated[PositiveCount, Field(le=64)] = 1
-    """Number of GPUs of each pod, and of trainer processes in it: one process per GPU."""
+    """Number of GPUs of each worker pod, and of worker processes in it: one process per GPU."""
     gpu_resource: ResourceWithDomain = "nvidia.com/gpu"
     """Kubernetes resource name of the GPUs, for example `amd.com/gpu` or `nvidia.com/mig-3g.40gb`."""
     shared_memory: Quantity = "8Gi"
-    """Size of /dev/shm in each pod, in bytes. Counts toward the pod's memory limit."""
+    """Size of /dev/shm in each worker pod, in bytes. What is stored there counts toward the pod's memory limit."""
     resources: Resources = Field(default_factory=Resources)
     template: PodOverlay = Field(default_factory=PodOverlay)
 
@@ -118,6 +121,11 @@ class Head(WireModel):
 
     resources: Resources = Field(default_factory=Resources)
     template: PodOverlay = Field(default_factory=PodOverlay)
+
+
+def _reserved(entries: Mapping[str, str], prefixes: tuple[str, ...], keys: tuple[str, ...] = ()) -> list[Path]:
+    """Labels or annotations whose key has one of the prefixes, or is one of `keys`."""
+    return [(key,) for key in entries if key.startswith(prefixes) or key in keys]
 
 
 def _unsupported_annotations(overlay: PodOverlay) -> list[Path]:
@@ -162,12 +170,14 @@ POOL_RULES = (
             f" && !(k in {list(OWNED_LABELS)}))"
         ),
         wrong=(
-            f"labels that start with {', '.join(OWNED_LABEL_PREFIXES)}, and {', '.join(OWNED_LABELS)}, are reserved for"
-            " the operator"
+            f"label keys with the prefixes {', '.join(OWNED_LABEL_PREFIXES)} and the keys {', '.join(OWNED_LABELS)} are"
+            " reserved for the operator"
         ),
         advice="use another label key",
-        holds=lambda overlay: (
-            not any(key.startswith(OWNED_LABEL_PREFIXES) or key in OWNED_LABELS for key in overlay.labels)
+        holds=lambda overlay: not _reserved(overlay.labels, OWNED_LABEL_PREFIXES, OWNED_LABELS),
+        fault_paths=lambda overlay: _reserved(overlay.labels, OWNED_LABEL_PREFIXES, OWNED_LABELS),
+        details=lambda _, place: (
+            ["this version does not support Kueue"] if str(place[0]).startswith(KUEUE_PREFIX) else []
         ),
     ),
     rule(
@@ -177,9 +187,10 @@ POOL_RULES = (
         cel=(
             f"!has(self.annotations) || self.annotations.all(k, {starts_with_none_cel('k', OWNED_ANNOTATION_PREFIXES)})"
         ),
-        wrong="annotations that start with " + ", ".join(OWNED_ANNOTATION_PREFIXES) + " are reserved for the operator",
+        wrong=f"annotation keys with the prefixes {', '.join(OWNED_ANNOTATION_PREFIXES)} are reserved for the operator",
         advice="use another annotation key",
-        holds=lambda overlay: not any(key.startswith(OWNED_ANNOTATION_PREFIXES) for key in overlay.annotations),
+        holds=lambda overlay: not _reserved(overlay.annotations, OWNED_ANNOTATION_PREFIXES),
+        fault_paths=lambda overlay: _reserved(overlay.annotations, OWNED_ANNOTATION_PREFIXES),
     ),
     rule(
         Toleration,
@@ -243,7 +254,7 @@ POOL_RULES = (
         Pool,
         "Pool.gpuResource",
         field=".gpuResource",
-        cel=is_device_cel("self.gpuResource"),
+        cel=is_extended_resource_cel("self.gpuResource"),
         wrong=(
             f"the domain must not contain kubernetes.io, begin with {QUOTA}, or have more than {MAX_RESOURCE_DOMAIN}"
             " characters"

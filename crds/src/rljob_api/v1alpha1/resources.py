@@ -50,8 +50,8 @@ def is_resource_name(name: str) -> bool:
     )
 
 
-def is_device_cel(name: str) -> str:
-    """CEL for whether a container can request a device of this name, which has a domain."""
+def is_extended_resource_cel(name: str) -> str:
+    """CEL for whether a container can request an extended resource of this name, which has a domain."""
     return (
         f"{name}.indexOf('/') <= {MAX_RESOURCE_DOMAIN} && !{name}.contains('{_NATIVE}')"
         f" && !{name}.startsWith('{QUOTA}')"
@@ -75,16 +75,16 @@ def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:
         field=f".{field}",
         cel=(
             f"!has(self.{field}) || self.{field}.all(k, k.matches({cel_text(_OWN_NAMES)})"
-            f" || (k.matches({cel_text(RESOURCE_WITH_DOMAIN)}) && {is_device_cel('k')}))"
+            f" || (k.matches({cel_text(RESOURCE_WITH_DOMAIN)}) && {is_extended_resource_cel('k')}))"
         ),
         wrong="must name a resource that a container can request",
         advice=(
-            f"use {', '.join(COMMON)}, {HUGE_PAGES}<size> such as {HUGE_PAGES}2Mi, or a device name with a domain other"
-            " than kubernetes.io, such as rdma/hca"
+            f"use {', '.join(COMMON)}, {HUGE_PAGES}<size> such as {HUGE_PAGES}2Mi, or an extended resource such as"
+            " rdma/hca, whose domain does not contain kubernetes.io"
         ),
         holds=lambda resources: not bad(resources),
         fault_paths=lambda resources: [(name,) for name in bad(resources)],
-        choices=lambda _, place: _suggestions(str(place[0])),
+        details=lambda _, place: _suggestions(str(place[0])),
     )
 
 
@@ -102,9 +102,9 @@ def _not_counts(resources: Resources) -> list[Path]:
 
 
 def _is_count_cel(field: str) -> str:
-    """CEL for whether each amount of a device consists of digits only. Before Kubernetes 1.34, the API server estimates
-    the cost of CEL as if each quantity could be megabytes long. A function that reads the whole string exceeds the
-    limit, and `charAt` does not."""
+    """CEL for whether each amount of an extended resource has digits only. Before Kubernetes 1.34, the API server
+    estimates the cost of CEL as if each quantity could be megabytes long. A function that reads the whole string
+    exceeds the limit, and `charAt` does not."""
     value = f"self.{field}[k]"
     letters = list(range(_MAX_DIGITS))
     return (
@@ -115,7 +115,7 @@ def _is_count_cel(field: str) -> str:
 
 
 def _not_equal(resources: Resources) -> list[Path]:
-    """Requests of devices and huge pages that are not equal to the limit."""
+    """Requests of extended resources and huge pages that are not equal to the limit."""
     return [
         (name,)
         for name, text in resources.requests.items()
@@ -181,10 +181,10 @@ RESOURCE_RULES = (
     _name_rule("limits", lambda resources: resources.limits),
     rule(
         Resources,
-        "Resources.devices",
+        "Resources.extendedResources",
         field="",
         cel=f"{_is_count_cel('requests')} && {_is_count_cel('limits')}",
-        wrong=f"the amount of a device must be a whole number of at most {_MAX_COUNT}",
+        wrong=f"the amount of an extended resource must be a whole number of at most {_MAX_COUNT}",
         advice="use digits only, such as 1",
         holds=lambda resources: not _not_counts(resources),
         fault_paths=_not_counts,
@@ -199,7 +199,7 @@ RESOURCE_RULES = (
             " has(self.limits) && k in self.limits &&"
             " (!k.contains('/') || int(self.requests[k]) == int(self.limits[k])))"
         ),
-        wrong="the request for a device or huge pages must be equal to the limit",
+        wrong="the request for an extended resource or huge pages must be equal to the limit",
         advice="set the same amount under limits, or set limits only",
         holds=lambda resources: not _not_equal(resources),
         fault_paths=_not_equal,

@@ -123,8 +123,8 @@ def _broken(value: WireModel, path: Path) -> Iterator[tuple[Rule, Path, str]]:
     for rule in RULES:
         if rule.on is type(value) and not rule.holds(value):
             for place in rule.fault_paths(value):
-                choices = rule.choices(value, place)
-                advice = f"{rule.advice} ({', '.join(choices)})" if choices else rule.advice
+                details = rule.details(value, place)
+                advice = f"{rule.advice} ({', '.join(details)})" if details else rule.advice
                 yield rule, (*path, *rule.field.split(".")[1:], *place), advice
     for name, item in value:
         at = (*path, wire_name(type(value), name))

@@ -18,13 +18,13 @@ class Cleanup(StrEnum):
 
 
 class Elastic(WireModel):
-    """Run an attempt on fewer nodes if some are unavailable, and restart it on all nodes when they are back."""
+    """Run an attempt with fewer worker pods if some cannot start. Restart it with all of them when they are ready."""
 
     min_nodes: PositiveCount
-    """Smallest number of nodes of each pool. The operator uses only numbers with which the job is valid: the batch must
-    be divisible among the GPUs."""
+    """Smallest number of worker pods of each pool. The operator uses only numbers with which the job is valid: the
+    batch must be divisible among the GPUs. A pool with fewer `nodes` than this always runs with all of them."""
     wait_seconds: Seconds = 300
-    """Seconds that an attempt waits for all nodes before it starts on the available ones."""
+    """Seconds that an attempt waits for all worker pods before it starts with those that are ready."""
 
 
 class RunPolicy(WireModel):
@@ -32,19 +32,20 @@ class RunPolicy(WireModel):
 
     max_app_retries: Count = 2
     """Retry budget for application errors (the training or user code failed). Each retry resumes from the newest
-    checkpoint; the budget is reset when a later checkpoint is saved."""
+    checkpoint. At a failure, both retry budgets are reset if the newest checkpoint is later than at every earlier
+    failure."""
     max_infra_retries: Count = 10
-    """Retry budget for infrastructure errors (a pod, node, device, memory or the network failed); reset in the same
-    way."""
+    """Retry budget for infrastructure errors (a pod, node, GPU, memory or the network failed); reset together with
+    `maxAppRetries`."""
     provisioning_deadline_seconds: Seconds = 1800
-    """Largest time in seconds from the creation of an attempt's cluster until its trainer runs; then the job fails. If
-    the cluster cannot be created, the time starts with the attempt."""
+    """Largest time in seconds from the creation of an attempt's cluster until its trainer runs. After that the job
+    fails, without a retry. If the cluster cannot be created, the time starts with the attempt."""
     active_deadline_seconds: Seconds | None = None
-    """Largest total time of all attempts in seconds; then the job is stopped with a checkpoint and fails. Unlimited
-    when unset.
+    """Largest total time of all attempts in seconds. After that the job is stopped with a checkpoint and fails, without
+    a retry. Unlimited when unset.
 
-    The time of an attempt starts when its cluster exists, and includes waiting for pods. The time between attempts and
-    during suspension does not count."""
+    The time of an attempt starts with the creation of its cluster, and includes waiting for pods. The time between
+    attempts and during suspension does not count."""
     stall_deadline_seconds: Seconds = 3600
     """Largest time in seconds without progress of the trainer (a step, phase or evaluation) or without contact to it;
     then the attempt ends with an infrastructure error.
@@ -53,7 +54,7 @@ class RunPolicy(WireModel):
     ttl_seconds_after_finished: Count | None = None
     """Seconds after which a finished job is deleted. Its files in the storage stay. Never deleted when unset."""
     elastic: Elastic | None = None
-    """Run on fewer nodes if some are unavailable. When unset, every attempt waits for all nodes."""
+    """Run with fewer worker pods if some cannot start. When unset, every attempt waits for all of them."""
     cleanup: Cleanup = Cleanup.DELETE_CLUSTER
     grace_period_seconds: Seconds = 120
     """Seconds that the trainer has to save a checkpoint when the job is stopped."""

@@ -105,7 +105,7 @@ class RLJobSpec(WireModel):
     unset."""
     head: Head = Field(default_factory=Head)
     pools: Annotated[tuple[Pool, ...], Field(min_length=1, max_length=8)]
-    """Groups of identical GPU nodes. A job needs at least one; each must run at least one role."""
+    """Groups of identical worker pods with GPUs. A job needs at least one; each must run at least one role."""
     roles: Roles = Field(default_factory=Roles)
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] = ()
     """Environment variables of all pods of the job."""

@@ -42,7 +42,7 @@ class ConditionStatus(StrEnum):
 
 
 class Condition(WireModel):
-    """One observation about the job, in the form of all Kubernetes conditions."""
+    """One observation about the job, in the form of Kubernetes conditions."""
 
     type: ShortText
     """Name of the condition, for example Progressing."""
@@ -65,8 +65,8 @@ class Progress(WireModel):
     total_steps: Count
     """Number of steps of the job."""
     reward_mean: FiniteNumber | None = None
-    """Mean reward of the responses of the last step. In the status of a job this number and the next two have four
-    significant digits."""
+    """Mean reward of the responses of the last step. In the status of a job, `rewardMean`, `evalScore` and
+    `tokensPerSecond` are rounded to four significant digits."""
     eval_score: FiniteNumber | None = None
     """Greedy score of the newest evaluation."""
     tokens_per_second: FiniteNumber | None = None
@@ -121,7 +121,7 @@ class FailureClass(StrEnum):
     APPLICATION = "Application"
     """The training or user code failed: retry, limited by `runPolicy.maxAppRetries`."""
     INFRASTRUCTURE = "Infrastructure"
-    """A pod, node, device, memory or the network failed: retry, limited by `runPolicy.maxInfraRetries`."""
+    """A pod, node, GPU, memory or the network failed: retry, limited by `runPolicy.maxInfraRetries`."""
     RESUMABLE = "Resumable"
     """Stopped on purpose and resumed later: uses no retry budget."""
     FINAL = "Final"
@@ -142,12 +142,12 @@ class StopRequest(WireModel):
 
 
 class PoolNodes(WireModel):
-    """Number of nodes of a pool that an attempt uses."""
+    """Number of worker pods of a pool that an attempt uses."""
 
     name: ShortText
     """Name of the pool."""
     nodes: Count
-    """Number of nodes."""
+    """Number of worker pods."""
 
 
 class Attempt(WireModel):
@@ -164,28 +164,34 @@ class Attempt(WireModel):
     state: ShortText = AttemptState.PROVISIONING.value
     """One of Provisioning, Starting, Running, Stopping, Ended."""
     submissions: Count = 0
-    """Number of submissions of the trainer to Ray: 1 from shortly before the submission, 0 until then."""
+    """Number of submissions of the trainer to Ray: 0 or 1. It is set to 1 just before the submission, so that an
+    operator that is restarted does not submit the trainer twice."""
     start_number: StartNumber | None = None
-    """Fencing number of the trainer: it grows with every start, and a start with a smaller number can no longer save.
-    """
+    """Fencing number of the trainer. It grows with every start; a start with a smaller number can no longer save
+    checkpoints."""
     started: Timestamp
     """When the attempt started."""
     name_taken_since: Timestamp | None = None
-    """Since when a RayCluster of another owner has the name; unset if none has."""
+    """When the operator first saw that a RayCluster of another owner has the name of this attempt's cluster; unset if
+    none has."""
     cluster_created_at: Timestamp | None = None
-    """When its cluster existed. Waiting before this time does not count toward deadlines."""
+    """When its RayCluster was first observed; for a reused cluster, when the attempt started. The active deadline
+    counts from here. So does the provisioning deadline, unless the cluster cannot be created: then that counts from
+    `started`."""
     ready_at: Timestamp | None = None
     """When all pods were ready and had joined Ray for the first time."""
     running_since: Timestamp | None = None
     """When Ray first listed the trainer."""
     progressed_at: Timestamp | None = None
-    """When the trainer last made progress, to the minute."""
+    """When the trainer last made progress. While it makes progress, this time is updated about once a minute."""
     run_state_at: Timestamp | None = None
-    """The trainer's own time of that progress, which is only compared for equality."""
+    """Time in the trainer's run state at `progressedAt`, by the clock of its node. The operator only checks whether it
+    has changed."""
     state_unknown_since: Timestamp | None = None
     """Since when the trainer's state is unknown; unset while it is known."""
     end_reported_at: Timestamp | None = None
-    """When the trainer or Ray first reported the end; the operator waits a little for missing details."""
+    """When the trainer or Ray first reported that the trainer has ended. The operator then waits up to 30 seconds, or
+    twice the grace period for a process that does not exit, for the details."""
     trainer_may_run: bool = False
     """Whether the attempt ended before its trainer was seen to end. Then its cluster is deleted, even with
     `runPolicy.cleanup: KeepCluster`."""
@@ -207,9 +213,10 @@ class Attempt(WireModel):
     failed_pod: ShortText | None = None
     """Pod in which the failure began, for example `my-job-1-main-worker-abcde`; unset if unknown."""
     nodes: Annotated[tuple[PoolNodes, ...], Field(max_length=8)] = ()
-    """Nodes of each pool, if the attempt runs on fewer nodes than the job requests; else empty."""
+    """Worker pods of each pool, if the attempt runs on fewer than the job requests (`runPolicy.elastic`); else empty.
+    """
     all_nodes_since: Timestamp | None = None
-    """Since when all requested nodes are available, if the attempt runs on fewer."""
+    """Since when all requested worker pods are ready, if the attempt runs on fewer."""
     resumed_from_step: Count | None = None
     """Step of the checkpoint from which it resumed; unset if it started at step 0."""
     checkpoint_step: Count | None = None
@@ -224,15 +231,16 @@ class Counters(WireModel):
     start_number: StartNumber = 0
     """Fencing number of the newest start of a trainer."""
     application_retries: Count = 0
-    """Retries used of `runPolicy.maxAppRetries`; reset to 0 when a later checkpoint is saved."""
+    """Retries used of `runPolicy.maxAppRetries`. Reset to 0 at a failure if the newest checkpoint is later than at
+    every earlier failure, and by `rljob retry`."""
     infrastructure_retries: Count = 0
-    """Retries used of `runPolicy.maxInfraRetries`; reset to 0 when a later checkpoint is saved."""
+    """Retries used of `runPolicy.maxInfraRetries`; reset together with `applicationRetries`."""
     failed_attempts: Count = 0
     """Number of all failed attempts; never reset."""
     active_seconds: Count = 0
-    """Total seconds of the ended attempts, each from the existence of its cluster to its end."""
+    """Total seconds of the attempts that have ended, each from `clusterCreatedAt` to `ended`."""
     checkpoint_step: Count | None = None
-    """Step of the newest checkpoint when a retry was last counted."""
+    """Step of the newest checkpoint when the retry counters were last reset after progress."""
 
 
 class NextAttempt(WireModel):
@@ -262,7 +270,8 @@ class JobResult(WireModel):
     at: Timestamp
     """When the job finished."""
     cleaned_up_at: Timestamp | None = None
-    """When its clusters were deleted, or the remaining one was kept because of `runPolicy.cleanup`."""
+    """When the deletion of its clusters was complete; with `runPolicy.cleanup: KeepCluster`, when only the kept cluster
+    was left."""
 
 
 class HandledRequests(WireModel):
@@ -275,7 +284,7 @@ class HandledRequests(WireModel):
 
 
 class PoolStatus(WireModel):
-    """Number of nodes of one pool."""
+    """Number of worker pods of one pool."""
 
     name: ShortText
     """Name of the pool."""
@@ -291,7 +300,8 @@ class RLJobStatus(WireModel):
     observed_generation: Count = 0
     """metadata.generation of the job that this status is based on."""
     phase: ShortText | None = None
-    """Summary in one word, for people. Programs should read the conditions."""
+    """Summary in one word, for people; unset until an operator has processed the job. Programs should read the
+    conditions."""
     reason: ShortText | None = None
     """Why the job is in this phase, for people: the reason of the most important condition."""
     gpus: Count | None = None
@@ -312,6 +322,6 @@ class RLJobStatus(WireModel):
     """The result; unset until the job finishes."""
     handled_requests: HandledRequests | None = None
     pools: Annotated[tuple[PoolStatus, ...], Field(max_length=8)] = ()
-    """Number of nodes of each pool of the current attempt."""
+    """Number of worker pods of each pool of the current attempt."""
     export_uri: LongText | None = None
     """Location of the trained model as a Hugging Face folder, for example `pvc://claim/folder/run/export`."""

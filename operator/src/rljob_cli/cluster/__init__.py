@@ -1,1 +1,1 @@
-"""The commands for jobs on a Kubernetes cluster; `client` alone asks its API server."""
+"""The commands for jobs on a Kubernetes cluster. Only `client` sends requests to the API server."""

@@ -1,4 +1,4 @@
-"""Sends the commands' requests to a Kubernetes cluster; the only module that uses the `kubernetes` package.
+"""Sends the requests of the commands to a Kubernetes cluster. No other module uses the `kubernetes` package.
 
 The package finds credentials (a kubeconfig with its plugins, or the service account of this pod) and sends the
 requests. It is imported only when a command needs a cluster, because the import takes half a second.
@@ -7,6 +7,7 @@ requests. It is imported only when a command needs a cluster, because the import
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -47,7 +49,7 @@ Query = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Options that select cluster and namespace; unset ones come from the kubeconfig, or from this pod."""
+    """Options that select cluster and namespace. Values that are not set come from the kubeconfig or from this pod."""
 
     context: str | None = None
     namespace: str | None = None
@@ -60,14 +62,15 @@ class ClusterOptions:
 
 
 class Cluster:
-    """Sends requests to one API server. Methods raise ClusterError; docstrings name its subclasses that matter."""
+    """Sends requests to one API server. All methods may raise ClusterError. Their docstrings name the subclasses that a
+    caller may want to handle."""
 
     def __init__(self, api: ApiClient, namespace: str, name: str, flags: str = "") -> None:
         self._api = api
         self.namespace = namespace
         """Namespace of the jobs."""
         self.name = name
-        """Name for messages: the context of the kubeconfig, or `in-cluster`."""
+        """Name for messages, such as `context staging`; `in-cluster` for the service account of this pod."""
         self.flags = flags
         """Options that suggested commands need for this cluster and namespace."""
 
@@ -125,9 +128,10 @@ class Cluster:
                 yield piece
 
     def _job_path(self, name: str | None = None) -> str:
-        """The URL path of the jobs, or of one. The name is checked, since an empty one or `.` gives the path of all."""
-        path = f"{_JOBS}/namespaces/{_checked_name('--namespace', self.namespace)}/{_PLURAL}"
-        return path if name is None else f"{path}/{_checked_name('NAME', name)}"
+        """The URL path of all jobs, or of one. The name is checked, because with an empty name or `.` the path would be
+        that of all jobs."""
+        path = f"{_JOBS}/namespaces/{checked_name('--namespace', self.namespace)}/{_PLURAL}"
+        return path if name is None else f"{path}/{checked_name('NAME', name)}"
 
     def _json(self, method: str, path: str, query: Query = (), body: Mapping[str, object] | None = None) -> Json:
         answer = self._answer(method, path, query, body)
@@ -135,7 +139,7 @@ class Cluster:
             content = answer.response.data
         try:
             found = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             host = self._api.configuration.host
@@ -169,11 +173,12 @@ def connect(options: ClusterOptions) -> Cluster:
     """
     from kubernetes.client import ApiClient, Configuration
 
-    # By default the client retries three times and prints a warning each time.
+    # Retries are turned off: by default the client retries three times and prints a warning each time.
     configuration = Configuration(retries=False)
     given = options.kubeconfig is not None or options.context is not None
     files = [options.kubeconfig] if options.kubeconfig else kubeconfig_files()
-    existing = [file for file in files if file.is_file()]
+    # Also a pipe, such as that of `--kubeconfig <(command)`.
+    existing = [file for file in files if file.exists() and not file.is_dir()]
     if existing:
         name, namespace = _load_kubeconfig(configuration, existing, options.context)
     elif not given and (own_namespace := service_account_namespace()):
@@ -188,7 +193,7 @@ def connect(options: ClusterOptions) -> Cluster:
     return Cluster(ApiClient(configuration), namespace, name, options.flags())
 
 
-def _checked_name(what: str, name: str) -> str:
+def checked_name(what: str, name: str) -> str:
     """Returns a valid Kubernetes name. Raises ClusterError for others."""
     if not _NAME.fullmatch(name):
         raise ClusterError(
@@ -198,20 +203,27 @@ def _checked_name(what: str, name: str) -> str:
 
 
 def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], context: str | None) -> tuple[str, str]:
-    """Fills the configuration from kubeconfig files. Returns the name of the context and its namespace."""
+    """Fills the configuration from kubeconfig files. Returns text such as `context staging`, and its namespace."""
     from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
     named = ", ".join(map(str, files))
     try:
-        # Several files are merged as kubectl does it; what a plugin renews is written back.
+        # Several files are merged as kubectl does it. Credentials that a plugin renews are written back to the file.
         merged = KubeConfigMerger(os.pathsep.join(map(str, files)))  # type: ignore[no-untyped-call]
         names = [str(entry["name"]) for entry in merged.config["contexts"]]
         if context is not None and context not in names:
             raise ClusterError(f"{named}: no context {context}; use one of: {', '.join(names) or 'none'}")
         loader = KubeConfigLoader(merged.config, active_context=context, config_persister=merged.save_changes)  # type: ignore[no-untyped-call]
-        loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
+        with _logged_errors() as failures:
+            loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
+        if failures:
+            raise ClusterError(
+                f"{named}: the program that gets the credentials failed ({one_line(failures[0])}); install it or log in"
+                " again, or use another kubeconfig with --kubeconfig"
+            )
+        _check_server(configuration.host, named)
         chosen = loader.current_context
-        return str(chosen["name"]), str(chosen["context"].get("namespace") or "default")
+        return f"context {chosen['name']}", str(chosen["context"].get("namespace") or "default")
     except ClusterError:
         raise
     # The package does not wrap the errors of its parsers and of credential plugins.
@@ -219,6 +231,34 @@ def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], contex
         raise ClusterError(
             f"{named}: invalid kubeconfig ({one_line(error)}); correct it, or use another with --kubeconfig"
         ) from error
+
+
+@contextmanager
+def _logged_errors() -> Iterator[list[str]]:
+    """Collects errors that the package logs. It does not raise those of credential plugins, and would send requests
+    without credentials."""
+    failures: list[str] = []
+    collector = logging.Handler(logging.ERROR)
+    collector.emit = lambda record: failures.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(collector)
+    try:
+        yield failures
+    finally:
+        logging.getLogger().removeHandler(collector)
+
+
+def _check_server(url: str, named: str) -> None:
+    """Raises ClusterError if requests cannot be sent to this URL."""
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise ClusterError(
+            f"{named}: `server` must be the URL of an API server (seen: {url!r}), such as https://10.0.0.1:6443;"
+            " correct it, or use another kubeconfig with --kubeconfig"
+        )
 
 
 def _load_service_account(configuration: Configuration) -> str:
@@ -253,7 +293,8 @@ def _plain_errors(cluster: str) -> Iterator[None]:
 
 
 def _refusal(status: int, body: bytes, cluster: str, flags: str) -> ClusterError:
-    """The error for an error response of the API server. A `Status` object in it has more detail than the number."""
+    """The error for an error response of the API server. If its body is a `Status` object, this has more detail than
+    the status code."""
     try:
         refusal = Refusal.model_validate_json(body)
     except ValidationError:

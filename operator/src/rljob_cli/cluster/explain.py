@@ -1,7 +1,7 @@
 """`rljob explain`: explains what a job waits for or why it failed, what to do, and what happens next.
 
-For a job that has run out of memory, or may, the planner estimates from the job's spec what uses the memory and which
-field to change. It says nothing if it does not know the model or the GPU type."""
+If a job has run out of memory, or may do so, the planner estimates from the job's spec what uses the memory and which
+field to change. There is no estimate if the planner does not know the model or the GPU type."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _USUAL_FIELDS = ("spec.training.maxTokensPerMicroBatch", "spec.training.rollout.
 """Fields that reduce GPU memory in most jobs."""
 _MAX_PODS = 8
 _MAX_WARNINGS = 5
-_UNSEEN_SECONDS = 10
-"""A working operator has processed a new job by then."""
+_NEW_SECONDS = 10
+"""Age of a job by which a working operator has processed it."""
 
 
 def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | None = None) -> None:
@@ -114,9 +114,17 @@ def explanation(
         yield Text("\nLatest warnings:", "bold")
         for event in new[-_MAX_WARNINGS:]:
             yield Text(f"  {age(event.seen, now):>5}  {_warning(event)}")
-    yield Text("\nWhat comes next:", "bold")
+    yield Text("\nResults:" if _has_only_results(job) else "\nWhat comes next:", "bold")
     for line in what_is_next(job, now, flags):
         yield Text(f"  {line}")
+
+
+def _has_only_results(job: StoredJob) -> bool:
+    """Whether the job is Complete and stays as it is, so that nothing comes next."""
+    end = ending(job.status)
+    is_being_deleted = job.metadata.deletion_timestamp is not None
+    is_complete = end is not None and end.is_complete and not is_being_deleted
+    return is_complete and job.run_policy.ttl_seconds_after_finished is None
 
 
 def pod_trouble(pod: Pod) -> str:
@@ -170,8 +178,9 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
     status, attempt, end = job.status, attempt_under_way(job), ending(job.status)
     found = waits_for(status)
     if job.metadata.deletion_timestamp is not None:
-        yield Text(f"The job is being deleted, for {age(job.metadata.deletion_timestamp, now)}.", "bold")
-        yield Text("What to do: Wait; its cluster and pods are deleted after it.", "cyan")
+        since = age(job.metadata.deletion_timestamp, now)
+        yield Text(f"The job is being deleted: the deletion started {since} ago.", "bold")
+        yield Text("What to do: Wait; its cluster and pods are deleted after the RLJob.", "cyan")
     elif end is not None:
         yield from _end_text(job, end, now)
     elif attempt is not None and attempt.stop is not None:
@@ -190,7 +199,7 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
         yield from _silence_text(attempt, now)
         yield _advice(found.reason)
     elif not status.conditions:
-        yield from _unseen_text(job, now)
+        yield from _new_job_text(job, now)
     else:
         yield Text(f"{_how_it_goes(job, attempt, now)}.", "bold")
         yield from _silence_text(attempt, now)
@@ -209,7 +218,7 @@ def _end_text(job: StoredJob, end: Ending, now: datetime) -> Iterator[Text]:
 
 def _stop_text(attempt: Attempt, stop: StopRequest, now: datetime) -> Iterator[Text]:
     since = age(moment(stop.requested_at), now)
-    yield Text(f"Attempt {attempt.number} is being stopped: reason {one_line(stop.reason)}, for {since}", "bold")
+    yield Text(f"Attempt {attempt.number} has been stopping for {since}, reason {one_line(stop.reason)}", "bold")
     if stop.message is not None:
         yield from _message_lines(stop.message)
     sent = f"Ray was asked {age(moment(stop.sent_at), now)} ago" if stop.sent_at else "Ray could not be asked yet"
@@ -223,7 +232,7 @@ def _suspension_text(job: StoredJob, now: datetime) -> Iterator[Text]:
         yield Text("The job is being suspended.", "bold")
         yield _advice(Reason.SUSPENDING)
     else:
-        yield Text(f"The job is suspended, for {age(moment(since), now)}, and holds no nodes.", "bold")
+        yield Text(f"The job is suspended, for {age(moment(since), now)}, and has no pods.", "bold")
         yield _advice(Reason.SUSPENDED)
 
 
@@ -246,10 +255,10 @@ def _silence_text(attempt: Attempt | None, now: datetime) -> Iterator[Text]:
         )
 
 
-def _unseen_text(job: StoredJob, now: datetime) -> Iterator[Text]:
+def _new_job_text(job: StoredJob, now: datetime) -> Iterator[Text]:
     seconds = (now - job.metadata.creation_timestamp).total_seconds()
     yield Text("No operator has processed the job yet.", "bold")
-    if seconds > _UNSEEN_SECONDS:
+    if seconds > _NEW_SECONDS:
         yield Text(
             "What to do: check that the operator is running and handles this namespace (Helm value watchNamespaces):"
             " kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator"
@@ -257,8 +266,8 @@ def _unseen_text(job: StoredJob, now: datetime) -> Iterator[Text]:
 
 
 def _how_it_goes(job: StoredJob, attempt: Attempt | None, now: datetime) -> str:
-    """What is known about a job that nothing blocks. Whether it makes progress is left to the reader: a step may take
-    hours, and a trainer that has stalled looks the same until its deadline."""
+    """The state of a job that nothing blocks. It does not say whether the job makes progress: a step may take hours,
+    and a trainer that has stalled looks the same until the stall deadline."""
     found, progress = condition(job.status, ConditionType.PROGRESSING), job.status.progress
     since = "" if found is None else f": {found.reason} for {age(moment(found.last_transition_time), now)}"
     named = f", attempt {attempt.number}" if attempt is not None and attempt.number > 1 else ""
@@ -271,15 +280,16 @@ def _how_it_goes(job: StoredJob, attempt: Attempt | None, now: datetime) -> str:
 
 
 def _last_progress(job: StoredJob, attempt: Attempt | None, now: datetime) -> str:
-    """The trainer writes its step's time; the operator records, to the minute, when its run state changed at all."""
+    """The age of the newest sign of progress: the time at which the trainer finished a step, or the time at which the
+    operator last saw a changed run state. The operator records the latter to the minute."""
     seen = [attempt.progressed_at] if attempt is not None and attempt.progressed_at is not None else []
     seen += [job.status.progress.updated_at] if job.status.progress is not None else []
     return f"last progress {age(max(map(moment, seen)), now)} ago" if seen else "no progress is recorded"
 
 
 def _condition_text(found: Condition, attempt: Attempt | None, now: datetime) -> str:
-    """The condition and how long the attempt has waited for it; at most since the attempt started, as the condition may
-    be False since an earlier attempt."""
+    """The condition, and how long the attempt has waited for it. The time begins with the attempt if the condition was
+    already False in an earlier attempt."""
     since = moment(found.last_transition_time)
     if attempt is not None and attempt.number > 1:
         since = max(since, moment(attempt.started))
@@ -308,7 +318,8 @@ def _memory_text(job: StoredJob) -> Iterator[Text]:
 
 
 def _failed_attempt(job: StoredJob) -> Attempt | None:
-    """The newest attempt, if it has ended and its reason is also that of the job's result or next attempt."""
+    """The newest attempt, if it has ended and is why the job has finished or is being retried: it then has the same
+    reason as the job's result or the next attempt."""
     newest, latest = newest_attempt(job), ending(job.status) or job.status.next_attempt
     if newest is None or newest.ended is None:
         return None

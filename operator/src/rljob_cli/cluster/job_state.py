@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from rljob_api.conditions import ConditionType
-from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
+from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, PHASE_BEFORE_STATUS
 from rljob_api.requests import as_recorded, is_later
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, Condition, ConditionStatus, RLJobStatus
@@ -38,7 +38,7 @@ class Ending:
     message: str
     at: datetime
     cleaned_up_at: str | None = None
-    """When its clusters were cleaned up; None until then, or if the result cannot be parsed."""
+    """The time when its clusters were cleaned up; None if they were not yet, or if the result cannot be parsed."""
 
     @property
     def is_complete(self) -> bool:
@@ -85,12 +85,12 @@ def waits_for(status: RLJobStatus) -> Condition | None:
 
 
 def phase(job: StoredJob) -> str:
-    """The phase for users: that of the status, or `Deleting`, `Unseen` (not processed yet) or `?`."""
+    """The phase for users: that of the status; `Deleting`; `New` before an operator has processed the job; or `?`."""
     if job.metadata.deletion_timestamp is not None:
         return "Deleting"
     if job.status.phase is None and is_unread(job, "phase"):
         return UNREADABLE
-    return job.status.phase or "Unseen"
+    return job.status.phase or PHASE_BEFORE_STATUS
 
 
 def reason(job: StoredJob) -> str:
@@ -102,7 +102,7 @@ def reason(job: StoredJob) -> str:
 
 
 def is_unread(job: StoredJob, field: str) -> bool:
-    """Whether this version cannot parse a part of this status field, or the whole status."""
+    """Whether this status field, a part of it, or the whole status cannot be parsed by this version."""
     return any(
         place.startswith(("status (", *(f"status.{field}{end}" for end in " .["))) for place in job.unparsed_fields
     )
@@ -120,14 +120,15 @@ def attempt_under_way(job: StoredJob) -> Attempt | None:
 
 
 def attempt_state(attempt: Attempt) -> str:
-    """The outcome of an attempt that has ended, else its state. Unknown values of newer operators are unchanged."""
+    """The outcome of an attempt that has ended, else its state. Values that only a newer operator knows are returned
+    unchanged."""
     if attempt.ended is not None or attempt.outcome != AttemptOutcome.RUNNING:
         return attempt.outcome
     return attempt.state
 
 
 def is_running(attempt: Attempt) -> bool:
-    """Whether its trainer is running and was not asked to stop."""
+    """Whether the attempt's trainer is running and was not asked to stop."""
     return attempt_state(attempt) == AttemptState.RUNNING and attempt.stop is None
 
 
@@ -148,7 +149,8 @@ def is_to_be_retried(job: StoredJob) -> bool:
 
 
 def stop_counts(job: StoredJob) -> bool:
-    """Whether a stop request that is not applied yet will stop the job: a later retry request cancels it."""
+    """Whether a stop request that the operator has not applied yet will stop the job. It will not if a retry was
+    requested later."""
     asked, retry = stop_asked_at(job), retry_asked_at(job)
     return asked is not None and (not is_to_be_retried(job) or is_later(asked, than=retry))
 

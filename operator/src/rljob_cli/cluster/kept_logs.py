@@ -20,6 +20,7 @@ from rljob_api.constants import (
     POD_STORAGE_FOLDER,
 )
 from rljob_cli.arguments import Container
+from rljob_cli.cluster.client import checked_name
 from rljob_cli.errors import CliError
 from rljob_cli.plain_text import one_line
 
@@ -35,7 +36,7 @@ class LogOptions:
     pool: str | None = None
     """Pool of the worker whose log is printed; None for the head pod."""
     index: int = 0
-    """Index of the worker, in the order of the pods' names."""
+    """Number of the worker pod, in the order of the pods' names, or the rank of the worker process in kept logs."""
     container: Container | None = None
     """Container; None for the head's driver, or a worker's Ray."""
     follow: bool = False
@@ -64,7 +65,7 @@ class KeptLog:
 
 
 def kept_log(name: str, storage: Path, options: LogOptions) -> KeptLog:
-    """The log that the options select. If there is none, raises CliError, which lists what there is."""
+    """The log that the options select. If there is none, raises CliError with a list of the existing files."""
     if options.follow:
         raise CliError("--follow: cannot be combined with --storage; remove one of them")
     if options.container is not None and options.container_name != _kept_container(options):
@@ -72,7 +73,7 @@ def kept_log(name: str, storage: Path, options: LogOptions) -> KeptLog:
             f"--container {options.container}: not available with --storage, which has only the driver's log and, with"
             " --pool, the workers' logs; remove --container"
         )
-    logs = _logs_folder(name, storage)
+    logs = _logs_folder(checked_name("NAME", name), storage)
     return _log_of_worker(logs, options) if options.pool else _log_of_driver(logs, options.attempt)
 
 
@@ -99,7 +100,7 @@ def _logs_folder(name: str, storage: Path) -> Path:
         there = f"it contains {_listed(storage)}" if storage.is_dir() else "the folder does not exist"
         raise CliError(
             f"--storage {storage}: neither {candidates[0]} nor {candidates[1]} exists ({there}); use the folder where"
-            " the claim is mounted or, if the job has a subPath, that folder in it"
+            " the claim is mounted; if the job has checkpoint.storage.subPath: a/b, use FOLDER/a/b in it"
         )
     return found
 
@@ -135,7 +136,8 @@ def _log_of_worker(logs: Path, options: LogOptions) -> KeptLog:
 
 
 def _attempt_folder(logs: Path, attempt: int | None) -> tuple[int, Path]:
-    """The folder of the attempt; None: the folder written last, as a recreated job counts its attempts from 1 again."""
+    """The number and the folder of the attempt. For None: those of the folder that was written last, because the
+    highest number may be older: a recreated job counts its attempts from 1 again."""
     numbered = {
         int(number): folder
         for folder in _entries(logs)
@@ -180,7 +182,7 @@ def _pieces(log: KeptLog) -> Iterator[bytes]:
 
 def _lines(log: KeptLog) -> Iterable[bytes]:
     begun: list[bytes] = []
-    """Pieces of a line whose end was not read yet. They are joined once, so that a very long line stays fast."""
+    """Pieces of a line whose end was not read yet. They are joined only once, so that very long lines are not slow."""
     for piece in _pieces(log):
         *lines, rest = piece.split(b"\n")
         for line in lines:

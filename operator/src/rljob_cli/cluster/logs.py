@@ -44,8 +44,8 @@ class _Source:
 
 
 def show_logs(cluster: Cluster, name: str, options: LogOptions, console: Console, clock: Clock | None = None) -> int:
-    """Copies the log to standard output unchanged; everything else goes to `console`. Returns 0 if there was a log,
-    else 1; 130 for Ctrl-C.
+    """Copies the log unchanged to standard output. All other output goes to `console`. Returns 0 if there was a log,
+    else 1; 130 after Ctrl-C.
 
     Raises:
         CliError: there is no log yet, or no such pod.
@@ -113,7 +113,8 @@ def _find(job: StoredJob, pods: list[Pod], options: LogOptions) -> _Source:
 
 
 def _is_of(pod: Pod, number: int, record: Attempt | None) -> bool:
-    """Whether the pod belongs to the attempt. Attempts can share a cluster, so the cluster counts if it is known."""
+    """Whether the pod belongs to the attempt. If the attempt's cluster is known, it decides, because several attempts
+    may share a cluster."""
     if record is not None and pod.cluster is not None:
         return pod.cluster == record.cluster
     return pod.attempt == str(number)
@@ -149,7 +150,7 @@ def _refuse_unknown(job: StoredJob, options: LogOptions) -> None:
     newest = newest_attempt(job)
     num_attempts = newest.number if newest else 0
     if options.attempt is not None and options.attempt > num_attempts:
-        raise CliError(f"{job.where}: has had {num_attempts} attempts (seen: --attempt {options.attempt})")
+        raise CliError(f"{job.where}: has {num_attempts} attempts so far (seen: --attempt {options.attempt})")
     if options.pool is None:
         return
     pools = job.pool_sizes

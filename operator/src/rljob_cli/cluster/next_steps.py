@@ -34,7 +34,7 @@ _NEXT = {
 }
 _SAVES_AND_EXITS = "saves a checkpoint, if training has started, and exits"
 _NEEDS_ANOTHER_JOB = (Reason.INVALID_SPEC, Reason.STORAGE_MISSING)
-"""Reasons that only another spec fixes."""
+"""Reasons for which the job must be created again with a corrected spec."""
 _AFTER_A_STOP = {
     Reason.SUSPENDING: "its cluster is deleted, and the job is suspended",
     Reason.SUSPENDED: "its cluster is deleted, and the job is suspended",
@@ -61,7 +61,8 @@ def what_is_next(job: StoredJob, now: datetime, flags: str = "") -> Iterator[str
         yield _next_step(job, attempt)
         yield from _deadlines(job, attempt, now)
         if job.status.counters is not None:
-            yield f"after a failure it resumes from its newest checkpoint; retries left: {_retries_left(job)}"
+            left = _retries_left(job)
+            yield f"if an attempt fails, the next one resumes from the newest checkpoint; retries left: {left}"
 
 
 def _next_step(job: StoredJob, attempt: Attempt | None) -> str:
@@ -75,7 +76,8 @@ def _next_step(job: StoredJob, attempt: Attempt | None) -> str:
         limit = f"{length(grace_seconds)} (runPolicy.gracePeriodSeconds)"
         return f"the trainer {_SAVES_AND_EXITS} within {limit}"
     if attempt is not None and attempt.running_since is not None:
-        return "the trainer was already started; it continues, or Retrying or Failed shows how it ended"
+        ends = "otherwise the job becomes Retrying or Failed"
+        return f"the trainer was already started: if it still runs, it continues, {ends}"
     return f"when {waits.type} is True: {_NEXT[ConditionType(waits.type)]}"
 
 
@@ -112,7 +114,7 @@ def _when_between(job: StoredJob, following: NextAttempt, now: datetime, name: s
     if begins <= now and not following.same_cluster:
         yield "it waits until all pods of the previous attempt are deleted"
     yield f"retries left: {_retries_left(job)}"
-    yield f"`rljob retry {name}` starts it now and resets the retry budget"
+    yield f"`rljob retry {name}` starts it now and resets the retry budgets"
     yield from _paused_deadline(job)
 
 
@@ -152,13 +154,13 @@ def _after_a_failure(job: StoredJob, end: Ending, flags: str) -> Iterator[str]:
         return
     if job.wants_suspend:
         yield f"`rljob resume {name}` first, because the job is suspended"
-    yield f"fix the cause, then `rljob retry {name}`: it resumes {resume_point(job)} and resets the retry budget"
+    yield f"fix the cause, then `rljob retry {name}`: it resumes {resume_point(job)} and resets the retry budgets"
     if end.reason == Reason.CONFIGURATION_ERROR:
         yield f"if the cause is in the job itself: {again}"
 
 
 def _deadlines(job: StoredJob, attempt: Attempt | None, now: datetime) -> Iterator[str]:
-    """The deadlines that can end the attempt or the job."""
+    """The deadlines that may end the attempt or the job."""
     policy = job.run_policy
     if attempt is None:
         return
@@ -201,7 +203,7 @@ def _paused_deadline(job: StoredJob) -> Iterator[str]:
 
 
 def _failed_if(cause: str, end: datetime, now: datetime) -> str:
-    return f"the job fails if {cause} by {time_text(end)} ({in_time(end, now)})"
+    return f"the job ends as Failed, without a retry, if {cause} by {time_text(end)} ({in_time(end, now)})"
 
 
 def _retries_left(job: StoredJob) -> str:

@@ -107,7 +107,7 @@ def _requests(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
         )
         yield "result", one_line(f"{at}; {left}")
     if suspended_at is not None:
-        yield "suspended", f"for {age(moment(suspended_at), now)}; it holds no nodes"
+        yield "suspended", f"for {age(moment(suspended_at), now)}; its pods are deleted"
     elif job.wants_suspend and result is None:
         yield "suspended", "requested, not done yet"
     for what, asked_at in (("stop", stop_asked_at(job)), ("retry", retry_asked_at(job))):
@@ -155,7 +155,8 @@ def _attempts(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
             "retries",
             f"application {application_retries_used(job)} of {policy.max_app_retries} used, infrastructure"
             f" {infrastructure_retries_used(job)} of {policy.max_infra_retries} used;"
-            f" {counters.failed_attempts} of {counters.attempts} attempts failed",
+            f" {counters.attempts} attempt{'' if counters.attempts == 1 else 's'} so far, {counters.failed_attempts}"
+            " failed",
         )
 
 

@@ -1,7 +1,7 @@
 """`rljob suspend`, `resume`, `stop`, `retry` and `delete`: change an existing job.
 
-Each command writes a request once; if the job is already in that state or the request exists, it only says so. The
-operator carries the request out; with `wait` the command waits until that is done.
+Each command writes a request. If the job is already in the requested state, or the request already exists, the command
+only says so. The operator carries the request out. With `wait`, the command waits until this is done.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Steering:
     clock: Clock = field(default_factory=Clock)
 
     def suspend(self) -> int:
-        """Asks the operator to save a checkpoint and free the job's nodes."""
+        """Asks the operator to save a checkpoint and delete the job's pods."""
         job = self._job()
         end = ending(job.status)
         if end is not None:
@@ -95,7 +95,8 @@ class Steering:
         return self._until(job, lambda seen: _runs(seen) if seen.status.observed_generation >= generation else None)
 
     def stop(self) -> int:
-        """Stops the job for good, with a checkpoint. Returns 0 however it finishes."""
+        """Stops the job with a checkpoint, so that it becomes Failed. Returns 0 also if the job finishes in another
+        way."""
         job = self._job()
         end, goes_on = ending(job.status), is_to_be_retried(job)
         if end is not None and not goes_on:
@@ -223,7 +224,7 @@ def _suspended(job: StoredJob) -> _Outcome | None:
     if not job.wants_suspend:
         return _Outcome(f"{job.where} was resumed in the meantime", ExitCode.APPLICATION)
     if job.status.suspended_at is not None:
-        return _Outcome(f"{job.where} is suspended and holds no nodes; it will resume {resume_point(job)}")
+        return _Outcome(f"{job.where} is suspended, and its pods are deleted; it will resume {resume_point(job)}")
     return _ended(job, ExitCode.APPLICATION)
 
 
@@ -260,7 +261,7 @@ def _what_a_retry_does(job: StoredJob) -> str:
     following, newest = job.status.next_attempt, newest_attempt(job)
     number = f"attempt {newest.number + 1}" if newest else "attempt 1"
     when = f"instead of at {time_text(moment(following.not_before))}, " if following is not None else ""
-    return f"{number} starts now, {when}{resume_point(job)}; the retry budget is reset"
+    return f"{number} starts now, {when}{resume_point(job)}; the retry budgets are reset"
 
 
 def _in_words(job: StoredJob) -> str:

@@ -1,7 +1,7 @@
-"""Parses an RLJob of the API server, which may have been written by an operator or CRD of another version.
+"""Parses an RLJob from the API server. An operator or a CRD of another version may have written it.
 
-Unknown fields are ignored; fields that cannot be parsed are left out and listed. One unknown field must not keep a
-command from showing the job. Programs that act on the job are stricter.
+Unknown fields are ignored. Fields that cannot be parsed are left out and listed. So a command can show a job even if it
+does not understand one of its fields. Programs that change a job or act on it are stricter.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def stored_job(wire: Mapping[str, object]) -> StoredJob:
 
 
 def _without_control_characters(status: object) -> object:
-    """The status without control characters in strings, which could control the terminal. Requests stay unchanged:
-    they are compared, not shown."""
+    """The status with strings that have no control characters, because these could control the terminal. The values of
+    requests stay unchanged, because they are compared and not shown."""
     if isinstance(status, dict):
         return {
             name: value if name == "handledRequests" else _without_control_characters(value)

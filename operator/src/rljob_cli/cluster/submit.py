@@ -70,8 +70,8 @@ def _namespace(file: Path, job: RLJob, options: ClusterOptions) -> str | None:
 
 
 def _refuse_unfit(file: Path, job: RLJob, namespace: str) -> None:
-    """Raises errors that the operator would report, before anything is created. The operator may have a default image,
-    so a missing image is no error here."""
+    """Raises the errors that the operator would report, before anything is created. A missing image is no error here,
+    because the operator may have a default image."""
     found = cluster_violations(job.spec, has_default_image=True)
     if found:
         raise CliError("\n".join(f"{file}: {wire_path(broken.path)}: {broken.message}" for broken in found))

@@ -1,7 +1,7 @@
 """Watches a job until it finishes: a live view on a terminal, otherwise a line for every change.
 
-It polls every two seconds instead of using a Kubernetes watch: the responses are small, and there is no state to
-restore when a connection breaks.
+It polls every two seconds instead of using a Kubernetes watch, because the responses are small and there is no state to
+restore after a broken connection.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Adapts a job that was written for a cluster to this machine. Pure: the devices are passed in.
+"""Adapts a job that was written for a cluster to this machine. The module is pure: the devices are arguments.
 
-Each pool becomes min(its size, devices found) workers on one node. Fields that only a cluster uses are ignored, with a
-note each. A job that no longer divides evenly is rejected.
+Each pool becomes min(its size, devices found) workers on one node. Fields that are used only on a cluster are ignored,
+with a note for each. A job is rejected if its batches cannot be divided evenly among the workers of this machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
-    """The job as this machine or a Ray cluster runs it. `devices` is None for a Ray cluster."""
+    """The job in the form that runs on this machine or on a Ray cluster. `devices` is None for a Ray cluster."""
 
     spec: RLJobSpec
     devices: Devices | None
@@ -46,10 +46,10 @@ class LocalPlan:
 
 
 def plan_for_machine(job: RLJob, devices: Devices, num_workers: int | None) -> LocalPlan:
-    """The job on this machine. `num_workers`: workers per pool; None to choose them by the pools and devices.
+    """The job adapted to this machine. `num_workers`: workers per pool; None to choose them by the pools and devices.
 
     Raises:
-        LocalPlanError: there are too few devices, or the job no longer divides evenly.
+        LocalPlanError: there are too few devices, or the batches cannot be divided evenly among the workers.
     """
     roles_of = _roles_by_pool(job.spec)
     pools: list[Pool] = []
@@ -75,8 +75,8 @@ def plan_for_cluster(job: RLJob) -> LocalPlan:
 
 
 def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tuple[RLJobSpec, tuple[str, ...]]:
-    """Reduces the sizes of parallel groups (workers that share a copy of the model, or rows) to fit `num_workers`, by
-    pool. The trained model does not depend on them."""
+    """Reduces shardSize, sequenceParallel and tensorParallel so that they divide the workers of the pool. Also returns
+    a note about each change. `num_workers`: by the pool's name. The trained model does not depend on these sizes."""
     roles, pool_of = spec.roles, spec.placed_roles()
     places: dict[str, TrainRole | RolloutRole] = dict(roles)
     notes: list[str] = []
@@ -95,7 +95,8 @@ def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tu
 
 
 def _fitting(field: str, asked: int, workers: int) -> int:
-    # A shard size above the number of workers becomes that number: replicas would need more memory, not less.
+    # A shard size above the number of workers becomes that number. Any smaller value would need more memory per worker,
+    # because there would be several copies of the model.
     return workers if field == "shard_size" and asked > workers else gcd(asked, workers)
 
 
@@ -120,7 +121,8 @@ def _refuse_too_many(rows: list[PoolPlan], devices: Devices) -> None:
 
 
 def _refuse_uneven(spec: RLJobSpec, rows: list[PoolPlan], notes: tuple[str, ...]) -> None:
-    """Raises LocalPlanError if the job breaks a rule of the API, so that local runs and clusters reject the same."""
+    """Raises LocalPlanError if the adapted job breaks a rule of the API. So a local run and a cluster reject the same
+    jobs."""
     broken = violations(spec, ("spec",))
     if not broken:
         return

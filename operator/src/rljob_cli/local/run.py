@@ -32,6 +32,7 @@ from rljob_api.constants import (
 from rljob_api.contract_documents import TrainerJob, dump_job
 from rljob_api.job_file import load_job_file_to_run
 from rljob_api.run_state import RunPhase, RunState
+from rljob_api.standard_streams import discard_output
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.pod_environment import OWNED_ENV_PREFIXES, EnvSource
@@ -49,14 +50,16 @@ TRAINER_PACKAGE = "rljob_trainer"
 _MEANING = {
     ExitCode.SUCCESS: "complete",
     ExitCode.APPLICATION: "the training or the job's own code failed; see the log above",
-    ExitCode.CONFIGURATION: "the job's configuration is invalid; change the file",
+    ExitCode.CONFIGURATION: "the job's configuration is invalid; fix what the error above names",
     ExitCode.INFRASTRUCTURE: "a worker or device was lost, or a resource is missing; a retry may succeed",
 }
 SIGKILL_EXIT_CODE = 137
 _UNUSED_MODULES = frozenset({"antigravity", "idlelib", "test", "this", "turtle", "turtledemo"})
-"""Modules of the standard library that no library imports, so a job may use their names, such as a folder `test`."""
+"""Modules of the standard library that no library imports. A job may therefore have files with these names, such as a
+folder `test`."""
 _REFERENCE = re.compile(r"\$(?:\$|\((?P<name>[^)]*)\))")
-"""References in values of a pod's variables, as in Kubernetes (`third_party/forked/golang/expansion`)."""
+"""Matches a reference to a variable in the value of a pod's variable, and `$$`, with the rules of Kubernetes
+(`third_party/forked/golang/expansion`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +91,20 @@ def run(options: RunOptions, console: Console) -> int:
 
     Raises:
         JobFileError: the file is not a valid job.
-        CliError: the job, the folder or the system does not allow this run.
-        DocumentError: the job is too large to pass on to the trainer.
+        CliError: this run is not possible with this job, folder or system.
+        DocumentError: the job is too large to be passed to the trainer.
     """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise CliError("the current folder was deleted; change to another folder and run the command again") from None
     job = load_job_file_to_run(options.file)
+    if options.code is not None and not options.code.is_dir():
+        raise CliError(f"--code: {options.code} is not a folder; name the folder with the job's Python code")
     for imported_from in (options.file.absolute().parent, *([options.code.absolute()] if options.code else [])):
         _refuse_hiding_files(imported_from)
     if options.resume and job.spec.checkpoint.resume is Resume.NEVER:
-        raise CliError("spec.checkpoint.resume: is Never, so --resume is not possible; change it to Auto")
+        raise CliError("spec.checkpoint.resume: is Never, so the run cannot be resumed; change it to Auto")
     plan = _local_plan(job, options)
     command = trainer_module_command(TRAINER_PACKAGE)
     folder = RunFolder(options.run_folder or Path("runs") / job.metadata.name)
@@ -115,12 +124,12 @@ def run(options: RunOptions, console: Console) -> int:
         code = process.run(keep_open=(lock,), on_start=record_start)
         state = folder.run_state_of(attempt)
         if code == ExitCode.SUCCESS and (state is None or state.phase is not RunPhase.COMPLETE):
-            console.print(Text("the trainer exited with code 0 before the job was complete"), soft_wrap=True)
+            _say("the trainer exited with code 0 before the job was complete", console)
             code = ExitCode.APPLICATION
         try:
             folder.record(attempt, ended=time_text(datetime.now(UTC)), exitCode=code)
         except RunFolderError as error:
-            console.print(Text(f"note: {error}"), soft_wrap=True)
+            _say(f"note: {error}", console)
     _tell_the_end(code, state, process, options, folder, console)
     return code
 
@@ -137,8 +146,8 @@ def plot(run_folder: Path) -> int:
 
 
 def _refuse_hiding_files(folder: Path) -> None:
-    """Raises CliError if a file in the folder has the name of a standard library module: the trainer imports from this
-    folder, so it or one of its libraries would import the wrong module and fail."""
+    """Raises CliError if a file in the folder has the name of a standard library module. The trainer imports from this
+    folder, so the trainer or one of its libraries would import the file instead of the module, and fail."""
     for name in sorted(sys.stdlib_module_names - _UNUSED_MODULES):
         for file in (folder / f"{name}.py", folder / name / "__init__.py"):
             if file.exists():
@@ -151,6 +160,8 @@ def _refuse_hiding_files(folder: Path) -> None:
 def _local_plan(job: RLJob, options: RunOptions) -> LocalPlan:
     if options.ray_address is None:
         return plan_for_machine(job, find_devices(visible_cuda_devices()), options.num_workers)
+    if not options.ray_address.strip():
+        raise CliError("--ray: the address is empty; use HOST:PORT or auto, or remove --ray to run on this machine")
     if options.num_workers is not None:
         raise CliError("--workers: a Ray cluster uses the pools of the file; remove --workers or --ray")
     return plan_for_cluster(job)
@@ -173,8 +184,8 @@ def trainer_module_command(module: str) -> tuple[str, ...]:
 def trainer_environment(
     options: RunOptions, job: RLJob, plan: LocalPlan, folder: RunFolder, attempt: int
 ) -> dict[str, str]:
-    """The trainer's environment: this process's variables, the job's own, and those of the contract with the trainer.
-    RAY_ADDRESS is removed for a local run, which starts its own Ray.
+    """The trainer's environment: the variables of this process, those of the job, and those of the contract with the
+    trainer. For a local run, RAY_ADDRESS is removed, because the run starts its own Ray.
 
     Raises:
         DocumentError: the job is too large.
@@ -207,10 +218,10 @@ def trainer_environment(
 def job_variables(spec: RLJobSpec, before: Mapping[str, str], exported: Mapping[str, str]) -> dict[str, str]:
     """The variables that the job's `env` sets, with `$(NAME)` in values expanded as the kubelet does.
 
-    NAME is an earlier variable of the list or one of `before`, which a pod has before its job's own variables (for
-    example `$(RLJOB_RUN_FOLDER)/wandb`). A variable from a Secret or ConfigMap has the value that the user has
-    exported. `$$` becomes `$`; an unknown NAME stays as written. With `envFrom`, any NAME with its prefix may be one of
-    its keys, so it is looked up among all exported variables.
+    NAME is an earlier variable of the list, or one of `before`: variables that a pod gets before those of its job (for
+    example `$(RLJOB_RUN_FOLDER)/wandb`). A variable from a Secret or ConfigMap gets the value that the user has
+    exported. `$$` becomes `$`. An unknown NAME is not replaced. With `envFrom`, any NAME with the source's prefix may
+    be a key of the source, so NAME is looked up among all exported variables.
 
     Raises:
         CliError: a value refers to a variable from a Secret or ConfigMap that is not exported.
@@ -272,14 +283,14 @@ def show_plan(plan: LocalPlan, folder: RunFolder, console: Console) -> None:
         table.add_column(name, justify="right")
     for row in plan.pools:
         table.add_row(row.pool, ", ".join(row.roles), str(row.num_workers_asked), str(row.num_workers))
-    console.print(table)
+    _print(table, console)
     for note in plan.notes:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
-    console.print(Text(f"results: {folder.path}"), soft_wrap=True)
+        _say(f"note: {note}", console)
+    _say(f"results: {folder.path}", console)
 
 
 def explain_exit(code: int, state: RunState | None, *, was_killed_on_request: bool) -> str:
-    """Explains an exit code in one line. `state`: the last run state of this attempt; None if there is none."""
+    """Explains an exit code in one line. `state`: the last run state of this attempt; None if it has written none."""
     if was_killed_on_request and code == SIGKILL_EXIT_CODE:
         return f"stopped at once by a second request; {_what_is_lost(state)}"
     if code == ExitCode.INTERRUPTED:
@@ -302,12 +313,12 @@ def what_a_stop_does(state: RunState | None) -> str:
     if state is None or state.phase is RunPhase.STARTING:
         return "the training has not started, so the trainer exits without a new checkpoint"
     if state.progress.step >= state.progress.total_steps:
-        return "all steps are done; the trainer saves what is left to save and exits"
+        return "all steps are done; the trainer finishes saving and exits"
     return "the trainer ends its step and saves a checkpoint"
 
 
 def _has_saved(state: RunState | None) -> bool:
-    """Whether there is a checkpoint of this attempt, with all its steps."""
+    """Whether a checkpoint has all completed steps of this attempt."""
     if state is None or state.checkpoint is None or state.checkpoint.step == state.resumed_from_step:
         return False
     return state.checkpoint.step >= state.progress.step
@@ -325,7 +336,7 @@ def _tell_the_end(
     code: int, state: RunState | None, process: TrainerProcess, options: RunOptions, folder: RunFolder, console: Console
 ) -> None:
     meaning = explain_exit(code, state, was_killed_on_request=process.was_killed_on_request)
-    console.print(Text(f"exit code {code}: {meaning}"), soft_wrap=True)
+    _say(f"exit code {code}: {meaning}", console)
     if state is not None:
         progress = state.progress
         reached = f"step {progress.step} of {progress.total_steps}"
@@ -333,13 +344,28 @@ def _tell_the_end(
             reached += f", held-out score {progress.eval_score:.3f}"
         if state.checkpoint is not None:
             reached += f", newest checkpoint at step {state.checkpoint.step}"
-        console.print(Text(f"{reached}; see {folder.path}"), soft_wrap=True)
+        _say(f"{reached}; see {folder.path}", console)
     if code not in (ExitCode.SUCCESS, ExitCode.CONFIGURATION):
-        console.print(Text(f"to continue: {options.command(resume=folder.has_results())}"), soft_wrap=True)
+        _say(f"to continue: {options.command(resume=folder.has_results())}", console)
 
 
 def _announcer(console: Console) -> Callable[[str], None]:
     def announce(text: str) -> None:
-        console.print(Text(f"\n{text}"), soft_wrap=True)
+        _say(f"\n{text}", console)
 
     return announce
+
+
+def _say(text: str, console: Console) -> None:
+    _print(Text(text), console)
+
+
+def _print(content: Text | Table, console: Console) -> None:
+    """Prints a line or a table. A closed terminal or pipe, or a full disk, must not change how the run ends."""
+    try:
+        console.print(content, soft_wrap=isinstance(content, Text))
+    except OSError:
+        discard_output(sys.stdout)
+    except SystemExit:
+        # rich leaves the program when a pipe is closed, after it has discarded the output.
+        return

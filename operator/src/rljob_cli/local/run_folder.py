@@ -1,6 +1,6 @@
-"""The folder of one run, and the rules that keep two runs from mixing in it.
+"""The folder of one run, and the checks that two runs do not use the same folder.
 
-runs/<name>/  job.yaml          the job as it was run, with every default written out, those of the recipe too
+runs/<name>/  job.yaml          the job as it was run, with all defaults and all settings of the recipe
               attempts.jsonl    one line at the start and one at the end of each attempt
               metrics.jsonl, samples.jsonl, tensorboard/, plots/, logs/      written by the trainer
               checkpoints/, export/, rljob-run-state.json                    written by the trainer
@@ -21,6 +21,7 @@ from rljob_api.contract_documents import load_run_state
 from rljob_api.errors import DocumentError
 from rljob_api.job_file import resolved_job_text
 from rljob_api.run_state import RunState
+from rljob_api.scalars import MAX_COUNT
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.errors import RunFolderError
 
@@ -71,17 +72,18 @@ class RunFolder:
         return max((attempt for attempt, _ in self._records()), default=0)
 
     def has_results(self) -> bool:
-        """Whether an attempt completed a step or started a checkpoint. An attempt that failed before that leaves
-        nothing to protect and nothing to resume."""
+        """Whether an attempt has completed a step or started a checkpoint. Otherwise there is nothing to resume, and
+        nothing that a new run could overwrite."""
         state = self.run_state()
         trained = state is not None and state.progress.step > 0
         return trained or (self.checkpoints.is_dir() and any(self.checkpoints.glob(CHECKPOINT_PATTERN)))
 
     def check_resume(self, other_command: str, *, resume: bool) -> None:
-        """Rejects a second run without --resume, --resume without a first run, and a folder that is not a run's.
+        """Rejects a new run in the folder of another run, --resume without an earlier run, and a folder with other
+        files.
 
         Args:
-            other_command: the user's command with --resume if it has none, else without it.
+            other_command: the user's command with the opposite choice: with --resume added, or with --resume removed.
             resume: whether the user's command has --resume.
 
         Raises:
@@ -129,14 +131,14 @@ class RunFolder:
             raise self._cannot_be_written(error) from error
 
     def run_state(self) -> RunState | None:
-        """The trainer's last run state; None if there is none that can be parsed."""
+        """The trainer's last run state; None if there is none, or if it cannot be parsed."""
         try:
             return load_run_state(self.run_state_file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, DocumentError):
             return None
 
     def run_state_of(self, attempt: int) -> RunState | None:
-        """The last run state of this attempt; None if it has written none that can be parsed."""
+        """The last run state of this attempt; None if the attempt has written none, or if it cannot be parsed."""
         state = self.run_state()
         return state if state is not None and state.attempt == attempt else None
 
@@ -155,10 +157,15 @@ class RunFolder:
         path = self.path / ATTEMPTS_FILE_NAME
         if not path.exists():
             return
-        for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise RunFolderError(f"{path}: cannot be read ({error.strerror}); use another --run-folder") from error
+        for line in text.splitlines():
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(row, dict) and isinstance(row.get("attempt"), int):
-                yield row["attempt"], row
+            number = row.get("attempt") if isinstance(row, dict) else None
+            if isinstance(number, int) and 0 < number < MAX_COUNT:
+                yield number, row

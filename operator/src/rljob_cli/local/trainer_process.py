@@ -1,10 +1,10 @@
-"""Starts the trainer, forwards Ctrl-C to it, and leaves no process behind.
+"""Starts the trainer, forwards Ctrl-C to it, and makes sure that no process is left at the end.
 
-The trainer runs in its own session, so that Ctrl-C in a terminal reaches only this process, which forwards it once: the
-trainer then finishes or abandons its step and saves a checkpoint; before the first step it exits at once. A second
-Ctrl-C kills everything at once. If this process is killed, the kernel asks the trainer to stop (PR_SET_PDEATHSIG).
-Orphaned grandchildren become children of this process (PR_SET_CHILD_SUBREAPER), which ends them. Both need Linux;
-elsewhere the whole session is killed.
+The trainer runs in its own session. So Ctrl-C in a terminal reaches only this process, which forwards it once. The
+trainer then finishes or abandons its step and saves a checkpoint; before the first step it exits immediately. A second
+Ctrl-C kills all processes immediately. If this process is killed, the kernel sends SIGTERM to the trainer
+(PR_SET_PDEATHSIG). Orphaned grandchildren become children of this process (PR_SET_CHILD_SUBREAPER), which kills them.
+Both features need Linux; on other systems the whole session is killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rljob_cli.errors import TrainerStartError
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_SECONDS = 5.0
-"""Time for processes that outlive the trainer, before they are killed."""
+"""Processes that still run this long after the trainer's exit are killed."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Announce = Callable[[str], None]
@@ -42,7 +42,8 @@ class TrainerProcess:
         announce: Announce,
         what_a_stop_does: Callable[[], str],
     ) -> None:
-        """`what_a_stop_does`: called at the first stop request, for the message, such as `it saves a checkpoint`."""
+        """`what_a_stop_does`: called at the first stop request; it returns a part of the message that is printed, such
+        as `it saves a checkpoint`."""
         self._command = list(command)
         self._environment = dict(environment)
         self._announce = announce
@@ -59,8 +60,8 @@ class TrainerProcess:
     def run(self, keep_open: Sequence[int] = (), on_start: Callable[[], None] = lambda: None) -> int:
         """Runs the trainer to its end; the file descriptors `keep_open` stay open in it.
 
-        `on_start` is called as soon as the process exists; if it raises, the process is ended. Returns the exit code,
-        or 128 + the number of the signal that killed it.
+        `on_start` is called as soon as the process exists. If it raises an exception, the process is killed. Returns
+        the exit code, or 128 + the number of the signal that killed the process.
 
         Raises:
             TrainerStartError: the process cannot be started.
@@ -99,7 +100,9 @@ class TrainerProcess:
 
     @contextmanager
     def _passing_signals_on(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._on_stop) for number in STOP_SIGNALS}
+        # `nohup` ignores SIGHUP, so that the run outlives its terminal.
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+        before = {number: signal.signal(number, self._on_stop) for number in STOP_SIGNALS if number not in ignored}
         try:
             yield
         finally:
@@ -137,8 +140,8 @@ def _adopt_orphans() -> None:
 
 
 def _death_signal_setter(parent: int) -> Callable[[], None] | None:
-    """A function for the new process that makes the kernel send it SIGTERM when its parent dies. The library is loaded
-    before the fork, because little is safe after it."""
+    """A function that the new process calls first: after that, the kernel sends it SIGTERM when its parent dies. The
+    library is loaded before the fork, because few operations are safe after a fork."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -50,6 +51,10 @@ def _check_combination(options: PlanOptions) -> None:
         )
     if options.write is not None and not options.search:
         raise CliError("--write: writes the job that --search finds, so it requires --search; add --search")
+    if options.write is not None and os.path.lexists(options.write):
+        raise CliError(f"--write: {options.write} already exists; choose another name")
+    if options.as_json and options.explain:
+        raise CliError("--explain: cannot be combined with --json, which prints no formulas; remove one of them")
     for_jobs = {
         "--search": options.search,
         "--json": options.as_json,
@@ -63,7 +68,8 @@ def _check_combination(options: PlanOptions) -> None:
 def _plan_job(file: Path, options: PlanOptions, console: Console) -> int:
     """Prints the plan of a job file. Returns the exit code.
 
-    With --search, 0 means that some supported placement fits, or that the written job fits.
+    With --search, 0 means that the unchanged job fits in a supported placement; with --write, that the written job
+    fits.
     """
     text = read_job_text(file)
     job = load_job_text(text, str(file))

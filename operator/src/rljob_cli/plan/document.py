@@ -1,12 +1,12 @@
 """Writes the plan of a job file as JSON, for programs (`rljob plan --json`). docs/planning.md lists its keys.
 
 Memory is in bytes, as whole numbers; times are in seconds. Keys are the planner's names in camel case. An enum is
-written as its name (`TOO_LARGE`), because the words that people see may change.
+written as its name (`TOO_LARGE`), because the text that people see may change.
 
-`verdict` agrees with the exit code. Without --search it is the verdict of the file's own pools. With --search it is the
-verdict of the best supported placement: as written with --write, else without changes of the job. In this case
-`verdictOfFile` is the verdict of the file's own pools, null if the cluster has no room for them, and `search` has the
-results.
+`verdict` agrees with the exit code. Without --search it is for the file's own pools. With --search it is for the best
+supported placement: with --write, of the job as it is written, otherwise of the unchanged job. With --search there are
+two more keys: `verdictOfFile` is for the file's own pools (null if the cluster has no room for them), and `search` has
+the results.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHOWN: Mapping[str, tuple[str, ...]] = {
     "SearchResult": ("candidates", "best_supported", "advice", "changes"),
     "Candidate": ("plan", "is_tie", "reasons"),
 }
-"""By type: the fields and properties that are written. All fields of other types are written."""
+"""By type: the fields and properties that are written. Of types that are missing here, all fields are written."""
 _BYTES = {"total", "limit", "spare", "kv_cache_shortage", "num_bytes", "memory_bytes"}
 """Fields in bytes. They are rounded."""
 

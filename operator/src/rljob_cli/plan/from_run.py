@@ -14,7 +14,7 @@ from rljob_cli.plan.gpus import pool_gpus, this_machine
 from rljob_cli.plan.models import shapes_of
 from rljob_cli.plan.options import GpuOptions, PlanOptions
 from rljob_cli.plan.profile import Profile, constants_for, default_constants, default_file, write_profile
-from rljob_cli.plan.run_folder import RunRecord, read_run
+from rljob_cli.plan.run_folder import METRICS_FILE_NAME, RunRecord, read_run
 from rljob_cli.plan.run_text import calibration_lines, run_lines
 from rljob_planner.advice.calibration import CalibrationRun, calibrated
 from rljob_planner.advice.comparison import ComparedMemory, ComparedTime, compared_memory, compared_times, process_bytes
@@ -91,7 +91,7 @@ def _compared_times(run: CalibrationRun, constants: Constants) -> tuple[Compared
 def calibration_run(record: RunRecord, options: PlanOptions | None = None) -> CalibrationRun:
     """The run as the planner needs it to predict the run again. Raises CliError or PlanError."""
     options, spec = options or PlanOptions(), record.job.spec
-    facts = facts_of(record.lines, spec.training.batch_size)
+    facts = facts_of(record.lines, spec.training.batch_size, str(record.folder / METRICS_FILE_NAME))
     # A run's folder does not say where its job file was. Most runs were started beside it, and so is this command.
     shapes = shapes_of(model_sources(spec), Path.cwd(), options.model_config)
     if not facts.has_gpu and options.gpus == GpuOptions():

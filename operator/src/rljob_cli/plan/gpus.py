@@ -47,18 +47,19 @@ class PoolGpus:
     """The GPU type of each pool, and all GPUs that the job may use."""
 
     gpus: dict[str, Gpu]
-    """By pool. Empty if the cluster has no room for the pools, which --search allows."""
+    """The GPU type of each pool, by the pool's name. Empty if the cluster has no room for the pools; only --search
+    allows this."""
     cluster: Cluster
     origin: str
-    """Where the GPUs are known from, as printed: `4x8xH100`, `1x8xL4, from --gpu`."""
+    """The GPUs and where they are known from, as printed: `4x8xH100`, `1x8xL4, from --gpu`."""
     labels: dict[str, Label] = field(default_factory=dict)
-    """By GPU type: the label that selects its nodes. Only filled for --from-cluster with several GPU types."""
+    """By GPU type: the label that selects its nodes. Empty, except for --from-cluster with several GPU types."""
 
 
 def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) -> PoolGpus:
     """The GPUs of a job's pools.
 
-    Raises CliError or PlanError if they are unknown and, with `must_fit`, if there are too few for the pools.
+    Raises CliError or PlanError if the GPUs are unknown and, with `must_fit`, if there are too few for the pools.
     """
     if options.cluster is not None and options.from_cluster is not None:
         raise CliError("--cluster: cannot be combined with --from-cluster, which reads the nodes; remove one of them")
@@ -66,7 +67,7 @@ def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) ->
     everywhere, of_pools = _asked(spec, options, named)
     if options.cluster is not None:
         if everywhere is not None:
-            raise CliError("--gpu: --cluster has the GPU types already; remove --gpu, or give POOL=TYPE for one pool")
+            raise CliError("--gpu: --cluster already has the GPU types; remove --gpu, or write POOL=TYPE for one pool")
         cluster = cluster_of_text(options.cluster, named=lambda name: named(name, "--cluster"))
         found = PoolGpus(_placed(spec, cluster, of_pools, must_fit=must_fit), cluster, options.cluster)
     elif options.from_cluster is not None:
@@ -79,7 +80,8 @@ def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) ->
     if options.describes and all(name in {gpu.name for gpu in KNOWN_GPUS} for name in names):
         raise CliError(
             "--gpu-memory, --gpu-tflops, --gpu-bandwidth: describe a GPU type that rljob does not know, but it knows"
-            f" all of these (seen {', '.join(names)}); remove the options, or choose another name, such as --gpu mine"
+            f" all types in --gpu (seen {', '.join(names)}); remove these options, or choose another name, such as"
+            " --gpu mine"
         )
     return found
 
@@ -120,12 +122,19 @@ def _of_label(pool: Pool, named: Callable[[str, str], Gpu], product: str) -> Gpu
 
 
 def _asked(spec: RLJobSpec, options: GpuOptions, named: Callable[[str, str], Gpu]) -> tuple[Gpu | None, dict[str, Gpu]]:
-    """The GPU type that --gpu names for all pools, if any, and the types that it names for single pools."""
+    """The GPU type that --gpu sets for all pools (None if it does not), and by pool the types that it sets for single
+    pools."""
     everywhere: Gpu | None = None
     of_pools: dict[str, Gpu] = {}
     names = [pool.name for pool in spec.pools]
     for text in options.kinds:
         pool, is_of_pool, kind = text.partition("=")
+        if pool in of_pools if is_of_pool else everywhere is not None:
+            wanted = f"pool {pool}" if is_of_pool else "all pools"
+            raise CliError(
+                f"--gpu: names a type for {wanted} more than once (seen {', '.join(options.kinds)}); give it once, or"
+                " POOL=TYPE for one pool"
+            )
         if not is_of_pool:
             everywhere = named(text, "--gpu")
         elif pool not in names:
@@ -170,7 +179,8 @@ def _bytes(text: str) -> float:
 
 
 def this_machine(spec: RLJobSpec) -> Gpu:
-    """This machine's CPU as a GPU type. Its cores are shared by as many workers as a node of the largest pool has."""
+    """This machine's CPU in the form of a GPU type. The cores are divided among workers: as many as a node of the
+    largest pool has."""
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     try:
         limit = _MEMORY_LIMIT.read_text(encoding="utf-8").strip()

@@ -37,7 +37,7 @@ HUB_SECONDS = 10.0
 """Timeout of the request for a `config.json`."""
 _REFUSED, _MISSING = ("denies access to it", "set HF_TOKEN, or "), ("has no config.json for it", "")
 _ANSWERS = {401: _REFUSED, 403: _REFUSED, 404: _MISSING, 410: _MISSING}
-"""By HTTP status: what the hub does, and the first thing to try."""
+"""By HTTP status: the hub's answer in words, and advice to try first."""
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
 
@@ -71,7 +71,7 @@ def find_shape(source: ModelSource, job_folder: Path) -> FoundShape:
     text = source.source
     if not _looks_local(text, job_folder):
         return _of_hub(source)
-    path = _package_path(source) if text.startswith(PACKAGE_SCHEME) else job_folder / Path(text).expanduser()
+    path = _package_path(source) if text.startswith(PACKAGE_SCHEME) else job_folder / os.path.expanduser(text)
     if path.suffix == ".gguf" and os.path.isfile(path):
         return FoundShape(_shape_of_gguf_file(path, source), f"from {path.name}")
     file = path / "config.json"
@@ -84,7 +84,8 @@ def find_shape(source: ModelSource, job_folder: Path) -> FoundShape:
 
 
 def _looks_local(text: str, job_folder: Path) -> bool:
-    """Decides as the trainer does: `owner/name` is a path if it exists, else a model of the hub."""
+    """Whether the source is a path instead of a model of the hub. Decides as the trainer does: `owner/name` is a path
+    if it exists."""
     is_path = re.match(LOCAL_SOURCE, text) is not None or len(PurePosixPath(text).parts) > 2
     return is_path or os.path.exists(job_folder / text)
 
@@ -100,14 +101,14 @@ def _package_path(source: ModelSource) -> Path:
     if not package or not inner or ".." in PurePosixPath(inner).parts:
         raise CliError(f"{source.field}: must have the form package://PYTHON_PACKAGE/PATH (seen {source.source!r})")
     top, *nested = package.split(".")
-    spec = importlib.util.find_spec(top)
+    spec = importlib.util.find_spec(top) if top else None
     if spec is None or spec.submodule_search_locations is None:
         raise CliError(
             f"{source.field}: the Python package {top!r} is not installed here (seen {source.source!r}); install it"
             f"{_or_config(source)}"
         )
     candidates = [Path(folder, *nested, inner) for folder in spec.submodule_search_locations]
-    return next((path for path in candidates if path.exists()), candidates[0])
+    return next((path for path in candidates if os.path.exists(path)), candidates[0])
 
 
 def _of_hub(source: ModelSource) -> FoundShape:
@@ -135,7 +136,7 @@ def _cached_config(name: str, revision: str | None) -> Path | None:
 
 def _hub_config(source: ModelSource) -> dict[str, object]:
     """Downloads the model's `config.json` from the hub. Raises CliError if the hub fails or has no such model."""
-    # Imported here because they take 50 ms, and few plans ask the hub.
+    # Imported here, because the imports take 50 ms and few plans send a request to the hub.
     import http.client
     import urllib.error
     import urllib.parse
@@ -167,7 +168,7 @@ def _hub_config(source: ModelSource) -> dict[str, object]:
 
 
 def _read_in_time(answer: http.client.HTTPResponse) -> bytes:
-    """The first 4 MiB of the response. Raises TimeoutError after ten seconds, also if data keeps coming slowly."""
+    """The first 4 MiB of the response. Raises TimeoutError after ten seconds, even if data still arrives slowly."""
     end, content = time.monotonic() + HUB_SECONDS, b""
     while len(content) < _MAX_CONFIG_BYTES and (more := answer.read1(_MAX_CONFIG_BYTES - len(content))):
         content += more
@@ -200,7 +201,7 @@ def _shape_of_gguf_file(path: Path, source: ModelSource) -> ModelShape:
     try:
         with path.open("rb") as file:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        # The map is not closed here: a traceback may still refer to it. It is closed when the last reference ends.
+        # The map is not closed here, because a traceback may still refer to it. It is closed with the last reference.
         return shape_of_gguf(memoryview(content), path.stem)
     except (OSError, ValueError) as error:
         raise CliError(f"{source.field}: {path} cannot be read ({one_line(error)}); check the file") from None

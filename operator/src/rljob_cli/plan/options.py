@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rljob_cli.cluster.client import ClusterOptions
+from rljob_cli.errors import CliError
 from rljob_planner.job_workload import LengthOptions
 
 
@@ -30,6 +31,13 @@ class GpuOptions:
     def describes(self) -> bool:
         """Whether a GPU type is described that rljob does not know."""
         return (self.memory, self.tflops, self.bandwidth) != (None, None, None)
+
+
+def cluster_to_read(selected: ClusterOptions, *, is_wanted: bool) -> ClusterOptions | None:
+    """The cluster of --from-cluster; None without it. Raises CliError for options that would have no effect."""
+    if not is_wanted and selected != ClusterOptions():
+        raise CliError(f"{selected.flags().split()[0]}: selects the cluster of --from-cluster; add --from-cluster")
+    return selected if is_wanted else None
 
 
 @dataclass(frozen=True)

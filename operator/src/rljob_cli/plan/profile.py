@@ -2,8 +2,8 @@
 
     {"formatVersion": 1, "kind": "H100", "constants": {...}, "runs": ["runs/x"], "writtenAt": "2026-01-31T12:00:00Z"}
 
-A profile with another version or an invalid value is rejected: a plan with half of a profile would be worse than one
-with the defaults.
+A profile with another version or an invalid value is rejected, because a plan with a part of a profile would be worse
+than a plan with the defaults.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _PROFILE = TypeAdapter(Profile)
 
 
 def constants_for(kinds: Collection[str], file: Path | None) -> Constants:
-    """The constants to plan with: those of `file`; else those of the user's profile for this GPU type, if all pools
-    have the same type; else the defaults.
+    """The constants for a plan. They come from the first of these that exists: the profile `file`, the user's profile
+    for the GPU type (if all pools have the same type), the defaults.
 
     Raises CliError if the profile cannot be read, or is for another GPU type."""
     found = file
@@ -57,14 +57,14 @@ def constants_for(kinds: Collection[str], file: Path | None) -> Constants:
     profile = read_profile(found)
     if set(kinds) != {profile.kind}:
         raise CliError(
-            f"{found}: is a profile for {profile.kind}, but the job is planned for {', '.join(sorted(set(kinds)))};"
+            f"{found}: the profile is for {profile.kind}, but the job is planned for {', '.join(sorted(set(kinds)))};"
             " remove --profile, or use a profile from a run on the same GPU type"
         )
     return profile.constants
 
 
 def default_constants(kinds: Collection[str]) -> Constants:
-    """The constants to plan with if there is no profile."""
+    """The constants for a plan without a profile."""
     return cpu_constants() if set(kinds) == {CPU_NAME} else Constants()
 
 

@@ -45,7 +45,8 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def _job(folder: Path) -> RLJob:
-    """The job of the run: `resolved.yaml`, with the values chosen for `Auto`, or `job.yaml` if it never trained."""
+    """The job of the run. It is in `resolved.yaml`, with the values that were chosen for `Auto`; if the run never began
+    to train, it is in `job.yaml`."""
     for name in (RESOLVED_JOB_FILE_NAME, JOB_FILE_NAME):
         if (folder / name).is_file():
             try:
@@ -59,7 +60,7 @@ def _job(folder: Path) -> RLJob:
 
 
 def _metrics(file: Path) -> tuple[MetricsLine, ...]:
-    """The numbers of each line. The last line may be incomplete while the run goes on; it is skipped then."""
+    """The numbers of each line. While the run continues, its last line may be incomplete; such a line is skipped."""
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:

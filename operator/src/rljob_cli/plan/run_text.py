@@ -14,11 +14,11 @@ from rljob_planner.kv_cache import GIB
 
 TUNING_PAGE = "docs/tuning.md"
 _FAR_OFF = 1.3
-"""A prediction that is too high or too low by this factor is printed in yellow."""
+"""A ratio of prediction and measurement is printed in yellow if it is above this factor, or below its inverse."""
 _MAX_PHASES = 2
-"""The number of phases that are printed for a suggested change."""
+"""The largest number of phases that are printed for a suggested change."""
 ComparedRun = tuple[str, tuple[ComparedTime, ...], tuple[ComparedTime, ...]]
-"""A run's name, its times compared with predictions by the new constants, and with those by the constants before."""
+"""A run's name, the comparison of its times with the fitted constants, and the comparison with the constants before."""
 
 
 def run_lines(report: RunReport, *, explain: bool) -> Iterator[Text]:
@@ -38,7 +38,7 @@ def run_lines(report: RunReport, *, explain: bool) -> Iterator[Text]:
         yield Text(f"    {phase.name}: {phase.formula}", "dim")
     yield Text()
     if report.memory:
-        yield Text("GiB on the fullest worker, predicted for the row lengths of the run", "bold")
+        yield Text("GiB on the fullest worker (predicted for the row lengths of the run)", "bold")
         rows = [
             (each.name, _gibibytes(each.predicted), _gibibytes(each.measured), _ratio(each.ratio))
             for each in report.memory
@@ -55,7 +55,7 @@ def run_lines(report: RunReport, *, explain: bool) -> Iterator[Text]:
 
 
 def calibration_lines(file: str, kind: str, runs: Sequence[ComparedRun]) -> Iterator[Text]:
-    """The fitted predictions beside the measured times of each run, and where the profile is."""
+    """For each run, the times that the fitted constants predict beside the measured ones; then the profile's path."""
     for name, after, before in runs:
         yield from _time_table(after, f"{name}: seconds per step, predicted with the fitted constants and measured")
         step = next((each for each in before if each.name == STEP), None)
@@ -71,7 +71,7 @@ def _time_table(times: Sequence[ComparedTime], title: str) -> list[Text]:
     for each in times:
         likely = 0.0 if each.predicted is None else each.predicted.likely
         seen = each.measured
-        # Less than a twentieth of the step hardly counts, so its error is not marked.
+        # A phase with less than 5 % of the step hardly matters, so its error is not marked.
         is_small = max(likely, seen.median if seen else 0.0) < 0.05 * step
         measured = (number(seen.median), f"{number(seen.low)} to {number(seen.high)}") if seen else ("", "")
         predicted = "" if each.predicted is None else number(likely)
@@ -101,7 +101,7 @@ def _advice_lines(report: RunReport) -> Iterator[Text]:
     for advice in report.advice:
         yield from _one_advice(advice, before)
     yield Text()
-    # The changes that cost nothing but memory, all together.
+    # All changes that cost only memory, combined.
     line = Text("Advice: ", "bold")
     if report.together:
         changes = ", ".join(f"{each.change.field}: {each.change.value}" for each in report.together)
@@ -118,7 +118,7 @@ def _one_advice(advice: Advice, before: float) -> Iterator[Text]:
     if advice.more_gpus:
         gpus = f"{advice.more_gpus} more GPU{'' if advice.more_gpus == 1 else 's'}"
         price = f"; but it needs {gpus}, in a new pool of that name"
-    yield Text(f"  ~ {change.field}: {change.before} -> {change.value}", "yellow")
+    yield Text(f"  - {change.field}: {change.before} -> {change.value}", "yellow")
     memory = f"{worst.phase.value} {worst.total / GIB:.1f} of {worst.limit / GIB:.1f} GiB, {advice.verdict.value}"
     step = f"step {number(before)} -> {number(advice.step.likely)} s ({advice.share:.0%} less)"
     yield Text(f"    {step}{price}; {memory}")

@@ -1,6 +1,6 @@
-"""Formats the output of `rljob plan --search`: the best placements of a job's roles, and why the others are slower.
+"""Formats the output of `rljob plan --search`: the best placements of a job's roles, and why each is not the first.
 
-If no placement fits, it shows those of the job with the changes of its training that would make it fit.
+If no placement of the job fits, the output has the placements of a changed job: with the changes that make it fit.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from rljob_planner.workload import Placement
 
 _NOT_TRIED = (
     "Not tried: pools with part of a node, or with a number of nodes other than 1, 2, 3, 4, 6, 8, 12, 16, ...; pools"
-    " with nodes of two GPU types; sequence and tensor parallelism across nodes or above 8; job settings such as"
-    " maxTokensPerMicroBatch and rollout.gpuMemoryUtilization."
+    " with nodes of two GPU types; sequence and tensor parallelism across nodes or above 8; {settings}."
 )
 
 
@@ -47,11 +46,11 @@ def changed_spec(spec: RLJobSpec, changes: Sequence[Change]) -> RLJobSpec:
         *way, last = change.field.removeprefix("spec.").split(".")
         place: object = wire
         for part in way:
-            assert isinstance(place, dict), "a field is in a block"
+            assert isinstance(place, dict), "every field is in a block"
             place = place.setdefault(part.removesuffix("[]"), {})
             if isinstance(place, list):
                 place = next(entry for entry in place if "rewardModel" in entry)
-        assert isinstance(place, dict), "a field is in a block"
+        assert isinstance(place, dict), "every field is in a block"
         place[last] = read_yaml(change.value).value
     return RLJobSpec.from_wire(wire)
 
@@ -75,7 +74,8 @@ def search_lines(
             yield wrapped(" ".join(found.advice))
             yield Text()
         yield from _candidate_lines(found.candidates, found.changes)
-    yield wrapped(_NOT_TRIED, "  ", "dim")
+    settings = "other job settings" if found.changes else "changes of job settings, such as maxTokensPerMicroBatch"
+    yield wrapped(_NOT_TRIED.format(settings=settings), "  ", "dim")
     yield Text()
     yield Text(title, "bold")
     yield wrapped(placement_words(shown.placement), "  ")
@@ -103,8 +103,8 @@ def _shown(found: SearchResult) -> tuple[Plan, str]:
         is_first = found.candidates[0].is_supported
         return found.best_supported.plan, f"The best {'' if is_first else 'supported '}placement in detail"
     if found.candidates:
-        return found.candidates[0].plan, "None of these is supported yet; the first one in detail"
-    assert found.nearest_miss is not None, "a search finds something or says what came closest"
+        return found.candidates[0].plan, "None of these placements is supported yet; the first one in detail"
+    assert found.nearest_miss is not None, "a search finds placements that fit, or the closest one"
     return found.nearest_miss, "No placement fits; the closest one in detail"
 
 
@@ -122,8 +122,8 @@ def _candidate_lines(candidates: Sequence[Candidate], changes: Sequence[Change])
                 placement_words(candidate.plan.placement),
             )
         )
-    assumed = " and ".join(f"{change.field}: {change.value}" for change in changes)
-    yield Text(f"The best placements{f' with {assumed}' if assumed else ''}", "bold")
+    changed = " and ".join(f"{change.field} to {change.value}" for change in changes)
+    yield Text(f"The best placements{f' after changing {changed}' if changed else ''}", "bold")
     head, *lines = table(("", "STEP, s", "RANGE", "", "MEMORY, GiB", "SUPPORTED", "PLACEMENT"), rows, "  ")
     yield head
     for line, candidate in zip(lines, candidates, strict=True):
@@ -139,7 +139,7 @@ def _change_lines(file: RLJobSpec, planned: RLJobSpec, placement: Placement, hea
     else:
         yield Text("The job file has this placement already.")
     for line in lines:
-        yield Text(f"  ~ {line}", "yellow")
+        yield Text(f"  - {line}", "yellow")
     others = []
     for pool, placed in zip(planned.pools, placement.pools, strict=True):
         gpu = placed.gpu

@@ -24,12 +24,12 @@ _STYLES = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.TOO_LARGE: "r
 _MAX_PROPOSALS = 5
 """The number of proposals that are printed; --json has all."""
 _WIDTH = 118
-"""Columns of a line of text."""
+"""The largest number of columns of a printed sentence."""
 
 
 @dataclass(frozen=True)
 class PlanHead:
-    """What the head of the output needs beside the plan."""
+    """Facts for the first lines of the output that are not in the plan."""
 
     job: str
     """The job's name."""
@@ -40,7 +40,7 @@ class PlanHead:
 
     @property
     def num_gpus(self) -> int:
-        """All GPUs that the job may use; a placement may leave some free."""
+        """The number of GPUs that the job may use. A placement may leave some of them free."""
         return sum(group.num_gpus for group in self.gpus.cluster)
 
 
@@ -139,11 +139,11 @@ def _memory_row(phase: PhaseMemory) -> tuple[str | Text, ...]:
 
 
 _ENGINE_OWNERS = ("rollout weights", "engine", "KV cache", "sleeping engine")
-"""How the owners of the rollout engine's memory begin."""
+"""An owner whose name begins with one of these belongs to the rollout engine."""
 
 
 def _by_owner(phase: PhaseMemory) -> dict[str, float]:
-    """Bytes by role. A part of no role keeps its own name."""
+    """Bytes by role. A part that belongs to no role keeps the name of its owner."""
     sums: dict[str, float] = {}
     for part in phase.parts:
         role = next((role.value for role in Role if part.owner.startswith(f"{role.value} ")), None)
@@ -187,7 +187,7 @@ def number(value: float) -> str:
 
 
 def proposal_lines(plan: Plan) -> Iterator[Text]:
-    """The changes that would make the job fit or, if it is tight, give it more room."""
+    """The proposals that would make the job fit or, if it is tight, give it more room."""
     if plan.verdict is Verdict.FITS:
         return
     yield Text()
@@ -195,29 +195,32 @@ def proposal_lines(plan: Plan) -> Iterator[Text]:
         effect = "makes the job fit" if plan.verdict is Verdict.TOO_LARGE else "gives the job more room"
         yield Text(f"None of the changes that were tried {effect}.", "bold")
         if plan.nearest_miss is not None:
-            yield Text("The closest one:")
-            yield from _proposal_rows([plan.nearest_miss])
+            yield Text("The closest proposal:")
+            yield from _proposal_table([plan.nearest_miss])
         return
     effect = "make the job fit" if plan.verdict is Verdict.TOO_LARGE else "give the job more room"
-    yield Text(f"Changes that {effect} (each ~ alone is enough)", "bold")
-    yield from _proposal_rows(plan.proposals[:_MAX_PROPOSALS])
-    if (left := len(plan.proposals) - _MAX_PROPOSALS) > 0:
+    printed = plan.proposals[:_MAX_PROPOSALS]
+    several = "; make all changes of a proposal" if any(len(each.changes) > 1 for each in printed) else ""
+    yield Text(f"Proposals that {effect} (one of them is enough{several})", "bold")
+    yield from _proposal_table(printed)
+    if (left := len(plan.proposals) - len(printed)) > 0:
         yield Text(f"  {left} more with --json", "dim")
 
 
-def _proposal_rows(proposals: Sequence[Proposal]) -> list[Text]:
-    """A row for each proposal. If a proposal has several changes, all are needed, and each has its own row."""
+def _proposal_table(proposals: Sequence[Proposal]) -> list[Text]:
+    """A numbered row for each proposal. If a proposal has several changes, each further change has a row of its own."""
     rows: list[tuple[str | Text, ...]] = []
-    for proposal in proposals:
+    for number_of, proposal in enumerate(proposals, 1):
         worst, seconds = proposal.fullest_phase, proposal.step_seconds
         memory = f"{worst.total / GIB:.1f} of {worst.limit / GIB:.1f} in {worst.phase.value}"
         if worst.kv_cache_shortage > 0:
             memory = f"KV cache {worst.kv_cache_shortage / GIB:.1f} too small"
         step = "" if seconds is None else number(seconds.likely)
-        first, *others = [Text(f"~ {each.field}: {each.before} -> {each.value}", "yellow") for each in proposal.changes]
-        rows.append((first, memory, Text(proposal.verdict.value, _STYLES[proposal.verdict]), step))
-        rows += [(Text(f" {text.plain[1:]}", "yellow"), "", "", "") for text in others]
-    return table(("CHANGE", "MEMORY, GiB", "", "STEP, s"), rows, "  ")
+        first, *others = [f"{each.field}: {each.before} -> {each.value}" for each in proposal.changes]
+        verdict = Text(proposal.verdict.value, _STYLES[proposal.verdict])
+        rows.append((Text(f"{number_of}. {first}", "yellow"), memory, verdict, step))
+        rows += [(Text(f"   {other}", "yellow"), "", "", "") for other in others]
+    return table(("PROPOSAL", "MEMORY, GiB", "", "STEP, s"), rows, "  ")
 
 
 def last_line(plan: Plan, condition: str = "") -> Text:

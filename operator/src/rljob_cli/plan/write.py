@@ -1,7 +1,7 @@
 """Writes the job that `rljob plan --search` found: a copy of the job file with some values changed.
 
-Comments and the order of fields stay as they are. Before the file is written, its text is read again and must be the
-job that was planned.
+Comments and the order of fields are kept. Before the file is written, its text is read again; it must be the job that
+was planned.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from rljob_cli.differences import named_entries
 from rljob_cli.errors import CliError
 
 _WIDTH = 4096
-"""Columns of a line. So many that ruamel.yaml wraps no line of the file."""
+"""Columns of a line: so many that ruamel.yaml never wraps a line."""
 _FIRST_ENTRY = re.compile(r"^( *)[^\s#-][^\n]*:[ \t]*(?:#[^\n]*)?\n(?: *(?:#[^\n]*)?\n)*( *)- ", re.MULTILINE)
-"""A key and the first `- ` of its list, with empty lines and comments between them. Groups: both indentations."""
+"""Matches a key and the first `- ` of its list, with empty lines and comments between them. The groups are the
+indentation of the key and that of the entry."""
 
 Wire = dict[str, object]
 """A block of a job file in its JSON form."""
@@ -77,7 +78,7 @@ def _offset_of_entries(text: str) -> int:
 
 
 def _wire(spec: RLJobSpec) -> Wire:
-    """The fields of a job that differ from their default."""
+    """The fields of a job whose values are not the defaults."""
     fields = _without_unset(spec.to_wire_without_defaults())
     assert isinstance(fields, dict), "some fields of a job have no default"
     return fields
@@ -93,7 +94,7 @@ def _without_unset(value: object) -> object:
 
 
 def _put(block: CommentedMap, old: Mapping[str, object], new: Mapping[str, object]) -> None:
-    """Changes the fields of a block in which `new` differs from `old`, and leaves the others alone."""
+    """Changes those fields of a block that differ between `old` and `new`. Other fields are not touched."""
     for key in old.keys() - new.keys():
         block.pop(key, None)
     for at, (key, value) in enumerate(new.items()):
@@ -114,7 +115,8 @@ def _put(block: CommentedMap, old: Mapping[str, object], new: Mapping[str, objec
 
 
 def _put_entries(entries: CommentedSeq, old: Mapping[str, Wire], new: Mapping[str, Wire]) -> None:
-    """Changes a list of named entries. If their order is right, they stay in place, with the comments between them."""
+    """Changes a list of named entries. If the entries already have the new order, they stay in place, together with the
+    comments between them."""
     for at in reversed(range(len(entries))):
         if entries[at]["name"] not in new:
             del entries[at]

@@ -1,7 +1,7 @@
 """Creates the Secret, network policy and RayCluster of an attempt.
 
-First it asks the API server, not the cache, what is left of earlier attempts: two clusters of one job would write the
-same checkpoints, and KubeRay adopts pods of an earlier cluster with the same name.
+First it asks the API server, not the cache, which pods are left of a deleted job with the same name: KubeRay adopts
+pods of an earlier cluster with the same name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 
 from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_operator.controller.observe import Observation, identity
+from rljob_operator.controller.observe import Observation
 from rljob_operator.controller.operator_context import OperatorContext
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube.allowed_calls import CLUSTERS, NETWORK_POLICIES, PODS, SECRETS, missing_fields
@@ -28,7 +28,7 @@ from rljob_operator.manifests.access import asks_for_token, derived_token, key_i
 from rljob_operator.manifests.ray_cluster import ray_cluster
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.reconcile.decision import CreateCluster
-from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, ObservedJob
+from rljob_operator.reconcile.observed import EffectFailure, EffectKind, ObservedJob
 from rljob_operator.settings import read_token_keys
 
 KIND = EffectKind.CREATE_CLUSTER
@@ -52,7 +52,7 @@ class ClusterCreation:
         job = observation.observed.job
         if job.spec is None:
             raise OperatorError(f"RLJob {job.namespace}/{job.name}: a cluster was planned for an invalid spec")
-        in_the_way = await self._in_the_way(effect, observation.observed)
+        in_the_way = await self._in_the_way(effect.cluster, job)
         if in_the_way is not None:
             return in_the_way
         try:
@@ -63,16 +63,19 @@ class ClusterCreation:
             # status, because it lasts until a person fixes it.
             if error.retry_after_seconds:
                 raise
-            return EffectFailure(KIND, Reason.CREATION_REFUSED, str(error))
+            return EffectFailure(KIND, Reason.CREATION_REJECTED, str(error))
 
     async def _create(self, effect: CreateCluster, job: ObservedJob, spec: RLJobSpec) -> EffectFailure | None:
         """Creates the RayCluster last: KubeRay starts as soon as it sees the cluster, and then needs the Secret."""
-        owner = identity(job)
+        owner = job.identity
         key = read_token_keys(self._settings.token_keys_folder).current
         secret = token_secret(owner, effect.cluster, derived_token(key, owner, effect.cluster))
         await self._objects.create(SECRETS, job.namespace, secret)
         policy = network_policy(owner, effect.attempt, self._defaults)
-        await self._objects.create(NETWORK_POLICIES, job.namespace, policy)
+        if not await self._objects.create(NETWORK_POLICIES, job.namespace, policy):
+            # It may be that of an operator in another namespace, or of the attempt 1000 attempts ago.
+            self._require_leadership()
+            await self._objects.apply(NETWORK_POLICIES, job.namespace, text_at(policy, "metadata", "name"), policy)
         manifest = ray_cluster(owner, spec, effect.attempt, self._defaults, key_id(key))
         self._require_leadership()
         try:
@@ -85,29 +88,20 @@ class ClusterCreation:
         missing = missing_fields(manifest, made)
         return await self._remove_unguarded(made, job, missing[0]) if missing else None
 
-    async def _in_the_way(self, effect: CreateCluster, observed: Observed) -> EffectFailure | None:
-        """Why the cluster cannot be created yet: other clusters of the job, or pods of any earlier cluster with this
-        name; None if nothing blocks it."""
-        name, job = effect.cluster, observed.job
-        others = [cluster.name for cluster in observed.clusters if cluster.name != name or cluster.deleting]
-        if others:
-            message = f"waiting until earlier RayClusters of the job are deleted ({', '.join(others)})"
-            return EffectFailure(KIND, Reason.CREATING, message)
+    async def _in_the_way(self, name: str, job: ObservedJob) -> EffectFailure | None:
+        """Why the cluster cannot be created yet: another owner's cluster has the name, or pods of one are left; None if
+        nothing blocks it. The decision has made sure that nothing of the job itself is running."""
         try:
-            of_name = await self._objects.list_all(PODS, job.namespace, labels=f"{LABEL_CLUSTER}={name}")
+            pods = await self._objects.list_all(PODS, job.namespace, labels=f"{LABEL_CLUSTER}={name}")
         except ForbiddenError as error:
             return EffectFailure(KIND, Reason.READ_FORBIDDEN, str(error))
-        is_there = observed.cluster(name) is not None
-        left = [pod.name for pod in observed.pods if not (is_there and pod.cluster == name)]
-        foreign = [text_at(pod, "metadata", "name") for pod in of_name if job_uid(pod) != job.uid]
-        if foreign and await self._is_taken(name, job):
+        num_left = sum(job_uid(pod) != job.uid for pod in pods)
+        if not num_left:
+            return None
+        if await self._is_taken(name, job):
             return _conflict(name)
-        left += foreign
-        num_left = len(set(left) - set(effect.lost_pods))
-        if num_left:
-            message = f"waiting until the pods of an earlier RayCluster have terminated (pods left: {num_left})"
-            return EffectFailure(KIND, Reason.CREATING, message)
-        return None
+        message = f"waiting until the pods of an earlier RayCluster have terminated (pods left: {num_left})"
+        return EffectFailure(KIND, Reason.CREATING, message)
 
     async def _use_existing(self, effect: CreateCluster, job: ObservedJob) -> EffectFailure | None:
         """Handles a cluster that already exists: this operator created it before a crash, or it is not the job's."""

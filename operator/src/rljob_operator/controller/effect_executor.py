@@ -9,7 +9,7 @@ from datetime import UTC
 from rljob_api.conditions import Reason
 from rljob_api.constants import API_GROUP, API_VERSION, KIND, LABEL_ATTEMPT
 from rljob_operator.controller.cluster_creation import ClusterCreation
-from rljob_operator.controller.observe import Observation, identity
+from rljob_operator.controller.observe import Observation
 from rljob_operator.controller.operator_context import OperatorContext
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube.allowed_calls import (
@@ -32,7 +32,13 @@ from rljob_operator.log import about
 from rljob_operator.manifests.access import network_policy
 from rljob_operator.manifests.submission import stacks_submission, stacks_submission_id, submission
 from rljob_operator.raw_json import JsonObject, text_at
-from rljob_operator.ray.client import Dashboard, DashboardUnreachableError, RayError, TokenRejectedError
+from rljob_operator.ray.client import (
+    Dashboard,
+    DashboardOpenError,
+    DashboardUnreachableError,
+    RayError,
+    TokenRejectedError,
+)
 from rljob_operator.reconcile.decision import (
     ApplyNetworkPolicy,
     CreateCluster,
@@ -54,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 
 class EffectExecutor:
-    """Executes plans in one process. Its only memory of jobs is when their network policies were last applied."""
+    """Executes decisions in one process. Its only memory of jobs is when their network policies were last applied."""
 
     def __init__(self, context: OperatorContext) -> None:
         self._objects = context.objects
@@ -148,13 +154,15 @@ class EffectExecutor:
                 case DeleteJob():
                     await self._objects.delete(JOBS, job.namespace, job.name, effect.uid, job_version)
         except RefusedError as error:
-            return EffectFailure(kind, Reason.CREATION_REFUSED, str(error))
+            return EffectFailure(kind, Reason.CREATION_REJECTED, str(error))
         except ResourceTypeMissingError as error:
             return EffectFailure(kind, Reason.KUBERAY_UNAVAILABLE, str(error))
         except TokenRejectedError as error:
             return EffectFailure(kind, Reason.TOKEN_REJECTED, str(error))
         except DashboardUnreachableError as error:
             return EffectFailure(kind, Reason.DASHBOARD_UNREACHABLE, str(error))
+        except DashboardOpenError as error:
+            return EffectFailure(kind, Reason.AUTHENTICATION_MISSING, str(error))
         except RayError as error:
             return EffectFailure(kind, Reason.SUBMISSION_FAILED, str(error))
         return None
@@ -174,7 +182,7 @@ class EffectExecutor:
         attempt, and its pods carry that attempt's number."""
         job = observation.observed.job
         attempt = text_at(observation.clusters[effect.cluster], "metadata", "labels", LABEL_ATTEMPT)
-        manifest = network_policy(identity(job), int(attempt), self._defaults)
+        manifest = network_policy(job.identity, int(attempt), self._defaults)
         name = text_at(manifest, "metadata", "name")
         await self._objects.apply(NETWORK_POLICIES, job.namespace, name, manifest)
 
@@ -188,9 +196,11 @@ class EffectExecutor:
             try:
                 await dashboard.submit(
                     submission(
-                        identity(job), job.spec, effect.submission_id, effect.attempt, effect.start_number, effect.nodes
+                        job.identity, job.spec, effect.submission_id, effect.attempt, effect.start_number, effect.nodes
                     )
                 )
+            except DashboardOpenError:
+                raise
             except RayError:
                 if await dashboard.job(effect.submission_id) is None:
                     raise
@@ -200,7 +210,7 @@ class EffectExecutor:
         job, dashboard = observation.observed.job, _reached(observation)
         async with self._slots.aside():
             if await dashboard.job(stacks_submission_id(effect.submission_id)) is None:
-                await dashboard.submit(stacks_submission(identity(job), effect.submission_id, effect.attempt))
+                await dashboard.submit(stacks_submission(job.identity, effect.submission_id, effect.attempt))
 
     def _event(self, event: EventRecord, job: ObservedJob) -> JsonObject:
         """The event as an API object. Its name is only a unique string."""

@@ -20,11 +20,10 @@ from rljob_operator.kube.errors import ForbiddenError, NotFoundError, ResourceTy
 from rljob_operator.kube.explaining_events import ExplainingEvents, by_pod
 from rljob_operator.kube.node_leases import NodeLeases
 from rljob_operator.kube.observed_objects import JobObject, JobReader, controller_uid, observed_cluster, time_at
-from rljob_operator.kube.pod_problems import is_head, is_on_silent_node, is_ready, needs_events, observed_pod
+from rljob_operator.kube.pod_problems import is_head, is_on_not_ready_node, is_ready, needs_events, observed_pod
 from rljob_operator.kube.server_clock import Ages
 from rljob_operator.manifests.access import derived_token, key_id
 from rljob_operator.manifests.naming import submission_id
-from rljob_operator.manifests.ownership import JobIdentity
 from rljob_operator.manifests.submission import stacks_submission_id
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.ray.client import Dashboard, RayClient
@@ -71,11 +70,6 @@ class _Parts:
     kuberay_installed: bool
     forbidden: str | None
     are_live: bool
-
-
-def identity(job: ObservedJob) -> JobIdentity:
-    """The identity of the job, for its manifests."""
-    return JobIdentity(job.namespace, job.name, job.uid)
 
 
 class Observer:
@@ -233,7 +227,7 @@ class Observer:
         made_with = text_at(cluster, "metadata", "annotations", ANNOTATION_TOKEN_KEY)
         keys = sorted(read_token_keys(self._settings.token_keys_folder).keys, key=lambda key: key_id(key) != made_with)
         url = self._settings.dashboard_url.format(cluster=name, namespace=job.namespace)
-        return self._ray.dashboard(url, [derived_token(key, identity(job), name) for key in keys])
+        return self._ray.dashboard(url, [derived_token(key, job.identity, name) for key in keys])
 
 
 def _owned(clusters: JsonObjects, job: ObservedJob) -> JsonObjects:
@@ -264,7 +258,7 @@ def _head_to_ask(job: ObservedJob, parts: _Parts) -> JsonObject | None:
     cluster = _cluster_under_way(job, parts)
     uid = text_at(cluster, "metadata", "uid") if cluster is not None else ""
     heads = (pod for pod in parts.pods if uid and controller_uid(pod) == uid and is_head(pod))
-    return next((head for head in heads if is_ready(head) or is_on_silent_node(head)), None)
+    return next((head for head in heads if is_ready(head) or is_on_not_ready_node(head)), None)
 
 
 def _newest_submission(job: ObservedJob) -> str | None:

@@ -35,19 +35,21 @@ from rljob_operator.workqueue import WorkQueue
 DASHBOARD_PAUSE_SECONDS = 1.5
 """Minimum time between two polls of a job's dashboard, however many watch events arrive."""
 AFTER_EFFECT_SECONDS = 1.0
+"""Time from an effect to the next pass, which observes its result."""
 POLLS_PER_SECOND = 50.0
 """Limit of dashboard polls for all jobs together: with more than 200 running jobs, each is polled less often."""
 LONGEST_POLL_SECONDS = 30.0
 """Longest time between two polls of a dashboard, however many jobs run: deadlines only count what was observed."""
 NAME_TAKEN_SECONDS = 5.0
-"""Longest time until the creation of a cluster is retried whose name was taken: the other cluster is usually being
-deleted, and the attempt fails after a minute."""
+"""Longest retry interval while another RayCluster has the name of the attempt's cluster. The other cluster is usually
+being deleted, and the attempt fails after a minute, so the backoff must not grow longer."""
 INCOMPLETE_SECONDS = 0.5
-"""Retry interval for jobs that arrive before everything was listed once."""
+"""Retry interval while the cache is incomplete: jobs wait until the first listing of all objects has succeeded."""
 DEFINITION_LOG_SECONDS = 60.0
+"""Shortest time between two log lines that report an outdated CustomResourceDefinition."""
 
-FINAL_EFFECTS = (CreateCluster, SubmitJob, DeleteCluster, DeleteJob)
-"""Effects that cannot be undone. Before them, the API server is asked again."""
+IRREVERSIBLE_EFFECTS = (CreateCluster, SubmitJob, DeleteCluster, DeleteJob)
+"""Effects that cannot be undone. Before one of them, the job is read again from the API server, not from the cache."""
 SLOW_EFFECTS = (StopJob, DumpStacks, ApplyNetworkPolicy)
 """Effects whose result is visible late or never, so an early next pass would not help."""
 
@@ -76,6 +78,8 @@ class _Held:
 class _Memory:
     """What the controller remembers about a job to save work. Without it, the outcome would be the same."""
 
+    job_uid: str = ""
+    """UID of the job; a job that was created again under its name has another one."""
     held: _Held | None = None
     asked_at: float | None = None
     """When its dashboard was last polled (time of the event loop); None if the last pass did not poll it."""
@@ -113,7 +117,7 @@ class ReconcileLoop:
             return
         started, outcome = clock(), "failed"
         try:
-            outcome = "done" if await self._pass(key, memory) else "gone"
+            outcome = "done" if await self._pass(key, memory) else "deleted"
         except (ConflictError, NotFoundError):
             outcome = "conflict"
             memory.is_outdated = True
@@ -123,7 +127,7 @@ class ReconcileLoop:
             seconds = self._queue.retry(key, error.retry_after_seconds)
             logger.warning("retry in %.1f s: %s", seconds, error, extra=about(str(key)))
         except DefinitionOutdatedError as error:
-            outcome = "definition"
+            outcome = "crd_outdated"
             self._queue.retry(key)
             self._log_outdated_definition(error)
         except OperatorError as error:
@@ -141,6 +145,8 @@ class ReconcileLoop:
         if job is None or job.observed.deleting:
             self._forget(key)
             return False
+        if memory.job_uid != job.observed.uid:
+            memory.job_uid, memory.held = job.observed.uid, None
         self._log_unknown_fields(key, memory, job)
         failure = memory.held.failure if memory.held is not None else None
         observation = await self._observer.observe(job, failure)
@@ -148,7 +154,7 @@ class ReconcileLoop:
         memory.asked_at = asyncio.get_running_loop().time() if was_asked else None
         decision = reconcile(observation.observed, self._clock.now(), self._defaults)
         effects = self._due(decision, memory)
-        if _is_final(job.observed.status, decision.status, effects):
+        if _is_irreversible(job.observed.status, decision.status, effects):
             again = await self._observer.observe_again(job, observation, failure)
             if again is None:
                 memory.is_outdated = True
@@ -159,7 +165,7 @@ class ReconcileLoop:
             effects = self._due(decision, memory)
         if observation.observed.forbidden is not None:
             # Without permission to read clusters or pods, the state may be stale: do nothing that cannot be undone.
-            effects = tuple(effect for effect in effects if not isinstance(effect, FINAL_EFFECTS))
+            effects = tuple(effect for effect in effects if not isinstance(effect, IRREVERSIBLE_EFFECTS))
         await self._act(key, job, decision, effects, observation)
         self._plan_next(key, decision, effects, was_asked)
         if _is_cleaned_up(decision.status) and not decision.effects:
@@ -179,7 +185,8 @@ class ReconcileLoop:
             await self._executor.post(decision, job.observed)
 
     async def _read(self, key: JobKey, memory: _Memory) -> JobObject | None:
-        """Reads the job from the cache, or from the API server if the cache is stale or holds a trimmed copy."""
+        """Reads the job from the cache; from the API server if the cache is stale, or has only a trimmed copy, as it
+        does for jobs that are finished and cleaned up."""
         if memory.is_outdated or self._cache.is_trimmed(*key):
             try:
                 job = await self._observer.read_job(*key)
@@ -200,7 +207,8 @@ class ReconcileLoop:
         memory.unknown_fields = found
 
     def _note(self, key: JobKey, failure: EffectFailure | None) -> None:
-        """Remembers a failed effect and until when it is not retried; None forgets it."""
+        """Records a failed effect and the time before which it is not retried. With None, which means that all effects
+        succeeded, it clears the record and resets the backoff."""
         memory = self._memories[key]
         if failure is None:
             memory.held = None
@@ -252,10 +260,10 @@ class ReconcileLoop:
             logger.error("%s", error)
 
 
-def _is_final(before: RLJobStatus, after: RLJobStatus, effects: tuple[Effect, ...]) -> bool:
-    """Whether the pass is about to do something that cannot be undone: an effect of `FINAL_EFFECTS`, or ending an
-    attempt or the job."""
-    if any(isinstance(effect, FINAL_EFFECTS) for effect in effects):
+def _is_irreversible(before: RLJobStatus, after: RLJobStatus, effects: tuple[Effect, ...]) -> bool:
+    """Whether the pass is about to do something that cannot be undone: an effect of `IRREVERSIBLE_EFFECTS`, or ending
+    an attempt or the job."""
+    if any(isinstance(effect, IRREVERSIBLE_EFFECTS) for effect in effects):
         return True
     if after.result is not None and (before.result is None or _is_cleaned_up(after) != _is_cleaned_up(before)):
         return True

@@ -7,7 +7,7 @@ import logging
 import random
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
@@ -43,7 +43,9 @@ async def run_operator(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_requested.set)
+    # A replica that waits for leadership must not wait with settings that it cannot use.
     read_token_keys(settings.token_keys_folder)
+    defaults = _defaults(settings)
     connection = await load_connection(settings.kubeconfig)
     metrics, tasks = Metrics(), BackgroundTasks()
     clock = ServerClock(time.monotonic, _node_time)
@@ -59,7 +61,9 @@ async def run_operator(settings: Settings) -> None:
             stack.push_async_callback(lease.stop)
             if not await _first(stop_requested, lease.acquired()):
                 return
-        shared = _context(settings, KubeObjects(kube), metrics, clock, lease.may_act if lease else _always)
+        cache, slots = ObjectCache(settings.namespaces or (None,)), Slots(settings.max_concurrent_reconciles)
+        may_act = lease.may_act if lease is not None else _always
+        shared = OperatorContext(KubeObjects(kube), cache, settings, defaults, slots, metrics, clock, may_act)
         worker = _Worker(shared, connection, ray, tasks)
         worker.start()
         metrics.leader.set(1)
@@ -73,19 +77,14 @@ async def run_operator(settings: Settings) -> None:
         await worker.stop(patience_seconds=STOP_SECONDS)
 
 
-def _context(
-    settings: Settings, objects: KubeObjects, metrics: Metrics, clock: ServerClock, may_act: Callable[[], bool]
-) -> OperatorContext:
-    defaults = Defaults(
+def _defaults(settings: Settings) -> Defaults:
+    return Defaults(
         trainer_image=settings.trainer_image,
         ray_version=settings.ray_version,
         image_pull_policy=settings.image_pull_policy,
         operator_namespace=settings.pod_namespace,
         operator_pod_labels=settings.pod_labels,
     )
-    cache = ObjectCache(settings.namespaces or (None,))
-    slots = Slots(settings.num_workers)
-    return OperatorContext(objects, cache, settings, defaults, slots, metrics, clock, may_act)
 
 
 class _Worker:

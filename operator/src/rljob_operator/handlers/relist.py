@@ -1,9 +1,9 @@
 """Lists all objects periodically: a watch event may be lost, but an unfinished job must not be forgotten.
 
-Listings fill the cache, and the operator starts to work after the first one. No event reports an object that is deleted
-between the first listing and the start of the watches. But a watch starts with all objects that exist: if an object of
-the first listing was not reported after `SECOND_SECONDS`, everything is listed again. If the watches start even later,
-the next listing finds such a deletion.
+Listings fill the cache, and the operator starts to work after the first one. If an object is deleted between the first
+listing and the start of the watches, no event reports that. But a watch first reports all objects that exist. So if an
+object of the first listing was not reported within `SECOND_LISTING_AFTER_SECONDS`, everything is listed again. If the
+watches start even later, the next regular listing finds the deletion.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
-from rljob_api.constants import LABEL_JOB_UID
+from rljob_api.constants import LABEL_JOB_UID, PHASE_BEFORE_STATUS
 from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.handlers.watch_events import WatchEventRouter
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, KubeObjects, ResourceType
@@ -23,13 +23,15 @@ from rljob_operator.kube.server_clock import Ages
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at
 
-SECOND_SECONDS = 5.0
-"""Time after the first listing in which the watches start."""
+SECOND_LISTING_AFTER_SECONDS = 5.0
+"""Seconds from the first listing to the check whether a second one is needed. Usually the watches have started by then.
+"""
 RELIST_SECONDS = 60.0
+"""Seconds between two listings."""
 OBJECTS_PER_SECOND = 100.0
 """Limit of listed objects per second: with more than 6,000 objects, listings are less frequent."""
 INCOMPLETE_SECONDS = 5.0
-"""Time between listings while a kind is not installed or may not be listed."""
+"""Time between listings while a kind is not installed or may not be listed, if there are few objects."""
 AFTER_FAILURE_SECONDS = 5.0
 FIRST_FAILURE_SECONDS = 1.0
 """Retry interval of the first listing: the operator does nothing before it."""
@@ -69,7 +71,7 @@ class Relist:
                 await self.once()
                 if is_first:
                     is_first = False
-                    await asyncio.sleep(SECOND_SECONDS)
+                    await asyncio.sleep(SECOND_LISTING_AFTER_SECONDS)
                     if not self._events.have_reported_all():
                         continue
                 await asyncio.sleep(self._pause_seconds())
@@ -80,34 +82,30 @@ class Relist:
     async def once(self) -> None:
         """Lists everything once. Raises KubeError."""
         missing_before = set(self._missing)
-        gone: list[JsonObject] = []
-        # Pods and clusters before jobs: then the job of each listed part is listed later, so it is not missed.
-        gone += await self._list(PODS, LABEL_JOB_UID)
-        gone += await self._list(CLUSTERS, LABEL_JOB_UID)
-        gone_jobs = await self._list(JOBS)
+        # List pods and clusters before jobs: a job exists before its pods and clusters, so the later listing has it.
+        await self._list(PODS, LABEL_JOB_UID)
+        await self._list(CLUSTERS, LABEL_JOB_UID)
+        deleted_jobs = await self._list(JOBS)
         self._ages.keep_only(self._cache.uids())
         jobs = self._cache.jobs()
-        self._metrics.set_jobs(Counter(text_at(job, "status", "phase") or "New" for job in jobs))
+        self._metrics.set_jobs(Counter(text_at(job, "status", "phase") or PHASE_BEFORE_STATUS for job in jobs))
         if missing_before - self._missing:
             self._on_new_kind()
         if not self._cache.is_complete:
             return
-        for job in gone_jobs:
+        for job in deleted_jobs:
             self._events.on_job_deleted(JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name")))
-        for part in gone:
-            self._events.on_cluster_or_pod(part)
         for job in jobs:
             self._events.on_listed(job)
         self._events.on_listed_clusters()
 
     def _pause_seconds(self) -> float:
-        if self._missing or self._forbidden:
-            return INCOMPLETE_SECONDS
-        return max(RELIST_SECONDS, self._cache.num_objects / OBJECTS_PER_SECOND)
+        seconds = INCOMPLETE_SECONDS if self._missing or self._forbidden else RELIST_SECONDS
+        return max(seconds, self._cache.num_objects / OBJECTS_PER_SECOND)
 
     async def _list(self, kind: ResourceType, labels: str = "") -> list[JsonObject]:
-        """Updates the cache with a listing of a kind. Returns the objects that have been deleted since."""
-        gone: list[JsonObject] = []
+        """Updates the cache with a listing of a kind. Returns the cached objects that no longer exist."""
+        deleted: list[JsonObject] = []
         for namespace in self._namespaces:
             try:
                 listing = await self._objects.listing(kind, namespace, labels=labels)
@@ -123,11 +121,11 @@ class Relist:
                 self._cache.note_forbidden(kind, namespace, str(error))
                 continue
             self._forbidden.discard((kind, namespace))
-            gone += self._cache.replace(kind, namespace, listing.items, listing.version)
+            deleted += self._cache.replace(kind, namespace, listing.items, listing.version)
         if kind in self._missing:
             logger.info("the resource %s is now installed", kind.plural)
         self._missing.discard(kind)
-        return gone
+        return deleted
 
     def _note_missing(self, kind: ResourceType) -> None:
         if kind not in self._missing:

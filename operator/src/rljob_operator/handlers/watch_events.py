@@ -6,7 +6,7 @@ from datetime import datetime
 
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, LABEL_JOB
 from rljob_operator.controller.reconcile_loop import JobKey
-from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, ResourceType
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, ResourceType
 from rljob_operator.kube.cache import DELETED, ObjectCache, is_finished_and_cleaned_up, job_uid
 from rljob_operator.kube.observed_objects import time_at
 from rljob_operator.kube.server_clock import ServerClock
@@ -26,7 +26,7 @@ class JobVersions:
     def needs_reconcile(self, key: JobKey, event_type: str, job: JsonObject) -> bool:
         """Whether more than the status has changed since the last event for this job."""
         if event_type == DELETED:
-            self._known.pop(key, None)
+            self.forget(key)
             return True
         metadata = object_at(job, "metadata")
         annotations = object_at(metadata, "annotations")
@@ -40,6 +40,10 @@ class JobVersions:
         known = self._known.get(key)
         self._known[key] = version
         return known != version
+
+    def forget(self, key: JobKey) -> None:
+        """Forgets a job that was deleted."""
+        self._known.pop(key, None)
 
 
 class WatchEventRouter:
@@ -64,39 +68,35 @@ class WatchEventRouter:
                 # Those of deleted objects: the first listing may fail for hours while objects come and go.
                 self._reported.intersection_update(self._cache.uids())
         if kind == JOBS:
-            key = JobKey(text_at(raw, "metadata", "namespace"), text_at(raw, "metadata", "name"))
+            key = _key(raw)
             # Before everything was listed once, nothing is queued; then the relist queues every job that needs a pass.
             if self._versions.needs_reconcile(key, event_type, raw) and self._cache.is_complete:
                 self._queue_job(key, raw)
         elif needs_reconcile and self._cache.is_complete:
-            self.on_cluster_or_pod(raw, kind, event_type)
-
-    def on_cluster_or_pod(self, part: JsonObject, kind: ResourceType = PODS, event_type: str = "MODIFIED") -> None:
-        """Handles a change or the deletion of a cluster or a pod."""
-        key = JobKey(text_at(part, "metadata", "namespace"), _job_name(part))
-        job = self._cache.job(*key)
-        if job is None or text_at(job, "metadata", "uid") != job_uid(part):
-            return
-        # A former leader that was paused may still create a cluster for a job that has finished.
-        is_late = kind == CLUSTERS and event_type in ("", "ADDED")
-        if is_late or not is_finished_and_cleaned_up(job):
-            self._queue.add(key)
+            self._on_cluster_or_pod(kind, event_type, raw)
 
     def on_listed(self, job: JsonObject) -> None:
         """Handles a job of a listing."""
-        self._queue_job(JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name")), job)
+        self._queue_job(_key(job), job)
 
     def on_listed_clusters(self) -> None:
-        """Handles the clusters of a listing: a cluster of a finished job gets one pass, as if it were new."""
+        """Handles the clusters of a listing, in case that their events were lost: a finished job gets a pass if it has
+        a new cluster, or if its status says that it has one and it has none."""
         late: set[str] = set()
+        holders: set[JobKey] = set()
         for cluster in self._cache.clusters():
-            uid = text_at(cluster, "metadata", "uid")
-            job = self._cache.job(text_at(cluster, "metadata", "namespace"), _job_name(cluster))
-            if job is not None and is_finished_and_cleaned_up(job):
+            key, uid = _key_of_job(cluster), text_at(cluster, "metadata", "uid")
+            job = self._cache.job(*key)
+            if job is not None and _belongs_to(cluster, job) and is_finished_and_cleaned_up(job):
                 late.add(uid)
+                holders.add(key)
                 if uid not in self._late:
-                    self.on_cluster_or_pod(cluster, CLUSTERS, "ADDED")
+                    self._queue.add(key)
         self._late = late
+        for job in self._cache.jobs():
+            key = _key(job)
+            if integer_at(job, "status", "gpus") and is_finished_and_cleaned_up(job) and key not in holders:
+                self._queue.add(key)
 
     def have_reported_all(self) -> bool:
         """Whether the watches have reported every cached object. Called once, when the watches have started."""
@@ -105,7 +105,18 @@ class WatchEventRouter:
 
     def on_job_deleted(self, key: JobKey) -> None:
         """Handles a job that is no longer listed."""
+        self._versions.forget(key)
         self._queue.add(key)
+
+    def _on_cluster_or_pod(self, kind: ResourceType, event_type: str, raw: JsonObject) -> None:
+        key = _key_of_job(raw)
+        job = self._cache.job(*key)
+        if job is None or not _belongs_to(raw, job):
+            return
+        # Of a finished job, a former leader that was paused may create a cluster, and a user may delete the kept one.
+        comes_or_goes = kind == CLUSTERS and event_type in ("", "ADDED", DELETED)
+        if comes_or_goes or not is_finished_and_cleaned_up(job):
+            self._queue.add(key)
 
     def _queue_job(self, key: JobKey, job: JsonObject) -> None:
         seconds = seconds_until_reconcile(job, self._clock.now())
@@ -127,5 +138,15 @@ def seconds_until_reconcile(job: JsonObject, now: datetime) -> float | None:
     return max(0.0, lifetime - (now - ended).total_seconds())
 
 
-def _job_name(part: JsonObject) -> str:
-    return text_at(object_at(part, "metadata", "labels"), LABEL_JOB)
+def _key(job: JsonObject) -> JobKey:
+    return JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name"))
+
+
+def _key_of_job(part: JsonObject) -> JobKey:
+    """The key of the job that a cluster or a pod belongs to, by its label."""
+    return JobKey(text_at(part, "metadata", "namespace"), text_at(object_at(part, "metadata", "labels"), LABEL_JOB))
+
+
+def _belongs_to(part: JsonObject, job: JsonObject) -> bool:
+    """Whether a cluster or a pod belongs to this job, and not to another one with its name."""
+    return job_uid(part) == text_at(job, "metadata", "uid")

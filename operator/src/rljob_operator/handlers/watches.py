@@ -64,7 +64,7 @@ class Watches:
                 await thread.run()
             finally:
                 await thread.stop()
-            if thread.was_told_to_stop:
+            if thread.stop_was_requested:
                 continue
             self._metrics.watch_restarts.inc()
             if loop.time() - started > LONGEST_PAUSE_SECONDS:
@@ -76,7 +76,7 @@ class Watches:
     def restart(self) -> None:
         """Restarts the watches, so that kopf finds a resource that was installed since."""
         if self._thread is not None:
-            self._thread.tell_to_stop()
+            self._thread.request_stop()
 
     def _registry(self, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
         """Handlers for kopf. They run in kopf's thread and pass each event to `loop` at once."""
@@ -107,7 +107,7 @@ class _KopfThread:
         self._ended = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flag: asyncio.Event | None = None
-        self.was_told_to_stop = False
+        self.stop_was_requested = False
 
     async def run(self) -> None:
         """Runs kopf and returns when it has ended, for whatever reason."""
@@ -127,9 +127,9 @@ class _KopfThread:
         threading.Thread(target=live, name="kopf", daemon=True).start()
         await self._ended.wait()
 
-    def tell_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """Asks kopf to stop."""
-        self.was_told_to_stop = True
+        self.stop_was_requested = True
         if self._loop is not None and self._flag is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._flag.set)
 
@@ -137,7 +137,7 @@ class _KopfThread:
         """Asks kopf to stop if it is still running, and waits up to `STOP_SECONDS`."""
         if self._ended.is_set():
             return
-        self.tell_to_stop()
+        self.request_stop()
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._ended.wait()
@@ -147,7 +147,7 @@ class _KopfThread:
     async def _operate(self) -> None:
         self._flag = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        if self.was_told_to_stop:
+        if self.stop_was_requested:
             return
         ours = asyncio.current_task()
         tasks = await kopf.spawn_tasks(

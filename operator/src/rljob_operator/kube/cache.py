@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rljob_api.constants import ANNOTATION_RETRY, LABEL_JOB_UID
+from rljob_api.requests import as_recorded
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.kube.errors import UnavailableError
 from rljob_operator.raw_json import JsonObject, at, object_at, optional_text_at, text_at
@@ -17,7 +18,7 @@ from rljob_operator.raw_json import JsonObject, at, object_at, optional_text_at,
 KINDS = (JOBS, CLUSTERS, PODS)
 DELETED = "DELETED"
 KEPT_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
-KEPT_STATUS = ("observedGeneration", "phase", "result", "handledRequests")
+KEPT_STATUS = ("observedGeneration", "phase", "gpus", "result", "handledRequests")
 """The fields that are kept of a job that is finished and cleaned up; there may be many such jobs."""
 
 
@@ -220,7 +221,7 @@ def _trimmed_copy(job: JsonObject) -> JsonObject:
 def _is_to_be_tried(job: JsonObject) -> bool:
     """Whether a user has asked for a retry that was not applied yet."""
     request = text_at(object_at(job, "metadata", "annotations"), ANNOTATION_RETRY)
-    return bool(request) and request != text_at(job, "status", "handledRequests", "retry")
+    return bool(request) and as_recorded(request) != text_at(job, "status", "handledRequests", "retry")
 
 
 def _job_key(kind: ResourceType, raw: JsonObject) -> tuple[ResourceType, str, str]:

@@ -103,6 +103,6 @@ def _parse(data: bytes) -> JsonObject:
     """The JSON object in a response; empty for anything else."""
     try:
         found = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -1,4 +1,4 @@
-"""Tells how long a node has been silent, by the Lease that its kubelet renews every ten seconds."""
+"""Measures for how long a node has not responded, by the Lease that its kubelet renews every ten seconds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from rljob_operator.raw_json import text_at
 
 NODE_LEASES_NAMESPACE = "kube-node-lease"
 FORGET_SECONDS = 60.0
-"""A lease that was not read for this long counts from its next read: what happened in between is unknown."""
-SAME_LOOK_SECONDS = 2.0
-"""How long a read of a lease is reused: jobs on the same node share it."""
+"""A record of a Lease that was not read again for this long is dropped. The time without a renewal then counts from the
+next read, because the operator does not know whether the Lease was renewed in between."""
+REUSE_READ_SECONDS = 2.0
+"""How long one read of a Lease is used, so that the jobs on a node share it."""
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ class _SeenLease:
     """Time of the last renewal by the kubelet's clock; only compared for equality."""
     since: float
     """When this renewal was first seen (monotonic seconds)."""
-    looked_at: float
+    read_at: float
+    """When it was last read (monotonic seconds)."""
 
 
 class NodeLeases:
@@ -41,7 +43,7 @@ class NodeLeases:
         """Seconds since the node's kubelet was last seen to renew its lease, counted from the first read; 0 if the
         lease cannot be read."""
         seen = self._seen.get(node)
-        if seen is not None and self._clock.monotonic() - seen.looked_at < SAME_LOOK_SECONDS:
+        if seen is not None and self._clock.monotonic() - seen.read_at < REUSE_READ_SECONDS:
             return self._clock.monotonic() - seen.since
         try:
             lease = await self._objects.get(LEASES, NODE_LEASES_NAMESPACE, node)
@@ -61,9 +63,9 @@ class NodeLeases:
 
     def _note(self, node: str, renewed: str) -> float:
         now = self._clock.monotonic()
-        self._seen = {each: seen for each, seen in self._seen.items() if now - seen.looked_at < FORGET_SECONDS}
+        self._seen = {each: seen for each, seen in self._seen.items() if now - seen.read_at < FORGET_SECONDS}
         seen = self._seen.get(node)
         if seen is None or seen.renewed != renewed:
             seen = self._seen[node] = _SeenLease(renewed, now, now)
-        seen.looked_at = now
+        seen.read_at = now
         return now - seen.since

@@ -16,9 +16,10 @@ LABEL_CLUSTER = "ray.io/cluster"
 LABEL_GROUP = "ray.io/group"
 LABEL_NODE_TYPE = "ray.io/node-type"
 START_PATIENCE = timedelta(seconds=8)
-"""A healthy pod also needs a few seconds for its volumes; only after that its events are read."""
-FORMER_END = timedelta(minutes=5)
-"""How long the last termination of a restarted container may still explain a problem of its pod."""
+"""Time from the scheduling of a pod until its events are read: a healthy pod, too, needs some seconds for its volumes.
+"""
+LAST_STATE_MAX_AGE = timedelta(minutes=5)
+"""Age up to which `lastState.terminated` of a restarted container is taken as the cause of a problem of its pod."""
 DELETION_PATIENCE_SECONDS = 60.0
 """How long a pod may exist after its grace period before it counts as overdue."""
 
@@ -71,7 +72,7 @@ def _seconds_overdue(raw: JsonObject, ages: Ages) -> float:
 def _node_silent_seconds(raw: JsonObject, ages: Ages) -> float:
     """Seconds since the pod's node became NotReady; 0 if it is ready."""
     since = time_at(_condition(raw, "Ready"), "lastTransitionTime")
-    if not is_on_silent_node(raw):
+    if not is_on_not_ready_node(raw):
         return 0.0
     return max(0.0, ages.seconds(text_at(raw, "metadata", "uid"), ("not ready", since), since))
 
@@ -91,9 +92,9 @@ def is_ready(raw: JsonObject) -> bool:
     return text_at(ready, "status") == "True" or (only_containers and _ray_container(raw).get("ready") is True)
 
 
-def is_on_silent_node(raw: JsonObject) -> bool:
-    """Whether the pod's node is NotReady. Kubernetes then sets Ready=False but leaves ContainersReady=True, which only
-    the kubelet writes. The pod may still be running."""
+def is_on_not_ready_node(raw: JsonObject) -> bool:
+    """Whether the pod's node is NotReady. Kubernetes' node controller then sets the pod's condition Ready to False;
+    only the kubelet writes ContainersReady, which stays True. The pod may still be running."""
     ready, containers = _condition(raw, "Ready"), _condition(raw, "ContainersReady")
     return text_at(ready, "status") == "False" and text_at(containers, "status") == "True" and not _ended(raw)
 
@@ -121,12 +122,12 @@ def _problem(raw: JsonObject, now: datetime) -> PodProblem | None:
 
 
 def _memory_problem(raw: JsonObject, now: datetime) -> PodProblem | None:
-    """The problem if the Ray container ran out of memory, now or within `FORMER_END`."""
+    """The problem if the Ray container ran out of memory, now or at most `LAST_STATE_MAX_AGE` ago."""
     container = _ray_container(raw)
     ends = [object_at(container, "state", "terminated")]
     former = object_at(container, "lastState", "terminated")
     finished = time_at(former, "finishedAt")
-    if finished is not None and now - finished <= FORMER_END:
+    if finished is not None and now - finished <= LAST_STATE_MAX_AGE:
         ends.append(former)
     if all(text_at(end, "reason") != "OOMKilled" for end in ends):
         return None

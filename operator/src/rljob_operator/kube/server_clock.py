@@ -39,7 +39,8 @@ class ServerClock:
         self._zero: datetime | None = None
         """The server's time when the monotonic clock was 0."""
         self._heard_at = 0.0
-        self._told: datetime | None = None
+        self._last_returned: datetime | None = None
+        """The newest time that `now` has returned."""
         self._has_jumped = False
 
     def monotonic(self) -> float:
@@ -51,7 +52,7 @@ class ServerClock:
         with self._lock:
             found = self._stop_gap() if self._zero is None else self._zero + _seconds(self._monotonic())
             if self._zero is not None:
-                self._told = found = found if self._told is None else max(found, self._told)
+                self._last_returned = found = max(found, self._last_returned or found)
             return found
 
     @property

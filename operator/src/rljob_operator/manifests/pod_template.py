@@ -35,7 +35,7 @@ from rljob_operator.manifests.volumes import (
 
 USER_ID = 1000
 STOP_DRIVER = "rljob_trainer.pod.stop_driver"
-AWAIT_WORKERS = "rljob_trainer.pod.wait_for_workers"
+WAIT_FOR_WORKER_EXIT = "rljob_trainer.pod.wait_for_worker_exit"
 DRIVER_LOG = "rljob_trainer.pod.driver_log"
 
 
@@ -60,7 +60,7 @@ class PodMaker:
         """Template of a pool's pods."""
         volumes = [*pod_volumes(self.job, self.spec), shared_memory_volume(pool.shared_memory)]
         resources = _resources(pool.resources, {pool.gpu_resource: str(pool.gpus_per_node)})
-        container = self._ray(worker_environment(self.spec), resources, volumes, AWAIT_WORKERS)
+        container = self._ray(worker_environment(self.spec), resources, volumes, WAIT_FOR_WORKER_EXIT)
         return self._template(pool.template, {LABEL_POOL: pool.name}, [container], volumes)
 
     def _template(

@@ -2,12 +2,12 @@
 
 | question | modules |
 |---|---|
-| what has happened? | `observed` holds the facts; `cluster`, `trainer`, `endings` (failure classes) judge them |
+| what has happened? | `observed` holds the facts; `cluster`, `trainer` and `attempt_endings` judge them |
 | should the attempt stop? | `stops`: user request, suspension, deadlines, stall, restored nodes |
 | what comes next? | `retries`: another attempt, and when, or the end of the job |
 | | `between_attempts`: backoff, suspension, requests by annotation |
 | what is created or deleted? | `creation`: nodes, cluster, submission; `cleanup`: clusters, finally the job |
-| what is reported? | `status_draft`: records, conditions, phase, reason; `plan_types`: effects and events |
+| what is reported? | `status_draft`: records, conditions, phase, reason; `decision`: effects and events |
 
 | condition | decided in |
 |---|---|

@@ -1,17 +1,16 @@
-"""Finds out how an attempt ended and why. `FAILURE_CLASSES` says what each reason means for retries."""
+"""Finds out how an attempt ended and why. `conditions.FAILURE_CLASSES` says what each reason means for retries."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from rljob_api.conditions import Reason
 from rljob_api.constants import ErrorCause, ExitCode
 from rljob_api.run_state import RunPhase
-from rljob_api.v1alpha1.status import FailureClass, StopRequest
-from rljob_operator.reconcile.cluster import ClusterFinding, Pods, head_pod
+from rljob_api.v1alpha1.status import StopRequest
+from rljob_operator.reconcile.cluster import Finding, Pods, head_pod
 from rljob_operator.reconcile.observed import Observed, ObservedRay, ObservedRayJob, RayJobStatus
 from rljob_operator.reconcile.status_draft import MAX_LENGTH, StatusDraft, beginning_of, end_of
 from rljob_operator.reconcile.trainer import ray_job, seconds_since_termination
@@ -21,38 +20,6 @@ RUN_STATE_SECONDS = 30
 STOP_SECONDS = 30
 """How long to wait for the cause of a stop that the operator did not request. When a kubelet ends the head pod (node
 shutdown, eviction), it stops the driver first and reports the pod only after it has terminated."""
-
-FAILURE_CLASSES: Mapping[Reason, FailureClass] = MappingProxyType(
-    {
-        Reason.INVALID_SPEC: FailureClass.CONFIGURATION,
-        Reason.STORAGE_MISSING: FailureClass.CONFIGURATION,
-        Reason.NAME_CONFLICT: FailureClass.CONFIGURATION,
-        Reason.CONFIGURATION_ERROR: FailureClass.CONFIGURATION,
-        Reason.SUBMISSION_FAILED: FailureClass.CONFIGURATION,
-        Reason.TRAINER_IMAGE_INCOMPATIBLE: FailureClass.CONFIGURATION,
-        Reason.RUN_STATE_UNREADABLE: FailureClass.CONFIGURATION,
-        Reason.AUTHENTICATION_MISSING: FailureClass.CONFIGURATION,
-        Reason.KUBERAY_TOO_OLD: FailureClass.CONFIGURATION,
-        Reason.READ_FORBIDDEN: FailureClass.CONFIGURATION,
-        Reason.APPLICATION_ERROR: FailureClass.APPLICATION,
-        Reason.ENDED_WITHOUT_RESULT: FailureClass.APPLICATION,
-        Reason.INFRASTRUCTURE_ERROR: FailureClass.INFRASTRUCTURE,
-        Reason.OUT_OF_MEMORY: FailureClass.INFRASTRUCTURE,
-        Reason.CLUSTER_LOST: FailureClass.INFRASTRUCTURE,
-        Reason.HEAD_LOST: FailureClass.INFRASTRUCTURE,
-        Reason.DRIVER_LOST: FailureClass.INFRASTRUCTURE,
-        Reason.DASHBOARD_UNREACHABLE: FailureClass.INFRASTRUCTURE,
-        Reason.TOKEN_REJECTED: FailureClass.INFRASTRUCTURE,
-        Reason.STALLED: FailureClass.INFRASTRUCTURE,
-        Reason.SUSPENDED: FailureClass.RESUMABLE,
-        Reason.RESIZED: FailureClass.RESUMABLE,
-        Reason.PROVISIONING_DEADLINE_EXCEEDED: FailureClass.FINAL,
-        Reason.ACTIVE_DEADLINE_EXCEEDED: FailureClass.FINAL,
-        Reason.STOPPED_BY_USER: FailureClass.FINAL,
-        Reason.STOPPED_OUTSIDE: FailureClass.FINAL,
-    }
-)
-"""The failure class of every reason with which an attempt can end, except `Succeeded`."""
 
 _CANNOT_START = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
 """Ray's error types for a trainer that cannot be started from this image."""
@@ -67,7 +34,7 @@ _NOT_STARTED = (
 _EXIT_REASONS = {
     ExitCode.CONFIGURATION: Reason.CONFIGURATION_ERROR,
     ExitCode.INFRASTRUCTURE: Reason.INFRASTRUCTURE_ERROR,
-    ExitCode.INTERRUPTED: Reason.STOPPED_OUTSIDE,
+    ExitCode.INTERRUPTED: Reason.STOPPED_THROUGH_RAY,
     # No process of the job sends these signals: they come from the kernel, the kubelet or Ray.
     -signal.SIGKILL: Reason.INFRASTRUCTURE_ERROR,
     -signal.SIGTERM: Reason.INFRASTRUCTURE_ERROR,
@@ -98,7 +65,7 @@ class Ending:
 
 
 def ending_of_attempt(
-    draft: StatusDraft, observed: Observed, findings: Sequence[ClusterFinding | None], grace_seconds: int
+    draft: StatusDraft, observed: Observed, findings: Sequence[Finding | None], grace_seconds: int
 ) -> Ending | None:
     """How the attempt ended; None while it goes on. `findings`: this pass's ClusterReady and JobSubmitted."""
     job = ray_job(draft, observed)
@@ -117,7 +84,7 @@ def reason_of_stop(stop: StopRequest) -> Reason:
     return Reason(stop.reason) if stop.reason in set(Reason) else Reason.SUSPENDED
 
 
-def _ending_by_loss(draft: StatusDraft, finding: ClusterFinding) -> Ending:
+def _ending_by_loss(draft: StatusDraft, finding: Finding) -> Ending:
     """An attempt that was lost while it was stopping counts as stopped, not as failed."""
     stop = draft.attempt.stop
     if stop is not None and finding.reason in _LOST:
@@ -147,14 +114,14 @@ def _ending_of_success(draft: StatusDraft, ray: ObservedRay) -> Ending | None:
         return complete
     if state is not None:
         text = f"the trainer exited with code 0 before the job was complete (phase in its run state: {state.phase})"
-        return Ending(Reason.ENDED_WITHOUT_RESULT, text)
+        return Ending(Reason.EXITED_WITHOUT_RESULT, text)
     waited_seconds = seconds_since_termination(draft)
     if waited_seconds is None or waited_seconds < RUN_STATE_SECONDS:
         return None
     if ray.run_state_error is not None:
         text = f"the trainer exited with code 0, but this operator cannot read its run state: {ray.run_state_error}"
         return Ending(Reason.TRAINER_IMAGE_INCOMPATIBLE, text)
-    return Ending(Reason.ENDED_WITHOUT_RESULT, "the trainer exited with code 0, but wrote no run state")
+    return Ending(Reason.EXITED_WITHOUT_RESULT, "the trainer exited with code 0, but wrote no run state")
 
 
 def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob) -> Ending:
@@ -197,7 +164,7 @@ def _ending_by_run_state(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJ
     if ray.run_state is not None and ray.run_state.phase is RunPhase.FAILED:
         what = "the trainer failed, and its process did not exit"
         return _ending_by_error(Reason.APPLICATION_ERROR, what, ray, job)
-    return Ending(Reason.STOPPED_OUTSIDE, "somebody else than the operator stopped the trainer through Ray")
+    return Ending(Reason.STOPPED_THROUGH_RAY, "the trainer was stopped through Ray's API, not by the operator")
 
 
 def _ending_on_request(draft: StatusDraft, what: str = _AS_REQUESTED) -> Ending | None:
@@ -205,7 +172,7 @@ def _ending_on_request(draft: StatusDraft, what: str = _AS_REQUESTED) -> Ending 
     stop, checkpoint = draft.attempt.stop, draft.checkpoint
     if stop is None:
         return None
-    saved = "no checkpoint was saved" if checkpoint is None else f"its checkpoint is of step {checkpoint.step}"
+    saved = "no checkpoint was saved" if checkpoint is None else f"the newest checkpoint is from step {checkpoint.step}"
     why = f"{stop.message}; " if stop.message is not None else ""
     return Ending(reason_of_stop(stop), f"{why}{what}; {saved}")
 

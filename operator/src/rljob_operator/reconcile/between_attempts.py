@@ -10,8 +10,8 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.requests import as_recorded, is_later
 from rljob_api.v1alpha1.status import AttemptOutcome
 from rljob_operator.reconcile.attempt_endings import Ending
-from rljob_operator.reconcile.cleanup import delete_unowned, hold_nothing
-from rljob_operator.reconcile.cluster import is_cleared, not_ready
+from rljob_operator.reconcile.cleanup import delete_unneeded_clusters, hold_nothing
+from rljob_operator.reconcile.cluster import are_clusters_deleted, not_ready
 from rljob_operator.reconcile.creation import spec_of_attempt
 from rljob_operator.reconcile.decision import Effect
 from rljob_operator.reconcile.observed import Observed
@@ -39,14 +39,15 @@ def apply_retry_request(draft: StatusDraft, observed: Observed) -> None:
 
 
 def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Starts the next attempt once its backoff is over and the previous one is cleared; deletes what is left."""
+    """Starts the next attempt once its backoff is over and the previous cluster is deleted. Deletes clusters that are
+    no longer needed."""
     if stop_between_attempts(draft):
         return ()
     if observed.job.is_suspended:
         draft.next_attempt = None
         report_suspension(draft, observed)
         _report_cluster(draft, observed, Reason.SUSPENDED, "the job is suspended")
-        return delete_unowned(draft, observed)
+        return delete_unneeded_clusters(draft, observed)
     # The job is no longer suspended. From here on, every pass checks what the next attempt still waits for.
     draft.suspended_at = None
     waits = draft.next_attempt
@@ -56,11 +57,11 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     is_time = waits is None or seconds_since(waits.not_before, draft.now) >= 0
     if is_time and reusable:
         start_attempt(draft, observed.job, on_same_cluster=True)
-    elif is_time and observed.forbidden is None and is_cleared(observed):
+    elif is_time and observed.forbidden is None and are_clusters_deleted(observed):
         start_attempt(draft, observed.job)
     elif not reusable:
         _report_cluster(draft, observed, Reason.WAITING_FOR_NEXT_ATTEMPT, "waiting for the next attempt")
-    return delete_unowned(draft, observed)
+    return delete_unneeded_clusters(draft, observed)
 
 
 def stop_between_attempts(draft: StatusDraft) -> bool:
@@ -79,7 +80,7 @@ def report_suspension(draft: StatusDraft, observed: Observed) -> None:
     kind = ConditionType.SUSPENDED
     if draft.is_under_way:
         draft.set(kind, FALSE, Reason.SUSPENDING, "the trainer is saving a checkpoint before it exits")
-    elif observed.forbidden is not None or not is_cleared(observed):
+    elif observed.forbidden is not None or not are_clusters_deleted(observed):
         draft.set(kind, FALSE, Reason.SUSPENDING, "the trainer has exited; its cluster is being deleted")
     else:
         if draft.suspended_at is None:
@@ -115,7 +116,7 @@ def _report_cluster(draft: StatusDraft, observed: Observed, reason: Reason, why:
         return
     if not draft.attempts:
         return
-    if is_cleared(observed):
+    if are_clusters_deleted(observed):
         hold_nothing(draft)
         draft.set(ConditionType.CLUSTER_READY, FALSE, reason, f"{why}; the previous cluster was deleted")
         return
@@ -127,5 +128,5 @@ def _report_cluster(draft: StatusDraft, observed: Observed, reason: Reason, why:
 def _resume_point(draft: StatusDraft) -> str:
     checkpoint = draft.checkpoint
     if checkpoint is None:
-        return "the job holds no nodes; it has no checkpoint and will start at step 0"
-    return f"the job holds no nodes; it will resume from the checkpoint of step {checkpoint.step}"
+        return "the job has no pods; it has no checkpoint and will start at step 0"
+    return f"the job has no pods; it will resume from the checkpoint of step {checkpoint.step}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.run_policy import Cleanup
-from rljob_operator.reconcile.cluster import is_cleared
+from rljob_operator.reconcile.cluster import are_clusters_deleted
 from rljob_operator.reconcile.decision import DeleteCluster, DeleteJob, Effect
 from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedCluster
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft, seconds_since, timestamp
@@ -18,20 +18,21 @@ _NOT_KEPT = (
 _NEVER_CREATED = "the job finished before its cluster was created"
 
 
-def delete_unowned(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
+def delete_unneeded_clusters(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     """Deletes all clusters except the one of the running attempt, or the one that the next attempt will reuse."""
-    waits = draft.next_attempt
-    owner = draft.attempt if draft.is_under_way or (waits is not None and waits.same_cluster) else None
+    following = draft.next_attempt
+    needs_cluster = draft.is_under_way or (following is not None and following.same_cluster)
+    attempt = draft.attempt if needs_cluster else None
     return tuple(
         DeleteCluster(cluster.name, cluster.uid)
         for cluster in observed.clusters
         if not cluster.deleting
-        and (owner is None or cluster.name != owner.cluster or owner.cluster_uid not in (None, cluster.uid))
+        and (attempt is None or cluster.name != attempt.cluster or attempt.cluster_uid not in (None, cluster.uid))
     )
 
 
 def hold_nothing(draft: StatusDraft) -> None:
-    """Reports that the job holds no nodes and no GPUs."""
+    """Reports that the job has no pods and holds no GPUs."""
     draft.gpus = 0
     draft.pools = tuple(pool.model_copy(update={"ready": 0}) for pool in draft.pools)
 
@@ -48,7 +49,7 @@ def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     going = tuple(cluster for cluster in observed.clusters if cluster is not kept)
     if observed.forbidden is None:
         _report(draft, observed, kept)
-        is_done = not going and (kept is not None or is_cleared(observed))
+        is_done = not going and (kept is not None or are_clusters_deleted(observed))
         if is_done and result.cleaned_up_at is None:
             draft.result = result.model_copy(update={"cleaned_up_at": timestamp(draft.now)})
         elif not is_done and result.cleaned_up_at is not None and not (kept is not None and observed.job.spec is None):
@@ -87,14 +88,14 @@ def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None
     if kept is not None:
         draft.set(kind, TRUE, Reason.KEPT, _KEPT)
         return
-    if is_cleared(observed):
+    if are_clusters_deleted(observed):
         hold_nothing(draft)
     if attempt.reason == Reason.CLUSTER_LOST:
         return
     spec = observed.job.spec
     was_to_be_kept = spec is not None and spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER
     why_not_kept = _NOT_KEPT if was_to_be_kept and attempt.trainer_may_run else ""
-    if is_cleared(observed):
+    if are_clusters_deleted(observed):
         message = _NEVER_CREATED if attempt.cluster_uid is None else _DELETED + why_not_kept
         draft.set(kind, FALSE, Reason.REMOVED, message)
         return
@@ -103,4 +104,4 @@ def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None
         text = f"the job has finished; its cluster cannot be deleted: {failure.message}"
         draft.set(kind, FALSE, failure.reason, text)
     else:
-        draft.set(kind, FALSE, Reason.ENDED, _DELETING + why_not_kept)
+        draft.set(kind, FALSE, Reason.DELETING, _DELETING + why_not_kept)

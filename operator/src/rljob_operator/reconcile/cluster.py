@@ -42,7 +42,7 @@ _MOST_SPECIFIC_FIRST = (
 
 
 @dataclass(frozen=True)
-class ClusterFinding:
+class Finding:
     """The value of one condition, as this pass found it."""
 
     status: ConditionStatus
@@ -55,7 +55,7 @@ class ClusterFinding:
         return self.status is TRUE
 
 
-def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> ClusterFinding | None:
+def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> Finding | None:
     """Sets ClusterReady and the pools, and records the cluster's UID once the cluster exists. If the spec cannot be
     read (`spec` is None), it reports only lost clusters and heads. Returns None if there is nothing to report."""
     ours = _our_cluster(draft, observed)
@@ -92,8 +92,8 @@ def is_lost(pod: ObservedPod) -> bool:
     return pod.overdue or pod.node_silent_seconds >= NODE_LOST_SECONDS
 
 
-def is_cleared(observed: Observed) -> bool:
-    """Whether nothing of the job is running: it has no cluster, and all its pods are lost."""
+def are_clusters_deleted(observed: Observed) -> bool:
+    """Whether the job has no RayCluster any more, and no pods except lost ones (`is_lost`)."""
     return not observed.clusters and all(is_lost(pod) for pod in observed.pods)
 
 
@@ -145,47 +145,47 @@ def _note_conflict(draft: StatusDraft, observed: Observed, ours: ObservedCluster
         draft.change_attempt(name_taken_since=None)
 
 
-def _absent(draft: StatusDraft, observed: Observed) -> ClusterFinding:
+def _absent(draft: StatusDraft, observed: Observed) -> Finding:
     name, failure = draft.attempt.cluster, observed.failure
     if not observed.kuberay_installed:
         text = "this Kubernetes cluster has no resource RayCluster (ray.io/v1); install KubeRay"
-        return ClusterFinding(FALSE, Reason.KUBERAY_UNAVAILABLE, text)
+        return Finding(FALSE, Reason.KUBERAY_UNAVAILABLE, text)
     if observed.forbidden is not None:
-        return ClusterFinding(UNKNOWN, Reason.READ_FORBIDDEN, observed.forbidden)
+        return Finding(UNKNOWN, Reason.READ_FORBIDDEN, observed.forbidden)
     if draft.attempt.cluster_uid is not None or observed.cluster(name) is not None:
-        return ClusterFinding(FALSE, Reason.CLUSTER_LOST, f"RayCluster {name} was deleted while the job needed it")
+        return Finding(FALSE, Reason.CLUSTER_LOST, f"RayCluster {name} was deleted while the job needed it")
     if failure is not None and failure.kind is EffectKind.CREATE_CLUSTER:
-        return ClusterFinding(FALSE, failure.reason, failure.message)
-    return ClusterFinding(FALSE, Reason.CREATING, f"RayCluster {name} is being created")
+        return Finding(FALSE, failure.reason, failure.message)
+    return Finding(FALSE, Reason.CREATING, f"RayCluster {name} is being created")
 
 
 def _present(
     draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, cluster: ObservedCluster
-) -> ClusterFinding | None:
+) -> Finding | None:
     if observed.forbidden is not None:
-        return ClusterFinding(UNKNOWN, Reason.READ_FORBIDDEN, observed.forbidden)
+        return Finding(UNKNOWN, Reason.READ_FORBIDDEN, observed.forbidden)
     lost = _lost_head(draft, observed, cluster)
     if lost is not None:
-        return ClusterFinding(FALSE, Reason.HEAD_LOST, lost)
+        return Finding(FALSE, Reason.HEAD_LOST, lost)
     if not cluster.authenticated:
         text = f"RayCluster {cluster.name} has lost its authOptions: KubeRay is too old; install KubeRay 1.6 or later"
-        return ClusterFinding(FALSE, Reason.KUBERAY_TOO_OLD, text)
+        return Finding(FALSE, Reason.KUBERAY_TOO_OLD, text)
     if spec is None:
         return None
     problem = not_ready(spec, observed.pods_of(cluster.name), cluster.pod_creation_error)
     if problem is not None:
-        return ClusterFinding(FALSE, problem.reason, problem.message)
+        return Finding(FALSE, problem.reason, problem.message)
     if observed.ray.reachability is Reachability.OK:
         missing = _missing_ray_nodes(spec, observed.ray)
         if missing is not None and draft.attempt.running_since is None:
-            return ClusterFinding(FALSE, Reason.RAY_NODES_MISSING, missing)
+            return Finding(FALSE, Reason.RAY_NODES_MISSING, missing)
     elif draft.attempt.running_since is None:
         # Once the trainer is running, Progressing reports a silent dashboard; the cluster stays ready.
         return _silent_dashboard(observed)
     num_pods = 1 + sum(pool.nodes for pool in spec.pools)
     fewer = ", ".join(f"{pool.nodes} of pool {pool.name}" for pool in draft.attempt.nodes)
-    note = f"; the job runs on fewer nodes than requested: {fewer} (runPolicy.elastic)" if fewer else ""
-    return ClusterFinding(TRUE, Reason.READY, f"{num_pods} of {num_pods} pods ready and in Ray{note}")
+    note = f"; the job runs with fewer worker pods than requested: {fewer} (runPolicy.elastic)" if fewer else ""
+    return Finding(TRUE, Reason.READY, f"{num_pods} of {num_pods} pods ready and in Ray{note}")
 
 
 def _lost_head(draft: StatusDraft, observed: Observed, cluster: ObservedCluster) -> str | None:
@@ -219,23 +219,23 @@ def _is_silent(observed: Observed) -> bool:
     )
 
 
-def _silent_dashboard(observed: Observed) -> ClusterFinding:
+def _silent_dashboard(observed: Observed) -> Finding:
     ray = observed.ray
     if ray.reachability is Reachability.REJECTED:
         text = f"all pods are ready, but Ray rejects the operator's token: {ray.error}"
-        return ClusterFinding(FALSE, Reason.TOKEN_REJECTED, text)
+        return Finding(FALSE, Reason.TOKEN_REJECTED, text)
     if ray.reachability is Reachability.OPEN:
         text = f"all pods are ready, but Ray's token authentication is off: {ray.error}"
-        return ClusterFinding(FALSE, Reason.AUTHENTICATION_MISSING, text)
+        return Finding(FALSE, Reason.AUTHENTICATION_MISSING, text)
     if ray.reachability is Reachability.NOT_ASKED:
         text = "all pods are ready; waiting for the first response of Ray's dashboard"
-        return ClusterFinding(FALSE, Reason.DASHBOARD_UNREACHABLE, text)
+        return Finding(FALSE, Reason.DASHBOARD_UNREACHABLE, text)
     text = f"all pods are ready, but Ray's dashboard is unreachable: {ray.error}"
-    return ClusterFinding(FALSE, Reason.DASHBOARD_UNREACHABLE, text)
+    return Finding(FALSE, Reason.DASHBOARD_UNREACHABLE, text)
 
 
 def _pool_statuses(spec: RLJobSpec, pods: Pods) -> tuple[PoolStatus, ...]:
-    """Desired and ready nodes of each pool."""
+    """Desired and ready worker pods of each pool."""
     return tuple(
         PoolStatus(name=pool.name, desired=pool.nodes, ready=min(pool.nodes, _num_ready(pods, pool.name)))
         for pool in spec.pools
@@ -282,8 +282,8 @@ def _placement_finding(spec: RLJobSpec, ray: ObservedRay) -> tuple[Reason, str]:
     seen = sorted((node.num_gpus for node in ray.nodes if not node.is_head), reverse=True)
     numbers = f"Ray has {sum(seen)} of {sum(expected)} GPUs"
     if any(there < needed for there, needed in zip(seen, expected, strict=False)):
-        return Reason.INSUFFICIENT_GPUS, f"{numbers}; the node with the fewest has {seen[-1]}"
+        return Reason.INSUFFICIENT_GPUS, f"{numbers}; the worker pod with the fewest has {seen[-1]}"
     if ray.infeasible_groups:
         groups = "; ".join(ray.infeasible_groups)
-        return Reason.PLACEMENT_GROUP_INFEASIBLE, f"{numbers}; no node has the resources for {groups}"
+        return Reason.PLACEMENT_GROUP_INFEASIBLE, f"{numbers}; no Ray node has the resources for {groups}"
     return Reason.FEASIBLE, numbers

@@ -17,10 +17,9 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Attempt, PoolNodes
 from rljob_api.yaml_text import wire_path
 from rljob_operator.manifests.defaults import Defaults
-from rljob_operator.manifests.ownership import JobIdentity
 from rljob_operator.manifests.pod_environment import spec_document
 from rljob_operator.reconcile.attempt_endings import Ending
-from rljob_operator.reconcile.cluster import is_cleared, is_lost, not_ready
+from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, are_clusters_deleted, not_ready
 from rljob_operator.reconcile.decision import ApplyNetworkPolicy, CreateCluster, Effect, SubmitJob
 from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedJob, Reachability
 from rljob_operator.reconcile.status_draft import StatusDraft, seconds_since, timestamp
@@ -37,7 +36,7 @@ def spec_problem(job: ObservedJob, spec: RLJobSpec, defaults: Defaults) -> Endin
         reason = Reason.STORAGE_MISSING if found[0].rule == STORAGE_RULE else Reason.INVALID_SPEC
         return Ending(reason, "; ".join(f"{wire_path(each.path)}: {each.message}" for each in found))
     try:
-        spec_document(JobIdentity(job.namespace, job.name, job.uid), spec)
+        spec_document(job.identity, spec)
     except DocumentError as error:
         return Ending(Reason.INVALID_SPEC, str(error))
     return None
@@ -83,12 +82,11 @@ def seconds_to_choice(draft: StatusDraft, spec: RLJobSpec) -> float | None:
 
 
 def create_cluster(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Creates the cluster of an attempt that the status already records. Lost pods are passed on by name, because a
+    """Creates the cluster of an attempt that the status already records, when nothing of an earlier one is running: a
     pod that was lost when the attempt started may have come back."""
-    if not observed.kuberay_installed or observed.forbidden is not None or not is_cleared(observed):
+    if not observed.kuberay_installed or observed.forbidden is not None or not are_clusters_deleted(observed):
         return ()
-    lost = tuple(sorted(pod.name for pod in observed.pods if is_lost(pod)))
-    return (CreateCluster(draft.attempt.number, draft.attempt.cluster, lost),)
+    return (CreateCluster(draft.attempt.number, draft.attempt.cluster),)
 
 
 def submit(draft: StatusDraft, observed: Observed) -> SubmitJob:
@@ -105,11 +103,12 @@ def submit(draft: StatusDraft, observed: Observed) -> SubmitJob:
     return SubmitJob(newest_submission(draft, observed.job), draft.attempt.number, draft.counters.start_number, nodes)
 
 
-def reapply_network_policy(draft: StatusDraft) -> tuple[Effect, ...]:
+def reapply_network_policy(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     """Applies the network policy again while the dashboard is unreachable: it may still be the policy of an operator
     that ran in another namespace."""
-    attempt = draft.attempt
-    return (ApplyNetworkPolicy(attempt.cluster),) if attempt.state_unknown_since is not None else ()
+    ray = observed.ray
+    is_silent = ray.reachability is Reachability.UNREACHABLE and ray.silent_seconds >= SHORT_SILENCE_SECONDS
+    return (ApplyNetworkPolicy(draft.attempt.cluster),) if is_silent else ()
 
 
 def _may_have_trainer(draft: StatusDraft, observed: Observed) -> bool:

@@ -10,12 +10,12 @@ from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_operator.reconcile.observed import EffectKind
 
-MAX_BYTES = 1024
+MAX_NOTE_BYTES = 1024
 """The API server's limit for an event's note."""
 
 _QUIET = (
     *(Reason.VALID, Reason.PODS_PENDING, Reason.FEASIBLE, Reason.SUBMITTING, Reason.NO_CHECKPOINT_YET),
-    *(Reason.ENDED, Reason.RAY_NODES_MISSING, Reason.NEXT_ATTEMPT_STARTED, Reason.SUSPENDING),
+    *(Reason.ENDED, Reason.DELETING, Reason.RAY_NODES_MISSING, Reason.NEXT_ATTEMPT_STARTED, Reason.SUSPENDING),
 )
 """Reasons that get no event of their own, because the event before or after them says the same."""
 
@@ -28,16 +28,13 @@ _GOOD = (
 
 @dataclass(frozen=True)
 class CreateCluster:
-    """Creates Secret, network policy and RayCluster of an attempt; existing ones stay as they are. The API server is
-    asked first: nothing is created while anything is left of another cluster of the job, or of another cluster with
-    this name."""
+    """Creates Secret, network policy and RayCluster of an attempt; an existing cluster stays as it is. The API server
+    is asked first: nothing is created while pods of a deleted job's cluster with this name are left."""
 
     kind: ClassVar[EffectKind] = EffectKind.CREATE_CLUSTER
     attempt: int
     cluster: str
     """Name of the RayCluster."""
-    lost_pods: tuple[str, ...] = ()
-    """Names of pods on lost nodes that are still listed; the creation does not wait for them."""
 
 
 @dataclass(frozen=True)
@@ -152,4 +149,4 @@ def events_between(before: RLJobStatus, after: RLJobStatus) -> tuple[EventRecord
 
 
 def _bounded(text: str) -> str:
-    return text.encode()[:MAX_BYTES].decode(errors="ignore")
+    return text.encode()[:MAX_NOTE_BYTES].decode(errors="ignore")

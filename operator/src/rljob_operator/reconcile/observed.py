@@ -15,6 +15,7 @@ from rljob_api.run_state import RunState
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
+from rljob_operator.manifests.ownership import JobIdentity
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class ObservedJob:
     """A warning that the models are estimated not to fit into GPU memory; empty if they fit or no estimate exists."""
     readable_policy: RunPolicy = field(default_factory=RunPolicy)
     """If the spec cannot be parsed: the readable part of its `runPolicy`, with defaults for the rest."""
+
+    @property
+    def identity(self) -> JobIdentity:
+        """The identity of the job, for its manifests."""
+        return JobIdentity(self.namespace, self.name, self.uid)
 
     @property
     def is_suspended(self) -> bool:

@@ -18,8 +18,8 @@ from rljob_operator.reconcile.between_attempts import (
     stop_between_attempts,
     wait_or_start,
 )
-from rljob_operator.reconcile.cleanup import clean_up, delete_unowned, seconds_to_deletion
-from rljob_operator.reconcile.cluster import ClusterFinding, report_cluster, report_placement
+from rljob_operator.reconcile.cleanup import clean_up, delete_unneeded_clusters, seconds_to_deletion
+from rljob_operator.reconcile.cluster import Finding, report_cluster, report_placement
 from rljob_operator.reconcile.creation import (
     choose_nodes,
     create_cluster,
@@ -61,7 +61,7 @@ _CAUSED_BY_UNREADABLE_SPEC = (Reason.PROVISIONING_DEADLINE_EXCEEDED, Reason.RUN_
 
 
 def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Decision:
-    """Decides the status, effects and events of a pass. The same input gives the same plan. With its own status as
+    """Decides the status, effects and events of a pass. The same input gives the same decision. With its own status as
     input it changes nothing and repeats the effects that are not visible yet; all effects may be repeated."""
     job = observed.job
     if job.deleting:
@@ -106,16 +106,14 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     if ending is not None:
         _end(draft, observed, ending, policy)
         return _between(draft, observed, spec) if draft.result is None else ()
-    unowned = delete_unowned(draft, observed)
+    unneeded = delete_unneeded_clusters(draft, observed)
     if draft.attempt.running_since is not None:
-        return (*unowned, *stop_when_due(draft, observed, policy), *reapply_network_policy(draft))
-    if spec is None:
-        return unowned
-    if observed.cluster(draft.attempt.cluster) is None:
-        return (*unowned, *create_cluster(draft, observed))
+        return (*unneeded, *stop_when_due(draft, observed, policy), *reapply_network_policy(draft, observed))
+    if spec is not None and observed.cluster(draft.attempt.cluster) is None:
+        return (*unneeded, *create_cluster(draft, observed))
     if may_submit:
-        return (*unowned, submit(draft, observed))
-    return unowned
+        return (*unneeded, submit(draft, observed))
+    return (*unneeded, *reapply_network_policy(draft, observed))
 
 
 def _has_just_become_ready(draft: StatusDraft, observed: Observed) -> bool:
@@ -134,7 +132,7 @@ def _between(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> 
     """Waits for the next attempt or starts it. A new attempt has no effects in this pass: the status must record it
     first."""
     if spec is None:
-        return () if stop_between_attempts(draft) else delete_unowned(draft, observed)
+        return () if stop_between_attempts(draft) else delete_unneeded_clusters(draft, observed)
     effects = wait_or_start(draft, observed)
     if draft.is_under_way:
         report_cluster(draft, observed, spec)
@@ -203,9 +201,7 @@ def _ignored_fields(observed: Observed) -> str:
     return f"this operator does not know these newer fields and ignores them: {unknown}" if unknown else ""
 
 
-def _waits_for(
-    observed: Observed, cluster: ClusterFinding | None, misplaced: str | None, submission: ClusterFinding | None
-) -> str:
+def _waits_for(observed: Observed, cluster: Finding | None, misplaced: str | None, submission: Finding | None) -> str:
     """What the attempt still waits for."""
     if observed.job.spec is None:
         return f"this operator cannot parse the job's spec ({observed.job.spec_error})"

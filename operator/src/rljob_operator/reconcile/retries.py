@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 from datetime import timedelta
 
-from rljob_api.conditions import ConditionType, Reason
+from rljob_api.conditions import FAILURE_CLASSES, ConditionType, Reason
 from rljob_api.scalars import MAX_COUNT
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, FailureClass, JobResult, NextAttempt
 from rljob_operator.manifests.naming import cluster_name
-from rljob_operator.reconcile.attempt_endings import FAILURE_CLASSES, Ending
+from rljob_operator.reconcile.attempt_endings import Ending
 from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.reconcile.status_draft import (
     FALSE,
@@ -38,7 +38,7 @@ Budget = tuple[str, int, int]
 _OF_ONE_ATTEMPT = (ConditionType.PLACEMENT_FEASIBLE, ConditionType.JOB_SUBMITTED, ConditionType.PROGRESSING)
 _STOPPED = (
     *(Reason.SUSPENDED, Reason.RESIZED, Reason.ACTIVE_DEADLINE_EXCEEDED),
-    *(Reason.STOPPED_BY_USER, Reason.STOPPED_OUTSIDE),
+    *(Reason.STOPPED_BY_USER, Reason.STOPPED_THROUGH_RAY),
 )
 _NEXT = "the next attempt has started"
 
@@ -95,18 +95,17 @@ def follow_ending(
 ) -> None:
     """Ends the job or plans the next attempt. `cluster_is_well`: the cluster can be used again, as all its pods are
     ready; after an application error the retry then needs no new cluster."""
-    found = FAILURE_CLASSES.get(ending.reason)
+    found = FAILURE_CLASSES[ending.reason]
     if found is FailureClass.RESUMABLE:
         if ending.reason is Reason.RESIZED:
             _plan_next(draft, ending, found, 0.0, same_cluster=cluster_is_well)
             draft.set(ConditionType.RETRYING, TRUE, ending.reason, ending.message)
         return
-    if found is None or found in (FailureClass.CONFIGURATION, FailureClass.FINAL):
-        if found is FailureClass.CONFIGURATION:
-            draft.change_counters(failed_attempts=draft.counters.failed_attempts + 1)
+    if draft.attempt.outcome == AttemptOutcome.FAILED:
+        draft.change_counters(failed_attempts=draft.counters.failed_attempts + 1)
+    if found in (FailureClass.CONFIGURATION, FailureClass.FINAL):
         end_job(draft, ending)
         return
-    draft.change_counters(failed_attempts=draft.counters.failed_attempts + 1)
     _reset_budgets_after_progress(draft)
     field, used, allowed = _budget(draft, found, policy)
     if used >= allowed:
@@ -118,13 +117,14 @@ def follow_ending(
     seconds = _pause_seconds(draft, job_uid)
     same_cluster = found is FailureClass.APPLICATION and cluster_is_well
     _plan_next(draft, ending, found, seconds, same_cluster=same_cluster)
-    text = f"retry {used + 1} of {allowed} (runPolicy.{field}) in {seconds:.0f} s, after: {ending.message}"
+    start = timestamp(draft.now + timedelta(seconds=seconds))
+    text = f"retry {used + 1} of {allowed} (runPolicy.{field}) at {start}, after: {ending.message}"
     draft.set(ConditionType.RETRYING, TRUE, ending.reason, text)
 
 
 def wait_for_another_operator(draft: StatusDraft, ending: Ending) -> None:
     """Plans the next attempt after one that ended because this operator cannot read the job's spec. The attempt waits
-    for an operator version that can, holds no nodes meanwhile, and uses no retry."""
+    for an operator version that can, has no pods meanwhile, and uses no retry."""
     draft.change_attempt(failure_class=FailureClass.RESUMABLE.value)
     _plan_next(draft, ending, FailureClass.RESUMABLE, 0.0, same_cluster=False)
     draft.set(ConditionType.RETRYING, TRUE, ending.reason, ending.message)

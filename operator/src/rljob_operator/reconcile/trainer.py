@@ -12,7 +12,7 @@ from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import AttemptState, Progress
 from rljob_operator.manifests.naming import submission_id
-from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, ClusterFinding, head_pod
+from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, Finding, head_pod
 from rljob_operator.reconcile.observed import (
     EffectKind,
     Observed,
@@ -45,7 +45,7 @@ MIN_SECONDS_BETWEEN_NOTES = 60
 shorter: each record is a write to the API server."""
 
 
-def report_submission(draft: StatusDraft, observed: Observed) -> ClusterFinding | None:
+def report_submission(draft: StatusDraft, observed: Observed) -> Finding | None:
     """Sets JobSubmitted: True as soon as Ray knows the job. Returns None if there is nothing new to report."""
     finding = _submission_finding(draft, observed)
     if finding is None:
@@ -74,7 +74,7 @@ def report_silence(draft: StatusDraft, observed: Observed) -> tuple[Reason, str]
     the attempt since when it cannot be observed."""
     unobservable = _unobservable(draft, observed)
     if unobservable is None:
-        if draft.attempt.state_unknown_since is not None and observed.ray.reachability is Reachability.OK:
+        if draft.attempt.state_unknown_since is not None:
             draft.change_attempt(state_unknown_since=None)
         return None
     if draft.attempt.state_unknown_since is None:
@@ -160,19 +160,19 @@ def claim_uri(uri: str, spec: RLJobSpec, job: str) -> str:
     return found if len(found) <= MAX_URI_LENGTH else uri
 
 
-def _submission_finding(draft: StatusDraft, observed: Observed) -> ClusterFinding | None:
+def _submission_finding(draft: StatusDraft, observed: Observed) -> Finding | None:
     if draft.attempt.submissions == 0:
         return None
     name, failure = newest_submission(draft, observed.job), observed.failure
     if ray_job(draft, observed) is not None:
-        return ClusterFinding(TRUE, Reason.SUBMITTED, f"Ray job {name}")
+        return Finding(TRUE, Reason.SUBMITTED, f"Ray job {name}")
     if draft.attempt.running_since is not None:
         if observed.ray.reachability is not Reachability.OK:
             return None
-        return ClusterFinding(FALSE, Reason.DRIVER_LOST, f"Ray no longer knows job {name}: the head was restarted")
+        return Finding(FALSE, Reason.DRIVER_LOST, f"Ray no longer knows job {name}: the head was restarted")
     if failure is not None and failure.kind is EffectKind.SUBMIT_JOB:
-        return ClusterFinding(FALSE, failure.reason, failure.message)
-    return ClusterFinding(FALSE, Reason.SUBMITTING, f"Ray job {name} is being submitted")
+        return Finding(FALSE, failure.reason, failure.message)
+    return Finding(FALSE, Reason.SUBMITTING, f"Ray job {name} is being submitted")
 
 
 def _unobservable(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] | None:

@@ -1,17 +1,17 @@
-"""Fits the planner's constants to measurements: of runs on one machine, or published ones.
+"""Fits the planner's constants to measurements: of runs on one machine, or of published runs.
 
-A constant is multiplied by a factor or, if its default is 0, gets an amount. The fit minimizes the sum of the squares
-of
+The fit multiplies a constant by a factor. If the default of the constant is 0, the fit adds an amount instead. It
+minimizes the sum of the squares of
 
     weight x ln(predicted / measured) / noise    for each measured phase, and for the whole step
-    ln(factor) / width                           for each constant; the width says how far it may be from its default
+    ln(factor) / width                           for each constant; a larger width allows a larger change
 
-so constants that the measurements say nothing about keep their defaults. Errors larger than the noise count linearly
-instead of squared (Huber's loss), so that a disturbed step or an unusual machine does not dominate. A pattern search,
-which needs no derivatives, finds the minimum.
+So a constant that does not affect the measured times keeps its default. Errors that are larger than the noise count
+linearly instead of squared (Huber's loss), so that a disturbed step or an unusual machine does not dominate. The
+minimum is found by a pattern search, which needs no derivatives.
 
-Each step of a run is a measurement of its own. Steps train on different numbers of tokens, which separates the fixed
-cost of a step from the cost of a token.
+Each step of a run is a separate measurement. Because steps train on different numbers of tokens, the fit can
+distinguish the fixed cost of a step from the cost per token.
 """
 
 from __future__ import annotations
@@ -31,27 +31,29 @@ from rljob_planner.timing.step import OTHER, step_time
 from rljob_planner.workload import Placement, Role, Workload
 
 LEAST_STEPS = 3
-"""Steps after the first one that a run needs; the median of fewer says little."""
+"""The smallest number of steps, without the first one, that a run must have. A median of fewer steps is not
+reliable."""
 LARGEST_MISS = 1.5
-"""Largest accepted ratio between the predicted and the measured step of a run, in both directions. Steps that take
-longer than the median step by more than this factor are left out as disturbed."""
+"""The largest accepted ratio between the predicted and the measured seconds of a step, in both directions. Steps that
+take more than this many times as long as the median step count as disturbed and are left out."""
 _LARGEST_SHARE = 0.02
-"""Largest fixed seconds of a pass or an update that are plausible, as a share of a step."""
+"""The largest plausible fixed time of a pass or an update, as a share of a step."""
 _FIRST_MOVE, _LAST_MOVE = 1.0, 1e-3
 """Sizes of the first and the last move of a value, in widths."""
 _MAX_ROUNDS = 1000
-"""Limit of the search; each round computes the loss at most 2n + 1 times for n values."""
+"""The largest number of rounds of the search. A round computes the loss at most 2n + 1 times for n values."""
 _CLOSE_ENOUGH = 1e-5
-"""Moves become smaller if they lower the loss by less than this share."""
+"""If a round lowers the loss by less than this share, the moves become smaller."""
 _LEAST_SECONDS = 1e-3
 """Shorter times count as this long, because logarithms of tiny times would dominate."""
 _LARGEST = 3.0
-"""Largest logarithm of a factor: constants change by a factor of 20 at most."""
+"""The largest logarithm of a factor: a constant changes at most by a factor of 20."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """Measured seconds of a step, or means over several, by the names of `timing_s/...`; the whole step is `step`."""
+    """Measured seconds of the phases of a step, or means over several steps. Keys are those of the metrics
+    `timing_s/...`; `step` is the whole step."""
 
     workload: Workload
     placement: Placement
@@ -60,7 +62,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class CalibrationRun:
-    """A run to calibrate with: the name of its folder, its measurements, and its job."""
+    """A run for a calibration: the name of its folder, its measurements, and its job."""
 
     name: str
     facts: RunFacts
@@ -70,10 +72,11 @@ class CalibrationRun:
 
 @dataclass(frozen=True)
 class Adjustable:
-    """Constants that a fit changes together: by a factor or, if `unit` is set, by an amount in seconds."""
+    """Constants that a fit changes together: by the same factor or, if `unit` is set, by the same amount in seconds."""
 
     width: float
-    """Standard deviation that is assumed before the fit: of the logarithm of the factor, or of the amount in units."""
+    """Standard deviation of the change that is assumed before the fit: of the logarithm of the factor, or of the amount
+    divided by `unit`."""
     fields: tuple[str, ...]
     unit: float = 0.0
 
@@ -99,7 +102,7 @@ class Adjustable:
 
 FORWARD_EFFICIENCY = Adjustable(0.3, ("forward_efficiency",))
 PASS_EFFICIENCY = Adjustable(0.5, ("training_efficiency", "forward_efficiency"))
-"""For updates and for passes without backward."""
+"""Changes the efficiency of updates and that of passes without backward by the same factor."""
 DECODE_STEP = Adjustable(0.7, ("decode_step_seconds", "expert_decode_step_seconds"))
 DECODE_SEQUENCE = Adjustable(0.7, ("decode_sequence_seconds",))
 DECODE_BANDWIDTH = Adjustable(0.2, ("decode_bandwidth_efficiency",))
@@ -111,8 +114,8 @@ PER_SYNC = Adjustable(1.0, ("wake_seconds",), unit=1.0)
 
 
 def cpu_constants() -> Constants:
-    """Defaults for workers on CPU cores, before a run is calibrated: no kernel launches, and calls take hundredths of a
-    second. Measured on a machine with two cores."""
+    """Default constants for workers on CPU cores. There are no kernel launches, and calls take hundredths of a second.
+    Measured on a machine with two cores."""
     return Constants(
         decode_step_seconds=2e-3, decode_sequence_seconds=5e-5, step_seconds=0.02, process_bytes=PROCESS_BYTES
     )
@@ -123,7 +126,7 @@ def calibrated(runs: Sequence[CalibrationRun], constants: Constants) -> Constant
 
     Raises:
         PlanError: a run has too few steps, the runs are on different GPU types, or the fitted constants do not predict
-            the steps that they were fitted to.
+            the steps of these runs.
     """
     kinds = {pool.gpu.name for run in runs for pool in run.placement.pools}
     if len(kinds) != 1:
@@ -137,8 +140,8 @@ def calibrated(runs: Sequence[CalibrationRun], constants: Constants) -> Constant
                 f" {LEAST_STEPS + 1}"
             )
     is_cpu = any(pool.gpu.is_cpu for run in runs for pool in run.placement.pools)
-    # If no step has a pass without backward, its efficiency follows that of updates. On CPUs compute limits decoding,
-    # too, and work per sequence takes time from the same cores.
+    # If no step has a pass without backward, the efficiency of such passes changes with that of updates. On CPUs,
+    # decoding is limited by compute, and the work per sequence runs on the same cores.
     fixed = _LARGEST_SHARE * min(run.facts.step.median for run in runs)
     small = [replace(each, unit=min(each.unit, fixed)) for each in (PER_PASS, PER_UPDATE)]
     adjustables = [PASS_EFFICIENCY, FORWARD_EFFICIENCY, DECODE_STEP, DECODE_BANDWIDTH, PER_STEP, *small, PER_SYNC]
@@ -157,7 +160,7 @@ def calibrated(runs: Sequence[CalibrationRun], constants: Constants) -> Constant
 
 
 def observations_of(run: CalibrationRun) -> tuple[Observation, ...]:
-    """One observation per step, without steps that took far longer than the others."""
+    """One observation per step. Steps that took far longer than the median step are left out."""
     found = []
     for step in run.facts.steps:
         if step.seconds <= LARGEST_MISS * run.facts.step.median:
@@ -167,8 +170,8 @@ def observations_of(run: CalibrationRun) -> tuple[Observation, ...]:
 
 
 def _check_fit(run: CalibrationRun, fitted: Constants) -> None:
-    """Raises PlanError if the fit misses the measured step: constants are bounded, so implausible times cannot be
-    fitted."""
+    """Raises PlanError if the fitted constants do not predict the measured step. Constants are bounded, so implausible
+    times cannot be fitted."""
     predicted = step_time(observed_workload(run.workload, run.facts), run.placement, fitted).total.likely
     measured = run.facts.step.median
     if not measured / LARGEST_MISS <= predicted <= measured * LARGEST_MISS:
@@ -180,7 +183,8 @@ def _check_fit(run: CalibrationRun, fitted: Constants) -> None:
 
 
 def _process_bytes(runs: Sequence[CalibrationRun], constants: Constants) -> float:
-    """Mean memory of a worker process that the model does not explain: libraries, and what they keep."""
+    """The measured memory of a worker process that the model does not explain, as a mean over the runs. It is the
+    memory of libraries, including buffers that they keep."""
     bare, found = replace(constants, process_bytes=0.0), []
     for run in (run for run in runs if "process" in run.facts.memory):
         workload, pool = workload_for_memory(run.workload, run.facts), run.placement.pool_of(Role.ACTOR)
@@ -195,9 +199,12 @@ def fit(
     adjustables: Sequence[Adjustable],
     noise: float = 0.05,
 ) -> Constants:
-    """The constants, changed as little as needed to predict the observations well. `noise`: relative error of a
-    measurement that a correct model would still have. The new `spread` is twice the root mean square of the remaining
-    errors of steps (or of phases, if no step was measured), from 0.1 to the old value."""
+    """The constants, changed as little as necessary to predict the observations well.
+
+    `noise`: the relative error of a measurement that even a correct model would have. The new `spread` is twice the
+    root mean square of the remaining errors of steps (or of phases, if no step was measured), between 0.1 and the old
+    value.
+    """
     if not observations:
         return constants
     kinds = {pool.gpu.name for each in observations for pool in each.placement.pools}
@@ -230,7 +237,8 @@ class _Problem:
         return found
 
     def loss(self, values: Sequence[float]) -> float:
-        """Squared changes of the constants, and Huber's loss of the measurements, weighted by their share of a step."""
+        """The squared changes of the constants, plus the Huber losses of the measurements. A measurement is weighted by
+        its share of a step."""
         constants = self.constants_at(values)
         found = sum((value / each.width) ** 2 for each, value in zip(self.adjustables, values, strict=True))
         for each in self.observations:
@@ -241,9 +249,12 @@ class _Problem:
         return found
 
     def least(self) -> list[float]:
-        """The values with the smallest loss that a pattern search finds (Hooke and Jeeves 1961). A round moves each
-        value up or down. The next round starts where the same moves would lead once more; if that does not help, it
-        starts at the values themselves. If no move helps, moves become half as large."""
+        """The values with the smallest loss that a pattern search finds (Hooke and Jeeves 1961).
+
+        A round moves each value up or down. The next round starts at the point that would be reached by making the same
+        moves again. If this point is not better, it starts at the values themselves. If no move lowers the loss, moves
+        become half as large.
+        """
         values, size = [0.0] * len(self.adjustables), _FIRST_MOVE
         before, loss = values, self.loss(values)
         for _ in range(_MAX_ROUNDS):
@@ -261,7 +272,8 @@ class _Problem:
         return values
 
     def moved(self, values: list[float], loss: float, size: float) -> tuple[list[float], float]:
-        """The values after moving each one by `size` widths, in the direction that lowers the loss, if one does."""
+        """The values after one round, and their loss. Each value is moved by `size` widths in the direction that lowers
+        the loss. It stays if neither direction does."""
         for index, each in enumerate(self.adjustables):
             for move in (size * each.width, -size * each.width):
                 tried = [*values[:index], each.bounded(values[index] + move), *values[index + 1 :]]
@@ -272,7 +284,7 @@ class _Problem:
 
 
 def _errors(observation: Observation, constants: Constants) -> dict[str, float]:
-    """ln(predicted / measured) of each phase that has both."""
+    """ln(predicted / measured) of each phase that was predicted and measured."""
     time = step_time(observation.workload, observation.placement, constants)
     predicted = {each.name: each.waited.likely for each in time.phases} | {STEP: time.total.likely}
     return {

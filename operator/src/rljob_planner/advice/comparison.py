@@ -1,6 +1,7 @@
-"""Compares a run with its plan: seconds of each phase, bytes of each owner and at each boundary of a step.
+"""Compares a run with its plan: the seconds of each phase, and the bytes of each owner and at each boundary between the
+parts of a step.
 
-A phase that was predicted or measured but not both has a row with one value.
+A phase that was only predicted, or only measured, has a row with one value.
 """
 
 from __future__ import annotations
@@ -16,24 +17,25 @@ from rljob_planner.timing.step import OTHER, PHASES
 from rljob_planner.workload import RolloutLayout, Workload
 
 CPU_BLOCK_TOKENS = 128
-"""Tokens of one block of vLLM's KV cache on CPUs (0.32; fewer for latent attention, more for some hybrid models)."""
+"""Tokens of one block of vLLM's KV cache on CPUs (vLLM 0.32). Models with latent attention have fewer, some hybrid
+models more."""
 _STATE = ("parameters", "moments", "rollout weights")
-"""Ends of the names of owners that stay in memory after an update."""
+"""An owner whose name ends with one of these stays in memory after an update."""
 _REUSED = "engine activations"
-"""An owner whose memory comes from what the process's allocator has kept."""
+"""The owner that reuses memory which the process's allocator has kept after an update."""
 _UPDATES = (Phase.UPDATE, Phase.CRITIC_UPDATE)
 
 
 def process_bytes(phases: Sequence[PhaseMemory], workload: Workload, layout: RolloutLayout | None) -> float:
-    """Predicted host memory of the fullest worker process of a pool on CPUs, with libraries
-    (`Constants.process_bytes`). `layout`: the rollout's, if the pool generates."""
+    """Predicted host memory of the fullest worker process of a pool on CPUs, including libraries
+    (`Constants.process_bytes`). `layout`: the layout of the rollout; None if the pool does not generate."""
     written = written_cache_bytes(workload, layout) if layout is not None else 0.0
     caches = [part.num_bytes for phase in phases for part in phase.parts if part.owner == KV_CACHE]
     # A sleeping KV cache keeps its pages until the system needs them (`engines/rollout/vllm_engine`).
     lends = workload.rollout.is_vllm and workload.rollout.max_model_length < CPU_BLOCK_TOKENS
     lent = min([written, *caches]) if lends else 0.0
-    # The process's allocator keeps what an update frees. This assumes all of it, although large tensors may be returned
-    # to the system.
+    # The process's allocator keeps memory that an update frees. It is assumed to keep all of it, although large tensors
+    # may be returned to the system.
     updates = [phase for phase in phases if phase.phase in _UPDATES]
     freed = [sum(part.num_bytes for part in phase.parts if not _stays(part.owner)) for phase in updates]
     kept = max(freed, default=0.0)
@@ -49,9 +51,9 @@ def process_bytes(phases: Sequence[PhaseMemory], workload: Workload, layout: Rol
 
 
 def written_cache_bytes(workload: Workload, layout: RolloutLayout) -> float:
-    """Bytes of the KV cache that are ever written; infinite for transformers. vLLM reuses a block that is not full as
-    soon as it is free, and a full one, which is kept for its prefix, after all others (`vllm/v1/core/block_pool.py`,
-    `free_blocks`)."""
+    """Bytes of the KV cache that are written during a step; infinite for transformers. vLLM immediately reuses a freed
+    block that is not full. It reuses a full block, which it keeps for its prefix, only after all other blocks
+    (`vllm/v1/core/block_pool.py`, `free_blocks`)."""
     rollout, lengths = workload.rollout, workload.lengths
     if not rollout.is_vllm:
         return math.inf
@@ -63,7 +65,7 @@ def written_cache_bytes(workload: Workload, layout: RolloutLayout) -> float:
 
 
 def _stays(owner: str) -> bool:
-    """Whether the owner's memory is state, or the process's own, and stays after an update."""
+    """Whether the owner's memory stays after an update: state, or memory of the process itself."""
     if "gathered" in owner or "whole" in owner:
         return False
     return owner.endswith(_STATE) or owner == "process" or "checkpoints" in owner or "on the host" in owner
@@ -82,7 +84,7 @@ _BOUNDARIES: Mapping[Phase, tuple[str, ...]] = {
     Phase.UPDATE: ("during_forward_backward", "during_optimizer_step"),
     Phase.CHECKPOINT: ("during_save",),
 }
-"""Boundaries of docs/memory.md that measure a phase; the largest value counts."""
+"""By phase: the boundaries of docs/memory.md at which its memory is measured. The largest value counts."""
 _OWNERS: Mapping[str, tuple[str, ...]] = {
     "actor parameters": ("parameters",),
     "actor gradients": ("gradients",),
@@ -93,14 +95,15 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     "rewardModel parameters": ("reward_model",),
 }
 _COUNTED_ON_CPUS = ("parameters", "moments", "gradients", "rollout weights", "KV cache")
-"""Ends of the names of owners that the counters see on CPUs; only the size of the process has the rest."""
+"""On CPUs, the metrics count the memory of owners whose names end with one of these. Other memory is only a part of the
+size of the process."""
 _OF_PASSES = ("gathered", "whole")
-"""Parts of the names of owners that exist within passes only."""
+"""An owner with one of these words in its name has memory only during passes."""
 
 
 @dataclass(frozen=True)
 class ComparedTime:
-    """Predicted and measured seconds of a phase, or of the step."""
+    """Predicted and measured seconds of a phase, or of the whole step."""
 
     name: str
     predicted: Seconds | None
@@ -143,10 +146,10 @@ def compared_times(step: StepTime, facts: RunFacts) -> tuple[ComparedTime, ...]:
 
 
 def compared_memory(phases: Sequence[PhaseMemory], facts: RunFacts, process: float) -> tuple[ComparedMemory, ...]:
-    """Compares memory of the actor's pool, the pool that the metrics measure: owners, then boundaries, then the worker
-    process, for which `process` bytes are predicted.
+    """Compares the memory of the actor's pool, because the metrics measure this pool: owners, then boundaries, then the
+    worker process. `process`: the predicted bytes of the process.
 
-    The process is compared on CPUs only; on GPUs its memory is host memory, which the plan does not cover."""
+    The process is compared only on CPUs. On GPUs its memory is host memory, which the plan does not cover."""
     found = (*_owners(phases, facts), *_boundaries(phases, facts))
     measured = facts.memory.get("process", 0.0)
     if facts.has_gpu or not measured:

@@ -1,7 +1,7 @@
 """Measurements of a run: seconds of each phase, lengths, memory and balance, from the lines of its metrics.jsonl.
 
-docs/metrics.md explains the names (trainer, observability/metrics.py). Medians leave out the first step, which loads,
-compiles and allocates memory for the first time.
+docs/metrics.md explains the names (trainer, observability/metrics.py). Medians leave out the first step, because it
+loads models, compiles, and allocates memory.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ _LEAST_SIGMA, _LARGEST_SIGMA = 0.01, 2.0
 
 @dataclass(frozen=True)
 class ObservedLengths:
-    """Lengths of a step, or means over several steps, in tokens; and how many responses were generated and used."""
+    """Lengths in tokens of one step, or means over several steps, with the shares of responses that were generated and
+    used."""
 
     prompt_mean: float
     response_mean: float
     """After truncation."""
     response_max: float
-    """The longest response of a step; over several steps, the mean of their longest."""
+    """The longest response of a step. For several steps: the mean over the longest response of each step."""
     clip_ratio: float
     """Share of truncated responses."""
     trained_fraction: float = 1.0
     """Share of the responses that were trained on."""
     generation_factor: float = 1.0
-    """Prompts that were generated for / batch size; above 1 with dynamic sampling."""
+    """The number of prompts for which responses were generated, divided by the batch size. Above 1 with dynamic
+    sampling."""
 
     @classmethod
     def together(cls, steps: Sequence[ObservedLengths]) -> ObservedLengths:
-        """Means over several steps with equally many responses; at least one step."""
+        """Means over one or more steps, which must have the same number of responses."""
         return cls(*map(fmean, zip(*map(astuple, steps), strict=True)))
 
     def token_lengths(self, planned: TokenLengths, num_responses: int) -> TokenLengths:
-        """The planner's description of these lengths. Limits come from `planned`, and so do means that the run does not
-        have. `num_responses`: responses per step."""
+        """These lengths in the planner's form. Limits come from `planned`, and also means that the metrics do not have.
+        `num_responses`: responses per step."""
         prompt = _within(planned.prompt_max, self.prompt_mean, planned.prompt_mean)
         response = _within(planned.response_max, self.response_mean, planned.response_mean)
         longest = _within(planned.response_max, self.response_max, response)
@@ -63,7 +65,7 @@ class ObservedLengths:
 
 
 def _within(limit: int, length: float, otherwise: float) -> float:
-    """The length, from 1 to `limit`; `otherwise` if the metrics do not have it (0)."""
+    """The length, forced between 1 and `limit`; `otherwise` if it is 0, because the metrics do not have it."""
     return min(float(limit), max(1.0, length)) if length > 0 else otherwise
 
 
@@ -82,19 +84,19 @@ def _sigma(mean: float, longest: float, num_responses: int) -> float:
 
 
 MetricsLine = Mapping[str, float]
-"""One line of metrics.jsonl: the step (from 1) under `step`, and metrics by name."""
+"""One line of metrics.jsonl: metrics by name. `step` is the number of the step, from 1."""
 
 DURING_REWARDS = (OLD_LOGPROB, REF, VALUES)
 """Phases during which rewards are computed."""
 NO_WAIT_SECONDS, NO_WAIT_SHARE = 0.01, 0.02
-"""A wait for rewards of at most this many seconds, or this share of those phases, counts as none: asking for scores and
-fetching them takes as long."""
+"""A wait for rewards counts as no wait if it is not longer than this many seconds, or than this share of the phases
+DURING_REWARDS. Requesting and fetching scores takes as long."""
 STEP_SECONDS = "timing_s/step"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A number over several steps."""
+    """Statistics of a number over several steps."""
 
     median: float
     low: float
@@ -114,7 +116,8 @@ class StepFacts:
     """Number of the step, from 1."""
     seconds: float
     phases: Mapping[str, float]
-    """Seconds of the phases that the step had, by the names of PHASES and OTHER."""
+    """Seconds of each phase of the step. Keys are names of PHASES, and OTHER. Phases that the step did not have are
+    missing."""
     lengths: ObservedLengths
 
 
@@ -125,15 +128,16 @@ class RunFacts:
     num_steps: int
     """Finished steps."""
     steps: tuple[StepFacts, ...]
-    """All steps without the first; the first if it is the only one."""
+    """All steps except the first. If the run has only one step: this step."""
     memory: Mapping[str, float]
-    """Largest bytes over all steps but the first: `parameters`, `during_generate`, `after_sleep`, `process`, ..."""
+    """The largest bytes over all steps except the first, by the name of the metric: `parameters`, `during_generate`,
+    `after_sleep`, `process`, ..."""
     first_memory: Mapping[str, float]
     """The same for the first step, which starts without the optimizer's moments."""
     token_imbalance: float | None
-    """Tokens of the busiest worker / mean over the workers; mean over the steps."""
+    """Tokens of the busiest worker, divided by the mean over the workers. It is a mean over the steps."""
     has_gpu: bool
-    """Whether workers computed on GPUs; only they report other memory that torch has allocated."""
+    """Whether workers computed on GPUs. Only such workers report the rest of the memory that torch has allocated."""
     longest_prompt: float = 0.0
     """Tokens of the longest prompt; 0 if the metrics do not have it."""
 
@@ -144,7 +148,7 @@ class RunFacts:
 
     @property
     def phases(self) -> dict[str, Measured]:
-        """Seconds of each phase, in the order of PHASES; a phase that a step does not have counts as 0."""
+        """Seconds of each phase, in the order of PHASES. For a step without the phase, they count as 0."""
         names = [name for name in (*PHASES, OTHER) if any(name in each.phases for each in self.steps)]
         return {name: Measured.of([each.phases.get(name, 0.0) for each in self.steps]) for name in names}
 
@@ -154,8 +158,9 @@ class RunFacts:
         return ObservedLengths.together([each.lengths for each in self.steps])
 
 
-def facts_of(lines: Sequence[MetricsLine], batch_size: int) -> RunFacts:
-    """The measurements of a run with `batch_size` prompts per step. Several lines of one step are merged.
+def facts_of(lines: Sequence[MetricsLine], batch_size: int, file: str = "metrics.jsonl") -> RunFacts:
+    """The measurements of a run with `batch_size` prompts per step. Several lines of one step are merged. `file` is
+    the name of their file in messages.
 
     Raises:
         PlanError: there is no finished step.
@@ -167,7 +172,7 @@ def facts_of(lines: Sequence[MetricsLine], batch_size: int) -> RunFacts:
     rows = [merged[step] for step in sorted(merged) if merged[step].get(STEP_SECONDS, 0.0) > 0]
     if not rows:
         raise PlanError(
-            f"metrics.jsonl: no finished step (seen {len(lines)} lines); wait until the run has finished its second"
+            f"{file}: no finished step (seen {len(lines)} lines); wait until the run has finished its second"
             " step, or choose another run"
         )
     later = rows[1:] or rows
@@ -184,7 +189,7 @@ def facts_of(lines: Sequence[MetricsLine], batch_size: int) -> RunFacts:
 
 
 def observed_workload(workload: Workload, facts: RunFacts | StepFacts) -> Workload:
-    """The job's work with measured lengths and rewards of the run, or of one step, in place of assumptions."""
+    """The job's work with the measured lengths and reward times of the run, or of one step, instead of assumed ones."""
     phases = {name: each.median if isinstance(each, Measured) else each for name, each in facts.phases.items()}
     seen = facts.lengths
     return replace(
@@ -197,9 +202,9 @@ def observed_workload(workload: Workload, facts: RunFacts | StepFacts) -> Worklo
 
 
 def workload_for_memory(workload: Workload, facts: RunFacts) -> Workload:
-    """The same as `observed_workload`, for a comparison of memory. Rows are as long as the mean row of the step that
-    trained on most tokens, because runs hardly ever have the longest rows that a plan assumes. The engine's longest
-    sequence has the longest prompt of the run, if the metrics have it."""
+    """The same as `observed_workload`, but for a comparison of memory. Rows have the mean length of the step that
+    trained on the most tokens, because the longest rows that a plan assumes hardly ever occur in a run. The longest
+    sequence of the engine has the longest prompt of the run, if the metrics have it."""
     steps = [each.lengths for each in facts.steps]
     fullest = max(steps, key=lambda each: each.trained_fraction * (each.prompt_mean + each.response_mean))
     observed = observed_workload(workload, facts)
@@ -215,8 +220,9 @@ def workload_for_memory(workload: Workload, facts: RunFacts) -> Workload:
 
 
 def _reward_seconds(workload: Workload, phases: Mapping[str, float]) -> float:
-    """Seconds of all rewards. `timing_s/reward` has only what the controller still waited after the passes that ran at
-    the same time (trainer, controller/training_step.py). If it did not wait, rewards took no longer than those: 0."""
+    """Seconds of all rewards. `timing_s/reward` has only the time that the controller waited after the passes, which
+    ran at the same time (trainer, controller/training_step.py). If it did not wait, rewards took no longer than the
+    passes, and the result is 0."""
     waited = phases.get(REWARD, 0.0)
     if workload.waits_for_scores:
         return waited
@@ -228,7 +234,7 @@ def _reward_seconds(workload: Workload, phases: Mapping[str, float]) -> float:
 def _step_facts(row: MetricsLine, batch_size: int) -> StepFacts:
     seconds = row[STEP_SECONDS]
     phases = {name: max(0.0, row[f"timing_s/{name}"]) for name in PHASES if f"timing_s/{name}" in row}
-    # Only these are subtracted; the other timings are parts of them.
+    # Only these phases are subtracted. The other timings are parts of them.
     phases[OTHER] = max(0.0, seconds - sum(phases.values()))
     prompts = row.get("dynamic_sampling/prompts", float(batch_size))
     return StepFacts(

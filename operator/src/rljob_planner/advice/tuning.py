@@ -1,5 +1,5 @@
-"""Suggests changes that make the steps of a job shorter. Memory and time of each change are computed by the models of
-the plan; only changes that help and fit are suggested. docs/tuning.md has a section on each.
+"""Suggests changes that make the steps of a job shorter. Memory and time of each changed job are computed with the
+models of the plan. Only changes that help and fit are suggested. docs/tuning.md has a section about each change.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from rljob_planner.timing.step import step_time
 from rljob_planner.workload import PlacedPool, Placement, Role, Workload
 
 LEAST_GAIN = 0.01
-"""Smallest gain that is suggested, as a share of a step."""
+"""A change is suggested if its gain is at least this share of a step."""
 LEAST_GAIN_AT_A_PRICE = 0.03
 """The same for changes that affect what is learned, or that need more GPUs."""
 MOST_TOGETHER = 4
-"""Changes that are combined at most."""
+"""The largest number of changes that are combined."""
 NEARLY_AS_GOOD = 0.01
-"""Share of a step: of two values whose gains differ by less, the one nearer to the present value is suggested."""
+"""If the gains of two values differ by less than this share of a step, the value nearer to the present one is
+suggested."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,11 @@ class Advice:
     step: Seconds
     """Seconds of a step with the change."""
     gain: float
-    """Seconds that a step becomes shorter by (likely values)."""
+    """By how many seconds a step becomes shorter. Computed from likely values."""
     share: float
     """The gain as a share of the step without the change."""
     phases: tuple[tuple[str, float], ...]
-    """Seconds that each phase becomes shorter by (negative: longer), the largest first."""
+    """By how many seconds each phase becomes shorter (negative: longer). The largest come first."""
     fullest_phase: PhaseMemory
     """The phase with the least free memory, with the change."""
     verdict: Verdict
@@ -54,12 +55,12 @@ class Advice:
 
     @property
     def is_free(self) -> bool:
-        """Whether it costs nothing but memory."""
+        """Whether the change costs only memory: it does not affect learning and needs no additional GPUs."""
         return not self.changed.changes_training and not self.more_gpus
 
 
 class Finding(NamedTuple):
-    """A sentence on what the run shows, and the section of docs/tuning.md that says what to do."""
+    """A sentence about something that the run shows, and the section of docs/tuning.md that says what to do."""
 
     text: str
     section: str
@@ -72,7 +73,7 @@ class RunReport:
     name: str
     """The run's folder."""
     state: str
-    """Whether the run is finished, as its folder says; empty if unknown."""
+    """Progress and phase of the run, from its folder: `step 12 of 12, Complete`. Empty if unknown."""
     constants: str
     """Source of the constants: `defaults`, or a profile."""
     facts: RunFacts
@@ -82,13 +83,13 @@ class RunReport:
     memory: tuple[ComparedMemory, ...]
     findings: tuple[Finding, ...]
     advice: tuple[Advice, ...]
-    """Changes, each on its own."""
+    """Suggested changes. The effect of each is computed without the others."""
     together: tuple[Advice, ...]
-    """Changes that are made one after the other; each includes those before it."""
+    """Changes that are combined. The effect of each is computed with those before it."""
 
 
 def advice_of(workload: Workload, placement: Placement, constants: Constants) -> tuple[Advice, ...]:
-    """The best value of each field that helps, the largest gain first. Changes that affect what is learned, or that
+    """For each field that helps, its best value. The largest gains come first; changes that affect learning, or that
     need more GPUs, come last."""
     now = step_time(workload, placement, constants)
     verdict = verdict_of(all_phases(workload, placement, constants))
@@ -102,8 +103,8 @@ def advice_of(workload: Workload, placement: Placement, constants: Constants) ->
 
 
 def together(workload: Workload, placement: Placement, constants: Constants) -> tuple[Advice, ...]:
-    """Changes that cost nothing but memory, combined: each is the best one after those before it. At most
-    MOST_TOGETHER, each of another field."""
+    """Combines at most MOST_TOGETHER changes that cost only memory, each of another field. Each is the best change of
+    the job that already has the changes before it."""
     found: list[Advice] = []
     while len(found) < MOST_TOGETHER:
         changed = {each.change.field for each in found}
@@ -117,7 +118,7 @@ def together(workload: Workload, placement: Placement, constants: Constants) -> 
 
 
 def _own_pools(workload: Workload, placement: Placement) -> Iterator[tuple[ChangedJob, ...]]:
-    """Moves a frozen model or the critic from the actor's pool to a pool of its own, with the GPUs of one node; it
+    """Jobs in which a frozen model or the critic moves from the actor's pool to a separate pool of one node. The model
     keeps its layout if the job file sets one."""
     home = placement.pool_of(Role.ACTOR)
     num_gpus, taken = home.gpus_per_node, {pool.name for pool in placement.pools}
@@ -159,8 +160,8 @@ def _waits(step: StepTime) -> dict[str, float]:
 
 
 def _best(ladder: Sequence[Advice], now: StepTime, verdict: Verdict) -> Advice | None:
-    """The first value that is nearly as good as the best one that fits. If the job itself does not fit by the model,
-    although it has run, values need not fit either."""
+    """The first value of the ladder that is nearly as good as the best value that fits. If, by the model, the job
+    itself does not fit (although it has run), values need not fit either."""
     allowed = [each for each in ladder if each.verdict is not Verdict.TOO_LARGE or verdict is Verdict.TOO_LARGE]
     helpful = [each for each in allowed if each.share >= (LEAST_GAIN if each.is_free else LEAST_GAIN_AT_A_PRICE)]
     if not helpful:
@@ -170,7 +171,7 @@ def _best(ladder: Sequence[Advice], now: StepTime, verdict: Verdict) -> Advice |
 
 
 def findings_of(facts: RunFacts, plan: Plan) -> tuple[Finding, ...]:
-    """Findings beyond phases and lengths. `plan` has the run's lengths."""
+    """What the run shows besides seconds of phases and lengths. `plan`: the plan with the lengths of the run."""
     found, lengths = list[Finding](), facts.lengths
     if facts.token_imbalance is not None and facts.token_imbalance > 1.1:
         text = f"the busiest worker trains on {facts.token_imbalance:.2f} times the mean number of tokens, and the"
@@ -185,6 +186,7 @@ def findings_of(facts: RunFacts, plan: Plan) -> tuple[Finding, ...]:
     per_engine = plan.workload.num_requests / layout.num_engines if layout is not None else 0.0
     limit = min(per_engine, plan.workload.rollout.max_sequences)
     if plan.workload.rollout.is_vllm and 0 < plan.sequences_at_once < limit:
-        text = f"the KV cache holds about {plan.sequences_at_once:,.0f} of the {limit:,.0f} sequences that an engine"
-        found.append(Finding(f"{text} could decode at once: the others wait or are preempted", "memory of the engine"))
+        text = f"an engine could decode {limit:,.0f} sequences at the same time, but the KV cache holds only about"
+        text += f" {plan.sequences_at_once:,.0f}: the others wait or are preempted"
+        found.append(Finding(text, "memory of the engine"))
     return tuple(found)

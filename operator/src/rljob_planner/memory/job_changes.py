@@ -1,8 +1,8 @@
 """Changes of single fields of a job file, each with the job that has the change.
 
-`smaller_jobs` are changes that need less memory (for `proposals`), `faster_jobs` those that may make steps shorter (for
-`advice.tuning`). All of them are valid for the contract: sizes divide where they must (crds: placement_rules.py,
-batch_size_rules.py). The caller computes memory and time of the changed job.
+`smaller_jobs` lists changes that need less memory (for `proposals`). `faster_jobs` lists changes that may make steps
+shorter (for `advice.tuning`). The contract accepts all of these jobs: sizes divide where they must (crds:
+placement_rules.py, batch_size_rules.py). The caller computes memory and time of each changed job.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ MODEL_FIELDS = {
     Role.REWARD_MODEL: "spec.training.rewards[].rewardModel",
 }
 LORA_RANK = 16
-"""Rank of the adapters that are proposed."""
+"""Rank of the adapters if LoRA is proposed."""
 _MOST_TIMES = 8
-"""Sequence parallelism is raised at most by this factor."""
+"""The largest factor by which sequence parallelism is increased."""
 Job = tuple[Workload, Placement]
 
 
 @dataclass(frozen=True)
 class Change:
-    """A new value for one field of a job file; values are as in the file."""
+    """A new value for one field of a job file. Values are text, as they are written in the file."""
 
     field: str
     value: str
@@ -47,13 +47,13 @@ class Change:
 
     @property
     def is_drastic(self) -> bool:
-        """Whether the change needs more GPUs or trains adapters instead of all weights."""
+        """Whether the changed job needs more GPUs, or trains adapters instead of all weights."""
         return self.field.endswith((".nodes", ".lora"))
 
 
 @dataclass(frozen=True)
 class ChangedJob:
-    """A job with one change."""
+    """A change, and the job with this change."""
 
     change: Change
     workload: Workload
@@ -61,14 +61,14 @@ class ChangedJob:
     section: str = ""
     """The section of docs/tuning.md that explains the change."""
     changes_training: bool = False
-    """Whether the job would learn something else."""
+    """Whether the change affects what the model learns."""
     direction: int = 0
     """1 for values in the second direction of a field that may go down or up to need less memory."""
 
 
 def smaller_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[ChangedJob, ...]]:
-    """Changes that need less memory: for each field its values, the smallest change first. Fields are in the order of
-    their cost: little time, more time, more GPUs, adapters instead of full training."""
+    """Changes that need less memory: for each field a ladder of values, the smallest change first. Fields are ordered
+    by their cost: first those that cost little time, then more time, more GPUs, adapters instead of full training."""
     for setting in _settings(workload, placement):
         yield from (setting.changed(values, at) for at, values in enumerate(setting.smaller) if values)
 
@@ -81,7 +81,8 @@ def faster_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[Chan
 
 
 def own_layouts(workload: Workload, placement: Placement) -> Iterator[tuple[PlacedPool, Role, TrainLayout]]:
-    """All layouts, without that of a reference that is the actor's model; it shares the actor's layout."""
+    """The layout of each train role, with its pool. A reference that is the actor's model is left out, because it has
+    the actor's layout."""
     for pool in placement.pools:
         for role, layout in pool.layouts.items():
             if not workload.models[role].is_actor_without_adapters:
@@ -89,7 +90,7 @@ def own_layouts(workload: Workload, placement: Placement) -> Iterator[tuple[Plac
 
 
 def offload_changes(workload: Workload, role: Role, *, is_on: bool) -> Iterator[tuple[str, TrainModel]]:
-    """Fields that turn offload on (or off) where it is off (or on), each with the changed model."""
+    """Each offload field of the role that can be turned on (`is_on`) or off, with the changed model."""
     model = workload.models[role]
     names = ("optimizer", "parameters", "gradients") if model.is_trained else ("parameters",)
     fields = {Role.REF: "offload.reference", Role.REWARD_MODEL: "offload"}
@@ -103,9 +104,9 @@ def offload_changes(workload: Workload, role: Role, *, is_on: bool) -> Iterator[
 
 
 def is_allowed(workload: Workload, role: Role, layout: TrainLayout) -> bool:
-    """Whether the contract accepts this layout (batch_size_rules.py, placement_rules.py): a micro-batch has room for
-    the longest row; the responses of a batch and of an update divide by the data ranks of a trained model; and a model
-    with offloaded gradients has one copy."""
+    """Whether the contract accepts this layout (batch_size_rules.py, placement_rules.py). A micro-batch must have room
+    for the longest row. The data ranks of a trained model must divide the responses of a batch and those of an update.
+    A model with offloaded gradients must have only one copy."""
     model = workload.models[role]
     if workload.max_tokens_per_micro_batch * layout.sequence_parallel < workload.lengths.longest_row:
         return False
@@ -122,12 +123,12 @@ def divisors(number: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Setting:
-    """A field of the job file, and values that may help."""
+    """A field of the job file, with values that may reduce memory or time."""
 
     field: str
     now: int
     job: Callable[[int], Job]
-    """The job with a value of the field."""
+    """Returns the job with this value of the field."""
     smaller: Sequence[Sequence[int]] = ()
     """Lists of values that need less memory, the smallest change first. Some fields have one list in each direction."""
     faster: Sequence[int] = ()
@@ -135,7 +136,7 @@ class _Setting:
     section: str = ""
     changes_training: bool = False
     text: Callable[[int], str] = str
-    """How a value is written in the file."""
+    """Returns the value as it is written in the file."""
 
     def changed(self, values: Sequence[int], direction: int = 0) -> tuple[ChangedJob, ...]:
         changes = {each: Change(self.field, self.text(each), self.text(self.now)) for each in values}
@@ -176,7 +177,7 @@ def _of_engine(workload: Workload, placement: Placement) -> _Settings:
         higher = [now << power for power in range(1, 8)]
         yield _Setting(f"{path}.cpuKvCache", now, with_memory, (lower, higher), higher, section, text=_mebibytes)
     elif rollout.is_vllm:
-        # In ten-thousandths, because a setting's values are whole numbers.
+        # The unit is 1/10,000, because the values of a setting are whole numbers.
         now = round(1e4 * rollout.memory_utilization)
         lower = [each for each in range(9000, 500, -500) if each < now]
         higher = [each for each in range(1000, 9500, 500) if each > now]
@@ -200,7 +201,7 @@ def _of_engine(workload: Workload, placement: Placement) -> _Settings:
 def _of_batches(workload: Workload, placement: Placement) -> _Settings:
     now = workload.max_tokens_per_micro_batch
     shares = [layout.sequence_parallel for pool in placement.pools for layout in pool.layouts.values()]
-    # The ranks that share a row must have room for the longest one.
+    # The ranks that share a row must together have room for the longest row.
     least = -(-workload.lengths.longest_row // min(shares, default=1))
     fewer = [each for each in (*(now >> power for power in range(1, 20) if now >> power > least), least) if each < now]
     more, section = [now << power for power in range(1, 6)], "tokens of a micro-batch"
@@ -211,7 +212,7 @@ def _of_batches(workload: Workload, placement: Placement) -> _Settings:
     ranks = [layout.num_data_ranks for _, role, layout in layouts if workload.models[role].is_trained]
 
     def job(value: int) -> Job:
-        # With one update per step, the update's own forward pass gives the old log-probabilities.
+        # With one update per step, the forward pass of the update can give the old log-probabilities.
         several = value < batch or workload.num_epochs_per_batch > 1
         needs_old = workload.needs_old_logprobs and (several or workload.always_needs_old_logprobs)
         return replace(workload, mini_batch_size=value, needs_old_logprobs=needs_old), placement
@@ -232,11 +233,12 @@ def _of_shards(workload: Workload, placement: Placement) -> _Settings:
 
 
 def _of_models(workload: Workload, placement: Placement) -> _Settings:
-    """Gradient checkpointing, offload, deferred reduction and dtype. Frozen models come first: offload of them costs
-    least."""
+    """Gradient checkpointing, offload, deferred reduction and dtype. Frozen models come first, because their offload
+    costs the least."""
 
     def switch(field: str, role: Role, model: TrainModel, *, is_on: bool, section: str = "") -> _Setting:
-        """Sets the field to true or false: with a section to save time, without one to save memory."""
+        """A setting that turns the field on (`is_on`) or off. With a `section` it saves time, without one it saves
+        memory."""
         job, values = (workload.with_model(role, model), placement), [int(is_on)]
         smaller, faster = ((), values) if section else ((values,), ())
         return _Setting(field, int(not is_on), lambda _: job, smaller, faster, section, text=_truth)
@@ -270,7 +272,7 @@ def _of_checkpointing(workload: Workload, placement: Placement, role: Role) -> _
     now, is_on, section = model.checkpoints_every_nth_layer, model.checkpoints_activations, "gradient checkpointing"
 
     def job(nth: int) -> Job:
-        """The job that recomputes every nth layer; none for 0."""
+        """The job that recomputes every nth layer. 0: no layer."""
         changed = replace(model, checkpoints_activations=nth > 0, checkpoints_every_nth_layer=max(1, nth))
         return workload.with_model(role, changed), placement
 
@@ -278,9 +280,9 @@ def _of_checkpointing(workload: Workload, placement: Placement, role: Role) -> _
         yield _Setting(field, 0, lambda _: job(now), ([1],), (), section, text=_truth)
         return
     if now == 1:
-        # The contract rejects `false` together with gradientCheckpointingEveryNthLayer above 1.
+        # The contract rejects `false` together with a gradientCheckpointingEveryNthLayer above 1.
         yield _Setting(field, 1, job, (), [0], section, text=_truth)
-    # The critic's model has no such field.
+    # Only the actor has the field gradientCheckpointingEveryNthLayer.
     wider = (2, 3, 4, 6, 8) if role is Role.ACTOR else ()
     rarer = [each for each in wider if now < each <= model.shape.num_layers]
     yield _Setting(f"{field}EveryNthLayer", now, job, ([1],) if now > 1 else (), rarer, section)
@@ -331,7 +333,7 @@ def _of_adapters(workload: Workload, placement: Placement) -> _Settings:
     reference, beside = models.get(Role.REF), pool.layouts.get(Role.REF)
     if reference is not None and beside is not None and beside.is_default:
         if reference.offload.parameters:
-            # The contract rejects it: such a reference is the actor's own model, which is not offloaded alone.
+            # The contract rejects this job. The reference would be the actor's model, which cannot be offloaded alone.
             return
         models[Role.REF] = replace(reference, lora=lora, is_actor_without_adapters=True)
         layouts = {**pool.layouts, Role.REF: pool.layouts[Role.ACTOR]}
@@ -352,8 +354,8 @@ def _larger(pool: PlacedPool, factor: int) -> PlacedPool:
 def _with_layouts(
     workload: Workload, placement: Placement, pool: PlacedPool, role: Role, layouts: Mapping[int, TrainLayout]
 ) -> dict[int, Job]:
-    """The job with each of these layouts of a role that the contract accepts, by the layout's number. A reference that
-    is the actor's model gets the actor's layout."""
+    """The job with each of these layouts of a role, by the layout's number. Layouts that the contract rejects are left
+    out. A reference that is the actor's model gets the actor's layout."""
     reference = workload.models.get(Role.REF)
     both = role is Role.ACTOR and reference is not None and reference.is_actor_without_adapters
     roles = (role, Role.REF) if both else (role,)

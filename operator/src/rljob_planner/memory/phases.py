@@ -1,8 +1,8 @@
-"""The memory of one GPU of a pool in each phase of a run: the table of docs/memory.md with numbers.
+"""The memory of one GPU of a pool in each phase of a run: computes the numbers for the table of docs/memory.md.
 
-`_in_rollout_mode` and `_in_trainer_mode` are the two kinds of rows of that table. Actor, reference, critic, reward
-model and rollout engine share one process (the trainer's controller/model_roles.py, groups/fused_worker.py) and take
-turns (workers/hybrid.py, controller/training_step.py).
+That table has two kinds of rows, which are `_in_rollout_mode` and `_in_trainer_mode` here. Actor, reference, critic,
+reward model and rollout engine share one process (trainer, controller/model_roles.py and groups/fused_worker.py) and
+take turns (workers/hybrid.py, controller/training_step.py).
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ from rljob_planner.workload import (
 )
 
 DRIVER_BYTES = 0.7 * 2**30
-"""Memory that the driver reports but nobody can allocate: the first context of a process, and the driver's own."""
+"""Bytes that the GPU's driver reports as memory but that no tensor can use: the first context of a process, and the
+driver's own memory."""
 COPY_BYTES = 12
-"""Bytes per trained parameter of the copy that a checkpoint is written from: parameter and two moments, in float32."""
+"""Bytes per trained parameter of the copy from which a checkpoint is written: the parameter and its two moments, in
+float32."""
 
 
 def phases_of(pool: PlacedPool, workload: Workload, constants: Constants) -> tuple[PhaseMemory, ...]:
@@ -55,7 +57,7 @@ class _PoolMemory:
         self.pool, self.workload, self.constants = pool, workload, constants
         self.layouts, self.is_cpu = pool.layouts, pool.gpu.is_cpu
         models = {role: workload.models[role] for role in TRAIN_ROLES if role in pool.layouts}
-        # On CPUs, offloaded tensors are in the same memory.
+        # On CPUs, offload saves nothing, because offloaded tensors stay in the same memory.
         here = ModelOffload()
         self.models = {role: replace(each, offload=here) if self.is_cpu else each for role, each in models.items()}
         self.engine = engine_memory(pool, workload, constants)
@@ -70,8 +72,8 @@ class _PoolMemory:
     def phases(self) -> Iterator[PhaseMemory]:
         engine, workload = self.engine, self.workload
         if engine is not None:
-            # At the start, offloaded tensors have left the device and there are no moments yet. transformers' cache is
-            # still empty.
+            # At the start, offloaded tensors are already in host memory, there are no moments yet, and the cache of
+            # transformers is empty.
             awake = engine.awake if workload.rollout.is_vllm else engine.asleep
             start = (*self._in_rollout_mode(has_moments=False), *awake)
             yield self._phase(
@@ -81,7 +83,8 @@ class _PoolMemory:
                 yield self._phase(Phase.FIRST_WAKE, start, has_copies=False)
                 yield self._phase(Phase.LATER_WAKE, (*self._in_rollout_mode(), *awake))
         if engine is not None or Role.ACTOR in self.models:
-            # Each bucket is gathered from the actor's shards, which are all on the device, into the engine's weights.
+            # Buckets are gathered from the actor's shards, which must all be on the device, and are copied into the
+            # engine's weights.
             weights = () if engine is None else engine.with_weights
             buckets = bucket_part(self.pool, workload, workload.models.get(Role.ACTOR))
             yield self._phase(Phase.SYNC, (*self._in_trainer_mode(), *weights, buckets))
@@ -92,7 +95,7 @@ class _PoolMemory:
         for phase, role in ((Phase.CRITIC_UPDATE, Role.CRITIC), (Phase.UPDATE, Role.ACTOR)):
             if role in self.models:
                 yield self._pass(phase, role, train_peak, workload.mini_batch_size)
-        # Offloaded moments are loaded to be copied; actor and critic are saved one after the other.
+        # To be saved, offloaded moments are first loaded. Actor and critic are saved one after the other.
         yield from _largest([self._saving(role) for role, model in self.models.items() if model.is_trained])
 
     def _scores(self, role: Role) -> bool:
@@ -120,20 +123,23 @@ class _PoolMemory:
         return self._phase(phase, (*parts, *self._in_trainer_mode(but=role), *self.asleep))
 
     def _in_rollout_mode(self, *, has_moments: bool = True) -> Parts:
-        """State of all models that stays on the device while the engine generates: all that is not offloaded."""
+        """State of all models on the device while the engine generates: all state that is not offloaded."""
         return tuple(part for role in self.models for part in self._state(role, has_moments=has_moments))
 
     def _in_trainer_mode(self, but: Role | None = None) -> Parts:
-        """State that stays on the device during passes: the same with the actor's parameters. `but`: a role that is
-        left out, because its pass counts its state."""
+        """State of all models on the device during passes: all state that is not offloaded, and the actor's parameters.
+        `but`: a role that is left out, because the memory of its pass includes its state."""
         others = (role for role in self.models if role is not but)
         return tuple(part for role in others for part in self._state(role, has_parameters=role is Role.ACTOR))
 
     def _state(
         self, role: Role, *, has_parameters: bool = False, has_moments: bool = True, fetches_moments: bool = False
     ) -> list[Part]:
-        """Parameters and moments of a model that are on the device between passes. `has_parameters`, `fetches_moments`:
-        they are there even if offloaded. `has_moments`: they exist (from the first update on)."""
+        """Parameters and moments of a model that are on the device between passes.
+
+        `has_parameters`, `fetches_moments`: parameters or moments are on the device even if offload is on.
+        `has_moments`: moments exist (after the first update).
+        """
         model = self.models[role]
         parameters, moments = _state_parts(role, model, self.layouts[role])
         has_parameters = has_parameters or not model.offload.parameters
@@ -154,7 +160,7 @@ class _PoolMemory:
         return PhaseMemory(phase, self.pool.name, found, limit_of(self.pool), kv_cache_shortage)
 
     def _on_this_host(self, *, has_copies: bool, is_saving: bool) -> Iterable[Part]:
-        """Parts that are in host memory even if workers have GPUs. On CPUs they take the workers' memory."""
+        """Parts that are always in host memory. They count for workers on CPUs, whose memory is host memory."""
         if self.constants.process_bytes:
             yield Part("process", self.constants.process_bytes, f"without tensors ({self.constants.source})")
         every = self.workload.checkpoint_every_steps

@@ -1,4 +1,7 @@
-"""Searches changes that make a job fit that does not fit, or hardly fits. Memory is computed again for each change."""
+"""Searches for changes that make a job fit if it does not, or give it more room if it hardly fits.
+
+The memory of the job is computed again with each change.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from rljob_planner.plan_types import TIGHT_SHARE, PhaseMemory, Seconds, Verdict,
 from rljob_planner.workload import Placement, Workload
 
 MAX_PAIRS = 6
-"""Pairs of changes that are proposed at most."""
+"""The largest number of pairs of changes that are proposed."""
 MAX_CHANGES = 4
-"""Changes that are combined at most, if no pair is enough."""
+"""The largest number of changes that are combined if no pair is enough."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """One or more changes, and the job with them."""
+    """One or several changes that are made together, and the changed job."""
 
     changes: tuple[Change, ...]
     workload: Workload
@@ -29,9 +32,9 @@ class Proposal:
     """The phase with the least free memory, over all pools."""
     verdict: Verdict
     missing: float
-    """Bytes that all phases lack together."""
+    """Bytes that the phases lack: the sum over all phases that do not fit."""
     step_seconds: Seconds | None = None
-    """Seconds of a step with the changes, if they were computed."""
+    """Seconds of a step of the changed job, if they were computed."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,9 @@ class Proposals:
     """The result of a search."""
 
     fitting: tuple[Proposal, ...] = ()
-    """Changes that make the job fit. Gentle ones come before drastic ones (more GPUs, LoRA)."""
+    """Proposals that make the job fit. Gentle ones come before drastic ones (more GPUs, LoRA)."""
     nearest_miss: Proposal | None = None
-    """If nothing makes it fit: the change that comes closest."""
+    """If no proposal makes the job fit: the one that comes closest."""
 
 
 def fullest_phase(phases: Iterable[PhaseMemory]) -> PhaseMemory:
@@ -61,8 +64,8 @@ def all_phases(workload: Workload, placement: Placement, constants: Constants) -
 def find_proposals(
     workload: Workload, placement: Placement, constants: Constants, *, with_pairs: bool = True
 ) -> Proposals:
-    """Changes that make the job fit; none if a tenth of the memory is free already. `with_pairs` combines changes if no
-    single one is enough; that takes ten times as long."""
+    """Proposals that make the job fit; none if a tenth of the memory is free already. With `with_pairs`, changes are
+    combined if no single one is enough; that takes ten times as long."""
     return _Search(workload, placement, constants).found(with_pairs=with_pairs)
 
 
@@ -97,8 +100,11 @@ class _Search:
         return Proposals(fitting, None if fitting else self.closest)
 
     def _pair(self, one: _Key, other: _Key) -> list[Proposal]:
-        """The gentlest values of two fields that make the job fit together, if there are any: first that of `one`
-        beside the strongest value of `other`, then that of `other` beside it."""
+        """The gentlest values of two fields that together make the job fit, in a list; empty if there are none.
+
+        The value of `one` is chosen first: the gentlest that is enough beside the strongest value of `other`. Then the
+        value of `other` is chosen: the gentlest that is enough beside that value of `one`.
+        """
         for changed in _ladder(one, self.workload, self.placement):
             beside = _ladder(other, changed.workload, changed.placement)
             if beside and self._is_better(self._proposal(beside[-1], changed.change)):
@@ -108,8 +114,8 @@ class _Search:
     def _together(
         self, workload: Workload, placement: Placement, missing: float, changes: tuple[Change, ...] = ()
     ) -> list[Proposal]:
-        """Greedy: adds, up to MAX_CHANGES fields, the change that leaves the fewest bytes missing. Does not try all
-        combinations."""
+        """Combines up to MAX_CHANGES changes. Greedy: each round adds the change after which the fewest bytes are
+        missing, so not all combinations are tried."""
         fields = {change.field for change in changes}
         ladder = [each for every in smaller_jobs(workload, placement) for each in every]
         proposals = [self._proposal(each, *changes) for each in ladder if each.change.field not in fields]
@@ -121,6 +127,7 @@ class _Search:
         return self._together(best.workload, best.placement, best.missing, best.changes)
 
     def _proposal(self, changed: ChangedJob, *before: Change) -> Proposal:
+        """The proposal that makes the changes `before`, then that of `changed`. Also updates `closest`."""
         phases = all_phases(changed.workload, changed.placement, self.constants)
         worst, verdict, missing = fullest_phase(phases), verdict_of(phases), self._missing(phases)
         proposal = Proposal((*before, changed.change), changed.workload, changed.placement, worst, verdict, missing)
@@ -136,7 +143,7 @@ class _Search:
         return order.index(proposal.verdict) < order.index(self.verdict)
 
     def _gentlest(self, ladder: Sequence[Proposal]) -> list[Proposal]:
-        """Of the values of one field: the first that leaves a tenth free, or else the first that fits."""
+        """The first value of a ladder that leaves a tenth of the memory free, else the first value that fits."""
         better = [proposal for proposal in ladder if self._is_better(proposal)]
         roomy = [proposal for proposal in better if proposal.verdict is Verdict.FITS]
         return (roomy or better)[:1]
@@ -151,5 +158,5 @@ def _key(changed: ChangedJob) -> _Key:
 
 
 def _ladder(key: _Key, workload: Workload, placement: Placement) -> tuple[ChangedJob, ...]:
-    """The values of one ladder; empty if another change has made it impossible."""
+    """The jobs with the values of one ladder; empty if another change has made all of them invalid."""
     return next((each for each in smaller_jobs(workload, placement) if _key(each[0]) == key), ())

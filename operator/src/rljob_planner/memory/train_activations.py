@@ -1,8 +1,9 @@
-"""Activations that a train engine's passes hold: bytes per token in a decoder layer, and bytes of the output head.
+"""Activations in a train engine's passes: bytes per token in a decoder layer, and bytes of the output head.
 
-The layer is that of transformers 5.19: norms in float32, rotary positions, attention that keeps no matrix of scores
-(trainer, attention_kernels.py), a gated MLP or experts as two grouped products. The terms are the tensors that autograd
-saves, in the order of the layer's forward pass; they equal what torch's memory tracker finds (docs/planning.md).
+The decoder layer is that of transformers 5.19: norms in float32, rotary positions, attention that keeps no matrix of
+scores (trainer, attention_kernels.py), and a gated MLP, or experts as two grouped products. The terms of the sums are
+the tensors that autograd saves, in the order of the layer's forward pass. Torch's memory tracker finds the same bytes
+(docs/planning.md).
 
 The package's docstring explains the letters of formulas. Sizes are in bytes per token, unless stated otherwise.
 """
@@ -16,33 +17,33 @@ from rljob_planner.model_shape import ModelShape
 from rljob_planner.workload import Head, TrainModel
 
 _SUM_BYTES = 4
-"""Bytes of a number in norms, softmax and sums over tiles (float32)."""
+"""Bytes of an element in norms, softmax and sums over tiles, which are float32."""
 GPU_TILE_BYTES = 128 * 2**20
 CPU_TILE_BYTES = 4 * 2**20
-"""Size of a tile of logits, on GPUs and on CPUs (trainer, engines/train/token_logprobs.py)."""
+"""Bytes of a tile of logits, on GPUs and on CPUs (trainer, engines/train/token_logprobs.py)."""
 
 
 class LayerBytes(NamedTuple):
     """Bytes per token in one decoder layer."""
 
     kept: float
-    """Saved from its forward to its backward pass."""
+    """Saved from the layer's forward pass to its backward pass."""
     in_mlp: float
-    """On top of `kept`, at the peak of the MLP's backward pass."""
+    """In addition to `kept`, at the peak of the MLP's backward pass."""
     in_attention: float
-    """In place of `kept`, at the peak of the attention's backward pass; what the MLP kept is freed by then."""
+    """Instead of `kept`, at the peak of the attention's backward pass. The MLP's activations are freed by then."""
     at_end: float
-    """In place of `kept`, in the backward pass of the layer's first norm, which comes last."""
+    """Instead of `kept`, at the end of the layer's backward pass: in the backward pass of its first norm."""
     forward: float
-    """The peak of a forward pass without backward, with the layer's input."""
+    """The peak of a forward pass without backward, including the layer's input."""
 
 
 def layer_bytes(model: TrainModel, *, has_experts: bool, exchanges_heads: bool) -> LayerBytes:
-    """The bytes of one kind of layer. `exchanges_heads`: with sequence parallelism, whose exchange makes a copy of the
-    output projection's input (sequence_parallel.py)."""
+    """The bytes of a layer with or without experts. `exchanges_heads`: the model has sequence parallelism, whose
+    exchange copies the input of the output projection (sequence_parallel.py)."""
     shape, m, is_whole = model.shape, model.compute_bytes, model.is_wholly_trained
     hidden, query, keys = shape.hidden_size, shape.query_size, shape.kv_size
-    # A norm keeps its input in float32, the normalized input if its weight is trained, and its result.
+    # A norm keeps its input in float32, its result and, if its weight is trained, the normalized input.
     norm = _SUM_BYTES * hidden + (2 if is_whole else 1) * m * hidden
     attention = m * (2 * query + 2 * keys) + _SUM_BYTES * shape.num_heads
     if shape.has_qk_norm:
@@ -67,8 +68,9 @@ def layer_bytes(model: TrainModel, *, has_experts: bool, exchanges_heads: bool) 
 
 
 def _experts(shape: ModelShape, m: int, *, is_whole: bool) -> tuple[float, float, float]:
-    """Bytes per token of the MLP of a layer with experts: kept; on top in the backward pass; in a forward pass. It has
-    k experts with copies of their inputs and outputs, the router's choice, and the shared expert."""
+    """Bytes per token of the MLP in a layer with experts: those that are kept, the additional ones in the backward
+    pass, and those in a forward pass without backward. They are for k experts with copies of their inputs and outputs,
+    the router's choice, and the shared expert."""
     chosen = shape.experts_per_token
     width = chosen * shape.mlp_size + shape.shared_expert_size
     copies = m * chosen * shape.hidden_size
@@ -79,24 +81,24 @@ def _experts(shape: ModelShape, m: int, *, is_whole: bool) -> tuple[float, float
 
 
 class HeadBytes(NamedTuple):
-    """Bytes of the output head for all tokens of a micro-batch, beside what the layers keep."""
+    """Bytes of the output head for all tokens of a micro-batch, in addition to those that the layers keep."""
 
     backward: float
     norm: float
-    """In the backward pass of the last norm, which follows."""
+    """In the backward pass of the last norm, which follows that of the head."""
     forward: float
 
 
 def head_bytes(model: TrainModel, num_tokens: int, *, is_cpu: bool) -> HeadBytes:
-    """The bytes of the output head for `num_tokens` tokens; all count as response tokens. Tiles have their largest
-    size, so that more tokens never need less memory; real tiles may be up to half as large."""
+    """The bytes of the output head for `num_tokens` tokens, all of which count as response tokens. Tiles are assumed to
+    have their largest size, so that more tokens never need less memory. Real tiles may have only half of this size."""
     shape, m = model.shape, model.compute_bytes
     hidden = shape.hidden_size * num_tokens
     is_whole = model.is_wholly_trained
     norm = (_SUM_BYTES + (m if is_whole else 0)) * hidden
     after = (6 if is_whole else 5) * _SUM_BYTES * hidden
     if model.head is not Head.TOKENS:
-        # Value and score heads compute in float32 (token_model.py).
+        # Heads that predict values or scores compute in float32 (token_model.py).
         return HeadBytes(norm + (m + 2 * _SUM_BYTES) * hidden, after, (2 * m + 2 * _SUM_BYTES) * hidden)
     if num_tokens <= model.whole_logits_tokens:
         logits = 3 * _SUM_BYTES * num_tokens * shape.vocabulary_size
@@ -110,7 +112,7 @@ def head_bytes(model: TrainModel, num_tokens: int, *, is_cpu: bool) -> HeadBytes
         # The logits of a tile in 16 bits, and later their gradient.
         product = m * tile
         if num_tokens > side:
-            # Sums of the weight's gradient over the tiles of other tokens.
+            # The weight's gradient, summed over the tiles of other tokens.
             sums = (
                 _SUM_BYTES * shape.hidden_size * min(shape.vocabulary_size, 2 * side, 4 * elements // shape.hidden_size)
             )

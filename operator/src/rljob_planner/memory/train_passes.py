@@ -1,16 +1,19 @@
-"""Peak memory of a train engine's passes: the largest of a few moments of an update, or of a pass without backward.
+"""Peak memory of a train engine's passes. Memory is computed at several moments of an update, or of a pass without
+backward, and the largest sum is the peak.
 
-The moments of an update in their order, with the trainer's files (engines/train):
+The moments of an update in their order, with files of the trainer (engines/train):
 
-1. The root's parameters are gathered; FSDP2 leaves them whole until the end (`sharded_model.py`: one unit).
+1. The root's parameters are gathered. They are one unit of FSDP2, which leaves them gathered until the end
+   (`sharded_model.py`).
 2. The output head runs its backward pass in tiles (`token_logprobs.py`, `logit_tiles.py`), then the last norm.
 3. Each layer, from the last to the first, runs the backward pass of its MLP, its attention and its first norm.
-   Meanwhile the parameters of the layer before are gathered, and the gradients of the layer after are reduced in
-   float32.
-4. The root's gradients are reduced.
-5. AdamW updates the parameters; it is fused and needs no more memory (`optimizer.py`).
+   Meanwhile the parameters of the layer before it are gathered, and the gradients of the layer after it are summed
+   over ranks in float32.
+4. The root's gradients are summed over ranks.
+5. AdamW updates the parameters. It is fused and needs no additional memory (`optimizer.py`).
 
-From the second micro-batch on, gradients of the first are in memory, unless they are offloaded (`offload.py`).
+From the second micro-batch on, gradients of earlier micro-batches are in memory, unless they are offloaded
+(`offload.py`).
 
 The package's docstring explains the letters of formulas.
 """
@@ -42,9 +45,9 @@ class _Moment(NamedTuple):
     """Gathered (whole) parameters."""
     whole_gradients: float = 0.0
     gradients: float = 0.0
-    """Shards of gradients, or what deferred reduction keeps in their place."""
+    """Shards of gradients; with deferred reduction, the whole gradients that are kept instead."""
     moments: float = 0.0
-    """Offloaded moments, which are loaded for the optimizer step."""
+    """Offloaded moments that are loaded for the optimizer step."""
 
     @property
     def total(self) -> float:
@@ -55,8 +58,8 @@ class _Moment(NamedTuple):
 def train_peak(model: TrainModel, layout: TrainLayout, micro_batch_tokens: int, *, is_cpu: bool = False) -> Parts:
     """The peak of an update with several micro-batches, after the first update, on the fullest rank, by owner.
 
-    `micro_batch_tokens`: T, tokens that a rank's layers process in one micro-batch; all count as response tokens. On
-    CPUs tiles of logits are smaller.
+    `micro_batch_tokens`: T, the tokens that a rank's layers process in one micro-batch. All of them count as response
+    tokens. `is_cpu`: tiles of logits are smaller on CPUs.
     """
     passes = _Passes(model, layout, micro_batch_tokens, is_cpu=is_cpu)
     return passes.peak(passes.of_update())
@@ -70,16 +73,16 @@ def scoring_peak(model: TrainModel, layout: TrainLayout, micro_batch_tokens: int
 
 
 def tokens_of_rank(workload: Workload, layout: TrainLayout, num_prompts: int) -> int:
-    """T for the largest micro-batch of a pass over `num_prompts` prompts with their responses, filled as in
-    `plan_micro_batches` (engines/train/micro_batching.py)."""
+    """T for the largest micro-batch of a pass over `num_prompts` prompts with their responses. Micro-batches are filled
+    as `plan_micro_batches` does it (engines/train/micro_batching.py)."""
     rows = -(-num_prompts * workload.group_size // layout.num_data_ranks)
     tokens = min(workload.max_tokens_per_micro_batch * layout.sequence_parallel, rows * workload.lengths.longest_row)
     return -(-tokens // layout.sequence_parallel)
 
 
 class _Passes:
-    """Computes the moments. All sizes are in bytes. Lists of two have a layer without experts, then one with
-    experts."""
+    """Computes the moments of passes. All sizes are in bytes. A list with two entries is for a layer without experts
+    and for a layer with experts."""
 
     def __init__(self, model: TrainModel, layout: TrainLayout, num_tokens: int, *, is_cpu: bool) -> None:
         self.model, self.layout, self.num_tokens, self.is_cpu = model, layout, num_tokens, is_cpu
@@ -93,7 +96,7 @@ class _Passes:
         """Parameters of a whole layer."""
         self.trained = [adapters, adapters] if model.lora is not None else base
         self.has_buffers = shards > 1
-        """Whether gathering needs a buffer; a single rank copies without one."""
+        """Whether gathering needs a buffer. A single rank does not need one."""
         self.input = m * shape.hidden_size * num_tokens
         exchanges = layout.sequence_parallel > 1
         self.layers = [layer_bytes(model, has_experts=each, exchanges_heads=exchanges) for each in kinds]
@@ -101,8 +104,8 @@ class _Passes:
         rows = shape.vocabulary_size if model.head is Head.TOKENS else 1
         self.head_gradient = m * rows * shape.hidden_size if model.is_wholly_trained else 0
         """The whole gradient of the output head, from the start of the backward pass."""
-        # Kept from the forward to the backward pass before each layer: inputs that all layers share (rotary positions,
-        # token positions, tokens), and what each layer keeps.
+        # self.kept[i]: bytes that are kept from the forward to the backward pass for everything before layer i. They
+        # are inputs of all layers (rotary positions, token positions, tokens), and activations of the layers before.
         self.kept = [num_tokens * float(2 * m * shape.head_size + 4 * 8)]
         for number in range(shape.num_layers):
             own = self.input if self.is_recomputed(number) else self.layers[self.has_experts(number)].kept * num_tokens
@@ -120,9 +123,9 @@ class _Passes:
         moment = max(passing, key=lambda each: each.total)
         parameters, moments = parameters_part(model, layout), moments_part(model, layout)
         own_moments = 0 if model.offload.optimizer else moments.num_bytes
-        whole = f"{m} bytes each, {MASTER_BYTES} in sums over ranks, at {moment.name}"
-        gathered = f"{m} x {self.root / m:.4g} of the root + layers + buffers"
-        activations = f"{tokens:,} tokens x {moment.activations / tokens:,.0f} bytes at {moment.name}"
+        whole = f"{m} bytes per element, {MASTER_BYTES} while summed over ranks (peak: {moment.name})"
+        gathered = f"{m} x {self.root / m:.4g} (root) + gathered layers + buffers"
+        activations = f"{tokens:,} tokens x {moment.activations / tokens:,.0f} bytes (peak: {moment.name})"
         parts = (
             parameters,
             Part("moments", own_moments + moment.moments, moments.formula),
@@ -141,8 +144,8 @@ class _Passes:
         for share, head in self.heads():
             yield _Moment("output head", share * kept + head.backward, at_head, self.head_gradient, gradients)
         yield _Moment("last norm", kept + self.head.norm, at_head, self.head_gradient, gradients)
-        # Fewer activations are kept before earlier layers, so only the last layers can be the peak. Offloaded gradients
-        # grow during the backward pass, so with them the first layer can be the peak, too.
+        # The backward pass frees activations layer by layer, so only the last layers can be the peak. With offload,
+        # gradients grow during the backward pass, so the first layer can be the peak, too.
         every = self.model.checkpoints_every_nth_layer if self.model.checkpoints_activations else 1
         first = {0} if self.model.offload.gradients else set[int]()
         for number in sorted(first.union(range(max(0, num_layers - every - 2), num_layers))):
@@ -156,7 +159,7 @@ class _Passes:
         last = self.model.shape.num_layers - 1
         yield self.gathering(0.0)
         for kind in {self.has_experts(0), self.has_experts(last)}:
-            # As in `gathering`, but this layer's sharded copy in the buffer is freed by now.
+            # As in `gathering`, but the sharded copy of this layer in the buffer is already freed.
             unit = self.units[kind]
             buffer = unit if self.has_buffers else 0
             yield _Moment("gathering a layer", 2 * self.input, self.root + unit + 2 * buffer)
@@ -166,8 +169,8 @@ class _Passes:
             yield _Moment("output head", head.forward, self.root + self.units[self.has_experts(last)])
 
     def gathering(self, gradients: float) -> _Moment:
-        """Gathering the root. Its buffer stays until the first layer's parameters are copied out of theirs (torch,
-        `FSDPParamGroup.wait_for_unshard`)."""
+        """The moment when the root is gathered. The root's buffer is kept until the first layer's parameters are copied
+        out of their own buffer (torch, `FSDPParamGroup.wait_for_unshard`)."""
         gathered = self.root + self.units[self.has_experts(0)]
         return _Moment("gathering the root", self.input, (2 if self.has_buffers else 1) * gathered, 0.0, gradients)
 
@@ -179,8 +182,9 @@ class _Passes:
         gathered = self.root + self.units[kind] + self.next_layer(number)
         reduced = 0 if number == model.shape.num_layers - 1 else self.reduced(number + 1)
         if self.is_recomputed(number):
-            # The layer's own input is kept, too; in float32 its first norm keeps the same tensor. With adapters, the
-            # recomputation stops after the layer's last product, where autograd saves the adapters' last tensor.
+            # The layer's input is also kept. In float32, the layer's first norm keeps the same tensor. With adapters,
+            # the recomputation stops after the layer's last product, because there autograd saves the adapters' last
+            # tensor.
             before += self.input
             num_copies = 1 if m < MASTER_BYTES else 0
             in_layer += self.input * (num_copies if model.lora is None else 3)
@@ -193,7 +197,7 @@ class _Passes:
         yield _Moment("end of a layer", before + layer.at_end * tokens, gathered, all_gradients, gradients)
 
     def end_of_backward(self) -> Iterator[_Moment]:
-        """The reduction of the root's gradients."""
+        """The moments when the root's gradients are summed over ranks."""
         model, shards, root = self.model, self.layout.shard_size, self.model.root_tensors
         gradients = gradient_bytes(model, self.layout)
         trained = model.compute_bytes * shard_elements(root)
@@ -201,15 +205,15 @@ class _Passes:
         yield _Moment("end of backward", 0.0, self.root, both + self.reduced(0), gradients)
         in_sums = MASTER_BYTES * gathered_elements(root, shards)
         if model.defers_reduction:
-            # The sum over micro-batches, and its sum over ranks; the layers' gradients are reduced by now.
+            # In memory: the sum over micro-batches, and its sum over ranks. The layers' gradients are already reduced.
             yield _Moment("end of backward", 0.0, 0.0, 2 * in_sums, self.gradient_shards)
         else:
-            # The whole gradients are freed after they are copied, before memory for the sum is allocated.
+            # The whole gradients are copied, then freed. After that, memory for the sum is allocated.
             yield _Moment("end of backward", 0.0, 0.0, in_sums + max(trained, in_sums / shards), gradients)
 
     def gradients(self, number: int) -> float:
-        """Shards of gradients when the backward pass of the second micro-batch has come to layer `number`. Offloaded
-        ones are those of this micro-batch alone, for the layers that it has passed."""
+        """Bytes of gradient shards when the backward pass of the second micro-batch reaches layer `number`. With
+        offload, the device holds only gradients of this micro-batch, for the layers whose backward pass is done."""
         if not self.model.offload.gradients:
             return gradient_bytes(self.model, self.layout)
         return self.gradient_shards * (1 - number / self.model.shape.num_layers)
@@ -222,17 +226,18 @@ class _Passes:
         return shards if num_bytes == self.gradient_shards else f"{shards} x {num_bytes / self.gradient_shards:.2g}"
 
     def heads(self) -> Iterator[tuple[float, HeadBytes]]:
-        """The head for all tokens; and for the most tokens whose logits are not tiled, with their share of all."""
+        """The cases of the output head, each with its share of all tokens: the head for all tokens, and the head for
+        the largest number of tokens whose logits are computed without tiles."""
         yield 1.0, self.head
         fewer = self.model.whole_logits_tokens
         if fewer < self.num_tokens and self.model.head is Head.TOKENS:
             yield fewer / self.num_tokens, head_bytes(self.model, fewer, is_cpu=self.is_cpu)
 
     def next_layer(self, number: int) -> float:
-        """Parameters of the layer that is gathered ahead, in its buffer."""
+        """Bytes of the next layer of the backward pass, `number` - 1, which is gathered early into its buffer."""
         return self.units[self.has_experts(number - 1)] if number and self.has_buffers else 0
 
     def reduced(self, number: int) -> float:
-        """A layer's gradients summed over ranks, in float32, until the layer before is reduced. With deferred reduction
-        they take the place of whole gradients."""
+        """Bytes of a layer's gradients in float32 while they are summed over ranks. They are kept until those of the
+        layer before are reduced. 0 with deferred reduction, where they replace the whole gradients."""
         return 0 if self.model.defers_reduction else MASTER_BYTES * self.trained[self.has_experts(number)]

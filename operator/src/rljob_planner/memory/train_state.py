@@ -1,9 +1,13 @@
 """The state that a train engine keeps on its device: shards of parameters, gradients and moments.
 
-Sources, in the trainer's engines/train: `sharded_model.py` (shards of a trained model are float32; those of a frozen
-model, or of frozen weights beside adapters, have the dtype of the passes), `optimizer.py` (AdamW: two float32 moments
-per trained parameter), `offload.py`, `engine_memory.py` (tests/planner checks that these formulas equal its
-accounting), docs/memory.md. All sizes are those of one rank.
+All sizes are those of one rank. Sources:
+
+- engines/train of the trainer: `sharded_model.py` (shards of a trained model are float32; those of a frozen model, or
+of
+  frozen weights beside adapters, have the dtype of the passes), `optimizer.py` (AdamW: two float32 moments per trained
+  parameter), `offload.py`
+- `engine_memory.py` there counts the same memory; tests/planner checks that these formulas give the same numbers
+- docs/memory.md
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from rljob_planner.workload import MASTER_BYTES, TrainLayout, TrainModel
 
 
 def trained_shard_elements(model: TrainModel, layout: TrainLayout) -> int:
-    """Numbers of a rank's shards that have a gradient and moments."""
+    """Number of elements in a rank's shards that have a gradient and moments."""
     if not model.is_trained:
         return 0
     elements = model.base_elements if model.lora is None else model.adapter_elements
@@ -21,8 +25,8 @@ def trained_shard_elements(model: TrainModel, layout: TrainLayout) -> int:
 
 
 def gradient_bytes(model: TrainModel, layout: TrainLayout) -> int:
-    """Bytes of gradients at the end of a micro-batch: shards, or whole gradients where reduction is deferred. Deferred
-    gradients stay whole until the last micro-batch of the update."""
+    """Bytes of gradients at the end of a micro-batch. They are shards. With deferred reduction they are whole
+    gradients, which are kept until the last micro-batch of the update."""
     if model.defers_reduction:
         return MASTER_BYTES * model.num_trained
     return MASTER_BYTES * trained_shard_elements(model, layout)
@@ -39,13 +43,14 @@ def parameters_part(model: TrainModel, layout: TrainLayout) -> Part:
 
 
 def moments_part(model: TrainModel, layout: TrainLayout) -> Part:
-    """Shards of both moments. They exist from the first update on."""
+    """Shards of both moments. Moments exist after the first update."""
     formula = f"{2 * MASTER_BYTES} x {model.num_trained:.4g} / {layout.shard_size}"
     return Part("moments", 2 * MASTER_BYTES * trained_shard_elements(model, layout), formula)
 
 
 def host_bytes(model: TrainModel, layout: TrainLayout) -> tuple[Part, ...]:
-    """State that offload moves to host memory, at most. Pinned buffers take up to twice as much (docs/memory.md)."""
+    """The largest state that offload moves to host memory. Pinned buffers may take up to twice as much
+    (docs/memory.md)."""
     gradients = Part("gradients", MASTER_BYTES * trained_shard_elements(model, layout))
     parts = {
         parameters_part(model, layout): model.offload.parameters,
@@ -56,5 +61,5 @@ def host_bytes(model: TrainModel, layout: TrainLayout) -> tuple[Part, ...]:
 
 
 def _base_bytes(model: TrainModel) -> int:
-    """Bytes of a parameter that is not an adapter's."""
+    """Bytes of a parameter of the base model (not of an adapter)."""
     return MASTER_BYTES if model.is_trained and model.lora is None else model.compute_bytes

@@ -1,9 +1,10 @@
-"""The best arrangements of roles on pools: tries every grouping of roles, and every node type and number for each
-group.
+"""Finds the best arrangements of roles on pools: for every grouping of roles, and for every node type and number of
+nodes of each group.
 
-The enumeration is HybridFlow's (arXiv 2409.19256v2, section 6): the time of a step depends on the slowest pool of each
-stage. It is a branch-and-bound search, so the result is that of trying everything. The lower bound of a branch takes
-the chosen pools, and for the other groups the fastest option of each stage.
+The enumeration is that of HybridFlow (arXiv 2409.19256v2, section 6): the time of a step depends on the slowest pool of
+each stage. The search is branch and bound, so the result is the same as if all arrangements were tried. The lower bound
+of a branch is the cost of the pools that are already chosen together with, for each other group and each stage, the
+group's fastest option.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from rljob_planner.timing.step import StageSeconds
 from rljob_planner.workload import Role, Schedule, can_run
 
 TIE_SHARE = 0.1
-"""Steps that are longer than the fastest by at most this share count as equal; the model is not more exact."""
+"""A step that is at most this share longer than the fastest counts as equally fast, because the models of time are not
+more exact."""
 Grouping = tuple[tuple[Role, ...], ...]
-"""Groups of roles; each group shares a pool."""
+"""Groups of roles. The roles of a group share a pool."""
 Cost = Callable[[StageSeconds], float]
-"""The cost of an arrangement, from the longest seconds of each stage. It must not decrease if a stage takes longer."""
+"""Computes the cost of an arrangement from the seconds of each stage on its slowest pool. The cost must not decrease
+when a stage takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Arrangement:
 
     @property
     def complications(self) -> tuple[int, int, int, int]:
-        """Criteria of simplicity, lower is simpler: pools, GPU types, roles with sequence parallelism, GPUs."""
+        """Numbers that make an arrangement complicated: pools, GPU types, roles with sequence parallelism, GPUs."""
         num_shared = sum(choice.num_sequence_parallel for each in self.options for choice in each.choices)
         return len(self.options), len({each.size.kind for each in self.options}), num_shared, self.num_gpus
 
@@ -77,8 +80,11 @@ def best_arrangements(
     num_wanted: int,
     schedule: Schedule = Schedule.SYNCHRONOUS,
 ) -> list[list[Arrangement]]:
-    """For the best `num_wanted` groupings on node types, best first: the cheapest arrangement, then those on fewer GPUs
-    whose cost is close to the cheapest of all (TIE_SHARE). `capacity`: the number of nodes of each type."""
+    """The best arrangements for the best `num_wanted` combinations of grouping and node types, best first.
+
+    For each combination: its cheapest arrangement, then arrangements on fewer GPUs whose cost is close to the cheapest
+    of all combinations (TIE_SHARE). `capacity`: the number of nodes of each type.
+    """
     parts = {roles: _by_kind(each) for roles, each in options.items()}
     shapes = [
         _Shape(chosen, cost, schedule)
@@ -99,7 +105,8 @@ def best_arrangements(
 
 
 def _by_kind(options: Iterable[PoolOption]) -> list[list[PoolOption]]:
-    """Options by node type, smallest first, without those that an option with no more nodes equals or beats."""
+    """Options by node type, the smallest first. An option is left out if another one is at least as fast in every stage
+    and has no more nodes."""
     kinds: dict[int, list[PoolOption]] = {}
     for option in sorted(options, key=lambda each: (each.size.nodes, sum(each.seconds))):
         kept = kinds.setdefault(option.size.kind, [])
@@ -109,7 +116,7 @@ def _by_kind(options: Iterable[PoolOption]) -> list[list[PoolOption]]:
 
 
 class _Shape:
-    """The arrangements of one grouping on given node types. `parts`: the options of each group, on one node type."""
+    """The arrangements of one grouping on given node types. `parts`: for each group the options on its node type."""
 
     def __init__(self, parts: Sequence[Sequence[PoolOption]], cost: Cost, schedule: Schedule) -> None:
         self._parts, self._cost, self._schedule = parts, cost, schedule
@@ -118,14 +125,14 @@ class _Shape:
         self._front: list[Arrangement] = []
 
     def best(self, capacity: Sequence[int], limit: float, best_of_all: float) -> list[Arrangement]:
-        """The cheapest arrangement, then those on fewer GPUs. Only costs below `limit`, or close to the cheapest of
-        all, are of use; `best_of_all` is the cheapest so far. Empty if there is none."""
+        """The cheapest arrangement, then those on fewer GPUs; empty if there is none. Only arrangements with a cost
+        below `limit`, or close to `best_of_all`, are searched. `best_of_all`: the lowest cost of all shapes so far."""
         self._limit, self._best_of_all = limit, best_of_all
         self._choose((), list(capacity), 0)
         return sorted(self._front, key=lambda each: each.cost)
 
     def _choose(self, chosen: tuple[PoolOption, ...], free: list[int], num_gpus: int) -> None:
-        """Chooses the pool of the next group; the pool with the lowest bound is tried first."""
+        """Chooses an option for the next group. The option with the lowest bound is tried first."""
         seconds = [each.seconds for each in chosen]
         if len(chosen) == len(self._parts):
             found = Arrangement(self._cost(longest(seconds)), chosen, self._schedule)

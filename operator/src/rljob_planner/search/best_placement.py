@@ -1,7 +1,7 @@
-"""Finds the best placement of a job's roles on a cluster: which roles share GPUs, on how many nodes, of which GPU type,
-in which layout.
+"""Finds the best placement of a job's roles on a cluster. A placement says which roles share a pool, and the number of
+nodes, the GPU type and the layout of each pool.
 
-The result is as fast as that of trying all combinations of `pool_options`, by the planner's models of memory and time
+By the planner's models of memory and time, no combination of `pool_options` is faster than the result
 (tests/planner/test_search.py tries all of them).
 """
 
@@ -24,11 +24,11 @@ from rljob_planner.search.ranking import Candidate, placement, ranked
 from rljob_planner.workload import Placement, Role, Schedule, Workload, can_run
 
 MAX_CHANGED_JOBS = 4
-"""Changed jobs that are searched at most, if the job itself does not fit."""
+"""The largest number of changed jobs that are searched if the job itself does not fit."""
 _LARGER = (2, 4, 8, 16)
-"""Factors on the number of nodes that are tried if the job does not fit."""
+"""If the job does not fit, clusters with so many times as many nodes are tried."""
 _PLACEMENT_FIELDS = ("spec.pools", "tensorParallel", "sequenceParallel", "shardSize")
-"""Parts of the fields that a placement sets."""
+"""A field with one of these parts in its path is set by the placement."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,17 @@ class SearchResult:
     `changes`."""
 
     candidates: tuple[Candidate, ...] = ()
-    """Best first: the simplest of those that are as fast as the fastest, then by seconds of a step."""
+    """The best placements, best first: ties with the fastest, the simplest first; then the others by seconds of a
+    step."""
     best_supported: Candidate | None = None
-    """The best placement that this version of the trainer can run; it may be missing in `candidates`."""
+    """The best placement that this version of the trainer can run. It may be missing in `candidates`."""
     nearest_miss: Plan | None = None
-    """If nothing fits: the plan of the placement that comes closest, with changes that make it fit."""
+    """If nothing fits: the plan of the closest placement, with proposals that make it fit."""
     advice: tuple[str, ...] = ()
-    """If nothing fits: sentences on what comes closest, and on how many nodes the job would fit."""
+    """If nothing fits: sentences about the closest placement, and about the number of nodes on which the job fits."""
     changes: tuple[Change, ...] = ()
-    """One or two changes with which the job fits on these GPUs. Without fields that the placement sets, and without
-    changes to what the job learns."""
+    """If nothing fits: one or two changes with which the job fits on these GPUs. Fields that the placement sets are
+    left out, and changes that affect learning are not made."""
 
 
 def search(
@@ -57,8 +58,8 @@ def search(
     num_wanted: int = 10,
     pool_names: Sequence[str] = (),
 ) -> SearchResult:
-    """The best placements, at most `num_wanted`; if nothing fits, what comes closest, and the best placements of a
-    changed job. `pool_names`: names for the first pools, those of the job's own pools.
+    """The best placements, at most `num_wanted`. If nothing fits: the closest placement, and the best placements of a
+    changed job. `pool_names`: names for the first pools, usually those of the job's pools.
 
     Raises:
         PlanError: the cluster has no GPUs, or no pool has a valid layout for a role.
@@ -74,11 +75,11 @@ def search(
 def best_by_grouping(
     space: SearchSpace, schedule: Schedule, num_wanted: int, *, supported_only: bool = False
 ) -> list[list[Arrangement]]:
-    """The fastest arrangement that fits, for each grouping of roles and each GPU type of each group; fastest first.
-    Each is followed by those on fewer GPUs that are as good."""
+    """For each grouping of roles and choice of GPU types: the fastest arrangement that fits, then those on fewer GPUs
+    that are as good. The fastest come first."""
     grouped = list(groupings(space.roles))
     if schedule is Schedule.ONE_STEP_OFF:
-        # To generate while training runs, the rollout needs a pool of its own.
+        # Generation and training can only run at the same time if the rollout has a separate pool.
         grouped = [each for each in grouped if (Role.ROLLOUT,) in each]
     if supported_only:
         grouped = [each for each in grouped if can_run(each, schedule)]
@@ -99,8 +100,8 @@ def _candidates(space: SearchSpace, *, num_wanted: int, pool_names: Sequence[str
 def _nearest_miss(
     space: SearchSpace, pool_names: Sequence[str], again: Callable[[SearchSpace], SearchResult | None]
 ) -> SearchResult:
-    """The placement whose fullest GPU lacks the least memory: one that this version of the trainer can run, if there is
-    any.
+    """The search result if nothing fits: the placement whose fullest GPU lacks the least memory, and the best
+    placements of a changed job. The placement is one that this version of the trainer can run, if there is any.
 
     Raises:
         PlanError: there is no placement, even if memory is ignored.
@@ -110,7 +111,7 @@ def _nearest_miss(
     for roles in dict.fromkeys(roles for grouping in grouped for roles in grouping):
         smallest = (space.smallest(roles, size) for size in space.sizes)
         options[roles] = [replace(each, seconds=(-_least_spare(space.phases(each)),)) for each in smallest if each]
-    # Here the cost of a pool is the memory that it lacks; the cost of a placement is that of its worst pool.
+    # Memory takes the place of time here: the cost of a placement is the largest amount of memory that a pool lacks.
     closest = partial(
         best_arrangements,
         options,
@@ -129,7 +130,10 @@ def _nearest_miss(
     where = placement(space, fronts[0][0], pool_names)
     plan = plan_of(space.workload, where, space.constants)
     lacks = -_least_spare(plan.all_phases) / 2**30
-    advice = f"Nothing fits on {text}. Closest is {_described(where)}: {lacks:.1f} GiB too much on a GPU."
+    advice = (
+        f"Nothing fits on {text} without a change of the job's settings. The closest placement, {_described(where)},"
+        f" needs {lacks:.1f} GiB too much per GPU."
+    )
     missed = SearchResult(nearest_miss=plan, advice=(advice, _on_more_nodes(space)))
     tried = [*plan.proposals, *filter(None, [plan.nearest_miss])]
     proposals = [proposal for proposal in tried if proposal.workload != plan.workload][:MAX_CHANGED_JOBS]
@@ -142,13 +146,13 @@ def _nearest_miss(
 
 
 def _on_more_nodes(space: SearchSpace) -> str:
-    """A sentence on how many nodes the unchanged job fits, in a placement that this version can run."""
+    """A sentence about the number of nodes on which the unchanged job fits in a supported placement."""
     for factor in _LARGER:
         larger = tuple(replace(group, nodes=factor * group.nodes) for group in space.cluster)
         tried = SearchSpace(space.workload, larger, space.constants)
         if fronts := best_by_grouping(tried, Schedule.SYNCHRONOUS, 1, supported_only=True):
             where = placement(tried, fronts[0][-1])
-            return f"It would fit on {cluster_text(larger)}: {_described(where)}."
+            return f"The unchanged job would fit on {cluster_text(larger)}: {_described(where)}."
     return f"Nothing fits on {cluster_text(larger)} either: more GPUs alone do not help."
 
 
@@ -161,8 +165,8 @@ def _least_spare(phases: Sequence[PhaseMemory]) -> float:
 
 
 def _check_layouts_exist(space: SearchSpace) -> None:
-    """Raises PlanError if no pool has a valid layout for a role: no micro-batch has room for the longest row, or
-    responses do not divide by the ranks."""
+    """Raises PlanError if no pool has a valid layout for a role. Either no micro-batch has room for the longest row, or
+    no number of ranks divides the responses."""
     job = space.workload
     for role in space.roles:
         if any(space.choices((role,), size) for size in space.sizes):
@@ -171,14 +175,14 @@ def _check_layouts_exist(space: SearchSpace) -> None:
         most = max((ranks for size in space.sizes for ranks in row_shares(role, job, size)), default=1)
         if job.max_tokens_per_micro_batch * most < job.lengths.longest_row:
             raise PlanError(
-                f"{where} (seen: a longest row of {job.lengths.longest_row} tokens, {job.max_tokens_per_micro_batch} in"
-                f" a micro-batch, at most {most} GPUs that share a row); increase training.maxTokensPerMicroBatch or"
-                " reduce rollout.maxNewTokens"
+                f"{where} (seen: the longest row has {job.lengths.longest_row} tokens, maxTokensPerMicroBatch is"
+                f" {job.max_tokens_per_micro_batch}, at most {most} GPUs share a row); increase"
+                " training.maxTokensPerMicroBatch or reduce rollout.maxNewTokens"
             )
         sizes = sorted({size.num_gpus for size in space.sizes})
         raise PlanError(
             f"{where} (seen: batchSize {job.batch_size}, miniBatchSize {job.mini_batch_size}, groupSize"
             f" {job.group_size}, pools of {', '.join(map(str, sizes))} GPUs); change training.batchSize,"
             " training.miniBatchSize or rollout.groupSize, so that batchSize x groupSize and miniBatchSize x groupSize"
-            " divide by the GPUs of a pool (by fewer where roles have sequenceParallel)"
+            " are multiples of the number of GPUs of a pool (divided by sequenceParallel if the role has it)"
         )

@@ -1,9 +1,9 @@
 """The options for roles that share a pool: layouts whose memory fits, and their seconds in each stage of a step.
 
-A pool has 1, 2, 3, 4, 6, 8, 12, 16, ... whole nodes of one type, or all of them. Tensor and sequence parallelism stay
-within a node.
+A pool has 1, 2, 3, 4, 6, 8, 12, 16, ... whole nodes of one type, or all nodes of the type. The GPUs of tensor or
+sequence parallelism are always on one node.
 
-A stage is a part of a step that all pools start together; it takes as long as its slowest pool. On one pool the roles
+A stage is a part of a step that all pools start together. It takes as long as its slowest pool. On one pool the roles
 of a stage take turns. Seconds are computed by `timing.step`, memory by `memory.phases`.
 """
 
@@ -54,7 +54,8 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class RoleChoice:
-    """A layout of one role, as if it had the pool for itself. Actor and rollout on the same GPUs are one choice."""
+    """A layout of one role, computed as if the role were alone on the pool. Actor and rollout on the same GPUs are one
+    choice."""
 
     layouts: Mapping[Role, TrainLayout]
     rollout: RolloutLayout | None
@@ -64,12 +65,12 @@ class RoleChoice:
 
     @property
     def most_bytes(self) -> float:
-        """The most memory that a phase needs on one GPU, with what the KV cache is too small by."""
+        """The largest memory that a phase needs on one GPU, including the bytes that the KV cache lacks."""
         return max(phase.total + phase.kv_cache_shortage for phase in self.phases)
 
     @property
     def lacking_bytes(self) -> float:
-        """Bytes that all phases lack together on one GPU."""
+        """Bytes that the phases lack on one GPU: the sum over all phases that do not fit."""
         return sum(max(0.0, -phase.spare) for phase in self.phases)
 
     @property
@@ -79,7 +80,8 @@ class RoleChoice:
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """All criteria by which layouts are compared; lower is better: copies, shared rows, seconds, memory."""
+        """Criteria by which layouts are compared; lower is better. They are: minus the shard size of each role, the
+        number of roles with sequence parallelism, the seconds of each stage, the memory of each phase."""
         shards = (-layout.shard_size for layout in self.layouts.values())
         return (*shards, self.num_sequence_parallel, *self.seconds, *(phase.total for phase in self.phases))
 
@@ -92,7 +94,7 @@ class PoolOption:
     size: PoolSize
     choices: tuple[RoleChoice, ...]
     seconds: StageSeconds
-    """Seconds in each stage of a step; roles take turns."""
+    """Seconds in each stage of a step. The roles of the pool take turns, so their seconds are added."""
 
 
 class SearchSpace:
@@ -106,7 +108,8 @@ class SearchSpace:
         reference = workload.models.get(Role.REF)
         self._reference_is_actor = reference is not None and reference.is_actor_without_adapters
         self.roles = tuple(role for role in workload.roles if role is not Role.REF or not self._reference_is_actor)
-        """Roles that need a pool; a reference that is the actor's model runs where the actor is."""
+        """Roles that need a pool. A reference that is the actor's model is not one of them: it runs on the actor's
+        GPUs."""
         self._lengths = lengths_of(workload.lengths)
         self._of_functions = stage_seconds({REWARD: workload.reward_seconds}, workload)
         self.fastest = cache(self._fastest)
@@ -114,7 +117,7 @@ class SearchSpace:
         self._fitting = cache(self._fitting_choices)
 
     def _fastest(self, roles: tuple[Role, ...], size: PoolSize) -> list[PoolOption]:
-        """Options that fit and that no other one beats in every stage."""
+        """Options that fit. An option is left out if another one is at least as fast in every stage."""
         kept: list[PoolOption] = []
         combinations = product(*(self._fitting(unit, size) for unit in units_of(roles)))
         options = [_option(roles, size, each) for each in combinations]
@@ -124,8 +127,8 @@ class SearchSpace:
         return kept
 
     def smallest(self, roles: tuple[Role, ...], size: PoolSize) -> PoolOption | None:
-        """The option that needs least memory, whether it fits or not, without its seconds. None if the contract allows
-        no layout."""
+        """The option that needs the least memory. It may not fit, and its seconds are not computed. None if the
+        contract accepts no layout."""
         units = [self.choices(unit, size) for unit in units_of(roles)]
         if not all(units):
             return None
@@ -134,8 +137,8 @@ class SearchSpace:
         )
 
     def simpler_or_smaller(self, option: PoolOption, index: int) -> Iterator[PoolOption]:
-        """The same option with another layout for one of its choices: with less sequence parallelism, or with less
-        memory. Simpler layouts come first, then those with less memory."""
+        """The same option with another layout for the choice at `index`: one with less sequence parallelism, or one
+        that needs less memory. Simpler layouts come first, then those that need less memory."""
 
         def burden(choice: RoleChoice) -> tuple[int, float]:
             return choice.num_sequence_parallel, choice.most_bytes
@@ -163,7 +166,7 @@ class SearchSpace:
         return PlacedPool(name, size.nodes, size.gpus_per_node, self.cluster[size.kind].gpu, layouts, rollout)
 
     def _choices(self, unit: tuple[Role, ...], size: PoolSize) -> list[RoleChoice]:
-        """All layouts that the contract accepts, without their seconds."""
+        """All layouts that the contract accepts. Their seconds are not computed."""
         found = []
         trained = [role for role in unit if role is not Role.ROLLOUT]
         engines = list(rollout_layouts(self.workload, size)) if Role.ROLLOUT in unit else [None]
@@ -177,7 +180,8 @@ class SearchSpace:
         return found
 
     def _fitting_choices(self, unit: tuple[Role, ...], size: PoolSize) -> list[RoleChoice]:
-        """Layouts that fit on a pool of their own and that no other one beats by every criterion."""
+        """Layouts that fit if the roles are alone on the pool. A layout is left out if another one is at least as good
+        by every criterion (`RoleChoice.costs`)."""
         fit = [each for each in self.choices(unit, size) if all(phase.spare >= 0 for phase in each.phases)]
         found = [replace(each, seconds=self._seconds(each, size)) for each in fit]
         found.sort(key=lambda each: (sum(each.seconds), each.num_sequence_parallel, each.most_bytes))
@@ -192,7 +196,7 @@ class SearchSpace:
         return total_seconds(self.stages(stages), schedule) + self.constants.step_seconds
 
     def stages(self, stages: StageSeconds) -> StageSeconds:
-        """The same with reward functions, which run on no pool."""
+        """The same seconds with those of reward functions, which run on the host instead of a pool."""
         return longest([stages, self._of_functions])
 
     def _seconds(self, choice: RoleChoice, size: PoolSize) -> StageSeconds:
@@ -202,25 +206,26 @@ class SearchSpace:
 
 
 def _option(roles: tuple[Role, ...], size: PoolSize, choices: Sequence[RoleChoice]) -> PoolOption:
-    """The option of these choices; on one pool the roles of a stage take turns."""
+    """The option of these choices. The roles of a stage take turns on the pool, so their seconds are added."""
     seconds = tuple(map(sum, zip(*(choice.seconds for choice in choices), strict=True)))
     return PoolOption(roles, size, tuple(choices), seconds)
 
 
 def units_of(roles: Sequence[Role]) -> list[tuple[Role, ...]]:
-    """Groups of roles whose layouts are chosen together: actor and rollout, because the weight sync depends on both."""
+    """Groups of roles whose layouts are chosen together. Only actor and rollout are such a group, because the weight
+    sync depends on both layouts."""
     both = tuple(role for role in roles if role in (Role.ACTOR, Role.ROLLOUT))
     rest: list[tuple[Role, ...]] = [(role,) for role in roles if role not in both]
     return [both, *rest] if both else rest
 
 
 def is_no_worse(seconds: StageSeconds, other: StageSeconds) -> bool:
-    """Whether no stage takes longer."""
+    """Whether no stage in `seconds` takes longer than in `other`."""
     return all(map(le, seconds, other))
 
 
 def longest(seconds: Iterable[StageSeconds]) -> StageSeconds:
-    """The maximum of each stage."""
+    """For each stage the longest of its seconds."""
     return tuple(map(max, zip(*seconds, strict=True)))
 
 
@@ -234,14 +239,14 @@ def pool_sizes(cluster: Cluster) -> list[PoolSize]:
 
 
 def node_counts(num_nodes: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, ... up to `num_nodes`, which is included."""
+    """The numbers of nodes that are tried: 1, 2, 3, 4, 6, 8, 12, 16, ..., and `num_nodes` itself."""
     powers = [2**power for power in range(num_nodes.bit_length())]
     counts = {num_nodes, *powers, *(3 * power for power in powers)}
     return sorted(count for count in counts if 0 < count <= num_nodes)
 
 
 def train_layouts(role: Role, workload: Workload, size: PoolSize) -> Iterator[TrainLayout]:
-    """Layouts that the contract accepts."""
+    """The layouts of a train role that the contract accepts."""
     layouts = (
         TrainLayout(size.num_gpus, shards, shares)
         for shares in row_shares(role, workload, size)
@@ -251,24 +256,24 @@ def train_layouts(role: Role, workload: Workload, size: PoolSize) -> Iterator[Tr
 
 
 def row_shares(role: Role, workload: Workload, size: PoolSize) -> list[int]:
-    """Sizes of sequence parallelism for a role: they divide the GPUs of a node, and the attention heads."""
+    """Possible sizes of sequence parallelism for a role. They divide the GPUs of a node and the attention heads."""
     shape = workload.models[role].shape
     return [each for each in _sizes_within_a_node(size) if shape.spreads_over(each)]
 
 
 def rollout_layouts(workload: Workload, size: PoolSize) -> Iterator[RolloutLayout]:
-    """Layouts of the rollout. Only vLLM has tensor parallelism."""
+    """The possible layouts of the rollout. Only vLLM supports tensor parallelism."""
     for parallel in _sizes_within_a_node(size) if workload.rollout.is_vllm else [1]:
         if workload.rollout.shape.allows_tensor_parallel(parallel):
             yield RolloutLayout(size.num_gpus, parallel)
 
 
 def _sizes_within_a_node(size: PoolSize) -> list[int]:
-    """Sizes of tensor or sequence parallelism that divide the GPUs of a node."""
+    """Sizes of tensor or sequence parallelism that divide the GPUs of a node, at most MOST_PARALLEL."""
     return [each for each in divisors(size.gpus_per_node) if each <= MOST_PARALLEL]
 
 
 def shard_sizes(size: PoolSize) -> list[int]:
-    """Numbers of GPUs that may hold one copy of a model: a part of a node, or whole nodes."""
+    """Possible shard sizes: a number of GPUs that divides those of a node, or whole nodes."""
     over = [size.gpus_per_node * nodes for nodes in divisors(size.nodes)[1:]]
     return [*divisors(size.gpus_per_node), *over]

@@ -1,4 +1,4 @@
-"""Orders the arrangements that were found, and says why each of them is not the first."""
+"""Orders the arrangements that the search has found, and explains for each why it is not the first."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from rljob_planner.search.pool_options import SearchSpace, longest
 from rljob_planner.workload import PlacedPool, Placement, Role, Schedule
 
 WORTH = 2
-"""A step that is a little longer is acceptable if it needs this factor fewer GPUs."""
+"""A tie is preferred to the fastest arrangement if the GPUs of the fastest are at least this many times as many."""
 SMALL_SHARE = 0.01
-"""Share of a step that may be given up for fewer GPUs, for simpler layouts, or for more free memory."""
+"""A step may become longer by this share if it then needs fewer GPUs, has simpler layouts, or leaves more memory
+free."""
 _STAGE_NAMES = ("weight sync", "generation", "scoring", "passes before the updates", "updates")
-"""The stages of `StageSeconds`."""
+"""The names of the stages of `StageSeconds`."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the best placements: the fastest for its grouping of roles on GPU types, or one that is simpler and nearly
-    as fast."""
+    """One of the best placements: the fastest for its grouping of roles and its GPU types, or one that is simpler and
+    nearly as fast."""
 
     plan: Plan
-    """The plan, without changes that make it fit."""
+    """The plan of the placement, without proposals."""
     is_tie: bool
-    """Whether it is as good as the fastest (TIE_SHARE)."""
+    """Whether its step counts as equally fast as the fastest (TIE_SHARE)."""
     reasons: tuple[str, ...] = ()
-    """Why it is not the first, as sentences; empty for the first."""
+    """Sentences that say why it is not the first; empty for the first."""
 
     @property
     def is_supported(self) -> bool:
@@ -44,11 +45,12 @@ class Candidate:
 def ranked(
     space: SearchSpace, found: Sequence[Sequence[Arrangement]], num_wanted: int, pool_names: Sequence[str]
 ) -> tuple[tuple[Candidate, ...], Candidate | None]:
-    """The best candidates, and the best one that this version can run.
+    """The best candidates, and the best candidate that this version can run.
 
-    There is one per grouping of roles on GPU types. If the best of the fastest grouping needs at most half of the GPUs
-    of its fastest arrangement, that arrangement comes next, to show what more GPUs would bring. `found`: per grouping
-    the fastest, then those on fewer GPUs that are as good.
+    There is one candidate for each combination of grouping and GPU types. An exception is the combination with the
+    fastest arrangement: if its candidate needs at most half of the GPUs of the fastest arrangement, the fastest one
+    comes next, to show the gain of more GPUs. `found`: for each combination its fastest arrangement, then those on
+    fewer GPUs that are as good.
     """
     fastest = min((front[0] for front in found), key=lambda each: each.cost)
     limit = (1 + TIE_SHARE) * fastest.cost
@@ -87,8 +89,9 @@ def placement(space: SearchSpace, arrangement: Arrangement, pool_names: Sequence
 
 
 def _chosen(front: Sequence[Arrangement], limit: float) -> Arrangement:
-    """The fastest; or one that is as good on at most half of the GPUs; or else the one with the fewest GPUs that is
-    nearly as fast (SMALL_SHARE)."""
+    """The arrangement of a combination that becomes its candidate. If a tie needs at most half of the GPUs of the
+    fastest: the tie with the fewest GPUs. Otherwise: the one with the fewest GPUs that is nearly as fast as the fastest
+    (SMALL_SHARE)."""
     fastest = front[0]
     ties = [each for each in front if each.cost <= limit]
     fewest = min(ties, key=lambda each: each.num_gpus, default=fastest)
@@ -99,7 +102,7 @@ def _chosen(front: Sequence[Arrangement], limit: float) -> Arrangement:
 
 
 def _roomier(space: SearchSpace, chosen: Arrangement, tie_limit: float) -> Arrangement:
-    """The same pools in layouts that are simpler or need less memory, if that takes hardly more time."""
+    """The same pools with layouts that are simpler or need less memory, if the step hardly becomes longer."""
     options, seconds = list(chosen.options), chosen.cost
     limit = (1 + SMALL_SHARE) * seconds
     if seconds <= tie_limit:
@@ -115,7 +118,7 @@ def _roomier(space: SearchSpace, chosen: Arrangement, tie_limit: float) -> Arran
 
 
 def _order(chosen: Arrangement, limit: float) -> tuple[bool, tuple[int, ...], float]:
-    """Sort key: first those that are as good as the fastest, simpler ones first; then by seconds."""
+    """Sort key: ties with the fastest come first, the simplest of them first; then the others by seconds."""
     if chosen.cost > limit:
         return True, (), chosen.cost
     overlaps = chosen.schedule is not Schedule.SYNCHRONOUS
@@ -123,11 +126,12 @@ def _order(chosen: Arrangement, limit: float) -> tuple[bool, tuple[int, ...], fl
 
 
 def _reasons(space: SearchSpace, mine: Arrangement, first: Arrangement, limit: float) -> Iterator[str]:
-    """Why `mine` is not the first. If it is slower: also the stage that takes most additional time, and its pool."""
+    """Why `mine` is not the first. If it is slower, this includes the stage with the most additional seconds, and the
+    GPUs of the pool that is slowest in this stage."""
     share = mine.cost / first.cost - 1
     longer = f"{abs(share):.0%} {'longer' if share > 0 else 'shorter'}"
     if mine.cost <= limit:
-        yield "as good as the first" if abs(share) < 0.005 else f"a tie: {longer}"
+        yield "a tie (as fast as the first)" if abs(share) < 0.005 else f"a tie ({longer} than the first)"
         if first.is_supported and not mine.is_supported:
             yield "this version cannot run it"
         names = ("pool{s}", "GPU type{s}", "role{s} with sequence parallelism", "GPU{s}")
@@ -135,7 +139,7 @@ def _reasons(space: SearchSpace, mine: Arrangement, first: Arrangement, limit: f
             if own > other:
                 yield f"{own} {name.format(s='' if own == 1 else 's')} instead of {other}"
         return
-    yield longer
+    yield f"{longer} than the first"
     if mine.schedule is not first.schedule:
         overlaps = mine.schedule is Schedule.ONE_STEP_OFF
         yield "generation and training run at the same time" if overlaps else "generation and training take turns"

@@ -1,10 +1,10 @@
 """Communication between the GPUs of a model: FSDP2, sequence parallelism, and the weight sync.
 
-Sources, in the trainer's engines/train. FSDP2 (sharded_model.py) gathers each layer before its forward pass and again
+Sources in the trainer's engines/train: FSDP2 (sharded_model.py) gathers each layer before its forward pass and again
 before its backward pass, in the dtype of the passes. It reduces and scatters gradients in float32 after each
-micro-batch or, if the job defers it, after the last one. Replicas sum their shards once per update (engine.py,
-set_requires_all_reduce). With sequence parallelism, ranks exchange heads for tokens in each layer's attention
-(sequence_parallel.py); they compute nothing during that exchange.
+micro-batch or, with deferred reduction, after the last one. Replicas sum their shards once per update (engine.py,
+set_requires_all_reduce). With sequence parallelism, ranks exchange heads for tokens in the attention of each layer
+(sequence_parallel.py). They compute nothing during this exchange.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MEMORY_BANDWIDTH = "memory bandwidth"
 LINK = "the link between GPUs"
 NETWORK = "the network"
 HOST = "the link to the host"
-FIXED = "launches and scheduling"
+LAUNCHES = "kernel launches and scheduling"
+FIXED = "fixed overhead"
 LONGEST_RESPONSE = "the longest response"
 
 
@@ -31,7 +32,7 @@ class Cost:
 
     seconds: float
     bound_by: str
-    """Name of what takes most of the time: COMPUTE, NETWORK, ..."""
+    """The name of the part that takes most of the time: COMPUTE, NETWORK, ..."""
     formula: str
     """The formula with its numbers, for `--explain`."""
 
@@ -40,7 +41,7 @@ NO_COST = Cost(0.0, FIXED, "")
 
 
 def longest(*parts: tuple[str, float]) -> str:
-    """The name of the part that takes most seconds."""
+    """The name of the part with the most seconds."""
     return max(parts, key=lambda part: part[1])[0]
 
 
@@ -52,10 +53,11 @@ class NodeType:
     gpus_per_node: int
 
     def bandwidth(self, num_gpus: int, constants: Constants, distance: int = 1) -> float:
-        """Bytes per second into each GPU when it gathers from, or reduces with, every `distance`-th of `num_gpus` GPUs.
+        """Bytes per second into each GPU in an all-gather or reduction among `num_gpus` GPUs, of which every
+        `distance`-th takes part.
 
-        Across nodes, each byte enters a node once, over the networks of all participating GPUs of the node, and is then
-        passed on over their links.
+        Across nodes, each byte enters a node once, over the network cards of all its GPUs that take part. The links
+        then pass it on to the other GPUs of the node.
         """
         link = self.gpu.link_bandwidth * constants.link_efficiency
         if num_gpus <= self.gpus_per_node:
@@ -77,13 +79,14 @@ class CommunicationTime:
     per_backward: float
     """All-gathers and reduce-scatters of a backward pass over one micro-batch."""
     per_update: float
-    """Reductions that run once per update, after the last micro-batch."""
+    """Reductions that run once per update, after its last micro-batch."""
     per_token: float
-    """Exchange of heads for tokens in a forward pass, per token of a GPU's own piece; nothing is computed during it."""
+    """Exchange of heads for tokens (sequence parallelism) in a forward pass, per token in the GPU's part of the rows.
+    The GPU computes nothing during it."""
 
 
 def exchange(model: TrainModel, layout: TrainLayout, site: NodeType, constants: Constants) -> CommunicationTime:
-    """The communication of a model with this layout."""
+    """The time of all communication of a model with this layout."""
     shape, shards, copies, parallel = model.shape, layout.shard_size, layout.num_replicas, layout.sequence_parallel
     whole = (shards - 1) / shards / site.bandwidth(shards, constants)
     trained = MASTER_BYTES * (model.num_adapters or model.num_parameters)
@@ -103,9 +106,9 @@ def exchange(model: TrainModel, layout: TrainLayout, site: NodeType, constants: 
 
 
 _COPY_BYTES_PER_NUMBER = 4
-"""Bytes that copying a 16-bit number within a GPU's memory moves: one read, one write."""
+"""Bytes that are moved when a 16-bit number is copied within a GPU's memory: one read and one write."""
 _NUM_COPIES = 2
-"""Copies of each weight: out of the gathered bucket, and into the engine."""
+"""How often each weight is copied: out of the gathered bucket, and into the engine."""
 
 
 def sync_cost(
@@ -116,8 +119,8 @@ def sync_cost(
     site: NodeType,
     constants: Constants,
 ) -> Cost:
-    """The weight sync of one step, on the rollout's GPUs. `layout`: the actor's, if it is on the same GPUs, else None.
-    A job that syncs every nth step pays 1/n per step."""
+    """The cost of weight syncs per step, on the rollout's GPUs. `layout`: the actor's layout; None if the actor is on
+    other GPUs. If the job syncs every nth step, a step has 1/n of the cost of a sync."""
     syncs_alone = actor.lora is not None and actor.lora.syncs_alone
     whole = actor.num_adapters if syncs_alone else actor.shape.num_parameters
     moved = work.weight_bytes * whole
@@ -145,7 +148,8 @@ def sync_cost(
 
 
 def _num_tensors(actor: TrainModel, work: RolloutWork) -> int:
-    """Tensors that the engine loads: named as on the hub for vLLM; fused as in its modules for transformers."""
+    """The number of tensors that the engine loads. vLLM gets them as they are on the hub; transformers gets them fused,
+    as in its modules."""
     if actor.lora and actor.lora.syncs_alone:
         return 2 * actor.lora.num_layers
     shape, matrices, sparse = actor.shape, MLP_MATRICES, actor.shape.num_expert_layers
@@ -156,8 +160,8 @@ def _num_tensors(actor: TrainModel, work: RolloutWork) -> int:
 
 
 def _host_bytes(actor: TrainModel, layout: TrainLayout, work: RolloutWork, rollout: RolloutLayout) -> float:
-    """Bytes over one GPU's link to the host in a step, there and back: the engine's weights if they sleep in host
-    memory, and the actor's shards if they are offloaded."""
+    """Bytes over one GPU's link to the host in a step, in both directions: the engine's weights if host memory holds
+    them during sleep, and the actor's shards if they are offloaded."""
     moved = 0.0
     if work.keeps_weights_on_host:
         moved += 2 * work.weight_bytes * work.shape.num_parameters / rollout.tensor_parallel

@@ -1,9 +1,10 @@
-"""Time of generation: how fast one engine decodes, and how long all engines take for a step's responses.
+"""Time of generation: how fast one engine decodes, and how long all engines take for the responses of a step.
 
-Decoding one token of all running sequences reads all weights and the whole KV cache, or is limited by compute: the
-longer of the two counts (roofline model). All-reduces between the engine's GPUs and the host's work are added. The pass
-over the prompts is limited by compute. It runs once per prompt if the engine caches prefixes (vLLM), otherwise once per
-response. The job and the KV cache limit how many sequences run at the same time (`kv_cache`).
+A decoding step computes one token of each running sequence. It takes the longer of two times: for reading all weights
+and the whole KV cache, and for computing (roofline model). All-reduces between the engine's GPUs and the host's work
+are added. The pass over the prompts is limited by compute. It runs once per prompt if the engine caches prefixes
+(vLLM), otherwise once per response. The job and the KV cache limit how many sequences run at the same time
+(`kv_cache`).
 
 Engines get equal numbers of responses; all wait for the engine with the longest response.
 """
@@ -19,47 +20,48 @@ from functools import lru_cache
 from rljob_planner.constants import Constants
 from rljob_planner.kv_cache import kv_bytes_per_layer_token
 from rljob_planner.model_shape import MLP_MATRICES
-from rljob_planner.timing.communication import COMPUTE, FIXED, LONGEST_RESPONSE, MEMORY_BANDWIDTH, Cost, NodeType
+from rljob_planner.timing.communication import COMPUTE, LAUNCHES, LONGEST_RESPONSE, MEMORY_BANDWIDTH, Cost, NodeType
 from rljob_planner.timing.lengths import Lengths
 from rljob_planner.workload import RolloutLayout, RolloutWork
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 """Golden ratio; multiples of it modulo 1 are spread evenly."""
 _FEW = 1 / 8
-"""If fewer sequences than this share of the largest number run, the engine waits for the longest responses."""
+"""When the running sequences are fewer than this share of their largest number, the engine is said to wait for the
+longest responses."""
 
 
 @dataclass(frozen=True)
 class DecodeSpeed:
-    """The speed of one engine; times are in seconds. A decoding step gives each running sequence one token. With `live`
-    sequences, which have `context` cached tokens together, it takes
+    """The speed of one engine; times are in seconds. A decoding step computes one token of each running sequence. With
+    `live` running sequences that together have `context` cached tokens, a step takes
 
     max(weights + live x sequence_kv + context x kv, live x sequence_compute + context x context_compute)
         + fixed + live x per_sequence
     """
 
     weights: float
-    """Reading all weights but the experts'."""
+    """Time to read all weights except those of experts."""
     experts: float
-    """Reading the weights of all experts."""
+    """Time to read the weights of all experts."""
     num_experts: int
     experts_per_token: int
     kv: float
-    """Reading one cached token in the layers with full attention."""
+    """Time to read one cached token in the layers with full attention."""
     sequence_kv: float
-    """Reading the cache of a sequence of mean length in the layers with a sliding window."""
+    """Time to read the cache of a sequence of mean length in the layers with a sliding window."""
     sequence_compute: float
-    """Matrix products of one token."""
+    """Time for the matrix products of one token."""
     context_compute: float
-    """Attention to one cached token."""
+    """Time for the attention to one cached token."""
     fixed: float
-    """The host's work and the latency of all-reduces, per step."""
+    """Time per step for the host's work and for the latency of all-reduces."""
     per_sequence: float
-    """The host's work and the data of all-reduces, per running sequence."""
+    """Time per running sequence and step for the host's work and for the data of all-reduces."""
 
     def bounds(self, live: float, context: float) -> tuple[float, float]:
-        """Seconds of one step for reading memory, and for computing. Of the experts, the expected share
-        1 - (1 - k / E)^live is read."""
+        """Seconds of one step for reading memory, and for computing. The expected share of experts that are read is
+        1 - (1 - k / E)^live."""
         reading = self.weights + live * self.sequence_kv + context * self.kv
         if self.num_experts:
             reading += self.experts * (1 - (1 - self.experts_per_token / self.num_experts) ** live)
@@ -70,20 +72,20 @@ class DecodeSpeed:
         return max(self.bounds(live, context)) + self.overhead(live)
 
     def overhead(self, live: float) -> float:
-        """Seconds of one step that neither memory nor compute takes."""
+        """Seconds of one step that are added to those for memory or compute."""
         return self.fixed + live * self.per_sequence
 
     def steps(self, live: float, context: float, count: int) -> tuple[float, float]:
-        """Seconds of `count` steps, each of which adds `live` tokens to the context, without overhead; and the part of
-        them in steps that compute limits."""
+        """Seconds of `count` steps without overhead, and how many of these seconds are in steps that are limited by
+        compute. Each step adds `live` tokens to the context."""
         reading, computing = self.bounds(live, context)
         slope, steeper = live * self.kv, live * self.context_compute
-        # Both times grow linearly. Before the point where the lines cross one is larger, after it the other.
+        # Both times grow linearly. One is larger before the lines cross, the other is larger after that.
         crossing = (reading - computing) / (steeper - slope) if steeper != slope else 0.0
         edge = min(count, max(0, math.ceil(crossing)))
         total = by_compute = 0.0
         for begin, end in ((0, edge), (edge, count)):
-            # The sum of a linear function over whole numbers: their count x the value in the middle.
+            # The sum of a linear function over consecutive whole numbers is their count x its value in their middle.
             middle = (begin + end - 1) / 2
             memory, compute = (end - begin) * (reading + slope * middle), (end - begin) * (computing + steeper * middle)
             total += max(memory, compute)
@@ -93,17 +95,17 @@ class DecodeSpeed:
 
 @dataclass(frozen=True)
 class Makespan:
-    """Seconds of decoding all responses of an engine, and what they are spent on."""
+    """Seconds in which an engine decodes all its responses, and parts of them (in seconds)."""
 
     seconds: float
     in_compute: float
-    """In steps that compute limits."""
+    """Seconds in steps that are limited by compute."""
     in_overhead: float
-    """Kernel launches, scheduling, communication between GPUs."""
+    """Seconds for kernel launches, scheduling, and communication between GPUs."""
     in_tail: float
-    """In steps with few running sequences (`_FEW`)."""
+    """Seconds in steps with few running sequences (`_FEW`)."""
     token_steps: int
-    """Decoding steps."""
+    """The number of decoding steps."""
 
 
 def makespan(
@@ -115,11 +117,14 @@ def makespan(
     weight: float = 1.0,
     refills: bool = True,
 ) -> Makespan:
-    """The time to decode these responses, started in the order of `lengths` (in tokens) with at most `slots` at once.
+    """The time to decode responses of these lengths (in tokens). They start in this order, at most `slots` of them run
+    at the same time.
 
-    `prompt`: cached tokens that each response begins with. `refills`: a free slot is filled at once (vLLM), otherwise
-    when all slots are free (transformers decodes batch after batch). `weight`: responses that each entry of `lengths`
-    stands for.
+    Args:
+        prompt: cached tokens with which each response begins.
+        weight: how many responses each entry of `lengths` stands for.
+        refills: a free slot is filled immediately (vLLM). Otherwise new responses start when all slots are free,
+            because transformers decodes one batch after the other.
     """
     running: list[tuple[int, float]] = []
     position, admitted = 0, 0
@@ -148,8 +153,8 @@ def makespan(
 
 
 def mixed(ascending: Sequence[float]) -> list[float]:
-    """The same lengths with long and short ones evenly mixed, as in a batch of prompts. The longest is neither first
-    nor last."""
+    """The same lengths in another order: long and short ones are evenly mixed, as in a batch of prompts, and the
+    longest is neither first nor last."""
     last = len(ascending) - 1
     order = sorted(range(len(ascending)), key=lambda index: ((index - last) * _GOLDEN + 0.5) % 1)
     return [ascending[index] for index in order]
@@ -158,15 +163,16 @@ def mixed(ascending: Sequence[float]) -> list[float]:
 EXCHANGES_PER_LAYER = 2
 """All-reduces per layer with tensor parallelism: after attention and after the MLP."""
 _MAX_SIMULATED = 256
-"""Responses that are simulated one by one; of more responses, several are simulated as one."""
+"""The largest number of responses that are simulated one by one. If there are more, one simulated response stands for
+several."""
 
 
 @dataclass(frozen=True)
 class Requests:
-    """The responses that a step generates."""
+    """The responses that are generated in a step."""
 
     count: float
-    """Responses of all engines."""
+    """Number of responses, over all engines."""
     per_prompt: int
     prompt: float
     """Mean prompt length in tokens."""
@@ -204,7 +210,7 @@ def decode_speed(
 
 def live_context(prompt: float, lengths: Lengths) -> float:
     """Mean number of cached tokens of a running sequence: prompt + E[r^2] / (2 E[r]) for response lengths r. Long
-    responses run longer, so they count more."""
+    responses have a higher weight in this mean, because they run longer."""
     return prompt + lengths.mean_square / (2 * max(1.0, lengths.mean))
 
 
@@ -216,7 +222,8 @@ def generation_cost(
     sequences_at_once: float,
     constants: Constants,
 ) -> Cost:
-    """Generation of all responses of a step. `sequences_at_once`: how many fit into one engine's memory."""
+    """The cost of generating all responses of a step. `sequences_at_once`: how many sequences fit into the memory of
+    one engine."""
     is_vllm = work.is_vllm
     per_engine = max(1, math.ceil(requests.count / layout.num_engines))
     slots = max(1, min(per_engine, work.max_sequences, int(sequences_at_once)))
@@ -240,7 +247,8 @@ def generation_cost(
 def decode_time(
     speed: DecodeSpeed, prompt: float, lengths: Lengths, per_engine: int, slots: int, total: int, *, refills: bool
 ) -> Makespan:
-    """Decoding of an engine's `per_engine` responses; one of them is the longest of all `total` responses."""
+    """The time in which one engine decodes `per_engine` responses, one of which is the longest of all `total`
+    responses."""
     weight = max(1, math.ceil(per_engine / _MAX_SIMULATED))
     simulated = max(1, round(per_engine / weight))
     ascending = [*lengths.spread_over(simulated)[:-1], lengths.longest_of(max(total, per_engine))]
@@ -251,7 +259,8 @@ def decode_time(
 def _prompt_seconds(
     work: RolloutWork, prompt: float, layout: RolloutLayout, site: NodeType, constants: Constants
 ) -> float:
-    """Seconds of the pass over one prompt. transformers computes logits for all of its tokens, vLLM for the last."""
+    """Seconds of the pass over one prompt. transformers computes logits for all tokens of the prompt, vLLM only for the
+    last one."""
     shape = work.shape
     weights = shape.layer_matmul_parameters if work.is_vllm else shape.matmul_parameters
     efficiency = constants.forward_efficiency_of(site.gpu.name, has_experts=shape.has_experts)
@@ -263,7 +272,7 @@ def _prompt_seconds(
 def _bound_by(decoding: Makespan, reading: float) -> str:
     total = decoding.seconds + reading
     if decoding.in_overhead > total / 2:
-        return FIXED
+        return LAUNCHES
     if decoding.in_tail > total / 2:
         return LONGEST_RESPONSE
     return COMPUTE if decoding.in_compute + reading > total / 2 else MEMORY_BANDWIDTH

@@ -1,8 +1,8 @@
 """The distribution of response lengths: log-normal, truncated at the job's limit.
 
-A coefficient of variation of 0.6 to 1 fits the logs of three verl runs; 0.35 fits models with long reasoning near the
-limit. A response that would be longer counts with the limit, because rollout engines stop there; the share of such
-responses is `clipped_share`.
+A coefficient of variation of 0.6 to 1 fits the logs of three verl runs; 0.35 fits models whose long reasoning comes
+near the limit. Rollout engines stop at the limit, so a response that would be longer has the limit as its length. The
+share of such responses is `clipped_share`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from rljob_planner.workload import TokenLengths
 
 _NORMAL = NormalDist()
 _NUM_MOMENT_POINTS = 512
-"""Points of equal weight from which the mean of the squares is computed."""
+"""Number of points, all with the same weight, from which the mean of the squares is computed."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of responses in tokens. `location` and `scale`: mean and standard deviation of the natural logarithm,
-    before truncation; with scale 0 all responses have the same length. `cap`: the limit."""
+    """The distribution of response lengths in tokens. `location` and `scale`: mean and standard deviation of the
+    natural logarithm before truncation. With scale 0, all responses have the same length. `cap`: the limit."""
 
     cap: int
     location: float = 0.0
     scale: float = 0.0
 
     def quantile(self, share: float) -> float:
-        """The length that a share (between 0 and 1) of the responses does not exceed."""
+        """The length that is not exceeded by this share (between 0 and 1) of the responses."""
         deviation = self.scale * _NORMAL.inv_cdf(share) if self.scale else 0.0
         return min(float(self.cap), math.exp(self.location + deviation))
 
@@ -56,13 +56,14 @@ class Lengths:
         return self.quantile(1 - 0.5 / max(1, count))
 
     def spread_over(self, count: int) -> tuple[float, ...]:
-        """`count` lengths that represent the distribution, ascending: the middle of each equal share."""
+        """`count` lengths that represent the distribution, in ascending order. The responses are divided into `count`
+        equal shares; each length is the middle of a share."""
         return tuple(self.quantile((index + 0.5) / count) for index in range(count))
 
 
 @lru_cache(maxsize=256)
 def lengths_of(lengths: TokenLengths, mean: float | None = None) -> Lengths:
-    """The distribution that a job's lengths describe; `mean` replaces their mean."""
+    """The distribution of a job's response lengths. `mean` is used instead of the job's mean if it is given."""
     cap = lengths.response_max
     wanted = lengths.response_mean if mean is None else mean
     if wanted >= cap:
@@ -89,15 +90,15 @@ def _clipped_mean(location: float, scale: float, cap: float) -> float:
 
 
 def _location(mean: float, scale: float, cap: float) -> float:
-    """The location with which the truncated mean is `mean`. Found by bisection, which ends where nearly all responses
-    are truncated."""
+    """The location for which the mean after truncation is `mean`. It is found by bisection, up to a location at which
+    nearly all responses are truncated."""
     if scale == 0:
         return math.log(max(mean, 1e-9))
     return _bisected(lambda each: _clipped_mean(each, scale, cap) - mean, math.log(mean) - 10, math.log(cap) + 10)
 
 
 def _bisected(rising: Callable[[float], float], low: float, high: float) -> float:
-    """The zero of an increasing function."""
+    """The argument, between `low` and `high`, at which an increasing function is zero."""
     for _ in range(60):
         middle = (low + high) / 2
         if rising(middle) < 0:

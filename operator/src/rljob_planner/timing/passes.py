@@ -1,17 +1,19 @@
-"""Time of passes of models in training: forward passes (log-probabilities, values, scores) and updates.
+"""Time of the train engines' passes: forward passes (log-probabilities, values, scores) and updates.
 
-Floating-point operations, as bench/rljob_bench/model_shape.py counts them:
+Floating-point operations are counted as in bench/rljob_bench/model_shape.py:
 
-- matrix products: 2 per weight and token; the output head only for response tokens
-- causal attention: 4q per layer and pair of a token and a token that it sees
-- backward pass: twice the forward pass; once with adapters, because the base's weights have no gradient
-- gradient checkpointing: the forward pass of recomputed layers once more (trainer, engines/train/sharded_model.py)
-- tiled logits: the forward pass of the head once more (trainer, engines/train/token_logprobs.py)
+- matrix products: 2 per weight and token; for the output head, only response tokens count
+- causal attention: 4q per layer and per pair of a token and an earlier (or the same) token that it attends to
+- backward pass: twice the forward pass; with adapters as much as the forward pass, because the base model's weights
+  have no gradient
+- gradient checkpointing: the forward pass of recomputed layers again (trainer, engines/train/sharded_model.py)
+- tiled logits: the forward pass of the head again (trainer, engines/train/token_logprobs.py)
 
-docs/architecture/planner-formulas.md explains the share of a GPU's speed that is reached.
+docs/architecture/planner-formulas.md explains which share of a GPU's speed is reached.
 
-All-gathers run while the GPU computes, so the longer of the two counts. Workers have equal numbers of rows and nearly
-equal numbers of tokens (controller/balanced_order.py). If each has few rows, all wait for the longest row.
+All-gathers run while the GPU computes, so the longer of the two times counts. Workers have equal numbers of rows and
+nearly equal numbers of tokens (controller/balanced_order.py). If each worker has few rows, all wait for the longest
+row.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ from rljob_planner.timing.lengths import Lengths
 from rljob_planner.workload import MASTER_BYTES, Head, TrainLayout, TrainModel
 
 ADAMW_BYTES = 28
-"""Bytes that AdamW moves per parameter: it reads parameter, gradient and both moments, and writes all but the gradient,
-in float32 (trainer, engines/train/optimizer.py)."""
+"""Bytes that AdamW moves per parameter. In float32, it reads parameter, gradient and both moments, and writes parameter
+and moments (trainer, engines/train/optimizer.py)."""
 NORM_BYTES = 4
-"""Bytes per parameter to read the gradients once more for their norm."""
+"""Bytes per parameter that are moved to compute the norm of the gradients, which are read once more for this."""
 MOMENT_BYTES = 8
 """Bytes of the two moments of a parameter."""
 
@@ -58,7 +60,7 @@ class Rows:
 
 
 def rows_of(count: float, prompt: float, lengths: Lengths) -> Rows:
-    """`count` responses with prompts of equal length."""
+    """Rows with `count` responses. All prompts have the same length."""
     mean = lengths.mean
     square = prompt * prompt + 2 * prompt * mean + lengths.mean_square
     edge = 0.5 / max(1.0, count)
@@ -81,8 +83,8 @@ def forward_operations(model: TrainModel, rows: Rows) -> Operations:
 
 
 def update_operations(model: TrainModel, rows: Rows, num_parts: int = 1) -> Operations:
-    """Forward and backward pass, with recomputation. `num_parts`: micro-batches of all ranks together, into which the
-    rows are divided."""
+    """A forward and a backward pass over the rows, with recomputation. `num_parts`: the number of micro-batches, summed
+    over all ranks, into which the rows are divided."""
     layers, head, attention = _forward(model, rows)
     num_layers, nth = model.shape.num_layers, model.checkpoints_every_nth_layer
     again = math.ceil(num_layers / nth) / num_layers if model.checkpoints_activations else 0.0
@@ -97,8 +99,8 @@ def _forward(model: TrainModel, rows: Rows) -> tuple[float, float, float]:
     shape = model.shape
     layers = 2 * (shape.layer_matmul_parameters + model.num_adapters) * rows.tokens
     head = 2 * shape.embedding_parameters * rows.count * rows.response if model.head is Head.TOKENS else 0.0
-    # Pairs of tokens in a row of which one sees the other: half of the square. With a window each token sees at most
-    # that many.
+    # The pairs of tokens in a row of which one attends to the other are half of the square of the row's length. With a
+    # sliding window, a token attends to at most as many tokens as the window has.
     pairs = in_window = rows.square / 2
     num_full, num_windows = shape.attention_layers
     row, window = rows.prompt + rows.response, shape.sliding_window or 0
@@ -109,7 +111,8 @@ def _forward(model: TrainModel, rows: Rows) -> tuple[float, float, float]:
 
 
 def imbalance(rows: Rows, num_ranks: int) -> float:
-    """Tokens of the busiest worker / mean. The busiest worker has the longest row; its other rows are the shortest."""
+    """Tokens of the busiest worker, divided by the mean over all workers. It is assumed that the busiest worker has the
+    longest row, and that its other rows are the shortest ones."""
     mean_rows = rows.count / num_ranks
     mean = rows.prompt + rows.response
     if mean_rows <= 0 or mean <= 0:
@@ -119,8 +122,8 @@ def imbalance(rows: Rows, num_ranks: int) -> float:
 
 
 def num_micro_batches(rows: Rows, max_tokens: int, layout: TrainLayout) -> int:
-    """Micro-batches of each worker. Rows of similar length fill a micro-batch while they fit
-    (engines/train/micro_batching.py); half a row of it stays empty on average."""
+    """The number of micro-batches per worker. A micro-batch is filled with rows of similar length as long as they fit
+    (engines/train/micro_batching.py). On average, room for half a row stays empty."""
     budget = max_tokens * layout.sequence_parallel
     rows_per_rank = math.ceil(rows.count / layout.num_data_ranks)
     mean = max(1.0, rows.prompt + rows.response)
@@ -132,7 +135,7 @@ def num_micro_batches(rows: Rows, max_tokens: int, layout: TrainLayout) -> int:
 def pass_cost(
     model: TrainModel, rows: Rows, max_tokens: int, layout: TrainLayout, site: NodeType, constants: Constants
 ) -> Cost:
-    """A pass without backward over all rows."""
+    """The cost of a pass without backward over all rows."""
     links = exchange(model, layout, site, constants)
     efficiency = constants.forward_efficiency_of(site.gpu.name, has_experts=model.shape.has_experts)
     count = num_micro_batches(rows, max_tokens, layout)
@@ -157,7 +160,7 @@ def update_cost(
     site: NodeType,
     constants: Constants,
 ) -> Cost:
-    """`num_updates` optimizer steps, each over `rows`."""
+    """The cost of `num_updates` updates, each with a pass over `rows` and an optimizer step."""
     links = exchange(model, layout, site, constants)
     efficiency = constants.training_efficiency_of(site.gpu.name, has_experts=model.shape.has_experts)
     count = num_micro_batches(rows, max_tokens, layout)
@@ -190,9 +193,9 @@ def update_cost(
 def optimizer_seconds(
     model: TrainModel, layout: TrainLayout, site: NodeType, num_micro_batches: int
 ) -> tuple[float, float]:
-    """Seconds of one optimizer step: in the GPU's memory, and on the link to the host for offloaded state. Moments are
-    loaded and stored; gradients are stored after each micro-batch but the last and loaded for the next one
-    (engines/train/offload.py)."""
+    """Seconds of one optimizer step: those for access to the GPU's memory, and those for offloaded state on the link to
+    the host. Offloaded moments are loaded and stored once. Offloaded gradients are stored after each micro-batch except
+    the last, and loaded for the next one (engines/train/offload.py)."""
     elements = (model.num_adapters or model.num_parameters) / layout.shard_size
     moved = 2 * MOMENT_BYTES * elements if model.offload.optimizer else 0.0
     if model.offload.gradients:
@@ -202,9 +205,9 @@ def optimizer_seconds(
 
 
 def _parameter_copies(model: TrainModel, layout: TrainLayout, site: NodeType) -> float:
-    """Seconds to load offloaded parameters for a call (engines/train/engine.py, workers/critic.py). A frozen model's
-    are only loaded, because the host keeps its copy; a critic's are also stored. The actor's are loaded once per step,
-    which `weight_sync` counts."""
+    """Seconds to copy offloaded parameters for a call (engines/train/engine.py, workers/critic.py). Those of a frozen
+    model are only loaded, because the host keeps a copy. Those of a critic are loaded and stored. Those of the actor
+    are loaded once per step; this is a part of `weight_sync`."""
     if not model.offload.parameters or site.gpu.is_cpu or (model.is_trained and model.head is not Head.VALUE):
         return 0.0
     moved = 2 * MASTER_BYTES if model.is_trained else model.compute_bytes
@@ -214,8 +217,8 @@ def _parameter_copies(model: TrainModel, layout: TrainLayout, site: NodeType) ->
 def _computing(
     operations: Operations, rows: Rows, layout: TrainLayout, site: NodeType, constants: Constants, share: float
 ) -> tuple[float, str]:
-    """Seconds of the busiest worker, and their formula. `share`: the reached share of the GPU's speed in matrix
-    products."""
+    """Seconds in which the busiest worker computes, and the formula with its numbers. `share`: the share of the GPU's
+    speed that matrix products reach."""
     of_attention, uneven = constants.attention_efficiency, imbalance(rows, layout.num_data_ranks)
     worked = operations.products / share + operations.attention / of_attention
     seconds = worked * uneven / (layout.num_gpus * site.gpu.flops)
@@ -229,6 +232,7 @@ def _computing(
 
 
 def _formula(computing: str, count: int, communicating: float, others: dict[str, float]) -> str:
-    """`communicating`: seconds of all-gathers and reductions, which overlap with computing."""
+    """The formula of a pass with its numbers. `communicating`: seconds of all-gathers and reductions, which overlap
+    with computing."""
     terms = [f"{name} {seconds:.3g} s" for name, seconds in others.items() if seconds]
     return " + ".join([f"max({computing}, all-gathers of {count} micro-batches {communicating:.3g} s)", *terms])

@@ -1,11 +1,11 @@
-"""The time of a step, composed as in the trainer's controller (controller/training_step.py).
+"""The time of a step, added up in the order of the trainer's controller (controller/training_step.py).
 
     weight sync -> generation -> passes (old log-probs | reference | values | scores) -> updates (critic | actor)
 
 The calls of one stage start together. On one pool they run one after the other, on several pools at the same time.
-Scores are computed at the same time as the passes. If they decide what is trained on, the passes wait for them. With
-schedule "one step off", the rollout generates for the next step while all else works on this one; then both wait for
-the weight sync.
+Scores are computed at the same time as the passes. If the scores decide which responses are trained on, the passes wait
+for the scores. With the schedule ONE_STEP_OFF, the rollout generates the responses of the next step while the other
+roles work on this step. Then all wait for the weight sync.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rljob_planner.workload import Placement, Role, RolloutLayout, Schedule, Tra
 def rollout_cost(
     workload: Workload, lengths: Lengths, layout: RolloutLayout, site: NodeType, constants: Constants
 ) -> Cost:
-    """Generation of a step, with all rounds of dynamic sampling."""
+    """The cost of generation in a step, with all rounds of dynamic sampling."""
     work, prompt = workload.rollout, workload.lengths.prompt_mean
     actor = workload.models.get(Role.ACTOR)
     space = engine_budget(work, layout, site.gpu, constants, actor.lora if actor else None)
@@ -45,7 +45,8 @@ def rollout_cost(
 def scoring_cost(
     role: Role, workload: Workload, lengths: Lengths, layout: TrainLayout, site: NodeType, constants: Constants
 ) -> Cost:
-    """The role's pass without backward: old log-probabilities, the reference's, values, or scores."""
+    """The cost of the role's pass without backward. The pass computes old log-probabilities (actor), log-probabilities
+    of the reference, values (critic) or scores (reward model)."""
     if role is Role.ACTOR and not workload.needs_old_logprobs:
         return NO_COST
     count = workload.num_responses * workload.trained_fraction
@@ -59,7 +60,7 @@ def scoring_cost(
 def training_cost(
     role: Role, workload: Workload, lengths: Lengths, layout: TrainLayout, site: NodeType, constants: Constants
 ) -> Cost:
-    """All updates of the role in a step; no cost for frozen models."""
+    """The cost of all updates of the role in a step. A frozen model has no cost."""
     model = workload.models[role]
     if not model.is_trained:
         return NO_COST
@@ -78,17 +79,17 @@ WEIGHT_SYNC, GENERATE, REWARD = "weight_sync", "generate", "reward"
 OLD_LOGPROB, REF, VALUES = "old_logprob", "ref", "values"
 UPDATE_CRITIC, UPDATE_ACTOR = "update_critic", "update_actor"
 OTHER = "other"
-"""Seconds of a step that belong to no phase."""
+"""The name for the seconds of a step that belong to no phase."""
 ALONE = "the host"
-"""Where reward functions run: on the host, at the same time as every pool."""
+"""The name of the place where reward functions run: on the host, at the same time as phases on any pool."""
 
 _PASSES = {OLD_LOGPROB: Role.ACTOR, REF: Role.REF, VALUES: Role.CRITIC}
 _UPDATES = {UPDATE_CRITIC: Role.CRITIC, UPDATE_ACTOR: Role.ACTOR}
 _NARROW, _FEW_TOKENS, _SMALL_FACTOR = 1024, 4096, 2.0
-"""Below this hidden size, or below these tokens per micro-batch, passes may take up to _SMALL_FACTOR times as long as
-the default constants say: such a GPU mostly waits for kernel launches and memory."""
+"""With a smaller hidden size (_NARROW), or fewer tokens per micro-batch (_FEW_TOKENS), passes may take up to
+_SMALL_FACTOR times as long as the default constants say. A GPU then mostly waits for kernel launches and memory."""
 PHASES = (WEIGHT_SYNC, GENERATE, OLD_LOGPROB, REF, VALUES, REWARD, UPDATE_CRITIC, UPDATE_ACTOR)
-"""In the order in which the controller waits for them; phases do not overlap in the metrics."""
+"""The phases, in the order in which the controller waits for them. In the metrics, phases do not overlap."""
 StageSeconds = tuple[float, ...]
 """Seconds of the stages of a step: weight sync, generation, scores, passes, updates."""
 SYNC, GENERATION = range(2)
@@ -96,14 +97,14 @@ SYNC, GENERATION = range(2)
 
 def stages_of(workload: Workload) -> tuple[tuple[str, ...], ...]:
     """The phases of each stage, in the order in which their calls start. The reward model is called before the passes.
-    Scores are a stage of their own if they decide what is trained on."""
+    If the scores decide which responses are trained on, they are a separate stage."""
     passes = tuple(_PASSES)
     scores_and_passes = ((REWARD,), passes) if workload.waits_for_scores else ((), (REWARD, *passes))
     return (WEIGHT_SYNC,), (GENERATE,), *scores_and_passes, tuple(_UPDATES)
 
 
 def stage_seconds(seconds: Mapping[str, float], workload: Workload) -> StageSeconds:
-    """Seconds of each stage: on one pool the phases of a stage run one after the other."""
+    """Seconds of each stage on one pool, where the phases of a stage run one after the other."""
     return tuple(sum(seconds.get(name, 0.0) for name in stage) for stage in stages_of(workload))
 
 
@@ -123,8 +124,8 @@ def pool_costs(
     site: NodeType,
     constants: Constants,
 ) -> dict[str, Cost]:
-    """The cost of each phase that runs on one pool, by the phase's name. `layouts` and `rollout`: those of the roles on
-    this pool."""
+    """The cost of each phase that runs on one pool, by the phase's name. `layouts` and `rollout` are the layouts of the
+    roles on this pool."""
     found: dict[str, Cost] = {}
     if rollout is not None:
         actor = layouts.get(Role.ACTOR)
@@ -134,7 +135,7 @@ def pool_costs(
     calls += [(name, role, training_cost) for name, role in _UPDATES.items()]
     for name, role, cost in calls:
         model = workload.models.get(role)
-        # A reference that is the actor without its adapters runs where the actor is.
+        # A reference that is the actor without its adapters runs on the actor's GPUs.
         layout = layouts.get(Role.ACTOR if model is not None and model.is_actor_without_adapters else role)
         if model is not None and layout is not None:
             found[name] = cost(role, workload, lengths, layout, site, constants)
@@ -157,7 +158,7 @@ def step_time(workload: Workload, placement: Placement, constants: Constants | N
     """
     used = constants or Constants()
     known = workload.lengths
-    # If the mean response length is a guess, shorter and longer ones are computed, too.
+    # If the mean response length is a guess, the time is also computed for a shorter and a longer mean.
     means = (known.response_mean_low, None, known.response_mean_high)
     lengths = [lengths_of(known, mean) for mean in means]
     by_lengths = {each: _tasks(workload, placement, used, each) for each in dict.fromkeys(lengths)}
@@ -203,7 +204,7 @@ def _tasks(workload: Workload, placement: Placement, constants: Constants, lengt
 
 
 def _refuse_unplaced_roles(workload: Workload, placement: Placement) -> None:
-    """Raises KeyError if a role of the job has no pool: its phases would be missing from the step without notice."""
+    """Raises KeyError if a role of the job has no pool. Otherwise the time of its phases would be silently missing."""
     placed = {role for pool in placement.pools for role in pool.roles}
     for role in workload.roles:
         is_the_actor = role in workload.models and workload.models[role].is_actor_without_adapters
@@ -213,14 +214,16 @@ def _refuse_unplaced_roles(workload: Workload, placement: Placement) -> None:
 
 
 def _ends(name: str, seconds: Sequence[float], workload: Workload, constants: Constants) -> tuple[float, float, float]:
-    """Low, likely and high seconds of a phase: over the possible lengths, widened by the uncertainty of speeds."""
+    """Low, likely and high seconds of a phase. The range covers the possible mean lengths, and is widened by the
+    uncertainty of speeds. `seconds`: for a shorter, the likely and a longer mean length."""
     spread = constants.spread
     upwards = (1 + spread) * (_SMALL_FACTOR if _has_small_products(name, workload, constants) else 1)
     return min(seconds) * (1 - spread), seconds[1], max(seconds) * upwards
 
 
 def _has_small_products(name: str, workload: Workload, constants: Constants) -> bool:
-    """Whether the default constants are too optimistic: they are for wide models and full micro-batches."""
+    """Whether the phase may be slower than the default constants say, which are for wide models and full
+    micro-batches."""
     role = (_PASSES | _UPDATES).get(name)
     if role is None or role not in workload.models or constants.source != Constants().source:
         return False
@@ -229,7 +232,7 @@ def _has_small_products(name: str, workload: Workload, constants: Constants) -> 
 
 
 def _waits(seconds: Mapping[str, float], tasks: Mapping[str, _Task], workload: Workload) -> dict[str, float]:
-    """Seconds that the controller waits for each phase after the phases before it."""
+    """Seconds that the controller waits for each phase after the phases before it have ended."""
     found: dict[str, float] = {}
     for stage in stages_of(workload):
         ends: dict[str, float] = {}
@@ -257,7 +260,7 @@ def _assumption(name: str, task: _Task, kind: str, workload: Workload, constants
     shape = workload.models[role].shape
     of_kind = constants.training_efficiency_of if name in _UPDATES else constants.forward_efficiency_of
     whose = "the cores' guessed speed" if kind == CPU_NAME else "the GPU's stated speed"
-    reached = f"{of_kind(kind, has_experts=shape.has_experts):.0%} of {whose} in products ({constants.source})"
+    reached = f"{of_kind(kind, has_experts=shape.has_experts):.0%} of {whose} in matrix products ({constants.source})"
     if _has_small_products(name, workload, constants):
         return f"{reached}; may take up to {_SMALL_FACTOR:g} times as long, because the matrix products are small"
     return reached

@@ -263,7 +263,7 @@ class ObjectChanges:
 
     def __init__(self, http: httpx.Client, paths: Sequence[str]) -> None:
         self._http = http
-        self._told = threading.Condition()
+        self._changed = threading.Condition()
         self._numbers: Counter[str] = Counter()
         self._sockets: dict[str, socket.socket] = {}
         self._stopped = threading.Event()
@@ -283,19 +283,19 @@ class ObjectChanges:
 
     def notify(self, namespace: str) -> None:
         """Records a change in a namespace and wakes all waiting threads."""
-        with self._told:
+        with self._changed:
             self._numbers.update({namespace, EVERYWHERE})
-            self._told.notify_all()
+            self._changed.notify_all()
 
     def count(self, namespace: str) -> int:
         """Number of changes until now, in a namespace or EVERYWHERE."""
-        with self._told:
+        with self._changed:
             return self._numbers[namespace]
 
     def wait(self, namespace: str, number: int, seconds: float) -> None:
         """Waits until there were more than `number` changes, at most `seconds`."""
-        with self._told:
-            self._told.wait_for(lambda: self._numbers[namespace] > number, seconds)
+        with self._changed:
+            self._changed.wait_for(lambda: self._numbers[namespace] > number, seconds)
 
     def _watch(self, path: str) -> None:
         query = {**httpx.URL(path).params, "watch": "1"}

@@ -13,7 +13,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from rljob_api.conditions import REASONS, ConditionType, Reason
+from rljob_api.conditions import FAILURE_CLASSES, REASONS, ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.run_policy import Cleanup, Elastic, RunPolicy
@@ -33,7 +33,6 @@ from rljob_api.v1alpha1.status import (
     RLJobStatus,
     StopRequest,
 )
-from rljob_operator.reconcile.attempt_endings import FAILURE_CLASSES
 from rljob_operator.reconcile.observed import (
     Observed,
     ObservedJob,
@@ -122,7 +121,7 @@ def observation(pick: Random, stage: Stage) -> Observed:
     num_former = 0 if stage is Stage.NEW else pick.choice([0, 0, 0, 1, 2, 9, 12])
     status = RLJobStatus() if stage is Stage.NEW else _status(pick, stage, num_former, job_spec)
     if coin_flip(pick):
-        status = status.model_copy(update={"conditions": _told(pick)})
+        status = status.model_copy(update={"conditions": _conditions_of_unfinished_job(pick)})
     return _outside(pick, stage, inputs.job(job_spec, status))
 
 
@@ -135,7 +134,7 @@ def any_conditions(pick: Random) -> tuple[Condition, ...]:
     )
 
 
-def _told(pick: Random) -> tuple[Condition, ...]:
+def _conditions_of_unfinished_job(pick: Random) -> tuple[Condition, ...]:
     """Any conditions except those of a finished job, which are written only once, at the end."""
     ends = (ConditionType.FINISHED, ConditionType.COMPLETE, ConditionType.FAILED)
     return tuple(each for each in any_conditions(pick) if each.type not in ends)

@@ -329,14 +329,14 @@ def without_retries(seen: Observed) -> Observed:
 
 def decide(seen: Observed, now: datetime = NOW) -> Decision:
     """What the operator decides. Checks that the new status can be stored and read again."""
-    plan = reconcile(seen, now, DEFAULTS)
-    assert RLJobStatus.from_wire(plan.status.to_wire()) == plan.status
-    return plan
+    decision = reconcile(seen, now, DEFAULTS)
+    assert RLJobStatus.from_wire(decision.status.to_wire()) == decision.status
+    return decision
 
 
-def with_status_written(seen: Observed, plan: Decision) -> Observed:
-    """The same observation with the plan's status written."""
-    return replace(seen, job=replace(seen.job, status=plan.status))
+def with_status_written(seen: Observed, decision: Decision) -> Observed:
+    """The same observation with the decision's status written."""
+    return replace(seen, job=replace(seen.job, status=decision.status))
 
 
 def condition_of(status: RLJobStatus, kind: ConditionType) -> tuple[str, str, str] | None:

@@ -265,16 +265,12 @@ class World:
     def _create(self, effect: CreateCluster) -> EffectFailure | None:
         if self.scenario.refused_creations > 0:
             self.scenario.refused_creations -= 1
-            return EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED, "over quota")
-        others = [found for found in self.clusters.values() if found.name != effect.cluster]
-        left = [each for each in self.lost_pods if each.name not in effect.lost_pods]
-        if others or left:
-            return EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATING, "something of the former one is left")
+            return EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REJECTED, "over quota")
         if self._named(effect.cluster) is None:
             self.num_clusters += 1
             uid = f"c{self.num_clusters}"
             self.clusters[uid] = Cluster(effect.cluster, uid, self.tick)
-        return self._lost_answer(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED)
+        return self._lost_answer(EffectKind.CREATE_CLUSTER, Reason.CREATION_REJECTED)
 
     def _submit(self, effect: SubmitJob, name: str) -> EffectFailure | None:
         found = self._named(name)
@@ -337,7 +333,7 @@ class World:
         if self.tick in self.scenario.silent_ticks:
             return inputs.silent_ray(seconds=float(TICK_SECONDS * (self.tick - self.scenario.silent_ticks.start)))
         trainer = found.newest
-        return inputs.ray(gpus=self._gpus) if trainer is None else self._told(trainer)
+        return inputs.ray(gpus=self._gpus) if trainer is None else self._reported(trainer)
 
     def _status(self, trainer: Trainer) -> RayJobStatus:
         script, step = trainer.script, trainer.step(self.tick)
@@ -350,7 +346,7 @@ class World:
             return RayJobStatus.RUNNING
         return RayJobStatus.FAILED if script.exit_code else RayJobStatus.SUCCEEDED
 
-    def _told(self, trainer: Trainer) -> ObservedRay:
+    def _reported(self, trainer: Trainer) -> ObservedRay:
         """What Ray and the trainer's run state report."""
         status, script = self._status(trainer), trainer.script
         loads = self.tick - trainer.since < LOADING_TICKS

@@ -48,7 +48,7 @@ from rljob_planner.memory.train_passes import scoring_peak, train_peak
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.workload import TrainLayout, TrainModel
 from rljob_trainer.batch.ragged import RaggedColumn
-from rljob_trainer.engines.train import attention, micro_batching, token_logprobs
+from rljob_trainer.engines.train import attention, token_logprobs
 from rljob_trainer.engines.train.attention_kernels import Kernel
 from rljob_trainer.engines.train.layout import LayoutMeshes, ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
@@ -181,9 +181,7 @@ def training_pass(case: OracleCase, model: TokenModel, micro_batch: MicroBatch, 
         model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
     elif case.layout.num_replicas > 1:
         model.set_requires_all_reduce(is_last)  # type: ignore[operator]
-    *_, logprobs_N, _entropy, _squares = model(
-        lambda each: micro_batching.routed_columns(micro_batch, LogprobRequest(1.0), each)
-    )
+    *_, logprobs_N, _entropy, _squares = model(lambda each: each.routed_columns(micro_batch, LogprobRequest(1.0)))
     assert logprobs_N is not None
     (-logprobs_N.sum()).backward()
 
@@ -191,7 +189,7 @@ def training_pass(case: OracleCase, model: TokenModel, micro_batch: MicroBatch, 
 @torch.no_grad()
 def scoring_pass(model: TokenModel, micro_batch: MicroBatch) -> None:
     """Forward pass of a micro-batch without gradients."""
-    model(lambda each: micro_batching.columns(micro_batch, LogprobRequest(1.0), each))
+    model(lambda each: each.columns(micro_batch, LogprobRequest(1.0)))
 
 
 def _total(tracker: FSDPMemTracker, moment: str) -> int:

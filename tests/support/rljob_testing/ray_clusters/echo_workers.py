@@ -50,7 +50,9 @@ class EchoWorker(Worker):
     def mesh_position(self, mesh: str) -> MeshPosition:
         """See Worker.mesh_position."""
         if mesh == TENSOR_PARALLEL_MESH:
-            return mesh_position(self.context.rank, {"dp": self.context.world_size // 2, "tp": 2}, answers={"tp": 1})
+            return mesh_position(
+                self.context.rank, {"dp": self.context.world_size // 2, "tp": 2}, collected_at={"tp": 1}
+            )
         return super().mesh_position(mesh)
 
     @register(Dispatch.ONE_TO_ALL)
@@ -128,7 +130,7 @@ class EchoWorker(Worker):
         if kind == "peers first":
             time.sleep(0.5 if self.context.rank == rank else 0)
             raise ZeroDivisionError("the cause") if self.context.rank == rank else RuntimeError(CLOSED_BY_PEER)
-        if kind == "death, told by peers in words of their own":
+        if kind == "a death that peers report with messages of their own":
             if self.context.rank != rank:
                 raise RuntimeError("the remote process closed the stream")
             time.sleep(0.5)

@@ -138,36 +138,52 @@ def _row_logprobs(model: PreTrainedModel, tokens_T: Tensor) -> Tensor:
     return logprobs_TV.gather(1, tokens_T[PROMPT_LENGTH:, None])[:, 0]
 
 
-NUM_STEPS = 10
-
-
 def build_actor(
     model: Path, context: WorkerContext, dtype: torch.dtype = torch.float32, optimizer: Optimizer | None = None
 ) -> ActorWorker:
-    """Builds an actor. Collective."""
+    """Builds an actor for rows of LENGTHS, with two updates per step. Collective."""
     chosen = Optimizer(learning_rate=1e-3) if optimizer is None else optimizer
+    engine = engine_settings(model, context.device, dtype, optimizer=chosen)
+    return grpo_actor(context, engine, chosen, max(LENGTHS), len(LENGTHS) // 2)
+
+
+def grpo_actor(
+    context: WorkerContext,
+    engine: TrainEngineSettings,
+    optimizer: Optimizer,
+    max_new_tokens: int,
+    mini_batch_rows: int,
+    *,
+    group_size: int = 2,
+    num_steps: int = 10,
+) -> ActorWorker:
+    """Builds an actor that trains with GRPO at temperature 1. Collective."""
     return ActorWorker(
         context,
         ActorSettings(
-            engine=engine_settings(model, context.device, dtype, optimizer=chosen),
+            engine=engine,
             algorithm=resolve_algorithm(Algorithm()),
-            optimizer=chosen,
+            optimizer=optimizer,
             temperature=1.0,
-            max_new_tokens=max(LENGTHS),
-            group_size=2,
+            max_new_tokens=max_new_tokens,
+            group_size=group_size,
             samples_all_tokens=True,
-            num_steps=NUM_STEPS,
+            num_steps=num_steps,
             num_epochs_per_batch=1,
-            mini_batch_rows=len(LENGTHS) // 2,
+            mini_batch_rows=mini_batch_rows,
         ),
     )
 
 
-def random_rollout(num_tokens: int, seed: int, lengths: Sequence[int] = LENGTHS) -> DataProto:
-    """Random columns that an update needs; token ids are below `num_tokens`."""
+def random_rollout(
+    num_tokens: int, seed: int, lengths: Sequence[int] = LENGTHS, prompt_lengths: Sequence[int] | None = None
+) -> DataProto:
+    """Random columns that an update needs; token ids are below `num_tokens`. Prompts have PROMPT_LENGTH tokens unless
+    their lengths are given."""
     generator = torch.Generator().manual_seed(seed)
+    prompts = [PROMPT_LENGTH] * len(lengths) if prompt_lengths is None else prompt_lengths
     rows = [torch.randint(FIRST_TOKEN, num_tokens, (length,), generator=generator) for length in lengths]
-    masks = [torch.arange(length) >= PROMPT_LENGTH for length in lengths]
+    masks = [torch.arange(length) >= prompt for length, prompt in zip(lengths, prompts, strict=True)]
     logprobs = [
         -5 * torch.rand(length, generator=generator) * mask for length, mask in zip(lengths, masks, strict=True)
     ]

@@ -277,7 +277,7 @@ class ReplayedRun:
             records += group.finish_checkpoint()
             first_writer = len(records)
         if self.actor.context.rank == 0:
-            commit(root, folder, step, 1, records, {KL_COEFFICIENT: self.training_step.kl_coefficient.kept})
+            commit(root, folder, step, 1, records, {KL_COEFFICIENT: self.training_step.kl_coefficient.value_to_save})
         dist.barrier()
         return folder
 

@@ -63,7 +63,7 @@ def one_step(case: Case, context: WorkerContext) -> Outcome:
 
     with pytest.MonkeyPatch.context() as patch:
         if case.layout is Layout.PADDED:
-            patch.setattr(attention, "SERVED_LAYER_TYPES", frozenset())
+            patch.setattr(attention, "SUPPORTED_LAYER_TYPES", frozenset())
         if case.layout is Layout.PER_ROW:
             patch.setattr(attention_kernels, "MAX_WASTED_PRODUCTS", -1)
         if case.in_tiles:

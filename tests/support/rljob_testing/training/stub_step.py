@@ -14,7 +14,7 @@ from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.training.joined_workers import FinishedCall
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
-from rljob_trainer.controller.rollout_phase import ModelReward, RolloutPhase
+from rljob_trainer.controller.rollout_phase import RewardModelWorkers, RolloutPhase
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.controller.training_step import TrainingStep
@@ -182,7 +182,7 @@ def step_of(
         has_dropout=False,
         sync_every_steps=1,
     )
-    model = ModelReward(reward_model, [RESPONSE_LENGTHS], 1) if reward_model else None
+    model = RewardModelWorkers(reward_model, [RESPONSE_LENGTHS], 1) if reward_model else None
     hybrid, functions = cast(HybridGroup, generator), cast(RewardGroup, rewards)
     phase = RolloutPhase(hybrid, functions, weights, timer, StopRequest(), model)
     critics = cast(CriticGroup, critic) if critic else None

@@ -55,7 +55,7 @@ from rljob_trainer.errors import ConfigurationError
 TRIAL_GROUP_SIZE = 4
 
 SettingsT = TypeVar("SettingsT", bound=WireModel)
-Row = Callable[[Advantage], AdvantageEstimator]
+MakeEstimator = Callable[[Advantage], AdvantageEstimator]
 """Makes the estimator for a resolved `advantage` block of a job."""
 
 
@@ -79,23 +79,23 @@ def _user_estimator(resolved: Algorithm, group_size: int) -> AdvantageEstimator:
     return found
 
 
-def _plain(compute: Callable[[ResponseInputs], Tensor], *, needs: Iterable[str] = ()) -> Row:
-    """An estimator on responses that has no settings."""
+def _plain(compute: Callable[[ResponseInputs], Tensor], *, needs: Iterable[str] = ()) -> MakeEstimator:
+    """For an estimator on responses that has no settings."""
     return lambda chosen: AdvantageEstimator(resolved_value(chosen.type), for_responses=compute, needs=frozenset(needs))
 
 
 def _on_responses(
     kind: type[SettingsT], compute: Callable[[ResponseInputs, SettingsT], Tensor], *, needs: Iterable[str] = ()
-) -> Row:
-    """An estimator on responses that has a block of settings."""
+) -> MakeEstimator:
+    """For an estimator on responses that has a block of settings."""
 
-    def row(chosen: Advantage) -> AdvantageEstimator:
+    def make(chosen: Advantage) -> AdvantageEstimator:
         settings = chosen.settings(kind)
         return AdvantageEstimator(
             resolved_value(chosen.type), for_responses=lambda inputs: compute(inputs, settings), needs=frozenset(needs)
         )
 
-    return row
+    return make
 
 
 def _on_tokens(
@@ -103,10 +103,10 @@ def _on_tokens(
     compute: Callable[[TokenInputs, Reduce, SettingsT], TokenAdvantages],
     *,
     needs: Iterable[str] = (),
-) -> Row:
-    """An estimator on tokens that has a block of settings."""
+) -> MakeEstimator:
+    """For an estimator on tokens that has a block of settings."""
 
-    def row(chosen: Advantage) -> AdvantageEstimator:
+    def make(chosen: Advantage) -> AdvantageEstimator:
         settings = chosen.settings(kind)
         return AdvantageEstimator(
             resolved_value(chosen.type),
@@ -114,10 +114,10 @@ def _on_tokens(
             needs=frozenset(needs),
         )
 
-    return row
+    return make
 
 
-ADVANTAGES: Mapping[AdvantageType, Row] = MappingProxyType(
+ADVANTAGES: Mapping[AdvantageType, MakeEstimator] = MappingProxyType(
     {
         AdvantageType.GROUP_RELATIVE: _on_responses(GroupRelative, group_relative_advantages),
         AdvantageType.GROUP_RELATIVE_PASS_AT_K: _on_responses(GroupRelativePassAtK, pass_at_k_advantages),

@@ -2,10 +2,10 @@
 
 Legend: B responses, G groups (all responses to one prompt are one group).
 
-They run once per step on the controller, which has the whole batch, so groups are complete for any number of workers.
-Group ids are arbitrary integers. Each function returns [B] in the dtype of the rewards and computes in float64: in
-float32, a group whose rewards are all 0.1 has a rounding error that dividing by its tiny standard deviation magnifies.
-A group of one has no baseline: its mean is taken as 0 and its standard deviation as 1.
+Each function runs once per step on the controller. The controller has the whole batch, so groups are complete for any
+number of workers. Group ids are arbitrary integers. Each function returns [B] in the dtype of the rewards and computes
+in float64. In float32 the mean of rewards that are all 0.1 has a rounding error, and the division by the tiny standard
+deviation would magnify it. A group of one has no baseline: its mean is taken as 0 and its standard deviation as 1.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def pass_at_k_advantages(inputs: ResponseInputs, settings: GroupRelativePassAtK)
 def gdpo_advantages(inputs: ResponseInputs) -> Tensor:
     """GDPO: A = whitened(sum over rewards of weight x GRPO advantage by that reward alone).
 
-    Source: GDPO, arXiv 2601.05242. Whitened over the tokens of the batch as in verl, so a long response counts more
-    there. A response that is not trained on counts in its group's statistics only. Needs NAMED_REWARDS. When to use:
-    several rewards of different scale, because each is normalized before the sum.
+    Source: GDPO, arXiv 2601.05242. Whitened over the tokens of the batch as in verl, so a long response counts more in
+    the whitening. A response that is not trained on counts only in the statistics of its group. Needs NAMED_REWARDS.
+    When to use: several rewards of different scale, because each is normalized before the sum.
     """
     assert inputs.named_rewards, "GDPO: no named rewards"
     summed_B = torch.zeros_like(inputs.rewards_B, dtype=torch.float64)
@@ -84,7 +84,7 @@ def leave_one_out_advantages(inputs: ResponseInputs) -> Tensor:
 def reinforce_plus_plus_baseline_advantages(inputs: ResponseInputs) -> Tensor:
     """REINFORCE++ with a baseline: A = whitened(r - mean of the group), over the batch's tokens that are trained on.
 
-    Source: Hu 2025, arXiv 2501.03262. When to use: normalizes by the standard deviation of the batch, which is more
+    Source: Hu 2025, arXiv 2501.03262. When to use: small groups, because the standard deviation of the batch is more
     stable than that of a small group.
     """
     centered_B = _Groups.of(inputs.rewards_B, inputs.groups_B).centered(inputs.rewards_B.double())
@@ -102,7 +102,7 @@ def remax_advantages(inputs: ResponseInputs) -> Tensor:
 
 
 def opo_advantages(inputs: ResponseInputs) -> Tensor:
-    """OPO: A = r - mean of the group's rewards weighted by response length.
+    """OPO: A = r - (mean of the group's rewards, weighted by response length).
 
     Source: OPO, Hao et al. 2025, arXiv 2505.23585: the baseline with the least variance if the squared norm of a
     response's gradient is proportional to its length. When to use: strictly on-policy training with responses of very
@@ -119,9 +119,9 @@ def gpg_advantages(inputs: ResponseInputs) -> Tensor:
     """GPG: A = alpha (r - mean of the group), alpha = responses / responses in groups whose rewards are not all equal.
 
     Source: GPG, Chu et al. 2025, arXiv 2504.02546. Alpha compensates for responses that count in the loss's denominator
-    but have no gradient. A group of one counts as having a gradient. verl uses responses / rewards other than 0, which
-    treats failures in mixed groups as if they had no gradient, and groups that are all correct as if they had one. When
-    to use: together with the GPG loss, one update per step.
+    but have no gradient. A group of one counts as having a gradient. verl's alpha is responses / responses with a
+    reward other than 0. So verl treats failures in mixed groups as if they had no gradient, and groups that are all
+    correct as if they had one. When to use: together with the GPG loss, one update per step.
     """
     rewards_B, groups_B = inputs.rewards_B, inputs.groups_B
     has_gradient_B = ~zero_variance_mask(rewards_B, groups_B)

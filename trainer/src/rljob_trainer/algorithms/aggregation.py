@@ -19,7 +19,7 @@ from rljob_trainer.algorithms.segments import Segments
 
 @dataclass(frozen=True)
 class Denominators:
-    """Counts over the whole mini-batch on all workers, by which losses are divided."""
+    """The counts that losses are divided by, over the whole mini-batch on all workers."""
 
     num_tokens: float
     """The number of response tokens."""
@@ -29,7 +29,7 @@ class Denominators:
 
 def count_denominators(segments: Segments) -> Denominators:
     """The counts of one worker's part of the mini-batch; the caller sums them over all workers."""
-    return Denominators(float(segments.num_values), float(segments.num_used))
+    return Denominators(float(segments.num_values), float(segments.num_nonempty_rows))
 
 
 def aggregate_loss(

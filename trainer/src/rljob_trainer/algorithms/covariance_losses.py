@@ -2,10 +2,10 @@
 tokens reduce the policy's entropy the most (Cui et al. 2025, arXiv 2505.22617, section 3).
 
 A token's covariance is (A - mean A) (logprob - mean logprob), with means over the mini-batch of all workers before the
-update; verl 0.9.1 uses means and shares of a micro-batch. Tokens are chosen in a pass over the whole mini-batch, which
-costs one more forward pass per update.
+update; verl 0.9.1 uses means and shares of a micro-batch. Tokens are chosen before each update, for the whole
+mini-batch. This costs one more forward pass per update.
 
-Legend: N response tokens, C chosen ones or candidates.
+Legend: N response tokens, C tokens that are chosen or can be chosen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rljob_trainer.algorithms.policy_losses import (
 from rljob_trainer.algorithms.selection import drawn_keys, largest, nth_largest
 
 IS_CHOSEN = "is_chosen"
-"""The result of the pass: float32 [N], 1 for the tokens that are treated differently, 0 for the others."""
+"""The result of this choice: float32 [N], 1 for the tokens that are treated differently, 0 for the others."""
 CHOSEN_SUM = "pg_cov_frac"
 """The number of chosen tokens."""
 
@@ -46,7 +46,7 @@ class _Means:
         return (logprobs_N - self.logprob) * (advantages_N - self.advantage)
 
     def num_chosen(self, token_share: float) -> int:
-        """`token_share` of the mini-batch's tokens as a number of tokens, at least one."""
+        """The number of tokens in this share of the mini-batch, at least one."""
         return max(1, int(token_share * self.num_tokens))
 
 
@@ -58,27 +58,27 @@ def choose_to_clip(inputs: WholeInputs, reduce: Reduce, settings: ClipCov) -> Ma
     is_between_N = (covariances_N > settings.covariance_low) & (covariances_N < settings.covariance_high)
     ratio_N = (inputs.logprobs_N - inputs.old_logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     _, is_clipped_N = clipped_losses(ratio_N, inputs.advantages_N, settings.clip_ratio_low, settings.clip_ratio_high)
-    places_C = (is_between_N & ~is_clipped_N).nonzero().squeeze(1)
-    drawn_C = drawn_keys(inputs.columns[ROLLOUT_LOGPROBS], inputs.segments, places_C)
+    positions_C = (is_between_N & ~is_clipped_N).nonzero().squeeze(1)
+    drawn_C = drawn_keys(inputs.columns[ROLLOUT_LOGPROBS], inputs.segments, positions_C)
     bound = nth_largest(drawn_C, means.num_chosen(settings.token_share), reduce)
-    return {IS_CHOSEN: _marked(places_C[drawn_C >= bound.key], covariances_N)}
+    return {IS_CHOSEN: _marked(positions_C[drawn_C >= bound.key], covariances_N)}
 
 
-def choose_to_penalise(inputs: WholeInputs, reduce: Reduce, settings: KlCov) -> Mapping[str, Tensor]:
+def choose_to_penalize(inputs: WholeInputs, reduce: Reduce, settings: KlCov) -> Mapping[str, Tensor]:
     """Collective. Returns IS_CHOSEN for KL-Cov: the `tokenShare` of the mini-batch's tokens (at least one) with the
     largest covariances. Ties are broken by `drawn_keys`."""
     means = _means(inputs, reduce)
     covariances_N = means.covariances(inputs.logprobs_N, inputs.advantages_N)
 
-    def draw(places_C: Tensor) -> Tensor:
-        return drawn_keys(inputs.columns[ROLLOUT_LOGPROBS], inputs.segments, places_C)
+    def draw(positions_C: Tensor) -> Tensor:
+        return drawn_keys(inputs.columns[ROLLOUT_LOGPROBS], inputs.segments, positions_C)
 
-    places_C = largest(covariances_N, means.num_chosen(settings.token_share), reduce, draw)
-    return {IS_CHOSEN: _marked(places_C, covariances_N)}
+    positions_C = largest(covariances_N, means.num_chosen(settings.token_share), reduce, draw)
+    return {IS_CHOSEN: _marked(positions_C, covariances_N)}
 
 
 def clipped_without_chosen(inputs: LossInputs, settings: ClipCov) -> TokenLosses:
-    """Clip-Cov: the PPO loss without dual clip, and 0 (no gradient) for the tokens of IS_CHOSEN, [N].
+    """Clip-Cov: the PPO loss without dual clip, but 0 (no gradient) for the tokens of IS_CHOSEN, [N].
 
     Source: Cui et al. 2025, arXiv 2505.22617, section 4. Chosen tokens still count in the denominators. When to use:
     against entropy collapse in long runs.
@@ -105,9 +105,9 @@ def ratio_with_penalty(inputs: LossInputs, settings: KlCov) -> TokenLosses:
     return TokenLosses(losses_N, {CHOSEN_SUM: is_chosen_N.sum(), KL_SUM: kl_sum})
 
 
-def _marked(places_C: Tensor, like_N: Tensor) -> Tensor:
+def _marked(positions_C: Tensor, like_N: Tensor) -> Tensor:
     """[N]: 1 at these positions, 0 elsewhere."""
-    return torch.zeros_like(like_N).index_fill(0, places_C, 1.0)
+    return torch.zeros_like(like_N).index_fill(0, positions_C, 1.0)
 
 
 def _means(inputs: WholeInputs, reduce: Reduce) -> _Means:

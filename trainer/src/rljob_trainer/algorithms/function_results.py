@@ -50,8 +50,8 @@ class NamedFunction:
         return AlgorithmFunctionError(f"{self.where}: {self.path} {problem}")
 
     @contextmanager
-    def blamed(self) -> Iterator[None]:
-        """Turns errors that the function raises within this block into AlgorithmFunctionError.
+    def naming_errors(self) -> Iterator[None]:
+        """Converts errors that the function raises in this block into AlgorithmFunctionErrors that name it.
 
         `sys.exit` counts as an error, because it would end the run as if the job were complete; Ctrl-C does not. Errors
         of the trainer itself pass unchanged."""
@@ -107,7 +107,7 @@ class NamedFunction:
             raise self.error(f"returned {_described(given)} from its whole pass; return a mapping of names to tensors")
         for name, value in given.items():
             if not isinstance(name, str) or name in (*ADVANTAGE_COLUMNS, "advantages"):
-                raise self.error(f"named a value of its whole pass {name!r}; take a name that is not a column's")
+                raise self.error(f"named a value of its whole pass {name!r}; use a name that no column has")
             if not isinstance(value, Tensor) or (value.dim() and value.shape != logprobs_N.shape):
                 raise self.error(
                     f"returned {_described(value)} as {name!r} from its whole pass; return a value per token, "

@@ -32,12 +32,13 @@ from rljob_trainer.errors import AlgorithmFunctionError
 CPU = torch.device("cpu")
 LENGTHS = (5, 3, 1)
 """The number of tokens of each made-up response."""
-SPREADS = (0.1, 0.0)
-"""Differences of new and old log-probabilities to try: within every trust region, and 0 as in a step's first update."""
+LOGPROB_DIFFERENCES = (0.1, 0.0)
+"""Differences of new and old log-probabilities to try: one that is within every trust region, and 0 as in a step's
+first update."""
 TOLERANCE = 1e-4
 
-WITHOUT_TOKENS = "in a trial for a worker without any token, which must still call `reduce` like the others"
-ON_SEVERAL = "in a trial with three workers: two that share the rows, and one without any token"
+WITHOUT_TOKENS = "in a trial of a worker without any token; such a worker must call `reduce` like the others"
+ON_SEVERAL_WORKERS = "in a trial with three workers: two that share the rows, and one without any token"
 
 
 def try_advantage(estimator: AdvantageEstimator, named: NamedFunction, group_size: int) -> None:
@@ -53,15 +54,15 @@ def try_advantage(estimator: AdvantageEstimator, named: NamedFunction, group_siz
         )
         if VALUES in estimator.needs and together.returns_N is None:
             raise named.error(
-                f"needs {VALUES!r} but returned no returns, which the critic is trained on; return "
+                f"needs {VALUES!r} but returned no returns, although the critic is trained on returns; return "
                 "TokenAdvantages(advantages_N, returns_N)"
             )
         together_N, again_N = together.advantages_N, again.advantages_N
         _refuse_unequal(together_N, again_N, named)
         first, second, nothing = _on_three_workers(_token_inputs(group_size, estimator.needs), group_size)
-        with _hint_at(WITHOUT_TOKENS):
+        with _with_hint(WITHOUT_TOKENS):
             estimator.for_tokens(nothing, OneWorker())
-        with _hint_at(ON_SEVERAL), named.blamed():
+        with _with_hint(ON_SEVERAL_WORKERS), named.naming_errors():
             on_three = on_workers([first, second, nothing], estimator.for_tokens)
         distributed_N = torch.cat([each.advantages_N for each in on_three])
         if not torch.allclose(distributed_N, together_N, rtol=TOLERANCE, atol=TOLERANCE):
@@ -77,9 +78,9 @@ def try_loss(loss: PolicyLoss, named: NamedFunction) -> None:
     A loss and its gradient must be finite, and the loss of a token must not depend on the other rows of its
     micro-batch."""
     if loss.whole_pass is not None:
-        with _hint_at(WITHOUT_TOKENS):
+        with _with_hint(WITHOUT_TOKENS):
             loss.whole_pass(_whole_inputs(_loss_inputs((), 0.0, loss)), OneWorker())
-    for spread in SPREADS:
+    for spread in LOGPROB_DIFFERENCES:
         inputs = _loss_inputs(LENGTHS, spread, loss)
         if loss.whole_pass is not None:
             inputs = replace(inputs, whole=loss.whole_pass(_whole_inputs(inputs), OneWorker()))
@@ -107,10 +108,10 @@ def _try_whole_pass(
     nothing: LossInputs,
     named: NamedFunction,
 ) -> None:
-    """Tries `whole_pass` with each row on its own worker. `together` has all rows, and what the pass returned for them
-    on a single worker; `nothing` has no rows."""
+    """Tries `whole_pass` with each row on a separate worker. `together` has all rows, and the result of the pass for
+    these rows on a single worker; `nothing` has no rows."""
     parts = [_whole_inputs(each) for each in (*_rows_alone(together), nothing)]
-    with _hint_at("in a trial with four workers: one for each row, and one without any token"), named.blamed():
+    with _with_hint("in a trial with four workers: one for each row, and one without any token"), named.naming_errors():
         found = on_workers(parts, whole_pass)
     names = [set(each) for each in (together.whole, *found)]
     if any(each != names[0] for each in names):
@@ -135,7 +136,7 @@ def _try_whole_pass(
 
 
 @contextmanager
-def _hint_at(circumstances: str) -> Iterator[None]:
+def _with_hint(circumstances: str) -> Iterator[None]:
     try:
         yield
     except AlgorithmFunctionError as error:
@@ -148,7 +149,7 @@ def _tried_losses(loss: PolicyLoss, inputs: LossInputs, named: NamedFunction) ->
         raise named.error(
             f"returned NaN or infinity for {num_bad} of {inputs.segments.num_values} tokens; return finite losses"
         )
-    with named.blamed():
+    with named.naming_errors():
         (gradient_N,) = torch.autograd.grad(found.losses_N.sum(), inputs.logprobs_N, allow_unused=True)
     if gradient_N is None:
         raise named.error("returned losses whose gradient does not reach logprobs_N; compute them from logprobs_N")
@@ -205,7 +206,7 @@ def _loss_inputs(lengths: Sequence[int], spread: float, loss: PolicyLoss) -> Los
 
 def _columns(needs: Iterable[str], num_tokens: int) -> dict[str, Tensor]:
     names = sorted(needs)
-    return {name: -torch.linspace(0.04 + 0.01 * place, 2.9, num_tokens) for place, name in enumerate(names)}
+    return {name: -torch.linspace(0.04 + 0.01 * index, 2.9, num_tokens) for index, name in enumerate(names)}
 
 
 def _whole_inputs(inputs: LossInputs) -> WholeInputs:

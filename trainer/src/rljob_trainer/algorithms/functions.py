@@ -54,7 +54,7 @@ def token_advantage(*, needs: Iterable[str] = ()) -> Callable[[TokenFunction], A
     """Decorates a function that computes an advantage per token on the workers.
 
     `function(inputs: TokenInputs, reduce: Reduce)` returns a tensor [N], or `TokenAdvantages` with returns for a
-    critic. `needs` names the columns that it reads, of `ADVANTAGE_COLUMNS`."""
+    critic. `needs`: the columns of `ADVANTAGE_COLUMNS` that the function reads."""
 
     def declare(function: TokenFunction) -> AdvantageEstimator:
         return AdvantageEstimator(_name(function), for_tokens=partial(_with_returns, function), needs=_names(needs))
@@ -71,9 +71,9 @@ def policy_loss_function(
 ) -> Callable[[LossFunction], PolicyLoss]:
     """Decorates a function that computes a loss per token.
 
-    `function(inputs: LossInputs)` returns a tensor [N], or `TokenLosses` with sums to report as metrics. `needs` names
-    the columns that it reads, of `LOSS_COLUMNS`. For `entropy` and `squares` see `HeadOutputs`, for `whole_pass` see
-    `PolicyLoss.whole_pass`."""
+    `function(inputs: LossInputs)` returns a tensor [N], or `TokenLosses` with sums to report as metrics. `needs`: the
+    columns of `LOSS_COLUMNS` that the function reads. For `entropy` and `squares` see `HeadOutputs`, for `whole_pass`
+    see `PolicyLoss.whole_pass`."""
 
     def declare(function: LossFunction) -> PolicyLoss:
         return PolicyLoss(
@@ -157,7 +157,7 @@ def _checked_for_responses(
     function: Callable[[ResponseInputs], object], named: NamedFunction
 ) -> Callable[[ResponseInputs], Tensor]:
     def for_responses(inputs: ResponseInputs) -> Tensor:
-        with named.blamed():
+        with named.naming_errors():
             given = function(inputs)
         return named.advantages(given, inputs.rewards_B, "responses")
 
@@ -168,7 +168,7 @@ def _checked_for_tokens(
     function: Callable[[TokenInputs, Reduce], object], named: NamedFunction
 ) -> Callable[[TokenInputs, Reduce], TokenAdvantages]:
     def for_tokens(inputs: TokenInputs, reduce: Reduce) -> TokenAdvantages:
-        with named.blamed(), torch.no_grad():
+        with named.naming_errors(), torch.no_grad():
             given = function(inputs, reduce)
         return named.token_advantages(given, inputs.segments.spread(inputs.rewards_B))
 
@@ -182,7 +182,7 @@ def _checked_compute(
         if not inputs.segments.num_values:
             # A worker without tokens does not call the function, but needs a graph for the backward collectives.
             return TokenLosses(inputs.logprobs_N)
-        with named.blamed():
+        with named.naming_errors():
             given = function(inputs)
         return named.losses(given, inputs.logprobs_N)
 
@@ -193,7 +193,7 @@ def _checked_whole_pass(
     function: Callable[[WholeInputs, Reduce], object], named: NamedFunction
 ) -> Callable[[WholeInputs, Reduce], Mapping[str, Tensor]]:
     def whole_pass(inputs: WholeInputs, reduce: Reduce) -> Mapping[str, Tensor]:
-        with named.blamed(), torch.no_grad():
+        with named.naming_errors(), torch.no_grad():
             given = function(inputs, reduce)
         return named.whole_values(given, inputs.logprobs_N)
 

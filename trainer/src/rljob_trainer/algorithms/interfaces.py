@@ -3,7 +3,7 @@
 Legend: B responses (one per row), N response tokens of these rows, row after row.
 
 Advantages and losses see response tokens only: no prompt, no padding, no mask. Their results must not depend on how
-rows are distributed across workers and micro-batches. What they need to know of the whole batch goes through `Reduce`.
+rows are distributed across workers and micro-batches. Statistics of the whole batch go through `Reduce`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Reduce(Protocol):
 
 
 class OneWorker:
-    """`Reduce` for a single worker: returns what it is given."""
+    """`Reduce` for a single worker: returns a copy of the given values."""
 
     def sum(self, values: Tensor) -> Tensor:
-        """The values themselves."""
+        """A copy of the values."""
         return values.clone()
 
     def max(self, values: Tensor) -> Tensor:
-        """The values themselves."""
+        """A copy of the values."""
         return values.clone()
 
 
@@ -75,7 +75,7 @@ class ResponseInputs:
 
     @property
     def trained_lengths_B(self) -> Tensor:
-        """int64: the number of tokens that are trained on; 0 for a response that is not."""
+        """int64: the number of response tokens; 0 for a response that is not trained on."""
         return self.lengths_B if self.is_trained_B is None else self.lengths_B * self.is_trained_B
 
 
@@ -112,8 +112,8 @@ class AdvantageEstimator:
     for_tokens: Callable[[TokenInputs, Reduce], TokenAdvantages] | None = None
     """Returns one advantage per token."""
     needs: frozenset[str] = frozenset()
-    """Optional inputs that it reads. `for_responses`: GREEDY_REWARDS, NAMED_REWARDS. `for_tokens`: names of
-    ADVANTAGE_COLUMNS, VALUES and SQUARES."""
+    """The optional inputs that the estimator reads. `for_responses`: GREEDY_REWARDS, NAMED_REWARDS. `for_tokens`: names
+    of ADVANTAGE_COLUMNS, VALUES and SQUARES."""
 
     def __post_init__(self) -> None:
         if (self.for_responses is None) == (self.for_tokens is None):
@@ -127,7 +127,8 @@ class AdvantageEstimator:
 
 @dataclass(frozen=True)
 class HeadOutputs:
-    """What a loss wants from the model's output head beside log-probabilities. Both are without gradient."""
+    """The outputs of the model's output head that a loss needs in addition to log-probabilities. Both have no
+    gradient."""
 
     entropy: bool = False
     """Entropy in nats of the distribution that each token was sampled from."""
@@ -160,14 +161,15 @@ class LossInputs:
     logprobs_N: Tensor
     """float32: log-probabilities by the current weights, with gradient."""
     old_logprobs_N: Tensor
-    """Log-probabilities by the weights before the step's first update; `logprobs_N` itself if there is one update."""
+    """Log-probabilities by the weights before the step's first update; equal to `logprobs_N` if the step has only one
+    update."""
     advantages_N: Tensor
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """[N] each: the columns that the loss declares in `needs`."""
     entropy_N: Tensor | None = None
-    """None unless the loss wants it."""
+    """None unless the loss needs it (`PolicyLoss.wanted`)."""
     squares_N: Tensor | None = None
-    """None unless the loss wants it."""
+    """None unless the loss needs it (`PolicyLoss.wanted`)."""
     whole: Mapping[str, Tensor] = field(default_factory=dict)
     """The result of `whole_pass`: this micro-batch's part of each [N] tensor, and the 0-d tensors as they are."""
 
@@ -179,7 +181,7 @@ class TokenLosses:
     losses_N: Tensor
     """One loss per token, with gradient; `aggregation` reduces them to a scalar."""
     sums: Mapping[str, Tensor] = field(default_factory=dict)
-    """0-d each, without gradient: sums over response tokens by names of the loss's choice. The metric `actor/<name>` is
+    """Sums over response tokens, 0-d and without gradient. The loss chooses their names. The metric `actor/<name>` is
     the sum over all micro-batches and workers divided by the number of response tokens."""
 
 
@@ -190,11 +192,11 @@ class PolicyLoss:
     name: str
     compute: Callable[[LossInputs], TokenLosses]
     needs: frozenset[str] = frozenset()
-    """Names of `LOSS_COLUMNS` that it reads from `LossInputs.columns`."""
+    """The columns that the loss reads from `LossInputs.columns`: names of `LOSS_COLUMNS`."""
     wanted: HeadOutputs = HeadOutputs()
     whole_pass: Callable[[WholeInputs, Reduce], Mapping[str, Tensor]] | None = None
-    """Runs before each update. Returns [N] tensors (a value per token) and 0-d tensors by names of its choice, which
-    `compute` finds in `LossInputs.whole`. Costs one more forward pass over the mini-batch."""
+    """Runs before each update. Returns [N] tensors (a value per token) and 0-d tensors under names of its choice.
+    `compute` finds them in `LossInputs.whole`. Costs one more forward pass over the mini-batch."""
 
 
 OLD_LOGPROBS = "old_logprobs"
@@ -204,10 +206,10 @@ LOSS_COLUMNS = (ROLLOUT_LOGPROBS, REF_LOGPROBS)
 """What a loss may declare in `needs`. The old log-probabilities are always available."""
 KL_PENALTIES = "kl_penalties"
 """The KL penalty of each token (coefficient x KL estimate), to be subtracted from its reward. Zeros unless the job puts
-KL into the reward; if it does, an estimator on tokens must need this column, because only the estimator can subtract
-it token by token."""
+KL into the reward. In such a job an estimator on tokens must need this column, because only the estimator can subtract
+the penalties token by token."""
 VALUES = "values"
-"""The critic's values before the update: the return that it expects from each token on."""
+"""The critic's values before the update: the return that the critic expects from each token on."""
 SQUARES = "squared_probabilities"
 """Sum of the squared probabilities of the whole vocabulary at each token, by the weights of OLD_LOGPROBS."""
 GREEDY_REWARDS = "greedy_rewards"

@@ -30,16 +30,16 @@ def kl_estimate(
 
     K1: d; unbiased, may be negative. Its gradient has expectation 0, so as a term of the loss it only adds noise. When
     to use: in the reward.
-    K2: d^2 / 2; biased, but its gradient is in expectation that of the true KL. When to use: in the loss.
+    K2: d^2 / 2; biased, but the expected gradient is that of the true KL. When to use: in the loss.
     K3: exp(-d) - 1 + d; unbiased and never negative. d is clamped to +-20 and the value to at most 10, so that one
     unlikely token cannot overflow the loss; beyond these bounds no gradient flows. When to use: in the loss, as in
     GRPO's paper. Autograd computes the gradient as exp(-d) - 1 with an error of 6e-8 near 0. At |d| = 1e-4 this is a
     relative error of 1e-3, as large as that of rounding the log-probabilities to float32.
     Absolute: |d|; biased. Its gradient has the same size at any distance from the reference. See `absolute_difference`.
 
-    `straight_through` returns the estimator's value with the gradient of K2, which is d, also where K3 is clamped; no
-    gradient flows where d is infinite. Source: verl 0.9.1, `kl_penalty` with "+"; Tang and Munos 2025, arXiv
-    2506.09477, on why a good estimate of the KL need not have the KL's gradient.
+    With `straight_through` the result has the estimator's value and the gradient of K2, which is d. K3 has this
+    gradient even where it is clamped. No gradient flows where d is infinite. Source: verl 0.9.1, `kl_penalty` with "+";
+    Tang and Munos 2025, arXiv 2506.09477, explain why a good estimate of the KL need not have the KL's gradient.
     """
     difference_N = logprobs_N - reference_logprobs_N
     match estimator:
@@ -60,7 +60,7 @@ def kl_estimate(
 
 
 def absolute_difference(logprobs_N: Tensor, others_N: Tensor) -> Tensor:
-    """|d|, [N]; no gradient flows where it is at most ROUNDING. There the sign of d, and so the gradient, would be a
+    """|d|, [N]; no gradient flows where |d| is at most ROUNDING. There the sign of d, and so the gradient, would be a
     rounding error that depends on the number of workers."""
     distances_N = (logprobs_N - others_N).abs()
     return distances_N.where(distances_N > ROUNDING, distances_N.detach())
@@ -85,9 +85,9 @@ def next_coefficient(controller: KlController, coefficient: float, measured_kl: 
     `measured_kl` is the mean of the step's estimates over response tokens, `num_responses` the number of responses that
     were trained on.
 
-    Source: Ziegler et al. 2019, arXiv 1909.08593, section 2.2, with K_beta = responses / horizon, as in its program.
-    The paper's KL is per response. Here it is per token as in verl, except that verl takes the mean of the responses'
-    means.
+    Source: Ziegler et al. 2019, arXiv 1909.08593, section 2.2, with K_beta = responses / horizon, as in the authors'
+    code. The paper's KL is per response. Here it is per token as in verl, except that verl takes the mean of the
+    responses' means.
     """
     adaptive = controller.adaptive
     if adaptive is None or not math.isfinite(measured_kl):

@@ -26,7 +26,7 @@ from rljob_api.v1alpha1.policy_loss import (
 from rljob_api.v1alpha1.recipes import resolved_value
 from rljob_trainer.algorithms.covariance_losses import (
     choose_to_clip,
-    choose_to_penalise,
+    choose_to_penalize,
     clipped_without_chosen,
     ratio_with_penalty,
 )
@@ -51,8 +51,8 @@ from rljob_trainer.algorithms.policy_losses import (
 from rljob_trainer.algorithms.sequence_losses import clipped_geometric_mean, clipped_sequence_ratio
 
 SettingsT = TypeVar("SettingsT", bound=WireModel)
-NOTHING_MORE = HeadOutputs()
-Row = Callable[[Loss], PolicyLoss]
+NO_HEAD_OUTPUTS = HeadOutputs()
+MakeLoss = Callable[[Loss], PolicyLoss]
 """Makes the policy loss for a resolved `loss` block of a job."""
 
 
@@ -71,12 +71,12 @@ def _with_settings(
     compute: Callable[[LossInputs, SettingsT], TokenLosses],
     *,
     needs: Iterable[str] = (),
-    wanted: HeadOutputs = NOTHING_MORE,
+    wanted: HeadOutputs = NO_HEAD_OUTPUTS,
     whole_pass: Callable[[WholeInputs, Reduce, SettingsT], Mapping[str, Tensor]] | None = None,
-) -> Row:
-    """A loss that has a block of settings; the other arguments are those of `PolicyLoss`."""
+) -> MakeLoss:
+    """For a loss that has a block of settings. The other arguments are those of `PolicyLoss`."""
 
-    def row(chosen: Loss) -> PolicyLoss:
+    def make(chosen: Loss) -> PolicyLoss:
         settings = chosen.settings(kind)
         return PolicyLoss(
             resolved_value(chosen.type),
@@ -86,10 +86,10 @@ def _with_settings(
             whole_pass=None if whole_pass is None else lambda inputs, reduce: whole_pass(inputs, reduce, settings),
         )
 
-    return row
+    return make
 
 
-LOSSES: Mapping[LossType, Row] = MappingProxyType(
+LOSSES: Mapping[LossType, MakeLoss] = MappingProxyType(
     {
         LossType.CLIPPED: _with_settings(Clipped, clipped_surrogate),
         LossType.GSPO: _with_settings(Gspo, clipped_sequence_ratio),
@@ -101,7 +101,7 @@ LOSSES: Mapping[LossType, Row] = MappingProxyType(
             ClipCov, clipped_without_chosen, needs=[ROLLOUT_LOGPROBS], whole_pass=choose_to_clip
         ),
         LossType.KL_COV: _with_settings(
-            KlCov, ratio_with_penalty, needs=[ROLLOUT_LOGPROBS], whole_pass=choose_to_penalise
+            KlCov, ratio_with_penalty, needs=[ROLLOUT_LOGPROBS], whole_pass=choose_to_penalize
         ),
         LossType.DPPO: _with_settings(Dppo, within_divergence),
         LossType.DRO: _with_settings(Dro, quadratic_penalty),

@@ -1,10 +1,10 @@
 """Policy filtration: resamples the responses of a step's updates by their scores.
 
-Source: PF-PPO, Zhang et al. 2024, arXiv 2409.06957, which compares responses to the same prompt (`scope: Group`). The
-weights are those of verl 0.9.1 (`compute_pf_ppo_reweight_data`), which compares all of a batch (`scope: Batch`). When
-to use: a noisy reward model that is more reliable at extreme scores.
+Source: PF-PPO, Zhang et al. 2024, arXiv 2409.06957. The paper compares responses to the same prompt (`scope: Group`).
+verl 0.9.1 compares all responses of a batch (`scope: Batch`). The weights are verl's (`compute_pf_ppo_reweight_data`).
+When to use: a noisy reward model that is more reliable at extreme scores.
 
-Legend: B responses of a step, S responses that are compared with each other, P those of S that can be drawn.
+Legend: B responses of a step, S responses that are compared with each other, P responses of these that can be drawn.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ KL_SUM = "ppo_kl"
 BOUNDED_SUM = "pg_ratio_bounded"
 """The number of tokens whose ratio, used as a weight, was limited to its maximum."""
 
-LEAST_REST = 1e-8
-"""Added to 1 - p before a division or logarithm, because it may be 0."""
+REST_EPSILON = 1e-8
+"""Added to 1 - p before a division or logarithm, because 1 - p may be 0."""
 
 
 def clipped_surrogate(inputs: LossInputs, settings: Clipped) -> TokenLosses:
@@ -122,7 +122,7 @@ def within_divergence(inputs: LossInputs, settings: Dppo) -> TokenLosses:
         case Divergence.KL:
             # Rounding may make a probability larger than 1.
             rest_N, old_rest_N = ((1.0 - each_N).clamp(min=0.0) for each_N in (new_N, old_N))
-            kl_of_rest_N = old_rest_N * ((old_rest_N + LEAST_REST) / (rest_N + LEAST_REST)).log()
+            kl_of_rest_N = old_rest_N * ((old_rest_N + REST_EPSILON) / (rest_N + REST_EPSILON)).log()
             is_out_N = (pushed_N > 0) & (kl_of_rest_N - old_N * log_ratio_N > thresholds_N)
     ratio_N = log_ratio_N.exp()
     weights_N = ratio_N.clamp(max=settings.max_ratio).masked_fill(is_out_N, 0.0)

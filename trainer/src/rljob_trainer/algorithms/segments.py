@@ -20,8 +20,8 @@ from torch.autograd.function import FunctionCtx
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """The lengths of rows; use `Segments.of` to make it. The host has a copy of the lengths, so that reading them does
-    not make it wait for the device."""
+    """The lengths of rows; use `Segments.of` to make it. The host has a copy of the lengths, so that reading lengths
+    does not make the host wait for the device."""
 
     lengths: tuple[int, ...]
     """[B]: the number of values of each row, on the host."""
@@ -51,7 +51,7 @@ class Segments:
         return len(self.lengths)
 
     @property
-    def num_used(self) -> int:
+    def num_nonempty_rows(self) -> int:
         """The number of rows with at least one value."""
         return sum(length > 0 for length in self.lengths)
 
@@ -76,7 +76,7 @@ class Segments:
         return torch.segment_reduce(values_N.detach(), "max", lengths=self.lengths_B, unsafe=True)
 
     def spread(self, values_B: Tensor) -> Tensor:
-        """[N]: for each value that of its row. Differentiable."""
+        """[N]: each row's value, repeated for every value of the row. Differentiable."""
         values_N: Tensor = _Spread.apply(values_B, self)  # type: ignore[no-untyped-call]
         return values_N
 

@@ -1,11 +1,12 @@
 """Policy losses with one ratio for a whole response.
 
-Every token of a response has the response's loss. Its gradient with respect to the token's own log-probability is that
-of GSPO-token (arXiv 2507.18071, section 4.3): the token counts as if it moved the response's log-ratio by the full
-change instead of 1 / length of it. If all tokens of a response have the same weight, as in every aggregation, the
-gradient of the response's weighted sum is exact. With SequenceMeanTokenMean it is the papers' objective (one loss per
-response); with TokenMean responses are weighted by their lengths. If weights differ within a response (rollout
-correction), or advantages in GSPO, each token's gradient is scaled by its own weight or advantage.
+All tokens of a response have the same loss. The gradient with respect to a token's log-probability is that of
+GSPO-token (arXiv 2507.18071, section 4.3): a change of this log-probability counts as an equal change of the response's
+mean log-ratio, although the mean changes only by 1 / length of this change. If all tokens of a response have the same
+weight, as in every aggregation, the gradient of the weighted sum over the response is exact. With SequenceMeanTokenMean
+the aggregated loss is the papers' objective (one loss per response); with TokenMean, responses are weighted by their
+lengths. The tokens of a response may have different weights (rollout correction) or, in GSPO, different advantages.
+Then each token's gradient is scaled by the token's own weight or advantage.
 
 Legend: B rows, N response tokens of all rows.
 """
@@ -28,8 +29,8 @@ def clipped_sequence_ratio(inputs: LossInputs, settings: Gspo) -> TokenLosses:
     """GSPO: max(-A s, -A clip(s, 1 - low, 1 + high)), [N], with s = exp(mean of the response's log-ratios).
 
     Source: Zheng et al. 2025, arXiv 2507.18071, sections 4.1 and 4.3. The mean is clamped to at most 10, beyond which
-    no gradient flows. When to use: long responses and mixtures of experts, because the noise of single tokens does not
-    decide on clipping.
+    no gradient flows. When to use: long responses and mixtures of experts, because clipping does not depend on the
+    noise of single tokens.
     """
     log_ratio_N = inputs.logprobs_N - inputs.old_logprobs_N
     means_N = _response_means(log_ratio_N, inputs.segments).clamp(max=MAX_MEAN_LOG_RATIO)

@@ -1,7 +1,7 @@
 """Simulates several data-parallel workers in one process, to try a user's function before real workers exist.
 
-Each worker is a thread. One thread runs at a time, until it waits in `Reduce` or finishes. Unlike real workers, which
-are processes, they share the global variables of modules.
+Each worker is a thread. One thread runs at a time, until it waits in `Reduce` or finishes. The threads share the global
+variables of modules; real workers are processes and do not.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 PATIENCE_SECONDS = 300.0
-"""The timeout for workers that block each other outside of `Reduce`. Within it they wait for the others without
-limit."""
+"""How long `on_workers` waits for each worker to finish. The limit is for workers that block each other, for example
+with a lock."""
 
 
 def on_workers(
@@ -30,9 +30,9 @@ def on_workers(
 ) -> list[Result]:
     """Calls `compute(part, reduce)` once for each part, each on its own simulated worker, and returns the results.
 
-    Raises the error of the first worker that fails; the others do not wait for it. A call of `reduce` that does not
-    match those of the other workers raises ValueError in the worker that makes it. Raises TimeoutError if workers do
-    not finish, and leaves their threads behind.
+    Raises the error of the first worker that fails; the others do not wait for it. If a worker calls `reduce` in
+    another way than the other workers, the call raises ValueError in this worker. Raises TimeoutError if workers do not
+    finish, and leaves their threads behind.
     """
     rendezvous = _Rendezvous(len(parts))
     results: dict[int, Result] = {}

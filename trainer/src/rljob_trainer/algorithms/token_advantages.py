@@ -71,10 +71,10 @@ def optimal_token_baseline_advantages(
     Positions count response tokens only, as in verl's `tir_optimal_token_baseline`. Needs OLD_LOGPROBS, SQUARES and
     KL_PENALTIES.
 
-    Source: Li et al. 2026, arXiv 2602.07078. The tail is verl's: if a single response of a group still has a token t,
-    its baseline would be its own return, so with `zeroTail` there is no baseline. A group with a single response never
-    has one. Unlike in verl, W is never negative (1 - 2 p + p^2 may round below 0), and 1e-8 is added to each W, not to
-    their sum. When to use: long responses whose tokens have very different gradients.
+    Source: Li et al. 2026, arXiv 2602.07078. The tail is as in verl: if only one response of a group still has a token
+    t, the baseline would be the response's own return, so with `zeroTail` there is no baseline. A group with a single
+    response never has a baseline. Unlike in verl, W is never negative (1 - 2 p + p^2 may round below 0), and 1e-8 is
+    added to each W, not to their sum. When to use: long responses whose tokens have very different gradients.
 
     The sums are dense, [3, G x P] in float64: each worker allocates 24 bytes per group and position and reduces them
     once over all workers (100 MB for 1,024 groups and 4,096 positions). Group ids must be numbered from 0 without large

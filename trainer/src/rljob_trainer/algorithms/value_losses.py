@@ -14,7 +14,7 @@ from torch import Tensor
 from rljob_trainer.algorithms.interfaces import Reduce
 
 VALUE_CLIPPED_SUM = "vf_clipfrac"
-"""The number of tokens whose loss is that of the clipped value."""
+"""The number of tokens whose loss is computed from the clipped value."""
 VALUE_SUM = "vpred_mean"
 """The sum of the values."""
 
@@ -37,7 +37,8 @@ def clipped_value_loss(
     """max((V - R)^2, (clip(V, V_old - range, V_old + range) - R)^2) / 2, [N]; without a range (V - R)^2 / 2.
 
     Source: Huang et al. 2022, "The 37 Implementation Details of Proximal Policy Optimization", detail 9 (Schulman's
-    implementation of arXiv 1707.06347). The range keeps values close to those that the advantages were computed with.
+    implementation of arXiv 1707.06347). The range keeps values close to the values with which the advantages were
+    computed.
     """
     squares_N = (values_N - returns_N).square()
     num_clipped = squares_N.new_zeros((), dtype=torch.int64)

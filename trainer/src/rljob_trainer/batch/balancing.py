@@ -18,7 +18,7 @@ MAX_SUM = 2.0**63
 CLOSE_ENOUGH = 1e-4
 """The search stops when the largest sum exceeds the mean by less than this share of the mean."""
 NUM_TRIES = 32
-"""An exchange is tried with so many of the emptiest partitions before the search stops."""
+"""The search stops if no exchange with any of this number of emptiest partitions helps."""
 
 
 def balanced_partitions(lengths: Sequence[int] | npt.NDArray[np.integer], num_partitions: int) -> list[list[int]]:
@@ -39,12 +39,12 @@ def balanced_partitions(lengths: Sequence[int] | npt.NDArray[np.integer], num_pa
         raise DataError(f"balanced_partitions: lengths must not be negative (seen: {given.min()})")
     if given.sum(dtype=np.float64) >= MAX_SUM:
         raise DataError(f"balanced_partitions: the sum of lengths must be below 2^63 (seen: up to {given.max()} each)")
-    items = _each_to_the_emptiest(given.astype(np.int64), num_partitions)
+    items = _greedy_assignment(given.astype(np.int64), num_partitions)
     _exchange(items, given.astype(np.int64))
     return [sorted(row) for row in items.tolist()]
 
 
-def _each_to_the_emptiest(lengths: npt.NDArray[np.int64], num_partitions: int) -> npt.NDArray[np.int64]:
+def _greedy_assignment(lengths: npt.NDArray[np.int64], num_partitions: int) -> npt.NDArray[np.int64]:
     """[num_partitions, items]: assigns each item to the partition with the smallest sum that has room (Graham's
     rule)."""
     capacity = len(lengths) // num_partitions
@@ -64,7 +64,8 @@ def _each_to_the_emptiest(lengths: npt.NDArray[np.int64], num_partitions: int) -
 def _exchange(items: npt.NDArray[np.int64], length_of: npt.NDArray[np.int64]) -> None:
     """Exchanges items between rows, in place, until no exchange is found that reduces the largest sum.
 
-    It terminates, because each exchange reduces the larger sum of two rows and leaves the other one below it."""
+    It terminates, because each exchange reduces the larger of two sums, and the other sum stays below the old larger
+    one."""
     lengths = length_of[items]
     loads = lengths.sum(axis=1)
     enough = loads.mean() * (1 + CLOSE_ENOUGH)

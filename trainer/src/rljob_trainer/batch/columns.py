@@ -49,7 +49,8 @@ def tensor_of_array(where: str, array: npt.NDArray[np.generic]) -> torch.Tensor:
 
 
 def as_signed(tensor: torch.Tensor) -> torch.Tensor:
-    """A view with a signed dtype if the dtype is an unsigned one of 16 bits or more, which torch cannot index."""
+    """A view with a signed dtype if the dtype is unsigned and has 16 bits or more, because torch cannot index such
+    tensors."""
     return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
 
 
@@ -132,7 +133,7 @@ def same_value(left: object, right: object) -> bool:
     try:
         return bool(left == right)
     except (TypeError, ValueError, RuntimeError):
-        # A type whose comparison is elementwise has no truth value.
+        # The result of an elementwise comparison has no truth value.
         return False
 
 

@@ -84,8 +84,8 @@ class DataProto:
         (int64) or numbers (float32). Ragged columns: lists of tensors, and RaggedColumns. Object columns: other lists
         and tuples, and arrays of objects or strings. In `meta`, lists become tuples.
 
-        Unlike here, verl makes object columns of arrays and lists of numbers. TensorDicts are not supported. Raises
-        DataError with the column's name for anything else, and for numbers of more than 64 bits."""
+        verl makes object columns of arrays and of lists of numbers; this method does not. TensorDicts are not
+        supported. Raises DataError with the column's name for anything else, and for numbers of more than 64 bits."""
         local = coerced_columns(columns)
         return DataProto(local.tensors, local.objects, coerced_meta(meta or {}), local.ragged)
 
@@ -232,8 +232,8 @@ class DataProto:
     def fetched(self, names: Iterable[str] | None = None) -> DataProto:
         """The same batch with these remote columns (by default all) fetched; local columns are unchanged.
 
-        Consecutive rows of one shard become views of the store's memory, others a copy. Raises DataError for unknown
-        names, and if shards do not match each other."""
+        Consecutive rows of one shard become views of the store's memory; other rows are copied. Raises DataError for
+        unknown names, and if shards do not match each other."""
         wanted = set(self.column_names() if names is None else checked_names("fetched", names))
         for name in wanted:
             self._column(name)
@@ -246,8 +246,9 @@ class DataProto:
         return batch
 
     def union(self, other: DataProto) -> DataProto:
-        """The columns and meta of both batches. A column in both must have equal content (NaN equals NaN), a remote one
-        the same rows of the same shards. Raises DataError on a conflict. verl changes the first batch in place."""
+        """The columns and meta of both batches. If both have a column, its content must be equal (NaN equals NaN); a
+        remote column must have the same rows of the same shards. Raises DataError on a conflict. verl changes the first
+        batch in place."""
         theirs = dict(_checked_batch("union", other).columns())
         for name, column in self.columns():
             if name in theirs:
@@ -304,8 +305,8 @@ class DataProto:
         return self._at(reordered_rows(order, len(self)))
 
     def padded_to_multiple(self, size: int) -> tuple[DataProto, int]:
-        """Repeats the last row until B is a multiple of `size`; returns the batch and the number of rows added, which
-        `unpadded` removes. An empty batch stays empty.
+        """Repeats the last row until B is a multiple of `size`; returns the batch and the number of added rows.
+        `unpadded` removes them. An empty batch stays empty.
 
         All added rows are at the end. verl has two ways: auto padding repeats the last row in the caller's own batch,
         and pad_dataproto_to_divisor repeats rows from the first one."""

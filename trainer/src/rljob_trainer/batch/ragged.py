@@ -62,7 +62,8 @@ class RaggedColumn:
     def from_rows(
         rows: Sequence[torch.Tensor | npt.NDArray[np.generic] | Sequence[float]], dtype: torch.dtype | None = None
     ) -> RaggedColumn:
-        """A column with one row per element of `rows`: tensors or arrays [length, ...], or sequences of numbers.
+        """A column with one row per element of `rows`. The elements are tensors or arrays [length, ...], or sequences
+        of numbers.
 
         The default `dtype` is that of the tensors, or the one that torch infers from the numbers (int64, float32,
         bool). Raises DataError if rows differ in more than their length, or if no dtype can be inferred.

@@ -91,7 +91,7 @@ class RemoteBlock:
 
     @staticmethod
     def of_shard(reference: ShardReference, names: Iterable[str], num_rows: int) -> RemoteBlock:
-        """A block of all rows of one shard, with the columns' names in the shard."""
+        """A block of all rows of one shard. The columns keep the names that they have in the shard."""
         return RemoteBlock(
             {name: name for name in names},
             (reference,),
@@ -147,7 +147,7 @@ class RemoteBlock:
         return local
 
     def _pieces(self) -> tuple[list[_Piece], Positions | None]:
-        """The rows to take from each shard, and the order into which to bring them; None if they are in order."""
+        """The rows to take from each shard, and the order to bring them into; None if they are already in order."""
         if not len(self):
             return [_Piece(0, range(0))], None
         is_start = np.ones(len(self), dtype=np.bool_)
@@ -179,24 +179,24 @@ def fetch_shards(blocks: Iterable[RemoteBlock]) -> dict[ShardReference, Shard]:
 
 def concat_blocks(blocks_of_batches: Sequence[Sequence[RemoteBlock]]) -> tuple[RemoteBlock, ...]:
     """Blocks of the rows of all batches, one after the other. Each batch has the same columns, but may group them in
-    other blocks.
+    different blocks.
 
     Raises DataError if a column has different names in the shards of two batches.
     """
-    homes = [
+    block_numbers = [
         {name: number for number, block in enumerate(blocks) for name in block.columns} for blocks in blocks_of_batches
     ]
-    together: dict[tuple[int, ...], list[str]] = {}
-    for name in homes[0]:
-        together.setdefault(tuple(home[name] for home in homes), []).append(name)
+    names_of_blocks: dict[tuple[int, ...], list[str]] = {}
+    for name in block_numbers[0]:
+        names_of_blocks.setdefault(tuple(numbers[name] for numbers in block_numbers), []).append(name)
     return tuple(
         _concat([blocks[number] for blocks, number in zip(blocks_of_batches, numbers, strict=True)], names)
-        for numbers, names in together.items()
+        for numbers, names in names_of_blocks.items()
     )
 
 
 ROWS_PER_RUN = 8
-"""Runs of consecutive rows are copied run by run if their mean length is at least this. A run costs as much as
+"""Consecutive rows are copied in runs if the mean length of the runs is at least this. Copying a run costs as much as
 gathering a few rows, but the result needs no reordering."""
 
 

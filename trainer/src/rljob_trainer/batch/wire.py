@@ -29,8 +29,8 @@ class PackedTensor:
 def pack(name: str, tensor: torch.Tensor) -> PackedTensor:
     """Packs a tensor for pickling. Shares its memory if it is contiguous and on the CPU, otherwise copies it.
 
-    Of a view only its own elements are packed, and no gradient. Raises DataError with the column's name for tensors
-    that are not plain bytes (sparse, quantized, distributed).
+    Only the elements of a view are packed, not those of the tensor behind it; a gradient is not packed. Raises
+    DataError with the column's name for tensors that are not plain bytes (sparse, quantized, distributed).
     """
     detached = tensor.detach()
     if type(detached) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_quantized:
@@ -47,11 +47,12 @@ def pack(name: str, tensor: torch.Tensor) -> PackedTensor:
 def unpack(packed: PackedTensor) -> torch.Tensor:
     """The tensor, sharing the memory of `packed.data`.
 
-    torch shows it as writable even if that memory is not (an object store's), so treat received columns as read-only.
+    torch shows the tensor as writable even if its memory is read-only, as in an object store. So treat received columns
+    as read-only.
     """
     if not packed.data.size:
         return torch.empty(packed.shape, dtype=packed.dtype)
-    data = packed.data if packed.data.flags.writeable else np.asarray(_WritableLook(packed.data))
+    data = packed.data if packed.data.flags.writeable else np.asarray(_WritableView(packed.data))
     return torch.from_numpy(data).view(packed.dtype).view(packed.shape)
 
 
@@ -64,7 +65,7 @@ class _ArrayInterface(TypedDict):
     data: tuple[int, bool]
 
 
-class _WritableLook:
+class _WritableView:
     """Presents read-only bytes as writable and keeps them alive, because torch has no read-only tensors and warns about
     each read-only array that it is given."""
 

@@ -44,8 +44,8 @@ def write_merged_huggingface(
     on_progress: OnProgress = ignore_progress,
 ) -> None:
     """Like `write_huggingface`, for the model in `source` merged with adapters: the checkpoint's tensors whose names
-    begin with `prefix`. The adapters are also written to ADAPTER_FOLDER, in float32; `base_model` is the base model
-    that those files name."""
+    begin with `prefix`. The adapters are also written to ADAPTER_FOLDER, in float32; `base_model` is written into those
+    files as the adapters' base model."""
 
     def write_adapters(export: Path) -> None:
         names = [name for name in adapters.names if name.startswith(prefix)]
@@ -117,8 +117,8 @@ class MergedWeights:
 
 def names_shared_with_experts(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
     """Returns the layer names (last parts, such as `gate_proj`) that have adapters and are also names of experts in the
-    model's files. `names`: tensor names of peft's file. When peft (0.21.2) loads the file, it applies such adapters to
-    the experts, even if they belong to other layers."""
+    model's files. `names`: tensor names of peft's file. When peft (0.21.2) loads such a file, it applies these adapters
+    to the experts, even if the adapters belong to other layers."""
     of_experts = expert_endings(model)
     layers = {name.removesuffix(SUFFIX).rpartition(".")[2] for name in names if name.endswith(SUFFIX)}
     return sorted(layers & of_experts)

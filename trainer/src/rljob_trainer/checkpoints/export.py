@@ -64,9 +64,9 @@ def ignore_progress(_number: int, _of: int) -> None:
 def export_dtype(choice: ExportDtype, source: Path) -> torch.dtype:
     """Returns the dtype of an export of the model in the folder `source`.
 
-    `Auto` is the dtype with which `from_pretrained` would load the source: the one in its config.json, else the one of
-    its first weight file (a model of the Hub may have no weights on the controller). If neither is float32, bfloat16 or
-    float16, it is float32.
+    For `Auto` this is the dtype with which `from_pretrained` would load the source: the dtype in its config.json,
+    otherwise that of its first weight file (a model of the hub may have no weights on the controller). In all other
+    cases, and for any other dtype, it is float32.
     """
     if choice is not ExportDtype.AUTO:
         return torch.float32 if choice is ExportDtype.FLOAT32 else torch.bfloat16
@@ -77,8 +77,8 @@ def export_dtype(choice: ExportDtype, source: Path) -> torch.dtype:
     for path in sorted(source.glob("*.safetensors")):
         with safe_open(path, framework="pt") as weights:
             names = {DTYPE_NAMES[dtype]: dtype for dtype in _DTYPES.values()}
-            held = (weights.get_slice(each).get_dtype() for each in weights.keys())  # noqa: SIM118
-            return next((names[each] for each in held if each in names), torch.float32)
+            stored = (weights.get_slice(each).get_dtype() for each in weights.keys())  # noqa: SIM118
+            return next((names[each] for each in stored if each in names), torch.float32)
     return torch.float32
 
 
@@ -95,11 +95,11 @@ def write_huggingface(
     """Writes the model to `folder`, which appears complete or not at all and replaces an earlier export.
 
     `source` is the folder of the model that was trained. Its configuration, tokenizer and generation settings are
-    copied, with `dtype` as the model's dtype. The weights are the tensors whose names are `prefix` followed by the name
-    in the `transformers` model. They are written with the names and layouts of the model's files on the hub;
-    floating-point tensors are converted to `dtype`, and tied tensors are left out. Only one saved tensor (all experts
-    of a layer are one) and its converted form are in memory at a time. `write_more` may add files to the folder.
-    `on_progress` is called after each tensor.
+    copied, with `dtype` as the model's dtype. The weights are the tensors of the checkpoint whose names begin with
+    `prefix`; the rest of a name is the tensor's name in the `transformers` model. The weights are written with the
+    names and layouts of the model's files on the hub; floating-point tensors are converted to `dtype`, and tied tensors
+    are left out. Only one saved tensor (all experts of a layer are one) and its converted form are in memory at a time.
+    `write_more` may add files to the folder. `on_progress` is called after each tensor.
 
     Raises CheckpointError if a tensor of the model is missing, unknown or of another shape (`from_pretrained` would
     fill it with random numbers and only warn), if a value is out of range for `dtype`, or if reading or writing fails.
@@ -187,9 +187,10 @@ def _meta_model(source: Path) -> PreTrainedModel:
 
 
 def _model_shapes(model: PreTrainedModel) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-    """Returns the shapes of a model's tensors, and the names of tied tensors, which are only other names of them."""
-    once = {name for name, _ in model.named_parameters()}
-    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - once
+    """Returns the shapes of a model's tensors, and the names of tied tensors. A tied tensor is the same tensor under a
+    second name."""
+    first_names = {name for name, _ in model.named_parameters()}
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - first_names
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}, tied
 
 
@@ -207,12 +208,12 @@ def _counted(
 ) -> Callable[[str], torch.Tensor]:
     numbers = itertools.count(1)
 
-    def read_and_tell(name: str) -> torch.Tensor:
+    def read_and_report(name: str) -> torch.Tensor:
         tensor = read(name)
         on_progress(next(numbers), num_tensors)
         return tensor
 
-    return read_and_tell
+    return read_and_report
 
 
 def _write_weights(

@@ -1,10 +1,11 @@
 """Fencing: which start of the trainer may write, and which checkpoints of earlier starts are accepted.
 
-A retry must not mix with an earlier start that was only paused (a stopped process, a node that comes back). So start N
-first writes `starts/<N>.json`, a list of the checkpoints that it accepts: all that it finds. From then on earlier
-starts cannot commit. If one passes that check just before, its manifest is not in the list, and N and all later starts
-ignore it. Before N saves anything, it shortens the list to the checkpoint that it resumed from and older ones. A start
-that ends before that has saved nothing, so its longer list does no harm.
+An earlier start may only be paused (a stopped process, a node that comes back). Its checkpoints must not mix with those
+of a retry. So start N first writes `starts/<N>.json`, a list of the checkpoints that it accepts: all that it finds.
+Before every commit, a start checks for such files of later starts. If there is one, the commit fails. An earlier start
+may pass this check just before start N writes its file. Then the new checkpoint is not in N's list, so N and all later
+starts ignore it. Before N saves anything, it shortens its list to the checkpoint that it resumed from and older ones.
+If N ends before it has shortened the list, it has saved nothing, so the longer list does no harm.
 
 A start is one trainer process. `RLJOB_START_NUMBER` is its number. Numbers must increase for each start on the same
 folder; gaps are allowed.
@@ -44,13 +45,13 @@ class StartRecord(WireModel):
     contract_version: PositiveCount
     start_number: PositiveCount
     accepted: tuple[str, ...]
-    """Folder names of the accepted checkpoints of earlier starts, newest first. Once the start saves, the first one is
-    the checkpoint that it resumed from."""
+    """Folder names of the accepted checkpoints of earlier starts, newest first. Once the start saves, the first name is
+    that of the checkpoint from which it resumed."""
     started_at: str
 
 
 def announce_start(root: Path, start_number: int) -> None:
-    """Announces the start, after which earlier ones can no longer commit. Call `accept_up_to` before the first save.
+    """Announces the start. Afterwards earlier starts can no longer commit. Call `accept_up_to` before the first save.
 
     Raises FencedError if this start or a later one was already announced.
     """
@@ -61,7 +62,7 @@ def announce_start(root: Path, start_number: int) -> None:
         accepted=tuple(folder.name for folder in accepted),
         started_at=timestamp_now(),
     )
-    path = _path(root, start_number)
+    path = _start_file(root, start_number)
     with storage_errors(root, "announcing a start"):
         make_folder(path.parent)
         try:
@@ -74,13 +75,14 @@ def announce_start(root: Path, start_number: int) -> None:
 
 
 def accept_up_to(root: Path, start_number: int, resumed_from: CheckpointFolder | None) -> None:
-    """Records which checkpoint the announced start has resumed from. It and older ones stay accepted. Newer ones, which
-    were skipped, are no longer accepted, so that they can never become the newest again.
+    """Records which checkpoint the announced start has resumed from. That checkpoint and older ones stay accepted.
+    Newer ones were skipped, for example because they are damaged. They are no longer accepted, so that they can never
+    become the newest again.
 
     Raises FencedError if a later start exists.
     """
     refuse_if_fenced(root, start_number)
-    path = _path(root, start_number)
+    path = _start_file(root, start_number)
     record, _ = read_sealed(path, StartRecord)
     visible = visible_checkpoints(root, start_number)
     accepted = tuple(folder.name for folder in visible if resumed_from and folder <= resumed_from)
@@ -91,16 +93,17 @@ def accept_up_to(root: Path, start_number: int, resumed_from: CheckpointFolder |
 
 
 def name_of_resumed(root: Path, start_number: int) -> str | None:
-    """Returns the name of the folder that the start has resumed from; None for step 0. Only valid after `accept_up_to`.
+    """Returns the name of the checkpoint that the start has resumed from; None for step 0. Only valid after
+    `accept_up_to`.
 
     Raises CheckpointError if the start's file is damaged."""
-    accepted = _read(root, start_number)
+    accepted = _accepted_names(root, start_number)
     return accepted[0] if accepted else None
 
 
 def refuse_if_fenced(root: Path, start_number: int) -> None:
     """Raises FencedError if a later start exists."""
-    newest = max(_started(root), default=0)
+    newest = max(_start_numbers(root), default=0)
     if newest > start_number:
         raise FencedError(
             f"{root}: a newer start of the trainer exists (start {newest}), so this one (start {start_number}) may no "
@@ -114,7 +117,9 @@ def visible_checkpoints(root: Path, start_number: int) -> list[CheckpointFolder]
     Raises FencedError if a later start exists, CheckpointError if the list of a start is damaged.
     """
     refuse_if_fenced(root, start_number)
-    accepted = {number: set(_read(root, number)) for number in _started(root) if _has_list(root, number)}
+    accepted = {
+        number: set(_accepted_names(root, number)) for number in _start_numbers(root) if _has_list(root, number)
+    }
     return [
         folder
         for folder in list_checkpoint_folders(root)
@@ -124,8 +129,8 @@ def visible_checkpoints(root: Path, start_number: int) -> list[CheckpointFolder]
 
 
 def newest_of_job(root: Path, start_number: int, job_name: str) -> CheckpointStatus | None:
-    """Returns the checkpoint from which this start will probably resume, by the manifests alone. None if there is none,
-    or it cannot be read; the search for the checkpoint, which follows, reports why."""
+    """Returns the checkpoint from which this start will probably resume; reads only manifests. Returns None if there is
+    no checkpoint or if it cannot be read; `find_newest_complete`, which is called later, reports the reason."""
     with suppress(CheckpointError, OSError):
         for folder in visible_checkpoints(root, start_number):
             with suppress(DamagedError):
@@ -140,25 +145,25 @@ def timestamp_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _started(root: Path) -> Iterator[int]:
+def _start_numbers(root: Path) -> Iterator[int]:
     folder = root / STARTS_FOLDER
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     matches = [_FILE_PATTERN.fullmatch(name) for name in names]
     return (int(match[1]) for match in matches if match)
 
 
-def _path(root: Path, start_number: int) -> Path:
+def _start_file(root: Path, start_number: int) -> Path:
     return root / STARTS_FOLDER / f"{start_number:04d}.json"
 
 
 def _has_list(root: Path, start_number: int) -> bool:
-    # An empty file means that the start ended while announcing itself (see `create_absent`). It has accepted and
-    # written nothing.
-    return _path(root, start_number).stat().st_size > 0
+    # An empty file means that the start ended while it was announcing itself (see `create_absent`), before it saved
+    # anything.
+    return _start_file(root, start_number).stat().st_size > 0
 
 
-def _read(root: Path, start_number: int) -> tuple[str, ...]:
-    path = _path(root, start_number)
+def _accepted_names(root: Path, start_number: int) -> tuple[str, ...]:
+    path = _start_file(root, start_number)
     try:
         return read_sealed(path, StartRecord)[0].accepted
     except DamagedError as error:

@@ -5,9 +5,10 @@
         rank-00000.safetensors ...                    the pieces of tensors that each rank has written
         manifest.json                                 written last; without it the folder is not a checkpoint
 
-JSON files are *sealed*: `{"content":<document>,"digest":"sha256:<of the document's bytes>"}`. Without a digest, a
-flipped bit in a data cursor could still be valid JSON. Tensor files have no digest of the whole file: the digests of
-the header and of the tensors cover every byte once, can be computed in parallel, and identify the damaged tensor.
+JSON files are *sealed*: `{"content":<document>,"digest":"sha256:<of the document's bytes>"}`. Without a digest, nobody
+would notice a flipped bit in a number, because the JSON would still be valid. Tensor files have no digest of the whole
+file: the digests of the header and of the tensors cover every byte once, can be computed in parallel, and identify the
+damaged tensor.
 """
 
 from __future__ import annotations
@@ -235,12 +236,12 @@ def status_of(folder: Path, manifest: Manifest, digest: str) -> CheckpointStatus
     )
 
 
-def warn_of_unknown_fields(what: str, places: tuple[str, ...]) -> None:
+def warn_of_unknown_fields(what: str, paths: tuple[str, ...]) -> None:
     """Logs, once per field, the fields of a document that this version does not know and has ignored."""
-    for name in sorted({_INDEX.sub("[]", place) for place in places}):
-        _tell_once(what, name)
+    for name in sorted({_INDEX.sub("[]", path) for path in paths}):
+        _log_once(what, name)
 
 
 @cache
-def _tell_once(what: str, name: str) -> None:
+def _log_once(what: str, name: str) -> None:
     log.warning("%s: %s is not known to this version and is ignored; a newer version wrote it", what, name)

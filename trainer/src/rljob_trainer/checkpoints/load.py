@@ -70,10 +70,10 @@ class Found:
 
 
 def find_newest_complete(root: Path, start_number: int, digests: bool = True) -> Found | None:
-    """Finds the checkpoint that this start resumes from; None if there is none, which means step 0.
+    """Finds the checkpoint that this start resumes from; None if there is none and the run begins at step 0.
 
-    Damaged checkpoints are skipped. With `digests` every byte is verified; without it only manifests and sizes of
-    files, so that changed bytes in files of the right size are only found by `load_into`.
+    Damaged checkpoints are skipped. With `digests` every byte is verified. Without it only manifests and file sizes are
+    checked; then changed bytes in a file of the right size are found later, by `load_into`.
 
     Raises CheckpointError if checkpoints were committed but all are damaged, because a run must not silently restart
     from step 0. Raises FencedError if a later start exists.
@@ -106,8 +106,7 @@ def refuse_existing(root: Path) -> None:
 
 
 def check_checkpoint(folder: Path, digests: bool = True) -> tuple[Manifest, str]:
-    """Verifies every byte of a checkpoint (without `digests` only file sizes). Returns its manifest and the digest of
-    it.
+    """Verifies every byte of a checkpoint (without `digests` only file sizes). Returns the manifest and its digest.
 
     Raises DamagedError, naming the file and the check that failed.
     """
@@ -155,8 +154,8 @@ class CheckpointReader:
     def read_into(self, name: str, offsets: tuple[int, ...], out: torch.Tensor) -> None:
         """Fills `out` (any device) with the block of the tensor that begins at `offsets` and has the shape of `out`.
 
-        Overlapping pieces are read completely, one at a time, because a digest covers a whole piece. With the same
-        number of ranks as at the save, this reads no more than the block.
+        Every piece that overlaps the block is read completely, one at a time, because a digest covers a whole piece.
+        With the same number of ranks as at the save, this reads no more than the block.
 
         Raises CheckpointError if dtype or shape do not match, DamagedError if bytes have changed.
         """
@@ -194,7 +193,7 @@ class CheckpointReader:
         span = self._spans[piece.file].get(name)
         num_bytes = math.prod(piece.shape) * DTYPES[self._entries[name].dtype].itemsize
         if span is None or span.end - span.start != num_bytes:
-            raise DamagedError(f"{piece.file}: does not contain tensor {name} as the manifest says")
+            raise DamagedError(f"{piece.file}: tensor {name} is missing or has another size than in the manifest")
         return span
 
 

@@ -15,15 +15,16 @@ def prune(root: Path, start_number: int, keep: int) -> list[Path]:
     """Keeps the `keep` newest intact checkpoints and removes older ones. Returns the folders that were removed.
 
     A checkpoint counts as intact if its manifest is valid and all files exist with the right sizes. Tensors are not
-    read: this would read the whole model and its optimizer at every save while training waits, and much of it from
-    caches, which proves nothing about the storage. Two kinds of checkpoints are known to be good without it: those that
-    this start has written (every rank hashed the bytes that it wrote, and all files were synced before the commit), and
-    the one that it has resumed from (its ranks have verified every byte). Nothing is removed unless at least one of
-    these is kept. So a run never keeps only checkpoints that were last read by an earlier start.
+    read. Otherwise training would wait at every save until the whole model and its optimizer state are read. Much of
+    this would come from caches, and so prove nothing about the storage. Two kinds of checkpoints are known to be good
+    without reading tensors. The first kind was written by this start: every rank hashed the bytes that it wrote, and
+    all files were synced before the commit. The second kind is the checkpoint from which this start has resumed: its
+    ranks have verified every byte. Nothing is removed unless at least one of these checkpoints is kept, so one kept
+    checkpoint is always known to be good.
 
-    Also removed are, of earlier starts, folders without a manifest and checkpoints that are not accepted, and failed
-    saves of this start (older than its newest checkpoint; a save in progress is newer). The controller calls this after
-    a commit, so after `announce_start` and `accept_up_to`.
+    It also removes what earlier starts left behind (folders without a manifest, checkpoints that are not accepted) and
+    failed saves of this start. A failed save is older than this start's newest checkpoint; a save in progress is newer.
+    Call `prune` after a commit, and so after `announce_start` and `accept_up_to`.
 
     Raises FencedError if a later start exists, CheckpointError if removing fails.
     """
@@ -39,11 +40,11 @@ def prune(root: Path, start_number: int, keep: int) -> list[Path]:
 
 
 def _outdated(root: Path, start_number: int, visible: list[CheckpointFolder], keep: int) -> list[CheckpointFolder]:
-    """Returns the checkpoints that are older than the `keep` newest intact ones, newest first; empty if none of the
-    kept ones is known to be good."""
+    """Returns the checkpoints that are older than the `keep` newest intact ones, newest first. Returns nothing if none
+    of the kept checkpoints is known to be good."""
     if len(visible) <= keep:
         return []
-    was_read = name_of_resumed(root, start_number)
+    resumed_from = name_of_resumed(root, start_number)
     num_kept, is_one_known = 0, False
     for index, folder in enumerate(visible):
         if num_kept == keep:
@@ -53,7 +54,7 @@ def _outdated(root: Path, start_number: int, visible: list[CheckpointFolder], ke
         except DamagedError:
             continue
         num_kept += 1
-        is_one_known |= folder.start_number == start_number or folder.name == was_read
+        is_one_known |= folder.start_number == start_number or folder.name == resumed_from
     return []
 
 

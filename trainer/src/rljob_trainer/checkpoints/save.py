@@ -47,7 +47,7 @@ def begin_save(root: Path, step: int, start_number: int, num_bytes: int = 0) -> 
     """Creates the folder of a new checkpoint; only called by the controller.
 
     `num_bytes` is the sum of `num_shard_bytes` over the ranks. It is compared with the free space before anything is
-    written; 0 skips this check. The space is needed in addition to that of the checkpoints that are kept.
+    written; 0 skips this check. The kept checkpoints need their space in addition.
 
     Raises FencedError, and CheckpointError if there is too little space or if the step is already saved.
     """
@@ -197,7 +197,7 @@ def _manifest(
 ) -> Manifest:
     if folder.name != folder_name(step, start_number):
         raise CheckpointError(
-            f"{folder}: is not the folder of step {step} and start {start_number}; use the one from begin_save"
+            f"{folder}: is not the folder of step {step} and start {start_number}; use the folder of begin_save"
         )
     ordered = sorted(records, key=lambda record: record.rank)
     ranks = [record.rank for record in ordered]

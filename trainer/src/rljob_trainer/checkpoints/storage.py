@@ -29,7 +29,7 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 @contextmanager
 def durable_file(path: Path, publish: Callable[[Path, Path], None] | None = None) -> Iterator[int]:
-    """Yields a descriptor for the file's content. After the block the file is durable and has its name.
+    """Yields a descriptor to write the file's content. After the block the file is durable and has its final name.
 
     `publish(temporary, path)` renames the file; without it, an existing file is replaced. After an error the temporary
     file is removed.

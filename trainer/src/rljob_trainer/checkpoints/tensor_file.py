@@ -51,7 +51,7 @@ _MAX_HEADER_BYTES = 100 * 1024 * 1024
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """Size and digests of a written file, with which it is compared when it is read."""
+    """Size and digests of a written file. They are compared with the file when it is read."""
 
     num_bytes: int
     header_digest: str
@@ -122,16 +122,17 @@ def stream_tensor_file(
 
     Raises OSError, and what `read` raises; then no part of the file remains.
     """
-    # Wide elements first, as in all files. Within the same width the order of `specs` stays, which may suit the reader.
+    # Wide elements first, as in all files. Within the same width the order of `specs` stays, because `read` may be
+    # faster in that order.
     ordered = dict(sorted(specs.items(), key=lambda item: -item[1].dtype.itemsize))
     with durable_file(path) as descriptor:
         write_all(descriptor, _header(ordered, metadata))
         for name in ordered:
             # Without a variable, so that the tensor is freed before the next one is read.
-            write_all(descriptor, _bytes_of(_as_announced(name, read(name), ordered[name])))
+            write_all(descriptor, _bytes_of(_as_in_header(name, read(name), ordered[name])))
 
 
-def _as_announced(name: str, tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+def _as_in_header(name: str, tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     assert (tensor.dtype, tuple(tensor.shape)) == (spec.dtype, spec.shape), (name, tensor.dtype, tensor.shape, spec)
     return tensor
 
@@ -242,7 +243,7 @@ def _check_size(path: Path, num_bytes: int) -> None:
 def _checks(path: Path, expected: WrittenFile) -> Iterator[_Check]:
     spans = read_checked_header(path, expected.header_digest)
     if spans.keys() != expected.tensor_digests.keys():
-        raise DamagedError(f"{path.name}: contains other tensors than the manifest says")
+        raise DamagedError(f"{path.name}: does not contain exactly the tensors in the manifest")
     for name, span in spans.items():
         yield _Check(path, name, span.start, span.end, expected.tensor_digests[name])
 

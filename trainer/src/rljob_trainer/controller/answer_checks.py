@@ -9,9 +9,9 @@ drawn; a row that fails is skipped, counted and logged. Held-out rows are always
 evaluation scores all of them.
 
 A failing process does not mean that the data is wrong: an answer at which a process died or ran out of memory is tried
-once more, and so is an answer that timed out. A second death ends this attempt with ResourceError, because a retry may
-succeed. For rows that are drawn during training, a retry would draw the same row; there the row is skipped if a process
-can still score a known good answer.
+once more, and so is an answer that timed out. If a process dies again, this attempt ends with ResourceError, because a
+retry may succeed. Rows that are drawn during training are different, because a retry would draw the same row again.
+Such a row is skipped if a process can still score a known good answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rljob_trainer.control_groups import num_usable_cores
 from rljob_trainer.datasets.prompts import DATASET, EVALUATION_DATASET, PromptRow
 from rljob_trainer.errors import DatasetError, ResourceError
 from rljob_trainer.rewards.answer_values import why_unusable
-from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, excerpt
+from rljob_trainer.rewards.base import MACHINE_ERRORS, RewardOutcome, RewardRequest, RewardStatus, excerpt
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.workers.reward import RewardSettings, ScorerSettings
 
@@ -56,7 +56,8 @@ AnswerKey = tuple[type, object]
 
 def start_check_pools(reward: RewardSettings, stack: ExitStack) -> list[ScorerPool]:
     """Starts the processes of each scorer without waiting for them; `stack` closes them. A MathAnswer scorer gets
-    several processes for parsing answers, any other one process, which shows whether it can be loaded."""
+    several processes to parse answers. Any other scorer gets one process, which shows whether the scorer can be
+    loaded."""
     num_processes = [
         min(each.reward.num_processes, num_usable_cores(), MAX_PROCESSES) if _reads_answers(each) else 1
         for each in reward.scorers
@@ -66,7 +67,8 @@ def start_check_pools(reward: RewardSettings, stack: ExitStack) -> list[ScorerPo
 
 
 def refuse_unusable(rows: Sequence[PromptRow], dataset: str, answer_field: str) -> None:
-    """Does step 1. `dataset` is the field path, such as `spec.training.dataset`. Raises DatasetError."""
+    """Does step 1 (see the module's docstring). `dataset` is the field path, such as `spec.training.dataset`. Raises
+    DatasetError."""
     reasons = [(row, reason) for row in rows if (reason := why_unusable(row.answer)) is not None]
     if reasons:
         dictionary = next((row.answer for row, _ in reasons if isinstance(row.answer, Mapping)), None)
@@ -92,7 +94,8 @@ def check_rewards(
     cannot be scored, ResourceError."""
     for pool in pools:
         pool.wait_until_ready()
-    # If several scorers parse the same answers, only the one with the shortest time limit does, as it is the strictest.
+    # If several scorers parse answers, only the scorer with the shortest time limit checks them, because it is the
+    # strictest.
     found = [pair for pair in zip(scorers, pools, strict=True) if _reads_answers(pair[0])]
     scorer, used = min(found, key=lambda pair: pair[0].reward.timeout_seconds, default=(None, None))
     for pool in pools:
@@ -125,15 +128,15 @@ class AnswerParser:
         self._reasons: dict[AnswerKey, str | None] = {}
 
     def parse(self, rows: Sequence[PromptRow], *, may_blame_answers: bool = False) -> None:
-        """Tries the answers of these rows. Raises ResourceError if a process fails twice at one answer; with
-        `may_blame_answers` only if it also fails at a known good answer."""
+        """Tries the answers of these rows. Raises ResourceError if a process fails twice at one answer. With
+        `may_blame_answers` it raises only if a process also fails at a known good answer."""
         new = {key: row for key, row in _distinct(rows).items() if key not in self._reasons}
         outcomes = self._outcomes(new)
         again = {key: row for key, row in new.items() if _may_succeed_later(outcomes[key])}
         outcomes |= self._outcomes(again)
         for key, row in new.items():
             if _is_lack_of_resources(outcomes[key]) and not (may_blame_answers and self._can_score()):
-                raise ResourceError(self._lack_text(row, outcomes[key]))
+                raise ResourceError(self._no_resources_message(row, outcomes[key]))
         self._reasons |= {key: self._reason(row, outcomes[key]) for key, row in new.items()}
 
     def why_unscorable(self, row: PromptRow) -> str | None:
@@ -161,7 +164,7 @@ class AnswerParser:
         what = first_line.removeprefix("raised ").removeprefix("ValueError: ")
         return f"{_seen(row)}, which cannot be scored: {excerpt(what, MAX_REASON_CHARACTERS)}"
 
-    def _lack_text(self, row: PromptRow, outcome: RewardOutcome) -> str:
+    def _no_resources_message(self, row: PromptRow, outcome: RewardOutcome) -> str:
         return (
             f"{self._where}: checking the answer {_seen(row)} ({row.location}) failed twice, because the scorer "
             f"{excerpt(outcome.detail, MAX_REASON_CHARACTERS)}; probably the trainer is out of memory: give it more "
@@ -178,9 +181,9 @@ class DrawnRowFilter:
         """Location and prompt of the skipped rows: rows of two datasets may have the same index."""
 
     def are_usable(self, rows: Sequence[PromptRow]) -> list[bool]:
-        """Returns for each row whether its answer can be scored. The result for a row is the same during this attempt;
-        after a retry an answer that timed out or killed a process may be usable. Logs each skipped row once. Raises
-        ResourceError."""
+        """Returns for each row whether its answer can be scored. The result for a row does not change during this
+        attempt; after a retry, an answer that timed out or killed a process may be usable. Logs each skipped row once.
+        Raises ResourceError."""
         self._parser.parse(rows, may_blame_answers=True)
         reasons = [self._parser.why_unscorable(row) for row in rows]
         new = [
@@ -230,8 +233,9 @@ def _reads_answers(scorer: ScorerSettings) -> bool:
 
 
 def _is_lack_of_resources(outcome: RewardOutcome) -> bool:
-    """Whether the scoring process died or ran out of memory, which is probably not the answer's fault."""
-    return outcome.has_died or outcome.detail.startswith("raised MemoryError")
+    """Whether the scoring process died, ran out of memory or could not read a file, which is probably not the answer's
+    fault."""
+    return outcome.has_died or outcome.detail.startswith(tuple(f"raised {error.__name__}" for error in MACHINE_ERRORS))
 
 
 def _may_succeed_later(outcome: RewardOutcome) -> bool:

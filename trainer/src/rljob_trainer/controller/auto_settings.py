@@ -1,5 +1,5 @@
-"""Resolves what a job leaves open: `Auto` fields and the commits of models on the Hugging Face hub. The first start
-decides; the checkpoint stores the choices, and every resumed run keeps them."""
+"""Resolves the settings that a job leaves open: `Auto` fields and the commits of models on the Hugging Face hub. The
+first start decides; the checkpoint stores the choices, and every resumed run keeps them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class AutoSettings(WireModel):
-    """The resolved settings: what the job names, or what was chosen for `Auto`."""
+    """The resolved settings: the value in the job, or the value that was chosen for `Auto`."""
 
     dtype: Dtype
     rollout_engine: RolloutEngine
@@ -43,7 +43,7 @@ class AutoSettings(WireModel):
 def resolve_auto(
     spec: RLJobSpec,
     device_type: str,
-    kept: AutoSettings | None,
+    saved: AutoSettings | None,
     hub_model: HubModel | None = None,
     local_model: str | None = None,
     *,
@@ -51,22 +51,21 @@ def resolve_auto(
 ) -> AutoSettings:
     """Resolves the settings of this start.
 
-    `kept`: the choices stored in the checkpoint that the run resumes from. `hub_model`: the job's model if it is on the
-    hub; `local_model`: the fingerprint of a local one. `has_experts`: whether the model has experts, which matters only
-    for adapters.
+    `saved`: the choices in the checkpoint that the run resumes from. `hub_model`: the job's model if it is on the hub;
+    `local_model`: the fingerprint of a local one. `has_experts`: whether the model has experts, which matters only for
+    adapters.
 
-    Raises ConfigurationError if the rollout engine is not installed, cannot compile, does not support adapters or
-    tensor parallelism, and if the job's adapters do not match those of the checkpoint."""
+    Raises ConfigurationError if the rollout engine is not installed, cannot compile, or does not support adapters or
+    tensor parallelism."""
     dtype = spec.training.model.dtype
     if dtype is Dtype.AUTO:
         chosen = Dtype.BFLOAT16 if device_type == "cuda" else Dtype.FLOAT32
-        dtype = kept.dtype if kept else chosen
-    elif kept and dtype is not kept.dtype:
-        log.warning("spec.training.model.dtype is %s, but the checkpoint was trained in %s", dtype, kept.dtype)
-    engine = selected_engine(spec, kept)
-    refuse_other_adapters(spec, kept, hub_model, local_model)
-    lora = _settled_lora(spec, engine, device_type, kept, has_experts=has_experts)
-    before = kept.hub_model if kept else None
+        dtype = saved.dtype if saved else chosen
+    elif saved and dtype is not saved.dtype:
+        log.warning("spec.training.model.dtype is %s, but the checkpoint was trained in %s", dtype, saved.dtype)
+    engine = selected_engine(spec, saved)
+    lora = _resolved_lora(spec, engine, device_type, saved, has_experts=has_experts)
+    before = saved.hub_model if saved else None
     if before and (hub_model is None or hub_model.revision != before.revision):
         log.warning(
             "spec.training.model is %s, but the run of the checkpoint started from %s at commit %s: reference model "
@@ -75,7 +74,7 @@ def resolve_auto(
             before.source,
             before.revision,
         )
-    if kept and kept.local_model and kept.local_model != local_model:
+    if saved and saved.local_model and saved.local_model != local_model:
         log.warning(
             "spec.training.model.source: %s is not the model that the run of the checkpoint started from: reference "
             "model and tokenizer may differ",
@@ -84,25 +83,25 @@ def resolve_auto(
     return AutoSettings(
         dtype=dtype,
         rollout_engine=engine,
-        rollout_compile=_settled_compile(spec, engine, device_type, kept),
+        rollout_compile=_resolved_compile(spec, engine, device_type, saved),
         hub_model=hub_model,
         local_model=local_model,
         lora=lora,
     )
 
 
-def chosen_engine(spec: RLJobSpec, kept: AutoSettings | None) -> RolloutEngine:
+def chosen_engine(spec: RLJobSpec, saved: AutoSettings | None) -> RolloutEngine:
     """Returns the engine that the job names, else the one stored in the checkpoint, else `Auto`."""
     engine = spec.training.rollout.engine
-    return kept.rollout_engine if kept and engine is RolloutEngine.AUTO else engine
+    return saved.rollout_engine if saved and engine is RolloutEngine.AUTO else engine
 
 
-def selected_engine(spec: RLJobSpec, kept: AutoSettings | None) -> RolloutEngine:
+def selected_engine(spec: RLJobSpec, saved: AutoSettings | None) -> RolloutEngine:
     """Returns `VLLM` or `HuggingFace`. Raises ConfigurationError if the engine is not installed, or if `Auto` selects
     HuggingFace although the job sets tensorParallel."""
-    engine, tensor_parallel = select_engine(chosen_engine(spec, kept)), spec.roles.rollout.tensor_parallel
+    engine, tensor_parallel = select_engine(chosen_engine(spec, saved)), spec.roles.rollout.tensor_parallel
     if engine is RolloutEngine.HUGGING_FACE and tensor_parallel > 1:
-        reason = "the run started with it" if kept else "vLLM is not installed"
+        reason = "the run started with it" if saved else "vLLM is not installed"
         raise ConfigurationError(
             "spec.roles.rollout.tensorParallel: the HuggingFace engine does not support tensor parallelism, and "
             f"training.rollout.engine: Auto has selected it because {reason} (seen: {tensor_parallel}); set it to 1, "
@@ -111,50 +110,50 @@ def selected_engine(spec: RLJobSpec, kept: AutoSettings | None) -> RolloutEngine
     return engine
 
 
-def _settled_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, kept: AutoSettings | None) -> Compile:
+def _resolved_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, saved: AutoSettings | None) -> Compile:
     wanted = spec.training.rollout.compile
-    if wanted is not Compile.AUTO or kept is None or kept.rollout_engine is not engine:
+    if wanted is not Compile.AUTO or saved is None or saved.rollout_engine is not engine:
         return select_compile(wanted, engine, device_type, spec.training.steps)
-    if kept.rollout_compile is Compile.ALWAYS and device_type == "cpu" and (missing := missing_for_compilation()):
+    if saved.rollout_compile is Compile.ALWAYS and device_type == "cpu" and (missing := missing_for_compilation()):
         log.warning(
             "spec.training.rollout.compile: the run started with compilation; it continues without, because %s is "
             "missing",
             missing,
         )
         return Compile.NEVER
-    return kept.rollout_compile
+    return saved.rollout_compile
 
 
-def _settled_lora(
-    spec: RLJobSpec, engine: RolloutEngine, device_type: str, kept: AutoSettings | None, *, has_experts: bool
+def _resolved_lora(
+    spec: RLJobSpec, engine: RolloutEngine, device_type: str, saved: AutoSettings | None, *, has_experts: bool
 ) -> Lora | None:
     wanted = spec.training.model.lora
     if wanted is None:
         return None
     sync, reason = select_lora_sync(wanted.sync, engine, device_type, has_experts=has_experts)
-    if wanted.sync is LoraSync.AUTO and kept and kept.lora and kept.rollout_engine is engine:
-        sync, reason = kept.lora.sync, "as at the start of the run"
+    if wanted.sync is LoraSync.AUTO and saved and saved.lora and saved.rollout_engine is engine:
+        sync, reason = saved.lora.sync, "as at the start of the run"
     how = "only the adapters" if sync is LoraSync.ADAPTER else "the merged model"
     log.info("lora: the rollout engine gets %s (model.lora.sync %s: %s)", how, sync.value, reason)
     return wanted.model_copy(update={"sync": sync})
 
 
 def refuse_other_adapters(
-    spec: RLJobSpec, kept: AutoSettings | None, hub_model: HubModel | None, local_model: str | None
+    spec: RLJobSpec, saved: AutoSettings | None, hub_model: HubModel | None, local_model: str | None
 ) -> None:
     """Raises ConfigurationError if the adapters of the checkpoint do not match the job: another rank, alpha or targets
     (the dropout may change), or another base model. For the arguments see `resolve_auto`."""
-    if kept is None:
+    if saved is None:
         return
     wanted = spec.training.model.lora
-    shown = [_adapters_shown(each) for each in (wanted, kept.lora)]
+    shown = [_adapters_shown(each) for each in (wanted, saved.lora)]
     if shown[0] != shown[1]:
         raise ConfigurationError(
             f"spec.training.model.lora: is {shown[0]}, but the checkpoint was trained with {shown[1]}; use the "
             "checkpoint's settings, or start a new run in another folder"
         )
     if wanted:
-        _refuse_other_base(kept, hub_model, local_model)
+        _refuse_other_base(saved, hub_model, local_model)
 
 
 def _adapters_shown(lora: Lora | None) -> str:
@@ -164,15 +163,15 @@ def _adapters_shown(lora: Lora | None) -> str:
     return f"rank {lora.rank}, alpha {lora.alpha:g}, targets {targets}"
 
 
-def _refuse_other_base(kept: AutoSettings, hub_model: HubModel | None, local_model: str | None) -> None:
+def _refuse_other_base(saved: AutoSettings, hub_model: HubModel | None, local_model: str | None) -> None:
     """Raises ConfigurationError if the base model differs: the checkpoint contains only the adapters, which are useless
     with other base weights."""
-    commits = [each.revision if each else None for each in (hub_model, kept.hub_model)]
-    if commits[0] != commits[1] or local_model != kept.local_model:
+    commits = [each.revision if each else None for each in (hub_model, saved.hub_model)]
+    if commits[0] != commits[1] or local_model != saved.local_model:
         raise ConfigurationError(
             "spec.training.model.source: is not the base model of the checkpoint's adapters (seen: "
             f"{_model_shown(hub_model, local_model)}, the checkpoint has "
-            f"{_model_shown(kept.hub_model, kept.local_model)}); use the checkpoint's model, or start a new run "
+            f"{_model_shown(saved.hub_model, saved.local_model)}); use the checkpoint's model, or start a new run "
             "in another folder"
         )
 

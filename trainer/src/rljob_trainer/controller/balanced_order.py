@@ -1,7 +1,7 @@
 """Orders the rows of a batch so that every worker gets about the same number of tokens in every update.
 
-Workers wait for each other in each update, so the one with the most tokens sets the pace. Which rows an update trains
-on does not depend on the number of workers; only the assignment of rows to workers does.
+Workers wait for each other in each update, so the worker with the most tokens determines the time. Which rows an update
+trains on does not depend on the number of workers; only the assignment of rows to workers does.
 
 Legend: B rows of a batch, M rows of an update, over all workers.
 """
@@ -14,9 +14,9 @@ from rljob_trainer.batch.balancing import balanced_partitions
 
 
 def balanced_order(lengths_B: torch.Tensor, num_workers: int, rows_per_update: int) -> torch.Tensor:
-    """Returns [B] int64, a permutation of the rows. Split into `num_workers` equal consecutive parts, part w is the
-    share of worker w: first its share of the first M rows, then of the next M, and so on. `lengths_B`: [B] int64,
-    tokens of each row, 0 for rows that need no computation.
+    """Returns [B] int64, a permutation of the rows. If it is split into `num_workers` equal consecutive parts, part w
+    is the share of worker w: first the worker's rows of the first update, then those of the second update, and so on.
+    `lengths_B`: [B] int64, tokens of each row, 0 for rows that need no computation.
 
     Raises DataError if M is not divisible by the number of workers."""
     shares: list[list[int]] = [[] for _ in range(num_workers)]
@@ -28,7 +28,7 @@ def balanced_order(lengths_B: torch.Tensor, num_workers: int, rows_per_update: i
 
 
 def imbalance(lengths_B: torch.Tensor, num_workers: int) -> float:
-    """Returns the tokens of the worker with the most tokens, divided by the mean over workers, if the rows are split
-    into equal consecutive parts; 1 if there are no tokens."""
+    """Splits the rows into equal consecutive parts, one per worker. Returns the largest number of tokens of a worker
+    divided by the mean over workers; 1 if there are no tokens."""
     tokens_W = lengths_B.view(num_workers, -1).sum(dim=1).double()
     return float(tokens_W.max() / tokens_W.mean()) if lengths_B.any() else 1.0

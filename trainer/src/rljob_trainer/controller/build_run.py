@@ -23,10 +23,10 @@ from rljob_trainer.controller.critic_and_reward_models import critic_model, scor
 from rljob_trainer.controller.hub_models import (
     HubModel,
     HubRoleModels,
-    at_kept_commit,
+    at_saved_commit,
     hub_model_of,
     hub_role_models_of,
-    judges_at_kept_commits,
+    role_models_at_saved_commits,
     warn_if_reward_model_changed,
 )
 from rljob_trainer.controller.model_roles import (
@@ -62,7 +62,7 @@ class Run:
     """The resolved job: no `Auto`, and every model of the hub at a commit."""
     choices: AutoSettings
     model_folder: Path
-    model_place: ModelLocation
+    model_location: ModelLocation
     prompts: Prompts
     workers: Workers
     drawn_rows: DrawnRowFilter | None = None
@@ -71,34 +71,34 @@ class Run:
 
 @contextmanager
 def built_run(
-    job: TrainerJob, settings: Settings, kept: AutoSettings | None, doing: ReportActivity = lambda _: None
+    job: TrainerJob, settings: Settings, saved: AutoSettings | None, doing: ReportActivity = lambda _: None
 ) -> Iterator[Run]:
     """Yields a run that is ready to train, and tears everything down at the end, also after errors.
 
-    `kept`: the resolved settings of the checkpoint that the run resumes from. `doing`: called with a description of
+    `saved`: the resolved settings of the checkpoint that the run resumes from. `doing`: called with a description of
     each slow activity. Errors in the job are found before Ray is started and devices are reserved. Raises
     ConfigurationError, DatasetError, ResourceError, WorkerError or WorkerDiedError, each naming the cause."""
-    engine = selected_engine(job.spec, kept)
+    engine = selected_engine(job.spec, saved)
     check_algorithm(job.spec)
     with ExitStack() as stack:
-        # Scoring processes on the controller's node find rewards and answers that fail, before devices are reserved.
+        # Before devices are reserved, scoring processes on the controller's node find rewards and answers that fail.
         reward = reward_settings(job, settings)
         checks = start_check_pools(reward, stack)
         doing("finds the model and loads its tokenizer")
-        policy = found_policy(job.spec, settings, kept)
+        policy = found_policy(job.spec, settings, saved)
         doing("loads the data")
         prompts = load_all_prompts(job.spec.training, policy.folder, settings.job_folder)
         layouts = {role: layout_of(job.spec, role) for role in roles_with_policy_model(job.spec)}
         has_experts = check_fit(job.spec, engine, policy.folder, prompts, layouts)
         models, hub_role_models = found_models(
-            job.spec, settings, policy, prompts, kept.hub_role_models if kept else HubRoleModels()
+            job.spec, settings, policy, prompts, saved.hub_role_models if saved else HubRoleModels()
         )
         log.info("data: %s", prompts)
         drawn_rows = check_rewards(reward.scorers, checks, prompts.training, prompts.held_out, doing)
         doing("connects to Ray and reserves devices")
         device_type = stack.enter_context(connected_ray(job, settings))
         choices = resolve_auto(
-            job.spec, device_type, kept, policy.hub_model, policy.local_model, has_experts=has_experts
+            job.spec, device_type, saved, policy.hub_model, policy.local_model, has_experts=has_experts
         )
         choices = choices.model_copy(update={"hub_role_models": hub_role_models})
         job = job.model_copy(update={"spec": resolved_spec(job.spec, choices)})
@@ -109,7 +109,8 @@ def built_run(
 
 @dataclass(frozen=True)
 class FoundPolicy:
-    """The model that training starts from. Either `hub_model` or `local_model` is set; a resumed run compares it."""
+    """The model that training starts from. Either `hub_model` or `local_model` is set. A resumed run compares it with
+    the model in the checkpoint."""
 
     folder: Path
     """Local folder with its configuration and tokenizer."""
@@ -118,31 +119,31 @@ class FoundPolicy:
     local_model: str | None
 
 
-def found_policy(spec: RLJobSpec, settings: Settings, kept: AutoSettings | None) -> FoundPolicy:
+def found_policy(spec: RLJobSpec, settings: Settings, saved: AutoSettings | None) -> FoundPolicy:
     """Finds the policy's initial model. Raises ConfigurationError if it cannot be read, if maxNewTokens exceeds its
     maximum length, or if it is not the base model of the checkpoint's adapters."""
-    asked = spec.training.model
-    log.info("model: %s", asked.source)
-    is_local = looks_local(asked.source, settings.job_folder)
-    wanted = asked if is_local else at_kept_commit(asked, kept.hub_model if kept else None)
+    named = spec.training.model
+    log.info("model: %s", named.source)
+    is_local = looks_local(named.source, settings.job_folder)
+    wanted = named if is_local else at_saved_commit(named, saved.hub_model if saved else None)
     folder, location = controller_model(wanted, settings.cache_folder, settings.job_folder)
-    hub_model = None if is_local else hub_model_of(asked, location.model)
+    hub_model = None if is_local else hub_model_of(named, location.model)
     local_model = fingerprint(folder) if is_local else None
-    refuse_other_adapters(spec, kept, hub_model, local_model)
+    refuse_other_adapters(spec, saved, hub_model, local_model)
     check_row_lengths(folder, spec.training)
     return FoundPolicy(folder, location, hub_model, local_model)
 
 
 def found_models(
-    spec: RLJobSpec, settings: Settings, policy: FoundPolicy, prompts: Prompts, kept: HubRoleModels
+    spec: RLJobSpec, settings: Settings, policy: FoundPolicy, prompts: Prompts, saved: HubRoleModels
 ) -> tuple[Models, HubRoleModels]:
     """Finds and checks the critic and the reward model. Returns all models of the run, and the commits of critic and
-    reward model, which checkpoints store. Raises ConfigurationError."""
-    judged = judges_at_kept_commits(spec, kept, partial(looks_local, base_folder=settings.job_folder))
+    reward model for checkpoints. Raises ConfigurationError."""
+    pinned = role_models_at_saved_commits(spec, saved, partial(looks_local, base_folder=settings.job_folder))
     folders, critic = (settings.cache_folder, settings.job_folder), None
     if needs_critic(spec):
-        critic = critic_model(judged, policy.folder, prompts, layout_of(spec, CRITIC), *folders)
-    scored = scoring_model(judged, policy.folder, prompts.rows, layout_of(spec, REWARD_MODEL), *folders)
+        critic = critic_model(pinned, policy.folder, prompts, layout_of(spec, CRITIC), *folders)
+    scored = scoring_model(pinned, policy.folder, prompts.rows, layout_of(spec, REWARD_MODEL), *folders)
     hub_role_models = hub_role_models_of(spec, critic, scored.location if scored else None)
-    warn_if_reward_model_changed(kept, hub_role_models)
+    warn_if_reward_model_changed(saved, hub_role_models)
     return Models(policy.location, critic, scored), hub_role_models

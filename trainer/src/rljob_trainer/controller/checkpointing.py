@@ -45,9 +45,10 @@ class ControllerState(WireModel):
     """Also the policy version."""
     cursor: CursorState
     random_states: tuple[JsonValue, ...]
-    """One per worker; restored only if the number of workers is the same. Sampling is seeded by step in any case."""
+    """One per worker; restored only if the number of workers is the same. Sampling does not need them, because its
+    seeds depend on the step."""
     is_evaluated: Flag
-    """Whether an evaluation that is due after this step was done; the run may have been stopped before it."""
+    """Whether an evaluation that is due after this step was done; a stop may have come before the evaluation."""
     kl_coefficient: NonNegativeNumber | None = None
     """KL coefficient of the next step if an adaptive controller changes it; None: the job's coefficient."""
     choices: AutoSettings
@@ -87,8 +88,8 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class PendingSave:
-    """A save in progress: its folder, and the controller's state when the copy was made, which is before an evaluation
-    after the same step."""
+    """A save in progress: its folder, and the controller's state when the workers' state was copied. If an evaluation
+    follows the same step, the copy is made before it."""
 
     folder: Path
     state: ControllerState
@@ -107,8 +108,8 @@ class Checkpointing:
         self.newest: Path | None = None
         """The newest checkpoint that this start has committed or resumed from."""
         self.choices: AutoSettings | None = None
-        """The resolved `Auto` settings, which every checkpoint stores. None until they are resolved, for which the
-        resumed checkpoint is needed."""
+        """The resolved `Auto` settings, which every checkpoint stores. None until they are resolved; this needs the
+        checkpoint to resume from."""
 
     def find(self) -> ResumePoint | None:
         """Finds the checkpoint to resume from (None: start from step 0), and announces this start, which fences earlier
@@ -129,12 +130,12 @@ class Checkpointing:
         """Loads the checkpoint on all workers. Random states are restored only if the number of workers (`num_workers`,
         of the first group) is the same as when it was saved.
 
-        Returns `point`, or an older checkpoint if the workers have found that one damaged. Raises CheckpointError if
+        Returns `point`, or an older checkpoint if the workers have found `point` damaged. Raises CheckpointError if
         none is usable."""
         try:
             _load(groups, point)
         except DamagedError as error:
-            point = self._point_before(point, error)
+            point = self._verified_point(point, error)
             _load(groups, point)
         accept_up_to(self.root, self.start_number, point.checkpoint)
         self.last_begun_step = point.state.step
@@ -207,14 +208,14 @@ class Checkpointing:
         notes = tuple(f"skipped damaged checkpoint {rejected}" for rejected in found.rejected)
         return ResumePoint(found.checkpoint, state, status, notes)
 
-    def _point_before(self, point: ResumePoint, error: DamagedError) -> ResumePoint:
-        """Returns the newest checkpoint whose every byte is verified here. A worker's error alone does not reject a
-        checkpoint, because its own machine can be the cause."""
+    def _verified_point(self, rejected: ResumePoint, error: DamagedError) -> ResumePoint:
+        """Finds the checkpoint to resume from after a worker has rejected one. The controller verifies every byte here.
+        A worker's error alone does not prove damage, because the worker's own machine can be the cause."""
         found = find_newest_complete(self.root, self.start_number)
         assert found is not None, "a committed checkpoint exists"
-        if found.folder == point.folder:
+        if found.folder == rejected.folder:
             raise CheckpointError(
-                f"{point.folder}: a worker reads this checkpoint as damaged ({error}), but the controller reads it "
+                f"{rejected.folder}: a worker reads this checkpoint as damaged ({error}), but the controller reads it "
                 "correctly; check the storage and the memory of the workers' nodes"
             ) from error
         return self._point(found)

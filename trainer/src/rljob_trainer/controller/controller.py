@@ -76,7 +76,7 @@ class Controller:
         self.stop = stop
         self.num_steps = job.spec.training.steps
         self.timer = PhaseTimer(time.perf_counter, reporter.in_phase)
-        self.agreement = MismatchWatch(run.job.spec)
+        self.mismatch_watch = MismatchWatch(run.job.spec)
         activity = ActivityWatch(output.run_folder / LOGS_FOLDER, reporter.report_progress)
         for processes in run.workers.processes.values():
             processes.while_waiting = activity.poll_files
@@ -149,7 +149,7 @@ class Controller:
 
     def save_on_stop(self) -> int:
         """Saves a checkpoint of the current state and returns its number of steps."""
-        return self.saves.save_on_request(self.cursor.state(), self.training_step.kl_coefficient.kept)
+        return self.saves.save_on_request(self.cursor.state(), self.training_step.kl_coefficient.value_to_save)
 
     def export(self, folder: Path) -> Path | None:
         """Exports the policy from the checkpoint of the last step as a Hugging Face folder; LoRA adapters are merged
@@ -167,7 +167,7 @@ class Controller:
             write_huggingface(folder, source, saved, MODEL_PREFIX, dtype, on_progress=self._exported)
         else:
             adapters = AdapterSettings(model.lora, self.job.spec.training.seed)
-            base = self.run_parts.model_place.folder(
+            base = self.run_parts.model_location.folder(
                 lambda size: self.reporter.doing(f"exports the model; {size // 10**6} MB of the base model downloaded")
             )
             write_merged_huggingface(folder, base, saved, ADAPTER_PREFIX, adapters, model, dtype, self._exported)
@@ -204,13 +204,13 @@ class Controller:
         metrics[TOTAL_TOKENS] = float(num_tokens)
         metrics[THROUGHPUT] = num_tokens / seconds / self.run_parts.workers.num_devices
         try:
-            self.saves.begin_if_due(step + 1, self.cursor.state(), self.training_step.kl_coefficient.kept)
+            self.saves.begin_if_due(step + 1, self.cursor.state(), self.training_step.kl_coefficient.value_to_save)
             metrics.update(self.run_parts.workers.hybrid.take_memory())
         finally:
             metrics.update(self.saves.take_seconds())
             self.output.step_done(step + 1, metrics, samples)
             self.reporter.step_done(step + 1, metrics)
-            self.agreement.step_done(step + 1, metrics)
+            self.mismatch_watch.step_done(step + 1, metrics)
 
     def _evaluate(self, step: int) -> None:
         if self.evaluation is None or not self.evaluation.is_due(step, self.num_steps):
@@ -224,16 +224,18 @@ class Controller:
 
 
 class StepTimeline:
-    """`begin` before a step and `end` after it; both do nothing for a step that is not wanted."""
+    """Writes the timelines of some steps. Call `begin` before each step and `end` after it; both do nothing for other
+    steps."""
 
     def __init__(self, run_folder: Path, steps: Sequence[int], processes: Mapping[str, WorkerProcesses]) -> None:
-        """`steps` count from 1. `processes` by what people call them."""
+        """`steps`: the numbers of the steps whose timeline is written, from 1. `processes`: the worker processes by the
+        name of their pool."""
         self.run_folder = run_folder
         self.steps = frozenset(steps)
         self.processes = processes
 
     def begin(self, step: int) -> None:
-        """Forgets what was before. Raises WorkerDiedError."""
+        """Discards everything that was recorded before the step. Raises WorkerDiedError."""
         if step in self.steps:
             self._take()
 

@@ -66,10 +66,14 @@ def critic_model(
         check_vocabulary_size(read_config(policy_folder), read_config(folder), named.source)
         check_row_lengths(folder, spec.training, prompts)
         check_layouts(folder, {CRITIC: layout})
-        mine, theirs = Tokenizer(policy_folder).vocabulary(), Tokenizer(folder).vocabulary()
-    if mine != theirs:
-        differing = sorted({token for token, number in mine.items() if theirs.get(token) != number})
-        example = f"such as {differing[0]!r}" if differing else f"it has {len(theirs)}, the policy {len(mine)}"
+        policy_tokens, critic_tokens = Tokenizer(policy_folder).vocabulary(), Tokenizer(folder).vocabulary()
+    if policy_tokens != critic_tokens:
+        differing = sorted({token for token, number in policy_tokens.items() if critic_tokens.get(token) != number})
+        example = (
+            f"such as {differing[0]!r}"
+            if differing
+            else f"it has {len(critic_tokens)}, the policy {len(policy_tokens)}"
+        )
         raise ConfigurationError(
             f"{CRITIC_FIELD}source: the tokenizer of {named.source} has other tokens than the policy's ({example}), so "
             "it would read other texts; choose a model with the policy's tokenizer, or remove the field to use the "
@@ -78,7 +82,7 @@ def critic_model(
     return location
 
 
-def model_reward(spec: RLJobSpec) -> tuple[str, Reward, RewardModel] | None:
+def reward_with_model(spec: RLJobSpec) -> tuple[str, Reward, RewardModel] | None:
     """Returns the reward of type RewardModel, if there is one, with the prefix of its field paths."""
     for index, reward in enumerate(spec.training.rewards):
         if reward.reward_model is not None:
@@ -97,7 +101,7 @@ def scoring_model(
     """Finds and checks the reward model; None if the job has none. Raises ConfigurationError if the model cannot be
     read, has no score head or several labels, cannot be split over its GPUs, or has a chat template that rejects the
     prompts."""
-    found = model_reward(spec)
+    found = reward_with_model(spec)
     if found is None:
         return None
     field, reward, named = found
@@ -111,9 +115,9 @@ def scoring_model(
         if looks_local(named.source, job_folder):
             _check_head(folder)
         check_layouts(folder, {REWARD_MODEL: layout})
-        policy, mine = Tokenizer(policy_folder), Tokenizer(folder)
-        is_alike = policy.vocabulary() == mine.vocabulary() and policy.chat_template == mine.chat_template
-        reads_tokens = is_alike and _ends_with_response(mine, prompts)
+        policy, tokenizer = Tokenizer(policy_folder), Tokenizer(folder)
+        is_alike = policy.vocabulary() == tokenizer.vocabulary() and policy.chat_template == tokenizer.chat_template
+        reads_tokens = is_alike and _ends_with_response(tokenizer, prompts)
         longest = position_limit(config)
         if reads_tokens:
             check_vocabulary_size(read_config(policy_folder), config, named.source)
@@ -126,7 +130,7 @@ def scoring_model(
                 if is_alike
                 else "its tokenizer or chat template differs from the policy's",
             )
-            _check_conversations(mine, prompts)
+            _check_conversations(tokenizer, prompts)
     # float32 is a placeholder: the dtype is only known after `Auto` is resolved.
     engine = reward_model_engine(spec, torch.float32, layout)
     return ScoringModel(location, RewardModelSettings(engine, reward.name, field, reads_tokens, longest))

@@ -38,8 +38,8 @@ from rljob_trainer.observability.metrics import (
 )
 
 MARGIN = 1.25
-"""Factor on the expected number of prompts for a further round. Without a margin about half of these rounds would not
-fill the batch, and a round takes as long as its longest response, even with few prompts."""
+"""A further round has this many times the number of prompts that is expected to fill the batch. Without a margin about
+half of these rounds would not fill it, and a round takes as long as its longest response, even with few prompts."""
 
 Generate = Callable[[Sequence[PromptRow], int], Rollout]
 """(prompts, number of prompts drawn before in the same step) -> scored responses to these prompts."""
@@ -56,11 +56,12 @@ class DynamicSampling:
         self.cursor = cursor
         self.group_size = plan.group_size
         self.multiple = plan.num_data_ranks // math.gcd(plan.num_data_ranks, plan.group_size)
-        """Number of prompts must be a multiple of this, so that their responses split evenly over the workers."""
+        """The number of prompts of a round must be a multiple of this, so that the responses can be split evenly over
+        the workers."""
 
     def filled(self, prompts: Sequence[PromptRow], step: int, generate: Generate) -> StepRows:
-        """Returns as many groups with different scores as there are `prompts`, which are the prompts of the first
-        round.
+        """Generates responses in rounds until there are as many groups with different scores as `prompts`, the prompts
+        of the first round. Returns these groups.
 
         Raises BatchNotFullError if there are too few after the last round and `onMaxRounds` is `Fail`, and whatever
         `generate` raises. After an error the position of the prompt stream is undefined."""
@@ -70,7 +71,7 @@ class DynamicSampling:
         while (num_kept := int(is_kept_G.sum())) < num_wanted and num_rounds < resolved_value(self.settings.max_rounds):
             num_fresh = num_fresh_prompts(num_wanted, num_kept, len(is_kept_G), self.multiple)
             found = generate(self.cursor.next_batch(num_fresh), len(is_kept_G))
-            everything = _joined(everything, found)
+            everything = _concatenated(everything, found)
             is_kept_G = torch.cat([is_kept_G, self._is_kept(found)])
             num_rounds += 1
         num_returned = 0
@@ -82,7 +83,7 @@ class DynamicSampling:
             raise BatchNotFullError(self._not_full(step, num_wanted, is_kept_G, everything))
         else:
             taken = spread_groups(is_kept_G, num_wanted, self.plan.rows_per_update // self.group_size)
-        batch = _at_groups(everything, taken, self.group_size)
+        batch = _rows_of_groups(everything, taken, self.group_size)
         return StepRows.of(
             self.plan,
             batch,
@@ -99,8 +100,8 @@ class DynamicSampling:
         )
 
     def _is_kept(self, rollout: Rollout) -> torch.Tensor:
-        """Returns [groups of this rollout] bool: the scores differ, and so do those of `dynamicSampling.reward` if
-        set."""
+        """Returns [groups of this rollout] bool: whether the scores of the group differ. If `dynamicSampling.reward` is
+        set, the scores of that reward must differ, too."""
         groups_B = torch.arange(len(rollout.prompts)) // self.group_size
         differs_B = rollout.has_reward_variance(groups_B, by_name=self.by_name)
         if self.settings.reward is not None:
@@ -130,18 +131,18 @@ def num_fresh_prompts(num_wanted: int, num_kept: int, num_drawn: int, multiple: 
 
 
 def spread_groups(is_kept_G: torch.Tensor, num_wanted: int, groups_per_update: int) -> torch.Tensor:
-    """Returns [num_wanted] int64: all kept groups, filled up with others, ordered so that the numbers of kept groups in
-    any two updates differ by at most one. Each run of `groups_per_update` groups is one update."""
+    """Returns [num_wanted] int64: all kept groups, and other groups to fill the batch. In this order the numbers of
+    kept groups in any two updates differ by at most one. Each `groups_per_update` consecutive groups are one update."""
     taken = torch.cat([is_kept_G.nonzero().flatten(), (~is_kept_G).nonzero().flatten()])[:num_wanted]
     return taken.view(groups_per_update, -1).T.flatten()
 
 
-def _joined(first: Rollout, second: Rollout) -> Rollout:
+def _concatenated(first: Rollout, second: Rollout) -> Rollout:
     prompts = (*first.prompts, *second.prompts)
     return Rollout(prompts, DataProto.concat([first.batch, second.batch]), first.weights)
 
 
-def _at_groups(rollout: Rollout, groups: torch.Tensor, group_size: int) -> Rollout:
+def _rows_of_groups(rollout: Rollout, groups: torch.Tensor, group_size: int) -> Rollout:
     rows_B = (groups[:, None] * group_size + torch.arange(group_size)).flatten()
     prompts = tuple(rollout.prompts[row] for row in rows_B.tolist())
     return Rollout(prompts, rollout.batch.rows(rows_B), rollout.weights)

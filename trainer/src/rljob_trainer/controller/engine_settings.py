@@ -35,7 +35,7 @@ def reference_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout
 
 
 def actor_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -> TrainEngineSettings:
-    """Returns the settings of the trained policy; what is not set here is as for the reference."""
+    """Returns the settings of the trained policy. Settings that are not named here are those of the reference."""
     lora, offload = spec.training.model.lora, spec.training.model.offload
     return replace(
         reference_engine(spec, dtype, layout),

@@ -27,36 +27,36 @@ class HubModel(WireModel):
 
 
 class HubRoleModels(WireModel):
-    """The critic's initial model and the reward model, if they are on the hub. None if there is none, if it is local,
-    or if the critic starts from the policy's model."""
+    """The critic's initial model and the reward model, if they are on the hub. A model is None if the job has none, if
+    it is local, or if the critic starts from the policy's model."""
 
     critic: HubModel | None = None
     reward_model: HubModel | None = None
 
 
-def at_kept_commit(model: Model, before: HubModel | None) -> Model:
-    """Returns the job's model at the commit that the run of the checkpoint used (`before`), unless the job now names
+def at_saved_commit(model: Model, saved: HubModel | None) -> Model:
+    """Returns the job's model at the commit that the run of the checkpoint used (`saved`), unless the job now names
     another model or revision."""
-    if before is None or (before.source, before.requested) != (model.source, model.revision):
+    if saved is None or (saved.source, saved.requested) != (model.source, model.revision):
         return model
-    return model.model_copy(update={"revision": before.revision})
+    return model.model_copy(update={"revision": saved.revision})
 
 
-def hub_model_of(asked: Model, found: Model) -> HubModel:
+def hub_model_of(named: Model, found: Model) -> HubModel:
     """Returns the record of a model of the hub for checkpoints. `found.revision` is the commit."""
     assert found.revision is not None, "the controller has resolved the revision to a commit"
-    return HubModel(source=asked.source, requested=asked.revision, revision=found.revision)
+    return HubModel(source=named.source, requested=named.revision, revision=found.revision)
 
 
-def judges_at_kept_commits(spec: RLJobSpec, before: HubRoleModels, is_local: Callable[[str], bool]) -> RLJobSpec:
+def role_models_at_saved_commits(spec: RLJobSpec, saved: HubRoleModels, is_local: Callable[[str], bool]) -> RLJobSpec:
     """Returns the spec with the critic's model and the reward model at the commits of the checkpoint (see
-    `at_kept_commit`)."""
-    critic, reward_model = _asked(spec)
+    `at_saved_commit`)."""
+    critic, reward_model = _named_models(spec)
     return _with_revisions(
         spec,
         *(
-            None if asked is None or is_local(asked.source) else at_kept_commit(asked, kept).revision
-            for asked, kept in ((critic, before.critic), (reward_model, before.reward_model))
+            None if named is None or is_local(named.source) else at_saved_commit(named, record).revision
+            for named, record in ((critic, saved.critic), (reward_model, saved.reward_model))
         ),
     )
 
@@ -65,16 +65,16 @@ def hub_role_models_of(
     spec: RLJobSpec, critic: ModelLocation | None, reward_model: ModelLocation | None
 ) -> HubRoleModels:
     """Returns the record of critic and reward model for checkpoints."""
-    kept = [
-        hub_model_of(asked, found.model) if asked and found and found.model.revision else None
-        for asked, found in zip(_asked(spec), (critic, reward_model), strict=True)
+    records = [
+        hub_model_of(named, found.model) if named and found and found.model.revision else None
+        for named, found in zip(_named_models(spec), (critic, reward_model), strict=True)
     ]
-    return HubRoleModels(critic=kept[0], reward_model=kept[1])
+    return HubRoleModels(critic=records[0], reward_model=records[1])
 
 
-def at_commits(spec: RLJobSpec, policy: HubModel | None, judges: HubRoleModels) -> RLJobSpec:
+def at_commits(spec: RLJobSpec, policy: HubModel | None, role_models: HubRoleModels) -> RLJobSpec:
     """Returns the spec with the commits as revisions."""
-    found = (judges.critic, judges.reward_model)
+    found = (role_models.critic, role_models.reward_model)
     spec = _with_revisions(spec, *(None if each is None else each.revision for each in found))
     if policy is None:
         return spec
@@ -82,10 +82,10 @@ def at_commits(spec: RLJobSpec, policy: HubModel | None, judges: HubRoleModels) 
     return spec.model_copy(update={"training": spec.training.model_copy(update={"model": model})})
 
 
-def warn_if_reward_model_changed(before: HubRoleModels, judges: HubRoleModels) -> None:
+def warn_if_reward_model_changed(saved: HubRoleModels, role_models: HubRoleModels) -> None:
     """Logs a warning if the reward model is not the one of the checkpoint's run, because its scores may differ. Another
     initial model of the critic does not matter, because the critic's weights come from the checkpoint."""
-    was, now = before.reward_model, judges.reward_model
+    was, now = saved.reward_model, role_models.reward_model
     if was and (now is None or (now.source, now.revision) != (was.source, was.revision)):
         log.warning(
             "the reward model is %s, but the run of the checkpoint used %s at commit %s: the scores may differ",
@@ -95,13 +95,13 @@ def warn_if_reward_model_changed(before: HubRoleModels, judges: HubRoleModels) -
         )
 
 
-def _asked(spec: RLJobSpec) -> tuple[Model | None, Model | None]:
+def _named_models(spec: RLJobSpec) -> tuple[Model | None, Model | None]:
     """Returns the models of critic and reward model as the job names them."""
     critic, rewards = critic_of(spec).model, spec.training.rewards
-    judge = next((each.reward_model for each in rewards if each.reward_model), None)
+    reward_model = next((each.reward_model for each in rewards if each.reward_model), None)
     return (
         None if critic.source is None else Model(source=critic.source, revision=critic.revision),
-        None if judge is None else Model(source=judge.source, revision=judge.revision),
+        None if reward_model is None else Model(source=reward_model.source, revision=reward_model.revision),
     )
 
 

@@ -20,9 +20,10 @@ from rljob_trainer.observability.metrics import (
 log = logging.getLogger(__name__)
 
 USUAL_DIFFERENCE = {Dtype.FLOAT32: 1e-3, Dtype.BFLOAT16: 0.05}
-"""Mean difference of log-probabilities over a step's tokens, in nats, that rounding and different kernels explain."""
+"""Mean difference of log-probabilities over a step's tokens, in nats. Rounding and different kernels explain
+differences up to this value."""
 MOST_REJECTED = 0.5
-"""Fraction of rejected tokens from which on a warning is logged."""
+"""A warning is logged if more than this fraction of the tokens is rejected."""
 
 
 class MismatchWatch:
@@ -32,20 +33,20 @@ class MismatchWatch:
         """`spec.training.model.dtype` must not be `Auto`."""
         self.dtype = spec.training.model.dtype
         self.corrects = spec.training.algorithm.rollout_correction.type is not RolloutCorrectionType.NONE
-        self.worst_difference = USUAL_DIFFERENCE[self.dtype]
-        self.worst_rejected = MOST_REJECTED
+        self.max_difference = USUAL_DIFFERENCE[self.dtype]
+        self.max_rejected = MOST_REJECTED
 
     def step_done(self, step: int, metrics: Metrics) -> None:
-        """Warns if a step's mean difference is larger than usual, and again each time it has doubled. Steps with stale
-        responses are skipped, because older weights are expected to differ. Also warns if more than half of the tokens
-        are rejected."""
+        """Warns if a step's mean difference is larger than usual, and again each time the difference has doubled. Steps
+        with stale responses are skipped, because older weights are expected to differ. Also warns if more than half of
+        the tokens are rejected."""
         mean = metrics.get(LOGPROB_DIFF_MEAN, 0.0)
-        if mean > self.worst_difference and metrics[STALENESS_MAX] == 0:
-            self.worst_difference = 2 * mean
+        if mean > self.max_difference and metrics[STALENESS_MAX] == 0:
+            self.max_difference = 2 * mean
             self._warn_of_difference(step, metrics)
         rejected = metrics.get(REJECTED_FRACTION, 0.0)
-        if rejected > self.worst_rejected:
-            self.worst_rejected = (1 + rejected) / 2
+        if rejected > self.max_rejected:
+            self.max_rejected = (1 + rejected) / 2
             log.warning(
                 "step %d: algorithm.rolloutCorrection.rejection rejects %.0f %% of the tokens; widen its bounds, or "
                 "sync the weights more often (rollout.syncEverySteps)",

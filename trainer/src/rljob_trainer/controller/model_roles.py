@@ -59,22 +59,22 @@ def num_workers_of(spec: RLJobSpec, role: str) -> int:
 
 
 def layout_of(spec: RLJobSpec, role: str) -> ParallelLayout:
-    """Returns the parallel layout of a role with a train engine. If adapters are trained and the reference sets no
-    layout, it has the actor's layout, because the actor's base model is the reference."""
-    place = spec.roles.train_role(role)
+    """Returns the parallel layout of a role with a train engine. If the actor's base model is the reference, as with
+    adapters, the reference has the actor's layout."""
+    role_spec = spec.roles.train_role(role)
     if role == REFERENCE and reference_is_the_actor(spec):
-        place = spec.roles.actor
-    return ParallelLayout.of(num_workers_of(spec, role), place.shard_size, place.num_sequence_ranks)
+        role_spec = spec.roles.actor
+    return ParallelLayout.of(num_workers_of(spec, role), role_spec.shard_size, role_spec.num_sequence_ranks)
 
 
 def train_roles(spec: RLJobSpec) -> list[str]:
     """Returns the roles of the job that run on a train engine: actor, and reference and critic if needed."""
-    asked = {REFERENCE: needs_reference(spec), CRITIC: needs_critic(spec)}
-    return [ACTOR, *(role for role, is_asked in asked.items() if is_asked)]
+    optional = {REFERENCE: needs_reference(spec), CRITIC: needs_critic(spec)}
+    return [ACTOR, *(role for role, is_needed in optional.items() if is_needed)]
 
 
 def roles_with_policy_model(spec: RLJobSpec) -> list[str]:
-    """Returns the roles of `train_roles` that use the policy's model: not a critic with its own model."""
+    """Returns the roles of `train_roles` that use the policy's model: all except a critic with its own model."""
     return [role for role in train_roles(spec) if role != CRITIC or critic_of(spec).model.source is None]
 
 

@@ -80,8 +80,8 @@ def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -
         unanswered = [row.location for row in prompts if row.answer is None]
         if unanswered and (len(unanswered) < len(prompts) or needs_answers):
             raise DatasetError(
-                f"{where}.answerField: {len(unanswered)} of {len(prompts)} rows have no answer, which the reward needs "
-                f"(first: {unanswered[0]}); name the column with the answer, or remove these rows"
+                f"{where}.answerField: {len(unanswered)} of {len(prompts)} rows have no answer, but the reward needs "
+                f"one (first: {unanswered[0]}); name the column with the answer, or remove these rows"
             )
         if needs_answers:
             refuse_unusable(prompts, where, dataset.answer_field)

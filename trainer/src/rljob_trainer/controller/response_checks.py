@@ -98,7 +98,7 @@ def _check_pattern(
             generated = _without_overlap(text, beginning)
             parts: tuple[str, ...] = (
                 *(each for each in stop if each in generated),
-                # The second text, because some tokens are only removed at the end of a response.
+                # Decoded with a second text after it, because some tokens are only removed at the end of a response.
                 *(each for each in TAG.findall(generated) if each not in seen(each, "a")),
             )
             if parts:
@@ -131,8 +131,8 @@ def _warn_of_beginnings(where: str, pattern: str, prompts: Sequence[PromptRow]) 
         given = beginning.lstrip()
         if not wanted.startswith(given) and not given.startswith(wanted):
             log.warning(
-                "%s: %r never matches, because the chat template begins the assistant's turn with %r, which is part of "
-                "the response that rewards get; add it to the start of the pattern",
+                "%s: %r never matches, because the chat template begins the assistant's turn with %r, and the response "
+                "that rewards get includes this text; add it to the start of the pattern",
                 where,
                 pattern,
                 beginning,

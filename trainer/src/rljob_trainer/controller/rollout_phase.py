@@ -1,5 +1,5 @@
-"""The rollout phase of a step: from prompts to scored responses. One call generates the responses; one call starts the
-scoring and another finishes it, and the workers are free for other calls in between.
+"""The rollout phase of a step: from prompts to scored responses. `begin` generates the responses and starts their
+scoring; `scored` waits for the scores. In between, the workers are free for other calls.
 
 The responses stay on the workers that generated them; the controller gets one number per response.
 
@@ -69,12 +69,12 @@ MODEL_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_TURN_BEGINNINGS)
 
 
 @dataclass(frozen=True)
-class ModelReward:
+class RewardModelWorkers:
     """The reward model's worker group."""
 
     group: RewardModelGroup
     columns: Sequence[str]
-    """Columns of a response that it reads."""
+    """The columns that the reward model reads."""
     num_data_ranks: int
     """Number of parts that its batches are split into."""
 
@@ -102,8 +102,8 @@ class Rollout:
     weights: Mapping[str, float]
     """Weights of the rewards, by name."""
     scoring: Scoring | None = None
-    """Pending scores of all rows, followed by one greedy response per prompt if those were requested. None once the
-    scores are in `batch`, which everything below that uses scores requires."""
+    """The pending scores: one per row, then one per greedy response if greedy responses were requested. None once the
+    scores are in `batch`. The properties and methods below that read scores need them in `batch`."""
     greedy_rewards_B: torch.Tensor | None = None
     """float32: reward of the greedy response to the row's prompt; None if there are no greedy responses."""
 
@@ -128,8 +128,9 @@ class Rollout:
         return {name: self.batch[score_column(name)].float() for name in self.weights}
 
     def has_reward_variance(self, groups_B: torch.Tensor, *, by_name: bool) -> torch.Tensor:
-        """Returns [B] bool: whether the rewards in the row's group differ. With `by_name`, whether any single reward
-        with a weight other than 0 differs, for advantages that compare each reward separately."""
+        """Returns [B] bool: whether the rewards differ within the row's group. With `by_name` each reward is compared
+        separately, except those with weight 0; then it is enough if one of them differs. Advantages that compare each
+        reward separately need this."""
         named = [each_B for name, each_B in self.named_rewards_B.items() if self.weights[name] != 0]
         is_equal_B = torch.ones(len(groups_B), dtype=torch.bool)
         for each_B in named if by_name else [self.rewards_B]:
@@ -172,7 +173,7 @@ class RolloutPhase:
         weights: Mapping[str, float],
         timer: PhaseTimer,
         stop: StopRequest,
-        model_reward: ModelReward | None = None,
+        model_reward: RewardModelWorkers | None = None,
     ) -> None:
         self.hybrid = hybrid
         self.reward = reward
@@ -201,21 +202,21 @@ class RolloutPhase:
         consecutive rows. Only one rollout can be scored at a time.
 
         `seeds`: [B] int64. `syncs`: whether the rollout engine first gets the current weights. `with_greedy`: also
-        generates one greedy response per prompt, of which only the score is kept."""
-        once = stored(prompt_batch(prompts))
-        asked = once.repeat(num_responses)
+        generates one greedy response per prompt, and keeps only its score."""
+        one_row_per_prompt = stored(prompt_batch(prompts))
+        inputs = one_row_per_prompt.repeat(num_responses)
         columns = {SAMPLE_SEEDS: seeds}
         if with_greedy:
-            asked = DataProto.concat([asked, once])
-            is_greedy_B = torch.arange(len(asked)) >= len(seeds)
-            columns = {SAMPLE_SEEDS: seeds.new_zeros(len(asked)), IS_GREEDY: is_greedy_B}
+            inputs = DataProto.concat([inputs, one_row_per_prompt])
+            is_greedy_B = torch.arange(len(inputs)) >= len(seeds)
+            columns = {SAMPLE_SEEDS: seeds.new_zeros(len(inputs)), IS_GREEDY: is_greedy_B}
             columns[SAMPLE_SEEDS][: len(seeds)] = seeds
-        request = asked.only([PROMPT_TOKEN_IDS]).with_columns(columns)
+        request = inputs.only([PROMPT_TOKEN_IDS]).with_columns(columns)
         with self.timer.phase("rollout"):
             batch = self.hybrid.generate_sequences(request, sampling, syncs)
         with self.timer.phase("reward"):
-            responses = batch.only([RESPONSE_TEXTS, RESPONSE_LENGTHS]).union(asked.only(REWARD_COLUMNS))
-            scoring = self._scoring(self.reward.start_scoring(responses), batch.union(asked.only(MODEL_COLUMNS)))
+            responses = batch.only([RESPONSE_TEXTS, RESPONSE_LENGTHS]).union(inputs.only(REWARD_COLUMNS))
+            scoring = self._scoring(self.reward.start_scoring(responses), batch.union(inputs.only(MODEL_COLUMNS)))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
         kept = batch.slice(0, len(repeated)) if with_greedy else batch
         return Rollout(repeated, kept, self.weights, scoring)
@@ -234,7 +235,8 @@ class RolloutPhase:
         return Scoring(by_rewards, by_model, order_B)
 
     def scored(self, rollout: Rollout) -> Rollout:
-        """Waits for the scores and returns the rollout with them; a rollout that has them is returned unchanged.
+        """Waits for the scores and returns the rollout with them. A rollout that already has its scores is returned
+        unchanged.
 
         Raises RewardError if a reward fails and its `onError` is `Fail`, and for a score that is not finite;
         StepAbandonedError if a stop was requested in the meantime."""
@@ -255,8 +257,8 @@ class RolloutPhase:
         return replace(rollout, batch=batch, scoring=None, greedy_rewards_B=greedy_B)
 
     def samples(self, rollout: Rollout, step: int, kind: SampleKind, max_samples: int | None = None) -> list[Sample]:
-        """Returns one sample per response, or only for the first `max_samples`, with the texts that rewards got. Only
-        the texts of these responses are sent to the controller."""
+        """Returns one sample per response, or only for the first `max_samples`, with the texts that the rewards have
+        read. Only the texts of these responses are sent to the controller."""
         prompts = rollout.prompts[:max_samples]
         picked = self.reward.response_texts(rollout.batch.slice(0, len(prompts)).only([RESPONSE_TEXTS, FOUND]))
         texts, found = picked.object_column(RESPONSE_TEXTS), picked.object_column(FOUND)
@@ -277,8 +279,8 @@ class RolloutPhase:
         ]
 
     def _scores(self, scoring: Scoring) -> DataProto:
-        """Waits for the scores. After a stop request they are discarded: processes that a reward has started may have
-        received the signal, too."""
+        """Waits for the scores. Raises StepAbandonedError after a stop request, because the scores may be wrong then:
+        the stop signal may also have reached processes that a reward had started."""
         try:
             scores = self.reward.finish_scoring(scoring.by_rewards.result())
         except RewardError as error:
@@ -299,8 +301,9 @@ def _by_reward(found: object) -> dict[str, str]:
 
 
 def _refuse_not_finite(rollout: Rollout, scores: DataProto, totals_B: torch.Tensor) -> None:
-    """Raises RewardError for a score that is not finite in float32, which training uses. A single one would make the
-    advantages of its group, or of the whole batch, not finite. Rows after those of the rollout are greedy responses."""
+    """Raises RewardError for a score that is not finite in float32, which training uses. A single such score would make
+    the advantages of its group, or of the whole batch, not finite. In `scores`, the rows after those of the rollout
+    belong to greedy responses."""
     checked = [
         *(
             (f"spec.training.rewards[{index}] (reward {name})", scores[score_column(name)])

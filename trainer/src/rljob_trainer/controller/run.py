@@ -1,5 +1,5 @@
-"""One run from its start, or from a checkpoint, to the export. Importing this module loads torch and transformers,
-which takes seconds, so `__main__` imports it after the first report."""
+"""One run from its start, or from a checkpoint, to the export. Importing this module takes seconds, because it loads
+torch and transformers. So `__main__` imports it after the first report."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def write_resolved_job(path: Path, job: TrainerJob) -> None:
 
 def loaded_point(checkpointing: Checkpointing, point: ResumePoint, run: Run, reporter: RunReporter) -> ResumePoint:
     """Loads the checkpoint on the workers, and reports it. Returns `point`, or an older checkpoint if the workers find
-    that one damaged. Raises CheckpointError."""
+    `point` damaged. Raises CheckpointError."""
     reporter.doing(f"loads the checkpoint of step {point.state.step}")
     loaded = checkpointing.load(point, run.workers.trained, num_workers_of(run.job.spec, ACTOR))
     if loaded is not point:

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 VLLM_VOCABULARY_PADDING = 64
 """vLLM pads the vocabulary to a multiple of this, and divides it among the ranks."""
-MOST_STRETCHED = 1_000_000
+MAX_ROPE_FACTOR = 1_000_000
 """Upper bound for a rope scaling factor, because JSON files may contain Infinity."""
 
 
@@ -43,13 +43,13 @@ def check_algorithm(spec: RLJobSpec) -> None:
     """Loads the user's own advantage and loss and tries them. Raises ConfigurationError if they fail, if they need a
     column that the job cannot provide, and if the job configures a model that nothing needs."""
     needed_by_functions = _needed_columns(spec, of_functions=True)
-    _warn_of_little_use(spec)
+    _warn_of_unintended_settings(spec)
     rollout = spec.training.rollout
     if not samples_all_tokens(rollout) and ROLLOUT_LOGPROBS in needed_by_functions:
         raise ConfigurationError(
             f"spec.training.rollout: your function needs {ROLLOUT_LOGPROBS}, but with topP {rollout.top_p:g} and topK "
             f"{rollout.top_k} these are log-probabilities over the truncated vocabulary and cannot be compared with "
-            f"the policy's; set topP: 1 and topK: 0, or do not need {ROLLOUT_LOGPROBS}"
+            f"the policy's; set topP: 1 and topK: 0, or remove {ROLLOUT_LOGPROBS!r} from its `needs`"
         )
     if not needs_critic(spec):
         _refuse_role(spec, "critic", spec.roles.critic, "a critic", f"let your advantage need {VALUES!r}")
@@ -62,7 +62,7 @@ def check_algorithm(spec: RLJobSpec) -> None:
         _refuse_role(spec, "ref", spec.roles.ref, "the reference model", advice)
 
 
-def _warn_of_little_use(spec: RLJobSpec) -> None:
+def _warn_of_unintended_settings(spec: RLJobSpec) -> None:
     """Logs warnings for settings that are valid but probably not intended."""
     training, algorithm = spec.training, spec.training.algorithm
     kl = algorithm.kl
@@ -82,7 +82,7 @@ def _warn_of_little_use(spec: RLJobSpec) -> None:
     if rollout.sync_every_steps > 1 and correction.type is RolloutCorrectionType.NONE and correction.rejection is None:
         advice = "set training.algorithm.rolloutCorrection: {type: TokenTruncated}"
         if not samples_all_tokens(rollout):
-            advice = "set topP: 1 and topK: 0, which training.algorithm.rolloutCorrection requires, and use it"
+            advice = "use training.algorithm.rolloutCorrection, which requires topP: 1 and topK: 0"
         log.warning(
             "spec.training.rollout.syncEverySteps: responses are generated with weights up to %d steps old, without an "
             "off-policy correction; %s",
@@ -156,7 +156,7 @@ def position_limit(config: PreTrainedConfig) -> int | None:
     # unchanged.
     factor = rope.get("factor")
     if positions is not None and rope.get("rope_type") == "linear" and isinstance(factor, int | float):
-        return int(positions * min(factor, MOST_STRETCHED))
+        return int(positions * min(factor, MAX_ROPE_FACTOR))
     return positions
 
 

@@ -1,4 +1,4 @@
-"""The output of a run for people: metrics, samples, plots, and the lines on the terminal."""
+"""The output of a run that users read: metrics, samples, plots, and the lines on the terminal."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class RunOutput:
             sinks.append(TensorBoardSink(run_folder, resumed_from_step, time.time))
         self.console = LastingConsole(quiet=Logger.CONSOLE not in loggers)
         self.progress = ProgressDisplay(self.console, num_steps, num_devices, time.monotonic)
-        self.files = MetricLog(sinks)
+        self.files = MetricLog(sinks)  # Without the terminal.
         self.metrics = MetricLog([*sinks, self.progress])
         self.samples = SampleLog(run_folder, resumed_from_step)
         self.scores: dict[int, Metrics] = {}
 
     def start(self, step: int) -> None:
-        """Begins the progress display at `step` steps done."""
+        """Starts the progress display; `step` steps are already done."""
         self.progress.start(step)
 
     def step_done(self, step: int, metrics: Metrics, samples: Sequence[Sample]) -> None:
@@ -80,7 +80,7 @@ class RunOutput:
         first, last = self.scores[min(self.scores)], self.scores[max(self.scores)]
         labels = {EVAL_GREEDY: "greedy", EVAL_SAMPLED: "sampled"}
         found = {label: (first[name], last[name]) for name, label in labels.items() if name in first and name in last}
-        # Percentages only make sense for scores from 0 to 1, which weighted sums need not be.
+        # Percentages only make sense for scores from 0 to 1. Weighted sums may be outside of this range.
         are_shares = all(0 <= score <= 1 for scores in found.values() for score in scores)
         form = ".1%" if are_shares else ".3f"
         parts = [f"{label} {before:{form}} -> {after:{form}}" for label, (before, after) in found.items()]

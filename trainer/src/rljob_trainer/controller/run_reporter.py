@@ -1,7 +1,7 @@
 """Writes the RunState file, atomically: a reader never sees an incomplete file.
 
-The operator and `rljob run` watch a run through this file. Where the next attempt resumes is decided by the manifest of
-a checkpoint, not by this file.
+The operator and `rljob run` watch a run through this file. To resume, the next attempt reads the manifests of the
+checkpoints, not this file.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class RunReporter:
         self._change(progress=self._progress(**self._scores(metrics)))
 
     def doing(self, activity: str) -> None:
-        """Reports that a slow activity has started or made progress, which shows that the run is alive. During training
+        """Reports that a slow activity has started or made progress. This shows that the run is alive. During training
         it is written at most every `ACTIVITY_SECONDS`."""
         now = self._wall_clock()
         # abs(), because a clock that was set back must not suppress updates.
@@ -131,7 +131,8 @@ class RunReporter:
         self.doing(f"{self._phase_activity}; {printable(how, MAX_DETAIL_CHARS)}")
 
     def report_resume(self, checkpoint: CheckpointStatus) -> None:
-        """Reports the checkpoint that this start resumes from. Called again if that one proves to be damaged."""
+        """Reports the checkpoint that this start resumes from. Called again with an older checkpoint if the first one
+        is damaged."""
         progress = self._progress(step=checkpoint.step)
         self._change(checkpoint=checkpoint, resumed_from_step=checkpoint.step, progress=progress)
 
@@ -155,7 +156,8 @@ class RunReporter:
         """Reports that the run ends with `error`."""
         kind = type(error).__name__[:MAX_ERROR_KIND_CHARS]
         worker = error.worker if isinstance(error, TrainerError) else None
-        # Messages of the other classes were written by a worker, which does not name itself.
+        # The message of a WorkerError or WorkerDiedError names the worker. A worker raises all other errors itself, and
+        # their messages do not name it.
         is_named = worker is None or isinstance(error, WorkerError | WorkerDiedError)
         text = str(error) if is_named else f"{error} ({worker})"
         message = printable(text, MAX_ERROR_CHARS, keep_newlines=True)[:MAX_ERROR_CHARS]

@@ -21,7 +21,7 @@ from rljob_trainer.controller.model_roles import (
     num_data_ranks_of,
     placed_roles,
 )
-from rljob_trainer.controller.rollout_phase import ModelReward
+from rljob_trainer.controller.rollout_phase import RewardModelWorkers
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.ray_session import ShippedCode, cluster_resources, ray_session
 from rljob_trainer.groups.shared_folders import check_shared
@@ -71,14 +71,14 @@ class Workers:
     reward: RewardGroup
     reference: ReferenceGroup | None
     critic: CriticGroup | None
-    scoring_model: ModelReward | None
+    scoring_model: RewardModelWorkers | None
     num_devices: int
     processes: Mapping[str, WorkerProcesses]
     """By pool."""
 
     @property
     def trained(self) -> tuple[TrainedGroup, ...]:
-        """The groups with trained models, whose state checkpoints contain."""
+        """The groups whose models are trained. Checkpoints contain the state of these groups."""
         return (self.actor,) if self.critic is None else (self.actor, self.critic)
 
 
@@ -90,7 +90,8 @@ def connected_ray(job: TrainerJob, settings: Settings) -> Iterator[str]:
     has_gpus = settings.device_type == "cuda" or (settings.device_type is None and torch.cuda.is_available())
     num_local_gpus = num_workers if has_gpus else 0
     with ray_session(settings.ray_address, num_workers + 1, num_local_gpus, shipped_code(settings)):
-        # The head of a cluster may have no GPU, so the resources of the nodes count, not what torch finds here.
+        # The head of a cluster may have no GPU. So the resources of the nodes decide, not the devices that torch finds
+        # here.
         yield settings.device_type or ("cuda" if cluster_resources().get("GPU") else "cpu")
 
 
@@ -139,7 +140,7 @@ def started_workers(
             return spawn(processes)
 
         doing(f"loads models on {num_workers} workers")
-        with ThreadPoolExecutor(max_workers=len(started)) as builders:  # on all pools at once
+        with ThreadPoolExecutor(max_workers=len(started)) as builders:  # All pools at once.
             built = [builders.submit(build, *each) for each in started]
             activity = ActivityWatch(log_folder, lambda how: doing(f"loads models; {how}"))
             while wait(built, timeout=LOOK_SECONDS).not_done:
@@ -151,7 +152,7 @@ def started_workers(
             reward=groups[REWARD].seen_as(RewardGroup),
             reference=groups[REFERENCE].seen_as(ReferenceGroup) if REFERENCE in groups else None,
             critic=groups[CRITIC].seen_as(CriticGroup) if CRITIC in groups else None,
-            scoring_model=_model_reward(job, models.reward, groups),
+            scoring_model=_reward_model_workers(job, models.reward, groups),
             num_devices=num_workers,
             processes={group.pool: processes for group, _, processes in started},
         )
@@ -164,14 +165,14 @@ def _environment(job: TrainerJob, settings: Settings, device_type: str) -> dict[
     return variables | {ENV_RUN_FOLDER: str(settings.run_folder)}
 
 
-def _model_reward(
+def _reward_model_workers(
     job: TrainerJob, scored: ScoringModel | None, groups: Mapping[str, WorkerGroup]
-) -> ModelReward | None:
+) -> RewardModelWorkers | None:
     if scored is None:
         return None
     columns = TOKEN_COLUMNS if scored.settings.reads_tokens else TEXT_COLUMNS
     group = groups[REWARD_MODEL].seen_as(RewardModelGroup)
-    return ModelReward(group, columns, num_data_ranks_of(job.spec, REWARD_MODEL))
+    return RewardModelWorkers(group, columns, num_data_ranks_of(job.spec, REWARD_MODEL))
 
 
 def shipped_code(settings: Settings) -> ShippedCode | None:
@@ -185,7 +186,7 @@ def shipped_code(settings: Settings) -> ShippedCode | None:
 
 
 def chosen_num_threads(job: TrainerJob, settings: Settings) -> int | None:
-    """Returns the CPU threads of each worker if the user has set them; else None. Ray sets the variable for its jobs,
-    so there it only counts if the job's spec.env has it."""
+    """Returns the number of CPU threads of each worker if the user has set it; otherwise None. For a Ray job, Ray
+    itself sets OMP_NUM_THREADS. Then the variable only counts if it is in the job's spec.env."""
     is_chosen = not settings.is_ray_job or NUM_THREADS_VARIABLE in [variable.name for variable in job.spec.env]
     return settings.num_threads if is_chosen else None

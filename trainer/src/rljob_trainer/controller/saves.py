@@ -41,8 +41,9 @@ class Saves:
         self.num_steps = num_steps
         self.timer = PhaseTimer(clock, reporter.in_phase)
         self.unevaluated_step: int | None = None
-        """The step whose evaluation is due and not yet done; set by the controller."""
-        self.in_newest_row: Metrics = {}
+        """The step after which an evaluation is due but not yet done; set by the controller."""
+        self.newest_seconds: Metrics = {}
+        """The save times among the newest step's metrics."""
 
     def begin_if_due(self, step: int, cursor: CursorState, kl_coefficient: float | None = None) -> None:
         """Starts a save after `step` steps if one is due. Call it before writing the step's metrics. For
@@ -53,8 +54,8 @@ class Saves:
 
     def take_seconds(self) -> Metrics:
         """Returns the time that saves took since the last call, as metrics for the newest step."""
-        self.in_newest_row = self.timer.take()
-        return self.in_newest_row
+        self.newest_seconds = self.timer.take()
+        return self.newest_seconds
 
     def end(self) -> None:
         """Waits for the save in progress and commits it. Raises CheckpointError."""
@@ -87,9 +88,10 @@ class Saves:
             self.reporter.checkpoint_saved(committed)
 
     def _write_late_seconds(self) -> None:
-        """Writes the time after the newest step's metrics: the last wait, and a save on request."""
+        """Writes the save time that was spent after the newest step's metrics were written: the last wait, and a save
+        on request."""
         late = self.timer.take()
         if late:
-            # If a step has two values, readers use the last one. So it must be the total.
-            total = {name: self.in_newest_row.get(name, 0.0) + seconds for name, seconds in late.items()}
+            # If a step has two values, readers use the last one. So this one must be the total.
+            total = {name: self.newest_seconds.get(name, 0.0) + seconds for name, seconds in late.items()}
             self.output.saved(self.reporter.state.progress.step, total)

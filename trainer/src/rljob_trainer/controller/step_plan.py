@@ -17,14 +17,15 @@ class StepPlan:
     sampling: SamplingSettings
     group_size: int
     has_single_update: bool
-    """Whether each step has one optimizer update, whose own forward pass then computes the old log-probabilities."""
+    """Whether each step has only one optimizer update. Then the update's own forward pass computes the old
+    log-probabilities."""
     seed: int
     num_data_ranks: int
     """Number of parts that the actor's batch is split into."""
     num_critic_ranks: int
     """Number of parts that the critic's batch is split into; without a critic equal to num_data_ranks."""
     critic_warmup_steps: int
-    """Number of first steps in which only the critic is trained."""
+    """Number of steps at the start in which only the critic is trained."""
     rows_per_update: int
     """Responses per optimizer update, over all workers."""
     has_dropout: bool

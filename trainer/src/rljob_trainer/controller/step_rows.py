@@ -48,7 +48,7 @@ class StepRows:
     lengths_B: torch.Tensor
     """int64: tokens of prompt and response; 0 if the response is not used in the update."""
     everything: Rollout | None = None
-    """The rollout including groups that are not in the batch; None if all are."""
+    """The rollout including groups that are not in the batch; None if the batch has all groups."""
     sampling_metrics: Metrics = field(default_factory=dict)
 
     @staticmethod
@@ -82,22 +82,22 @@ class StepRows:
         return bool(self.is_trained_B.any())
 
     def distributed_batch(self) -> DataProto:
-        """Returns the rollout's batch in the order of the workers, with the rows marked that need forward passes. With
-        KL in the reward these are all kept rows: a masked response still counts in its group's mean, and its reward
+        """Returns the rollout's batch in the order of the workers, and marks the rows that need forward passes. With KL
+        in the reward these are all kept rows, because a masked response still counts in its group's mean and its reward
         includes its KL."""
         is_read_B = self.is_kept_B if self.plan.algorithm.kl.is_in_reward else self.is_trained_B
         marked = self.rollout.batch.only(TOKEN_COLUMNS).with_columns({IS_TRAINED: is_read_B})
         return marked.reorder(self.order_B) if self.plan.num_data_ranks > 1 else marked
 
-    def drawn(self, batch: DataProto, rows_B: torch.Tensor) -> tuple[DataProto, StepRows]:
-        """Returns the workers' batch and the rows with row i replaced by row `rows_B[i]`, redistributed across
-        workers."""
+    def with_rows_replaced(self, batch: DataProto, rows_B: torch.Tensor) -> tuple[DataProto, StepRows]:
+        """Replaces each row i by row `rows_B[i]` and redistributes the rows across workers. Returns the new batch for
+        the workers and the new rows."""
         positions_B = self.order_B.argsort()[rows_B]
         rows = replace(self, is_trained_B=self.is_trained_B[rows_B], lengths_B=self.lengths_B[rows_B])
         return batch.rows(positions_B[rows.order_B]), rows
 
     def for_critic(self, batch: DataProto) -> DataProto:
-        """Reorders the actor's batch for the critic's workers, if their number differs."""
+        """Reorders the actor's batch for the critic's workers if the critic has another number of workers."""
         if self.plan.num_critic_ranks == self.plan.num_data_ranks:
             return batch
         critics_B = balanced_order(self.lengths_B, self.plan.num_critic_ranks, self.plan.rows_per_update)

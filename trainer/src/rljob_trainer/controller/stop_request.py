@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-SECONDS_TO_TRY_AGAIN = 0.05
+RESEND_SECONDS = 0.05
 
 UnraisableHook = Callable[["sys.UnraisableHookArgs"], object]
 
@@ -29,11 +29,11 @@ class StopRequest:
         """Installs the handlers for SIGINT and SIGTERM."""
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
-        sys.unraisablehook = self._hook_after(sys.unraisablehook)
+        sys.unraisablehook = self._hook_before(sys.unraisablehook)
 
     def raise_if_requested(self) -> None:
-        """Raises KeyboardInterrupt if a stop was requested. A library may have swallowed the one that the signal
-        raised."""
+        """Raises KeyboardInterrupt if a stop was requested. A library may have caught the KeyboardInterrupt of the
+        signal handler."""
         if self.is_requested:
             raise KeyboardInterrupt
 
@@ -43,15 +43,15 @@ class StopRequest:
         if at_once:
             raise KeyboardInterrupt
 
-    def _hook_after(self, others: UnraisableHook) -> UnraisableHook:
-        """Python drops exceptions that are raised in callbacks, such as fork hooks and finalizers. If a
-        KeyboardInterrupt is dropped, the signal is sent again a moment later."""
+    def _hook_before(self, previous: UnraisableHook) -> UnraisableHook:
+        """Returns a hook for exceptions that Python drops, because they were raised in a callback such as a fork hook
+        or a finalizer. If a KeyboardInterrupt is dropped, the hook sends the signal again a moment later."""
 
         def hook(lost: sys.UnraisableHookArgs) -> None:
             if issubclass(lost.exc_type, KeyboardInterrupt) and self.is_requested:
-                threading.Timer(SECONDS_TO_TRY_AGAIN, _interrupt_main_thread).start()
+                threading.Timer(RESEND_SECONDS, _interrupt_main_thread).start()
             else:
-                others(lost)
+                previous(lost)
 
         return hook
 

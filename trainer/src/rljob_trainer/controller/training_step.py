@@ -4,13 +4,14 @@
             -> advantages -> updates (critic, actor)
 
 Scores are computed at the same time as the forward passes for log-probabilities and values. If the selection depends on
-scores, they are waited for first; dynamic sampling repeats this until the batch is full.
+scores, the step waits for them before the forward passes. Dynamic sampling repeats rollout and selection until the
+batch is full.
 
-Values per token stay on the workers; the controller has a few numbers per response. If these are enough to compute the
-advantages, the controller computes them, else the workers do. Responses that are not used in the update need no forward
-pass, unless their KL counts. The others are distributed so that all workers have about the same work. Policy filtration
-draws the rows of the updates after the advantages are computed. Independent calls are started together: they run at the
-same time on different pools, and one after the other on the same pool.
+Values per token stay on the workers; the controller has a few numbers per response. If these numbers are enough, the
+controller computes the advantages, otherwise the workers do. Responses that are not used in the update need no forward
+pass, unless the KL is part of the reward. All others are distributed so that the workers have about the same work.
+Policy filtration draws the rows of the updates after the advantages are computed. Independent calls are started
+together: they run at the same time on different pools, and one after the other on the same pool.
 
 Legend: B responses (prompts x group size).
 """
@@ -59,9 +60,9 @@ from rljob_trainer.workers.protocols import ActorGroup, CriticGroup, PendingResu
 Result = TypeVar("Result")
 
 TRAINING_STREAM = 0
-SCORED_COLUMNS = (TOKENS, RESPONSE_MASK, IS_TRAINED)
+FORWARD_COLUMNS = (TOKENS, RESPONSE_MASK, IS_TRAINED)
 """Columns that the forward passes for log-probabilities and values need."""
-VALUE_COLUMNS = (*SCORED_COLUMNS, VALUES, RETURNS)
+VALUE_COLUMNS = (*FORWARD_COLUMNS, VALUES, RETURNS)
 """Columns that an update of the critic needs."""
 
 
@@ -107,7 +108,7 @@ class TrainingStep:
 
     def _run(self, prompts: Sequence[PromptRow], step: int) -> tuple[Rollout, dict[str, float]]:
         rows = self._generated(prompts, step)
-        batch = self._with_passes(rows.distributed_batch(), step)
+        batch = self._with_forward_passes(rows.distributed_batch(), step)
         rows.rollout = self.rollout.scored(rows.rollout)
         batch, of_advantages = self._with_advantages(batch, rows)
         batch, rows, of_filtration = self._filtered(batch, rows, step)
@@ -123,20 +124,21 @@ class TrainingStep:
         }
 
     def _generated(self, prompts: Sequence[PromptRow], step: int) -> StepRows:
-        """Generates the step's responses and selects the groups that are kept. If the selection depends on scores, they
-        are waited for, so that dropped responses need no forward pass; else scoring continues in the background."""
+        """Generates the step's responses and selects the groups that are kept. If the selection depends on scores, this
+        waits for them, so that dropped responses need no forward pass. Otherwise scoring continues in the
+        background."""
         if self.dynamic_sampling is not None:
             return self.dynamic_sampling.filled(
-                prompts, step, lambda fresh, num_drawn: self.rollout.scored(self._begun(fresh, step, num_drawn))
+                prompts, step, lambda fresh, num_drawn: self.rollout.scored(self._begin_rollout(fresh, step, num_drawn))
             )
-        rollout = self._begun(prompts, step)
+        rollout = self._begin_rollout(prompts, step)
         if not self.plan.algorithm.drop_zero_variance_groups:
             return StepRows.of(self.plan, rollout, torch.ones(len(rollout.prompts), dtype=torch.bool))
         rollout = self.rollout.scored(rollout)
         groups_B = torch.arange(len(rollout.prompts)) // self.plan.group_size
         return StepRows.of(self.plan, rollout, rollout.has_reward_variance(groups_B, by_name=self.compares_by_name))
 
-    def _begun(self, prompts: Sequence[PromptRow], step: int, num_drawn: int = 0) -> Rollout:
+    def _begin_rollout(self, prompts: Sequence[PromptRow], step: int, num_drawn: int = 0) -> Rollout:
         """Generates responses to these prompts and starts their scoring. `num_drawn`: prompts drawn before in this
         step. A prompt's seeds depend on its number in the step, not on the round in which it is drawn."""
         plan, first = self.plan, num_drawn * self.plan.group_size
@@ -147,17 +149,17 @@ class TrainingStep:
             prompts, plan.group_size, plan.sampling, seeds_B, syncs=syncs, with_greedy=with_greedy
         )
 
-    def _with_passes(self, batch: DataProto, step: int) -> DataProto:
+    def _with_forward_passes(self, batch: DataProto, step: int) -> DataProto:
         """Adds the required log-probabilities and values to the batch. During the critic's warm-up only those that
         advantages and rewards need are computed."""
-        asked, calls = batch.only(SCORED_COLUMNS), dict[str, Callable[[], PendingResult[DataProto]]]()
+        inputs, calls = batch.only(FORWARD_COLUMNS), dict[str, Callable[[], PendingResult[DataProto]]]()
         trains_actor = self.plan.trains_actor(step)
         if (trains_actor and self.needs_old_logprobs) or OLD_LOGPROBS in self.needed_by_advantages:
-            calls["old_logprob"] = partial(self.actor.compute_logprobs, asked)
+            calls["old_logprob"] = partial(self.actor.compute_logprobs, inputs)
         if self.reference is not None and (trains_actor or REF_LOGPROBS in self.needed_by_advantages):
-            calls["ref"] = partial(self.reference.compute_ref_logprobs, asked)
+            calls["ref"] = partial(self.reference.compute_ref_logprobs, inputs)
         if self.critic is not None:
-            calls["values"] = partial(self.critic.compute_values, asked)
+            calls["values"] = partial(self.critic.compute_values, inputs)
         for found in self._results(calls):
             batch = batch.union(found)
         return batch
@@ -179,8 +181,8 @@ class TrainingStep:
                 metrics[ADVANTAGE_MEAN] = float(advantages_B[rows.is_trained_B].mean())
         else:
             columns_B = {REWARDS: rollout.rewards_B[rows.order_B], GROUPS: rows.groups_B[rows.order_B]}
-            asked = batch.without([TOKENS]).with_columns(columns_B)
-            batch = batch.union(self.actor.compute_token_advantages(asked, coefficient))
+            token_inputs = batch.without([TOKENS]).with_columns(columns_B)
+            batch = batch.union(self.actor.compute_token_advantages(token_inputs, coefficient))
         if self.plan.algorithm.kl.is_in_reward and rows.has_trained_rows:
             lengths_B = rollout.batch[RESPONSE_LENGTHS][rows.is_trained_B]
             metrics[KL_LOSS] = float(kl_B[rows.is_trained_B].sum() / lengths_B.sum())
@@ -214,8 +216,10 @@ class TrainingStep:
             return batch, rows, {}
         scores_B = rows.rollout.batch[SCORES]
         drawn_B = filtered_rows(filtration, scores_B, rows.groups_B, rows.is_trained_B, seed, step)
-        learned_B = drawn_B[rows.is_trained_B]
-        return *rows.drawn(batch, drawn_B), {DISTINCT_FRACTION: len(set(learned_B.tolist())) / len(learned_B)}
+        trained_B = drawn_B[rows.is_trained_B]
+        return *rows.with_rows_replaced(batch, drawn_B), {
+            DISTINCT_FRACTION: len(set(trained_B.tolist())) / len(trained_B)
+        }
 
     def _updated(self, batch: DataProto, rows: StepRows, step: int) -> dict[str, float]:
         """Updates critic and actor; returns the metrics of both."""
@@ -245,8 +249,8 @@ class TrainingStep:
 
     def _controlled_kl(self, metrics: Metrics, rows: StepRows, step: int) -> dict[str, float]:
         """Returns the step's KL coefficient as a metric, if there is a KL term, and computes the coefficient of the
-        next step. It stays unchanged if the policy was not updated, because then the KL does not reflect the
-        coefficient."""
+        next step. If the policy was not updated, the coefficient stays the same, because then the KL does not reflect
+        it."""
         if not self.plan.algorithm.kl.coefficient:
             return {}
         used = self.kl_coefficient.value
@@ -263,16 +267,16 @@ class KlCoefficient:
         self.value = kl.coefficient
 
     @property
-    def kept(self) -> float | None:
+    def value_to_save(self) -> float | None:
         """The value that a checkpoint must store; None for a fixed coefficient."""
         return None if self.kl.controller.type is KlControllerType.FIXED else self.value
 
-    def restore(self, kept: float | None) -> None:
-        """Restores the value of a checkpoint. It is ignored if the job now has a fixed coefficient."""
-        if kept is not None and self.kept is not None:
-            self.value = kept
+    def restore(self, saved: float | None) -> None:
+        """Restores the value of a checkpoint. The value is ignored if the job now has a fixed coefficient."""
+        if saved is not None and self.value_to_save is not None:
+            self.value = saved
 
-    def update_after_step(self, measured: float, num_learned: int) -> None:
-        """Updates the coefficient after a step that trained the policy on `num_learned` responses with a mean KL per
+    def update_after_step(self, measured: float, num_trained: int) -> None:
+        """Updates the coefficient after a step that trained the policy on `num_trained` responses with a mean KL per
         token of `measured`."""
-        self.value = next_coefficient(self.kl.controller, self.value, measured, num_learned)
+        self.value = next_coefficient(self.kl.controller, self.value, measured, num_trained)

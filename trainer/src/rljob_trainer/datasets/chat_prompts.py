@@ -26,7 +26,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._prompt_field = prompt_field
         self._checked: set[tuple[str, ...]] = set()
-        """Sequences of roles for which the template was found to use every message."""
+        """Sequences of roles that were already checked: the template uses every message."""
 
     def render(self, messages: Sequence[ChatMessage], location: str) -> str:
         """Returns the text of a chat, up to the beginning of the assistant's answer.
@@ -54,14 +54,14 @@ class ChatTemplate:
 
     def _check_every_message(self, messages: Sequence[ChatMessage], text: str, location: str) -> None:
         for number, message in enumerate(messages):
-            if not self._reads(messages, number, text):
+            if not self._uses_content(messages, number, text):
                 raise DatasetError(
                     f"{location}: the model's chat template ignores message {number + 1} of column "
                     f"{self._prompt_field!r} (role {message['role']!r}: {message['content']!r:.40}); use roles that "
                     "the template supports, or remove the message"
                 )
 
-    def _reads(self, messages: Sequence[ChatMessage], number: int, text: str) -> bool:
+    def _uses_content(self, messages: Sequence[ChatMessage], number: int, text: str) -> bool:
         """Whether the rendered text depends on the content of one message."""
         message = messages[number]
         for change in CHANGES:
@@ -75,7 +75,7 @@ class ChatTemplate:
         return False
 
 
-def unread_key(value: object) -> str | None:
+def ignored_key(value: object) -> str | None:
     """Describes the first key of a chat's messages that would be ignored, because only role and content are used. None
     if there is none; keys with null or empty values do not count."""
     for number, item in enumerate(value if isinstance(value, list) else (), start=1):

@@ -37,9 +37,9 @@ class PromptCursor(Generic[Row]):
     A batch may extend over the end of an epoch, and over several epochs if there are fewer rows than the batch size.
 
     `are_usable` may skip rows when they are drawn. A skipped row keeps its position in the order. The cursor is always
-    directly after a row that was used, or at the very beginning, so a state does not depend on rows skipped before it.
-    `are_usable` must return the same values during a run. If a resumed run skips other rows, it continues at the same
-    position, and only rows after it differ.
+    directly after a row that was used, or at the very beginning. It is never directly after a skipped row, so the same
+    used rows always lead to the same state. `are_usable` must return the same values during a run. If a resumed run
+    skips other rows, it continues at the same position, and only rows after it differ.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class PromptCursor(Generic[Row]):
         digest: str,
         are_usable: Callable[[Sequence[Row]], Sequence[bool]] | None = None,
     ) -> None:
-        """`digest`: of the rows, to detect other data after a resume. `are_usable`: returns for each row whether to use
-        it; None: all rows are used. Raises ConfigurationError if there are no rows."""
+        """`digest`: a digest of the rows, to detect that the data has changed after a resume. `are_usable`: returns for
+        each row whether to use it; None: all rows are used. Raises ConfigurationError if there are no rows."""
         if not rows:
             raise ConfigurationError("spec.training.dataset: no rows are left to train on; use another dataset")
         self._rows = rows
@@ -61,7 +61,7 @@ class PromptCursor(Generic[Row]):
         self._digest = digest
         self._are_usable = are_usable
         self.num_left_out = 0
-        """Number of rows skipped so far, without those that `return_rows` has returned."""
+        """Number of rows skipped so far. Rows that `return_rows` has returned do not count."""
         self._epoch = 0
         self._position = 0
         self._order = self._order_of_epoch()
@@ -88,8 +88,8 @@ class PromptCursor(Generic[Row]):
 
     def return_rows(self, num_rows: int) -> None:
         """Returns the last `num_rows` rows to the stream, so that they are drawn again. At least as many must have been
-        drawn. The state is then as if they had not been drawn: at the end of an epoch rather than at the beginning of
-        the next."""
+        drawn. Afterwards the state is as if they had not been drawn. At an epoch boundary it is the end of the old
+        epoch, not the beginning of the new one."""
         if not num_rows:
             return
         # Goes back over rows that were skipped, too: the next batch skips them again. Goes back one usable row too far

@@ -12,8 +12,8 @@ from rljob_trainer.errors import DatasetError, ResourceError, TrainerError, desc
 
 NETWORK_LIBRARIES = ("aiohttp", "httpcore", "httpx", "requests", "urllib3")
 NETWORK_WORDS = ("Connect", "Network", "Protocol", "ReadError", "Timeout")
-"""Words in the names of these libraries' network errors. Their other errors mean that the server has responded, such as
-HTTPStatusError."""
+"""Words in the names of these libraries' network errors. Other errors of these libraries, such as HTTPStatusError, mean
+that the server has responded."""
 TOO_MANY_REQUESTS = 429
 DISK_FULL = "Not enough disk space"
 """Beginning of the message with which `datasets` reports a full disk, in an error without errno."""
@@ -41,10 +41,11 @@ def hugging_face_rows(
             ) from error
         if failure := storage_failure(error) or (str(error) if str(error).startswith(DISK_FULL) else None):
             raise ResourceError(
-                f"{where}: {seen}: the disk or file system failed ({failure}); check both, and the free space"
+                f"{where}: {seen}: the disk or file system failed ({failure}); check the disk, the mount and the free "
+                "space"
             ) from error
-        # The library, and those that it uses to read files, raise many types of errors: for missing datasets, subsets
-        # and splits, without a network, for damaged files and headers of README.md.
+        # The library and its file readers raise many types of errors: for missing datasets, subsets and splits, for a
+        # missing network, for damaged files and for damaged headers of README.md.
         raise DatasetError(f"{where}: cannot load {seen}: {described(error)}; check the names and the files") from error
     number = -1
     try:

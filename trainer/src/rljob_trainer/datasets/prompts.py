@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, OverlongPrompt
-from rljob_trainer.datasets.chat_prompts import ChatTemplate, unread_key, why_not_a_prompt
+from rljob_trainer.datasets.chat_prompts import ChatTemplate, ignored_key, why_not_a_prompt
 from rljob_trainer.datasets.rows import RawRow, read_rows
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.models.assistant_turn import AssistantTurn
@@ -34,7 +34,7 @@ class PromptRow:
     index: int
     """Row number in the dataset, from 0; dropped rows count."""
     prompt: str
-    """The text that the policy continues: after prompt template and chat template."""
+    """The text that the policy continues; prompt template and chat template are already applied."""
     source_prompt: str
     """The original text in the data (for chat messages: their contents), for comparing datasets."""
     token_ids: tuple[int, ...]
@@ -60,7 +60,7 @@ class PromptRow:
 
 
 @dataclass(frozen=True)
-class _Text:
+class _RenderedPrompt:
     """A row's prompt before tokenization."""
 
     prompt: str
@@ -72,7 +72,8 @@ class _Text:
 
 
 def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, where: str) -> list[PromptRow]:
-    """Loads all rows of the dataset in order; too long prompts are dropped if the job says so.
+    """Loads all rows of the dataset in order. Prompts that are too long are dropped if the job sets `overlongPrompt:
+    Drop`.
 
     Relative paths start at `base_folder`; `where` is the field path for messages. A prompt that is a list of chat
     messages is rendered with the chat template only; `promptTemplate` must then be the default. Raises DatasetError
@@ -88,7 +89,10 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
     num_rows = 0
     turn = AssistantTurn(tokenizer)
     for chunk in _chunks(read_rows(dataset, base_folder, where)):
-        texts = [_unicode(_text(raw, prompt_field, dataset, tokenizer, template, turn, where), raw) for raw in chunk]
+        texts = [
+            _checked_unicode(_rendered_prompt(raw, prompt_field, dataset, tokenizer, template, turn, where), raw)
+            for raw in chunk
+        ]
         for offset, (raw, text, token_ids) in enumerate(zip(chunk, texts, _encode(texts, tokenizer), strict=True)):
             if _fits(len(token_ids), raw, dataset, where):
                 answer = _answer(raw, answer_field, dataset, where)
@@ -134,7 +138,7 @@ def _chunks(rows: Iterator[RawRow]) -> Iterator[list[RawRow]]:
         yield chunk
 
 
-def _text(
+def _rendered_prompt(
     raw: RawRow,
     prompt_field: str,
     dataset: Dataset,
@@ -142,7 +146,7 @@ def _text(
     template: ChatTemplate,
     turn: AssistantTurn,
     where: str,
-) -> _Text:
+) -> _RenderedPrompt:
     value = _value_at(raw, prompt_field, f"{where}.promptField")
     messages = _messages(value)
     if messages is None and not isinstance(value, str):
@@ -150,7 +154,7 @@ def _text(
             f"{raw.location}: column {prompt_field!r} {why_not_a_prompt(value)}; it must be a string, or a list of "
             "chat messages with role and content"
         )
-    if messages is not None and (seen := unread_key(value)):
+    if messages is not None and (seen := ignored_key(value)):
         raise DatasetError(
             f"{raw.location}: in the chat of column {prompt_field!r} {seen}, which would be ignored, because only role "
             "and content are used; remove the key, or move its value into the content"
@@ -161,7 +165,7 @@ def _text(
             f"{prompt_field!r}; remove it, or put its text into the messages"
         )
     if messages is None and not dataset.apply_chat_template:
-        return _Text(dataset.prompt_template.replace(PLACEHOLDER, str(value)), str(value), None)
+        return _RenderedPrompt(dataset.prompt_template.replace(PLACEHOLDER, str(value)), str(value), None)
     if not tokenizer.has_chat_template:
         raise DatasetError(
             f"{where}.applyChatTemplate: the model's tokenizer has no chat template (needed for {raw.location}); use "
@@ -172,10 +176,10 @@ def _text(
         messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
     prompt = template.render(messages, raw.location)
     beginning = turn.beginning(messages, prompt)
-    return _Text(prompt, source_prompt, tuple(messages), beginning, turn.plain(beginning))
+    return _RenderedPrompt(prompt, source_prompt, tuple(messages), beginning, turn.plain(beginning))
 
 
-def _unicode(text: _Text, raw: RawRow) -> _Text:
+def _checked_unicode(text: _RenderedPrompt, raw: RawRow) -> _RenderedPrompt:
     """Checks that the prompt can be encoded. Raises DatasetError for an unpaired surrogate, which JSON can contain but
     no tokenizer accepts."""
     try:
@@ -234,7 +238,7 @@ def _messages(value: object) -> list[ChatMessage] | None:
     return messages
 
 
-def _encode(texts: Sequence[_Text], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+def _encode(texts: Sequence[_RenderedPrompt], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     token_ids: list[tuple[int, ...]] = [()] * len(texts)
     for has_special_tokens in (False, True):
         indices = [index for index, text in enumerate(texts) if (text.messages is not None) is has_special_tokens]
@@ -264,7 +268,7 @@ def without_held_out(
 ) -> tuple[list[PromptRow], int]:
     """Returns the training rows whose prompt is not held out, and the number of removed rows.
 
-    The original prompts are compared, before templates, with each run of white space as one space.
+    The original prompts are compared, before templates are applied. Each run of white space counts as one space.
     """
     held_out = {_comparable(row.source_prompt) for row in held_out_rows}
     kept = [row for row in training_rows if _comparable(row.source_prompt) not in held_out]

@@ -15,8 +15,8 @@ from rljob_trainer.errors import ConfigurationError, DatasetError, ResourceError
 from rljob_trainer.source_paths import local_path, looks_local
 
 MAX_DEPTH = 100
-"""Maximum nesting of lists and dictionaries. No dataset needs more, and Python's recursive
-functions, which serialize rows for workers, fail at a few hundred."""
+"""Maximum nesting of lists and dictionaries. No dataset needs more, and serializing rows for workers fails at a few
+hundred levels, because Python limits recursion."""
 Block = TypeVar("Block", FileDataset, HuggingFaceDataset, ReasoningGymDataset)
 
 

@@ -20,20 +20,22 @@ class MeshPosition:
     is_collected: bool
 
 
-def mesh_position(rank: int, sizes: Mapping[str, int], *, data: str = "dp", answers: Mapping[str, int]) -> MeshPosition:
-    """Returns the position of a rank in a mesh of named dimensions, of which the last one varies fastest.
+def mesh_position(
+    rank: int, sizes: Mapping[str, int], *, data: str = "dp", collected_at: Mapping[str, int]
+) -> MeshPosition:
+    """Returns the position of a rank in a mesh of named dimensions. The last dimension varies fastest.
 
     `sizes`: dimension -> size, in order, for example {"pp": 2, "dp": 4, "sp": 1, "tp": 2}. `data`: the dimension over
-    which the data is split. `answers`: in each other dimension the coordinate of the peer that returns the result, 0 by
-    default; with pipeline parallelism it is the last stage, here {"pp": 1}.
+    which the data is split. `collected_at`: for each other dimension the coordinate of the peer that returns the
+    result, by default 0; with pipeline parallelism this must be the last stage, here {"pp": 1}.
 
     Raises DispatchError for an unknown dimension, a coordinate outside of it, or a rank outside of the mesh."""
-    for name in (data, *answers):
+    for name in (data, *collected_at):
         if name not in sizes:
             raise DispatchError(f"mesh: no dimension '{name}' (there are: {', '.join(sizes)})")
-    if data in answers:
+    if data in collected_at:
         raise DispatchError(
-            f"mesh: every rank of '{data}' returns the result of its own share; remove '{data}' from `answers`"
+            f"mesh: every rank of '{data}' returns the result of its own share; remove '{data}' from `collected_at`"
         )
     for name, size in sizes.items():
         if size < 1:
@@ -44,10 +46,12 @@ def mesh_position(rank: int, sizes: Mapping[str, int], *, data: str = "dp", answ
         rest, coordinates[name] = divmod(rest, sizes[name])
     if rest or rank < 0:
         raise DispatchError(f"mesh: rank {rank} is outside of the mesh {dict(sizes)}")
-    for name, coordinate in answers.items():
+    for name, coordinate in collected_at.items():
         if not 0 <= coordinate < sizes[name]:
             raise DispatchError(f"mesh: coordinate {coordinate} is outside of dimension '{name}' (size {sizes[name]})")
-    is_collected = all(coordinate == answers.get(name, 0) for name, coordinate in coordinates.items() if name != data)
+    is_collected = all(
+        coordinate == collected_at.get(name, 0) for name, coordinate in coordinates.items() if name != data
+    )
     return MeshPosition(coordinates[data], sizes[data], is_collected)
 
 
@@ -64,18 +68,18 @@ def check_positions(where: str, positions: Sequence[MeshPosition]) -> None:
         )
     if lost := [each.data_rank for each in positions if each.data_rank not in range(num_data_ranks)]:
         raise DispatchError(f"{where}: ranks have data ranks {lost} (there are: 0 to {num_data_ranks - 1})")
-    answering = sorted(position.data_rank for position in positions if position.is_collected)
-    if answering != list(range(num_data_ranks)):
+    collected = sorted(position.data_rank for position in positions if position.is_collected)
+    if collected != list(range(num_data_ranks)):
         raise DispatchError(
             f"{where}: exactly one rank must return the result of each of {num_data_ranks} data ranks (seen: "
-            f"{answering})"
+            f"{collected})"
         )
 
 
 def positions_of(where: str, positions: Sequence[MeshPosition], ranks: Sequence[int]) -> list[MeshPosition]:
     """Returns the positions of some ranks as a separate mesh: data ranks are renumbered from 0, in their order.
 
-    Raises DispatchError if for one of the shares no rank among them returns the result."""
+    Raises DispatchError unless, for every share of these ranks, one of them returns the result."""
     chosen = [positions[rank] for rank in ranks]
     numbers = {old: new for new, old in enumerate(sorted({position.data_rank for position in chosen}))}
     renumbered = [MeshPosition(numbers[each.data_rank], len(numbers), each.is_collected) for each in chosen]

@@ -19,11 +19,11 @@ class Dispatch(StrEnum):
     ONE_TO_ALL = "ONE_TO_ALL"
     """Every worker gets the same arguments; the caller gets a list with one result per worker."""
     ALL_TO_ALL = "ALL_TO_ALL"
-    """Every argument is a list with one element per worker; so is the result."""
+    """Every argument and the result are lists with one element per worker."""
     RANK_ZERO = "RANK_ZERO"
     """Only worker 0 runs; the caller gets its result."""
     DP_COMPUTE = "DP_COMPUTE"
-    """Every argument is a list with one element per data-parallel rank; so is the result."""
+    """Every argument and the result are lists with one element per data-parallel rank."""
     DP_COMPUTE_PROTO = "DP_COMPUTE_PROTO"
     """DataProto arguments are split by data-parallel rank, others are copied; the results are concatenated."""
     DP_COMPUTE_PROTO_WITH_FUNC = "DP_COMPUTE_PROTO_WITH_FUNC"
@@ -107,7 +107,7 @@ def register_dispatch_mode(
 
 def dispatch_mode(name: str) -> DispatchMode:
     """Returns the mode of that name. Raises DispatchError if this process does not know it: `register` has checked the
-    name where the class was defined, which may be another process."""
+    name in the process that defined the class, which may be another one."""
     if not is_dispatch_mode(name):
         raise DispatchError(f"unknown dispatch mode {name!r} in this process; add it with register_dispatch_mode")
     return _BUILT_IN[name] if name in _BUILT_IN else _added[name]

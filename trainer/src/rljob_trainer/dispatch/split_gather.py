@@ -33,7 +33,7 @@ class SplitCall:
         return self.shares[self.share_of_rank[rank]]
 
     def only_rank_zero(self) -> SplitCall:
-        """Returns the call for rank 0 alone. Its share contains only some of the padding rows, or none."""
+        """Returns the call for rank 0 alone. The share of rank 0 contains only some of the padding rows, or none."""
         share = self.share_of_rank[0]
         num_rows = next((len(each) for each in self.shares[share] if isinstance(each, DataProto)), 0)
         num_after = num_rows * (len(self.shares) - 1 - share)
@@ -121,7 +121,7 @@ def split_batches_evenly(positions: Sequence[MeshPosition], arguments: Arguments
         length = next(len(argument) for argument in arguments if isinstance(argument, DataProto))
         raise DispatchError(
             f"a batch of {length} rows cannot be split evenly over {positions[0].num_data_ranks} data-parallel ranks, "
-            "and padding rows would distort the metrics; pass a multiple of that"
+            f"and padding rows would distort the metrics; pass a multiple of {positions[0].num_data_ranks} rows"
         )
     return call
 
@@ -138,14 +138,14 @@ def gather_only(_positions: Sequence[MeshPosition], _call: SplitCall, results: S
 
 def gather_data_ranks(positions: Sequence[MeshPosition], call: SplitCall, results: Sequence[object]) -> object:
     """Returns a list with one result per data rank, from the rank that returns the result of the share."""
-    return _answers(positions, call, results)
+    return _collected_results(positions, call, results)
 
 
 def gather_batches(positions: Sequence[MeshPosition], call: SplitCall, results: Sequence[object]) -> object:
     """Concatenates the batches in the order of the data ranks and removes the padding rows.
 
     Raises DispatchError if a result is not a batch, or if its number of rows makes removing the padding impossible."""
-    batches = [_batch(result) for result in _answers(positions, call, results)]
+    batches = [_batch(result) for result in _collected_results(positions, call, results)]
     batch = DataProto.concat(batches)
     if not call.num_padded_rows:
         return batch
@@ -161,10 +161,10 @@ def gather_batches(positions: Sequence[MeshPosition], call: SplitCall, results: 
 
 def gather_metrics(positions: Sequence[MeshPosition], call: SplitCall, results: Sequence[object]) -> object:
     """Reduces the metrics of all data ranks. Raises DispatchError if a result is not a dictionary of numbers."""
-    return reduce_metrics([_metrics(result) for result in _answers(positions, call, results)])
+    return reduce_metrics([_metrics(result) for result in _collected_results(positions, call, results)])
 
 
-def _answers(positions: Sequence[MeshPosition], call: SplitCall, results: Sequence[object]) -> list[object]:
+def _collected_results(positions: Sequence[MeshPosition], call: SplitCall, results: Sequence[object]) -> list[object]:
     ran = sorted(call.share_of_rank)
     if len(ran) == 1:
         # The only result counts, even if this rank would normally not return it.

@@ -1,4 +1,5 @@
-"""Measures the device memory of tensors, and releases cached memory of one engine for the other one of the process.
+"""Measures the device memory of tensors, and releases memory that one engine of a process caches, so that the process's
+other engine can use it.
 
 Tensors may share memory, so storages are counted, not tensors.
 """
@@ -19,7 +20,7 @@ from rljob_trainer.host_memory import HOST_MEMORY
 
 @torch.no_grad()
 def distinct_storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
-    """The storages of the tensors that are not empty, each once; for a DTensor the storage of this rank's part."""
+    """The storages of the tensors, each once, without empty ones; for a DTensor the storage of this rank's part."""
     # Under no_grad `to_local` creates no new tensor, which matters for the thousands of tensors of a model.
     parts = (each.to_local() if isinstance(each, DTensor) else each for each in tensors)
     found = {storage._cdata: storage for storage in (each.untyped_storage() for each in parts)}
@@ -27,7 +28,7 @@ def distinct_storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
 
 
 def num_storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """The size in bytes of the tensors' storages; shared storages count once, emptied ones not at all."""
+    """The size in bytes of the tensors' storages. A storage that several tensors share counts once."""
     return sum(storage.nbytes() for storage in distinct_storages(tensors))
 
 
@@ -60,17 +61,18 @@ class DeviceMemory:
             HOST_MEMORY.return_free_memory()
 
     def make_room_for_cache(self, num_bytes: int) -> None:
-        """Collective over the ranks of a node. Call it before each rank wakes a KV cache of so many bytes."""
+        """Collective over the ranks of a node. Call it before each rank wakes a KV cache of `num_bytes`."""
         if self.node_peers is not None:
-            # Ranks of a node share its memory, so all must have freed their buckets before any cache is woken.
+            # Ranks of a node share its memory, so all must have freed their buffers of the weight sync before any cache
+            # is woken.
             dist.barrier(self.node_peers)
         if self.device_type == "cpu":
-            # vLLM does not allocate the cache from the memory that updates have freed.
+            # The C library keeps the memory that updates have freed, but vLLM does not allocate the cache from it.
             HOST_MEMORY.return_free_memory_if_below(self.num_node_ranks * num_bytes)
 
 
 def _node_peers(context: WorkerContext) -> dist.ProcessGroup | None:
-    """Collective. The process group of the ranks on this rank's node; None if it is the only one."""
+    """Collective. The process group of the ranks on this rank's node; None if no other rank runs there."""
     nodes = [0] * context.world_size
     dist.all_gather_object(nodes, context.node_rank)
     found: dist.ProcessGroup | None = None

@@ -18,7 +18,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
 def join_process_group(context: WorkerContext) -> None:
-    """Collective over all ranks: gloo on CPUs, NCCL (and gloo for CPU tensors) on GPUs.
+    """Collective over all ranks. Joins the default process group: gloo on CPUs; on GPUs NCCL, and gloo for CPU tensors.
 
     Raises ResourceError if a GPU was assigned but torch finds none."""
     # vLLM uses the local rank as the number of the device.
@@ -28,8 +28,9 @@ def join_process_group(context: WorkerContext) -> None:
     if context.device_type == "cuda":
         if not torch.cuda.is_available():
             raise ResourceError(
-                f"worker rank {context.rank}: torch finds no usable GPU on this node; check its driver and that the "
-                f"image's torch is built for it, or set {ENV_DEVICE}=cpu where GPUs are only declared"
+                f"worker rank {context.rank}: torch finds no usable GPU on this node; check the GPU driver and that "
+                f"the image's torch was built for this GPU, or set {ENV_DEVICE}=cpu if GPUs are declared but do not "
+                "exist"
             )
         torch.cuda.set_device(context.device)
     else:
@@ -43,7 +44,7 @@ def join_process_group(context: WorkerContext) -> None:
 
 
 def all_gather_flat(everything: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> None:
-    """Collective. Fills `everything` with each rank's `own`, one after the other."""
+    """Collective. Fills `everything` with the `own` of all ranks, one after the other."""
     # torch 2.11 has `all_gather_into_tensor`; later versions deprecate that name.
     has_new_name = "all_gather_single" in vars(dist)
     gather = dist.all_gather_single if has_new_name else dist.all_gather_into_tensor

@@ -45,7 +45,7 @@ class Ranks:
     references: Mapping[int, ray.ObjectRef]
     location_of: Callable[[int], WorkerLocation]
     raise_if_dead: Callable[[], None]
-    """Raises if any process of the group has died, even one that is not part of this call."""
+    """Raises if any process of the group has died, even if the process is not part of this call."""
 
     def results(self, timeout_seconds: float | None = None) -> list[object]:
         """Waits for all results and returns them in the order of the ranks.
@@ -84,6 +84,7 @@ class Ranks:
         return len(ready) == len(references)
 
     def _results_one_by_one(self, ranks: list[int]) -> list[object]:
+        """Like `results`, after a rank has failed: collects the errors of the other ranks, and raises the cause."""
         results: dict[int, object] = {}
         errors: list[TrainerError] = []
         deaths: list[WorkerDiedError] = []
@@ -135,7 +136,7 @@ class Ranks:
     def _died(self, rank: int, error: RayError) -> WorkerDiedError:
         location = self.location_of(rank)
         cause = failure_cause(error, location)
-        died = WorkerDiedError(f"worker rank {rank} ({location}) died in {self.what}: {cause}{location.more}")
+        died = WorkerDiedError(f"worker rank {rank} ({location}) died in {self.what}: {cause}{location.log_hint}")
         died.known_cause = cause.known_cause
         died.worker = self._failed_worker(rank)
         return died

@@ -1,4 +1,4 @@
-"""Finds the index of the device that belongs to a process, as CUDA, HIP or Ascend's runtime number it there."""
+"""Finds the index of a process's own device, as CUDA, HIP or Ascend's runtime numbers the devices in that process."""
 
 from __future__ import annotations
 

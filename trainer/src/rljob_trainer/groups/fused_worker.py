@@ -30,8 +30,8 @@ class FusedWorker:
     """The workers of all roles of one process. They are built in the given order; later ones may use earlier ones."""
 
     def __init__(self, context: WorkerContext, roles: Sequence[RoleSpec]) -> None:
-        """Raises DispatchError for a duplicate role name and for a factory that builds another class than the role
-        names, and whatever a factory raises."""
+        """Raises DispatchError for a duplicate role name, and for a factory that does not build the role's worker
+        class. Errors of factories are raised unchanged."""
         self.workers: dict[str, Worker] = {}
         for role in roles:
             if role.name in self.workers:
@@ -52,8 +52,8 @@ class FusedWorker:
         return bound(*arguments)
 
     def mesh_position(self, role: str, mesh: str) -> MeshPosition:
-        """Returns this process's position in a mesh of a role. Raises whatever the worker raises, and DispatchError if
-        it returns something else than a MeshPosition."""
+        """Returns this process's position in a mesh of a role. Errors of the worker are raised unchanged. Raises
+        DispatchError if the worker does not return a MeshPosition."""
         position = self._worker(role).mesh_position(mesh)
         if not isinstance(position, MeshPosition):
             raise DispatchError(

@@ -33,8 +33,8 @@ def end_watches() -> None:
 
 
 class LivenessWatch:
-    """A thread that keeps a pending ping to every process. A process responds between two other calls; if it is dead,
-    the ping fails."""
+    """A thread that keeps a pending ping to every process. A process responds to the ping between two other calls. If
+    the process is dead, the ping fails."""
 
     def __init__(self, handles: list[ActorHandle], error_of: MakeError) -> None:
         self._handles = handles

@@ -23,12 +23,14 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS = 5.0
 MAX_STARTS = 3
 """Ray's own processes must start within 15 s, which the first start on a cold or busy machine can exceed."""
+_SOCKET_PATH_TOO_LONG = "AF_UNIX path length"
+"""In Ray's error for a temporary folder with a long path, such as a batch system's TMPDIR."""
 
 
 @dataclass(frozen=True)
 class ShippedCode:
-    """A folder that is copied to every node of a cluster, except what its .gitignore and `excludes` (in the same
-    syntax) name."""
+    """A folder that is copied to every node of a cluster, without the files that its .gitignore or `excludes` (in the
+    same syntax) matches."""
 
     folder: Path
     excludes: tuple[str, ...] = ()
@@ -44,15 +46,15 @@ def ray_session(
     Raises ConfigurationError if the code cannot be copied, ResourceError if Ray cannot be reached or started (ports,
     memory, disk)."""
     try:
-        with _signals_kept():
+        with _kept_signal_handler():
             if address:
                 _connect(address, shipped)
             else:
                 _start(num_cpus, num_gpus)
         yield
     finally:
-        # Also after a failed connection: `ray.init` keeps what it had opened until then, and the next session of this
-        # process would read nodes and placement groups from the wrong cluster.
+        # Also after a failed connection: `ray.init` does not close the connections that it had already opened, so the
+        # next session of this process would read nodes and placement groups from the wrong cluster.
         end_watches()
         ray.shutdown()
 
@@ -74,7 +76,7 @@ def _connect(address: str, shipped: ShippedCode | None) -> None:
     if shipped is not None:
         runtime_env = {"working_dir": str(shipped.folder), "excludes": list(shipped.excludes)}
     try:
-        _knock(address)
+        _check_reachable(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env)
     except RuntimeEnvSetupError as error:
         if shipped is None:
@@ -90,8 +92,8 @@ def _connect(address: str, shipped: ShippedCode | None) -> None:
         ) from error
 
 
-def _knock(address: str) -> None:
-    """Raises OSError if no process listens at a `host:port`. Ray itself would wait for minutes."""
+def _check_reachable(address: str) -> None:
+    """Raises OSError if no process listens at `address`, a `host:port`. Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     if "/" in host or not port.isdecimal():
         return
@@ -127,10 +129,20 @@ def _start(num_cpus: int, num_gpus: int) -> None:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
+            if _SOCKET_PATH_TOO_LONG in str(error):
+                raise ConfigurationError(
+                    "Ray: the path of its temporary folder is too long for sockets, which may have 107 characters"
+                    f" ({_one_line(error)}); export RAY_TMPDIR with a shorter path, such as RAY_TMPDIR=/tmp"
+                ) from error
             if start == MAX_STARTS:
+                files = isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError)
                 raise ResourceError(
                     f"Ray: could not be started on this machine in {MAX_STARTS} attempts ({_one_line(error)}); check "
-                    "free memory, CPU load, and disk space in /tmp/ray and /dev/shm"
+                    + (
+                        "that HOME and the temporary folder can be written (Ray keeps a token in HOME/.ray)"
+                        if files
+                        else "free memory, CPU load, and disk space in /tmp/ray and /dev/shm"
+                    )
                 ) from error
             log.warning("Ray did not start (%s); retrying", _one_line(error))
         else:
@@ -138,8 +150,9 @@ def _start(num_cpus: int, num_gpus: int) -> None:
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Restores the SIGTERM handler. Ray installs its own, which ends the process immediately, without saving."""
+def _kept_signal_handler() -> Iterator[None]:
+    """Restores the SIGTERM handler after the block. Ray installs its own, which ends the process immediately, without
+    saving."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield

@@ -1,4 +1,5 @@
-"""Checks that every worker can see the run's folders, before models are loaded instead of at the first checkpoint."""
+"""Checks that every worker can see the run's folders. This is checked before models are loaded; otherwise the first
+checkpoint would fail."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from rljob_trainer.errors import ConfigurationError
 
 WAIT_SECONDS = 10.0
 """How long a new file may take to become visible on another node, for example on NFS."""
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class NodeProcesses(Protocol):
 
 
 def check_shared(folders: Mapping[str, Path], onlookers: Sequence[NodeProcesses]) -> None:
-    """Writes a marker file into each folder and asks all processes for it. `folders`: paths by the name that messages
-    use. Missing folders are created.
+    """Writes a marker file into each folder, and asks all processes whether they see it. `folders`: paths by the names
+    for messages. Missing folders are created.
 
     Raises ConfigurationError that names the folder and a node that does not see the file."""
     marker = f".seen-by-all-{uuid.uuid4().hex}"
@@ -60,6 +61,6 @@ def unseen_here(files: Sequence[Path]) -> list[Path]:
     deadline = time.monotonic() + WAIT_SECONDS
     missing = [file for file in files if not file.exists()]
     while missing and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
         missing = [file for file in missing if not file.exists()]
     return missing

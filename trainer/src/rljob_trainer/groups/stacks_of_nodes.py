@@ -22,7 +22,8 @@ from rljob_trainer.pod.dump_stacks import stacks_here
 def main() -> int:
     """Returns 0 if Ray responds."""
     run_folder = Path(sys.argv[1])
-    # `auto` finds the cluster of the Ray job that this is part of, or of this node if it is started by hand.
+    # `auto` finds the cluster of the Ray job to which this program belongs; if it is started by hand, that of this
+    # node.
     ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     own = ray.get_runtime_context().get_node_id()
     others = {node["NodeID"]: node for node in ray.nodes() if node["NodeID"] != own}

@@ -20,12 +20,12 @@ from rljob_trainer.control_groups import control_group_folders, read_or_empty
 from rljob_trainer.errors import FailedWorker
 
 ASK_SECONDS = 10.0
-"""Timeout for reading the counter on the worker's node, which may be lost, too."""
+"""Timeout for reading the counter on the worker's node; the node may be lost, too."""
 LAST_BYTES = 1 << 16
 CRASH = re.compile(r"\*\*\* (SIG[A-Z]+) received at time=(\d+)")
 """Written by Ray's fault handler when a process crashes; stacks of all threads may follow."""
 CRASH_SECONDS = 60.0
-"""An older crash in the log was that of an earlier process with the same log file."""
+"""An older crash in the log belongs to an earlier process with the same log file."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ class WorkerLocation:
         return FailedWorker(role or "worker", rank, self.pod, self.node_name, self.log_file)
 
     @property
-    def more(self) -> str:
+    def log_hint(self) -> str:
         """The log file as a suffix for an error message; empty if there is none."""
         return f"; see the end of its log: {self.log_file}" if self.log_file else ""
 
 
 def memory_kills(file_system: Path = Path("/")) -> MemoryKills | None:
-    """Reads the counter of this process's container, else of its machine; None if the kernel has none (before Linux
-    4.13)."""
+    """Reads the counter of this process's container, or else that of its machine. Returns None if there is no counter
+    (before Linux 4.13)."""
     counters = [
         folder / name
         for folder in control_group_folders("memory", file_system)
@@ -85,44 +85,45 @@ def memory_kills(file_system: Path = Path("/")) -> MemoryKills | None:
 
 
 @dataclass(frozen=True)
-class Death:
+class FailureCause:
     """Why a worker process died."""
 
     text: str
     """The cause in a sentence, for an error message."""
     known_cause: ErrorCause | None = None
+    """The cause for the operator, if it is known for certain."""
 
     def __str__(self) -> str:
         return self.text
 
 
-def failure_cause(error: RayError, location: WorkerLocation) -> Death:
-    """Returns Ray's text without its identifiers. If Ray only knows that the connection was closed, returns what the
-    kernel's counter on the process's node and the end of its log say."""
+def failure_cause(error: RayError, location: WorkerLocation) -> FailureCause:
+    """Returns why a worker process died: the text of Ray's error without identifiers. If Ray only knows that the
+    connection was closed, the cause comes from the end of the worker's log and the kernel's counter on its node."""
     text = " ".join(str(error).split())
     detail = re.search(r"Worker exit detail: (.*?)(?= There are some potential root causes|$)", text)
     if detail is None:
-        return Death(re.sub(r"^.*?(?=The actor is dead because|The actor died because)", "", text))
+        return FailureCause(re.sub(r"^.*?(?=The actor is dead because|The actor died because)", "", text))
     if "connection error" not in detail[1]:
-        return Death(detail[1])
+        return FailureCause(detail[1])
     crash = _crash_in(location.log_file)
     if crash:
-        return Death(f"it crashed in native code ({crash})")
+        return FailureCause(f"it crashed in native code ({crash})")
     crash_text = "" if location.log_file else ", native code crashed (there is no log file to check)"
     before = location.memory_kills
     now = None if before is None or location.node_id is None else _read_on(location.node_id, before.counter)
     if before is None or now is None:
-        return Death(
+        return FailureCause(
             "its process exited without an error message; possible causes: out of memory (check dmesg for oom-kill) or "
             "a crash in native code"
         )
     if now > before.count:
-        return Death(
+        return FailureCause(
             f"out of memory: the kernel killed it (oom_kill in {before.counter} rose from {before.count} to {now} "
             "since it was built); give its pool more memory, or reduce the job's batch size",
             ErrorCause.HOST_MEMORY,
         )
-    return Death(
+    return FailureCause(
         "its process exited without an error message; it was not out of memory (the kernel's oom_kill counter is "
         f"unchanged), so either it was killed (kill -9){crash_text}, or its own code called os._exit"
     )
@@ -149,8 +150,8 @@ def _kills_in(text: str) -> int | None:
 
 
 def _read_on(node_id: str, counter: Path) -> int | None:
-    """Reads the current counter of a node; None if the node does not respond. On another node Ray may have to start a
-    process for it first."""
+    """Reads the current counter of a node; None if the node does not respond. On another node Ray may first have to
+    start a process for this."""
 
     def read() -> str:
         return counter.read_text()

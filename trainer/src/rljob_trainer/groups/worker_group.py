@@ -111,8 +111,8 @@ class WorkerGroup:
         except DispatchError as error:
             raise DispatchError(f"{where}: {registration.dispatch}: {error}") from None
         is_passed_on = mode.can_chain and not call.num_padded_rows and not registration.blocking
-        answering = _answering(positions, call) if is_passed_on else ()
-        kept = self._processes.cached_call(self._ranks[rank] for rank in answering) if answering else None
+        returning = _returning_ranks(positions, call) if is_passed_on else ()
+        kept = self._processes.cached_call(self._ranks[rank] for rank in returning) if returning else None
         ranks = self._processes.start(
             self._role, method, call, _returns(mode, registration, positions, call), self._ranks, kept
         )
@@ -127,12 +127,12 @@ class WorkerGroup:
         if registration.blocking:
             return Pending(ranks, gather).result()
         handles = self._processes.handles
-        parts = [ResultArgument(ranks.references[rank], kept, handles[self._ranks[rank]]) for rank in answering if kept]
+        parts = [ResultArgument(ranks.references[rank], kept, handles[self._ranks[rank]]) for rank in returning if kept]
         return Pending(ranks, gather, tuple(parts))
 
     def _split(self, mode: DispatchMode, positions: list[MeshPosition], arguments: Arguments) -> SplitCall:
-        """Splits the arguments. A pending result of another call is passed on by reference, without waiting for it, if
-        it has one part per data rank; else it is waited for."""
+        """Splits the arguments. If the pending result of another call has one part per data rank, it is passed on by
+        reference without waiting; otherwise the call first waits for it."""
         num_data_ranks = positions[0].num_data_ranks
         if mode.can_chain and any(isinstance(argument, Pending) for argument in arguments):
             shares = [_shares_of(argument, num_data_ranks) for argument in arguments]
@@ -149,7 +149,8 @@ class WorkerGroup:
         bound = signature.bind(None, *arguments, **named)
         names = list(signature.parameters)
         last = max(names.index(name) for name in bound.arguments)
-        # Defaults only fill gaps. A default after the last given argument stays with the worker: no mode must split it.
+        # Defaults only fill gaps. The worker itself fills in those after the last given argument, so no mode has to
+        # split them.
         bound.apply_defaults()
         return tuple(bound.arguments[name] for name in names[1 : last + 1])
 
@@ -175,7 +176,8 @@ def built_groups(
     """Starts a process in every slot of a pool, builds all roles in each, and yields the groups by role name. Ends the
     processes afterwards.
 
-    Raises whatever a worker raises while it is built, WorkerDiedError, ResourceError."""
+    Errors that a worker raises while it is built are raised unchanged. Also raises WorkerDiedError and
+    ResourceError."""
     processes = start_processes(pool, worker_environment(settings.device_type, settings.num_threads))
     try:
         processes.build(pool.slots(), settings, roles)
@@ -187,15 +189,15 @@ def built_groups(
 def _returns(
     mode: DispatchMode, registration: Registration, positions: list[MeshPosition], call: SplitCall
 ) -> dict[int, Returns]:
-    """Returns by rank how it returns its result. In modes that split by data rank, only one rank per share returns it;
-    its peers return nothing."""
+    """Returns for each rank how it returns its result. In modes that split by data rank, only one rank per share
+    returns the result; its peers return nothing."""
     kept = Returns.STORED if mode.keeps_data else Returns.VALUE
     if not mode.by_data_rank or registration.execute is Execute.RANK_ZERO:
         return dict.fromkeys(call.share_of_rank, kept)
     return {rank: kept if positions[rank].is_collected else Returns.NOTHING for rank in call.share_of_rank}
 
 
-def _answering(positions: list[MeshPosition], call: SplitCall) -> tuple[int, ...]:
+def _returning_ranks(positions: list[MeshPosition], call: SplitCall) -> tuple[int, ...]:
     """Returns for each data rank the rank that returns its result."""
     ranks = [rank for rank in call.share_of_rank if positions[rank].is_collected]
     return tuple(sorted(ranks, key=lambda rank: positions[rank].data_rank))

@@ -69,8 +69,8 @@ class WorkerProcesses:
         group_ids: Sequence[str] = (),
         start_seconds: float | None = None,
     ) -> None:
-        """`record`: of processes that another program has built. Otherwise `group_ids` of their placement groups, and
-        `start_seconds`, the timeout for all of them to start."""
+        """For processes that another program has built, pass their `record`. Otherwise pass `group_ids`, the ids of
+        their placement groups, and `start_seconds`, the timeout until all of them have started."""
         self.handles = handles
         self.is_attached = record is not None
         self.record = record or GroupRecord((), (), None, tuple(group_ids))
@@ -98,7 +98,8 @@ class WorkerProcesses:
     def build(self, slots: Sequence[Slot], settings: BuildSettings, roles: Sequence[RoleSpec]) -> None:
         """Builds all roles in all processes.
 
-        Raises whatever a worker raised, WorkerDiedError, or ResourceError if processes do not start in time."""
+        Errors of workers are raised unchanged. Also raises WorkerDiedError, and ResourceError if processes do not start
+        in time."""
         results = self._started([handle.info.remote() for handle in self.handles])
         infos = tuple(_expect(ProcessInfo, info) for info in results)
         # Stored before building, so that messages about processes that die during it can name them.
@@ -158,7 +159,8 @@ class WorkerProcesses:
         kind_of_rank: dict[int, tuple[object, ...]] = {}
         for rank, share in call.share_of_rank.items():
             handle = self.handles[ranks[rank]]
-            # All ranks of a share get the same call, unless one of them has computed what the others must read.
+            # All ranks of a share get the same call, unless an argument is a cached result of one of them, which the
+            # others must read from the store.
             has_results = any(isinstance(each, ResultArgument) for each in sent[share])
             kind = (share, returns[rank], rank if has_results else None)
             if kind not in calls:
@@ -183,8 +185,8 @@ class WorkerProcesses:
         return positions
 
     def raise_if_dead(self) -> None:
-        """Raises WorkerDiedError if any process has died, even one that no call waits for. A waiting call checks this
-        every second."""
+        """Raises WorkerDiedError if any process has died, even if no call waits for that process. Waiting calls check
+        this every second."""
         if self.while_waiting is not None:
             self.while_waiting()
         if self.watch is not None:
@@ -215,7 +217,8 @@ class WorkerProcesses:
     def close(self) -> None:
         """Ends all processes: first asks built ones to close, then kills all. Never raises.
 
-        After `attach_processes` it also releases their reservation, because its owner may no longer exist."""
+        After `attach_processes` it also releases the processes' reservation, because the program that made it may no
+        longer exist."""
         if self.watch is not None:
             self.watch.close()
         if not ray.is_initialized():
@@ -245,7 +248,7 @@ class WorkerProcesses:
     def _death_of(self, rank: int, error: RayError) -> WorkerDiedError:
         location = self.location_of(rank)
         cause = failure_cause(error, location)
-        died = WorkerDiedError(f"worker rank {rank} ({location}) died: {cause}{location.more}")
+        died = WorkerDiedError(f"worker rank {rank} ({location}) died: {cause}{location.log_hint}")
         died.known_cause = cause.known_cause
         died.worker = location.failed_worker(rank)
         return died

@@ -205,7 +205,7 @@ class WorkerSide:
         it finishes. First drops the cached results of the `forgotten` keys.
 
         Raises DispatchError if the method has changed a column of a batch in place, because the store shares it with
-        other processes; DataLostError; whatever the method raises, as WorkerError if it cannot be pickled."""
+        other processes; DataLostError; and the method's own error, as WorkerError if it cannot be pickled."""
         self.kept.forget(forgotten)
         arrived = Call.deserialized(call)
         with SPANS.span(f"{arrived.role}.{arrived.method}"), picklable_errors():
@@ -282,7 +282,8 @@ class WorkerSide:
 
 @contextmanager
 def picklable_errors() -> Iterator[None]:
-    """Converts errors of the block that the controller could not unpickle into WorkerError; others pass unchanged."""
+    """If the block raises an error that the controller could not unpickle, converts it to a WorkerError. Other errors
+    pass unchanged."""
     try:
         yield
     except Exception as error:
@@ -296,8 +297,8 @@ def _picklable(error: Exception) -> Exception:
     """Returns the error itself, or a WorkerError with its traceback if it is too large or cannot be unpickled. Ray
     would report an error that cannot be unpickled as the death of this process.
 
-    Unpickling calls the error's class with the arguments that it passed to its base class, which may not fit. It loses
-    the error's own cause, so what that says of memory is noted first, in a TrainerError."""
+    Unpickling calls the error's class with the arguments that the class passed to its base class; they may not fit. It
+    also loses the error's `__cause__`. So if memory ran out, this is first recorded in a TrainerError."""
     text = "".join(traceback.format_exception(error))
     cause = memory_cause(error)
     if isinstance(error, TrainerError):
@@ -320,7 +321,7 @@ def _picklable(error: Exception) -> Exception:
 
 
 def memory_cause(error: BaseException | None) -> ErrorCause | None:
-    """Returns whose memory was too small if that is why the error, its cause or its context was raised, else None."""
+    """Returns which memory ran out, if the error, its cause or its context is an out-of-memory error; else None."""
     seen = set[int]()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

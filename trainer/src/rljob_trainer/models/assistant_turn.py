@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 PROBE = "Zq7probe7Qz"
 """Content of a test message, which no template contains itself."""
 THINKING = re.compile(r"(?:(?:<(\w+)>\s*</\1>|</?(?:think|thinking|thought|reasoning)>)\s*)+\Z")
-"""Thinking tags that templates write before the content of a turn without thinking, such as an empty
-`<think></think>`. They are not part of the header."""
+"""Thinking tags, such as an empty `<think></think>`, which templates write before the content of a turn without
+thinking. They are not part of the header."""
 
 
 class AssistantTurn:
@@ -33,8 +33,8 @@ class AssistantTurn:
         """Cache of beginnings without special tokens; there are few different ones."""
 
     def beginning(self, messages: Sequence[ChatMessage], prompt: str) -> str:
-        """Returns what `prompt`, the chat rendered up to the assistant's answer, has after the role's header. Empty if
-        that is only white space, or if the header cannot be found."""
+        """Returns the text of `prompt` after the role's header; `prompt` is the chat, rendered up to the assistant's
+        answer. Empty if that text is only white space, or if the header cannot be found."""
         after_user, beginning = self._of_one_message
         # The result for a one-message chat is reused, so that not every prompt must be rendered twice.
         if after_user and prompt.endswith(after_user):
@@ -65,7 +65,7 @@ class AssistantTurn:
         messages: list[ChatMessage] = [{"role": "user", "content": PROBE.swapcase()}]
         try:
             prompt = self._tokenizer.render_chat(messages)
-        except Exception:  # templates raise what they like
+        except Exception:  # a template can raise any error
             return "", ""
         return prompt.rpartition(PROBE.swapcase())[2], self._beginning(messages, prompt)
 
@@ -91,6 +91,6 @@ class AssistantTurn:
         turn: ChatMessage = {"role": "assistant", "content": PROBE}
         afters: tuple[list[ChatMessage], ...] = ([], [{"role": "user", "content": "x"}])
         for after in afters:
-            with contextlib.suppress(Exception):  # templates raise what they like
+            with contextlib.suppress(Exception):  # a template can raise any error
                 return self._tokenizer.render_conversation([*messages, turn, *after])
         return ""

@@ -26,17 +26,17 @@ ALL_FILES = (*SETTINGS_FILES, "*.safetensors")
 """Pickled weights are not downloaded, because loading them can run code."""
 
 
-def download_once(repository: str, revision: str, where: str, marker: Path, told: OnGrowth) -> Path:
+def download_once(repository: str, revision: str, where: str, marker: Path, on_growth: OnGrowth) -> Path:
     """Downloads all files of a commit. After the first success, which the file `marker` records, the cache is used
-    without contacting the hub. `told` is called with the number of downloaded bytes.
+    without contacting the hub. `on_growth` is called with the number of downloaded bytes.
 
-    Only one caller at a time. Raises as `download_model`, and ConfigurationError if weights are missing."""
+    The caller must hold a lock. Raises as `download_model`, and ConfigurationError if weights are missing."""
     if marker.exists():
         try:
             return Path(snapshot_download(repository, revision=revision, local_files_only=True))
         except LocalEntryNotFoundError:
             marker.unlink()
-    with watched_growth(_cache_of(repository), told):
+    with watched_growth(_cache_of(repository), on_growth):
         folder = download_model(repository, revision, where, ALL_FILES)
     missing = [name for name in _weight_files(folder) if not (folder / name).is_file()]
     if missing:
@@ -89,8 +89,8 @@ def download_model(repository: str, revision: str | None, where: str, files: Seq
             f"{where}: {seen} not found on the Hugging Face hub; check the name, or set HF_TOKEN if it is private"
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        is_of_network = isinstance(error, LocalEntryNotFoundError | HfHubHTTPError | TimeoutError | ConnectionError)
-        if not is_of_network and (failure := storage_failure(error)):
+        is_network_error = isinstance(error, LocalEntryNotFoundError | HfHubHTTPError | TimeoutError | ConnectionError)
+        if not is_network_error and (failure := storage_failure(error)):
             raise ResourceError(
                 f"{where}: {seen} cannot be stored in the local cache or read from it ({failure}); check the disk"
             ) from error

@@ -38,10 +38,10 @@ class ModelLocation:
     cache_folder: Path
     base_folder: Path
 
-    def folder(self, told: OnGrowth = report_downloaded) -> Path:
+    def folder(self, on_growth: OnGrowth = report_downloaded) -> Path:
         """Returns the model's folder on this machine; downloads or converts the model if necessary. Several processes
-        may call this at the same time: one does the work, the others wait, and later calls use the result. `told` is
-        called with the number of downloaded bytes. Raises as `controller_model`."""
+        may call this at the same time: one does the work, the others wait, and later calls use the result. `on_growth`
+        is called with the number of downloaded bytes. Raises as `controller_model`."""
         if looks_local(self.model.source, self.base_folder):
             return local_model_folder(self.model, self.cache_folder, self.base_folder)
         from rljob_trainer.models.download import download_once
@@ -51,7 +51,7 @@ class ModelLocation:
         locks.mkdir(parents=True, exist_ok=True)
         name = f"{self.model.source.replace('/', '--')}-{self.model.revision}"
         with _locked(locks / f"{name}.lock"):
-            return download_once(self.model.source, self.model.revision, WHERE, locks / f"{name}.complete", told)
+            return download_once(self.model.source, self.model.revision, WHERE, locks / f"{name}.complete", on_growth)
 
 
 def controller_model(model: Model, cache_folder: Path, base_folder: Path) -> tuple[Path, ModelLocation]:

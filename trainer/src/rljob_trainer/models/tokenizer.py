@@ -147,7 +147,9 @@ class Tokenizer:
             raise
         except Exception as error:
             # A template is a program written by the model's author, so it can raise any error.
-            raise ChatTemplateError(f"the chat template of {self._folder} failed: {_template_words(error)}") from error
+            raise ChatTemplateError(
+                f"the chat template of {self._folder} failed: {_template_message(error)}"
+            ) from error
 
 
 def _declared_end_tokens(folder: Path) -> tuple[int, ...]:
@@ -163,7 +165,7 @@ def _declared_end_tokens(folder: Path) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def _template_words(error: Exception) -> str:
+def _template_message(error: Exception) -> str:
     """Returns the template's own message if it has called `raise_exception`, else a description of the error."""
     if isinstance(error, TemplateSyntaxError):
         return f"line {error.lineno} is not valid Jinja: {error.message}"

@@ -127,8 +127,10 @@ class HubNames:
     """The reverse conversion, from the tensors of a model to those of its files."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """`model` may be on the meta device. Its conversion table is stored in it, so that it is only created once."""
-        # A model that was not loaded from files does not know whether they have its base model's prefix. They do.
+        """`model` may be on the meta device. The conversion table is stored in the model, so that it is created only
+        once."""
+        # Only a model that was loaded from files knows whether the names in them have the base model's prefix. Here
+        # they always have it, so the table's change of the prefix is left out.
         transforms = [
             each for each in get_model_conversion_mapping(model, add_legacy=False) if not isinstance(each, PrefixChange)
         ]

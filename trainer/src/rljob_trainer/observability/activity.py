@@ -21,7 +21,7 @@ Clock = Callable[[], float]
 
 
 class Activity:
-    """The progress of this process. `tell` is cheap if nothing needs to be written."""
+    """The progress of this process. `report_activity` is cheap if nothing needs to be written."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -53,23 +53,23 @@ class ActivityWatch:
     def __init__(self, log_folder: Path, report_progress: Callable[[str], None], clock: Clock = time.monotonic) -> None:
         """`report_progress` is called with the newest line and the name of its worker."""
         self._log_folder = log_folder
-        self._got_further = report_progress
+        self._report_progress = report_progress
         self._clock = clock
-        self._looked_at = clock()
+        self._polled_at = clock()
         self._newest = self._newest_file()[0]
 
     def poll_files(self) -> None:
-        """Polls the files, at most every `LOOK_SECONDS`, and calls `report_progress` if one was written."""
+        """Polls the files, at most every `LOOK_SECONDS`, and calls `report_progress` if a file has changed."""
         now = self._clock()
-        if now - self._looked_at < LOOK_SECONDS:
+        if now - self._polled_at < LOOK_SECONDS:
             return
-        self._looked_at = now
+        self._polled_at = now
         written_at, file = self._newest_file()
         if file is None or written_at == self._newest:
             return
         self._newest = written_at
         with suppress(OSError):
-            self._got_further(f"{file.stem}: {file.read_text(encoding='utf-8', errors='replace')[:100]}")
+            self._report_progress(f"{file.stem}: {file.read_text(encoding='utf-8', errors='replace')[:100]}")
 
     def _newest_file(self) -> tuple[int, Path | None]:
         newest: tuple[int, Path | None] = (0, None)

@@ -11,32 +11,32 @@ from pathlib import Path
 from rljob_trainer.observability.activity import ACTIVITY, LOOK_SECONDS
 
 OnGrowth = Callable[[int], None]
-"""Called with the number of bytes."""
+"""Called with the new number of bytes."""
 
 BLOCK_BYTES = 512
-"""The unit of `st_blocks`, whatever the file system."""
+"""The unit of `st_blocks` on every file system."""
 
 
 @contextmanager
-def watched_growth(folder: Path, told: OnGrowth, look_seconds: float = LOOK_SECONDS) -> Iterator[None]:
-    """During the block, a thread calls `told` whenever there are more bytes below `folder` than ever before. It does
-    not if nothing is written, or if existing data is written again."""
+def watched_growth(folder: Path, on_growth: OnGrowth, look_seconds: float = LOOK_SECONDS) -> Iterator[None]:
+    """During the block, a thread calls `on_growth` whenever there are more bytes below `folder` than ever before. It is
+    not called if nothing is written, or if only existing data is written again."""
     done = threading.Event()
 
     # Counted before the block writes anything.
     at_first = _bytes_below(folder)
 
-    def look() -> None:
+    def poll() -> None:
         most_size, most_space = at_first
         while not done.wait(look_seconds):
             size, space = _bytes_below(folder)
-            # Some programs reserve a file's full size first, so the used space counts. Some file systems do not report
-            # the used space, so the size counts, too.
+            # Both count: the used space, because some programs first create a file with its full size; and the size,
+            # because some file systems do not report the used space.
             if size > most_size or space > most_space:
-                told(space or size)
+                on_growth(space or size)
             most_size, most_space = max(most_size, size), max(most_space, space)
 
-    thread = threading.Thread(target=look, name="watched-growth", daemon=True)
+    thread = threading.Thread(target=poll, name="watched-growth", daemon=True)
     thread.start()
     try:
         yield

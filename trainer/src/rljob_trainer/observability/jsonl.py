@@ -1,22 +1,25 @@
-"""JSON Lines files that grow while a run goes on and survive a crash in the middle of a line."""
+"""JSON Lines files that grow during a run. A crash in the middle of a line does not damage the lines before it."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
+
+log = logging.getLogger(__name__)
 
 
 class JsonlWriter:
     """Appends rows. `append` flushes each row to the operating system, without fsync."""
 
     def __init__(self, path: Path) -> None:
-        """Opens `path` for appending and makes its folder.
+        """Opens `path` for appending and creates its folder.
 
         Raises:
-            OSError: the file cannot be made or opened.
+            OSError: the file cannot be created or opened.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: TextIO = path.open(
@@ -28,13 +31,13 @@ class JsonlWriter:
 
         Raises:
             OSError: the row could not be written, for example because the disk is full.
-            ValueError: a value is NaN or infinite, which JSON cannot say.
+            ValueError: a value is NaN or infinite, which JSON does not support.
         """
         self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Closes the file; more than once does no harm."""
+        """Closes the file. May be called repeatedly."""
         self._file.close()
 
 
@@ -42,8 +45,16 @@ def read_rows(path: Path) -> Iterator[dict[str, object]]:
     """Yields the complete rows of a file, in order. An incomplete last line is skipped; a missing file has no rows.
 
     Raises:
-        ValueError: a line other than the last is not a JSON object; the text names file and line.
+        ValueError: a line other than the last is not a JSON object; the message names file and line.
     """
+    for row in _rows(path):
+        if isinstance(row, ValueError):
+            raise ValueError(f"{row}; remove the line or the file")
+        yield row
+
+
+def _rows(path: Path) -> Iterator[dict[str, object] | ValueError]:
+    """As `read_rows`, but yields the error of a damaged line in its place."""
     if not path.exists():
         return
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -53,24 +64,24 @@ def read_rows(path: Path) -> Iterator[dict[str, object]]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             if number == last_number:
                 return
-            raise ValueError(
-                f"{path}:{number}: not a line of JSON ({error.msg}); remove the line or the file"
-            ) from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number}: not a JSON object ({line[:40]!r}); remove the line or the file")
-        yield row
+            yield ValueError(f"{path}:{number}: not a line of JSON ({error})")
+            continue
+        if isinstance(row, dict):
+            yield row
+        else:
+            yield ValueError(f"{path}:{number}: not a JSON object ({line[:40]!r})")
 
 
 def cut_back(path: Path, last_step: int) -> int:
     """Removes the rows of steps after `last_step`, which a resumed run repeats. Returns the number of removed rows.
 
-    The file is replaced atomically, so a crash leaves the old or the new file.
+    The file is replaced atomically, so a crash leaves the old or the new file. Damaged lines are removed with a
+    warning, because a run must be able to resume without them.
 
     Raises:
-        ValueError: as `read_rows`.
         OSError: the new file cannot be written.
     """
     if not path.exists():
@@ -78,7 +89,10 @@ def cut_back(path: Path, last_step: int) -> int:
     num_removed = 0
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        for row in read_rows(path):
+        for row in _rows(path):
+            if isinstance(row, ValueError):
+                log.warning("a damaged line was removed: %s", row)
+                continue
             step = row.get("step")
             if isinstance(step, int) and step > last_step:
                 num_removed += 1

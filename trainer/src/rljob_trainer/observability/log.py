@@ -9,6 +9,8 @@ import time
 import unicodedata
 from typing import TextIO
 
+from rljob_api.standard_streams import discard_output
+
 MAX_MESSAGE_CHARS = 4000
 """A longer message is cut; a model's output must not fill the log."""
 
@@ -54,13 +56,20 @@ def set_up_logging(level: int = logging.INFO, stream: TextIO | None = None) -> l
 
 class _CurrentStandardError:
     """Looks up sys.stderr for each line: while a progress bar is shown, rich replaces it with a proxy that prints above
-    the bar."""
+    the bar. Lines are lost if they cannot be written (terminal closed, disk full)."""
 
     def write(self, text: str) -> int:
-        return sys.stderr.write(text)
+        try:
+            return sys.stderr.write(text)
+        except OSError:
+            discard_output(sys.__stderr__ or sys.stderr)
+            return len(text)
 
     def flush(self) -> None:
-        sys.stderr.flush()
+        try:
+            sys.stderr.flush()
+        except OSError:
+            discard_output(sys.__stderr__ or sys.stderr)
 
 
 def _escape(character: str, keep_newlines: bool) -> str:

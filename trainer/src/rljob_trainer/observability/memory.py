@@ -50,7 +50,7 @@ class Boundary(StrEnum):
     REF_LOGPROBS = "ref_logprobs"
     VALUES = "values"
     REWARD_MODEL = "reward_model"
-    """The reward model has scored the responses, at the same time as the passes for log-probabilities or before."""
+    """The reward model has scored the responses, before the passes for log-probabilities or at the same time."""
     UPDATE_CRITIC = "update_critic"
     FORWARD_BACKWARD = "forward_backward"
     OPTIMIZER_STEP = "optimizer_step"

@@ -166,7 +166,7 @@ def _draw(axes: Axes, plot: Plot, curves: dict[str, Points]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Draws the plots of the one run folder named; prints the files."""
+    """Draws the plots of the run folder in `arguments`, and prints their paths."""
     accept_all_characters()
     if len(arguments) != 1:
         print("usage: python -m rljob_trainer.observability.plots RUN_FOLDER", file=sys.stderr)

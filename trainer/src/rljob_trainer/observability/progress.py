@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
+from rljob_api.standard_streams import discard_output
 from rljob_trainer.observability.metrics import (
     EVAL_GREEDY,
     EVAL_SAMPLED,
@@ -30,15 +30,22 @@ NUM_PHASES_SHOWN = 3
 
 
 class LastingConsole(Console):
-    """A console that survives a closed standard output (`rljob run job.yaml | head`): the run continues without it."""
+    """A console that survives a standard output that cannot be written: a closed pipe (`rljob run job.yaml | head`) or
+    terminal, or a file on a full disk. The run continues without it."""
 
     def on_broken_pipe(self) -> None:
         """Stops the output. Rich's own method would end the program."""
         self.quiet = True
-        # Buffered output would fail again, at the latest when the interpreter exits.
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), sys.stdout.fileno())
-        log.warning("standard output is closed; the run continues, see its metrics and samples in the run folder")
+        discard_output(sys.__stdout__ or sys.stdout)
+        log.warning(
+            "standard output cannot be written; the run continues, see its metrics and samples in the run folder"
+        )
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError:
+            self.on_broken_pipe()
 
 
 class ProgressDisplay:

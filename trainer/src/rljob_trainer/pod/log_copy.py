@@ -18,9 +18,10 @@ class LogCopy:
     """Receives the whole content of `source` from its beginning, and appends to `path` what is not there yet.
 
     When `path` reaches `PART_BYTES`, it is renamed to `<name>.part-<k>.log` (k from 0), and a new file begins. Only the
-    newest part is kept, and the beginning of the first one as `<name>.first.log`, which has configuration and start.
+    newest part is kept. The beginning of the first part, which has configuration and start, is kept as
+    `<name>.first.log`.
 
-    If existing files are not a copy of `source`, they belong to an earlier job of the same name: `path` is then kept
+    If existing files are not a copy of `source`, they belong to an earlier job of the same name. Then `path` is kept
     with `.old` in its name. A write error is reported once and ends the copy, because printing is more important.
     """
 
@@ -28,7 +29,8 @@ class LogCopy:
         self._path = path
         self._first = path.with_suffix(f".first{path.suffix}")
         self._file: BinaryIO | None = None
-        self._num_bytes_there = 0
+        self._num_bytes_to_skip = 0
+        """How many of the next bytes of the source the copy already has, from before a restart."""
         self._num_parts = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,15 +41,15 @@ class LogCopy:
                     os.replace(path, path.with_suffix(f".old{path.suffix}"))
             self._num_parts = max(self._parts(), default=-1) + 1
             self._file = path.open("ab", buffering=0)
-            self._num_bytes_there = self._num_parts * PART_BYTES + self._file.tell()
+            self._num_bytes_to_skip = self._num_parts * PART_BYTES + self._file.tell()
             self._drop_old_parts()
         except OSError as error:
             self._give_up(error)
 
     def write(self, data: bytes) -> None:
         """Copies the next bytes of the source."""
-        new = data[self._num_bytes_there :]
-        self._num_bytes_there = max(0, self._num_bytes_there - len(data))
+        new = data[self._num_bytes_to_skip :]
+        self._num_bytes_to_skip = max(0, self._num_bytes_to_skip - len(data))
         try:
             while self._file and new:
                 new = new[self._file.write(new[: PART_BYTES - self._file.tell()]) :]
@@ -70,7 +72,7 @@ class LogCopy:
         self._file = self._path.open("ab", buffering=0)
 
     def _drop_old_parts(self) -> None:
-        """Removes all parts but the newest, also those that remain after a restart, and keeps the first bytes."""
+        """Removes all parts except the newest, also parts from before a restart. Keeps the first bytes of part 0."""
         for number, part in self._parts().items():
             if number == self._num_parts - 1:
                 continue

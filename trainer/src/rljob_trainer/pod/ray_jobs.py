@@ -12,7 +12,7 @@ from rljob_trainer.errors import TrainerError
 
 HOST = "127.0.0.1"
 TIMEOUT_SECONDS = 10.0
-KNOCK_SECONDS = 1.0
+CONNECT_SECONDS = 1.0
 _UNFINISHED = ("PENDING", "RUNNING")
 
 
@@ -31,7 +31,7 @@ class RayJobs:
     def is_listening(self) -> bool:
         """Whether the dashboard accepts connections, even if it is too busy to respond."""
         try:
-            socket.create_connection((HOST, self.port), timeout=KNOCK_SECONDS).close()
+            socket.create_connection((HOST, self.port), timeout=CONNECT_SECONDS).close()
         except OSError:
             return False
         return True

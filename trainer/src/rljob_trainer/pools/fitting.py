@@ -22,7 +22,7 @@ MAX_LISTED = 8
 UNITS = 10_000
 """Ray's smallest unit is 1/10,000 of a resource. Amounts are compared as integers in this unit, which is exact."""
 GPU = "GPU"
-MOST_EXACT = 2
+MAX_EXACT_POOLS = 2
 """Up to this many pools, `find_placement` finds a placement whenever one exists."""
 MAX_ORDERS = 24
 """Maximum number of orders in which pools are placed; 24 are all orders of four pools."""
@@ -110,11 +110,12 @@ def find_placement(
 ) -> list[list[int]] | None:
     """Chooses different nodes for each pool. Returns ascending indices of `rooms`; None if no placement was found.
 
-    `needs`: for each pool the number of nodes and the resources that it takes of each. `rooms`: the free resources of
-    each node. Pools are placed one after the other: first the pool with the fewest spare nodes; of equal ones, the one
-    with the most GPUs. Each pool gets the nodes that matter least to the pools after it. If a pool finds no nodes,
-    further orders are tried (`MAX_ORDERS`), and finally with the emptiest nodes first. For two pools a placement is
-    found whenever one exists. For more pools the search is not exhaustive and misses one in very few cases."""
+    `needs`: for each pool the number of nodes, and the resources that it needs on each of them. `rooms`: the free
+    resources of each node. Pools are placed one after the other: first the pool with the fewest spare nodes; of equal
+    ones, the one with the most GPUs. Each pool gets the nodes that matter least to the pools after it. If a pool finds
+    too few nodes, other orders of the pools are tried (`MAX_ORDERS`), and then the same orders again with the emptiest
+    nodes first. For two pools a placement is found whenever one exists. For more pools the search is not exhaustive; in
+    very few cases it misses a placement that exists."""
     free = [{name: units(amount) for name, amount in room.items()} for room in rooms]
     wanted = [(number, {name: units(amount) for name, amount in amounts.items()}) for number, amounts in needs]
     num_spare = [sum(_fits(amounts, room) for room in free) - number for number, amounts in wanted]
@@ -192,12 +193,12 @@ def _gaps(wanted: Mapping[str, float], room: Mapping[str, float], node: ClusterN
 
 
 def _problem_together(needs: Sequence[PoolNeed], rooms: Sequence[Mapping[str, float]]) -> str:
-    """Returns why pools that fit alone do not fit together; empty if they do."""
+    """Returns why pools that each fit alone do not fit together; empty if they do fit together."""
     wanted = [(need.num_nodes, need.per_node) for need in needs]
     if find_placement(wanted, rooms) is not None:
         return ""
     names = _relevant(needs)
-    if len(needs) <= MOST_EXACT:
+    if len(needs) <= MAX_EXACT_POOLS:
         missing = [name for name in names if find_placement([(num, _without(of, name)) for num, of in wanted], rooms)]
         return f"not all together: {_either(missing or names)} is missing"
     there = {name: sum(units(room.get(name, 0.0)) for room in rooms) for name in names}
@@ -258,6 +259,7 @@ def _loss(
 
 
 def _waiting_for(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> str:
+    """Describes the first pool that lacks free nodes, or why the pools do not fit together."""
     for need in needs:
         suitable = [node for node in nodes if not _gaps(need.per_node, node.total, node)]
         gaps = [found for node in suitable if (found := _gaps(need.per_node, node.room_now, node))]

@@ -1,7 +1,7 @@
 """Reserves the job's `pools`, and assigns its `roles` to worker processes.
 
-Roles on the same pool share its processes (fused roles) and are built in their order. Roles that must be apart have
-separate processes on the same devices; then each process gets an equal share of its device.
+Roles on the same pool share its processes (fused roles) and are built in the order of the job's roles. Roles that must
+be apart have separate processes on the same devices; then each process gets an equal share of its device.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reserves nodes for pools as Ray placement groups: all of them, or none.
 
-Nothing is held while waiting, so that two runs never deadlock by waiting for each other's nodes, and a small pool never
+A run that waits holds nothing, so two runs never deadlock by waiting for each other's nodes, and a small pool never
 occupies the large node that another pool of the run needs. Each placement group is bound to the node that `fitting`
 chose, because Ray could put two groups of one pool on the same node.
 """
@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
 REPORT_SECONDS = 4.0
-LEAST_GRANT_SECONDS = 0.5
+MIN_GRANT_SECONDS = 0.5
 GRANT_SECONDS = 2.0
-"""Ray grants free resources within milliseconds. After this time, another program was faster, and the search is
-repeated."""
+"""How long Ray may take to grant the groups; it grants free resources within milliseconds. If this time passes, another
+program has probably taken the resources, so nodes are chosen again."""
 NODE_LABEL = "ray.io/node-id"
 
 
@@ -59,7 +59,7 @@ class GroupEntry(TypedDict):
 
 
 Report = Callable[[str], None]
-"""Called with a description of what is waited for: immediately, and then every `REPORT_SECONDS`."""
+"""Called with a message about what the reservation waits for: immediately, and then every `REPORT_SECONDS`."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def reserve(
     of detached pools outlive this process.
 
     Raises ResourceError that says what is missing: immediately if the pools do not fit even on an empty cluster, else
-    after the timeout. Then, and after an interrupt, nothing stays reserved."""
+    after the timeout. After an error or an interrupt nothing stays reserved."""
     deadline = time.monotonic() + timeout_seconds
     progress = _Progress(needs, report)
     attempt = _Attempt(needs, are_detached, progress)
@@ -111,7 +111,7 @@ def reserve(
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise ResourceError(timeout_text(needs, nodes, _holders(), timeout_seconds))
-            progress.tell(nodes)
+            progress.report_if_due(nodes)
             time.sleep(min(POLL_SECONDS, remaining))
     except BaseException:
         attempt.withdraw()
@@ -132,14 +132,14 @@ def release_by_id(group_ids: Sequence[str]) -> None:
 
 
 class _Progress:
-    """Reports what is waited for, at most every `REPORT_SECONDS`."""
+    """Reports what the reservation waits for, at most every `REPORT_SECONDS`."""
 
     def __init__(self, needs: Sequence[PoolNeed], report: Report) -> None:
         self.needs = needs
         self.report = report
         self.next = 0.0
 
-    def tell(self, nodes: Sequence[ClusterNode]) -> None:
+    def report_if_due(self, nodes: Sequence[ClusterNode]) -> None:
         """Reports, unless the last report is too recent."""
         now = time.monotonic()
         if now >= self.next:
@@ -148,8 +148,8 @@ class _Progress:
 
 
 class _Attempt:
-    """The placement groups of one reservation. They share a unique name, by which they are found again: an interrupt
-    may come after Ray has created a group and before a variable here refers to it."""
+    """The placement groups of one reservation. Their names contain the same unique text, by which they are found: an
+    interrupt may come after Ray has created a group and before a variable here refers to it."""
 
     def __init__(self, needs: Sequence[PoolNeed], are_detached: Sequence[bool], progress: _Progress) -> None:
         self.needs = needs
@@ -167,7 +167,7 @@ class _Attempt:
         ]
         now = time.monotonic()
         # Even with a timeout of 0, Ray gets a moment to grant what is free now.
-        limit = min(max(deadline, now + LEAST_GRANT_SECONDS), now + GRANT_SECONDS)
+        limit = min(max(deadline, now + MIN_GRANT_SECONDS), now + GRANT_SECONDS)
         if all(self._is_granted(node.group, limit) for nodes in reserved for node in nodes):
             return reserved
         self.withdraw()
@@ -183,7 +183,7 @@ class _Attempt:
             return
         deadline = time.monotonic() + GRANT_SECONDS
         with suppress(RayError):
-            while not all(map(_is_settled, self._entries().values())) and time.monotonic() < deadline:
+            while any(map(_is_being_granted, self._entries().values())) and time.monotonic() < deadline:
                 time.sleep(0.005)
             release_by_id(list(self._entries()))
 
@@ -215,13 +215,13 @@ class _Attempt:
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
             if pause == 0.1:
-                self.progress.tell(cluster_nodes())
+                self.progress.report_if_due(cluster_nodes())
         return True
 
 
-def _is_settled(entry: GroupEntry) -> bool:
-    """Whether Ray has granted a group, or waits for free resources. False while it is being granted."""
-    return entry["state"] == "CREATED" or entry["stats"]["scheduling_state"] in ("NO_RESOURCES", "INFEASIBLE")
+def _is_being_granted(entry: GroupEntry) -> bool:
+    """Whether Ray is granting a group. False if it has granted the group, or waits for free resources."""
+    return entry["state"] != "CREATED" and entry["stats"]["scheduling_state"] not in ("NO_RESOURCES", "INFEASIBLE")
 
 
 def _holders() -> dict[str, list[str]]:

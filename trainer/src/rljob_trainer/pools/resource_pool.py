@@ -121,7 +121,7 @@ class ResourcePool:
         """Reserves the pool, unless `nodes` were already reserved together with other pools (`reserve_pools`).
 
         Raises ResourceError that says what is missing: immediately if the pool can never fit the cluster, else after
-        the timeout. `report` is called with what is waited for."""
+        the timeout. `report` is called with messages about what the reservation waits for."""
         self.settings = settings
         self.num_shares = 1
         """Number of processes that share a device."""

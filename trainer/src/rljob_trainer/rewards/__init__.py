@@ -1,8 +1,8 @@
-"""Scores for responses. Every scorer runs in processes of its own; nothing of it is imported by the controller.
+"""Scores for responses. Every scorer runs in its own processes; the controller does not import its code.
 
-`base.py` says what a reward is given and gives; `loading.py` makes it from a job's entry. The rewards that are there:
-`exact_match.py`, `math_answer.py`, `format.py`, `reasoning_gym.py`, and `function.py` for a user's own;
-`final_message.py` takes thinking and special tokens out of a response.
-How they run: `process_pool.py` here, `scoring_program.py` and `scoring_child.py` in the processes, `wire.py` between
-them. What becomes of one that fails says `workers/reward.py`.
+`base.py` defines a reward's input and output; `loading.py` finds the scorer of an entry in the job. The rewards:
+`exact_match.py`, `math_answer.py`, `format.py`, `reasoning_gym.py`, and `function.py` for a user's own function.
+`final_message.py` removes thinking and special tokens from a response.
+How they run: `process_pool.py` and `scoring_child.py` in the worker process, `scoring_program.py` in the scoring
+processes; `wire.py` encodes what they exchange. `workers/reward.py` decides what happens after a failure.
 """

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from rljob_trainer.rewards.base import excerpt
 
 GSM8K_MARK = "####"
-"""Worked solutions in the form of GSM8K end with this mark and the answer."""
+"""Solutions in GSM8K's form end with this mark and the answer."""
 MISSING_VALUES = frozenset({"n/a", "#n/a", "n.a", "n.a.", "<na>", "nan", "none", "null", "nil"})
 """How files spell a missing value, in lower case. `NA` is not among them: it may be the product of n and a."""
 PLACEHOLDER = re.compile(r"[-\u2013\u2014\u2212?_.\u2026*\s]+")
@@ -26,8 +26,8 @@ MAX_VALUE_CHARACTERS = 80
 def why_unusable(answer: object) -> str | None:
     """The reason why a value cannot be a mathematical answer, with the value seen; None if it may be one.
 
-    The reason goes after "the answer is". Of a worked solution in the form of GSM8K the part after the last `####`
-    counts. Example: `why_unusable("N/A")` is "the string 'N/A', which stands for a missing value".
+    The reason continues the sentence "the answer is". In a solution in GSM8K's form, only the part after the last
+    `####` counts. Example: `why_unusable("N/A")` is "the string 'N/A', which stands for a missing value".
     """
     match answer:
         case None:

@@ -14,6 +14,8 @@ MAX_FOUND_CHARACTERS = 200
 """The maximum length of the answer found in a response: enough for any answer, and samples stay short."""
 MAX_SCORE = 3.4028234663852886e38
 """The largest finite float32."""
+MACHINE_ERRORS = (MemoryError, OSError, ImportError)
+"""Errors that no response causes, such as a disk from which a library cannot be read. The response is not wrong."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class RewardOutcome:
     has_died: bool = False
     """The process ended while it scored this request: it crashed or was killed."""
     was_killed: bool = False
-    """SIGKILL ended this process and a second one that scored the request again, probably out of memory. The response
-    is not to blame."""
+    """SIGKILL ended the process, and then a second process that scored the request again. Memory probably ran out, so
+    the response is not to blame."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def as_score(value: object) -> float:
         try:
             score = float(value)  # type: ignore[arg-type]
         except Exception as error:
-            # Integers and fractions beyond a float's range, and whatever the number's own class raises.
+            # Integers and fractions beyond a float's range, and any error of the number's own class.
             raise ValueError(
                 f"returned {_shown(value)}, which cannot be converted to float ({type(error).__name__}); return a "
                 f"finite number of at most {MAX_SCORE:.3g} in size"

@@ -4,9 +4,9 @@ Each rule searches the text that the rule before it found:
 
 1. Text up to the last `</think>` is ignored. A `<think>` that is not closed means that there is no answer.
 2. The last `<answer>` element.
-3. The last `\\boxed{}` or `\\fbox{}`. One that is not closed means that there is no answer.
-4. The text after the last `####`, up to the end of its line, if it is one value (GSM8K's form; a heading is not).
-5. What follows the last "answer is", "Answer:" or a value named `answer` in JSON, up to the end of the sentence.
+3. The last `\\boxed{}` or `\\fbox{}`. A box that is not closed means that there is no answer.
+4. The text after the last `####` (GSM8K's form), up to the end of its line. It must be one value, not a heading.
+5. The text after the last "answer is", "Answer:" or JSON key `answer`, up to the end of the sentence.
 6. The last number or expression.
 
 If a rule finds a text that is exactly one value, this value is the answer, and later rules are skipped. A number that
@@ -128,15 +128,15 @@ def find_answer(response: str, *, is_choice: bool, is_words: bool) -> Found:
     if not text.strip():
         return "", None
     finders: tuple[Callable[[str, _Reader], Found | None], ...] = (_after_mark, _after_phrase, _last)
-    # A worked solution is not a single value, and a sentence is not an answer in words.
+    # A solution with its steps is not a single value, and a sentence is not an answer in words.
     if GSM8K_MARK not in text and not (is_words and _PHRASE.search(text)):
         finders = (_whole, *finders)
     return next((found for find in finders if (found := find(text, reader)) is not None), ("", None))
 
 
 def reference_answer(answer: str) -> str:
-    """The answer of a dataset's row; if it is a worked solution, the last `<answer>` element, the last box, or the text
-    after the last `####`."""
+    """The answer of a dataset's row; if it is a solution with its steps, the last `<answer>` element, the last box, or
+    the text after the last `####`."""
     text = plain_characters(answer)
     if (element := last_element(text)) is not None:
         text = element
@@ -192,6 +192,7 @@ def _whole(text: str, reader: _Reader) -> Found | None:
 
 
 def _after_mark(text: str, reader: _Reader) -> Found | None:
+    """The value in the line after the last `####`; None if there is none."""
     _, mark, behind = text.rpartition(GSM8K_MARK)
     if not mark or not behind.strip():
         return None

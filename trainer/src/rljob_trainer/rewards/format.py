@@ -15,7 +15,7 @@ REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_R
 
 Node = tuple[object, Any]
 """An operation and its operands in a pattern parsed by `re`: (LITERAL, 60), (MAX_REPEAT, (0, 1, nodes)). This is not a
-public interface (Python 3.11); `test_rewards_loading.py` fails if another version changes it."""
+public interface (Python 3.11); `test_response_checks.py` fails if another version changes it."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class FormatScorer:
     name: str = "Format"
 
     def load(self) -> Scorer:
-        """Raises ConfigurationError if the pattern cannot be compiled, because it was checked by another Python."""
+        """Raises ConfigurationError if this Python cannot compile the pattern; another Python may have checked it."""
         try:
             compiled = re.compile(self.pattern, re.DOTALL)
         except re.error as error:
@@ -77,7 +77,8 @@ def _lost_part(nodes: Iterable[Node], lost_part_of: Callable[[str], str | None])
 
 
 def _alternatives(operation: object, operands: Any) -> list[Iterable[Node]]:
-    """The alternatives of which one must match if this node matches; empty for a node that can match without any."""
+    """The alternatives of a node: if the node matches, one of them must match. Empty for a node that can match without
+    any."""
     if operation in REPEATS:
         minimum, _, nodes = operands
         return [nodes] if minimum else []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rljob_trainer.rewards.answer_values import why_unusable
-from rljob_trainer.rewards.base import RewardRequest, Scored, Scorer
+from rljob_trainer.rewards.base import MACHINE_ERRORS, RewardRequest, Scored, Scorer
 from rljob_trainer.rewards.final_answer import find_answer, reference_answer
 from rljob_trainer.rewards.math_text import undecorated
 from rljob_trainer.rewards.math_values import Choice, Expression, Listing, Value, Words, is_choice_letter, read_value
@@ -18,8 +18,8 @@ class MathAnswerScorer:
     """1 if the response's final answer equals the row's answer mathematically (`1/2`, `0.5`, `\\frac{1}{2}`), else 0.
 
     `final_answer` extracts the final answer of a response, `math_equality` compares. The row's answer is a number or an
-    expression (plain or LaTeX), a date, a choice or up to six words. If it is a worked solution, the last `<answer>`
-    element, the last box, or the text after the last `####` is used.
+    expression (plain or LaTeX), a date, a choice or up to six words. If it is a solution with its steps, the last
+    `<answer>` element, the last box, or the text after the last `####` is used.
     """
 
     where: str
@@ -58,10 +58,10 @@ class MathAnswerScorer:
                     request.response, is_choice=isinstance(expected, Choice), is_words=isinstance(expected, Words)
                 )
                 return Scored(1.0 if given is not None and are_equal(expected, given) else 0.0, found)
-            except MemoryError:
+            except MACHINE_ERRORS:
                 raise
             except Exception as error:
-                # No response may end the run: one that cannot be parsed is wrong.
+                # A response must never end the run. If it cannot be parsed, it counts as wrong.
                 return Scored(0.0, f"(cannot be parsed: {type(error).__name__}: {error})")
 
         return score

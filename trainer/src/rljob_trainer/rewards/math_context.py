@@ -11,8 +11,8 @@ MAX_BEFORE = 48
 """The number of characters before a number that are examined."""
 _IGNORECASE = re.ASCII | re.IGNORECASE
 
-# What makes a number after it part of an expression: an operator or `x >`; and words such as `1 out of`, `twice` and
-# `the square root of`, but not before an equation: `half of 10 = 5` is 5.
+# A number is part of an expression if one of these is before it: an operator or `x >`; or words such as `1 out of`,
+# `twice` and `the square root of`. The words do not count before an equation: `half of 10 = 5` is 5.
 _OPERATOR_BEFORE = re.compile(
     r"""(?aix)
     (?: [-+/^\u00b1{] | (?<!\*)\* | (?<=[\w)])\*\*
@@ -38,7 +38,7 @@ _WORD_BEHIND = re.compile(
     r"|\s{0,3}\^\s{0,3}\{?\\circ\s{0,3}\}?\s{0,3}[CF]?\s{1,3}below(?![A-Za-z])"
     r"|\s+(?!(?:a|A|I|m|g|s|h|L|N|J|W|V|K)\b)[A-Za-z](?![A-Za-z'.])"
 )
-# `6, not 5` says what the answer is instead; `it is not 5` does not. `6, not counting the 5 pears`: 5 is not meant.
+# `6, not 5` says what the answer is instead; `it is not 5` does not. `6, not counting the 5 pears` is not 5, either.
 _NOT_THIS = re.compile(
     r"""(?aix)
     (?: (?P<instead> (?:[.,;(-]|\d|\band|\bbut)[\s$]*(?:not|never)\b | \brather\s+than | \binstead\s+of | \bunlike

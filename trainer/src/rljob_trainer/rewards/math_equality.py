@@ -1,9 +1,10 @@
 """Compares two answers.
 
-Integers, fractions and symbols are compared exactly. A number with a decimal point or an exponent equals another one
-within `RELATIVE_TOLERANCE`, and an exact one only if it is also less than 0.5 away. Anything but a plain number is
-parsed by math-verify's LaTeX parser and compared by sympy. Expressions with variables are evaluated at fixed points and
-at one point that depends on both: they are equal if both are real at the same points and have the same values there.
+Integers, fractions and symbols are compared exactly. A number with a decimal point or an exponent equals another number
+within `RELATIVE_TOLERANCE`; if the other number is exact, the difference must also be less than 0.5. Anything but a
+plain number is parsed by math-verify's LaTeX parser and compared by sympy. Expressions with variables are evaluated at
+fixed points and at one point that depends on both expressions. They are equal if both are real at the same points and
+have the same values there.
 Nothing here has a time limit; the scoring process has one.
 """
 
@@ -32,7 +33,7 @@ MAX_DIFFERENCE = Fraction(1, 2)
 """The maximum difference from an exact number. Beyond a million, `RELATIVE_TOLERANCE` alone would accept the next
 integer."""
 MAX_SHORT_WORD = 4
-"""Words of up to so many letters may be products of variables: `xyz`."""
+"""Words of up to this many letters may be products of variables: `xyz`."""
 
 
 def are_equal(expected: Value, given: Value) -> bool:
@@ -145,6 +146,7 @@ def _same_quantity(first: Quantity, second: Quantity) -> bool:
 
 
 def _same_listing(first: Listing, second: Listing) -> bool:
+    """Whether two listings are equal: in any order if they are sets or have no brackets, else in the same order."""
     brackets = {first.opening + first.closing, second.opening + second.closing}
     if len(first.items) != len(second.items):
         return False

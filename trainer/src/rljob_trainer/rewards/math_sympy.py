@@ -15,6 +15,8 @@ from math_verify.grader import should_treat_as_complex
 from sympy.core.relational import Relational
 from sympy.logic.boolalg import And, BooleanFunction, Or
 
+from rljob_trainer.rewards.base import MACHINE_ERRORS
+
 Arguments = TypeVarTuple("Arguments")
 
 RELATIVE_TOLERANCE = 1e-6
@@ -38,7 +40,7 @@ FAR_POINTS = (Fraction(10**9 + 7, 997), Fraction(-(10**9) - 9, 997))
 """The values at which inequalities are compared before they are solved; no end of an interval is near them."""
 MIN_REAL_POINTS = 3
 MAX_EXPANDED_POWER, MAX_EXPANDED_OPERATIONS = 12, 60
-"""Limits for the polynomials that are expanded, which takes long for large ones."""
+"""Limits for the polynomials that are expanded. Expanding a larger one takes long."""
 
 _NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
@@ -72,10 +74,10 @@ def equals_number(expression: str, number: Fraction, is_exact: bool) -> bool:
 
 def _or_false(compare: Callable[[*Arguments], bool], *arguments: *Arguments) -> bool:
     """The result of the comparison, or False if sympy fails: it raises all kinds of errors for what it cannot evaluate,
-    and answers that cannot be compared are not equal. Only MemoryError is raised again."""
+    and answers that cannot be compared are not equal. MACHINE_ERRORS are raised again."""
     try:
         return compare(*arguments)
-    except MemoryError:
+    except MACHINE_ERRORS:
         raise
     except Exception:
         return False
@@ -114,6 +116,7 @@ def as_latex(text: str) -> str:
 
 @lru_cache(maxsize=2048)
 def _parsed(text: str) -> sympy.Basic | sympy.MatrixBase | None:
+    """Parses LaTeX, or a plain spelling of it; None if that fails."""
     latex = as_latex(text)
     try:
         found = latex2sympy(
@@ -122,6 +125,8 @@ def _parsed(text: str) -> sympy.Basic | sympy.MatrixBase | None:
             normalization_config=_NORMALIZATION,
             conversion_config=_CONVERSION,
         )
+    except MACHINE_ERRORS:
+        raise
     except Exception:
         # The parser raises all kinds of errors for what it cannot parse, including its own subclasses of Exception.
         return None
@@ -137,6 +142,7 @@ def is_readable(text: str) -> bool:
 
 
 def _same(first: sympy.Basic | sympy.MatrixBase, second: sympy.Basic | sympy.MatrixBase) -> bool:
+    """Whether two parsed expressions, relations, sets or matrices are equal."""
     if isinstance(first, sympy.MatrixBase) or isinstance(second, sympy.MatrixBase):
         return (
             isinstance(first, sympy.MatrixBase)
@@ -196,6 +202,7 @@ def _near(first: sympy.Expr, second: sympy.Expr, tolerance: float) -> bool:
 
 
 def _same_at_points(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> bool:
+    """Whether two expressions are equal at all points where they are real, or, if these are few, after simplifying."""
     tolerance, num_real = _tolerance(first, second), 0
     if tolerance == RELATIVE_TOLERANCE and _has_another_term(first, second, symbols):
         return False
@@ -216,22 +223,53 @@ def _same_at_points(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sym
 
 
 def _has_another_term(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> bool:
-    """Whether two polynomials with decimals differ in a coefficient: at the points a term `0.0000000001 x` is within
-    the tolerance. False for what is no small polynomial."""
-    polynomials = []
-    for expression in (first, second):
-        powers = [power.exp for power in expression.atoms(sympy.Pow) if power.free_symbols]
-        is_small = all(power.is_Integer and 0 <= power <= MAX_EXPANDED_POWER for power in powers)
-        if not is_small or expression.count_ops() > MAX_EXPANDED_OPERATIONS or not expression.is_polynomial(*symbols):
-            return False
-        # Decimals as fractions, so that expanding them adds no rounding errors.
-        polynomials.append(sympy.Poly(sympy.nsimplify(expression, rational=True), *symbols))
-    monomials = {monomial for polynomial in polynomials for monomial in polynomial.monoms()}
-    for monomial in monomials:
-        one, other = (polynomial.coeff_monomial(monomial).evalf(DIGITS) for polynomial in polynomials)
-        if not _near(one, other, RELATIVE_TOLERANCE):
-            return True
+    """Whether two expressions with decimals differ in a term: at the points a term `0.0000000001 x` is within the
+    tolerance. Two polynomials differ if a coefficient does. Of other expressions (an identity can replace all their
+    terms), one must have all terms of the other, and more. False for what takes long to expand."""
+    if not _is_small(first) or not _is_small(second):
+        return False
+    one, other = _coefficients(first, symbols), _coefficients(second, symbols)
+    terms = one.keys() | other.keys()
+    differing = [term for term in terms if not _near(_number(one, term), _number(other, term), RELATIVE_TOLERANCE)]
+    if not differing or all(term.is_polynomial(*symbols) for term in terms):
+        return bool(differing)
+    for more, less in ((one, other), (other, one)):
+        if less.keys().isdisjoint(differing):
+            rest = sum((more[term] * term for term in differing), sympy.S.Zero)
+            return not _vanishes(rest, symbols)
     return False
+
+
+def _is_small(expression: sympy.Expr) -> bool:
+    """Whether the expression expands fast."""
+    powers = [power.exp for power in expression.atoms(sympy.Pow) if power.exp.is_number]
+    has_small_powers = all(power.is_real and abs(power) <= MAX_EXPANDED_POWER for power in powers)
+    return has_small_powers and expression.count_ops() <= MAX_EXPANDED_OPERATIONS
+
+
+def _coefficients(expression: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> dict[sympy.Expr, sympy.Expr]:
+    """The terms of a sum without their constant factors, and these factors. Decimals become fractions, so that
+    expanding them adds no rounding errors."""
+    expanded = sympy.expand(sympy.nsimplify(expression, rational=True))
+    coefficients: dict[sympy.Expr, sympy.Expr] = {}
+    for each in sympy.Add.make_args(expanded):
+        coefficient, term = each.as_independent(*symbols, as_Add=False)
+        coefficients[term] = coefficients.get(term, sympy.S.Zero) + coefficient
+    return coefficients
+
+
+def _number(coefficients: dict[sympy.Expr, sympy.Expr], term: sympy.Expr) -> sympy.Expr:
+    return coefficients.get(term, sympy.S.Zero).evalf(DIGITS)
+
+
+def _vanishes(expression: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> bool:
+    """Whether the expression is zero wherever it is real (`sin^2 x + cos^2 x - 1`)."""
+    for shift in range(len(POINTS)):
+        point = {symbol: _rational(POINTS[(shift + 4 * index) % len(POINTS)]) for index, symbol in enumerate(symbols)}
+        value = _real_value_at(expression, point)
+        if value is not None and bool(sympy.Abs(value) > EXACT_TOLERANCE):
+            return False
+    return True
 
 
 def _unforeseen_point(first: sympy.Expr, second: sympy.Expr, is_natural: bool) -> Fraction:
@@ -277,8 +315,8 @@ def _proportional(first: Relational, second: Relational) -> bool:
 
 
 def _differ_far_out(first: sympy.Basic, second: sympy.Basic) -> bool:
-    """Whether one of two inequalities of the same variable holds at a far point and the other does not. Solving one
-    with a polynomial of degree 14 takes a minute."""
+    """Whether one of two inequalities of the same variable holds at a far point and the other does not. This is faster
+    than solving them, which takes a minute for a polynomial of degree 14."""
     symbols = first.free_symbols
     if len(symbols) != 1:
         return False

@@ -74,7 +74,7 @@ def plain_latex(text: str) -> str:
 
 
 def undecorated(text: str) -> str:
-    """The text without what surrounds a value: white space, final punctuation, quotes, Markdown, `$`, `\\text{}`."""
+    """The text without decoration of a value: white space, final punctuation, quotes, Markdown, `$`, `\\text{}`."""
     while True:
         before = text
         text = text.strip().removeprefix("> ")

@@ -82,7 +82,7 @@ _SIZES = {
     "angle": {"degree": "1", "rad": "57.29577951308232"},
     "speed": {"m/s": "1", "km/h": "0.2777777777777778", "mph": "0.44704"},
 }
-"""The sizes of units of one dimension, in one of them."""
+"""The sizes of units, by dimension; one unit of each dimension has the size 1."""
 _SIZE = {unit: (dimension, Fraction(size)) for dimension, sizes in _SIZES.items() for unit, size in sizes.items()}
 CONVERSION_TOLERANCE = Fraction(1, 50)
 """The relative tolerance of a conversion: `5 km = 3.1 mi`."""
@@ -96,7 +96,7 @@ _WORDS = re.compile(r"[A-Za-z\u00b5\u03a9\u4e00-\u9fff%$€£¥₹¢][^\d=<>+*()
 _DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*([CF]?)\s*$")
 MAX_UNIT_WORDS = 4
 BASE = "base"
-"""The unit of a number with a base, such as `101_2`, is this followed by the base: `base2`."""
+"""The unit of a number with a base is this word with the base after it: the unit of `101_2` is `base2`."""
 _NO_UNITS = frozenset(
     (
         *(
@@ -200,6 +200,7 @@ def number_in_base(number: Fraction, unit: str) -> Fraction | None:
 
 
 def _canonical(words: str) -> str:
+    """The canonical spelling of a unit: `square meters` gives `m^2`."""
     # `Mg` is a million grams, `mg` a thousandth of a gram.
     lowered = words if len(words) == 1 or _MEGA.fullmatch(words) else words.lower()
     for spelling in (words, lowered, _singular(lowered)):

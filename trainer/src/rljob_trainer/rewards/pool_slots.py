@@ -39,27 +39,27 @@ class Slot:
     deadline: float
     """Monotonic time by which the process must have loaded the scorer, or scored the first of `samples`."""
     began: float
-    """Monotonic time at which it started to load, or to score the first of `samples`."""
-    use_then: CoreUse | None = None
+    """Monotonic time at which the process started to load, or to score the first of `samples`."""
+    use_at_beginning: CoreUse | None = None
     """CPU use at `began`; None while the process loads, and if it cannot be read."""
     seconds_without_core: float = 0.0
-    """Seconds that it waited for a core since `began` and by which `deadline` was already extended."""
+    """Seconds since `began` in which the process waited for a core; `deadline` was already extended by them."""
     use_seen: CoreUse | None = None
     """CPU use when `deadline` was last reached."""
     use_seen_at: float = 0.0
-    """Monotonic time of the first of the looks that found `use_seen`."""
+    """Monotonic time of the first check that found `use_seen`."""
     is_in_doubt: bool = False
-    """True if it was runnable at `deadline`: it may have waited for a core, which is known once it has run."""
-    look_again_at: float = 0.0
-    """Monotonic time of the next look at a process that is in doubt, after `deadline`."""
+    """True if the process was runnable at `deadline`. It may have waited for a core; this is known when it has run."""
+    check_again_at: float = 0.0
+    """Monotonic time, after `deadline`, of the next check of a process that is in doubt."""
     seconds_stood_still: float = 0.0
-    """Seconds that the machine was suspended and by which `deadline` was already extended."""
+    """Seconds in which the machine was suspended; `deadline` was already extended by them."""
     is_ready: bool = False
     is_garbled: bool = False
     """True if the connection carried anything but results, because the scorer wrote into it."""
     samples: deque[Sample] = field(default_factory=deque)
 
     @property
-    def next_look(self) -> float:
-        """Monotonic time at which to look whether it has exceeded its limit."""
-        return max(self.deadline, self.look_again_at) if self.is_in_doubt else self.deadline
+    def next_check(self) -> float:
+        """Monotonic time at which to check whether the process has exceeded its limit."""
+        return max(self.deadline, self.check_again_at) if self.is_in_doubt else self.deadline

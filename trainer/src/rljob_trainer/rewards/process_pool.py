@@ -37,7 +37,7 @@ START_TIMEOUT_SECONDS = 300.0
 DEATH_CHECK_SECONDS = 0.1
 """The interval of checks for dead processes: if a forked child keeps the connection open, reading does not notice."""
 STANDSTILL_SECONDS = 1.0
-"""If a wait takes so much longer than requested, the whole machine was suspended, including the scoring processes."""
+"""If a wait takes this much longer than requested, the whole machine was suspended, including the scoring processes."""
 UNCOUNTED_SECONDS = 0.05
 """The deadline of a process that waited longer than this for a core is extended by the waiting time."""
 
@@ -143,7 +143,7 @@ class ScorerPool:
         except TrainerError as error:
             self._fail(error)
         except Exception as error:
-            self._fail(RewardError(f"the reward's process pool broke: {type(error).__name__}: {error}"))
+            self._fail(RewardError(f"the reward's process pool failed: {type(error).__name__}: {error}"))
         finally:
             for slot in self._slots:
                 slot.child.kill()
@@ -169,7 +169,7 @@ class ScorerPool:
                 self._read(slot)
             if slot.is_garbled or slot.child.has_ended():
                 self._replace(slot, RewardStatus.ERROR)
-            elif now > slot.next_look and (slot.samples or not slot.is_ready) and not self._gets_more_time(slot, now):
+            elif now > slot.next_check and (slot.samples or not slot.is_ready) and not self._gets_more_time(slot, now):
                 self._replace(slot, RewardStatus.TIMEOUT)
         for slot in self._slots:
             self._send_work(slot)
@@ -190,12 +190,12 @@ class ScorerPool:
 
     def _gets_more_time(self, slot: Slot, now: float) -> bool:
         """Extends the deadline by the time that the process waited for a core, so that no response fails because the
-        machine is busy. This ends: a sleeping process does not wait for a core, and a running one reaches the limit in
-        running time.
+        machine is busy. The extensions end: a sleeping process does not wait for a core, and a running process reaches
+        the limit in running time.
 
-        The kernel counts a wait only when it is over. A runnable process may have begun to wait at any time, or just
-        have woken up, so it gets a moment: either its wait goes on, or the kernel has counted it."""
-        use, then = slot.child.core_use(), slot.use_then or CoreUse(0.0, 0.0, False)
+        The kernel counts a wait only when it is over. So a runnable process may have been waiting for some time, or may
+        just have woken up. It gets a moment; then it is still waiting, or the kernel has counted the wait."""
+        use, then = slot.child.core_use(), slot.use_at_beginning or CoreUse(0.0, 0.0, False)
         if use is None:
             return False
         has_changed = use != slot.use_seen
@@ -215,14 +215,14 @@ class ScorerPool:
         if not use.is_runnable or is_all_counted or (slot.is_in_doubt and has_changed):
             return False
         slot.is_in_doubt = True
-        slot.look_again_at = now + DEATH_CHECK_SECONDS
+        slot.check_again_at = now + DEATH_CHECK_SECONDS
         return True
 
     def _limit_seconds(self, slot: Slot) -> float:
         return self._timeout_seconds if slot.is_ready else self._start_timeout_seconds
 
     def _seconds_to_wait(self) -> float | None:
-        deadlines = [slot.next_look for slot in self._slots if slot.samples or not slot.is_ready]
+        deadlines = [slot.next_check for slot in self._slots if slot.samples or not slot.is_ready]
         if not deadlines:
             return None
         return min(DEATH_CHECK_SECONDS, max(0.0, min(deadlines) - time.monotonic()))
@@ -290,6 +290,7 @@ class ScorerPool:
         self._finish(sample, RewardOutcome(0.0, status, detail, seconds, has_died=has_died, was_killed=was_killed))
 
     def _not_loaded(self, slot: Slot, status: RewardStatus) -> TrainerError:
+        """The error of a process that has ended or was killed before it had loaded the scorer."""
         has_hung = status is RewardStatus.TIMEOUT
         what = f"did not load within {self._start_timeout_seconds:g} s" if has_hung else _end_of(slot)
         text = f"{self._spec.where}: {self._spec.name} {what}"
@@ -297,10 +298,11 @@ class ScorerPool:
         if slot.child.was_killed() or (has_hung and not is_function):
             return ResourceError(f"{text}\nthe process was killed while it loaded; it may be out of memory")
         return RewardError(
-            f"{text}\n{'fix what it does when it is imported' if is_function else 'check the installation'}"
+            f"{text}\n{'fix the code that runs when it is imported' if is_function else 'check the installation'}"
         )
 
     def _send_work(self, slot: Slot) -> None:
+        """Sends the next chunk of responses, if the process is ready and has scored the last chunk."""
         if slot.child.has_unsent:
             slot.child.flush()
         if not slot.is_ready or slot.samples or not self._pending:
@@ -311,9 +313,10 @@ class ScorerPool:
         slot.child.send(*(sample.frame for sample in slot.samples))
 
     def _set_deadline(self, slot: Slot) -> None:
+        """Starts the time limit of the slot's first response."""
         slot.began = time.monotonic()
         slot.deadline = slot.began + self._timeout_seconds
-        slot.use_then = slot.child.core_use()
+        slot.use_at_beginning = slot.child.core_use()
         slot.seconds_without_core = 0.0
         slot.use_seen = None
         slot.is_in_doubt = False

@@ -24,8 +24,8 @@ MAX_MESSAGE_BYTES = 16 << 20
 """The maximum size of a message from the process; a score with a traceback is far smaller."""
 NUM_LOG_LINES = 10
 ENDING_SECONDS = 2.0
-"""How long `kill` waits for a process whose connection is closed to end by itself. The kernel closes connections before
-the process ends, and without waiting it would be unknown who killed the process."""
+"""If a process has closed its connection, `kill` waits this long for the process to end by itself. The kernel closes
+the connections of a process before it ends. Without the wait it would be unknown who killed the process."""
 TOKEN_BYTES = 8
 """The length of the random token before each frame; in hexadecimal it has `scoring_program`'s TOKEN_CHARACTERS."""
 
@@ -41,9 +41,9 @@ class CoreUse:
 
     seconds_run: float
     seconds_waited: float
-    """Seconds that it waited for a core, without a wait that is not over yet."""
+    """Seconds that the thread waited for a core. A wait counts only when it is over."""
     is_runnable: bool
-    """True if it runs or waits for a core."""
+    """True if the thread runs or waits for a core."""
 
 
 class ScoringChild:

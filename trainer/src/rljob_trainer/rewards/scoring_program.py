@@ -135,8 +135,8 @@ def _start_guardian(connection: int, lifeline: int) -> None:
     """Forks a process that waits for the end of the parent and then kills this process group, including itself.
 
     A thread would not run while user code hangs in C code, and the kernel's signal at the parent's death
-    (PR_SET_PDEATHSIG) would not reach processes that user code started. It is forked twice, so that it is not a child
-    of this process, which user code could wait for.
+    (PR_SET_PDEATHSIG) would not reach processes that user code started. The guardian is forked twice, so that it is not
+    a child of this process: user code may wait for all children.
     """
     if child := os.fork():
         os.waitpid(child, 0)

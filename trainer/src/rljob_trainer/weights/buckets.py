@@ -11,8 +11,8 @@ from rljob_trainer.engines.process_group import all_gather_flat
 
 GPU_BUCKET_BYTES = 256 * 1024 * 1024
 CPU_BUCKET_BYTES = 32 * 1024 * 1024
-"""The largest allocation that the C library reuses. A larger one is mapped by the kernel each time, page by page: with
-256 MiB, weights of 850 MB took 1.9 times as long from two ranks."""
+"""The largest allocation that the C library reuses. Larger allocations are mapped by the kernel each time, page by
+page: with buckets of 256 MiB, gathering 850 MB of weights from two ranks took 1.9 times as long."""
 
 
 def whole_tensors(
@@ -24,10 +24,10 @@ def whole_tensors(
     """Collective. Yields every tensor whole, in the order of `named_shards`. Floating-point tensors are converted to
     `dtype`, except those in `kept`, which are float32.
 
-    All ranks must iterate in step and to the end. Tensors must be sharded along dimension 0 or not at all. Beyond the
-    shards there are at most two buckets of memory: the gathered one and its tensors. A tensor larger than a bucket gets
-    its own. A reference to a tensor keeps the memory of its bucket alive. The default `bucket_bytes` depends on the
-    device."""
+    All ranks must iterate in step and to the end. Tensors must be sharded along dimension 0 or not at all. In addition
+    to the shards, this needs the memory of at most two buckets: the gathered bucket and its tensors. A tensor that is
+    larger than a bucket gets a bucket of its own. A reference to a tensor keeps the memory of its bucket alive. The
+    default `bucket_bytes` depends on the device."""
     bucket: list[tuple[str, torch.Tensor]] = []
     size = 0
     for name, tensor in named_shards:
@@ -70,21 +70,21 @@ def _gather(
 
 def _is_sharded(tensor: DTensor) -> bool:
     mesh = tensor.device_mesh
-    return any(isinstance(each, Shard) and mesh.size(place) > 1 for place, each in enumerate(tensor.placements))
+    return any(isinstance(each, Shard) and mesh.size(index) > 1 for index, each in enumerate(tensor.placements))
 
 
 def _gather_sharded(tensors: list[DTensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """One flat all-gather. Shards are padded to the size of rank 0's, which is the largest in `fully_shard`."""
+    """One flat all-gather. Shards are padded to the size of rank 0's shard, which is the largest in `fully_shard`."""
     mesh = tensors[0].device_mesh
     # Replicas hold the same shards, so only the sharded dimension of the mesh is gathered.
-    [dimension] = [place for place, each in enumerate(tensors[0].placements) if isinstance(each, Shard)]
+    [dimension] = [index for index, each in enumerate(tensors[0].placements) if isinstance(each, Shard)]
     num_ranks = mesh.size(dimension)
     padded_rows = [-(-tensor.shape[0] // num_ranks) for tensor in tensors]
     row_sizes = [tensor[0].numel() if tensor.dim() > 1 else 1 for tensor in (_meta(tensor) for tensor in tensors)]
     sizes = [rows * row_size for rows, row_size in zip(padded_rows, row_sizes, strict=True)]
-    num_own = sum(sizes)
-    everything = torch.empty(num_ranks * num_own, dtype=dtype, device=tensors[0].to_local().device)
-    per_rank = everything.view(num_ranks, num_own)
+    num_per_rank = sum(sizes)
+    everything = torch.empty(num_ranks * num_per_rank, dtype=dtype, device=tensors[0].to_local().device)
+    per_rank = everything.view(num_ranks, num_per_rank)
     # In-place all-gather: this rank's part is written where it belongs in the result, so it needs no extra buffer.
     own = per_rank[mesh.get_local_rank(dimension)].zero_()
     offset = 0

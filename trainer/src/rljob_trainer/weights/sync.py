@@ -18,8 +18,8 @@ def sync_weights(
 ) -> None:
     """Collective. Afterwards the target generates with the source's weights, in `dtype`.
 
-    `knows_base` says that the target still has the base weights of this source; if adapters are sent separately, only
-    they are sent then."""
+    `knows_base`: whether the target still has the base weights of this source. Then only the adapters are sent, if the
+    job sends adapters separately."""
     adapters = source.settings.adapters
     if adapters is None or not adapters.are_sent_alone:
         target.update_weights(_whole_model(source, target, dtype, is_merged=adapters is not None), policy_version)

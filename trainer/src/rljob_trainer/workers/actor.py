@@ -79,7 +79,7 @@ class ActorSettings:
 
     engine: TrainEngineSettings
     algorithm: Algorithm
-    """Resolved."""
+    """The job's algorithm, resolved: all fields that count have values."""
     optimizer: OptimizerSpec
     temperature: float
     max_new_tokens: int

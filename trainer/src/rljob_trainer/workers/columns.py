@@ -20,7 +20,7 @@ from rljob_trainer.engines.train.token_batch import TokenBatch
 PROMPT_TOKEN_IDS = "prompt_token_ids"
 """Ragged int64: the prompt's tokens."""
 PROMPT_TEXTS = "prompt_texts"
-"""Object column: the prompt as text, without the end that is in TURN_BEGINNINGS."""
+"""Object column: the prompt as text, without its end if that is in TURN_BEGINNINGS."""
 TURN_BEGINNINGS = "turn_beginnings"
 """Object column: the beginning of the assistant's turn that the chat template put at the end of the prompt, for example
 `<think>\\n`."""
@@ -85,7 +85,7 @@ REWARDS = "rewards"
 """[B] float32: the score, for estimators that work on tokens."""
 GROUPS = "groups"
 """[B] int64: equal for responses to the same prompt, for estimators that work on tokens."""
-IS_TRAINED = "is_learned"
+IS_TRAINED = "is_trained"
 """[B] bool: whether the response is trained on. Other responses need no forward pass and count in no mean."""
 
 

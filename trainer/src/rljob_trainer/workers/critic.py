@@ -1,4 +1,4 @@
-"""The critic: a model that predicts the return from each token on and is trained on the returns that followed.
+"""The critic: a model that predicts the return from each token on. It is trained on the returns of the responses.
 
 Legend: N response tokens, L tokens of all rows (prompts and responses).
 """
@@ -77,7 +77,7 @@ class CriticWorker(TrainedWorker):
         }
 
     def offload_after_copy(self) -> None:
-        """Offloads parameters too, because nothing else offloads a critic's before responses are generated."""
+        """Offloads parameters too, because nothing else offloads the critic's parameters before generation."""
         self.engine.offload_state()
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)

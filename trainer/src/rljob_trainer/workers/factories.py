@@ -88,8 +88,8 @@ def make_reference(
     context: WorkerContext,
     others: Mapping[str, Worker],
 ) -> Worker:
-    """Builds the reference, the frozen policy of the KL term. It shares the model of an actor in the same process that
-    trains adapters and has the same layout, because without adapters that model is the reference."""
+    """Builds the reference, the frozen policy of the KL term. If an actor in the same process trains adapters and has
+    the same layout, the two share the actor's model: without its adapters it is the reference."""
     if (actor := others.get(ACTOR)) is not None:
         assert isinstance(actor, ActorWorker)
         if actor.engine.settings.adapters is not None and actor.engine.layout == settings.layout:
@@ -137,8 +137,8 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
         from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
     except ImportError as error:
         raise ConfigurationError(
-            f"spec.training.rollout.engine: vLLM is installed but cannot be imported ({error}); fix the installation "
-            "(is it the build for this device?), or set HuggingFace"
+            f"spec.training.rollout.engine: vLLM is installed but cannot be imported ({error}); check that it is the "
+            "build for this device, or set HuggingFace"
         ) from error
 
     adapters = settings.adapters if settings.adapters is not None and settings.adapters.are_sent_alone else None

@@ -4,7 +4,8 @@
     forward, backward, update   ->   generate   ->   forward, ...
 
 Only these two methods decide when state is moved to and from the device; no other code wakes or sleeps the engine or
-synchronizes weights. docs/memory.md has a table of the locations. A process starts in trainer mode.
+synchronizes weights. docs/memory.md has a table of what is on the device in each phase. A process starts in trainer
+mode.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class HybridWorker(Worker):
 
     @register(Dispatch.DP_COMPUTE_PROTO, mesh=ROLLOUT_MESH)
     def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
-        """Generates responses with the actor's current weights; without `syncs`, with the weights that the engine has,
-        if any. See RolloutWorker.generate."""
+        """Generates responses with the actor's current weights; without `syncs`, with the weights that the engine
+        already has, if it has any. See RolloutWorker.generate."""
         with self.generating(syncs=syncs), self._timed("generate"):
             found = self.rollout.generate(batch, sampling)
             MEMORY.mark(Boundary.GENERATE)

@@ -35,7 +35,7 @@ class TrainedGroup(Protocol):
         """See TrainedWorker.begin_checkpoint."""
 
     def is_checkpoint_written(self) -> list[bool]:
-        """One answer per rank; see TrainedWorker.is_checkpoint_written."""
+        """One result per rank; see TrainedWorker.is_checkpoint_written."""
 
     def finish_checkpoint(self) -> list[ShardRecord]:
         """One record per rank; see TrainedWorker.finish_checkpoint."""

@@ -18,7 +18,8 @@ class ReferenceWorker(Worker):
     it."""
 
     def __init__(self, context: WorkerContext, engine: TrainEngine, temperature: float) -> None:
-        """`engine` has the frozen model: its own, or that of the actor, which without adapters is the same model."""
+        """`engine` has the frozen model. It is the reference's own engine, or the actor's, whose model without adapters
+        is the reference."""
         super().__init__(context)
         self.engine = engine
         self.temperature = temperature

@@ -96,6 +96,7 @@ class RewardModelWorker(Worker):
         return DataProto({score_column(self.settings.reward): scores_B.double()})
 
     def _token_rows(self, batch: DataProto) -> list[Tensor]:
+        """The token ids that the model reads, one row per response."""
         if self.tokenizer is None:
             return list(batch.ragged_column(TOKENS).row_tensors())
         prompts, chats, beginnings, written = (
@@ -173,9 +174,9 @@ def _text(tokenizer: Tokenizer, prompt: object, chat: object, response: str) -> 
 def last_token_batch(rows: Sequence[Tensor], pad_token_id: int | None) -> TokenBatch:
     """A batch for which the engine computes one value per row, at the row's last token.
 
-    The engine computes values at the token before each response token, so each row gets one more token, marked as
-    response, which the model does not read. The last token is the last one that is not padding, as in transformers,
-    even if the end token is also the padding token."""
+    The engine computes values at the token before each response token. So each row gets one more token, which is marked
+    as a response token and which the model does not read. The row's last token is the last one that is not padding, as
+    in transformers, even if the end token is also the padding token."""
     extended = [torch.cat([row[: _num_read(row, pad_token_id)], row.new_zeros(1)]) for row in rows]
     lengths_B = torch.tensor([len(row) for row in extended], dtype=torch.int64)
     tokens_L = torch.cat(extended) if extended else torch.zeros(0, dtype=torch.int64)

@@ -79,8 +79,8 @@ def with_weights(batch: DataProto, correction: RolloutCorrection) -> DataProto:
 
 
 def staleness(batch: DataProto, policy_version: int, engine: TrainEngine) -> dict[str, float]:
-    """Collective. Metrics of off-policy staleness: by how many steps the weights that sampled a token are older than
-    `policy_version`, over the tokens that are trained on."""
+    """Collective. Mean and maximum of the staleness of the tokens that are trained on: `policy_version` minus the
+    version of the weights that sampled the token, in steps."""
     ages_N = policy_version - batch.ragged_column(POLICY_VERSIONS).values[trained_mask(batch).values]
     total, count = engine.sum_over_ranks(torch.tensor([ages_N.sum(), len(ages_N)], dtype=torch.float64)).tolist()
     largest = engine.max_over_ranks(torch.tensor(float(ages_N.max()) if len(ages_N) else 0.0)).item()

@@ -31,7 +31,7 @@ OPTIMIZER_PREFIX = "optimizer."
 """The prefixes of tensor names in checkpoints, after the role's own prefix."""
 
 MAX_SKIPPED_UPDATES = 5
-"""The run fails after so many consecutive updates whose gradients are not finite."""
+"""The run fails after this many consecutive updates whose gradients are not finite."""
 
 
 class TrainedWorker(Worker):
@@ -46,13 +46,13 @@ class TrainedWorker(Worker):
         super().__init__(context)
         self.engine = TrainEngine(settings)
         self.num_loads = 0
-        """The number of checkpoints that were loaded. Equal policy versions before and after a load may be different
-        weights."""
+        """The number of checkpoints that were loaded. Weights from before and after a load may differ although they
+        have the same policy version."""
         self.num_skipped_in_a_row = 0
         self.host_buffers = HostBuffers()
         self.pending_shard: PendingShard | None = None
         self.num_state_bytes: int | None = None
-        """See `num_checkpoint_bytes`; None before it is asked for."""
+        """See `num_checkpoint_bytes`; None until it is computed."""
 
     def mesh_position(self, mesh: str) -> MeshPosition:
         """The position of this rank in the engine's layout."""

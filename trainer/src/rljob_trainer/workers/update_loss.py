@@ -43,11 +43,11 @@ class UpdateLoss:
     device."""
 
     algorithm: Algorithm
-    """Resolved."""
+    """The job's algorithm, resolved: all fields that count have values."""
     policy_loss: PolicyLoss
     denominators: Denominators
     kl_coefficient: float
-    """The coefficient of this step. The one of `algorithm` only decides whether there is a KL term."""
+    """The KL coefficient of this step. The coefficient in `algorithm` only decides whether there is a KL term."""
     gradient_divisor: int
     """The number of ranks over which gradients are averaged."""
     max_new_tokens: int
@@ -57,7 +57,7 @@ class UpdateLoss:
     """The names of the [N] results of `whole_pass`."""
     sums: UpdateSums
     agreement: UpdateSums | None
-    """Sums for the agreement metrics of the rollout engine; None if they were computed from OLD_LOGPROBS before."""
+    """Sums for the agreement metrics of the rollout engine; None if they were already computed from OLD_LOGPROBS."""
     failures: list[str] = field(default_factory=list)
     """Errors of the user's loss on this rank. The pass continues after an error, because other ranks wait in its
     collectives; the caller checks the failures of all ranks afterwards."""

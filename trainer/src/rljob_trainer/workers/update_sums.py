@@ -34,7 +34,7 @@ class UpdateSums:
         self.largest: dict[str, Tensor] = {}
 
     def add(self, sums: Mapping[str, Tensor], num_tokens: int = 0) -> None:
-        """Adds 0-d sums. `num_tokens` is the number of their tokens, 0 if these were already counted."""
+        """Adds 0-d sums. `num_tokens`: the number of tokens in the sums; 0 if they were already counted."""
         self.num_tokens += num_tokens
         for name, value in sums.items():
             value = value.detach().double()

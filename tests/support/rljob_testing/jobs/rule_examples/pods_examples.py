@@ -69,7 +69,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         _resources({"hugepages-2Mi": "4Mi", "memory": 1}, {"hugepages-2Mi": "4Mi", "hugepages-1Gi": "2Gi"}),
     ],
     "Resources.limits": [_resources({}, {"rdma/hca": 1, f"{'d.' * 121}dd/{'n' * 63}": "2"})],
-    "Resources.devices": [
+    "Resources.extendedResources": [
         _resources({"rdma/hca": 1}, {"rdma/hca": "1", "vendor.example/nic": "123456789"}),
         _resources({}, {"rdma/hca": 999999999}),
     ],
@@ -154,7 +154,7 @@ BAD: dict[str, list[Bad]] = {
             f"{'d.' * 122}d/n",
         )
     ],
-    "Resources.devices": [
+    "Resources.extendedResources": [
         _bad("limits.rdma/hca", {}, {"rdma/hca": count}, "")
         for count in ("1.5", "1k", "500m", "1e3", "1234567890", 12345678901, 10**9)
     ],
@@ -252,15 +252,11 @@ BAD: dict[str, list[Bad]] = {
         ),
     ],
     "PodOverlay.labels": [
-        Bad("spec.pools[0].template.labels", {"spec.pools[0].template.labels": {"rljob.dev/job": "x"}}),
-        Bad("spec.head.template.labels", {"spec.head.template.labels": {"ray.io/cluster": "x"}}),
-        Bad("spec.head.template.labels", {"spec.head.template.labels": {"app.kubernetes.io/created-by": "x"}}),
+        _bad_key("labels", key)
+        for key in ("rljob.dev/job", "ray.io/cluster", "kueue.x-k8s.io/queue-name", "app.kubernetes.io/created-by")
     ],
     "PodOverlay.annotations": [
-        Bad(
-            "spec.head.template.annotations",
-            {"spec.head.template.annotations": {"ray.io/overwrite-container-cmd": "true"}},
-        ),
+        _bad_annotation("ray.io/overwrite-container-cmd", "true"),
     ],
     "Toleration.existsHasNoValue": [
         Bad(_TOLERATIONS + "[0].value", {_TOLERATIONS: [{"key": "gpu", "operator": "Exists", "value": "a"}]})

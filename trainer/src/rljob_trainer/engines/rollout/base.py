@@ -96,7 +96,7 @@ class RolloutEngine(ABC):
         now on have `policy_version`. `weights` are whole tensors; for their names see `takes_hub_names`.
 
         Must not be called while sequences are being decoded, because they would continue with keys and values of the
-        old weights. Requests that no `step` has started may wait."""
+        old weights. There may be requests that no `step` has started yet."""
 
     @property
     @abstractmethod

@@ -33,7 +33,7 @@ from rljob_trainer.models.weight_conversion import float32_names
 
 CHECKED_TOKENS = 4
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.5}
-"""The largest accepted difference of log-probabilities. In 16 bits rounding alone makes differences of some 0.01."""
+"""The largest accepted difference of log-probabilities. In 16 bits, rounding alone causes differences of about 0.01."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class HfSettings:
 
 @dataclass
 class _Running:
+    """A request that is being decoded, and its response so far."""
+
     request: GenerationRequest
     generator: torch.Generator | None
     token_ids: list[int] = field(default_factory=list)
@@ -60,8 +62,9 @@ class HfEngine(RolloutEngine):
 
     def __init__(self, settings: HfSettings) -> None:
         config = AutoConfig.from_pretrained(settings.model_folder)
-        # Symptom: Gemma 2 silently runs without its soft cap. transformers (5.19.0) uses sdpa if a class supports it,
-        # whatever the configuration says. Without this the test of log-probabilities of a response fails.
+        # Symptom without this: Gemma 2 silently runs without its soft cap, because transformers (5.19.0) uses sdpa if a
+        # class supports it, even if the configuration needs eager attention. The test of log-probabilities of a
+        # response fails.
         is_eager = choose_attention(config).implementation == "eager"
         attention = "eager" if is_eager else config._attn_implementation
         model = AutoModelForCausalLM.from_config(config, dtype=settings.dtype, attn_implementation=attention)
@@ -99,7 +102,7 @@ class HfEngine(RolloutEngine):
 
     @torch.no_grad()
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
-        """See RolloutEngine.update_weights. The cache belongs to the running sequences and ends with them."""
+        """See RolloutEngine.update_weights. There is no cache to clear: it exists only while sequences are running."""
         assert not self.running, f"weights must not be replaced while {len(self.running)} sequences are running"
         parameters = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         for name, tensor in weights:
@@ -164,13 +167,13 @@ class HfEngine(RolloutEngine):
         return finished
 
     def _check_decoding(self) -> None:
-        """Compares decoding token by token, with the cache, with the model's own forward pass on whole rows. Raises
-        ConfigurationError if they differ.
+        """Checks that decoding token by token with the cache gives the same log-probabilities as the model's own
+        forward pass on whole rows. Raises ConfigurationError if they differ.
 
         Some models keep their state outside of the cache that they are given, and silently see only the last token."""
         waiting, self.waiting = self.waiting, {}
         sampling = SamplingSettings(0.0, 1.0, 0, CHECKED_TOKENS, ())
-        # Prompts are shortened, because the model may not have more positions.
+        # Prompts are shortened, because prompt and response together must fit into the model's positions.
         prompts = [row[:-CHECKED_TOKENS] for row in sample_rows(self.model.config)[:2]]
         requests = [GenerationRequest(str(row), tuple(each.tolist()), sampling, 0) for row, each in enumerate(prompts)]
         ends, self.end_tokens = self.end_tokens, frozenset()
@@ -201,6 +204,7 @@ class HfEngine(RolloutEngine):
         return float((expected_N - torch.tensor(found.logprobs)).abs().max())
 
     def _start_batch(self) -> None:
+        """Starts to decode the waiting requests, at most `max_num_sequences`. Prompts are padded on the left."""
         requests = [self.waiting.pop(key) for key in list(self.waiting)[: self.settings.max_num_sequences]]
         device = self.settings.device
         self.running = [_Running(request, _generator(request.seed, device)) for request in requests]
@@ -247,7 +251,7 @@ def _generator(seed: int | None, device: torch.device) -> torch.Generator | None
 
 
 def _sample(logits_V: torch.Tensor, sampling: SamplingSettings, generator: torch.Generator | None) -> tuple[int, float]:
-    """Samples a token; returns it and its log-probability under the distribution that it was sampled from."""
+    """Samples a token. Returns the token, and its log-probability in the distribution that it was sampled from."""
     if sampling.temperature == 0:
         token = int(logits_V.argmax())
         return token, float(torch.log_softmax(logits_V, dim=-1)[token])

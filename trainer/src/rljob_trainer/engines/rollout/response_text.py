@@ -12,8 +12,8 @@ from rljob_trainer.models.tokenizer import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 NUM_CONTEXT_TOKENS = 4
-"""A response is decoded after so many tokens of its prompt, because some tokenizers (SentencePiece) drop a space at the
-beginning of a text."""
+"""A response is decoded together with this many tokens of the prompt before it, because some tokenizers (SentencePiece)
+drop a space at the beginning of a text."""
 TURN_ENDS = ("<|im_end|>", "<|endoftext|>")
 """Special tokens that end a turn or a document, even if a model's files do not declare them."""
 
@@ -68,8 +68,8 @@ class ResponseDecoder:
         return any(each in text for each in stop)
 
     def _plain_up_to(self, prompt: Sequence[int], response: Sequence[int], text: str) -> str:
-        """`text`, the beginning of the response's text, without special tokens. The stop text may contain special
-        tokens or begin within a token, so this finds the tokens that belong to `text` first."""
+        """Returns `text`, which is the beginning of the response's text, without special tokens. The stop text may
+        contain special tokens or begin within a token, so the tokens that belong to `text` are found first."""
 
         def num_characters(num_tokens: int) -> int:
             return len(self._added(prompt, response[:num_tokens]))
@@ -81,13 +81,14 @@ class ResponseDecoder:
         return plain if is_special else plain + text[num_characters(num_whole) :]
 
     def _added(self, prompt: Sequence[int], response: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text that these tokens of the response add to the text of the prompt."""
         context = list(prompt[-NUM_CONTEXT_TOKENS:])
         before = self.tokenizer.decode(context, skip_special_tokens=skip_special_tokens)
         text = self.tokenizer.decode([*context, *response], skip_special_tokens=skip_special_tokens)
         if text.startswith(before):
             text = text[len(before) :]
         else:
-            # A character may be split between prompt and response; then the prompt's end decodes differently alone.
+            # A character may be split between prompt and response. Then the end of the prompt alone has another text.
             text = self.tokenizer.decode(list(response), skip_special_tokens=skip_special_tokens)
         return text.rstrip(REPLACEMENT)
 

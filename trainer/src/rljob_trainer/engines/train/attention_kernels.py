@@ -20,13 +20,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 
 MAX_WASTED_PRODUCTS = 250_000
-"""Rows are padded if this adds at most so many products per row on average: (T * T - the square of the row's length) *
-H * D. They take as long as one more kernel call, forward and backward (measured in float32 on one core with H x D of
-4 x 64, 14 x 64 and 4 x 16, and 8 to 64 rows of 4 to 200 tokens)."""
+"""Rows are padded if padding adds at most this many products per row on average. For a row of n tokens it adds (T * T -
+n * n) * H * D. This many products take as long as one more kernel call, forward and backward (measured in float32 on
+one core with H x D of 4 x 64, 14 x 64 and 4 x 16, and 8 to 64 rows of 4 to 200 tokens)."""
 MAX_WIDENED_TOKENS = 128
-"""CPUs compute attention of bfloat16 rows with at most so many tokens in float32. In bfloat16 forward and backward take
-2.7 (24 tokens) to 1.0 times as long there, and 0.7 to 0.9 times as long from 512 tokens on (avx512_bf16; H x D of
-8 x 32, 9 x 64 and 16 x 128). A forward pass alone would be faster in bfloat16, but must compute the same policy."""
+"""On CPUs, attention of bfloat16 rows with at most this many tokens is computed in float32. For these rows bfloat16
+takes 2.7 (24 tokens) to 1.0 times as long as float32, forward and backward; from 512 tokens on, 0.7 to 0.9 times as
+long (avx512_bf16; H x D of 8 x 32, 9 x 64 and 16 x 128). A forward pass alone would be faster in bfloat16, but it must
+compute the same policy as an update."""
 MAX_VARIABLE_LENGTH_HEAD_SIZE = 256
 MIN_VARIABLE_LENGTH_CAPABILITY = (8, 0)
 
@@ -62,7 +63,7 @@ class FlatRows:
 
     @property
     def num_tokens(self) -> int:
-        """N, the number of tokens of all rows."""
+        """M, the number of tokens of all rows."""
         return sum(self.lengths)
 
     @property
@@ -106,7 +107,8 @@ class FlatRows:
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copies a tensor to a device. A GPU copies from pinned memory, so the host does not wait for its pending work."""
+    """Copies a tensor to a device. A GPU copies from pinned memory, so the host does not wait for the GPU's earlier
+    work."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
@@ -118,8 +120,8 @@ def choose_kernel(
     device_type: str,
     capability: tuple[int, int] | None,
 ) -> Kernel:
-    """The fastest kernel that supports these arguments. `head_sizes` are those of keys and values, `capability` is that
-    of a CUDA device.
+    """The fastest kernel that supports these arguments. `head_sizes`: the head sizes of keys and of values.
+    `capability`: the compute capability of a CUDA device.
 
     In float32 a CUDA device uses the same kernels as a CPU, because FlashAttention supports half precision only."""
     size = head_sizes[0]
@@ -233,5 +235,5 @@ def _variable_length(
 
 @cache
 def _arguments(function: Callable[..., object]) -> frozenset[str]:
-    """The names of a function's parameters; those of the variable-length kernel differ between versions of torch."""
+    """The names of a function's parameters. Those of the variable-length kernel differ between versions of torch."""
     return frozenset(inspect.signature(function).parameters)

@@ -70,7 +70,7 @@ class TrainEngine:
 
     def __init__(self, settings: TrainEngineSettings) -> None:
         """Collective. Raises ConfigurationError if the folder has no usable model, or if this engine does not compute
-        the model's log-probabilities correctly (see `acceptance`)."""
+        the model's log-probabilities correctly (see `logprob_parity`)."""
         if settings.compute_dtype == torch.bfloat16 and settings.device.type == "cuda":
             check_bfloat16(settings.device)
         self.settings = settings
@@ -80,7 +80,7 @@ class TrainEngine:
         self.data_group = self.meshes.data_group
         sequence_group = self.meshes.sequence_group
         self.sequence_ranks = None if sequence_group is None else SequenceRanks.of(sequence_group)
-        # The check of `acceptance` runs in float32, whatever the dtype of later passes is.
+        # The check of log-probabilities runs in float32, whatever the dtype of later passes is.
         self.model = self._sharded(torch.float32)
         materialize(self.model, settings.device)
         load_weights(self.model, self.language_model, settings.model_folder, NAME_PREFIX, settings.head)
@@ -92,18 +92,18 @@ class TrainEngine:
         )
         if self.model.router is not None:
             log.info(
-                "the routers' auxiliary loss is added with coefficient %g, as the model's configuration says; each "
-                "update takes one more forward pass for it",
+                "the routers' auxiliary loss is added with coefficient %g, as the model's configuration requests; it "
+                "needs one more forward pass per update",
                 self.model.router.coefficient,
             )
         if self.model.attention.reason:
-            log.info("attention: rows are padded, because of the model %s", self.model.attention.reason)
-        # Of what was whole for the comparison, the optimizer would be given the wrong parameters.
+            log.info("attention: the rows of this model are padded, because %s", self.model.attention.reason)
+        # Otherwise the optimizer would get the gathered parameters of the comparison instead of the shards.
         self._reshard()
         if settings.compute_dtype != torch.float32:
             accepted = self.model
             self.model = self._sharded(settings.compute_dtype)
-            # Takes the shards over; nothing is allocated twice.
+            # Takes over the shards of the accepted model; nothing is allocated twice.
             self.model.load_state_dict(accepted.state_dict(), assign=True)
             materialize(self.model, settings.device)
             self.model.language_model.tie_weights()  # type: ignore[operator]
@@ -141,8 +141,8 @@ class TrainEngine:
         with_adapters: bool = True,
     ) -> TokenDistribution:
         """Collective. The log-probabilities of the batch's response tokens by the current weights, and entropy and
-        squares if requested: [N] float32 on the host, row after row. Without its adapters the model is the one that
-        training started from. Offloaded parameters of a frozen model are on the device only during this call."""
+        squares if requested: [N] float32 on the host, row after row. Without adapters, the model is the one with which
+        training started. Offloaded parameters of a frozen model are on the device only during this call."""
         found = self._columns(batch, LogprobRequest(temperature, entropy, with_squares), with_adapters=with_adapters)
         logprobs_N, *others = found
         entropy_N = others.pop(0) if entropy is not Entropy.NO and others else None
@@ -186,13 +186,13 @@ class TrainEngine:
 
         If the norm is not finite, the gradients are dropped and nothing changes."""
         assert self.optimizer is not None, "a frozen engine has no optimizer"
-        with self.offloading.optimizer_step() as moments_are_here:
+        with self.offloading.optimizer_step() as wait_for_moments:
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_gradient_norm)
             gradient_norm = float(norm.full_tensor().item() if isinstance(norm, DTensor) else norm.item())
             if math.isfinite(gradient_norm):
                 for group in self.optimizer.param_groups:
                     group["lr"] = learning_rate
-                moments_are_here()
+                wait_for_moments()
                 self.optimizer.step()
                 MEMORY.mark(Boundary.OPTIMIZER_STEP)
             self.optimizer.zero_grad(set_to_none=True)
@@ -254,7 +254,7 @@ class TrainEngine:
         return self._reduced(values, dist.ReduceOp.MAX, self.data_group)
 
     def names_over_ranks(self, names: Iterable[str]) -> list[str]:
-        """Collective. The sorted union of the names of all ranks, including sequence ranks: one may fail alone."""
+        """Collective. The sorted union of the names of all ranks. Sequence ranks may have different names, too."""
         found: list[list[str]] = [[] for _ in range(self.layout.num_ranks)]
         dist.all_gather_object(found, sorted(names))
         return sorted({name for each in found for name in each})
@@ -271,11 +271,11 @@ class TrainEngine:
             ACTIVITY.report_activity("micro-batches", number, len(micro_batches))
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             with scoring(self.adapted_layers, with_adapters=with_adapters):
-                found = self.model(partial(micro_batching.columns, micro_batch, request))
+                found = self.model(partial(TokenModel.columns, micro_batch=micro_batch, request=request))
             outputs.append([each for each in found if each is not None])
         MEMORY.sample()
         if self.optimizer is None:
-            # Without a backward pass FSDP2 leaves the root's parameters gathered, but generation needs the memory.
+            # Without a backward pass FSDP2 leaves the root's parameters gathered, but generation needs their memory.
             self.offload_state()
         return [
             micro_batching.in_batch_order([each[i].cpu() for each in outputs], micro_batches, batch.response_lengths)
@@ -285,6 +285,7 @@ class TrainEngine:
     def _accumulate(
         self, batch: TokenBatch, request: ForwardRequest, loss: Callable[[MicroBatch, Sequence[Tensor | None]], Tensor]
     ) -> None:
+        """The common part of `forward_backward` and `fit_values`."""
         self.fetch_parameters(wait=True)
         micro_batches = self._micro_batches(batch)
         if self.model.router is not None:
@@ -299,7 +300,7 @@ class TrainEngine:
                 self.model.set_requires_all_reduce(is_last)  # type: ignore[operator]
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             counts_LE, used_LE, probabilities_E, *columns = self.model(
-                partial(micro_batching.routed_columns, micro_batch, request)
+                partial(TokenModel.routed_columns, micro_batch=micro_batch, request=request)
             )
             value = loss(micro_batch, columns)
             if counts_LE is not None:
@@ -323,13 +324,13 @@ class TrainEngine:
         longest = 0 if limit is None else int(self._max_over_all_ranks(max(batch.read_lengths, default=0)))
         if limit is not None and longest > limit:
             raise ConfigurationError(
-                f"spec.training.rollout.maxNewTokens: a sequence has {longest} tokens, more than {limit}, beyond which "
+                f"spec.training.rollout.maxNewTokens: a sequence has {longest} tokens (limit {limit}); above the limit "
                 "this model's rotary frequencies depend on the longest sequence of a pass; reduce maxNewTokens or "
                 "maxPromptTokens"
             )
         max_tokens = self.settings.max_tokens_per_micro_batch * self.layout.num_sequence_ranks
         if self.settings.head is Head.SCORE:
-            # The model's tokenizer may make more tokens of a text than the policy's, which the job was checked with.
+            # The job was checked with the policy's tokens; this model's tokenizer may split a text into more tokens.
             max_tokens = max(max_tokens, *batch.read_lengths, 0)
         return micro_batching.plan_micro_batches(
             batch.read_lengths,
@@ -345,7 +346,7 @@ class TrainEngine:
             ACTIVITY.report_activity("micro-batches", number, len(micro_batches))
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             with scoring(self.adapted_layers, with_adapters=True):
-                use = self.model(partial(micro_batching.router_use, micro_batch))
+                use = self.model(partial(TokenModel.router_use, micro_batch=micro_batch))
             if not use:
                 raise ConfigurationError(
                     f"spec.training.model.source: {type(self.language_model).__name__} returns no router logits for "
@@ -360,10 +361,10 @@ class TrainEngine:
 
     @torch.no_grad()
     def _reference_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The log-probabilities (or values) by the module's own forward pass, for the check of `acceptance`."""
+        """The log-probabilities (or values) by the module's own forward pass, for the check of `logprob_parity`."""
         on_device = [row.to(self.device) for row in rows]
-        asked = micro_batching.own_logprobs if self.settings.head is Head.TOKENS else micro_batching.own_values
-        return [each.cpu() for each in self.model(partial(asked, on_device)) if each is not None]
+        asked = TokenModel.own_logprobs if self.settings.head is Head.TOKENS else TokenModel.own_values
+        return [each.cpu() for each in self.model(partial(asked, rows=on_device))]
 
     @torch.no_grad()
     def _engine_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -373,7 +374,7 @@ class TrainEngine:
         request = LogprobRequest(1.0) if self.settings.head is Head.TOKENS else ValueRequest(by_probe=True)
         # In the mode of later passes, because some models use random numbers in training mode.
         self.model.train(self.settings.optimizer is not None)
-        found_N, *_ = self.model(partial(micro_batching.columns, micro_batch, request))
+        found_N, *_ = self.model(partial(TokenModel.columns, micro_batch=micro_batch, request=request))
         self.model.eval()
         return torch.split_with_sizes(found_N.cpu(), batch.response_lengths)
 

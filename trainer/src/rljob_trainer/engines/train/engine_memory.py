@@ -38,7 +38,8 @@ class EngineMemory:
 
     @property
     def gathered(self) -> int:
-        """The parameters that are gathered (unsharded) now. After a forward pass without backward, no layer's are."""
+        """The parameters that are gathered (unsharded) now. After a forward pass without backward, the layers'
+        parameters are not."""
         return num_storage_bytes(each for each in self._model.parameters() if not isinstance(each, DTensor))
 
     @property
@@ -99,7 +100,7 @@ def check_host_memory(settings: TrainEngineSettings, memory: EngineMemory) -> No
 
 def check_device_memory(memory: EngineMemory, settings: OffloadSettings, device: torch.device) -> None:
     """Collective; call it while the rollout engine is awake. Raises ResourceError on all ranks if the moments that the
-    first update creates do not fit beside it: the first rollout would succeed and the second one fail."""
+    first update creates do not fit beside the engine. Otherwise only the second rollout would fail."""
     if settings.optimizer and device.type == "cuda":
         return
     field, free, more = "cpuKvCache", HOST_MEMORY.available_bytes(), "increase the pool's memory"
@@ -112,17 +113,17 @@ def check_device_memory(memory: EngineMemory, settings: OffloadSettings, device:
     check_memory(
         memory.moments_to_come,
         free,
-        f"spec.training.rollout.{field}: there is too little memory for the optimizer's moments, which are beside "
-        "the rollout engine from the second rollout on",
+        f"spec.training.rollout.{field}: there is too little memory for the optimizer's moments, which need room "
+        "beside the rollout engine from the second rollout on",
         f"reduce it, or {more}",
         is_shared=device.type == "cpu",
     )
 
 
 def check_memory(needed: int, available: int | None, wrong: str, advice: str, *, is_shared: bool = True) -> None:
-    """Collective. Raises ResourceError on all ranks if ranks need more bytes than are available. With `is_shared` the
-    ranks of a machine share its memory; otherwise each has its own, that of its device. `available` None (unknown)
-    counts as enough."""
+    """Collective. Raises ResourceError on all ranks if any rank needs more bytes than are available. With `is_shared`
+    the ranks of a machine share the available memory (of the host); otherwise each rank has its own (of its device).
+    `available` None means unknown, and counts as enough."""
     mine = (socket.gethostname(), needed, available)
     found: list[tuple[str, int, int | None]] = [mine] * dist.get_world_size()
     dist.all_gather_object(found, mine)

@@ -5,12 +5,12 @@ Ranks that communicate most are neighbors: `num_sequence_ranks` consecutive rank
 
     8 ranks: 2 replicas of 4 shards, 2 sequence ranks
     rank      0  1  2  3 | 4  5  6  7
-    shard     0  1  2  3 | 0  1  2  3     parameters, gradients, moments of optimizer are cut over these
+    shard     0  1  2  3 | 0  1  2  3     parameters, gradients and optimizer moments are split over these
     replica   0  0  0  0 | 1  1  1  1     gradients are summed over these once per update
     data      0  0  1  1 | 2  2  3  3     rows of a batch are split over these
     sequence  0  1  0  1 | 0  1  0  1     tokens of a micro-batch are split over these
 
-Use the layout for the number of data-parallel ranks, not the world size.
+The number of data-parallel ranks is a property of the layout; it may be smaller than the world size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.errors import ConfigurationError
 
 SHARD, REPLICATE = "shard", "replicate"
-"""Dimensions of the parameters' mesh: over the first they are sharded, over the second replicated."""
+"""Dimensions of the parameters' mesh: parameters are sharded over the first and replicated over the second."""
 DATA, SEQUENCE = "data", "sequence"
 """Dimensions of the tokens' mesh."""
 
@@ -127,8 +127,8 @@ def _meshes(layout: ParallelLayout, device_type: str, world: ProcessGroup) -> La
 def check_layout(
     layout: ParallelLayout, config: PreTrainedConfig, field: str = "sequenceParallel in spec.roles"
 ) -> None:
-    """Raises ConfigurationError if a model of this configuration does not support sequence parallelism. `field` is the
-    job's field that requests it."""
+    """Raises ConfigurationError if the layout has sequence parallelism and a model of this configuration does not
+    support it. `field` is the job's field that requests it."""
     size = layout.num_sequence_ranks
     if size == 1:
         return
@@ -153,5 +153,5 @@ def check_heads(field: str, size: int, config: PreTrainedConfig) -> None:
     if num_key_heads % size and size % num_key_heads:
         raise ConfigurationError(
             f"{field}: must divide the model's {num_key_heads} key and value heads or be a multiple of them (seen: "
-            f"{size}); choose another one"
+            f"{size}); choose another number"
         )

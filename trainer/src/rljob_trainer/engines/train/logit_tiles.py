@@ -34,14 +34,14 @@ class TileSettings:
 
     @property
     def scale(self) -> float:
-        """The factor of hidden @ weight.T + bias, apart from the soft cap."""
+        """The factor by which hidden @ weight.T + bias is multiplied, apart from the soft cap."""
         return self.multiplier / self.temperature
 
 
 def tile_shape(num_tokens: int, num_vocabulary: int, hidden_size: int, num_elements: int) -> tuple[int, int]:
     """The number of tokens and columns of a tile of about `num_elements`: as square as possible, for efficient matrix
-    products, and so that all tiles have about the same size. Its part of the weight, [C, D], has at most about four
-    times as many elements."""
+    products, and so that all tiles have about the same size. The tile's part of the weight, [C, D], has at most about
+    4 * `num_elements`."""
     side = math.isqrt(num_elements)
     if num_vocabulary < side:
         return _even_part(num_tokens, num_elements // num_vocabulary), num_vocabulary
@@ -89,14 +89,14 @@ class Tiles:
             bias_C = self._bias_V[columns].to(settings.product_dtype)
             torch.addmm(bias_C, self.hidden_ND[rows], weight_CD.T, out=logits_RC)
         if settings.product_dtype != settings.softmax_dtype:
-            logits_RC = self.room("logits", logits_RC).copy_(logits_RC)
+            logits_RC = self.memory("logits", logits_RC).copy_(logits_RC)
         if settings.soft_cap is not None:
             logits_RC.mul_(settings.multiplier / settings.soft_cap).tanh_()
             return logits_RC.mul_(settings.soft_cap / settings.temperature)
         return logits_RC if settings.scale == 1 else logits_RC.mul_(settings.scale)
 
-    def room(self, name: str, like_RC: Tensor) -> Tensor:
-        """[R, C] in the dtype of the softmax, the same memory for every tile."""
+    def memory(self, name: str, like_RC: Tensor) -> Tensor:
+        """[R, C] in the dtype of the softmax: uninitialized memory, the same for every tile."""
         return self._buffer(name, like_RC.shape, self._settings.softmax_dtype)
 
     def _buffer(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -107,8 +107,8 @@ class Tiles:
 
 
 class Sums:
-    """Per token: the largest logit so far; of e = exp(logit - largest) the sum, the sum of e * (logit - largest) and
-    the sum of e * e; the target's logit once its column was seen.
+    """For each token, over the columns so far: the largest logit; with e = exp(logit - largest), the sums of e, of
+    e * (logit - largest) and of e * e; and the target's logit, as soon as its column was seen.
 
     The sums are rescaled when the largest logit grows (M. Milakov and N. Gimelshein, Online normalizer calculation for
     softmax, 2018)."""
@@ -116,7 +116,7 @@ class Sums:
     def __init__(self, targets_N: Tensor, settings: TileSettings) -> None:
         self._targets_N = targets_N
         self.sum_N = targets_N.new_zeros(len(targets_N), dtype=settings.softmax_dtype)
-        # Finite, so that the first rescaling multiplies zeros by numbers.
+        # Finite instead of -inf, which would make the first rescaling NaN.
         self.largest_N = torch.full_like(self.sum_N, torch.finfo(settings.softmax_dtype).min)
         self._chosen_N = torch.full_like(self.sum_N, math.nan)
         self._weighted_N = torch.zeros_like(self.sum_N) if settings.with_entropy else None
@@ -136,7 +136,7 @@ class Sums:
         if self._weighted_N is None:
             exponentials_RC = shifted_RC.exp_()
         else:
-            exponentials_RC = torch.exp(shifted_RC, out=tiles.room("exponentials", shifted_RC))
+            exponentials_RC = torch.exp(shifted_RC, out=tiles.memory("exponentials", shifted_RC))
             rescaled_R = self._weighted_N[rows].addcmul_(self.sum_N[rows], change_R).mul_(factor_R)
             rescaled_R.add_(shifted_RC.mul_(exponentials_RC).sum(dim=1))
         self.sum_N[rows].mul_(factor_R).add_(exponentials_RC.sum(dim=1))
@@ -169,7 +169,7 @@ class LogitsGradient:
         gradients_N: tuple[Tensor | None, Tensor | None],
         settings: TileSettings,
     ) -> None:
-        """`gradients_N` are those of log-probabilities and of entropy."""
+        """`gradients_N`: the gradients with respect to log-probabilities and entropy."""
         self._targets_N, self._largest_N, self._settings = targets_N, largest_N, settings
         of_logprob_N, of_entropy_N = gradients_N
         self._onehot_N = torch.zeros_like(sum_N) if of_logprob_N is None else of_logprob_N * settings.scale
@@ -183,22 +183,22 @@ class LogitsGradient:
     def of_tile(self, rows: slice, columns: slice, scaled_RC: Tensor, tiles: Tiles) -> Tensor:
         """[R, C] in the dtype of products; `scaled_RC` is overwritten."""
         settings = self._settings
-        bend_RC = None
+        squared_tanh_RC = None
         if settings.soft_cap is not None:
             # The derivative of tanh is 1 - tanh^2.
-            bend_RC = tiles.room("bend", scaled_RC)
-            torch.mul(scaled_RC, settings.temperature / settings.soft_cap, out=bend_RC).square_()
+            squared_tanh_RC = tiles.memory("squared tanh", scaled_RC)
+            torch.mul(scaled_RC, settings.temperature / settings.soft_cap, out=squared_tanh_RC).square_()
         shifted_RC = scaled_RC.sub_(self._largest_N[rows, None])
         if self._slope_N is None:
             gradient_RC = shifted_RC.exp_().mul_(self._offset_N[rows, None])
         else:
-            exponentials_RC = torch.exp(shifted_RC, out=tiles.room("exponentials", shifted_RC))
+            exponentials_RC = torch.exp(shifted_RC, out=tiles.memory("exponentials", shifted_RC))
             gradient_RC = shifted_RC.mul_(self._slope_N[rows, None]).add_(self._offset_N[rows, None])
             gradient_RC.mul_(exponentials_RC)
         local_R1, is_inside_R1 = _local_targets(self._targets_N[rows], columns)
         gradient_RC.scatter_add_(1, local_R1, self._onehot_N[rows, None] * is_inside_R1)
-        if bend_RC is not None:
-            gradient_RC.addcmul_(gradient_RC, bend_RC, value=-1)
+        if squared_tanh_RC is not None:
+            gradient_RC.addcmul_(gradient_RC, squared_tanh_RC, value=-1)
         return gradient_RC.to(settings.product_dtype)
 
 
@@ -215,12 +215,12 @@ class Totals:
     ) -> None:
         """`is_required` has one boolean each for hidden states, weight and bias; further elements are ignored."""
         self._dtype, self._input_dtype = settings.softmax_dtype, hidden_ND.dtype
-        # The first tile sets what others add to. Without tokens there is none.
+        # The first tile overwrites this memory, the other tiles add to it. Without tokens there are no tiles.
         make = torch.empty_like if len(hidden_ND) else torch.zeros_like
         self._hidden_ND = make(hidden_ND, dtype=self._dtype) if is_required[0] else None
         self._weight_VD = make(weight_VD) if is_required[1] else None
         self._bias_V = None if bias_V is None or not is_required[2] else torch.zeros_like(bias_V, dtype=self._dtype)
-        # With all tokens in one tile, a product is all there is and needs no sum in 32 bits.
+        # If one tile has all tokens, the weight's gradient is a single product, and no float32 sum is needed.
         self._sums_apart = weight_VD.dtype != self._dtype and len(hidden_ND) > settings.tile_tokens
         self._sum_CD: Tensor | None = None
 

@@ -10,6 +10,7 @@ Legend: T tokens of a row.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -26,6 +27,18 @@ ROW_LENGTHS = (5, 17, 48)
 SHORT_WINDOW = 8
 """The sliding window during the check. It is shorter than the rows, because a window of thousands of tokens would have
 no effect on them."""
+OTHER_ERRORS = (
+    TrainerError,
+    MemoryError,
+    OSError,
+    torch.OutOfMemoryError,
+    torch.AcceleratorError,
+    torch.distributed.DistError,
+)
+"""Errors of memory, storage, devices and collectives: they say nothing about the model."""
+OTHER_TEXTS = re.compile(r"gloo|NCCL|can't allocate memory|CUDA error|CUBLAS_STATUS|CUDNN_STATUS")
+"""torch 2.13 raises a plain RuntimeError for gloo, CPU memory, cuBLAS and cuDNN. A tensor on the wrong device ("cuda:0
+and cpu") is a wrong call of the model."""
 
 Logprobs = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """Rows of tokens (int64 [T], on the host) -> for each row [T - 1]: the log-probability of every token but the first."""
@@ -70,12 +83,11 @@ def check_logprob_parity(
 
 
 def is_misfit(error: Exception) -> bool:
-    """Whether an error means that the engine calls the model incorrectly. Otherwise it is due to memory or a device, or
-    is an error of the trainer itself."""
-    if isinstance(error, torch.OutOfMemoryError | TrainerError):
+    """Whether an error means that the engine calls the model incorrectly. Other errors come from memory, from a device,
+    or from the trainer itself."""
+    if isinstance(error, OTHER_ERRORS):
         return False
-    text = str(error).lower()
-    return not (isinstance(error, RuntimeError) and any(word in text for word in ("cuda", "nccl", "gloo", "memory")))
+    return not (isinstance(error, RuntimeError) and OTHER_TEXTS.search(str(error)))
 
 
 def sample_rows(config: PreTrainedConfig) -> list[Tensor]:

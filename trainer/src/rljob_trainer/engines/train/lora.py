@@ -1,8 +1,8 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) in a sharded model: peft's layers around chosen linear ones.
+"""Low-rank adapters (LoRA, arXiv 2106.09685) in a sharded model: peft's layers around chosen linear layers.
 
 An adapted layer computes x W + s (x A) B, where W is frozen, s is alpha / rank, and B begins as zeros: before the first
-update the model is its base. In the model in memory peft has put `base_layer` into the names of W and the adapter's own
-name into those of A and B; everywhere else W has the name that it has without adapters, and A and B those of peft's
+update the adapters change nothing. In memory, peft puts `base_layer` into the names of W, and the adapter's name into
+the names of A and B. Everywhere else W has the same name as without adapters, and A and B have the names of peft's
 files.
 
 Legend: O outputs, I inputs of a linear layer, R rank.
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
 
 BASE = ".base_layer."
-"""In the name of a frozen weight in memory."""
+"""A part of the name of a frozen weight in memory."""
 ADAPTER = "default"
 """The name that peft gives to the only adapter of a model."""
 FIRST, SECOND = ".lora_A.", ".lora_B."
-"""In the names of A and B."""
+"""Parts of the names of A and B."""
 FILE_PREFIX = "base_model.model."
-"""Of names in peft's files."""
+"""The prefix of names in peft's files."""
 WHERE = "spec.training.model.lora.targets"
 
 
@@ -82,7 +82,7 @@ def linear_layers(language_model: nn.Module) -> list[str]:
 def target_layers(language_model: nn.Module, targets: Sequence[str] | None) -> list[str]:
     """The names of the linear layers that get adapters.
 
-    Raises ConfigurationError for a target that is not a linear layer, and for a model that has none."""
+    Raises ConfigurationError if a target is not a linear layer, or if the model has no linear layers."""
     names = linear_layers(language_model)
     endings = sorted({name.rpartition(".")[2] for name in names})
     if not names:
@@ -149,12 +149,12 @@ def is_adapter(name: str) -> bool:
 
 
 def base_name(name: str) -> str:
-    """The name without adapters of a tensor of the model in memory."""
+    """Converts the name of a tensor in memory to its name in a model without adapters."""
     return name.replace(BASE, ".")
 
 
 def file_name(name: str) -> str:
-    """The name in peft's files of a tensor of an adapter in memory."""
+    """Converts the name of an adapter's tensor in memory to its name in peft's files."""
     return FILE_PREFIX + name.replace(f".{ADAPTER}.", ".")
 
 
@@ -188,7 +188,7 @@ def merged_weight(weight_OI: Tensor, first_RI: Tensor, second_OR: Tensor, scalin
 
 @contextmanager
 def scoring(layers: Sequence[LoraLayer], *, with_adapters: bool) -> Iterator[None]:
-    """Within this block adapters have no dropout; without `with_adapters` the model is its base."""
+    """Within this block adapters have no dropout. `with_adapters` False: they have no effect at all."""
     dropouts = [each for layer in layers for each in layer.lora_dropout.values() if each.training]
     for dropout in dropouts:
         dropout.eval()
@@ -212,8 +212,8 @@ def lora_layers(language_model: PreTrainedModel) -> list[LoraLayer]:
 
 
 def _gives_a_product(linear: nn.Linear) -> bool:
-    """Whether the module returns what an `nn.Linear` returns, tried on the meta device: the routers of some models are
-    subclasses that return chosen experts."""
+    """Whether the module returns a product, as `nn.Linear` does; tried on the meta device. The routers of some models
+    are subclasses of `nn.Linear` that return the chosen experts instead."""
     if type(linear).forward is nn.Linear.forward:
         return True
     weight = linear.weight

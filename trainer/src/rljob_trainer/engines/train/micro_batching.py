@@ -1,8 +1,6 @@
-"""Divides rows into micro-batches, and has the functions that a forward pass through a `TokenModel` runs.
+"""Divides rows into micro-batches that fit a token budget. Every worker has the same number of them.
 
-Micro-batches fit a token budget, and every worker has the same number of them.
-
-Legend: B rows, N response tokens of all rows, L layers with experts, E experts of each.
+Legend: B rows, N response tokens of all rows.
 """
 
 from __future__ import annotations
@@ -12,8 +10,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rljob_trainer.engines.train.token_batch import MicroBatch
-from rljob_trainer.engines.train.token_model import ForwardRequest, Outputs, TokenModel
 from rljob_trainer.errors import ConfigurationError
 
 
@@ -42,34 +38,6 @@ def plan_micro_batches(
             cost = length
     num_micro_batches = largest_count(len(plans))
     return plans + [[] for _ in range(num_micro_batches - len(plans))]
-
-
-def columns(micro_batch: MicroBatch, request: ForwardRequest, model: TokenModel) -> Outputs:
-    """The columns of the response tokens that the request requests."""
-    return model.columns(micro_batch, request)
-
-
-def routed_columns(micro_batch: MicroBatch, request: ForwardRequest, model: TokenModel) -> Outputs:
-    """The counts of tokens per expert, the two parts of a RouterUse (None without an auxiliary loss), and the columns
-    of `columns`."""
-    found, counts_LE, use = model.routed_columns(micro_batch, request)
-    return (counts_LE, *((None, None) if use is None else (use.counts_LE, use.probabilities_E)), *found)
-
-
-def router_use(micro_batch: MicroBatch, model: TokenModel) -> Outputs:
-    """The parts of a RouterUse; empty for a model that returns no router logits."""
-    use = model.router_use(micro_batch)
-    return () if use is None else (use.counts_LE, use.probabilities_E)
-
-
-def own_values(rows: Sequence[Tensor], model: TokenModel) -> Outputs:
-    """See TokenModel.own_values."""
-    return model.own_values(rows)
-
-
-def own_logprobs(rows: Sequence[Tensor], model: TokenModel) -> Outputs:
-    """See TokenModel.own_logprobs."""
-    return model.own_logprobs(rows)
 
 
 def in_batch_order(values: Sequence[Tensor], micro_batches: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:

@@ -65,8 +65,8 @@ def _reading_language_model(folder: Path) -> AbstractContextManager[None]:
 
 
 def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Sets every dropout probability and noise of the configuration to 0, so that the policy in training mode (which
-    activation checkpointing needs) is the policy that sampled."""
+    """Sets every dropout probability and noise of the configuration to 0, so that the model computes the same
+    probabilities in training mode (which gradient checkpointing needs) as in generation."""
     for part in (config, config.get_text_config()):
         for name, value in vars(part).items():
             if isinstance(value, float) and name.endswith(RANDOM_IN_TRAINING):
@@ -75,7 +75,7 @@ def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def transformer_layers(model: nn.Module) -> list[nn.Module]:
-    """The decoder's layers, each of which becomes one unit of sharding and of activation checkpointing."""
+    """The decoder's layers. Each layer becomes one unit of sharding and of gradient checkpointing."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 0]
     if not lists:
         raise ConfigurationError("spec.training.model.source: the model has no list of layers to shard")
@@ -88,11 +88,11 @@ def _num_parameters(module: nn.Module) -> int:
 
 @torch.no_grad()
 def materialize(model: nn.Module, device: torch.device) -> None:
-    """Allocates shards that are on the meta device on `device`, and fills buffers that are not in files (rotary
+    """Allocates on `device` the shards that are on the meta device, and fills buffers that are not in files (rotary
     frequencies, scales).
 
     The buffers are filled by the architecture's own initialization, as in `from_pretrained`; weights stay undefined.
-    Raises ConfigurationError for a model whose architecture does not fill such a buffer."""
+    Raises ConfigurationError if the architecture does not initialize such a buffer."""
     model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)  # type: ignore[no-untyped-call]
     weights = [tensor for _, tensor in named_tensors(model)]
     for tensor in weights:
@@ -118,7 +118,8 @@ def _modules_with_own_buffers(
 
 
 def _fill_own_buffers(name: str, owner: PreTrainedModel | None, module: nn.Module) -> None:
-    """Initializes buffers twice, starting from zeros and from ones: elements that differ were not written."""
+    """Initializes buffers twice, starting from zeros and from ones. Elements that differ between the two results were
+    not initialized, so they raise ConfigurationError."""
     buffers = {key: module._buffers[key] for key in module._non_persistent_buffers_set}
     results: list[dict[str, torch.Tensor]] = []
     for value in (0, 1):

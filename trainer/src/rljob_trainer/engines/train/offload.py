@@ -35,7 +35,7 @@ NO_OFFLOAD = OffloadSettings()
 
 
 class HostedStorages:
-    """The storages of a set of tensors, which are all on the device or all on the host."""
+    """The storages of a set of tensors. Either all of them are on the device, or all are on the host."""
 
     def __init__(self, device: torch.device, tensors: Tensors, *, is_constant: bool = False) -> None:
         """`tensors` returns the current tensors; new ones may be added while all are on the device. With `is_constant`
@@ -45,8 +45,9 @@ class HostedStorages:
         self._is_constant = is_constant
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._hosts: dict[int, Tensor] = {}
-        """The host copies by storage; on CPUs only while the storages are empty."""
+        """The pinned host memory of each storage, which is kept and used again; empty on CPUs."""
         self._away: list[tuple[UntypedStorage, Tensor]] = []
+        """The storages that are on the host, each with its copy."""
         self._has_arrived = True
 
     @property
@@ -112,12 +113,12 @@ class HostedGradients:
         self._parameters = [each for each in parameters if each.requires_grad]
         self._hosts: dict[nn.Parameter, Tensor] = {}
         self._away: set[nn.Parameter] = set()
-        """The parameters whose sum of this update is on the host."""
+        """The parameters whose gradient sum of this update is on the host."""
 
     @torch.no_grad()
     def after_micro_batch(self, *, is_first: bool, is_last: bool) -> None:
-        """Adds the sums of earlier micro-batches to the gradients, and moves them to the host unless it was the last
-        micro-batch."""
+        """Adds the sums of earlier micro-batches to the gradients, and moves the new sums to the host unless this was
+        the last micro-batch."""
         if is_first:
             self._away.clear()
         for parameter in self._parameters:

@@ -1,6 +1,6 @@
-"""From a decoder's hidden states to logits: what a model's forward pass does besides multiplying by the head's weight.
+"""The output head: how a model computes logits from the decoder's hidden states.
 
-Anything that is not handled here is found by the check of `acceptance`. Critics and reward models have another head: a
+The check of `logprob_parity` rejects a model that does anything else. Critics and reward models have another head: a
 linear layer with one output. It has the name of transformers' classifier heads, so that classifiers can be loaded and
 exports are classifiers.
 """
@@ -22,19 +22,19 @@ DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
 FACTORS_OF_TYPE = {"hyperclovax": "logits_scaling"}
 """Model types that multiply by a field by which others divide."""
 SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-"""Gemma, RecurrentGemma, xLSTM."""
+"""Configuration fields with the soft cap of the logits (Gemma, RecurrentGemma, xLSTM)."""
 
 
 @dataclass(frozen=True)
 class HeadForm:
-    """With x = multiplier * (what the head module gives), the logits are x, or soft_cap * tanh(x / soft_cap)."""
+    """With x = multiplier * (output of the head module), the logits are x, or soft_cap * tanh(x / soft_cap)."""
 
     multiplier: float
     soft_cap: float | None
 
 
 def output_head_of(language_model: nn.Module) -> tuple[nn.Linear, HeadForm]:
-    """The module that multiplies hidden states with the head's weight, and what the configuration says comes after it.
+    """The module that multiplies hidden states with the head's weight, and how logits are computed from its output.
 
     Raises ConfigurationError for a model without such a module."""
     head = language_model.get_output_embeddings()  # type: ignore[operator]
@@ -84,8 +84,8 @@ def without_tied_head(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def put_value_head(language_model: PreTrainedModel, *, has_bias: bool) -> None:
-    """Replaces the output head; on the device and in the dtype of the head that was there. `has_bias` as in the files
-    of the model: that of a token classifier has one, that of a sequence classifier none.
+    """Replaces the output head by a value head on the same device and in the same dtype. `has_bias`: whether the head
+    in the model's files has a bias; the head of a token classifier has one, that of a sequence classifier has none.
 
     Raises ConfigurationError for a model whose head is no linear layer."""
     head, _ = output_head_of(language_model)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +33,9 @@ class AuxiliaryLoss:
     coefficient: float
 
 
-@dataclass(frozen=True)
-class RouterUse:
-    """The routers' use of some tokens. All fields are sums, so those of parts of a batch can be added."""
+class RouterUse(NamedTuple):
+    """How the routers distribute some tokens. All fields are sums, so the values of several parts of a batch can be
+    added."""
 
     counts_LE: Tensor
     """float64: the number of tokens for which each expert is among the K most likely; without gradient."""
@@ -63,7 +64,7 @@ def auxiliary_loss_settings(model: PreTrainedModel) -> AuxiliaryLoss | None:
 
 
 def router_use(logits: Sequence[Tensor], tokens: slice | Tensor, num_chosen: int) -> RouterUse:
-    """The router use of these tokens from the logits of each layer; the other tokens are filler or padding."""
+    """The router use of `tokens`, from the router logits of each layer. All other tokens are filler or padding."""
     counts, sums = [], []
     for logits_ME in logits:
         probabilities_ME = logits_ME[tokens].float().softmax(dim=-1)
@@ -81,16 +82,17 @@ def counted(chosen: Tensor, num_experts: int) -> Tensor:
 
 
 def auxiliary_loss(use: RouterUse, whole_counts_LE: Tensor, num_chosen: int) -> Tensor:
-    """The part of some tokens in a mini-batch's auxiliary loss, 0-d. `whole_counts_LE` counts the whole mini-batch on
-    all ranks.
+    """The contribution of some tokens to the auxiliary loss of their mini-batch, 0-d. `use` is of these tokens;
+    `whole_counts_LE` has the counts of the whole mini-batch on all ranks.
 
     The loss is E sum_e f_e P_e, with f_e the share of tokens that expert e gets and P_e its mean probability, both over
     all tokens and layers. Source: Switch Transformers, Fedus et al. 2021, arXiv 2101.03961, equations 4 to 6; for
-    several experts per token, transformers' `load_balancing_loss_func`. There f is that of one forward pass; here it is
-    that of the whole mini-batch, so that the loss does not depend on how rows are distributed."""
-    num_places = (whole_counts_LE.sum() / num_chosen).clamp(min=1.0)
-    shares_E = whole_counts_LE.sum(dim=0) / num_places
-    return len(shares_E) * (shares_E.to(use.probabilities_E.dtype) * use.probabilities_E).sum() / num_places
+    several experts per token, transformers' `load_balancing_loss_func`. transformers computes f for one forward pass.
+    Here f is computed for the whole mini-batch, so that the loss does not depend on how rows are distributed."""
+    # The number of tokens, counted once in each layer.
+    num_tokens = (whole_counts_LE.sum() / num_chosen).clamp(min=1.0)
+    shares_E = whole_counts_LE.sum(dim=0) / num_tokens
+    return len(shares_E) * (shares_E.to(use.probabilities_E.dtype) * use.probabilities_E).sum() / num_tokens
 
 
 class ExpertLoad:
@@ -105,10 +107,10 @@ class ExpertLoad:
         self._chosen: list[Tensor] | None = None
         if len(self._num_experts) == len(found):
             for each in found:
-                each.register_forward_pre_hook(self._note, with_kwargs=True)
+                each.register_forward_pre_hook(self._collect, with_kwargs=True)
 
     @contextmanager
-    def noted(self) -> Iterator[list[Tensor]]:
+    def collected(self) -> Iterator[list[Tensor]]:
         """Within this block, collects the chosen experts of each layer, [M, K] int64. Recomputation in the backward
         pass happens after the block and is not collected."""
         chosen: list[Tensor] = []
@@ -125,7 +127,7 @@ class ExpertLoad:
         pairs = zip(chosen, self._num_experts, strict=True)
         return torch.stack([counted(each.flatten(0, -2)[tokens], num_experts) for each, num_experts in pairs])
 
-    def _note(self, _module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _collect(self, _module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if self._chosen is None:
             return
         given = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
@@ -145,7 +147,7 @@ class Routing:
         self.num_updates = 0
 
     def begin(self, passes: Iterable[RouterUse]) -> None:
-        """Collective. Call it before an update with auxiliary loss, with the use of each micro-batch."""
+        """Collective. Call it before an update with auxiliary loss. `passes`: the router use of each micro-batch."""
         self.whole_counts_LE = self.sum_over_all(torch.stack([use.counts_LE for use in passes]).sum(dim=0))
         self.num_updates += 1
 

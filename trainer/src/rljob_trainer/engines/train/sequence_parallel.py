@@ -76,6 +76,7 @@ class SequenceRanks:
         return tuple(each if value.requires_grad else each.detach() for each, value in zip(found, values, strict=True))
 
     def _with_enough_heads(self, tensor_HPD: Tensor) -> Tensor:
+        """Repeats the heads if there are fewer than S. Raises ConfigurationError if S and their number do not fit."""
         num_heads = tensor_HPD.shape[0]
         if num_heads % self.size == 0:
             return tensor_HPD
@@ -83,7 +84,7 @@ class SequenceRanks:
             # Some layers may have another number of heads than the configuration says.
             raise ConfigurationError(
                 f"spec.roles: sequenceParallel {self.size} and a layer's {num_heads} key and value heads: neither "
-                "divides the other; choose another one"
+                "divides the other; choose another sequenceParallel"
             )
         return tensor_HPD.repeat_interleave(self.size // num_heads, dim=0)
 
@@ -118,8 +119,8 @@ class _GatherContext(FunctionCtx):
 
 
 class _Gather(torch.autograd.Function):
-    """[K, T] of every rank -> [S, K, T]. All ranks compute the same from it, so a rank's own part of the gradient is
-    complete."""
+    """[K, T] of every rank -> [S, K, T]. All ranks compute the same loss from it, so a rank's own part of the gradient
+    is complete."""
 
     @staticmethod
     def forward(ctx: _GatherContext, own_KT: Tensor, ranks: SequenceRanks) -> Tensor:

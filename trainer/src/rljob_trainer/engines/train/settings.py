@@ -39,4 +39,4 @@ class TrainEngineSettings:
     head: Head = Head.TOKENS
     defers_reduction: bool = False
     """True: gradients are reduced only with the last micro-batch of an update; until then each rank keeps whole
-    ones."""
+    gradients."""

@@ -1,7 +1,7 @@
 """Builds the module that a training engine runs: a language model on the meta device, sharded by FSDP2 (`fully_shard`).
 
-With gradient checkpointing, activations are recomputed in the backward pass instead of being kept, layer by layer, as
-implemented in transformers.
+With gradient checkpointing, as implemented in transformers, each layer recomputes its activations in the backward pass
+instead of keeping them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def sharded_model(
 def recompute_activations(language_model: nn.Module, every_nth_layer: int) -> None:
     """Turns on gradient checkpointing for layers 0, n, 2n, ...: in training they keep only their inputs.
 
-    Raises ConfigurationError for a model that does not support it, and for one with fewer than n layers."""
+    Raises ConfigurationError if the model does not support this, or has fewer than n layers."""
     assert isinstance(language_model, PreTrainedModel)
     kind = language_model.config.model_type
     try:

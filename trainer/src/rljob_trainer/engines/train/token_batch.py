@@ -65,7 +65,7 @@ class MicroBatch:
 
     @property
     def own_tokens(self) -> slice:
-        """The tokens, without filler, among those that this rank's layers process."""
+        """Which of the tokens that this rank's layers process are not filler tokens."""
         end = len(self.tokens_M) - self.num_filling
         if self.piece is None:
             return slice(0, end)
@@ -111,7 +111,7 @@ class TokenBatch:
         chosen = self.rows(rows)
         mask_L = chosen.response_mask.values
         is_read_L = chosen._positions_L < chosen._last_targets[chosen._rows_L]
-        # The index of each read token among the read ones; the predictor of a response token is one before it.
+        # The index of each token among the tokens that are read. The predictor of a response token is the token before.
         place_L = is_read_L.cumsum(0) - 1
         targets_L = mask_L.nonzero()[:, 0]
         predictors_N = place_L[targets_L - 1]
@@ -158,6 +158,6 @@ def in_rows(values_N: Tensor, response_mask: RaggedColumn) -> RaggedColumn:
 def batch_of_rows(rows: Sequence[Tensor]) -> TokenBatch:
     """A batch of rows of tokens (int64 [T]) in which all tokens but the first count as response tokens."""
     tokens = RaggedColumn.from_rows(rows)
-    is_asked_L = torch.ones(len(tokens.values), dtype=torch.bool)
-    is_asked_L[torch.from_numpy(tokens.offsets[:-1])] = False
-    return TokenBatch(tokens, RaggedColumn(is_asked_L, tokens.lengths), {})
+    is_response_L = torch.ones(len(tokens.values), dtype=torch.bool)
+    is_response_L[torch.from_numpy(tokens.offsets[:-1])] = False
+    return TokenBatch(tokens, RaggedColumn(is_response_L, tokens.lengths), {})

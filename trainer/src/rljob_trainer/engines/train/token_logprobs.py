@@ -3,9 +3,9 @@
 Legend: N response tokens, V vocabulary, D hidden size; R tokens and C columns (of the vocabulary) of one tile.
 
 Whole logits would be the largest tensor of a training step, and PyTorch keeps them, their log-softmax and the gradients
-of both. Here only one tile of them exists at a time (`logit_tiles`). The forward pass computes each tile once; the
-backward pass recomputes it, turns it into its gradient and multiplies that into the gradients of hidden states and
-weight. Small logits are computed whole, with ordinary operations.
+of both. Here only one tile of the logits exists at a time (`logit_tiles`). The forward pass computes each tile once.
+The backward pass recomputes the tile, computes the gradient of its logits, and adds the tile's contribution to the
+gradients of hidden states and weight. Small logits are computed whole, with ordinary operations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CPU_CHUNK_BYTES = 4 * 1024 * 1024
 GPU_CHUNK_BYTES = 128 * 1024 * 1024
 """The size of a tile whose operations take longer than launching their kernels."""
 WHOLE_BYTES = 32 * 1024 * 1024
-"""Logits of at most so many bytes, in the dtype of the softmax, are not divided into tiles."""
+"""Logits of at most this many bytes, in the dtype of the softmax, are not divided into tiles."""
 
 
 class Entropy(enum.Enum):
@@ -74,7 +74,7 @@ def token_distribution(
     """Log-probabilities of `targets_N` (int64, in the vocabulary), and optionally entropy and squares. Logits must be
     finite.
 
-    Hidden states, weight and bias must have the same dtype. Those that require a gradient get one; with N = 0 it is
+    Hidden states, weight and bias must have the same dtype. If they require a gradient, they get one; with N = 0 it is
     zero. The softmax is computed at least in float32. With 16-bit inputs, matrix products return logits and read
     gradients of logits in 16 bits, as in the model's own forward pass; CPUs without 16-bit instructions multiply in
     float32. Sums over tiles are always float32.
@@ -87,7 +87,7 @@ def token_distribution(
     num_vocabulary, hidden_size = head.weight_VD.shape
     softmax_dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
     product_dtype = _product_dtype(hidden_ND)
-    # What whole logits would keep for the backward pass: the logits, and the weight if it is cast.
+    # The size of the largest tensor that whole logits would keep for the backward pass: the logits, or a cast weight.
     kept_elements = len(hidden_ND) * num_vocabulary
     if product_dtype != hidden_ND.dtype:
         kept_elements = max(kept_elements, head.weight_VD.numel())
@@ -159,15 +159,15 @@ def _check(hidden_ND: Tensor, targets_N: Tensor, head: OutputHead, temperature: 
         )
     if targets_N.shape != hidden_ND.shape[:1] or targets_N.dtype != torch.int64:
         raise ValueError(
-            f"token_distribution: targets are not one int64 per hidden state ({tuple(targets_N.shape)} of"
-            f" {targets_N.dtype}); give {len(hidden_ND)}"
+            f"token_distribution: targets must be one int64 per hidden state (seen: {tuple(targets_N.shape)} of"
+            f" {targets_N.dtype}); pass {len(hidden_ND)}"
         )
     dtypes = {each.dtype for each in (hidden_ND, head.weight_VD, head.bias_V) if each is not None}
     if len(dtypes) > 1:
         seen = ", ".join(sorted(map(str, dtypes)))
-        raise ValueError(f"token_distribution: hidden states, weight and bias differ in dtype ({seen}); give them one")
+        raise ValueError(f"token_distribution: hidden states, weight and bias differ in dtype ({seen}); use one dtype")
     if temperature <= 0:
-        raise ValueError(f"token_distribution: temperature is not positive ({temperature}); give one above 0")
+        raise ValueError(f"token_distribution: temperature is not positive ({temperature}); pass one above 0")
 
 
 class _Context(FunctionCtx):
@@ -179,6 +179,8 @@ class _Context(FunctionCtx):
 
 
 class _ByTiles(torch.autograd.Function):
+    """`token_distribution` for logits that are divided into tiles."""
+
     @staticmethod
     def forward(
         ctx: _Context,

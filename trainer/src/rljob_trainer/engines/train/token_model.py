@@ -24,8 +24,8 @@ Pass = Callable[["TokenModel"], Outputs]
 
 @dataclass(frozen=True)
 class LogprobRequest:
-    """Requests log-probabilities of the response tokens, and optionally entropy and squares; the other columns are
-    None."""
+    """Requests log-probabilities of the response tokens, and optionally entropy and squares. Columns that are not
+    requested are None."""
 
     temperature: float
     entropy: Entropy = Entropy.NO
@@ -37,7 +37,7 @@ class ValueRequest:
     """Requests one float32 value for each response token, computed from the token before it."""
 
     by_probe: bool = False
-    """Use a fixed vector instead of the head, which may be zeros, to compare hidden states."""
+    """True: use a fixed vector instead of the head. This compares hidden states, even if the head is all zeros."""
 
 
 ForwardRequest = LogprobRequest | ValueRequest
@@ -67,27 +67,27 @@ class TokenModel(nn.Module):
         self.expert_load = ExpertLoad(language_model)
 
     def forward(self, run: Pass) -> Outputs:
-        """Calls `run` with this module. The result must be a plain tuple, in which FSDP2 finds tensors with
-        gradient."""
+        """Calls `run` with this module. The result must be a plain tuple, so that FSDP2 finds the tensors with gradient
+        in it."""
         return run(self)
 
     def columns(self, micro_batch: MicroBatch, request: ForwardRequest) -> Outputs:
         """The requested columns of the response tokens, [N] each. Call it within `forward`."""
         return self._columns(self._decoded(micro_batch), micro_batch, request)
 
-    def routed_columns(
-        self, micro_batch: MicroBatch, request: ForwardRequest
-    ) -> tuple[Outputs, Tensor | None, RouterUse | None]:
-        """The result of `columns`; the number of this rank's tokens that each expert got, [L, E], if the model has
-        experts; and the router use for the auxiliary loss, if there is one. Call it within `forward`."""
-        with self.expert_load.noted() as chosen:
+    def routed_columns(self, micro_batch: MicroBatch, request: ForwardRequest) -> Outputs:
+        """The number of this rank's tokens that each expert got, [L, E], if the model has experts; the two parts of the
+        RouterUse for the auxiliary loss, if there is one; and the result of `columns`. Call it within `forward`."""
+        with self.expert_load.collected() as chosen:
             decoded = self._decoded(micro_batch, with_logits=self.router is not None)
         counts_LE = self.expert_load.counts(chosen, decoded.own_tokens)
-        return self._columns(decoded, micro_batch, request), counts_LE, self._use(decoded)
+        use = self._use(decoded) or (None, None)
+        return (counts_LE, *use, *self._columns(decoded, micro_batch, request))
 
-    def router_use(self, micro_batch: MicroBatch) -> RouterUse | None:
-        """The router use of this rank's tokens, without log-probabilities. Call it within `forward`."""
-        return self._use(self._decoded(micro_batch, with_logits=True))
+    def router_use(self, micro_batch: MicroBatch) -> Outputs:
+        """The two parts of the RouterUse of this rank's tokens, or nothing if the model returns no router logits. Call
+        it within `forward`."""
+        return self._use(self._decoded(micro_batch, with_logits=True)) or ()
 
     def own_logprobs(self, rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """[T - 1] for each row of tokens [T]: the log-probability of every token but the first, by the model's own
@@ -106,6 +106,7 @@ class TokenModel(nn.Module):
         return tuple(each_TD @ _probe(each_TD) for each_TD in hidden)
 
     def _columns(self, decoded: _Decoded, micro_batch: MicroBatch, request: ForwardRequest) -> Outputs:
+        """See `columns`. With sequence parallelism, the columns are gathered from all sequence ranks."""
         piece, ranks = micro_batch.piece, micro_batch.rows.sequence_ranks
         hidden_ND = decoded.hidden_MD[decoded.predictors_N]
         if isinstance(request, ValueRequest):
@@ -144,23 +145,23 @@ class TokenModel(nn.Module):
         """Runs the decoder on the tokens; with sequence parallelism, on this rank's piece."""
         decoder = self.language_model.get_decoder()  # type: ignore[operator]
         rows, piece = micro_batch.rows, micro_batch.piece
-        asked = {"use_cache": False, "output_router_logits": True} if with_logits else {"use_cache": False}
+        options = {"use_cache": False, "output_router_logits": True} if with_logits else {"use_cache": False}
         if self.attention.is_flat:
             tokens = slice(None) if piece is None else piece.tokens
             output = decoder(
                 input_ids=micro_batch.tokens_M[None, tokens],
                 position_ids=rows.position_ids_1M[:, tokens],
                 flat_rows=rows,
-                **asked,
+                **options,
             )
             predictors_N = micro_batch.predictors_N
             if piece is not None:
                 predictors_N = predictors_N[piece.responses] - piece.tokens.start
             own_tokens: slice | Tensor = micro_batch.own_tokens
         else:
-            # Rows are padded on the right, where causal attention does not look, so no mask is passed.
+            # Rows are padded on the right. With causal attention no token sees this padding, so no mask is passed.
             tokens_BT = micro_batch.tokens_M[rows.padding_BT].view(len(rows.lengths), rows.longest)
-            output = decoder(input_ids=tokens_BT, **asked)
+            output = decoder(input_ids=tokens_BT, **options)
             predictors_N = rows.unpadding_M[micro_batch.predictors_N]
             own_tokens = rows.unpadding_M[micro_batch.own_tokens]
         logits = tuple(output.get("router_logits") or ()) if with_logits else ()

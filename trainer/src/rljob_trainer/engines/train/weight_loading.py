@@ -49,10 +49,10 @@ def load_weights(
 ) -> None:
     """Copies weights from the safetensors files of `folder`.
 
-    Parameter names of the model are those of its `language_model` after `name_prefix`; names and shapes in the files
-    are transformers' own. Adapters are not changed. A value head that is in no file is initialized with zeros. Raises
-    ConfigurationError for a missing tensor, another shape or dtype, a tied tensor that differs from the one it is tied
-    to, and files that cannot be read; ResourceError if the disk fails."""
+    Parameter names of `model` are those of its `language_model` with `name_prefix` before them; names and shapes in the
+    files are transformers' own. Adapters are not changed. A value head that is in no file is initialized with zeros.
+    Raises ConfigurationError for a missing tensor, another shape or dtype, tied tensors that differ, and files that
+    cannot be read; ResourceError if the disk fails."""
     tensors = {name.removeprefix(name_prefix): tensor for name, tensor in base_tensors(named_tensors(model))}
     second_names = _second_names(model, name_prefix)
     try:
@@ -70,7 +70,7 @@ def load_weights(
             missing = next((name for name in tensors if name not in found), None)
             if missing is not None:
                 raise ConfigurationError(f"{WHERE}: {folder} has no tensor '{missing}'")
-            _refuse_untied(files, second_names)
+            _reject_untied(files, second_names)
             windows = {name: window_of(tensor) for name, tensor in tensors.items()}
             for number, group in enumerate(groups, 1):
                 ACTIVITY.report_activity("groups of weights", number, len(groups))
@@ -133,6 +133,7 @@ def _load_group(
     tensors: Mapping[str, torch.Tensor],
     windows: Mapping[str, Window],
 ) -> None:
+    """Loads one group of tensors into this rank's shards, and checks dtypes and shapes."""
     [first, *_], [name, *_] = group.targets, group.names
     expected, found = list(tensors[first].shape), files.slice(name).get_shape()
     shown = f"{WHERE}: tensor '{name}' in {files.folder} has shape {found}"
@@ -140,13 +141,13 @@ def _load_group(
         dtype = files.slice(each).get_dtype()
         if dtype not in FLOATS:
             raise ConfigurationError(
-                f"{WHERE}: tensor '{each}' in {files.folder} is {dtype}, which is quantized or no weight; choose the "
-                "model in 16 or 32 bits"
+                f"{WHERE}: tensor '{each}' in {files.folder} has dtype {dtype}: it is quantized or not a weight; "
+                "choose the model in 16 or 32 bits"
             )
     if group.converter is None and found != expected:
         raise ConfigurationError(f"{shown}, but the model expects {expected}")
     if group.stacks_along_rows and group.num_rows != expected[0]:
-        raise ConfigurationError(f"{shown}, and there are {group.num_rows} of {expected[0]}")
+        raise ConfigurationError(f"{shown}; the model needs {expected[0]} such tensors (seen: {group.num_rows})")
     try:
         loaded = group.load(language_model, files.read, windows)
     except (RuntimeError, ValueError) as error:
@@ -156,7 +157,7 @@ def _load_group(
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if value.shape != local.shape:
             raise ConfigurationError(
-                f"{shown}; '{target}', which is made of it, would have {list(value.shape)} instead of "
+                f"{shown}; converted to '{target}' it would have the shape {list(value.shape)} instead of "
                 f"{list(local.shape)}"
             )
         local.copy_(value)
@@ -169,13 +170,13 @@ def _second_names(model: nn.Module, name_prefix: str) -> dict[str, str]:
     return {name.removeprefix(name_prefix): other.removeprefix(name_prefix) for name, other in names if name != other}
 
 
-def _refuse_untied(files: WeightFiles, second_names: Mapping[str, str]) -> None:
+def _reject_untied(files: WeightFiles, second_names: Mapping[str, str]) -> None:
     """Raises ConfigurationError if tied tensors differ in the files (`from_pretrained` unties them with a warning)."""
     for name, first in second_names.items():
         if {name, first} <= files.names.keys() and not _are_equal(files.slice(name), files.slice(first)):
             raise ConfigurationError(
                 f"{WHERE}: config.json in {files.folder} ties '{name}' to '{first}', but the files have two different "
-                "tensors; set tie_word_embeddings: false there, or remove the second one"
+                f"tensors; set tie_word_embeddings: false there, or remove '{name}' from the files"
             )
 
 

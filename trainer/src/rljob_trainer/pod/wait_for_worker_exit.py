@@ -19,11 +19,11 @@ POLL_SECONDS = 0.5
 
 def main() -> int:
     """Always returns 0, because a failing hook would end the pod immediately."""
-    wait_for_workers(read_pod_settings().grace_seconds)
+    wait_for_worker_exit(read_pod_settings().grace_seconds)
     return 0
 
 
-def wait_for_workers(grace_seconds: float, processes: Path = Path("/proc")) -> bool:
+def wait_for_worker_exit(grace_seconds: float, processes: Path = Path("/proc")) -> bool:
     """Waits until no worker process is left. Returns False after `grace_seconds`."""
     deadline = time.monotonic() + grace_seconds
     while worker_processes(processes):
