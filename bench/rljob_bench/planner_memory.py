@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rljob_bench.report import Bar, Measurement
-from rljob_planner.plan_types import Peak
 from rljob_testing.planner import memory_oracle
 
 DENSE = (
@@ -60,7 +59,7 @@ def memory_groups() -> list[MemoryGroup]:
     return found
 
 
-def measured(case: memory_oracle.MemoryCase) -> tuple[memory_oracle.Tracked, Peak]:
+def measured(case: memory_oracle.MemoryCase) -> tuple[memory_oracle.Tracked, memory_oracle.Planned]:
     """The tracker's result and the planner's prediction."""
     return memory_oracle.peak_by_tracker(case.oracle()), memory_oracle.peak_by_planner(case)
 
@@ -73,14 +72,19 @@ def memory_measurements(*, is_quick: bool) -> Iterator[Measurement]:
         yield of_memory(group.title, {name: measured(group.case.changed(model=name)) for name in models})
 
 
-def of_memory(title: str, results: dict[str, tuple[memory_oracle.Tracked, Peak]]) -> Measurement:
+def of_memory(title: str, results: dict[str, tuple[memory_oracle.Tracked, memory_oracle.Planned]]) -> Measurement:
     """A table of sizes in GB (1e9 bytes)."""
     rows: dict[str, tuple[float | None, ...]] = {}
     errors: dict[str, float] = {}
     for name, (found, peak) in results.items():
-        total = peak.resident + peak.transient
-        errors[name] = total / found.whole - 1
-        rows[name] = (found.resident / 1e9, peak.resident / 1e9, found.whole / 1e9, total / 1e9, 100 * errors[name])
+        errors[name] = peak.whole / found.whole - 1
+        rows[name] = (
+            found.resident / 1e9,
+            peak.resident / 1e9,
+            found.whole / 1e9,
+            peak.whole / 1e9,
+            100 * errors[name],
+        )
     bars = []
     for names, text, limit in ((DENSE, "dense", MAX_DENSE_ERROR), (WITH_EXPERTS, "with experts", MAX_EXPERTS_ERROR)):
         chosen = [abs(errors[name]) for name in names if name in errors]

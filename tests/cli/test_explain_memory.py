@@ -118,6 +118,27 @@ def test_a_full_pod_is_explained_with_its_limit_and_offloaded_state() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pod", "pools"),
+    [
+        ("my-main-1-critic-worker-abc", ["critic"]),
+        ("small-1-old-critic-worker-abc", ["old-critic"]),
+        (None, ["main", "critic", "old-critic"]),
+    ],
+    ids=["a job with a pool's name", "a pool whose name ends like another's", "an unknown pod"],
+)
+def test_only_the_pool_of_the_full_pod_is_explained(pod: str | None, pools: list[str]) -> None:
+    names = ("main", "critic", "old-critic")
+    more = {
+        "pools": [{"name": name, "nodes": 1, "gpusPerNode": 4} for name in names],
+        "roles": {"critic": {"pool": "critic"}, "ref": {"pool": "old-critic"}},
+    }
+    lines = explained("OutOfMemory", ErrorCause.HOST_MEMORY, {}, {}, more=more, algorithm="PPO", pod=pod)
+    assert [line.partition(" needs ")[0] for line in lines] == [
+        f"  by estimate, a pod of pool {name}" for name in pools
+    ]
+
+
+@pytest.mark.parametrize(
     ("pod", "model"),
     [
         ("small-1-head-abc", {}),

@@ -72,9 +72,10 @@ def step_row(step: int, seconds: float = 0.3, **others: float) -> dict[str, floa
 
 
 def write_run(folder: Path, rows: Sequence[dict[str, float]] | None = None, job: str = JOB) -> Path:
-    """Writes the folder of a run: model, job and metrics."""
-    model = folder / "model"
-    model.mkdir(parents=True)
+    """Writes the folder of a run, `runs/NAME` beside the job's model: job and metrics."""
+    model = folder.parents[1] / "model"
+    model.mkdir()
+    folder.mkdir(parents=True)
     (model / "config.json").write_text(json.dumps(MODEL_CONFIG))
     (folder / "job.yaml").write_text(job)
     (folder / "resolved.yaml").write_text(job)
@@ -85,7 +86,8 @@ def write_run(folder: Path, rows: Sequence[dict[str, float]] | None = None, job:
 
 @pytest.fixture(autouse=True)
 def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a user's profiles; it does not exist yet."""
+    """The folder of a user's profiles; it does not exist yet. Commands run where the job file was."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "config" / "rljob" / "profiles"
 
@@ -179,7 +181,7 @@ def edited(run: Path, name: str, text: str | None) -> Path:
         ("metrics.jsonl", '{"step": 0, "eval/greedy_score": 0.1}\n', ("metrics.jsonl", "finished step", "1 lines")),
         ("metrics.jsonl", "nonsense\n{}\n", ("metrics.jsonl", "line 1 is not valid JSON")),
         ("resolved.yaml", "kind: RLJob\nspec: {}\n", ("resolved.yaml", "version of rljob", "spec.training")),
-        ("model/config.json", None, ("spec.training.model.source", "'./model' does not exist")),
+        ("../../model/config.json", None, ("spec.training.model.source", "'./model' does not exist")),
     ],
 )
 def test_a_missing_or_damaged_file_of_a_run_gives_one_line_of_error(

@@ -66,6 +66,7 @@ CASES: dict[str, dict[str, object]] = {
     "reference that is the actor": EIGHT
     | REFERENCE
     | {"spec.training.model.lora.rank": 8, "spec.roles.actor.shardSize": 4, "spec.roles.actor.sequenceParallel": 2},
+    "reference with a layout of its own": EIGHT | REFERENCE | {"spec.roles.ref.sequenceParallel": 1},
     "several updates": EIGHT
     | {"spec.pools[0].gpusPerNode": 6, "spec.training.batchSize": 36, "spec.training.miniBatchSize": 9},
     "evaluations": EIGHT

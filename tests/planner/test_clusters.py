@@ -119,7 +119,13 @@ def test_pools_take_the_first_nodes_with_room() -> None:
 
 def test_a_pool_goes_to_its_required_gpu_type() -> None:
     cluster = (NodeGroup(1, 8, H200), NodeGroup(2, 8, A100))
-    assert gpus_of_pools([pool("train", 1, 8)], cluster, {"train": A100}) == {"train": A100}
+    assert gpus_of_pools([pool("train", 1, 8)], cluster, {"train": [A100]}) == {"train": A100}
+    # Of two types, the one with room.
+    assert gpus_of_pools([pool("train", 2, 8)], cluster, {"train": [H200, A100]}) == {"train": A100}
+    # Another pool, which could be on any nodes, leaves it room.
+    one_each = (NodeGroup(1, 8, H200), NodeGroup(1, 8, A100))
+    pools = [pool("train", 1, 8), pool("score", 1, 8)]
+    assert gpus_of_pools(pools, one_each, {"score": [H200]}) == {"train": A100, "score": H200}
 
 
 def test_a_pool_without_room_is_rejected_with_the_free_gpus() -> None:
@@ -129,7 +135,7 @@ def test_a_pool_without_room_is_rejected_with_the_free_gpus() -> None:
     with pytest.raises(PlanError, match=r"^spec.pools b: 1 x 8 GPUs do .*\(seen 1x6xH100 left\)"):
         gpus_of_pools([pool("z", 1, 8), pool("a", 1, 2), pool("b", 1, 8)], cluster, {})
     with pytest.raises(PlanError, match=r"1 x 8 GPUs of H200 do not fit"):
-        gpus_of_pools([pool("a", 1, 8)], cluster, {"a": H200})
+        gpus_of_pools([pool("a", 1, 8)], cluster, {"a": [H200]})
 
 
 def test_pods_may_share_a_node_but_never_span_two() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rljob_planner.constants import Constants
+from rljob_planner.known_models import known_model
 from rljob_planner.timing.communication import LONGEST_RESPONSE, NodeType
 from rljob_planner.timing.generation import (
     DecodeSpeed,
@@ -119,6 +120,20 @@ def test_one_sequence_reads_all_weights() -> None:
     by_memory = read / (3.35e12 * CONSTANTS.decode_bandwidth_efficiency)
     overhead = CONSTANTS.decode_step_seconds + CONSTANTS.decode_sequence_seconds
     assert speed.step(1, 0) == pytest.approx(by_memory + overhead)
+
+
+def test_one_sequence_reads_the_weights_of_its_experts() -> None:
+    """Qwen3-30B-A3B: 8 of 128 experts of 48 layers, with three matrices of 2,048 x 768 numbers each."""
+    shape = known_model("Qwen/Qwen3-30B-A3B")
+    assert shape is not None
+    speed = speed_of(RolloutWork(shape))
+    reading = 3.35e12 * CONSTANTS.decode_bandwidth_efficiency
+    experts = 2 * 48 * 128 * 3 * 2048 * 768 / reading
+    assert speed.experts == pytest.approx(experts)
+    assert speed.bounds(1, 0)[0] == pytest.approx(speed.weights + experts * 8 / 128)
+    # The other weights: attention, routers, norms and the head, without the embedding.
+    others = shape.num_parameters - 48 * 128 * 3 * 2048 * 768 - 2 * 151936 * 2048 + 151936 * 2048
+    assert speed.weights == pytest.approx(2 * others / reading, rel=1e-4)
 
 
 def test_many_short_sequences_are_bound_by_compute() -> None:

@@ -7,7 +7,7 @@ import pytest
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.constants import Constants
-from rljob_planner.job_memory import gpu_of_pool, memory_shortage, plan_from_spec
+from rljob_planner.job_memory import known_gpus, memory_shortage, plan_from_spec
 from rljob_planner.memory.proposals import find_proposals
 from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.messages import Mentions
@@ -42,24 +42,23 @@ def term(*products: str, operator: str = "In") -> dict[str, object]:
 @pytest.mark.parametrize(
     ("edits", "expected"),
     [
-        ({}, None),
-        ({SELECTOR: {"nvidia.com/gpu.product": H100}}, "H100"),
-        ({SELECTOR: {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}}, "H100"),
-        ({SELECTOR: {"nvidia.com/gpu.product": "Some-New-One"}}, None),
-        ({SELECTOR: {"disktype": "ssd"}}, None),
-        (required(term("NVIDIA-L4")), "L4"),
-        # Either type may be used: what does not fit into the larger one fits nowhere.
-        (required(term("NVIDIA-L4", H100)), "H100"),
-        (required(term("NVIDIA-L4"), term(H100)), "H100"),
-        (required(term("NVIDIA-L4", "Some-New-One")), None),
-        (required(term("NVIDIA-L4"), {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}), None),
-        (required(term("NVIDIA-L4", operator="NotIn")), None),
-        ({AFFINITY: {"nodeAffinity": {}}}, None),
+        ({}, []),
+        ({SELECTOR: {"nvidia.com/gpu.product": H100}}, ["H100"]),
+        ({SELECTOR: {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}}, ["H100"]),
+        ({SELECTOR: {"nvidia.com/gpu.product": "Some-New-One"}}, []),
+        ({SELECTOR: {"disktype": "ssd"}}, []),
+        (required(term("NVIDIA-L4")), ["L4"]),
+        # The larger first: a plan for one type takes it, because what does not fit into it fits nowhere.
+        (required(term("NVIDIA-L4", H100)), ["H100", "L4"]),
+        (required(term("NVIDIA-L4"), term(H100)), ["H100", "L4"]),
+        (required(term("NVIDIA-L4", "Some-New-One")), []),
+        (required(term("NVIDIA-L4"), {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}), []),
+        (required(term("NVIDIA-L4", operator="NotIn")), []),
+        ({AFFINITY: {"nodeAffinity": {}}}, []),
     ],
 )
-def test_the_gpu_type_of_a_pool_is_that_of_its_required_nodes(edits: dict[str, object], expected: str | None) -> None:
-    found = gpu_of_pool(spec(edits).pools[0])
-    assert (None if found is None else found.name) == expected
+def test_the_gpu_types_of_a_pool_are_those_of_its_required_nodes(edits: dict[str, object], expected: list[str]) -> None:
+    assert [gpu.name for gpu in known_gpus(spec(edits).pools[0])] == expected
 
 
 def test_a_shortage_names_pool_phase_numbers_and_changes() -> None:

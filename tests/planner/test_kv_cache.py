@@ -60,6 +60,15 @@ def test_tensor_parallelism_divides_weights_and_heads() -> None:
     assert sixteen.sequence_bytes(4096) == eight.sequence_bytes(4096)
 
 
+def test_latent_attention_has_one_vector_for_all_heads() -> None:
+    """DeepSeek-V3: 512 + 64 numbers per layer and token, on each GPU of an engine."""
+    shape = known_model("deepseek-ai/DeepSeek-V3")
+    assert shape is not None
+    for parallel in (1, 8):
+        kept = sequence_kv_bytes(RolloutWork(shape), RolloutLayout(8, parallel), 4096)
+        assert kept == 2 * (512 + 64) * 61 * 4096
+
+
 def test_layers_with_a_window_keep_at_most_the_window() -> None:
     """Compared with a sum over layers."""
     shape = replace(samples.LLAMA3_8B, sliding_window=1000, num_full_attention_layers=8)
@@ -90,6 +99,11 @@ def test_the_largest_pass_is_that_of_tokens_or_of_sampling() -> None:
     assert pass_bytes(llama(), RolloutLayout(1, 1)) == tokens
     assert pass_bytes(llama(max_model_length=32768), RolloutLayout(1, 1)) == 4 * tokens
     assert pass_bytes(llama(max_sequences=1024), RolloutLayout(1, 1)) == 1024 * 128256 * 18
+    # Four experts of 1,408, and the shared one, of each token.
+    experts = known_model("Qwen/Qwen1.5-MoE-A2.7B")
+    assert experts is not None
+    width = 4 * (4 * 1408 + 5632) + 2 * 2048
+    assert pass_bytes(RolloutWork(experts, max_sequences=16), RolloutLayout(2, 2)) == 8192 * 2 * width / 2
 
 
 def test_cpus_have_the_cache_size_of_the_job() -> None:
@@ -99,6 +113,10 @@ def test_cpus_have_the_cache_size_of_the_job() -> None:
     assert (space.context, space.graphs) == (0, 0)
     # The tokens of 4 requests exceed the limit of a pass; there are logits for 4 sequences.
     assert space.activations == 8192 * 4 * (4 * 9728 + 2 * 2560)
+    # With short rows it is the logits of the 4 sequences.
+    short = replace(work, max_model_length=8)
+    space = engine_budget(short, RolloutLayout(1, 1), samples.gpu(is_cpu=True), CONSTANTS, num_requests=4)
+    assert space.activations == 4 * 151936 * (4 + 16)
 
 
 def test_transformers_has_no_memory_limit() -> None:
@@ -111,6 +129,8 @@ def test_adapters_take_memory_for_the_next_larger_rank() -> None:
     lora = LoraShape(rank=20, num_parameters=20_000, num_layers=1)
     space = engine_budget(llama(adapter_rank=20), RolloutLayout(1, 1), samples.gpu(), CONSTANTS, lora)
     assert space.adapters == 2 * 32_000
+    halves = engine_budget(llama(adapter_rank=20), RolloutLayout(2, 2), samples.gpu(), CONSTANTS, lora)
+    assert halves.adapters == 32_000
     assert engine_budget(llama(), RolloutLayout(1, 1), samples.gpu(), CONSTANTS, lora).adapters == 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -66,6 +68,32 @@ def test_an_update_has_its_peak_the_allocators_reserve_and_the_other_roles() -> 
     own = sum(number for owner, number in parts(update).items() if owner.startswith("actor "))
     assert own == pytest.approx(17.25e9, rel=0.03)
     assert update.total == pytest.approx(own * 1.07 + 2 * P4 / 8 + CONSTANTS.sleeping_engine_bytes, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        samples.trained_model(),
+        samples.trained_model(defers_reduction=True),
+        samples.trained_model(offload=ModelOffload(gradients=True, optimizer=True)),
+    ],
+    ids=["reduced", "deferred", "offloaded"],
+)
+def test_the_formula_of_state_gives_its_bytes(model: TrainModel) -> None:
+    update = phases(samples.workload(model))[Phase.UPDATE]
+    state = [part for part in update.parts if part.owner in ("actor parameters", "actor moments", "actor gradients")]
+    assert len(state) >= 2
+    for part in state:
+        numbers = [float(each) for each in re.findall(r"\d[\d.e+]*", part.formula)]
+        divided = math.prod(numbers[:2]) / (numbers[2] if "/" in part.formula else 1) * math.prod(numbers[3:])
+        assert part.num_bytes == pytest.approx(divided, rel=0.05), part
+
+
+def test_the_formula_of_the_cache_gives_its_bytes() -> None:
+    start = phases(samples.workload())[Phase.ENGINE_START]
+    [cache] = [part for part in start.parts if part.owner == "KV cache"]
+    share, memory, others = (float(each) for each in re.findall(r"\d[\d.]*", cache.formula))
+    assert cache.num_bytes == pytest.approx((share * memory - others) * samples.GIB, rel=0.01)
 
 
 def test_offloaded_state_is_off_the_device_in_the_documented_phases() -> None:
@@ -172,6 +200,10 @@ def test_cpu_workers_of_a_node_share_its_memory() -> None:
     assert generation["KV cache"] == 1 << 30
     assert "actor copies for checkpoints" not in by_phase[Phase.FIRST_WAKE]
     assert "allocator's reserve" not in by_phase[Phase.UPDATE]
+    away = ModelOffload(gradients=True)
+    job = replace(job, models={Role.ACTOR: samples.trained_model(offload=away, compute_bytes=4)})
+    for phase in phases_of(pool, job, CONSTANTS):
+        assert parts(phase)["actor gradients on the host"] == near(4 * P4 / 2 / 1e9)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import pytest
 from rljob_planner.constants import Constants
 from rljob_planner.kv_cache import engine_memory
 from rljob_planner.memory.job_changes import smaller_jobs
+from rljob_planner.memory.phases import DRIVER_BYTES
 from rljob_planner.memory.proposals import Proposals, all_phases, find_proposals, fullest_phase
 from rljob_planner.plan import Plan, plan_of
-from rljob_planner.plan_types import Phase, Verdict, fails_from_second_step, verdict_of
+from rljob_planner.plan_types import Part, Phase, PhaseMemory, Verdict, fails_from_second_step, verdict_of
 from rljob_planner.workload import ModelOffload, Placement, Role, TrainLayout, Workload
 from rljob_testing.messages import Mentions
 from rljob_testing.planner import samples
@@ -71,6 +72,12 @@ def test_too_many_activations_get_checkpointing_or_smaller_micro_batches() -> No
     assert {"spec.training.maxTokensPerMicroBatch": "8192"} in fields(plan)
     # The longest row is 4,096 tokens; the contract accepts no smaller micro-batch.
     assert all(int(each.get("spec.training.maxTokensPerMicroBatch", 4096)) >= 4096 for each in fields(plan))
+    # Four ranks that share rows have room for one with a quarter each.
+    shared = replace(samples.one_pool(job), layouts={role: TrainLayout(8, 8, 4) for role in job.models})
+    ladders = smaller_jobs(job, samples.placement(shared))
+    field = "spec.training.maxTokensPerMicroBatch"
+    [values] = [[each.change.value for each in ladder] for ladder in ladders if ladder[0].change.field == field]
+    assert values == ["8192", "4096", "2048", "1024"]
 
 
 def test_every_proposal_has_its_own_memory() -> None:
@@ -90,6 +97,37 @@ def test_two_changes_if_one_is_not_enough() -> None:
     assert gentle
     assert all(len(proposal.changes) == 2 for proposal in gentle)
     assert all(len({change.field for change in proposal.changes}) == 2 for proposal in gentle)
+
+
+def test_a_field_that_may_go_up_or_down_is_combined_in_the_direction_that_helps() -> None:
+    """On CPUs: a cache of 256 MiB is too small for one row, and an update keeps too many activations."""
+    job = samples.workload(samples.trained_model(compute_bytes=4, checkpoints_activations=False))
+    rollout = replace(job.rollout, weight_bytes=4, cpu_kv_cache_bytes=2**28)
+    job = replace(job, rollout=rollout, models={Role.ACTOR: job.models[Role.ACTOR]})
+    pool = samples.one_pool(job, samples.gpu(180, is_cpu=True), gpus_per_node=1)
+    found = fields(find_proposals(job, samples.placement(pool), CONSTANTS))
+    cache = {"spec.training.rollout.cpuKvCache": "2Gi"}
+    assert {**cache, "spec.training.model.gradientCheckpointing": "true"} in found
+    assert {**cache, "spec.training.maxTokensPerMicroBatch": "4096"} in found
+
+
+def test_every_field_that_is_enough_alone_is_proposed() -> None:
+    """0.1 GiB are missing, so that many fields are."""
+    job = samples.workload(samples.trained_model(checkpoints_activations=False, defers_reduction=True))
+    job = replace(job, models={**job.models, Role.CRITIC: samples.critic(), Role.REWARD_MODEL: samples.frozen_model()})
+    needed = max(phase.total for phase in all_phases(job, samples.placement(samples.one_pool(job)), CONSTANTS))
+    gpu = replace(samples.gpu(), memory_bytes=needed + DRIVER_BYTES - 0.1 * samples.GIB)
+    rollout = replace(job.rollout, memory_utilization=0.3)
+    job, placement = replace(job, rollout=rollout), samples.placement(samples.one_pool(job, gpu))
+    enough = {
+        each.change.field
+        for ladder in smaller_jobs(job, placement)
+        for each in ladder
+        if verdict_of(all_phases(each.workload, each.placement, CONSTANTS)) is not Verdict.TOO_LARGE
+    }
+    found = find_proposals(job, placement, CONSTANTS).fitting
+    assert {proposal.changes[0].field for proposal in found} == enough
+    assert len(enough) > 8
 
 
 def test_more_changes_if_two_are_not_enough() -> None:
@@ -123,6 +161,7 @@ def test_the_nearest_miss_if_nothing_helps() -> None:
     assert plan.nearest_miss is not None
     assert plan.nearest_miss.fullest_phase.spare > plan.fullest_phase.spare
     assert plan.nearest_miss.verdict is Verdict.TOO_LARGE
+    assert len(plan.nearest_miss.changes) <= 4
 
 
 def test_a_cache_that_is_too_small_gets_a_larger_share() -> None:
@@ -140,6 +179,33 @@ def test_a_job_that_hardly_fits_gets_changes() -> None:
     proposals = find_proposals(job, placement, CONSTANTS)
     assert all(proposal.verdict is Verdict.FITS for proposal in proposals.fitting)
     assert {"spec.training.rollout.gpuMemoryUtilization": "0.8"} in fields(proposals)
+
+
+def test_the_fullest_phase_has_the_smallest_share_of_free_memory() -> None:
+    """5 of 10 GB are a larger share than 8 of 80."""
+    small, large = (
+        PhaseMemory(Phase.UPDATE, name, (Part("actor parameters", used),), limit)
+        for name, used, limit in (("small", 5e9, 10e9), ("large", 72e9, 80e9))
+    )
+    assert fullest_phase((small, large)) is large
+
+
+def test_a_tight_job_gets_two_changes_if_one_is_not_enough() -> None:
+    """Wake-ups and updates both have less than a tenth of free memory, for different reasons."""
+    job = samples.workload(
+        samples.trained_model(checkpoints_activations=False),
+        max_tokens_per_micro_batch=10_500,
+        rollout=replace(samples.workload().rollout, memory_utilization=0.85),
+    )
+    placement = samples.placement(samples.one_pool(job))
+    assert verdict_of(all_phases(job, placement, CONSTANTS)) is Verdict.TIGHT
+    found = find_proposals(job, placement, CONSTANTS).fitting
+    both = {
+        "spec.training.rollout.gpuMemoryUtilization": "0.8",
+        "spec.training.model.gradientCheckpointing": "true",
+    }
+    assert both in [{each.field: each.value for each in proposal.changes} for proposal in found]
+    assert all(proposal.verdict is Verdict.FITS for proposal in found)
 
 
 def test_proposals_are_in_the_order_of_their_cost() -> None:

@@ -140,6 +140,14 @@ def test_rounds_of_dynamic_sampling_multiply_generation() -> None:
     assert likely(twice)["generate"] == pytest.approx(
         2 * likely(step_time(job, samples.placement(samples.one_pool(job)), EXACT))["generate"]
     )
+    # All responses are scored, also those that others replace.
+    scored = ppo()
+    once, twice = (
+        step_time(each, samples.placement(samples.one_pool(scored)), EXACT)
+        for each in (scored, replace(scored, generation_factor=2.0))
+    )
+    assert likely(twice)["reward"] == pytest.approx(2 * likely(once)["reward"], rel=0.01)
+    assert likely(twice)["ref"] == likely(once)["ref"]
 
 
 def test_each_prompt_has_one_greedy_response_more_in_the_same_call() -> None:

@@ -139,6 +139,14 @@ def test_a_single_update_needs_no_pass_for_old_log_probabilities(in_any_case: bo
     assert larger[0].workload.needs_old_logprobs is in_any_case
 
 
+def test_larger_mini_batches_divide_the_batch_and_by_the_ranks() -> None:
+    """12 prompts with 4 responses each on 8 ranks."""
+    job = samples.workload(batch_size=12, mini_batch_size=2, group_size=4)
+    ladders = faster_jobs(job, samples.placement(samples.one_pool(job)))
+    larger = next(each for each in ladders if each[0].change.field == "spec.training.miniBatchSize")
+    assert [each.change.value for each in larger] == ["4", "6", "12"]
+
+
 def test_a_job_with_nothing_to_gain_gets_no_advice() -> None:
     """One GPU, everything at once, nothing offloaded."""
     job = replace(
@@ -170,6 +178,18 @@ def test_changes_that_the_contract_rejects_are_not_proposed() -> None:
             assert layout.num_gpus % layout.shard_size == 0
             assert each.workload.batch_size % each.workload.mini_batch_size == 0
             assert home is not pool or each.workload != job
+
+
+def test_values_near_the_present_one_come_first() -> None:
+    """Of two values that help alike, the nearer one is suggested."""
+    job = samples.workload()
+    layouts = {role: TrainLayout(8, 8, 4) for role in job.models}
+    placement = samples.placement(replace(samples.one_pool(job, tensor_parallel=4), layouts=layouts))
+    values = {each[0].change.field: [value.change.value for value in each] for each in faster_jobs(job, placement)}
+    assert values["spec.roles.actor.shardSize"] == ["4", "2", "1"]
+    assert values["spec.roles.actor.sequenceParallel"] == ["2", "1"]
+    assert values["spec.roles.rollout.tensorParallel"] == ["2", "8", "1"]
+    assert values["spec.training.maxTokensPerMicroBatch"][:2] == ["32768", "65536"]
 
 
 def test_another_precision_is_not_free() -> None:

@@ -6,7 +6,7 @@ and the contract (`rljob_api`). `rljob_cli` reads files, clusters and the Huggin
 Read in this order:
 
 - types: `model_shape`, `gpus`, `workload`; `constants` (numbers that no formula gives); `plan_types` (results)
-- input: `job`, `job_placement`, `model_config`, `gguf_shape`, `known_models`, `clusters`
+- input: `job_workload`, `job_placement`, `model_config`, `gguf_shape`, `known_models`, `clusters`
 - models of memory and time: `kv_cache`, `memory`, `timing`; `plan` combines their results
 - `search` finds the best placement; `advice` compares a run with its plan and suggests changes; `job_memory` estimates
   memory from a job's spec alone

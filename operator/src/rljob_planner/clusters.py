@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from rljob_api.v1alpha1.affinity import NodeOperator
 from rljob_api.v1alpha1.pools import Pool
@@ -127,19 +127,16 @@ def _part(value: Mapping[str, object], key: str) -> Mapping[str, object]:
     return found if isinstance(found, Mapping) else {}
 
 
-def selected_gpu(pool: Pool, named: Callable[[str], Gpu] = gpu_named, among: Iterable[Gpu] = ()) -> Gpu | None:
-    """The GPU type that the pool requires by node selector or affinity; None if it requires no type. If the pool allows
-    several types, the result is one that is in `among`, else the one with the largest memory.
+def allowed_gpus(pool: Pool, named: Callable[[str], Gpu] = gpu_named) -> list[Gpu]:
+    """The GPU types that the pool allows by node selector, else by affinity, the largest memory first; empty if it
+    requires no type.
 
     Raises:
         PlanError: it requires an unknown type.
     """
     selector = pool.template.node_selector
     products = [selector[label] for label in SELECTORS if label in selector][:1] or _products_of_affinity(pool)
-    kinds = [named(product) for product in products]
-    names = {gpu.name for gpu in among}
-    available = [kind for kind in kinds if kind.name in names]
-    return max(available or kinds, key=lambda kind: kind.memory_bytes, default=None)
+    return sorted(map(named, products), key=lambda kind: -kind.memory_bytes)
 
 
 def _products_of_affinity(pool: Pool) -> list[str]:
@@ -159,21 +156,21 @@ def _products_of_affinity(pool: Pool) -> list[str]:
     return [product for products in terms for product in products] if all(terms) else []
 
 
-def gpus_of_pools(pools: Iterable[Pool], cluster: Cluster, required: Mapping[str, Gpu]) -> dict[str, Gpu]:
+def gpus_of_pools(pools: Iterable[Pool], cluster: Cluster, allowed: Mapping[str, Collection[Gpu]]) -> dict[str, Gpu]:
     """The GPU type of each pool, by the pool's name. One pool after the other takes the first group of nodes that has
-    room for it. `required`: GPU types that pools must have, by the pool's name.
+    room for it. `allowed`: for pools that require one of some GPU types, by the pool's name; these pools come first.
 
     Raises:
         PlanError: no group has room for a pool.
     """
     free = [(group, [group.gpus_per_node] * group.nodes) for group in cluster]
     found: dict[str, Gpu] = {}
-    for pool in pools:
-        kind = required.get(pool.name)
-        fitting = ((group, gpus) for group, gpus in free if kind is None or group.gpu == kind)
+    for pool in sorted(pools, key=lambda each: each.name not in allowed):
+        kinds = allowed.get(pool.name, ())
+        fitting = ((group, gpus) for group, gpus in free if not kinds or group.gpu in kinds)
         taken = next((group for group, gpus in fitting if _take(pool, gpus)), None)
         if taken is None:
-            of_kind = "" if kind is None else f" of {kind.name}"
+            of_kind = f" of {' or '.join(dict.fromkeys(kind.name for kind in kinds))}" if kinds else ""
             raise PlanError(
                 f"spec.pools {pool.name}: {pool.nodes} x {pool.gpus_per_node} GPUs{of_kind} do not fit into the cluster"
                 f" (seen {_free_text(free)}{' left' if found else ''}); choose a smaller pool or another cluster"

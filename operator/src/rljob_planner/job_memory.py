@@ -7,14 +7,14 @@ table (`known_models`). If one of the two is unknown, there is no estimate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_planner.clusters import selected_gpu
+from rljob_planner.clusters import allowed_gpus
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Gpu
@@ -29,7 +29,7 @@ from rljob_planner.memory.train_state import host_bytes, trained_shard_elements
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan import Plan, plan_of
 from rljob_planner.plan_types import Part, PhaseMemory, Verdict, fails_from_second_step, verdict_of
-from rljob_planner.workload import PlacedPool, Role, Workload
+from rljob_planner.workload import PlacedPool, Placement, Role, Workload
 
 _UNLIMITED = Gpu("unknown", 1e18, 1e15, 1e12, 1e11)
 """Stands for unknown GPU types; everything fits."""
@@ -37,13 +37,13 @@ _MAX_SUGGESTIONS = 2
 """The largest number of proposals in the warning about a memory shortage."""
 
 
-def gpu_of_pool(pool: Pool, among: Iterable[Gpu] = ()) -> Gpu | None:
-    """The GPU type that the pool requires by node labels; None if it requires no type or an unknown one. If it allows
-    several types, one that is in `among` is preferred."""
+def known_gpus(pool: Pool) -> list[Gpu]:
+    """The GPU types that the pool allows by node labels, the largest memory first; empty if it requires no type or an
+    unknown one."""
     try:
-        return selected_gpu(pool, among=among)
+        return allowed_gpus(pool)
     except PlanError:
-        return None
+        return []
 
 
 def plan_from_spec(spec: RLJobSpec, *, with_proposals: bool = True) -> Plan | None:
@@ -53,21 +53,26 @@ def plan_from_spec(spec: RLJobSpec, *, with_proposals: bool = True) -> Plan | No
     Raises:
         PlanError: the planner cannot plan this job.
     """
-    shapes, kinds = known_shapes(spec), _kinds(spec)
-    if shapes is None or all(kind is _UNLIMITED for kind in kinds.values()):
+    job = _job(spec)
+    known_pools = [] if job is None else [pool.name for pool in job[1].pools if pool.gpu is not _UNLIMITED]
+    if job is None or not known_pools:
         return None
-    workload, placement = workload_of(spec, shapes), placement_of(spec, kinds)
-    check_layouts(workload, placement)
-    plan = plan_of(workload, placement, with_proposals=with_proposals)
-    known = {name: phases for name, phases in plan.phases.items() if kinds[name] is not _UNLIMITED}
+    check_layouts(*job)
+    plan = plan_of(*job, with_proposals=with_proposals)
+    known = {name: plan.phases[name] for name in known_pools}
     phases = tuple(chain.from_iterable(known.values()))
-    return (
-        replace(plan, phases=known, verdict=verdict_of(phases), fullest_phase=fullest_phase(phases)) if phases else None
-    )
+    if not phases:
+        return None
+    return replace(plan, phases=known, verdict=verdict_of(phases), fullest_phase=fullest_phase(phases))
 
 
-def _kinds(spec: RLJobSpec) -> dict[str, Gpu]:
-    return {pool.name: gpu_of_pool(pool) or _UNLIMITED for pool in spec.pools}
+def _job(spec: RLJobSpec) -> tuple[Workload, Placement] | None:
+    """The job with unlimited GPUs in pools of an unknown type; None if the shape of a model is unknown."""
+    shapes = known_shapes(spec)
+    if shapes is None:
+        return None
+    kinds = {pool.name: next(iter(known_gpus(pool)), _UNLIMITED) for pool in spec.pools}
+    return workload_of(spec, shapes), placement_of(spec, kinds)
 
 
 def known_shapes(spec: RLJobSpec) -> Mapping[Role, ModelShape] | None:
@@ -146,10 +151,10 @@ def host_memory_advice(spec: RLJobSpec) -> dict[str, str]:
     Raises:
         PlanError: the planner cannot plan this job.
     """
-    shapes = known_shapes(spec)
-    if shapes is None:
+    job = _job(spec)
+    if job is None:
         return {}
-    workload, placement = workload_of(spec, shapes), placement_of(spec, _kinds(spec))
+    workload, placement = job
     return {
         pool.name: _host_memory_text(index, pool, placed, workload)
         for index, (pool, placed) in enumerate(zip(spec.pools, placement.pools, strict=True))

@@ -96,7 +96,9 @@ def _train_layout(spec: RLJobSpec, role: Role, num_gpus: int) -> TrainLayout:
     shard_size, shares = written.shard_size or num_gpus, written.num_sequence_ranks
     _check_divides(role.value, "shardSize", shard_size, num_gpus, "the GPUs of its pool")
     _check_divides(role.value, "sequenceParallel", shares, num_gpus, "the GPUs of its pool")
-    return TrainLayout(num_gpus, shard_size, shares, has_fixed_shard_size=written.shard_size is not None)
+    is_fixed = written.shard_size is not None
+    is_written = is_fixed or written.sequence_parallel is not None
+    return TrainLayout(num_gpus, shard_size, shares, has_fixed_shard_size=is_fixed, is_written=is_written)
 
 
 def _check_divides(role: str, field: str, value: int, total: int, what: str) -> None:

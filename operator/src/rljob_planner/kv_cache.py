@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import Gpu
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.plan_types import Part
+from rljob_planner.plan_types import Part, Parts
 from rljob_planner.workload import LoraShape, PlacedPool, Role, RolloutLayout, RolloutWork, TrainModel, Workload
 
 BLOCK_TOKENS = 16
@@ -101,9 +101,10 @@ def engine_budget(
 
 
 def kv_bytes_per_layer_token(shape: ModelShape, layout: RolloutLayout, number_bytes: int) -> float:
-    """2 kv b / TP: bytes per layer and token on one GPU. Each GPU holds at least one key head and one value head."""
-    parallel = min(layout.tensor_parallel, max(1, shape.num_kv_heads))
-    return number_bytes * shape.kv_numbers_per_token / parallel
+    """2 kv b / TP: bytes per layer and token on one GPU. Each GPU holds at least one key head and one value head. The
+    cache of latent attention is one vector for all heads, whole on each GPU (vLLM, config/model.py)."""
+    num_heads = 1 if shape.kv_cache_size else shape.num_kv_heads
+    return number_bytes * shape.kv_numbers_per_token / min(layout.tensor_parallel, num_heads)
 
 
 def sequence_kv_bytes(rollout: RolloutWork, layout: RolloutLayout, context: float) -> float:
@@ -145,10 +146,10 @@ class EngineMemory:
     even if it uses only a part."""
 
     space: EngineBudget
-    awake: tuple[Part, ...]
-    asleep: tuple[Part, ...]
+    awake: Parts
+    asleep: Parts
     """During training and scoring. On CPUs, and with transformers, the weights stay in memory."""
-    with_weights: tuple[Part, ...]
+    with_weights: Parts
     """During a weight sync: the weights are awake, the KV cache is not."""
 
 

@@ -31,13 +31,16 @@ class Part:
     """The formula with its numbers, for `--explain`: `4 x 8.2e9 / 8`."""
 
 
+Parts = tuple[Part, ...]
+
+
 @dataclass(frozen=True)
 class PhaseMemory:
     """The memory of one GPU of a pool at the peak of a phase, in bytes."""
 
     phase: Phase
     pool: str
-    parts: tuple[Part, ...]
+    parts: Parts
     limit: float
     """Memory that the job may use."""
     kv_cache_shortage: float = 0.0
@@ -80,20 +83,6 @@ def fails_from_second_step(phases: tuple[PhaseMemory, ...]) -> bool:
     on."""
     too_large = {phase.phase for phase in phases if phase.spare < 0}
     return Phase.LATER_WAKE in too_large and too_large <= {Phase.LATER_WAKE, Phase.GENERATION, Phase.SYNC}
-
-
-@dataclass(frozen=True)
-class Peak:
-    """The peak memory of a train engine's passes on one GPU, in bytes."""
-
-    resident: float
-    """Shards that stay on the device between passes: parameters, and moments unless they are offloaded."""
-    transient: float
-    """Memory that is added at the peak: gradients, gathered parameters, activations."""
-    bound_by: str
-    """The moment of the peak: `activations of a layer`, `output head`, `end of backward`, `optimizer step`."""
-    parts: tuple[Part, ...] = ()
-    """The parts by owner; they sum to `resident` + `transient`."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -239,7 +239,8 @@ class Workload:
     assumptions: tuple[str, ...] = ()
     """Further assumptions, as sentences."""
     reward_seconds: float = 0.0
-    """Seconds of a step's reward functions, without the reward model. Passes can run at the same time."""
+    """Measured seconds of a step's rewards; 0 if unknown. They count if the reward model takes less. Passes can run at
+    the same time."""
 
     def with_model(self, role: Role, model: TrainModel) -> Workload:
         """The same workload with another model in a role."""
@@ -280,11 +281,13 @@ class TrainLayout:
     has_fixed_shard_size: bool = field(default=False, compare=False)
     """Whether the job file sets the shard size. On a larger pool there are then more copies with the same shard size,
     instead of one copy over more GPUs."""
+    is_written: bool = field(default=False, compare=False)
+    """Whether the job file sets the shard size or sequence parallelism, if only to the default."""
 
     @property
     def is_default(self) -> bool:
-        """Whether the layout is the default, for a role that the job file does not mention."""
-        return self.shard_size == self.num_gpus and self.sequence_parallel == 1 and not self.has_fixed_shard_size
+        """Whether the role has no layout in the job file."""
+        return self.shard_size == self.num_gpus and self.sequence_parallel == 1 and not self.is_written
 
     @property
     def num_replicas(self) -> int:
@@ -348,6 +351,12 @@ class Schedule(StrEnum):
     """The responses of the next step are generated while this step trains. The rollout needs a pool of its own."""
 
 
+def can_run(groups: Iterable[Iterable[Role]], schedule: Schedule) -> bool:
+    """Whether this version of the trainer can run a job whose pools have these groups of roles: actor and rollout share
+    a pool and take turns."""
+    return schedule is Schedule.SYNCHRONOUS and any({Role.ACTOR, Role.ROLLOUT} <= set(roles) for roles in groups)
+
+
 @dataclass(frozen=True)
 class Placement:
     """The pools of a job, with all its roles."""
@@ -385,5 +394,5 @@ class Placement:
 
     @property
     def is_supported(self) -> bool:
-        """Whether this version of the trainer can run it: actor and rollout share a pool and take turns."""
-        return self.schedule is Schedule.SYNCHRONOUS and self.pool_of(Role.ACTOR) is self.pool_of(Role.ROLLOUT)
+        """Whether this version of the trainer can run it."""
+        return can_run((pool.roles for pool in self.pools), self.schedule)

@@ -32,7 +32,7 @@ from rljob_cli.cluster.job_state import (
 from rljob_cli.cluster.kubernetes_models import ContainerStatus, Event, Pod
 from rljob_cli.cluster.next_steps import what_is_next
 from rljob_cli.cluster.status import progress_text
-from rljob_cli.cluster.stored_job import OTHER_VERSION, StoredJob
+from rljob_cli.cluster.stored_job import StoredJob
 from rljob_cli.cluster.watching import utc_now
 from rljob_cli.errors import CliError, NotAllowedError
 from rljob_cli.plain_text import age, one_line, shortened, time_text
@@ -41,7 +41,8 @@ from rljob_planner.job_memory import host_memory_advice, plan_from_spec, proposa
 from rljob_planner.plan_types import Verdict
 
 _MAX_CHANGES = 4
-_MAX_COMMON = ("spec.training.maxTokensPerMicroBatch", "spec.training.rollout.gpuMemoryUtilization")
+_USUAL_FIELDS = ("spec.training.maxTokensPerMicroBatch", "spec.training.rollout.gpuMemoryUtilization")
+"""Fields that reduce GPU memory in most jobs."""
 _MAX_PODS = 8
 _MAX_WARNINGS = 5
 _NEW_SECONDS = 10
@@ -96,7 +97,7 @@ def explanation(
     if progress is not None:
         yield Text(f"  {progress}")
     if job.unparsed_fields:
-        yield Text(f"  cannot be parsed: {one_line('; '.join(job.unparsed_fields))}; {OTHER_VERSION}", "yellow")
+        yield Text(f"  {job.unparsed_note}", "yellow")
     yield Text()
     yield from _headline(job, now)
     yield from _memory_text(job)
@@ -332,9 +333,13 @@ def _host_text(job: StoredJob, pod: str | None) -> Iterator[Text]:
         found = {} if spec is None else host_memory_advice(spec)
     except PlanError:
         found = {}
-    for pool, sentence in found.items():
-        if pod is None or f"-{pool}-" in pod:
-            yield Text(f"  {sentence}")
+    pools = list(found)
+    if pod is not None:
+        # Pods are called CLUSTER-POOL-worker-SUFFIX. The name of one pool may be the end of another's.
+        named = [pool for pool in found if f"-{pool}-worker-" in pod]
+        pools = [max(named, key=len)] if named else []
+    for pool in pools:
+        yield Text(f"  {found[pool]}")
 
 
 def _device_text(job: StoredJob) -> Iterator[Text]:
@@ -350,7 +355,7 @@ def _device_text(job: StoredJob) -> Iterator[Text]:
     for proposal in outlook.proposals[:_MAX_CHANGES]:
         yield Text(f"  this would be enough: {proposal_text(proposal)}")
     if outlook.verdict is Verdict.FITS:
-        yield Text(f"  so the estimate is wrong for this job or its machines; reduce {' or '.join(_MAX_COMMON)}")
+        yield Text(f"  so the estimate is wrong for this job or its machines; reduce {' or '.join(_USUAL_FIELDS)}")
 
 
 def _warning_text(job: StoredJob) -> Iterator[Text]:

@@ -59,7 +59,6 @@ class ContainerStatus(_Part):
 
     name: str
     ready: bool = False
-    restart_count: int = 0
     state: ContainerState = ContainerState()
     last_state: ContainerState = ContainerState()
 

@@ -15,7 +15,7 @@ from rljob_api.standard_streams import write_utf8
 from rljob_cli.arguments import ListFormat, OutputFormat
 from rljob_cli.cluster.job_state import UNREADABLE, is_unread, newest_attempt, phase, reason
 from rljob_cli.cluster.kubernetes_models import Json
-from rljob_cli.cluster.stored_job import OTHER_VERSION, StoredJob
+from rljob_cli.cluster.stored_job import StoredJob
 from rljob_cli.plain_text import age, number_text, one_line, table
 
 
@@ -32,8 +32,7 @@ def show_list(
         out.print(line, soft_wrap=True)
     for job in jobs:
         if job.unparsed_fields:
-            text = f"{job.where}: cannot be parsed: {one_line('; '.join(job.unparsed_fields))}; {OTHER_VERSION}"
-            notes.print(Text(text, "yellow"), soft_wrap=True)
+            notes.print(Text(f"{job.where}: {job.unparsed_note}", "yellow"), soft_wrap=True)
 
 
 def list_lines(jobs: Sequence[StoredJob], now: datetime, *, everywhere: bool, wide: bool = False) -> list[Text]:

@@ -22,7 +22,7 @@ from rljob_cli.cluster.job_state import (
     retry_asked_at,
     stop_asked_at,
 )
-from rljob_cli.cluster.stored_job import OTHER_VERSION, StoredJob
+from rljob_cli.cluster.stored_job import StoredJob
 from rljob_cli.plain_text import age, in_time, length, number_text, one_line, shortened, table, time_text
 
 _STYLES = {ConditionStatus.TRUE: "green", ConditionStatus.FALSE: "yellow", ConditionStatus.UNKNOWN: "magenta"}
@@ -40,10 +40,9 @@ _MAX_ATTEMPTS = 8
 def job_lines(job: StoredJob, now: datetime, flags: str = "") -> list[Text]:
     """The whole state of one job, for a terminal, a file or the live view. `flags`: options that suggested commands
     need for the same cluster and namespace."""
-    name = f"{job.metadata.namespace}/{job.metadata.name}"
     words = one_line(", ".join(dict.fromkeys(word for word in (phase(job), _said_reason(job)) if word)))
     created = job.metadata.creation_timestamp
-    lines = [Text.assemble((f"RLJob {name}", "bold"), "   ", words, f"   age {age(created, now)}")]
+    lines = [Text.assemble((job.where, "bold"), "   ", words, f"   age {age(created, now)}")]
     facts = [*_requests(job, now), *_training(job, now), *_attempts(job, now)]
     lines += [Text(f"  {label:<12} {value}") for label, value in facts]
     if job.status.conditions:
@@ -57,10 +56,7 @@ def job_lines(job: StoredJob, now: datetime, flags: str = "") -> list[Text]:
         if "\n" in found.message.strip() and found.type != ConditionType.FINISHED:
             lines += [Text(), Text(f"  {found.type}, {found.reason}:", style="bold"), *_indented(found.message, "    ")]
     if job.unparsed_fields:
-        lines += [
-            Text(),
-            Text(f"  cannot be parsed: {one_line('; '.join(job.unparsed_fields))}; {OTHER_VERSION}", "yellow"),
-        ]
+        lines += [Text(), Text(f"  {job.unparsed_note}", "yellow")]
     return lines
 
 

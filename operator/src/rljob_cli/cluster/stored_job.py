@@ -25,6 +25,7 @@ from rljob_api.v1alpha1.status import ConditionStatus, RLJobStatus
 from rljob_api.yaml_text import wire_path
 from rljob_cli.cluster.kubernetes_models import Json, ObjectMeta
 from rljob_cli.errors import CliError
+from rljob_cli.plain_text import one_line
 
 ModelT = TypeVar("ModelT", bound=WireModel)
 
@@ -49,6 +50,12 @@ class StoredJob:
     def where(self) -> str:
         """Name of the job in messages, such as `RLJob team-a/my-job`."""
         return f"RLJob {self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def unparsed_note(self) -> str:
+        """A line about the fields that cannot be parsed; empty if there are none."""
+        fields = one_line("; ".join(self.unparsed_fields))
+        return f"cannot be parsed: {fields}; {OTHER_VERSION}" if fields else ""
 
     @property
     def wants_suspend(self) -> bool:

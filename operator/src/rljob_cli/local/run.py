@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -43,6 +42,7 @@ from rljob_cli.errors import CliError, RunFolderError
 from rljob_cli.local.adapted_job import LocalPlan, plan_for_cluster, plan_for_machine
 from rljob_cli.local.run_folder import RunFolder
 from rljob_cli.local.trainer_process import TrainerProcess
+from rljob_cli.plain_text import time_text
 from rljob_cli.settings import inherited_environment, visible_cuda_devices
 
 TRAINER_PACKAGE = "rljob_trainer"
@@ -119,7 +119,7 @@ def run(options: RunOptions, console: Console) -> int:
 
         def record_start() -> None:
             folder.write_job(job.model_copy(update={"spec": plan.spec}))
-            folder.record(attempt, started=_now())
+            folder.record(attempt, started=time_text(datetime.now(UTC)))
 
         code = process.run(keep_open=(lock,), on_start=record_start)
         state = folder.run_state_of(attempt)
@@ -127,7 +127,7 @@ def run(options: RunOptions, console: Console) -> int:
             _say("the trainer exited with code 0 before the job was complete", console)
             code = ExitCode.APPLICATION
         try:
-            folder.record(attempt, ended=_now(), exitCode=code)
+            folder.record(attempt, ended=time_text(datetime.now(UTC)), exitCode=code)
         except RunFolderError as error:
             _say(f"note: {error}", console)
     _tell_the_end(code, state, process, options, folder, console)
@@ -369,7 +369,3 @@ def _print(content: Text | Table, console: Console) -> None:
     except SystemExit:
         # rich leaves the program when a pipe is closed, after it has discarded the output.
         return
-
-
-def _now() -> str:
-    return datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

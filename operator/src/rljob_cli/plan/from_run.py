@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 from rich.console import Console
 
@@ -91,7 +92,8 @@ def calibration_run(record: RunRecord, options: PlanOptions | None = None) -> Ca
     """The run as the planner needs it to predict the run again. Raises CliError or PlanError."""
     options, spec = options or PlanOptions(), record.job.spec
     facts = facts_of(record.lines, spec.training.batch_size, str(record.folder / METRICS_FILE_NAME))
-    shapes = shapes_of(model_sources(spec), record.folder.absolute(), options.model_config)
+    # A run's folder does not say where its job file was. Most runs were started beside it, and so is this command.
+    shapes = shapes_of(model_sources(spec), Path.cwd(), options.model_config)
     if not facts.has_gpu and options.gpus == GpuOptions():
         # A run on CPUs is taken to be from a machine like this one.
         gpus = {pool.name: this_machine(spec) for pool in spec.pools}

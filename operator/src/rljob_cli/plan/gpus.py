@@ -26,16 +26,16 @@ from rljob_planner.clusters import (
     DEFAULT_RESOURCE,
     SELECTORS,
     Label,
+    allowed_gpus,
     cluster_of_nodes,
     cluster_of_pools,
     cluster_of_text,
     cluster_text,
     gpus_of_pools,
-    selected_gpu,
 )
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import CPU_NAME, KNOWN_GPUS, Cluster, Gpu, cpu_worker, gpu_named
-from rljob_planner.job_memory import gpu_of_pool
+from rljob_planner.job_memory import known_gpus
 
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _LEAST_SPEED, _LARGEST_SPEED = 0.001, 1_000_000.0
@@ -88,10 +88,9 @@ def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) ->
 
 def _placed(spec: RLJobSpec, cluster: Cluster, of_pools: dict[str, Gpu], *, must_fit: bool) -> dict[str, Gpu]:
     """The GPU type of each pool. A pool that selects nodes by their GPU type gets that type."""
-    selected = {pool.name: gpu_of_pool(pool, [group.gpu for group in cluster]) for pool in spec.pools}
-    chosen = {name: kind for name, kind in selected.items() if kind is not None}
+    allowed = {pool.name: kinds for pool in spec.pools if (kinds := known_gpus(pool))}
     try:
-        return gpus_of_pools(spec.pools, cluster, chosen | of_pools)
+        return gpus_of_pools(spec.pools, cluster, allowed | {name: [gpu] for name, gpu in of_pools.items()})
     except PlanError:
         if must_fit:
             raise
@@ -107,8 +106,8 @@ def _from_pools(
         if (gpu := of_pools.get(pool.name, everywhere)) is not None:
             gpus[pool.name] = gpu
             origins.add("--gpu")
-        elif (gpu := selected_gpu(pool, partial(_of_label, pool, named))) is not None:
-            gpus[pool.name] = gpu
+        elif allowed := allowed_gpus(pool, partial(_of_label, pool, named)):
+            gpus[pool.name] = allowed[0]
             is_selector = any(label in pool.template.node_selector for label in SELECTORS)
             origins.add("the pools' nodeSelector" if is_selector else "the pools' affinity")
         else:

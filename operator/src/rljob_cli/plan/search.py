@@ -25,7 +25,7 @@ from rljob_cli.plan.text import (
     wrapped,
 )
 from rljob_planner.clusters import PRODUCT_LABEL
-from rljob_planner.job_memory import gpu_of_pool
+from rljob_planner.job_memory import known_gpus
 from rljob_planner.kv_cache import GIB
 from rljob_planner.memory.job_changes import Change
 from rljob_planner.plan import Plan
@@ -80,7 +80,8 @@ def search_lines(
     yield Text(title, "bold")
     yield wrapped(placement_words(shown.placement), "  ")
     yield from plan_body(shown, explain=explain)
-    if (free := head.num_gpus - shown.placement.num_gpus) > 0:
+    free = head.num_gpus - shown.placement.num_gpus
+    if free > 0 and found.best_supported is not None:
         yield Text()
         yield wrapped(
             f"{free} of the {head.num_gpus} GPUs stay free: no supported placement is clearly faster with them."
@@ -143,10 +144,10 @@ def _change_lines(file: RLJobSpec, planned: RLJobSpec, placement: Placement, hea
     for pool, placed in zip(planned.pools, placement.pools, strict=True):
         gpu = placed.gpu
         by_affinity = pool.model_copy(update={"template": pool.template.model_copy(update={"node_selector": {}})})
-        kinds = [kind for each in (pool, by_affinity) if (kind := gpu_of_pool(each, [gpu])) is not None]
-        if not kinds and gpu.name not in head.gpus.labels:
+        required = [[kind.name for kind in known_gpus(each)] for each in (pool, by_affinity)]
+        if not any(required) and gpu.name not in head.gpus.labels:
             others.append(f"{pool.name} {gpu.name}")
-        elif other := next((kind.name for kind in kinds if kind.name != gpu.name), None):
+        elif other := next((names[0] for names in required if names and gpu.name not in names), None):
             sentence = (
                 f"! pool {pool.name}: its nodeSelector or affinity selects {other}, but this plan uses {gpu.name}"
             )

@@ -62,18 +62,22 @@ class ChangedJob:
     """The section of docs/tuning.md that explains the change."""
     changes_training: bool = False
     """Whether the change affects what the model learns."""
+    direction: int = 0
+    """1 for values in the second direction of a field that may go down or up to need less memory."""
 
 
 def smaller_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[ChangedJob, ...]]:
     """Changes that need less memory: for each field a ladder of values, the smallest change first. Fields are ordered
     by their cost: first those that cost little time, then more time, more GPUs, adapters instead of full training."""
     for setting in _settings(workload, placement):
-        yield from (setting.changed(values) for values in setting.smaller if values)
+        yield from (setting.changed(values, at) for at, values in enumerate(setting.smaller) if values)
 
 
 def faster_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[ChangedJob, ...]]:
     """Changes that may make steps shorter: for each field its values, the nearest to the present one first."""
-    yield from (each.changed(each.faster) for each in _settings(workload, placement) if each.faster)
+    for setting in _settings(workload, placement):
+        if setting.faster:
+            yield setting.changed(sorted(setting.faster, key=setting.distance))
 
 
 def own_layouts(workload: Workload, placement: Placement) -> Iterator[tuple[PlacedPool, Role, TrainLayout]]:
@@ -128,17 +132,23 @@ class _Setting:
     smaller: Sequence[Sequence[int]] = ()
     """Lists of values that need less memory, the smallest change first. Some fields have one list in each direction."""
     faster: Sequence[int] = ()
-    """Values that may make steps shorter, the smallest change first."""
+    """Values that may make steps shorter, in any order."""
     section: str = ""
     changes_training: bool = False
     text: Callable[[int], str] = str
     """Returns the value as it is written in the file."""
 
-    def changed(self, values: Sequence[int]) -> tuple[ChangedJob, ...]:
+    def changed(self, values: Sequence[int], direction: int = 0) -> tuple[ChangedJob, ...]:
         changes = {each: Change(self.field, self.text(each), self.text(self.now)) for each in values}
         return tuple(
-            ChangedJob(change, *self.job(each), self.section, self.changes_training) for each, change in changes.items()
+            ChangedJob(change, *self.job(each), self.section, self.changes_training, direction)
+            for each, change in changes.items()
         )
+
+    def distance(self, value: int) -> float:
+        """How far a value is from the present one, as a factor."""
+        low, high = sorted((max(1, self.now), max(1, value)))
+        return high / low
 
 
 _Settings = Iterator[_Setting]

@@ -15,13 +15,12 @@ from rljob_planner.constants import Constants
 from rljob_planner.kv_cache import bucket_part, engine_memory
 from rljob_planner.memory.train_passes import scoring_peak, tokens_of_rank, train_peak
 from rljob_planner.memory.train_state import (
-    gradient_bytes,
     moments_part,
     parameters_part,
     trained_shard_elements,
 )
 from rljob_planner.model_shape import shard_elements
-from rljob_planner.plan_types import Part, Peak, Phase, PhaseMemory
+from rljob_planner.plan_types import Part, Parts, Phase, PhaseMemory
 from rljob_planner.workload import (
     MASTER_BYTES,
     TRAIN_ROLES,
@@ -91,11 +90,11 @@ class _PoolMemory:
             yield self._phase(Phase.SYNC, (*self._in_trainer_mode(), *weights, buckets))
         if engine is not None:
             yield self._phase(Phase.GENERATION, (*self._in_rollout_mode(), *engine.awake))
-        scoring = [self._scoring(role) for role in self.models if self._scores(role)]
-        yield from _largest(scoring)
+        scoring = [role for role in self.models if self._scores(role)]
+        yield from _largest([self._pass(Phase.LOGPROBS, each, scoring_peak, workload.batch_size) for each in scoring])
         for phase, role in ((Phase.CRITIC_UPDATE, Role.CRITIC), (Phase.UPDATE, Role.ACTOR)):
             if role in self.models:
-                yield self._pass(phase, role, self._peak(train_peak, role, workload.mini_batch_size))
+                yield self._pass(phase, role, train_peak, workload.mini_batch_size)
         # To be saved, offloaded moments are first loaded. Actor and critic are saved one after the other.
         yield from _largest([self._saving(role) for role, model in self.models.items() if model.is_trained])
 
@@ -103,23 +102,18 @@ class _PoolMemory:
         """Whether the role runs passes without backward on this pool."""
         return self.actor_scores if role is Role.ACTOR else not self.models[role].is_actor_without_adapters
 
-    def _scoring(self, role: Role) -> PhaseMemory:
-        return self._pass(Phase.LOGPROBS, role, self._peak(scoring_peak, role, self.workload.batch_size))
-
     def _saving(self, role: Role) -> PhaseMemory:
         state = self._state(role, has_parameters=True, fetches_moments=True)
         parts = (*state, *self._in_trainer_mode(but=role), *self.asleep)
         return self._phase(Phase.CHECKPOINT, parts, is_saving=True)
 
-    def _peak(self, peak: Callable[..., Peak], role: Role, num_prompts: int) -> Peak:
-        layout = self.layouts[role]
+    def _pass(self, phase: Phase, role: Role, peak: Callable[..., Parts], num_prompts: int) -> PhaseMemory:
+        """The peak of a pass over this many prompts per step or update, beside what the other models hold."""
+        layout, reserved = self.layouts[role], self.constants.allocator_factor - 1
         tokens = tokens_of_rank(self.workload, layout, num_prompts)
-        return peak(self.models[role], layout, tokens, is_cpu=self.is_cpu)
-
-    def _pass(self, phase: Phase, role: Role, peak: Peak) -> PhaseMemory:
-        parts, reserved = list(_owned(role, peak.parts)), self.constants.allocator_factor - 1
+        parts = list(_owned(role, peak(self.models[role], layout, tokens, is_cpu=self.is_cpu)))
         if reserved and not self.is_cpu:
-            reserve = reserved * (peak.resident + peak.transient)
+            reserve = reserved * sum(part.num_bytes for part in parts)
             parts.append(Part("allocator's reserve", reserve, f"{reserved:.2f} x the memory of the pass"))
         if role is not Role.ACTOR and self.actor_scores:
             # After a pass without backward, FSDP2 leaves the root's parameters gathered (engines/train/engine.py).
@@ -128,11 +122,11 @@ class _PoolMemory:
             parts.append(Part("actor gathered parameters", float(each * num), f"{each} x {num}"))
         return self._phase(phase, (*parts, *self._in_trainer_mode(but=role), *self.asleep))
 
-    def _in_rollout_mode(self, *, has_moments: bool = True) -> tuple[Part, ...]:
+    def _in_rollout_mode(self, *, has_moments: bool = True) -> Parts:
         """State of all models on the device while the engine generates: all state that is not offloaded."""
         return tuple(part for role in self.models for part in self._state(role, has_moments=has_moments))
 
-    def _in_trainer_mode(self, but: Role | None = None) -> tuple[Part, ...]:
+    def _in_trainer_mode(self, but: Role | None = None) -> Parts:
         """State of all models on the device during passes: all state that is not offloaded, and the actor's parameters.
         `but`: a role that is left out, because the memory of its pass includes its state."""
         others = (role for role in self.models if role is not but)
@@ -176,7 +170,6 @@ class _PoolMemory:
             if (stays or is_saving) and model.is_trained:
                 yield Part(f"{role} copies for checkpoints", float(COPY_BYTES * num), f"{COPY_BYTES} x {num}")
             if self.workload.models[role].offload.gradients:
-                num = gradient_bytes(model, self.layouts[role]) // MASTER_BYTES
                 yield Part(f"{role} gradients on the host", float(MASTER_BYTES * num), f"{MASTER_BYTES} x {num}")
 
 
@@ -185,10 +178,10 @@ def _largest(phases: list[PhaseMemory]) -> list[PhaseMemory]:
 
 
 @lru_cache(maxsize=4096)
-def _state_parts(role: Role, model: TrainModel, layout: TrainLayout) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+def _state_parts(role: Role, model: TrainModel, layout: TrainLayout) -> tuple[Parts, Parts]:
     """Parameters and moments, whether offloaded or not."""
     return _owned(role, [parameters_part(model, layout)]), _owned(role, [moments_part(model, layout)])
 
 
-def _owned(role: Role, parts: Iterable[Part]) -> tuple[Part, ...]:
+def _owned(role: Role, parts: Iterable[Part]) -> Parts:
     return tuple(Part(f"{role} {part.owner}", part.num_bytes, part.formula) for part in parts)

@@ -81,24 +81,25 @@ class _Search:
     def found(self, *, with_pairs: bool) -> Proposals:
         if self.verdict is Verdict.FITS:
             return Proposals()
-        helpful: list[str] = []
+        helpful: list[_Key] = []
         gentle: list[Proposal] = []
         drastic: list[Proposal] = []
         for ladder in smaller_jobs(self.workload, self.placement):
             proposals = [self._proposal(each) for each in ladder]
             is_drastic = ladder[0].change.is_drastic
             if any(proposal.missing < self.missing for proposal in proposals) and not is_drastic:
-                helpful.append(_key(ladder[0].change))
+                helpful.append(_key(ladder[0]))
             (drastic if is_drastic else gentle).extend(self._gentlest(proposals))
         if not gentle and with_pairs:
-            gentle = [proposal for one, other in combinations(helpful, 2) for proposal in self._pair(one, other)]
-            gentle.sort(key=lambda proposal: proposal.verdict is Verdict.TIGHT)
-        fitting = (*gentle[:MAX_PAIRS], *drastic)
+            pairs = [pair for pair in combinations(helpful, 2) if pair[0][0] != pair[1][0]]
+            found = [proposal for pair in pairs for proposal in self._pair(*pair)]
+            gentle = sorted(found, key=lambda proposal: proposal.verdict is Verdict.TIGHT)[:MAX_PAIRS]
+        fitting = (*gentle, *drastic)
         if not fitting and with_pairs:
             fitting = tuple(self._together(self.workload, self.placement, self.missing))
         return Proposals(fitting, None if fitting else self.closest)
 
-    def _pair(self, one: str, other: str) -> list[Proposal]:
+    def _pair(self, one: _Key, other: _Key) -> list[Proposal]:
         """The gentlest values of two fields that together make the job fit, in a list; empty if there are none.
 
         The value of `one` is chosen first: the gentlest that is enough beside the strongest value of `other`. Then the
@@ -148,12 +149,14 @@ class _Search:
         return (roomy or better)[:1]
 
 
-def _key(change: Change) -> str:
-    """The ladder of a change. A field that may go up or down has two ladders."""
-    is_up = change.field.endswith("gpuMemoryUtilization") and float(change.value) > float(change.before)
-    return f"{change.field} up" if is_up else change.field
+_Key = tuple[str, int]
+"""Field and direction of a ladder."""
 
 
-def _ladder(key: str, workload: Workload, placement: Placement) -> tuple[ChangedJob, ...]:
+def _key(changed: ChangedJob) -> _Key:
+    return changed.change.field, changed.direction
+
+
+def _ladder(key: _Key, workload: Workload, placement: Placement) -> tuple[ChangedJob, ...]:
     """The jobs with the values of one ladder; empty if another change has made all of them invalid."""
-    return next((each for each in smaller_jobs(workload, placement) if _key(each[0].change) == key), ())
+    return next((each for each in smaller_jobs(workload, placement) if _key(each[0]) == key), ())

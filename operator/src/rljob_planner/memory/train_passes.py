@@ -32,7 +32,7 @@ from rljob_planner.memory.train_state import (
     trained_shard_elements,
 )
 from rljob_planner.model_shape import gathered_elements, shard_elements
-from rljob_planner.plan_types import Part, Peak
+from rljob_planner.plan_types import Part, Parts
 from rljob_planner.workload import MASTER_BYTES, Head, TrainLayout, TrainModel, Workload
 
 
@@ -55,8 +55,8 @@ class _Moment(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def train_peak(model: TrainModel, layout: TrainLayout, micro_batch_tokens: int, *, is_cpu: bool = False) -> Peak:
-    """The peak of an update with several micro-batches, after the first update, on the fullest rank.
+def train_peak(model: TrainModel, layout: TrainLayout, micro_batch_tokens: int, *, is_cpu: bool = False) -> Parts:
+    """The peak of an update with several micro-batches, after the first update, on the fullest rank, by owner.
 
     `micro_batch_tokens`: T, the tokens that a rank's layers process in one micro-batch. All of them count as response
     tokens. `is_cpu`: tiles of logits are smaller on CPUs.
@@ -66,7 +66,7 @@ def train_peak(model: TrainModel, layout: TrainLayout, micro_batch_tokens: int, 
 
 
 @lru_cache(maxsize=4096)
-def scoring_peak(model: TrainModel, layout: TrainLayout, micro_batch_tokens: int, *, is_cpu: bool = False) -> Peak:
+def scoring_peak(model: TrainModel, layout: TrainLayout, micro_batch_tokens: int, *, is_cpu: bool = False) -> Parts:
     """The peak of passes without backward. Moments are in memory unless they are offloaded; gradients are not."""
     passes = _Passes(model, layout, micro_batch_tokens, is_cpu=is_cpu)
     return passes.peak(passes.of_scoring())
@@ -117,26 +117,24 @@ class _Passes:
     def is_recomputed(self, number: int) -> bool:
         return self.model.checkpoints_activations and number % self.model.checkpoints_every_nth_layer == 0
 
-    def peak(self, passing: Iterator[_Moment]) -> Peak:
+    def peak(self, passing: Iterator[_Moment]) -> Parts:
         """The largest of these moments together with the state, and its parts by owner."""
         model, layout, tokens, m = self.model, self.layout, self.num_tokens, self.model.compute_bytes
         moment = max(passing, key=lambda each: each.total)
         parameters, moments = parameters_part(model, layout), moments_part(model, layout)
         own_moments = 0 if model.offload.optimizer else moments.num_bytes
-        resident = (0 if model.offload.parameters else parameters.num_bytes) + own_moments
         whole = f"{m} bytes per element, {MASTER_BYTES} while summed over ranks (peak: {moment.name})"
         gathered = f"{m} x {self.root / m:.4g} (root) + gathered layers + buffers"
         activations = f"{tokens:,} tokens x {moment.activations / tokens:,.0f} bytes (peak: {moment.name})"
         parts = (
             parameters,
             Part("moments", own_moments + moment.moments, moments.formula),
-            Part("gradients", moment.gradients, f"{MASTER_BYTES} x {model.num_trained:.4g} / {layout.shard_size}"),
+            Part("gradients", moment.gradients, self.gradients_formula(moment.gradients)),
             Part("gathered parameters", moment.gathered, gathered),
             Part("whole gradients", moment.whole_gradients, whole),
             Part("activations", moment.activations, activations),
         )
-        total = parameters.num_bytes + own_moments + moment.total
-        return Peak(resident, total - resident, moment.name, tuple(part for part in parts if part.num_bytes))
+        return tuple(part for part in parts if part.num_bytes)
 
     def of_update(self) -> Iterator[_Moment]:
         num_layers, kept = self.model.shape.num_layers, self.kept[-1]
@@ -219,6 +217,13 @@ class _Passes:
         if not self.model.offload.gradients:
             return gradient_bytes(self.model, self.layout)
         return self.gradient_shards * (1 - number / self.model.shape.num_layers)
+
+    def gradients_formula(self, num_bytes: float) -> str:
+        whole = f"{MASTER_BYTES} x {self.model.num_trained:.4g}"
+        if num_bytes > self.gradient_shards:
+            return f"{whole}, not yet reduced"
+        shards = f"{whole} / {self.layout.shard_size}"
+        return shards if num_bytes == self.gradient_shards else f"{shards} x {num_bytes / self.gradient_shards:.2g}"
 
     def heads(self) -> Iterator[tuple[float, HeadBytes]]:
         """The cases of the output head, each with its share of all tokens: the head for all tokens, and the head for

@@ -16,7 +16,7 @@ from math import inf
 
 from rljob_planner.search.pool_options import PoolOption, is_no_worse, longest
 from rljob_planner.timing.step import StageSeconds
-from rljob_planner.workload import Role, Schedule
+from rljob_planner.workload import Role, Schedule, can_run
 
 TIE_SHARE = 0.1
 """A step that is at most this share longer than the fastest counts as equally fast, because the models of time are not
@@ -50,8 +50,7 @@ class Arrangement:
     @property
     def is_supported(self) -> bool:
         """Whether this version of the trainer can run it."""
-        is_shared = any({Role.ACTOR, Role.ROLLOUT} <= set(each.roles) for each in self.options)
-        return is_shared and self.schedule is Schedule.SYNCHRONOUS
+        return can_run((each.roles for each in self.options), self.schedule)
 
     @property
     def complications(self) -> tuple[int, int, int, int]:

@@ -21,7 +21,7 @@ from rljob_planner.plan_types import PhaseMemory
 from rljob_planner.search.arrangements import Arrangement, best_arrangements, groupings
 from rljob_planner.search.pool_options import PoolOption, SearchSpace, row_shares
 from rljob_planner.search.ranking import Candidate, placement, ranked
-from rljob_planner.workload import Placement, Role, Schedule, Workload
+from rljob_planner.workload import Placement, Role, Schedule, Workload, can_run
 
 MAX_CHANGED_JOBS = 4
 """The largest number of changed jobs that are searched if the job itself does not fit."""
@@ -33,7 +33,8 @@ _PLACEMENT_FIELDS = ("spec.pools", "tensorParallel", "sequenceParallel", "shardS
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of a search. If nothing fits, there is `missed`, and candidates only for the job with `changes`."""
+    """The result of a search. If nothing fits, there is `nearest_miss`, and there are candidates only for the job with
+    `changes`."""
 
     candidates: tuple[Candidate, ...] = ()
     """The best placements, best first: ties with the fastest, the simplest first; then the others by seconds of a
@@ -54,7 +55,6 @@ def search(
     cluster: Cluster,
     constants: Constants = DEFAULTS,
     *,
-    schedules: Sequence[Schedule] = tuple(Schedule),
     num_wanted: int = 10,
     pool_names: Sequence[str] = (),
 ) -> SearchResult:
@@ -68,7 +68,7 @@ def search(
         raise PlanError("the cluster: it has no GPUs (seen 0); describe one with GPUs, for example 4x8xH100")
     space = SearchSpace(workload, cluster, constants)
     _check_layouts_exist(space)
-    again = partial(_candidates, schedules=schedules, num_wanted=num_wanted, pool_names=pool_names)
+    again = partial(_candidates, num_wanted=num_wanted, pool_names=pool_names)
     return again(space) or _nearest_miss(space, pool_names, again)
 
 
@@ -82,7 +82,7 @@ def best_by_grouping(
         # Generation and training can only run at the same time if the rollout has a separate pool.
         grouped = [each for each in grouped if (Role.ROLLOUT,) in each]
     if supported_only:
-        grouped = [each for each in grouped if any({Role.ACTOR, Role.ROLLOUT} <= set(roles) for roles in each)]
+        grouped = [each for each in grouped if can_run(each, schedule)]
     sets = dict.fromkeys(roles for each in grouped for roles in each)
     options = {roles: [option for size in space.sizes for option in space.fastest(roles, size)] for roles in sets}
     capacity = [group.nodes for group in space.cluster]
@@ -90,11 +90,9 @@ def best_by_grouping(
     return best_arrangements(options, grouped, capacity, cost, num_wanted=num_wanted, schedule=schedule)
 
 
-def _candidates(
-    space: SearchSpace, *, schedules: Sequence[Schedule], num_wanted: int, pool_names: Sequence[str]
-) -> SearchResult | None:
+def _candidates(space: SearchSpace, *, num_wanted: int, pool_names: Sequence[str]) -> SearchResult | None:
     """The search result; None if nothing fits."""
-    found = [front for schedule in schedules for front in best_by_grouping(space, schedule, num_wanted)]
+    found = [front for schedule in Schedule for front in best_by_grouping(space, schedule, num_wanted)]
     found += best_by_grouping(space, Schedule.SYNCHRONOUS, num_wanted, supported_only=True)
     return SearchResult(*ranked(space, found, num_wanted, pool_names)) if found else None
 
@@ -103,7 +101,7 @@ def _nearest_miss(
     space: SearchSpace, pool_names: Sequence[str], again: Callable[[SearchSpace], SearchResult | None]
 ) -> SearchResult:
     """The search result if nothing fits: the placement whose fullest GPU lacks the least memory, and the best
-    placements of a changed job.
+    placements of a changed job. The placement is one that this version of the trainer can run, if there is any.
 
     Raises:
         PlanError: there is no placement, even if memory is ignored.
@@ -114,8 +112,15 @@ def _nearest_miss(
         smallest = (space.smallest(roles, size) for size in space.sizes)
         options[roles] = [replace(each, seconds=(-_least_spare(space.phases(each)),)) for each in smallest if each]
     # Memory takes the place of time here: the cost of a placement is the largest amount of memory that a pool lacks.
-    capacity = [group.nodes for group in space.cluster]
-    fronts = best_arrangements(options, grouped, capacity, lambda shortages: max(0.0, shortages[0]), num_wanted=1)
+    closest = partial(
+        best_arrangements,
+        options,
+        capacity=[group.nodes for group in space.cluster],
+        cost=lambda shortages: max(0.0, shortages[0]),
+        num_wanted=1,
+    )
+    supported = [each for each in grouped if can_run(each, Schedule.SYNCHRONOUS)]
+    fronts = closest(grouped=supported) or closest(grouped=grouped)
     text = cluster_text(space.cluster)
     if not fronts:
         raise PlanError(

@@ -140,7 +140,7 @@ def pool_costs(
         if model is not None and layout is not None:
             found[name] = cost(role, workload, lengths, layout, site, constants)
     if REWARD in found and found[REWARD].seconds < workload.reward_seconds:
-        # Reward functions take longer than the reward model, so they set the time of this phase.
+        # The rewards of the run took longer than the reward model should, so they set the time of this phase.
         del found[REWARD]
     return {name: each for name, each in found.items() if each is not NO_COST}
 

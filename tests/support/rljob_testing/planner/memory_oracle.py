@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -45,7 +46,6 @@ from rljob_planner.job_workload import lora_shape
 from rljob_planner.known_models import known_configs, known_model
 from rljob_planner.memory.train_passes import scoring_peak, train_peak
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.plan_types import Peak
 from rljob_planner.workload import TrainLayout, TrainModel
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.train import attention, token_logprobs
@@ -95,6 +95,15 @@ class Tracked:
     """Peak including the optimizer step."""
     at_peak: dict[str, int]
     """Bytes at the peak, by the tracker's categories."""
+
+
+class Planned(NamedTuple):
+    """Predicted bytes of the fullest rank."""
+
+    resident: float
+    """Parameters and moments."""
+    whole: float
+    """Peak."""
 
 
 class _QuickTracker(FSDPMemTracker):  # type: ignore[no-untyped-call]
@@ -313,8 +322,8 @@ class MemoryCase:
         )
 
 
-def peak_by_planner(case: MemoryCase) -> Peak:
-    """The peak that the planner predicts."""
+def peak_by_planner(case: MemoryCase) -> Planned:
+    """The memory that the planner predicts."""
     shape = case.shape()
     model = TrainModel(
         shape,
@@ -325,4 +334,6 @@ def peak_by_planner(case: MemoryCase) -> Peak:
         defers_reduction=case.defers_reduction,
     )
     layout = TrainLayout(case.num_shards * case.num_replicas, case.num_shards, case.sequence_parallel)
-    return (train_peak if case.is_trained else scoring_peak)(model, layout, case.tokens_of_rank)
+    parts = (train_peak if case.is_trained else scoring_peak)(model, layout, case.tokens_of_rank)
+    resident = sum(part.num_bytes for part in parts if part.owner in ("parameters", "moments"))
+    return Planned(resident, sum(part.num_bytes for part in parts))
