@@ -15,7 +15,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Prints what `make` would do, without doing it."""
-    environment = {name: value for name, value in inherited_environment().items() if name not in ("DEVICE", "PART")}
+    # Without the variables of a `make` that runs these tests: with them it would print more.
+    hidden = ("DEVICE", "PART", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    environment = {name: value for name, value in inherited_environment().items() if name not in hidden}
     return subprocess.run(
         ["make", "--dry-run", *arguments],
         cwd=REPOSITORY,

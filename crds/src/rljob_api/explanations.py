@@ -120,7 +120,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             means="The scheduler finds no node for a pod; the message has the scheduler's reason.",
             advice=(
                 "Compare the resources in the message with `kubectl describe nodes`. Request fewer GPUs or less memory,"
-                " correct nodeSelector or tolerations, or wait until other pods free their GPUs. A missing"
+                " fix nodeSelector or tolerations, or wait until other pods free their GPUs. A missing"
                 " PersistentVolumeClaim is also reported here. After runPolicy.provisioningDeadlineSeconds the job"
                 " fails."
             ),
@@ -244,7 +244,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.DRIVER_LOST: Explanation(
             means="Ray no longer lists the trainer that it had accepted, because the Ray head restarted.",
-            advice=f"Check the last state of the head pod, above all for out of memory. {_RETRY}",
+            advice=f"Check whether the head pod ran out of memory (OOMKilled in its last state). {_RETRY}",
         ),
         Reason.STARTING: Explanation(
             means="The trainer is running and has not started its first step.",

@@ -16,8 +16,7 @@ LABEL_CLUSTER = "ray.io/cluster"
 LABEL_GROUP = "ray.io/group"
 LABEL_NODE_TYPE = "ray.io/node-type"
 START_PATIENCE = timedelta(seconds=8)
-"""Time from the scheduling of a pod until its events are read: a healthy pod, too, needs some seconds for its volumes.
-"""
+"""Time from the scheduling of a pod until its events are read. A healthy pod needs some of it for its volumes."""
 LAST_STATE_MAX_AGE = timedelta(minutes=5)
 """Age up to which `lastState.terminated` of a restarted container is taken as the cause of a problem of its pod."""
 DELETION_PATIENCE_SECONDS = 60.0
@@ -196,7 +195,7 @@ def _termination(container: JsonObject) -> str:
 
 
 def _problem_in(events: Iterable[JsonObject]) -> PodProblem | None:
-    """The problem in the newest event that explains one; None if no event does."""
+    """The problem that the newest explaining event reports; None if no event explains one."""
     found = [event for event in events if text_at(event, "reason") in EVENT_REASONS]
     if not found:
         return None
