@@ -29,6 +29,15 @@ def job_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides this user's profiles, caches and network from the command."""
+    for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
 def workplace(job_file: Path, tmp_path: Path) -> JobFolder:
     """An empty workplace."""
     package = tmp_path / "code" / "rljob_trainer"

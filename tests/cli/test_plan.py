@@ -21,6 +21,8 @@ from rljob_testing.messages import Mentions
 from rljob_testing.planner import samples
 from rljob_testing.settings import inherited_environment
 
+pytestmark = pytest.mark.usefixtures("empty_home")
+
 Rljob = Callable[..., tuple[int, str, str]]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -44,15 +46,6 @@ TWO_POOLS = JOB.replace(
     "  training:\n",
     "  - {name: aside, nodes: 1, gpusPerNode: 8}\n  roles: {ref: {pool: aside}}\n  training:\n",
 )
-
-
-@pytest.fixture(autouse=True)
-def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hides this user's profiles, caches and network from the command."""
-    for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture

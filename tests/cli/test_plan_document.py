@@ -16,6 +16,8 @@ import pytest
 
 from rljob_testing.pages import REPOSITORY
 
+pytestmark = pytest.mark.usefixtures("empty_home")
+
 Rljob = Callable[..., tuple[int, str, str]]
 Keys = Mapping[str, str]
 
@@ -42,15 +44,6 @@ MAPS = ("phases", "layouts", "models")
 PLAN_OF_A_CANDIDATE = re.compile(r"^search\.(?:candidates\[\]|bestSupported)\.plan\.")
 """Each placement that a search found has a plan with the keys of the whole plan. The list has them once."""
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
-
-
-@pytest.fixture(autouse=True)
-def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hides this user's profiles, caches and network from the command."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def values_of(value: object, path: str = "", name: str = "") -> Iterator[tuple[str, str]]:

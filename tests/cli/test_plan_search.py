@@ -20,6 +20,8 @@ from rljob_cli.plan.write import changed_text
 from rljob_planner.memory.job_changes import Change
 from rljob_testing.messages import Mentions
 
+pytestmark = pytest.mark.usefixtures("empty_home")
+
 Rljob = Callable[..., tuple[int, str, str]]
 
 JOB = """\
@@ -48,15 +50,6 @@ spec:
     algorithm: {kl: {coefficient: 0.001}}
 """
 NOT_CHECKPOINTED = JOB.replace("      gradientCheckpointing: true   # 80 GB are not much\n", "")
-
-
-@pytest.fixture(autouse=True)
-def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hides this user's profiles, caches and network from the command."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
