@@ -150,7 +150,7 @@ def _after_the_end(job: StoredJob, end: Ending, now: datetime, flags: str) -> It
 def _has_no_cluster(status: RLJobStatus) -> bool:
     """Whether the cluster of a finished job was deleted, for example by a user, or was never created."""
     found = condition(status, ConditionType.CLUSTER_READY)
-    return found is not None and found.reason == Reason.REMOVED
+    return found is not None and found.reason in (Reason.REMOVED, Reason.CLUSTER_LOST)
 
 
 def _after_a_failure(job: StoredJob, end: Ending, flags: str) -> Iterator[str]:
