@@ -1,8 +1,8 @@
 """An update of random models of 0.6 to 4 billion parameters on one device: tokens per second, fraction of the device's
 peak, and memory compared with the planner's formula.
 
-    PYTHONPATH=crds/src:trainer/src python bench/gpu_step.py [--device cuda|cpu] [--models NAME,...] [--tokens N]
-                                                             [--longest N] [--rounds N] [--quick] [--json PATH]
+    PYTHONPATH=crds/src:trainer/src:tests/support python bench/gpu_step.py
+        [--device cuda|cpu] [--models NAME,...] [--tokens N] [--longest N] [--rounds N] [--quick] [--json PATH]
 
 It needs torch, transformers, safetensors, numpy, pydantic and ruamel.yaml, but neither Ray nor vLLM. The update is that
 of `workers/actor.py` on random rows: micro-batches of `--tokens` tokens in BFloat16 (on a CPU Float32), gradient

@@ -16,7 +16,7 @@ Right = tuple[str, str, str]
 RARELY_USED: set[Right] = {
     # Only after `ttlSecondsAfterFinished`, which no job of these tests sets.
     ("rljob.dev", "rljobs", "delete"),
-    # Only for jobs whose operator was moved to another namespace while they ran.
+    # Only if the policy exists already, or while a dashboard is silent (the operator may have moved).
     ("networking.k8s.io", "networkpolicies", "patch"),
     # Only if a RayCluster that the operator wants to create exists already.
     ("ray.io", "rayclusters", "get"),

@@ -264,6 +264,10 @@ def test_a_failure_is_explained_with_how_to_resume() -> None:
     given_up = status | {"attempts": [ATTEMPT | {"trainerMayRun": True}]}
     text = explained(given_up, [pod("p", {})], more="  runPolicy: {cleanup: KeepCluster}\n")
     assert text.split("\n")[-1] == Mentions("cluster is not kept", "trainer", "running")
+    for reason in ("Removed", "ClusterLost"):
+        gone = job_statuses.condition("ClusterReady", "False", reason, CREATED)
+        text = explained(status | {"conditions": [VALID, gone, failed]}, more="  runPolicy: {cleanup: KeepCluster}\n")
+        assert text.split("\n")[-1] == Mentions("results, logs and checkpoints", without=["kept"])
 
 
 def test_a_stopping_trainer_is_shown_with_its_grace_period() -> None:

@@ -192,7 +192,7 @@ def test_given_means_are_printed_and_shorter_responses_are_faster(rljob: Rljob, 
     code, output, _ = rljob("plan", str(job), "--gpu", "H100", "--mean-prompt", "100", "--mean-response", "200")
     assert code == 0
     assert "  lengths      prompts of 100 tokens (at most 1,024), responses of 200 (at most 3,072)\n" in output
-    assert output == Mentions("lengths", without=["half of their limit"])
+    assert output == Mentions("lengths", without=["half of the limit"])
 
     def likely(*arguments: str) -> float:
         plan = json.loads(rljob("plan", str(job), "--gpu", "H100", "--json", *arguments)[1])

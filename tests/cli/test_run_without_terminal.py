@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -39,6 +40,34 @@ def test_a_closed_terminal_saves_a_checkpoint(workplace: JobFolder, wait_for: Wa
     assert os.waitstatus_to_exitcode(status) == 130
     assert last_attempt(workplace.run_folder) == 130
     assert (workplace.run_folder / "checkpoints" / "step-1").is_dir()
+
+
+def test_the_closed_terminal_of_a_shell_saves_a_checkpoint(workplace: JobFolder, wait_for: WaitFor) -> None:
+    """The shell sends SIGHUP and, when the shell has exited, the kernel does so again."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(workplace.folder)
+        os.execve("/bin/bash", ["bash", "--norc", "-i"], inherited_environment() | {"STAND_IN": "wait"})
+    try:
+        os.write(terminal, f"{shlex.join(COMMAND)}\n".encode())
+        wait_for((workplace.run_folder / "metrics.jsonl").exists)
+    finally:
+        os.close(terminal)
+        os.waitpid(child, 0)
+    wait_for(lambda: last_attempt(workplace.run_folder) is not None)
+    assert last_attempt(workplace.run_folder) == 130
+    assert (workplace.run_folder / "checkpoints" / "step-1").is_dir()
+
+
+def test_a_second_hangup_does_not_stop_at_once(workplace: JobFolder, wait_for: WaitFor) -> None:
+    process = workplace.start(mode="deaf")
+    wait_for((workplace.run_folder / "metrics.jsonl").exists)
+    for _ in range(2):
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=120) == 137
 
 
 @pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "completed"])

@@ -126,6 +126,7 @@ def test_a_pool_goes_to_its_required_gpu_type() -> None:
     one_each = (NodeGroup(1, 8, H200), NodeGroup(1, 8, A100))
     pools = [pool("train", 1, 8), pool("score", 1, 8)]
     assert gpus_of_pools(pools, one_each, {"score": [H200]}) == {"train": A100, "score": H200}
+    assert gpus_of_pools(pools, one_each, {"train": [H200, A100], "score": [H200]}) == {"train": A100, "score": H200}
 
 
 def test_a_pool_without_room_is_rejected_with_the_free_gpus() -> None:

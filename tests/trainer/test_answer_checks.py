@@ -52,6 +52,8 @@ def read(prompt, response, answer, row):
         raise MemoryError
     if answer == "no disk":
         raise OSError(5, "Input/output error")
+    if answer == "no library":
+        raise ModuleNotFoundError("sympy")
     if answer == "hangs" or answer == "hangs once" and is_first:
         time.sleep(60)
     return 0.0
@@ -159,14 +161,22 @@ def test_a_row_whose_answer_takes_too_long_is_named(tmp_path: Path, stack: ExitS
     assert str(caught.value).splitlines()[1] == Mentions("a.jsonl, line 2:", "string 'hangs'", "1 s", "killed")
 
 
-@pytest.mark.parametrize("answer", ["dies", "no memory", "no disk"])
+CAUSES = {
+    "dies": "signal SIGKILL",
+    "no memory": "MemoryError",
+    "no disk": "OSError",
+    "no library": "ModuleNotFoundError",
+}
+
+
+@pytest.mark.parametrize("answer", CAUSES)
 def test_a_failing_process_is_not_blamed_on_the_answer(tmp_path: Path, stack: ExitStack, answer: str) -> None:
     check = Check(tmp_path, stack)
     assert check.run(rows("1", "dies once", "2")) is None
     with pytest.raises(ResourceError, match=r"^spec\.training\.rewards\[0\]: .* failed twice") as caught:
         check.run(rows("bad", "1", answer))
     assert str(caught.value) == Mentions(f"string '{answer}'", "a.jsonl, line 3")
-    assert {"dies": "signal SIGKILL", "no memory": "MemoryError", "no disk": "OSError"}[answer] in str(caught.value)
+    assert CAUSES[answer] in str(caught.value)
 
 
 def test_a_wrong_column_is_found_before_all_of_it_is_parsed(

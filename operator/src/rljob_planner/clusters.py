@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -158,14 +159,15 @@ def _products_of_affinity(pool: Pool) -> list[str]:
 
 def gpus_of_pools(pools: Iterable[Pool], cluster: Cluster, allowed: Mapping[str, Collection[Gpu]]) -> dict[str, Gpu]:
     """The GPU type of each pool, by the pool's name. One pool after the other takes the first group of nodes that has
-    room for it. `allowed`: for pools that require one of some GPU types, by the pool's name; these pools come first.
+    room for it. `allowed`: for pools that require one of some GPU types, by the pool's name. Pools with the fewest
+    allowed types come first.
 
     Raises:
         PlanError: no group has room for a pool.
     """
     free = [(group, [group.gpus_per_node] * group.nodes) for group in cluster]
     found: dict[str, Gpu] = {}
-    for pool in sorted(pools, key=lambda each: each.name not in allowed):
+    for pool in sorted(pools, key=lambda each: len(set(allowed.get(each.name, ()))) or math.inf):
         kinds = allowed.get(pool.name, ())
         fitting = ((group, gpus) for group, gpus in free if not kinds or group.gpu in kinds)
         taken = next((group for group, gpus in fitting if _take(pool, gpus)), None)

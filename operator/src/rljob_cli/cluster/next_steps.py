@@ -8,11 +8,12 @@ from datetime import datetime, timedelta
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import STACKS_SECONDS
 from rljob_api.v1alpha1.run_policy import Cleanup, RunPolicy
-from rljob_api.v1alpha1.status import Attempt, FailureClass, NextAttempt, StopRequest
+from rljob_api.v1alpha1.status import Attempt, FailureClass, NextAttempt, RLJobStatus, StopRequest
 from rljob_cli.cluster.job_state import (
     Ending,
     application_retries_left,
     attempt_under_way,
+    condition,
     ending,
     infrastructure_retries_left,
     moment,
@@ -136,7 +137,7 @@ def _after_the_end(job: StoredJob, end: Ending, now: datetime, flags: str) -> It
     newest = newest_attempt(job)
     if policy.cleanup is Cleanup.KEEP_CLUSTER and newest is not None and newest.trainer_may_run:
         yield "its cluster is not kept, because its trainer might still be running"
-    elif policy.cleanup is Cleanup.KEEP_CLUSTER:
+    elif policy.cleanup is Cleanup.KEEP_CLUSTER and not _has_no_cluster(status):
         yield f"its cluster is kept and still holds its GPUs; `rljob delete {name}` frees them"
     if policy.ttl_seconds_after_finished is not None:
         deleted = end.at + timedelta(seconds=policy.ttl_seconds_after_finished)
@@ -144,6 +145,12 @@ def _after_the_end(job: StoredJob, end: Ending, now: datetime, flags: str) -> It
             f"the job is deleted at {time_text(deleted)} ({in_time(deleted, now)}; runPolicy.ttlSecondsAfterFinished);"
             " its files are kept"
         )
+
+
+def _has_no_cluster(status: RLJobStatus) -> bool:
+    """Whether the cluster of a finished job was deleted, for example by a user, or was never created."""
+    found = condition(status, ConditionType.CLUSTER_READY)
+    return found is not None and found.reason in (Reason.REMOVED, Reason.CLUSTER_LOST)
 
 
 def _after_a_failure(job: StoredJob, end: Ending, flags: str) -> Iterator[str]:

@@ -109,7 +109,10 @@ class TrainerProcess:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_stop(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP and self._num_stops:
+            # A terminal that closes causes two: one from its shell, one from the kernel when the shell exits.
+            return
         self._num_stops += 1
         process = self._process
         if self._num_stops == 1:

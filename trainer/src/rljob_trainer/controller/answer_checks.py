@@ -16,6 +16,7 @@ Such a row is skipped if a process can still score a known good answer.
 
 from __future__ import annotations
 
+import builtins
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -232,10 +233,18 @@ def _reads_answers(scorer: ScorerSettings) -> bool:
     return scorer.reward.type is RewardType.MATH_ANSWER
 
 
+_RAISED_BY_MACHINE = tuple(
+    f"raised {name}"
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, MACHINE_ERRORS)
+)
+"""How the detail of such an outcome begins: also with the name of a subclass, such as FileNotFoundError."""
+
+
 def _is_lack_of_resources(outcome: RewardOutcome) -> bool:
     """Whether the scoring process died, ran out of memory or could not read a file, which is probably not the answer's
     fault."""
-    return outcome.has_died or outcome.detail.startswith(tuple(f"raised {error.__name__}" for error in MACHINE_ERRORS))
+    return outcome.has_died or outcome.detail.startswith(_RAISED_BY_MACHINE)
 
 
 def _may_succeed_later(outcome: RewardOutcome) -> bool:
