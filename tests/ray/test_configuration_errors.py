@@ -313,6 +313,8 @@ def test_a_temporary_folder_with_a_long_path_is_reported_with_the_variable_to_se
     folder = tmp_path / ("batch-system-" * 8)
     folder.mkdir()
     monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    # Else Ray turns authentication on in this process, and later tests could not use their cluster, which has none.
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(ConfigurationError) as error, ray_session(None, 1, 0):
         pass
     assert str(error.value) == Mentions("Ray:", "107", str(folder), "RAY_TMPDIR=/tmp")
