@@ -126,7 +126,7 @@ class Reward(WireModel):
     """Time limit for one response, in seconds. Time in which the process waits for a CPU core does not count. The
     process is killed at the limit."""
     num_processes: PositiveCount = 2
-    """Total number of scoring processes, distributed evenly across the workers; each worker has at least one."""
+    """Total number of scoring processes, rounded up so that all workers have the same number of them."""
     on_error: ErrorPolicy = ErrorPolicy.FAIL
     """What happens if the scorer raises an exception or returns something other than a finite number."""
     on_timeout: ErrorPolicy = ErrorPolicy.SCORE

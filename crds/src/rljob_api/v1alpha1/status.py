@@ -275,7 +275,8 @@ class JobResult(WireModel):
 
 
 class HandledRequests(WireModel):
-    """Values of the request annotations that the operator has already handled."""
+    """Values of the request annotations that the operator has already handled; the SHA-256 of a value that is empty or
+    has more than 253 characters."""
 
     stop: ShortText | None = None
     """Newest handled value of the annotation `rljob.dev/stop-requested-at`."""
