@@ -107,7 +107,9 @@ def _parsed(text: str, what: str) -> dict[str, object]:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise DocumentError(f"{what}: must be JSON ({error}); it was truncated, or another program wrote it") from None
+        raise DocumentError(
+            f"{what}: must be JSON ({error}); check that it is complete, and the program that wrote it"
+        ) from None
     if not isinstance(data, dict):
         raise DocumentError(
             f"{what}: must be a JSON object (seen: {type(data).__name__}); check the program that wrote it"

@@ -126,20 +126,20 @@ def _job(text: str, source: str, *, check_modules: bool) -> RLJob:
         line = (text.splitlines()[(error.problem.line or 1) - 1 :] or [""])[0]
         # In text that is not YAML, the variable of a value is unknown, so every value may be a secret.
         problem = replace(error.problem, hides_line="value:" in line)
-        raise JobFileError(source, [problem], hides_rules=True) from None
+        raise JobFileError(source, [problem], leaves_rules_unchecked=True) from None
     problems = list(_module_problems(document)) if check_modules else []
-    hides_rules = False
+    leaves_rules_unchecked = False
     try:
         job = RLJob.from_wire(document.value)
     except ValidationError as error:
         problems += _problems(error, document)
         # pydantic checks the types of all fields first, and the rules only if these are right.
-        hides_rules = any(details["type"] != RULE_ERROR for details in error.errors(include_url=False))
+        leaves_rules_unchecked = any(details["type"] != RULE_ERROR for details in error.errors(include_url=False))
     if problems:
         hidden = {document.values[place][0] for place in _secret_paths(document)}
         problems = [replace(problem, hides_line=problem.line in hidden) for problem in problems]
         problems.sort(key=lambda problem: (problem.line or 0, problem.column or 0))
-        raise JobFileError(source, problems, hides_rules=hides_rules)
+        raise JobFileError(source, problems, leaves_rules_unchecked=leaves_rules_unchecked)
     return job
 
 
