@@ -167,7 +167,7 @@ def test_an_unknown_field_without_a_similar_name_lists_the_known_names() -> None
             "loss.clipped",
             ("ignored", "not Clipped", "remove the block `clipped`", "loss.type: Clipped"),
         ),
-        ("{kl: {estimator: K1}}", "kl.estimator", ("ignored with kl.coefficient 0", '(seen: "K1")', "above 0")),
+        ("{kl: {estimator: K1}}", "kl.estimator", ("not allowed", "kl.coefficient 0", '(seen: "K1")', "above 0")),
     ],
 )
 def test_an_unknown_or_partly_ignored_algorithm_is_rejected(algorithm: str, path: str, words: Words) -> None:
@@ -352,7 +352,7 @@ def test_files_are_read_and_the_error_names_them(tmp_path: Path) -> None:
         load_job_file(bad)
     assert str(caught.value).startswith(f'{bad}:14:12: spec.training.steps: must be a whole number (seen: "ten"); ')
     binary.write_bytes(b"a: \xff")
-    with pytest.raises(JobFileError, match=r"must be UTF-8 text \(invalid byte: 3\)"):
+    with pytest.raises(JobFileError, match=r"must be UTF-8 text \(byte 0xff at position 3 is invalid\)"):
         load_job_file(binary)
     with pytest.raises(JobFileError, match=r"cannot read the file \(No such file or directory\)"):
         load_job_file(tmp_path / "nothing.yaml")

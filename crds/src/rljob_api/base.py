@@ -36,7 +36,7 @@ class WireModel(BaseModel):
         return cls.model_validate(data, by_alias=True, by_name=False)
 
     def to_wire(self) -> dict[str, object]:
-        """The wire form without unset fields, so that an older reader sees no names that it does not know."""
+        """The wire form without unset fields, because an older reader may not know their names."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
     def to_wire_without_defaults(self) -> dict[str, object]:

@@ -24,7 +24,7 @@ class ConditionType(StrEnum):
     SUSPENDED = "Suspended"
     RETRYING = "Retrying"
     FINISHED = "Finished"
-    """The job is Complete or Failed; `kubectl wait` can wait for both with this condition."""
+    """The job is Complete or Failed; `kubectl wait` can wait for either with this condition."""
     COMPLETE = "Complete"
     FAILED = "Failed"
 

@@ -155,6 +155,6 @@ class ExitCode(IntEnum):
     """The job cannot work as written."""
     INFRASTRUCTURE = 75
     """The infrastructure failed, and a retry may succeed (EX_TEMPFAIL): a worker, node or GPU was lost, Ray did not
-    start, memory, GPUs or the network were unavailable, or a later attempt has fenced this one."""
+    start, memory, GPUs or the network were unavailable, or a later start has fenced this one."""
     INTERRUPTED = 130
     """Stopped on request, with a checkpoint; without one if no step was completed or a second signal was received."""

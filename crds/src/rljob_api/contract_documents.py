@@ -20,7 +20,7 @@ from rljob_api.constants import (
     OLDEST_READABLE_CONTRACT_VERSION,
 )
 from rljob_api.errors import DocumentError
-from rljob_api.pydantic_messages import is_consequential, plain_message
+from rljob_api.pydantic_messages import follows_from_another, plain_message
 from rljob_api.run_state import RunState
 from rljob_api.scalars import PositiveCount
 from rljob_api.tolerant_reading import RUN_STATE, TRAINER_JOB, ModelT, Policy, read_document
@@ -78,7 +78,8 @@ def readable_versions() -> str:
 
 
 def is_readable_version(version: object) -> bool:
-    """Whether documents of this contract version are supported. A newer one is, if its fields can be read."""
+    """Whether documents of this contract version are supported. Documents of a newer
+    one are, if their fields can be read."""
     return type(version) is int and OLDEST_READABLE_CONTRACT_VERSION <= version <= NEWEST_READABLE_CONTRACT_VERSION
 
 
@@ -106,7 +107,9 @@ def _parsed(text: str, what: str) -> dict[str, object]:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise DocumentError(f"{what}: must be JSON ({error}); it was truncated, or another program wrote it") from None
+        raise DocumentError(
+            f"{what}: must be JSON ({error}); check that it is complete, and the program that wrote it"
+        ) from None
     if not isinstance(data, dict):
         raise DocumentError(
             f"{what}: must be a JSON object (seen: {type(data).__name__}); check the program that wrote it"
@@ -114,14 +117,14 @@ def _parsed(text: str, what: str) -> dict[str, object]:
     version = data.get("contractVersion")
     if not is_readable_version(version):
         raise DocumentError(
-            f"{what}: this version supports {readable_versions()} (seen: {json.dumps(version)}); use an image and an"
+            f"{what}: this program supports {readable_versions()} (seen: {json.dumps(version)}); use an image and an"
             " operator of neighbouring versions"
         )
     return data
 
 
 def _error_text(error: ValidationError, kind: type[WireModel]) -> str:
-    details = (each for each in error.errors(include_url=False) if not is_consequential(each))
+    details = (each for each in error.errors(include_url=False) if not follows_from_another(each))
     return "; ".join(f"{wire_path(each['loc'])}: {_message(each, kind)}" for each in details)
 
 

@@ -32,12 +32,13 @@ class Problem:
 class JobFileError(ContractError, ValueError):
     """A job file is invalid. The message has one line for each problem: `file:line:column: path: message`.
 
-    `hides_rules`: the problems prevented the check of the rules between fields, which may find more problems."""
+    `leaves_rules_unchecked`: because of these problems the rules between fields were not checked; that check may find
+    more problems."""
 
-    def __init__(self, source: str, problems: Sequence[Problem], *, hides_rules: bool = False) -> None:
+    def __init__(self, source: str, problems: Sequence[Problem], *, leaves_rules_unchecked: bool = False) -> None:
         self.source = source
         self.problems = tuple(problems)
-        self.hides_rules = hides_rules
+        self.leaves_rules_unchecked = leaves_rules_unchecked
         super().__init__(
             "\n".join(f"{source}:{problem.line or 1}:{problem.column or 1}: {problem}" for problem in problems)
         )

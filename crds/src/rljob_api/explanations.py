@@ -80,8 +80,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             ),
             advice=(
                 "Read the API server's response in the message; usual causes are quotas and admission policies of the"
-                " namespace. The operator retries until runPolicy.provisioningDeadlineSeconds have passed; then the job"
-                " fails."
+                " namespace. The operator retries. If the creation is still rejected after"
+                " runPolicy.provisioningDeadlineSeconds, the job fails."
             ),
         ),
         Reason.NAME_CONFLICT: Explanation(
@@ -191,7 +191,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice=f"Read the cause in the message (node lost, evicted, out of memory). {_RETRY}",
         ),
         Reason.WAITING_FOR_NEXT_ATTEMPT: Explanation(
-            means="An attempt ended. The next one starts after a pause, when the pods of the previous one are deleted.",
+            means="An attempt ended. The next one starts after a pause, once the pods of the previous one are deleted.",
             advice="Wait; the condition Retrying says why the attempt ended and when the next one starts.",
         ),
         Reason.NEXT_ATTEMPT_STARTED: Explanation(
@@ -223,7 +223,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice="Check gpuResource and gpusPerNode of the pool, and the device plugin on the Kubernetes nodes.",
         ),
         Reason.PLACEMENT_GROUP_INFEASIBLE: Explanation(
-            means="Ray reports that its nodes cannot fit a placement group of the trainer, which would wait forever.",
+            means="Ray's nodes cannot fit a placement group of the trainer, so the trainer would wait forever.",
             advice="Check gpusPerNode and the CPUs under spec.pools[].resources.",
         ),
         Reason.SUBMITTING: Explanation(
@@ -273,7 +273,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             ),
         ),
         Reason.ENDED: Explanation(
-            means="The attempt has ended; in Retrying: the job has finished.",
+            means="If Retrying has this reason: the job has finished. Otherwise: the attempt has ended.",
             advice="Nothing to do; the conditions Retrying, Suspended, Complete and Failed say what comes next.",
         ),
         Reason.NO_CHECKPOINT_YET: Explanation(
@@ -361,7 +361,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             ),
         ),
         Reason.STOPPED_THROUGH_RAY: Explanation(
-            means=("The trainer was stopped through Ray's API (`ray job stop`) or by a signal, not by the operator."),
+            means="The trainer was stopped through Ray's API (`ray job stop`) or by a signal, not by the operator.",
             advice="To resume it from its newest checkpoint, run `rljob retry`.",
         ),
         Reason.STOPPED_BY_USER: Explanation(

@@ -35,14 +35,14 @@ _DEPRECATED_LABELS = {
 }
 """Deprecated node labels and their replacements."""
 _IGNORED_ANNOTATIONS = {
-    "scheduler.alpha.kubernetes.io/critical-pod": "remove it (priorityClassName does this)",
+    "scheduler.alpha.kubernetes.io/critical-pod": "remove it, and set priorityClassName instead",
     "security.alpha.kubernetes.io/sysctls": "remove it",
     "security.alpha.kubernetes.io/unsafe-sysctls": "remove it",
 }
 
 
 def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Violation, ...]:
-    """All reasons why a valid job cannot run on a cluster. `has_default_image`: whether the operator's installation has
+    """Reasons why a valid job cannot run on a cluster. `has_default_image`: whether the operator's installation has
     a default trainer image."""
     found = []
     if spec.checkpoint.storage is None:
@@ -70,8 +70,7 @@ def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Vio
                 path=("spec", "rayVersion"),
                 wrong=(
                     f"must be at least {MIN_RAY_VERSION} on a Kubernetes cluster, because older versions accept"
-                    " requests"
-                    " without a token"
+                    " requests without a token"
                 ),
                 advice="use an image with a newer Ray, and set this field to its version",
                 seen=spec.ray_version,
@@ -162,7 +161,7 @@ def _elastic_warnings(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation(
             rule="Elastic.minNodes",
             path=("spec", "runPolicy", "elastic", "minNodes"),
-            wrong="has no effect: with no smaller number of nodes, from minNodes on, the job is valid",
+            wrong="has no effect: the job is not valid with any smaller number of nodes that is at least minNodes",
             advice=(
                 "reduce minNodes, choose a batchSize that can be divided among fewer GPUs, or remove runPolicy.elastic"
             ),
@@ -196,7 +195,7 @@ def _deprecation_warnings(path: Path, overlay: PodOverlay) -> Iterator[Violation
             yield Violation(
                 rule="PodOverlay.appArmor",
                 path=at,
-                wrong="is deprecated since Kubernetes 1.30, which still applies it",
+                wrong="is deprecated since Kubernetes 1.30, but still has an effect",
                 advice="remove it if the default profile of the nodes is sufficient",
             )
         elif key in _IGNORED_ANNOTATIONS:

@@ -15,7 +15,7 @@ from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_api.errors import JobFileError, Problem
 from rljob_api.job_checks import cluster_violations, job_warnings
 from rljob_api.names import standard_library_clash
-from rljob_api.pydantic_messages import is_consequential, plain_message
+from rljob_api.pydantic_messages import follows_from_another, plain_message
 from rljob_api.rule import Violation
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.job import RULE_ERROR, RLJob
@@ -65,7 +65,8 @@ def read_job_text(path: FilePath) -> str:
         problem = Problem("", f"cannot read the file ({error.strerror}); check the path", 1, 1)
         raise JobFileError(str(path), [problem]) from error
     except UnicodeDecodeError as error:
-        problem = Problem("", f"the file must be UTF-8 text (invalid byte: {error.start}); save it as UTF-8", 1, 1)
+        wrong = f"the file must be UTF-8 text (byte 0x{data[error.start]:02x} at position {error.start} is invalid)"
+        problem = Problem("", f"{wrong}; save it as UTF-8", 1, 1)
         raise JobFileError(str(path), [problem]) from error
 
 
@@ -94,16 +95,16 @@ def cluster_problems(text: str, job: RLJob) -> list[Problem]:
 def _located(text: str, violations: Iterable[Violation]) -> list[Problem]:
     document = read_yaml(text)
     found = []
-    for doubt in violations:
-        line, column = _position(doubt.path, document, at_key=False)
-        found.append(Problem(wire_path(doubt.path), doubt.message, line, column))
+    for violation in violations:
+        line, column = _position(violation.path, document, at_key=False)
+        found.append(Problem(wire_path(violation.path), violation.message, line, column))
     return sorted(found, key=lambda problem: (problem.line or 0, problem.column or 0))
 
 
 def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
     """An equivalent job file with all defaults, also those of the recipe; a run folder keeps its job in this form.
 
-    It does not contain roles that the job does not have, and process limits of rewards without processes."""
+    It does not contain roles that the job does not have, nor process limits of rewards without processes."""
     algorithm = resolve_algorithm(spec.training.algorithm)
     training = spec.training.model_copy(update={"algorithm": algorithm})
     if training.critic is None and advantage_type(algorithm) is AdvantageType.GAE:
@@ -125,20 +126,20 @@ def _job(text: str, source: str, *, check_modules: bool) -> RLJob:
         line = (text.splitlines()[(error.problem.line or 1) - 1 :] or [""])[0]
         # In text that is not YAML, the variable of a value is unknown, so every value may be a secret.
         problem = replace(error.problem, hides_line="value:" in line)
-        raise JobFileError(source, [problem], hides_rules=True) from None
+        raise JobFileError(source, [problem], leaves_rules_unchecked=True) from None
     problems = list(_module_problems(document)) if check_modules else []
-    hides_rules = False
+    leaves_rules_unchecked = False
     try:
         job = RLJob.from_wire(document.value)
     except ValidationError as error:
         problems += _problems(error, document)
         # pydantic checks the types of all fields first, and the rules only if these are right.
-        hides_rules = any(details["type"] != RULE_ERROR for details in error.errors(include_url=False))
+        leaves_rules_unchecked = any(details["type"] != RULE_ERROR for details in error.errors(include_url=False))
     if problems:
         hidden = {document.values[place][0] for place in _secret_paths(document)}
         problems = [replace(problem, hides_line=problem.line in hidden) for problem in problems]
         problems.sort(key=lambda problem: (problem.line or 0, problem.column or 0))
-        raise JobFileError(source, problems, hides_rules=hides_rules)
+        raise JobFileError(source, problems, leaves_rules_unchecked=leaves_rules_unchecked)
     return job
 
 
@@ -163,7 +164,7 @@ def _problems(error: ValidationError, document: Document) -> list[Problem]:
     """pydantic's errors as problems with line and column."""
     problems, secrets = [], _secret_paths(document)
     for details in error.errors(include_url=False):
-        if is_consequential(details):
+        if follows_from_another(details):
             continue
         loc = details["loc"]
         if loc and loc[-1] == "[key]":

@@ -17,7 +17,8 @@ def similar_names(name: str, known: Iterable[str], max_names: int = 1) -> list[s
 
     Letter case and separators are ignored, and `++` is `PlusPlus`. An abbreviation, where every letter has a meaning
     (DPO is not DAPO), matches only with the same letters in another order. A longer name needs a similarity of 0.8, the
-    same first letter (Float16 is not BFloat16) and the same digits (H800 is not H200).
+    same first letter (Float16 is not BFloat16) and the same digits (H800 is not H200), except that the last digits of
+    one may be missing in the other.
     """
     scored = [(_similarity(name, each), each) for each in known]
     near = sorted((each for each in scored if each[0] >= _MIN_SIMILARITY), key=lambda each: (-each[0], each[1]))
@@ -46,8 +47,8 @@ def _similarity(name: str, known: str) -> float:
     if _is_abbreviation(known):
         return 0.0
     digits, their_digits = (re.sub(r"\D", "", each) for each in (ours, theirs))
-    is_slip = digits.startswith(their_digits) or their_digits.startswith(digits)
-    if ours[:1] != theirs[:1] or not is_slip:
+    digits_agree = digits.startswith(their_digits) or their_digits.startswith(digits)
+    if ours[:1] != theirs[:1] or not digits_agree:
         return 0.0
     return SequenceMatcher(None, name.lower(), known.lower()).ratio()
 

@@ -84,7 +84,7 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
     return f"{wrong} (seen: {seen}); {advice}"
 
 
-def is_consequential(error: ErrorDetails) -> bool:
+def follows_from_another(error: ErrorDetails) -> bool:
     """Whether the error only follows from another: pydantic checks a list's length without its invalid entries."""
     value = error["input"]
     return error["type"] == "too_short" and isinstance(value, list | tuple) and len(value) >= error["ctx"]["min_length"]

@@ -72,7 +72,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Violation:
-    """One fault of a job: the broken rule and its path."""
+    """One fault of a job, or one warning: its rule and its path."""
 
     rule: str
     """Name of the rule."""
@@ -137,7 +137,7 @@ def wire_name(on: type[WireModel], field: str) -> str:
 def union_rules(
     on: type[ContractT], blocks: Iterable[tuple[str, str, Callable[[ContractT], tuple[str | None, object]]]]
 ) -> tuple[Rule, ...]:
-    """The rules of a Kubernetes union: a block is set if and only if `type` has its value.
+    """The rules of a Kubernetes union: a block is set if and only if `type` selects it.
 
     Args:
         blocks: for each block the value of `type`, the block's Python name, and a function that returns the object's
@@ -187,7 +187,7 @@ def _used_block_rule(
         f"{on.__name__}.{wire}Used",
         field=f".{wire}",
         cel=f"!has(self.{cel_property(wire)}) || ({_is_chosen_cel(on, variant)})",
-        wrong=f"is ignored, because type is not {variant}",
+        wrong=f"is not allowed: it would be ignored, because type is not {variant}",
         advice=f"remove the block `{wire}`, or set type: {variant}",
         holds=lambda value: read(value)[1] is None or read(value)[0] == variant,
     )

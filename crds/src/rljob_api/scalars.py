@@ -96,7 +96,7 @@ PATTERN_MESSAGES = {
 
 
 QUANTITY_ERROR = "rljob_quantity"
-"""Type of the pydantic error of a value that is not a quantity, also not in quotes."""
+"""Type of the pydantic error of a value that is not a quantity, and would not be one in quotes either."""
 
 
 def _quantity_text(value: object) -> object:

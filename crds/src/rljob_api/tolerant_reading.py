@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rljob_api.base import WireModel
-from rljob_api.pydantic_messages import is_consequential
+from rljob_api.pydantic_messages import follows_from_another
 from rljob_api.yaml_text import Path, wire_path
 
 ModelT = TypeVar("ModelT", bound=WireModel)
@@ -81,7 +81,7 @@ def read_document(kind: type[ModelT], document: object, policy: Policy) -> Readi
         except ValidationError as error:
             # A copy takes half as long as the validation, and is rarely needed: most documents are valid.
             rest = copy.deepcopy(document) if rest is document else rest
-            errors = [each for each in error.errors(include_url=False) if not is_consequential(each)]
+            errors = [each for each in error.errors(include_url=False) if not follows_from_another(each)]
             places = [each["loc"] for each in errors if _is_removed(each, policy) and _remove(rest, each["loc"])]
             unknown_fields |= dict.fromkeys(map(wire_path, places))
             if not places:

@@ -70,7 +70,7 @@ _ADVICE = {
     "<block end>": "the indentation of this line, or its '- ', does not match the lines above; align it with them",
     "mapping values are not allowed": "correct the indentation of this line, or quote a value that contains ': '",
     "cannot start any token": "put the value in quotes",
-    "expected ',' or": "close the bracket in front of it",
+    "expected ',' or": "close the bracket, or add the comma, before this position",
     "unexpected end of stream": "close the quotes",
 }
 """What to do, by a part of the YAML parser's message. The first that matches is used."""
@@ -268,7 +268,7 @@ class _Reader:
             return self._anchors[event.anchor]
         assert isinstance(event, ScalarEvent | SequenceStartEvent | MappingStartEvent)
         if event.tag is not None:
-            raise _problem_at(event, path, f"tags are not supported (seen: {event.tag}); remove it")
+            raise _problem_at(event, path, f"tags are not supported (seen: {event.tag}); remove the tag")
         node = self._content(event, path, depth)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
@@ -386,8 +386,10 @@ def _quoted(value: object) -> object:
     if isinstance(value, list):
         return [_quoted(item) for item in value]
     if isinstance(value, str):
-        old = _YAML_1_1_BOOLEAN.fullmatch(value) or any(pattern.fullmatch(value) for pattern, _ in _YAML_1_1_NUMBERS)
-        return DoubleQuotedScalarString(value) if old or not value.isprintable() else value
+        is_ambiguous = _YAML_1_1_BOOLEAN.fullmatch(value) or any(
+            pattern.fullmatch(value) for pattern, _ in _YAML_1_1_NUMBERS
+        )
+        return DoubleQuotedScalarString(value) if is_ambiguous or not value.isprintable() else value
     return value
 
 

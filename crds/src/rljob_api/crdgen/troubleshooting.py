@@ -32,9 +32,9 @@ kubectl logs -c driver --tail=-1 \\
 ```
 
 Search this page for the reason, which `kubectl get rlj` prints in the column REASON (`status.reason`).
-`rljob explain --reason REASON` prints the same text. For a finished job it is the reason of Failed or Complete, before
-another attempt the reason of Retrying, and otherwise the reason of the first condition that is not satisfied. A job
-reaches the conditions in this order:
+`rljob explain --reason REASON` prints the same text. For a finished job the column shows the reason of Failed or
+Complete, before another attempt the reason of Retrying, and otherwise the reason of the first condition that is not
+satisfied. A job reaches the conditions in this order:
 
 {conditions}
 
@@ -74,7 +74,8 @@ continues from the newest checkpoint.
 
 The kernel killed the process of one worker because the machine, or the container of the worker, had no memory left.
 
-**What to do:** On a cluster, increase the memory under spec.pools[].resources. Otherwise as for the message above.
+**What to do:** On a cluster, increase the memory under spec.pools[].resources. Elsewhere, do the same as for the
+message above.
 
 ### CUDA out of memory
 
@@ -93,8 +94,8 @@ if the memory is not free; or reduce `rollout.maxNumSequences`.
 
 ### there is too little memory for the optimizer's moments
 
-The first update creates the optimizer's moments, and vLLM has reserved the memory that they need. Without this check
-the second rollout would fail.
+The first update creates the optimizer's moments, and vLLM has reserved the memory that they need. The trainer
+stops here, because the second rollout would fail.
 
 **What to do:** Reduce `rollout.gpuMemoryUtilization` (on CPUs `rollout.cpuKvCache`), use more GPUs, or set
 `model.offload.optimizer: true`.
@@ -176,7 +177,7 @@ _MEANING_OF_TRUE = {
     ConditionType.PROGRESSING: "the trainer is loading or training",
     ConditionType.CHECKPOINTED: "there is a complete checkpoint",
     ConditionType.SUSPENDED: "the job is suspended, and its pods are deleted",
-    ConditionType.RETRYING: "an attempt failed, and another one follows",
+    ConditionType.RETRYING: "an attempt ended before the job was complete, and another one follows",
     ConditionType.FINISHED: "the job is Complete or Failed",
     ConditionType.COMPLETE: "all steps are completed; stays True",
     ConditionType.FAILED: "the job finished without success; stays True until `rljob retry`",

@@ -59,7 +59,7 @@ def _block_rule(
         f"Algorithm.{part}.{block}",
         field=f".{part}.{block}",
         cel=f"!has(self.{part}) || !has(self.{part}.{block}) || {is_chosen_cel('self', part, [variant])}",
-        wrong=f"is ignored, because the job's {part} is not {variant}",
+        wrong=f"is not allowed: it would be ignored, because the job's {part} is not {variant}",
         advice=f"remove the block `{block}`, or set {part}.type: {variant}",
         holds=lambda algorithm: read(algorithm).block(variant) is None or chosen(algorithm) is variant,
     )
@@ -236,7 +236,7 @@ ALGORITHM_RULES = (
         field=".algorithm.policyFiltration.scope",
         cel="!has(self.algorithm.policyFiltration.scope) || self.algorithm.policyFiltration.scope != 'Group'"
         " || self.rollout.groupSize >= 2",
-        wrong="must not be Group with rollout.groupSize 1",
+        wrong="must not be Group with rollout.groupSize 1, because each group has a single response",
         advice="set scope: Batch, or groupSize to 2 or more",
         holds=_draws_among_several,
     ),

@@ -33,8 +33,8 @@ def _longest_sequence_fits_cel(role: str) -> str:
 
 def _splits_sequences_as_actor(spec: RLJobSpec, role: str) -> bool:
     """Whether the role splits sequences as the actor does. Then the actor's rule reports the same fault."""
-    mine, actors = (spec.roles.train_role(each).num_sequence_ranks for each in (role, "actor"))
-    return mine == actors
+    own, of_actor = (spec.roles.train_role(each).num_sequence_ranks for each in (role, "actor"))
+    return own == of_actor
 
 
 def _splits_sequences_as_actor_cel(role: str) -> str:

@@ -23,7 +23,7 @@ class DatasetType(StrEnum):
 
 
 class FileDataset(WireModel):
-    """A file in the format JSON Lines (`.jsonl`) or Parquet (`.parquet`), by its name."""
+    """A file in JSON Lines or Parquet format; its name must end in `.jsonl` or `.parquet`."""
 
     path: LongText
     """Path of the file, or `package://<python package>/<path>`. A relative path starts at the folder of the job file

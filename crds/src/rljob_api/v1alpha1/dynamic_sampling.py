@@ -17,7 +17,7 @@ class MaxRoundsPolicy(StrEnum):
     """The run fails."""
     TRAIN_ON_FEWER = "TrainOnFewer"
     """The step trains on the groups that were found, spread evenly over its updates. The metric
-    `actor/trained_fraction` is their fraction. Without any group the step changes nothing."""
+    `actor/trained_fraction` is their fraction. If no group was found, the step changes nothing."""
 
 
 class DynamicSampling(WireModel):
@@ -43,7 +43,7 @@ class DynamicSampling(WireModel):
     DAPO's paper compares the correctness of answers and not the length penalty."""
 
 
-def _is_in_use(block: DynamicSampling) -> bool:
+def _has_no_ignored_field(block: DynamicSampling) -> bool:
     return block.enabled or (block.max_rounds, block.on_max_rounds, block.reward) == (None, None, None)
 
 
@@ -53,8 +53,8 @@ DYNAMIC_SAMPLING_RULES = (
         "DynamicSampling.enabled",
         field=".enabled",
         cel="!has(self.enabled) || self.enabled || !(has(self.maxRounds) || has(self.onMaxRounds) || has(self.reward))",
-        wrong="the other fields of this block are ignored with enabled: false",
+        wrong="the other fields of this block are not allowed with enabled: false, because they would be ignored",
         advice="remove them, or set enabled: true",
-        holds=_is_in_use,
+        holds=_has_no_ignored_field,
     ),
 )

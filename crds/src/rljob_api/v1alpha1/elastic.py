@@ -32,8 +32,8 @@ def with_nodes(spec: RLJobSpec, nodes: Mapping[str, int]) -> RLJobSpec:
 def largest_valid_nodes(spec: RLJobSpec, available: Mapping[str, int]) -> dict[str, int] | None:
     """The numbers of nodes by pool name with which the job is valid and has the most GPUs.
 
-    Each pool has at least `runPolicy.elastic.minNodes` and at most `available` nodes. None if no such numbers exist, or
-    the job is not elastic."""
+    Each pool has at most its number in `available`, and at least `runPolicy.elastic.minNodes`, or all of its nodes if
+    the job requests fewer than that. None if no such numbers are found, or the job is not elastic."""
     limits = tuple(min(pool.nodes, available.get(pool.name, 0)) for pool in spec.pools)
     found = _most_nodes(_CacheKey(spec, limits))
     return None if found is None else _by_name(spec, found)

@@ -71,7 +71,7 @@ class TrainOffload(WireModel):
     bit by bit; each copy takes time."""
 
     parameters: Flag = False
-    """Offload the parameter shards of the model in training during generation; those of a critic while it is idle."""
+    """Offload the parameter shards of the trained policy during generation; those of the critic while it is idle."""
     gradients: Flag = False
     """Offload accumulated gradients while the next micro-batch is computed. Requires full sharding (see
     roles.actor.shardSize), and deferGradientReduction must be false."""
@@ -152,7 +152,7 @@ MODEL_RULES = (
         "Model.gradientCheckpointingEveryNthLayer",
         field=".gradientCheckpointingEveryNthLayer",
         cel="self.gradientCheckpointing || self.gradientCheckpointingEveryNthLayer == 1",
-        wrong="is ignored without gradientCheckpointing: true",
+        wrong="is not allowed without gradientCheckpointing: true, because it would be ignored",
         advice="set gradientCheckpointing: true, or remove this field",
         holds=lambda model: model.gradient_checkpointing or model.gradient_checkpointing_every_nth_layer == 1,
     ),

@@ -70,7 +70,7 @@ OPTIONAL_ROLES = (
         "ref",
         may_need_reference,
         MAY_NEED_REFERENCE_CEL,
-        "the job has no reference model, because training.algorithm.kl.coefficient is 0",
+        "the job has no reference model (training.algorithm.kl.coefficient is 0)",
         "set the coefficient above 0 (or use a user-defined function that needs ref_logprobs)",
     ),
     OptionalRole(
@@ -101,7 +101,7 @@ CRITIC_RULES = (
         "Training.critic",
         field=".critic",
         cel=f"!has(self.critic) || {may_need_critic_cel('self.algorithm')}",
-        wrong="is ignored, because the job's algorithm has no critic",
+        wrong="is not allowed: it would be ignored, because the job's algorithm has no critic",
         advice="remove the block, or choose algorithm.type: PPO or advantage.type: GAE",
         holds=lambda training: training.critic is None or may_need_critic(training.algorithm),
     ),

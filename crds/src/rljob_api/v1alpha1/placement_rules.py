@@ -84,7 +84,7 @@ def _unused_pool_rule(role: OptionalRole) -> Rule:
         f"RLJobSpec.{name}Used",
         field=f".roles.{name}.pool",
         cel=f"!has({pool}) || {role.is_present_cel} || !{_pool_exists_cel(name)}",
-        wrong=f"is ignored: {role.wrong}",
+        wrong=f"is not allowed: it would be ignored, because {role.wrong}",
         advice=f"remove it, or {role.advice}",
         holds=holds,
     )
@@ -95,15 +95,15 @@ def _unused_layout_rule(role: OptionalRole) -> Rule:
     name, place = role.name, f"self.roles.{role.name}"
 
     def holds(spec: RLJobSpec) -> bool:
-        asked = spec.roles.train_role(name)
-        return (asked.shard_size is None and asked.sequence_parallel is None) or role.is_present(spec)
+        layout = spec.roles.train_role(name)
+        return (layout.shard_size is None and layout.sequence_parallel is None) or role.is_present(spec)
 
     return rule(
         RLJobSpec,
         f"RLJobSpec.{name}LayoutUsed",
         field=f".roles.{name}",
         cel=f"!has({place}.shardSize) && !has({place}.sequenceParallel) || {role.is_present_cel}",
-        wrong=f"shardSize and sequenceParallel are ignored: {role.wrong}",
+        wrong=f"shardSize and sequenceParallel are not allowed: they would be ignored, because {role.wrong}",
         advice=f"remove them, or {role.advice}",
         holds=holds,
     )
@@ -226,7 +226,7 @@ OFFLOAD_RULES = (
         "RLJobSpec.offload.reference",
         field=".training.model.offload.reference",
         cel=f"!{_OFFLOAD}.reference || {MAY_NEED_REFERENCE_CEL}",
-        wrong="is ignored: the job has no reference model, because training.algorithm.kl.coefficient is 0",
+        wrong="must not be true: the job has no reference model, because training.algorithm.kl.coefficient is 0",
         advice="remove it, set the coefficient above 0, or use an advantage or loss of type Function that needs the"
         " reference",
         holds=lambda spec: not spec.training.model.offload.reference or may_need_reference(spec),
@@ -236,8 +236,8 @@ OFFLOAD_RULES = (
         "RLJobSpec.offload.referenceOfAdapters",
         field=".training.model.offload.reference",
         cel=f"!{_OFFLOAD}.reference || !({REFERENCE_IS_THE_ACTOR_CEL})",
-        wrong="is ignored with model.lora: the reference is the actor's model with its adapters disabled",
-        advice="remove it (offload.parameters offloads that model)",
+        wrong="must not be true: with model.lora, the reference is the actor's model with its adapters disabled",
+        advice="remove it (offload.parameters offloads the actor's model)",
         holds=lambda spec: not spec.training.model.offload.reference or not reference_is_the_actor(spec),
     ),
     rule(

@@ -222,7 +222,7 @@ VOLUME_RULES = (
         "Volume.nameNotOwned",
         field=".name",
         cel=f"!self.name.startsWith('{OWNED_VOLUME_PREFIX}')",
-        wrong=f"volumes that start with {OWNED_VOLUME_PREFIX} are reserved for the operator",
+        wrong=f"volume names that start with {OWNED_VOLUME_PREFIX} are reserved for the operator",
         advice="choose another name",
         holds=lambda volume: not volume.name.startswith(OWNED_VOLUME_PREFIX),
     ),

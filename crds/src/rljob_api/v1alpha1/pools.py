@@ -77,7 +77,7 @@ class Toleration(WireModel):
 
 
 class PodOverlay(WireModel):
-    """Settings of the pods that a job may choose. The operator sets everything else."""
+    """Pod settings that a job may choose. The operator sets everything else in its pods."""
 
     labels: LabelMap = Field(default_factory=dict)
     """Additional labels of the pods, for example `{team: research}`."""
@@ -148,7 +148,7 @@ POOL_RULES = (
         "Pool.nameNotHead",
         field=".name",
         cel=f"!(self.name in {list(OWNED_POOL_NAMES)})",
-        wrong="must not be " + " or ".join(OWNED_POOL_NAMES) + ", which name the head pod",
+        wrong="must not be " + " or ".join(OWNED_POOL_NAMES) + ", which are names of the head pod",
         advice="choose another pool name",
         holds=lambda pool: pool.name not in OWNED_POOL_NAMES,
     ),

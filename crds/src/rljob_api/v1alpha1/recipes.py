@@ -99,7 +99,8 @@ RECIPES: Mapping[AlgorithmType, Recipe] = MappingProxyType(
 def resolve_algorithm(algorithm: Algorithm) -> Algorithm:
     """The recipe with the job's overrides. Resolving the result again does not change it.
 
-    Only fields without a value, such as the lower bound of a truncated ratio, are None; read the others with `filled`.
+    Only fields without a value, such as the lower bound of a truncated ratio, are None; read the others
+    with `resolved_value`.
     """
     recipe = RECIPES[algorithm.type]
     sampling = _resolved_sampling(algorithm.dynamic_sampling, recipe)

@@ -193,7 +193,7 @@ RESOURCE_RULES = (
         Resources,
         "Resources.notShared",
         field=".requests",
-        # Of huge pages the API server compares no amounts here: that would cost too much. The operator does.
+        # For huge pages this CEL does not compare the amounts, because that would cost too much. The operator does.
         cel=(
             f"!has(self.requests) || self.requests.all(k, !k.contains('/') && !k.startsWith('{HUGE_PAGES}') ||"
             " has(self.limits) && k in self.limits &&"

@@ -1,6 +1,6 @@
 """Rewards: each entry gives every response a score, and the weighted sum of the scores is the reward of the response.
 
-Every scorer that reads text runs in separate processes with a hard time limit.
+All scorers except those of type Overlong and RewardModel run in separate processes with a hard time limit.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Reward(WireModel):
     """Time limit for one response, in seconds. Time in which the process waits for a CPU core does not count. The
     process is killed at the limit."""
     num_processes: PositiveCount = 2
-    """Total number of scoring processes, distributed evenly across the workers; each worker has at least one."""
+    """Total number of scoring processes, rounded up so that all workers have the same number of them."""
     on_error: ErrorPolicy = ErrorPolicy.FAIL
     """What happens if the scorer raises an exception or returns something other than a finite number."""
     on_timeout: ErrorPolicy = ErrorPolicy.SCORE
@@ -167,8 +167,8 @@ REWARD_RULES = (
         field="",
         cel="!(self.type in ['Overlong', 'RewardModel']) || (self.timeoutSeconds == 10.0 && self.numProcesses == 2"
         " && self.onError == 'Fail' && self.onTimeout == 'Score' && self.errorScore == 0.0)",
-        wrong="timeoutSeconds, numProcesses, onError, onTimeout and errorScore are ignored with type Overlong or"
-        " RewardModel, which use no scoring processes",
+        wrong="timeoutSeconds, numProcesses, onError, onTimeout and errorScore are not allowed with type"
+        " Overlong or RewardModel, which use no scoring processes and would ignore them",
         advice="remove these fields",
         holds=lambda reward: reward.type not in WITHOUT_PROCESSES or _has_default_limits(reward),
     ),

@@ -63,7 +63,7 @@ class Rollout(WireModel):
     weights up to n - 1 steps old. Must divide evaluation.everySteps and checkpoint.everySteps.
 
     The metrics rollout/staleness_* show the age, and algorithm.rolloutCorrection can correct for it. An evaluation and
-    a resumed run use the newest weights, hence the divisibility."""
+    a resumed run use the newest weights; that is why syncEverySteps must divide their intervals."""
     per_request_seeds: Flag = True
     """Sample each response with a separate seed, so that it does not depend on other responses or on the number of
     GPUs. If false, each engine has one seed per step.

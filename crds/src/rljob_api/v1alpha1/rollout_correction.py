@@ -1,4 +1,4 @@
-"""Off-policy correction for the mismatch of training and rollout engine, a part of the algorithm."""
+"""Off-policy correction for the mismatch between trainer and rollout engine, a part of the algorithm."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RejectionLevel(StrEnum):
     SEQUENCE_MEAN = "SequenceMean"
     """The mean over the response; whole responses are rejected. With K1: the geometric mean of the ratios."""
     SEQUENCE_MAX = "SequenceMax"
-    """The maximum over the response; whole responses are rejected. Not with K1, whose values have a sign."""
+    """The maximum over the response; whole responses are rejected. Not with K1, which can be negative."""
 
 
 class RejectionEstimator(StrEnum):
@@ -87,7 +87,7 @@ CORRECTION_RULES = (
         "RolloutCorrection.maxRatio",
         field=".maxRatio",
         cel="!has(self.maxRatio) || !has(self.type) || self.type != 'None'",
-        wrong="is ignored with type None",
+        wrong="is not allowed with type None, because it would be ignored",
         advice="remove it, or set for example type: TokenTruncated",
         holds=lambda c: c.max_ratio is None or c.type is not RolloutCorrectionType.NONE,
     ),
@@ -96,7 +96,7 @@ CORRECTION_RULES = (
         "RolloutCorrection.minRatio",
         field=".minRatio",
         cel="!has(self.minRatio) || !has(self.type) || self.type in ['TokenMasked', 'SequenceMasked']",
-        wrong="is ignored unless type is TokenMasked or SequenceMasked",
+        wrong="is only allowed with type TokenMasked or SequenceMasked, because other types would ignore it",
         advice="remove it, or set one of these types",
         holds=lambda c: c.min_ratio is None or c.type in MASKED_CORRECTIONS,
     ),
@@ -115,7 +115,7 @@ CORRECTION_RULES = (
         field=".maxRatio",
         cel="!has(self.maxRatio) || has(self.minRatio) || self.maxRatio > 1.0"
         " || !has(self.type) || !(self.type in ['TokenMasked', 'SequenceMasked'])",
-        wrong="must be above 1 if minRatio is unset, which is then 1 / maxRatio",
+        wrong="must be above 1, because minRatio is unset and therefore 1 / maxRatio",
         advice="increase it, or set minRatio",
         holds=lambda c: (
             c.max_ratio is None or c.min_ratio is not None or c.max_ratio > 1 or c.type not in MASKED_CORRECTIONS
@@ -135,7 +135,7 @@ CORRECTION_RULES = (
         "RolloutRejection.min",
         field=".min",
         cel="!has(self.min) || self.estimator == 'K1'",
-        wrong="is ignored unless estimator is K1, because K2 and K3 are never negative",
+        wrong="is only allowed with estimator K1, because K2 and K3 are never negative and have only an upper bound",
         advice="remove it, or set estimator: K1",
         holds=lambda r: r.min is None or r.estimator is RejectionEstimator.K1,
     ),

@@ -32,8 +32,8 @@ TRAIN_ROLES = ("actor", "ref", "critic", "rewardModel")
 
 
 class TrainRole(WireModel):
-    """The pool of a model that is trained or computes scores, and its layout there. A layout changes speed and memory,
-    not the training result."""
+    """Pool and layout of a model: actor, reference, critic or reward model. A layout changes speed and memory, not the
+    training result."""
 
     pool: DnsLabel | None = None
     """Name of an entry of spec.pools, for example `main`; the first pool when unset."""

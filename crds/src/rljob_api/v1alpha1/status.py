@@ -27,7 +27,7 @@ def _valid_timestamp(text: str) -> str:
 
 
 Timestamp = Annotated[str, AfterValidator(_valid_timestamp), Field(json_schema_extra={"format": "date-time"})]
-"""RFC 3339 in UTC, for example `2026-01-31T12:00:00Z`."""
+"""A time in the format of RFC 3339, for example `2026-01-31T12:00:00Z`."""
 
 StartNumber = Annotated[Integer, Field(ge=0)]
 """A number that grows with every start of a trainer: about seconds since the epoch, so it may exceed 2^31."""
@@ -167,8 +167,8 @@ class Attempt(WireModel):
     """Number of submissions of the trainer to Ray: 0 or 1. It is set to 1 just before the submission, so that an
     operator that is restarted does not submit the trainer twice."""
     start_number: StartNumber | None = None
-    """Fencing number of the trainer. It grows with every start; a start with a smaller number can no longer save
-    checkpoints."""
+    """Fencing number of the trainer. It grows with every start; checkpoints that an older start saves later are not
+    used."""
     started: Timestamp
     """When the attempt started."""
     name_taken_since: Timestamp | None = None
@@ -275,7 +275,8 @@ class JobResult(WireModel):
 
 
 class HandledRequests(WireModel):
-    """Values of the request annotations that the operator has already handled."""
+    """Values of the request annotations that the operator has already handled; the SHA-256 of a value that is empty or
+    has more than 253 characters."""
 
     stop: ShortText | None = None
     """Newest handled value of the annotation `rljob.dev/stop-requested-at`."""

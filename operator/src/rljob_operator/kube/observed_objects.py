@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, API_GROUP, API_VERSION, KIND
-from rljob_api.pydantic_messages import is_consequential, plain_message
+from rljob_api.pydantic_messages import follows_from_another, plain_message
 from rljob_api.tolerant_reading import AS_FAR_AS_READABLE, STATUS, STORED_SPEC, read_document
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.run_policy import RunPolicy
@@ -195,7 +195,7 @@ def _damaged(found: str) -> KubeError:
 
 
 def _errors(error: ValidationError) -> list[ErrorDetails]:
-    return [each for each in error.errors(include_url=False) if not is_consequential(each)]
+    return [each for each in error.errors(include_url=False) if not follows_from_another(each)]
 
 
 def _has_condition(raw: JsonObject, kind: str) -> bool:
