@@ -180,8 +180,8 @@ def _bytes(text: str) -> float:
 
 
 def this_machine(spec: RLJobSpec) -> Gpu:
-    """A worker on this machine's CPU, in the form of a GPU type. The cores are divided evenly among workers; their number
-    is the largest `gpusPerNode` of the pools."""
+    """A worker on this machine's CPU, in the form of a GPU type. The cores are divided evenly among workers. The number
+    of workers is the largest `gpusPerNode` of the pools."""
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     try:
         limit = _MEMORY_LIMIT.read_text(encoding="utf-8").strip()

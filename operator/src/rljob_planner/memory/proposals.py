@@ -43,7 +43,7 @@ class Proposals:
     """The result of a search."""
 
     fitting: tuple[Proposal, ...] = ()
-    """Proposals that make the job fit. Gentle ones come before drastic ones (more GPUs, LoRA)."""
+    """Proposals that make the job fit, or give it more room. Gentle ones come before drastic ones (more GPUs, LoRA)."""
     nearest_miss: Proposal | None = None
     """If no proposal makes the job fit: the one that comes closest."""
 
