@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rljob_cli.plain_text import age, length, one_line, shortened
+from rljob_cli.plain_text import age, duration_text, one_line, shortened
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from rljob_cli.plain_text import age, length, one_line, shortened
     ],
 )
 def test_a_duration_is_as_exact_as_matters(seconds: float, shown: str) -> None:
-    assert length(seconds) == shown
+    assert duration_text(seconds) == shown
 
 
 def test_a_clock_that_is_ahead_gives_no_negative_age() -> None:

@@ -160,7 +160,9 @@ def test_if_nothing_fits_the_job_is_searched_again_with_changes(rljob: Rljob, jo
 
 def test_the_help_explains_the_exit_code_of_a_search(rljob: Rljob) -> None:
     words = " ".join(rljob("plan", "--help")[1].split())
-    assert words == Mentions("Exit codes", "With --search, 0", "supported placement", "with --write, 0", "written job")
+    assert words == Mentions(
+        "Exit codes", "With --search: 0", "placement that the trainer can run", "With --write: 0", "written job"
+    )
 
 
 def test_if_no_change_helps_the_closest_placement_is_shown_and_nothing_written(

@@ -57,9 +57,7 @@ def every_command(
 
 
 @app.command("init")
-def init_command(
-    file: of.NewJobFile = Path("job.yaml"),
-) -> None:
+def init_command(file: of.NewJobFile = Path("job.yaml")) -> None:
     """Write an example job file with comments."""
     from rljob_cli import init
 
@@ -125,8 +123,9 @@ def plan_command(
 
     rljob plan --from-run runs/x
 
-    Exit codes: 0 the job fits into memory, 1 it does not, 2 the file or an option is invalid. With --search, 0: the job
-    fits in a supported placement when only its pools and placement change; with --write, 0: the written job fits.
+    Exit codes: 0 the job fits into memory, 1 it does not, 2 the file or an option is invalid. With --search: 0 if the
+    search found a placement that the trainer can run and in which the job fits, with no other field changed, else 1.
+    With --write: 0 if the written job fits, else 1.
     """
     from rljob_cli.cluster.client import ClusterOptions
     from rljob_cli.plan.command import plan
@@ -206,8 +205,8 @@ def status_command(
 ) -> None:
     """Show the status of a job on a cluster.
 
-    Exit codes: 0 success (with --watch: the job is Complete); 1 with --watch: the job Failed; 3 no such job; 75 the API
-    server is unreachable.
+    Exit codes: 0 success (with --watch: the job is Complete); 1 with --watch: the job is Failed; 3 there is no such
+    job; 75 the API server is unreachable.
     """
     from rljob_cli.cluster.listing import print_object
     from rljob_cli.cluster.status import job_lines
@@ -228,7 +227,7 @@ def status_command(
 
 @app.command("list")
 def list_command(
-    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="List all namespaces.")] = False,
+    everywhere: of.Everywhere = False,
     output: Annotated[
         of.ListFormat | None, typer.Option("--output", "-o", help="Print more columns (wide), or the whole RLJobs.")
     ] = None,

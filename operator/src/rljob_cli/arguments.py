@@ -87,6 +87,7 @@ WaitRetried = WaitRunning
 Watch = Annotated[
     bool, typer.Option("--watch", help="Show changes until the job finishes. Exit code 0: Complete, 1: Failed.")
 ]
+Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="List the jobs of all namespaces.")]
 
 # Options of `rljob run`.
 Workers = Annotated[
@@ -107,7 +108,7 @@ RayAddress = Annotated[
     typer.Option(
         metavar="ADDRESS",
         help="Run on an existing Ray cluster (HOST:PORT, or auto for one on this machine), with the file's pools. "
-        "The folder with the code is copied to it; the run folder must be on storage that all nodes share.",
+        "The folder with the code is copied to the cluster; the run folder must be on storage that its nodes share.",
     ),
 ]
 
@@ -134,8 +135,8 @@ ContainerName = Annotated[
 Storage = Annotated[
     Path | None,
     typer.Option(
-        help="Read the copies of the logs in the job's PersistentVolumeClaim, which is mounted at this folder; with "
-        "subPath: a/b give FOLDER/a/b. Needs no cluster.",
+        help="Folder with the copies of the logs: where the claim is mounted, such as /mnt. If the job has "
+        "checkpoint.storage.subPath: a/b, give /mnt/a/b. Needs no cluster.",
         show_default=False,
     ),
 ]

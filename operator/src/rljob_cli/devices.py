@@ -60,7 +60,8 @@ def count_visible(visible_cuda: str, num_gpus: int) -> int:
 
 
 def gpu_names() -> list[str] | None:
-    """The types of this machine's GPUs, as nvidia-smi names them; None if there is no nvidia-smi."""
+    """The types of this machine's GPUs, as nvidia-smi names them. Empty if nvidia-smi reports an error; None if it
+    cannot be run or does not respond."""
     try:
         query = ["nvidia-smi", "-L"]
         answer = subprocess.run(query, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_SECONDS, check=False)

@@ -1,4 +1,4 @@
-"""Lists the differences between two specs of a job, one line for each value."""
+"""Lists the differences between two specs of a job, with one line for each value that differs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from rljob_api.v1alpha1.spec import RLJobSpec
 
 _LONGEST_SHOWN = 60
+"""Most characters of a value that are shown."""
 
 
 def differences(old: RLJobSpec, new: RLJobSpec) -> list[str]:
-    """Lines such as `spec.pools[main].nodes: 1 -> 2`. Default values are compared, too. Entries of lists are matched by
-    their names if they have names."""
+    """Lines such as `spec.pools[main].nodes: 1 -> 2`. Default values are compared, too.
+
+    If all entries of two lists have names, entries with the same name are compared; those that are in both lists must
+    have the same order. Entries of other lists are compared by their position if the lists have the same length."""
     return [
         f"{place}: {_shown(before)} -> {_shown(after)}"
         for place, before, after in _differing(old.to_full_wire(), new.to_full_wire(), "spec")

@@ -16,7 +16,7 @@ class CliError(Exception):
 
 
 class LocalPlanError(CliError):
-    """The job does not fit on this machine's devices."""
+    """The job cannot run on this machine's devices, or not with this number of workers."""
 
 
 class RunFolderError(CliError):
@@ -48,7 +48,7 @@ class ClusterUnreachableError(ClusterError):
 
 
 class JobNotFoundError(ClusterError):
-    """There is no job of this name."""
+    """There is no job with this name."""
 
     def __init__(self, name: str, flags: str = "") -> None:
         super().__init__(

@@ -26,10 +26,10 @@ def shortened(line: str, limit: int = 240) -> str:
 def age(then: datetime, now: datetime) -> str:
     """An age as `kubectl get` shows it: `45s`, `3m20s`, `12m`, `3h5m`, `2d`. A time in the future has the age `0s`,
     because clocks may differ."""
-    return length(max((now - then).total_seconds(), 0))
+    return duration_text(max((now - then).total_seconds(), 0))
 
 
-def length(time_seconds: float) -> str:
+def duration_text(time_seconds: float) -> str:
     """A duration in one or two units: `45s`, `3m20s`, `12m`, `3h5m`, `2d`."""
     seconds = int(time_seconds)
     minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
@@ -57,7 +57,7 @@ def time_text(then: datetime) -> str:
 def in_time(then: datetime, now: datetime) -> str:
     """`in 10m`, or `now` if the time has passed."""
     left = (then - now).total_seconds()
-    return f"in {length(left)}" if left > 0 else "now"
+    return f"in {duration_text(left)}" if left > 0 else "now"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str | Text]], indent: str = "") -> list[Text]:

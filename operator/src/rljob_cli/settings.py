@@ -14,7 +14,7 @@ def inherited_environment() -> dict[str, str]:
 
 
 def forget_zero_columns() -> None:
-    """Removes `COLUMNS` if it is not above 0, as some containers set it. Otherwise nothing would be printed."""
+    """Removes the variable `COLUMNS` if it is empty or 0, as in some containers. With 0, nothing would be printed."""
     if not os.environ.get("COLUMNS", "").strip("0"):
         os.environ.pop("COLUMNS", None)
 
@@ -51,14 +51,14 @@ def hub_cache_folder() -> Path:
 
 
 def hub_address() -> str | None:
-    """URL of the Hugging Face hub or of the mirror in `HF_ENDPOINT`; None if `HF_HUB_OFFLINE` is set."""
+    """URL of the Hugging Face hub or of the mirror in `HF_ENDPOINT`; None if `HF_HUB_OFFLINE` is on."""
     if os.environ.get("HF_HUB_OFFLINE", "").strip().lower() in ("1", "true", "yes", "on"):
         return None
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
 
 def hub_token() -> str | None:
-    """The value of `HF_TOKEN`; None if unset."""
+    """The value of `HF_TOKEN`; None if unset or empty."""
     return os.environ.get("HF_TOKEN") or None
 
 

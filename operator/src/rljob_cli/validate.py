@@ -25,8 +25,8 @@ _LONGEST_EXCERPT = 160
 
 
 def validate_file(path: Path, console: Console) -> RLJob | None:
-    """Validates a file. Returns the job after printing warnings, what keeps the job from running on a cluster, and one
-    line that it is valid. Returns None after printing the errors with their source lines."""
+    """Validates a file. If it is valid: prints warnings (also about what a cluster would reject) and a line that says
+    so, and returns the job. Otherwise: prints the errors with their source lines, and returns None."""
     text = ""
     try:
         text = read_job_text(path)
@@ -83,8 +83,8 @@ def _print_problem(path: Path, problem: Problem, lines: list[str], console: Cons
 
 
 def _excerpt(source: str, column: int) -> tuple[str, int]:
-    """The source line around a column, and how many columns of the terminal precede that one: wide characters take two.
-    Tabs and control characters, whose width the terminal decides, become spaces."""
+    """The part of the source line around a column, and the number of terminal columns before this column: wide
+    characters take two. Tabs and control characters become spaces, because their width depends on the terminal."""
     plain = "".join(letter if letter.isprintable() else " " for letter in source)
     start = max(0, column - 1 - _LONGEST_EXCERPT // 2) if len(plain) > _LONGEST_EXCERPT else 0
     end = start + _LONGEST_EXCERPT

@@ -17,7 +17,7 @@ Buffer = bytes | memoryview
 _STRING, _ARRAY = 8, 9
 _FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _LONGEST_KEPT = 64
-"""Longer arrays are skipped, because they only describe the vocabulary."""
+"""Longer arrays of numbers are skipped, because they only describe the vocabulary."""
 _MAX_ENTRIES = 1_000_000
 
 _MODEL_TYPES = {

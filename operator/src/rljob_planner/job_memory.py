@@ -32,7 +32,7 @@ from rljob_planner.plan_types import Part, PhaseMemory, Verdict, fails_from_seco
 from rljob_planner.workload import PlacedPool, Placement, Role, Workload
 
 _UNLIMITED = Gpu("unknown", 1e18, 1e15, 1e12, 1e11)
-"""Stands for unknown GPU types; everything fits."""
+"""Used for pools whose GPU type is unknown; everything fits on it."""
 _MAX_SUGGESTIONS = 2
 """The largest number of proposals in the warning about a memory shortage."""
 
@@ -84,8 +84,8 @@ def known_shapes(spec: RLJobSpec) -> Mapping[Role, ModelShape] | None:
 
 def memory_shortage(spec: RLJobSpec) -> str:
     """A warning that the job's GPU memory is too small, with proposals that make the job fit. Empty if the memory is
-    large enough or cannot be estimated. Because it is an estimate, the operator warns and does not reject the job. It
-    takes milliseconds, which matters because the operator handles nothing else meanwhile."""
+    large enough or cannot be estimated. Because this is an estimate, the operator warns and does not reject the
+    job. The computation takes milliseconds; it must be short, because the operator handles nothing else meanwhile."""
     try:
         outlook = plan_from_spec(spec, with_proposals=False)
     except PlanError:
@@ -94,7 +94,7 @@ def memory_shortage(spec: RLJobSpec) -> str:
         return ""
     worst = outlook.fullest_phase
     pool = next(each for each in outlook.placement.pools if each.name == worst.pool)
-    text = f"by estimate, the memory of pool {worst.pool} ({pool.gpu.name}) is too small: {shown(worst)}"
+    text = f"by estimate, the memory of pool {worst.pool} ({pool.gpu.name}) is too small: {phase_text(worst)}"
     if fails_from_second_step(outlook.all_phases):
         text += "; the first step would fit, but later steps would not, because they also hold the optimizer's moments"
     found = find_proposals(outlook.workload, outlook.placement, Constants(), with_pairs=False).fitting[
@@ -107,7 +107,7 @@ def memory_shortage(spec: RLJobSpec) -> str:
     return text if has_gentle else f"{text}; `rljob plan` may find two smaller changes that are enough together"
 
 
-def shown(phase: PhaseMemory) -> str:
+def phase_text(phase: PhaseMemory) -> str:
     """The memory that a phase needs, and its limit, as text."""
     if phase.kv_cache_shortage and phase.total <= phase.limit:
         missing = f"{phase.kv_cache_shortage / GIB:.1f} GiB too small for one sequence of full length"

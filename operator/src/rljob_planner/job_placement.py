@@ -126,12 +126,12 @@ def _role(spec: RLJobSpec, role: Role, pool: PlacedPool, name: str | None) -> Tr
 
 
 def check_layouts(workload: Workload, placement: Placement) -> None:
-    """Checks that sequence or tensor parallelism divides the attention heads of each model (trainer,
-    engines/train/layout.py; vLLM, config/model.py). The contract cannot check this, because it does not know the
-    model's shape.
+    """Checks that sequence or tensor parallelism divides the attention heads of each model, and tensor parallelism also
+    its vocabulary and MLPs (trainer, engines/train/layout.py; vLLM, config/model.py). The contract cannot check this,
+    because it does not know the model's shape.
 
     Raises:
-        PlanError: a size does not divide the heads.
+        PlanError: a size does not divide the heads, the vocabulary or an MLP.
     """
     for pool in placement.pools:
         for role, layout in pool.layouts.items():

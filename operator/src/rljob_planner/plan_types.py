@@ -63,7 +63,7 @@ TIGHT_SHARE = 0.1
 
 
 class Verdict(StrEnum):
-    """Whether a pool or a placement fits."""
+    """Whether the memory of a job fits on its GPUs."""
 
     FITS = "fits"
     """At least a tenth of the memory is free in every phase."""
@@ -72,7 +72,7 @@ class Verdict(StrEnum):
 
 
 def verdict_of(phases: tuple[PhaseMemory, ...]) -> Verdict:
-    """The verdict for the phase with the least free memory."""
+    """The verdict of the worst phase: the one with the smallest share of free memory."""
     if any(each.spare < 0 for each in phases):
         return Verdict.TOO_LARGE
     return Verdict.TIGHT if any(each.spare < TIGHT_SHARE * each.limit for each in phases) else Verdict.FITS
@@ -110,7 +110,7 @@ class PhaseTime:
     pool: str
     seconds: Seconds
     bound_by: str
-    """`compute`, `memory bandwidth`, `network`, `the longest response`, ..."""
+    """`compute`, `memory bandwidth`, `the network`, `the longest response`, ..."""
     assumption: str
     formula: str
     """The formula with its numbers, for `--explain`."""

@@ -177,7 +177,7 @@ def connect(options: ClusterOptions) -> Cluster:
     configuration = Configuration(retries=False)
     given = options.kubeconfig is not None or options.context is not None
     files = [options.kubeconfig] if options.kubeconfig else kubeconfig_files()
-    # Also a pipe, such as that of `--kubeconfig <(command)`.
+    # A pipe is accepted, too, such as that of `--kubeconfig <(command)`.
     existing = [file for file in files if file.exists() and not file.is_dir()]
     if existing:
         name, namespace = _load_kubeconfig(configuration, existing, options.context)
@@ -194,16 +194,18 @@ def connect(options: ClusterOptions) -> Cluster:
 
 
 def checked_name(what: str, name: str) -> str:
-    """Returns a valid Kubernetes name. Raises ClusterError for others."""
+    """Returns the name if it is a valid Kubernetes name, else raises ClusterError. `what`: where the name is from, such
+    as `--namespace`."""
     if not _NAME.fullmatch(name):
         raise ClusterError(
-            f"{what}: {name!r} is not a valid Kubernetes name; use letters a-z, digits and '-', not at the start or end"
+            f"{what}: {name!r} is not a valid Kubernetes name; use letters a-z, digits, and '-' between them"
         )
     return name
 
 
 def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], context: str | None) -> tuple[str, str]:
-    """Fills the configuration from kubeconfig files. Returns text such as `context staging`, and its namespace."""
+    """Fills the configuration from kubeconfig files. Returns the context for messages, such as `context staging`, and
+    the context's namespace."""
     from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
     named = ", ".join(map(str, files))
@@ -235,8 +237,8 @@ def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], contex
 
 @contextmanager
 def _logged_errors() -> Iterator[list[str]]:
-    """Collects errors that the package logs. It does not raise those of credential plugins, and would send requests
-    without credentials."""
+    """Collects errors that the package logs. The package does not raise the errors of credential plugins; it would send
+    requests without credentials."""
     failures: list[str] = []
     collector = logging.Handler(logging.ERROR)
     collector.emit = lambda record: failures.append(record.getMessage())  # type: ignore[method-assign]
@@ -293,8 +295,8 @@ def _plain_errors(cluster: str) -> Iterator[None]:
 
 
 def _refusal(status: int, body: bytes, cluster: str, flags: str) -> ClusterError:
-    """The error for an error response of the API server. If its body is a `Status` object, this has more detail than
-    the status code."""
+    """The error for an error response of the API server. Its reason and details come from the body if that is a
+    `Status` object; otherwise the body is the message."""
     try:
         refusal = Refusal.model_validate_json(body)
     except ValidationError:

@@ -37,10 +37,10 @@ from rljob_cli.cluster.watching import utc_now
 from rljob_cli.errors import CliError, NotAllowedError
 from rljob_cli.plain_text import age, one_line, shortened, time_text
 from rljob_planner.errors import PlanError
-from rljob_planner.job_memory import host_memory_advice, plan_from_spec, proposal_text, shown
+from rljob_planner.job_memory import host_memory_advice, phase_text, plan_from_spec, proposal_text
 from rljob_planner.plan_types import Verdict
 
-_MAX_CHANGES = 4
+_MAX_PROPOSALS = 4
 _USUAL_FIELDS = ("spec.training.maxTokensPerMicroBatch", "spec.training.rollout.gpuMemoryUtilization")
 """Fields that reduce GPU memory in most jobs."""
 _MAX_PODS = 8
@@ -109,7 +109,7 @@ def explanation(
             yield Text(f"  {pod.metadata.name} ({pod.group}): {shortened(one_line(troubles[pod.metadata.name]))}")
         if len(waiting) > _MAX_PODS:
             yield Text(f"  and {len(waiting) - _MAX_PODS} more")
-    new = [event for event in warnings if not _says_what_is_known(event, troubles)]
+    new = [event for event in warnings if not _repeats_pod_status(event, troubles)]
     if new:
         yield Text("\nLatest warnings:", "bold")
         for event in new[-_MAX_WARNINGS:]:
@@ -161,7 +161,7 @@ def _reason_and_message(reason: str, message: str) -> str:
     return one_line(": ".join(part for part in (reason, message) if part))
 
 
-def _says_what_is_known(event: Event, troubles: dict[str, str]) -> bool:
+def _repeats_pod_status(event: Event, troubles: dict[str, str]) -> bool:
     """Whether the event only repeats a pod's status, as the kubelet's events often do."""
     message = one_line(event.message).removeprefix("Error: ")
     return message in troubles.get(event.involved_object.name, "")
@@ -196,13 +196,13 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
         named = f" (attempt {attempt.number})" if attempt is not None and attempt.number > 1 else ""
         yield Text(f"The job is waiting for{named}: {_condition_text(found, attempt, now)}", "bold")
         yield from _message_lines(found.message)
-        yield from _silence_text(attempt, now)
+        yield from _unobserved_text(attempt, now)
         yield _advice(found.reason)
     elif not status.conditions:
         yield from _new_job_text(job, now)
     else:
         yield Text(f"{_how_it_goes(job, attempt, now)}.", "bold")
-        yield from _silence_text(attempt, now)
+        yield from _unobserved_text(attempt, now)
         checkpointed = condition(status, ConditionType.CHECKPOINTED)
         if checkpointed is not None and checkpointed.reason == Reason.NO_CHECKPOINT_YET:
             yield Text(f"No checkpoint yet: {EXPLANATIONS[Reason.NO_CHECKPOINT_YET].advice}")
@@ -246,11 +246,11 @@ def _between_text(job: StoredJob, following: NextAttempt, now: datetime) -> Iter
     yield _advice(following.reason)
 
 
-def _silence_text(attempt: Attempt | None, now: datetime) -> Iterator[Text]:
+def _unobserved_text(attempt: Attempt | None, now: datetime) -> Iterator[Text]:
     if attempt is not None and attempt.state_unknown_since is not None:
         since = moment(attempt.state_unknown_since)
         yield Text(
-            f"  The trainer of attempt {attempt.number} could not be observed since {time_text(since)},"
+            f"  The trainer of attempt {attempt.number} has not been observed since {time_text(since)},"
             f" for {age(since, now)}"
         )
 
@@ -351,8 +351,9 @@ def _device_text(job: StoredJob) -> Iterator[Text]:
     if outlook is None:
         yield Text("  `rljob plan FILE --gpu TYPE` shows what uses memory and which field to change")
         return
-    yield Text(f"  by estimate, pool {outlook.fullest_phase.pool} uses the most memory: {shown(outlook.fullest_phase)}")
-    for proposal in outlook.proposals[:_MAX_CHANGES]:
+    worst = outlook.fullest_phase
+    yield Text(f"  by estimate, pool {worst.pool} uses the most memory: {phase_text(worst)}")
+    for proposal in outlook.proposals[:_MAX_PROPOSALS]:
         yield Text(f"  this would be enough: {proposal_text(proposal)}")
     if outlook.verdict is Verdict.FITS:
         yield Text(f"  so the estimate is wrong for this job or its machines; reduce {' or '.join(_USUAL_FIELDS)}")
@@ -361,8 +362,8 @@ def _device_text(job: StoredJob) -> Iterator[Text]:
 def _warning_text(job: StoredJob) -> Iterator[Text]:
     """The operator's warning about GPU memory in SpecValid."""
     valid, end = condition(job.status, ConditionType.SPEC_VALID), ending(job.status)
-    is_told = valid is not None and valid.reason == Reason.MEMORY_TOO_SMALL
-    if valid is not None and is_told and not (end is not None and end.is_complete):
+    warns = valid is not None and valid.reason == Reason.MEMORY_TOO_SMALL
+    if valid is not None and warns and not (end is not None and end.is_complete):
         yield Text(f"  {printable(valid.message)}", "yellow")
 
 

@@ -134,12 +134,12 @@ def is_running(attempt: Attempt) -> bool:
 
 def stop_asked_at(job: StoredJob) -> str | None:
     """The stop request that the operator has not applied yet; None if there is none."""
-    return _not_handled(job, ANNOTATION_STOP)
+    return _pending_request(job, ANNOTATION_STOP)
 
 
 def retry_asked_at(job: StoredJob) -> str | None:
     """The retry request that the operator has not applied yet; None if there is none."""
-    return _not_handled(job, ANNOTATION_RETRY)
+    return _pending_request(job, ANNOTATION_RETRY)
 
 
 def is_to_be_retried(job: StoredJob) -> bool:
@@ -148,9 +148,9 @@ def is_to_be_retried(job: StoredJob) -> bool:
     return end is not None and not end.is_complete and retry_asked_at(job) is not None
 
 
-def stop_counts(job: StoredJob) -> bool:
-    """Whether a stop request that the operator has not applied yet will stop the job. It will not if a retry was
-    requested later."""
+def stop_is_pending(job: StoredJob) -> bool:
+    """Whether there is a stop request that the operator has not applied yet, but will apply. A later retry request of a
+    failed job replaces the stop request."""
     asked, retry = stop_asked_at(job), retry_asked_at(job)
     return asked is not None and (not is_to_be_retried(job) or is_later(asked, than=retry))
 
@@ -158,13 +158,13 @@ def stop_counts(job: StoredJob) -> bool:
 def application_retries_used(job: StoredJob) -> int:
     """Retries used after application failures since the job last made progress."""
     counters = job.status.counters
-    return counters.application_retries if counters is not None and not _has_got_further(job) else 0
+    return counters.application_retries if counters is not None and not _has_made_progress(job) else 0
 
 
 def infrastructure_retries_used(job: StoredJob) -> int:
     """Retries used after infrastructure failures since the job last made progress."""
     counters = job.status.counters
-    return counters.infrastructure_retries if counters is not None and not _has_got_further(job) else 0
+    return counters.infrastructure_retries if counters is not None and not _has_made_progress(job) else 0
 
 
 def application_retries_left(job: StoredJob) -> int:
@@ -177,9 +177,9 @@ def infrastructure_retries_left(job: StoredJob) -> int:
     return max(job.run_policy.max_infra_retries - infrastructure_retries_used(job), 0)
 
 
-def _has_got_further(job: StoredJob) -> bool:
-    """Whether a later checkpoint was saved since the last retry, so that the operator resets the retry budget at the
-    next failure."""
+def _has_made_progress(job: StoredJob) -> bool:
+    """Whether the running attempt has a later checkpoint than the job had when an attempt failed before. The operator
+    then resets both retry budgets at the next failure."""
     checkpoint, counters = job.status.checkpoint, job.status.counters
     if checkpoint is None or counters is None or attempt_under_way(job) is None:
         return False
@@ -204,7 +204,7 @@ def storage_uri(job: StoredJob) -> str | None:
     return f"pvc://{storage.persistent_volume_claim}/{storage.sub_path or job.metadata.name}"
 
 
-def _not_handled(job: StoredJob, annotation: str) -> str | None:
+def _pending_request(job: StoredJob, annotation: str) -> str | None:
     asked = job.metadata.annotations.get(annotation)
     handled = job.status.handled_requests
     seen = None if handled is None else handled.stop if annotation == ANNOTATION_STOP else handled.retry

@@ -1,6 +1,6 @@
-"""Options of `rljob logs`, and `--storage`: reads the logs in a job's claim that is mounted on this machine.
+"""The options of `rljob logs`, and the logs of `--storage`: copies in the job's claim, mounted on this machine.
 
-This needs no cluster, so it also works after the job was deleted.
+Copies can be read without the cluster, so also after the job was deleted.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rljob_cli.errors import CliError
 from rljob_cli.plain_text import one_line
 
 PIECE_BYTES = 1 << 16
-BELOW_THE_JOB = POD_LOGS_FOLDER.removeprefix(f"{POD_STORAGE_FOLDER}/")
-"""Path of the logs in the job's folder of the claim."""
+LOGS_IN_JOB_FOLDER = POD_LOGS_FOLDER.removeprefix(f"{POD_STORAGE_FOLDER}/")
+"""Path of the logs, relative to the job's folder in the claim."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class LogOptions:
     num_lines: int | None = None
     """Number of lines from the end; None for all."""
     attempt: int | None = None
-    """Number of the attempt; None for the newest one that has pods."""
+    """Number of the attempt; None for the newest one that has pods, or for the newest kept log."""
 
     @property
     def group(self) -> str:
@@ -62,6 +62,7 @@ class KeptLog:
 
     files: Sequence[Path]
     about: str
+    """Text for users that says which log it is, such as `attempt 2`."""
 
 
 def kept_log(name: str, storage: Path, options: LogOptions) -> KeptLog:
@@ -93,14 +94,15 @@ def _kept_container(options: LogOptions) -> Container:
 
 
 def _logs_folder(name: str, storage: Path) -> Path:
-    """The job's logs folder. `storage` may be the claim's folder, or the job's folder in it."""
-    candidates = [storage / name / BELOW_THE_JOB, storage / BELOW_THE_JOB]
+    """The folder of the job's logs. `storage`: the claim's folder, or the job's folder in the claim."""
+    candidates = [storage / name / LOGS_IN_JOB_FOLDER, storage / LOGS_IN_JOB_FOLDER]
     found = next((folder for folder in candidates if folder.is_dir()), None)
     if found is None:
         there = f"it contains {_listed(storage)}" if storage.is_dir() else "the folder does not exist"
         raise CliError(
-            f"--storage {storage}: neither {candidates[0]} nor {candidates[1]} exists ({there}); use the folder where"
-            " the claim is mounted; if the job has checkpoint.storage.subPath: a/b, use FOLDER/a/b in it"
+            f"--storage {storage}: neither {candidates[0]} nor {candidates[1]} exists ({there}); give the folder with"
+            " the copies of the logs: where the claim is mounted, such as /mnt; if the job has"
+            " checkpoint.storage.subPath: a/b, give /mnt/a/b"
         )
     return found
 
@@ -136,8 +138,8 @@ def _log_of_worker(logs: Path, options: LogOptions) -> KeptLog:
 
 
 def _attempt_folder(logs: Path, attempt: int | None) -> tuple[int, Path]:
-    """The number and the folder of the attempt. For None: those of the folder that was written last, because the
-    highest number may be older: a recreated job counts its attempts from 1 again."""
+    """The number and the folder of the attempt. For None: those of the folder that was written last. This may not be
+    the folder with the highest number, because a recreated job counts its attempts from 1 again."""
     numbered = {
         int(number): folder
         for folder in _entries(logs)

@@ -47,7 +47,7 @@ class Terminated(_Part):
 
 
 class ContainerState(_Part):
-    """The state of a container; exactly one of the three fields is set."""
+    """The state of a container; at most one of the three fields is set."""
 
     waiting: Waiting | None = None
     running: dict[str, object] | None = None
@@ -154,7 +154,7 @@ class Event(_Part):
 
     @property
     def times(self) -> int:
-        """How often it happened."""
+        """How often the event happened."""
         return (self.series.count if self.series else None) or self.count or 1
 
 

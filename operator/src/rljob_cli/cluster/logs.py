@@ -37,7 +37,7 @@ class _Source:
     attempt: int | None = None
     pod: Pod | None = None
     missing: str = ""
-    is_gone: bool = False
+    is_deleted: bool = False
     """Whether the pod was deleted; only another attempt can create a new one."""
     may_come: bool = True
     """Whether the pod may still appear, so that it can be waited for."""
@@ -61,7 +61,7 @@ def show_kept_logs(name: str, storage: Path, options: LogOptions, console: Conso
     Ctrl-C.
 
     Raises:
-        CliError: there is none.
+        CliError: there is no such log.
     """
     log = kept_log(name, storage, options)
     print_which(log, console)
@@ -78,13 +78,13 @@ def _show(cluster: Cluster, name: str, options: LogOptions, console: Console, cl
         job = cluster.job(name)
         source = _find(job, cluster.pods(job), options)
         if source.pod is not None:
-            _tell_which(job, source, options, console)
+            _print_which_attempts(job, source, options, console)
             _copy(
                 cluster.pod_log(source.pod, options.container_name, follow=options.follow, num_lines=options.num_lines)
             )
             return 0
-        if source.is_gone and not (options.follow and source.may_come):
-            _tell_what_is_left(job, source, options, console)
+        if source.is_deleted and not (options.follow and source.may_come):
+            _print_where_copies_are(job, source, options, console)
             return 1
         if not options.follow:
             raise CliError(
@@ -113,8 +113,8 @@ def _find(job: StoredJob, pods: list[Pod], options: LogOptions) -> _Source:
 
 
 def _is_of(pod: Pod, number: int, record: Attempt | None) -> bool:
-    """Whether the pod belongs to the attempt. If the attempt's cluster is known, it decides, because several attempts
-    may share a cluster."""
+    """Whether the pod belongs to the attempt: by its cluster or, if that is unknown, by its attempt number. Several
+    attempts may share a cluster."""
     if record is not None and pod.cluster is not None:
         return pod.cluster == record.cluster
     return pod.attempt == str(number)
@@ -176,7 +176,7 @@ def _copy(pieces: Iterator[bytes]) -> None:
         output.flush()
 
 
-def _tell_which(job: StoredJob, source: _Source, options: LogOptions, console: Console) -> None:
+def _print_which_attempts(job: StoredJob, source: _Source, options: LogOptions, console: Console) -> None:
     """Prints which attempts the log belongs to, if that is not obvious."""
     newest, shown = newest_attempt(job), [each for each in job.status.attempts if each.number == source.attempt]
     if newest is None or not shown:
@@ -190,8 +190,8 @@ def _tell_which(job: StoredJob, source: _Source, options: LogOptions, console: C
         console.print(Text(text, "dim"), soft_wrap=True)
 
 
-def _tell_what_is_left(job: StoredJob, source: _Source, options: LogOptions, console: Console) -> None:
-    """Prints where the log is kept when the pods are deleted, and the end of it from the job's status."""
+def _print_where_copies_are(job: StoredJob, source: _Source, options: LogOptions, console: Console) -> None:
+    """Prints where copies of a deleted log are, and how the attempt ended, from the job's status."""
     record = next((each for each in job.status.attempts if each.number == source.attempt), None)
     end, newest = ending(job.status), newest_attempt(job)
     if source.attempt is None or (record is not None and record.submissions == 0):

@@ -24,7 +24,7 @@ from rljob_cli.cluster.job_state import (
     waits_for,
 )
 from rljob_cli.cluster.stored_job import StoredJob
-from rljob_cli.plain_text import in_time, length, time_text
+from rljob_cli.plain_text import duration_text, in_time, time_text
 
 _NEXT = {
     ConditionType.SPEC_VALID: "the operator creates its RayCluster",
@@ -74,7 +74,7 @@ def _next_step(job: StoredJob, attempt: Attempt | None) -> str:
         return "the job is Complete after the last step, with the exported model at status.exportUri"
     if waits.reason == Reason.STOPPING:
         grace_seconds = job.run_policy.grace_period_seconds
-        limit = f"{length(grace_seconds)} (runPolicy.gracePeriodSeconds)"
+        limit = f"{duration_text(grace_seconds)} (runPolicy.gracePeriodSeconds)"
         return f"the trainer {_SAVES_AND_EXITS} within {limit}"
     if attempt is not None and attempt.running_since is not None:
         ends = "otherwise the job becomes Retrying or Failed"
@@ -100,7 +100,7 @@ def _after_a_stop(job: StoredJob, attempt: Attempt, stop: StopRequest, now: date
 
 def _when_suspended(job: StoredJob, name: str) -> Iterator[str]:
     if job.status.suspended_at is None:
-        grace = length(job.run_policy.grace_period_seconds)
+        grace = duration_text(job.run_policy.grace_period_seconds)
         yield f"a running trainer {_SAVES_AND_EXITS} within {grace} (runPolicy.gracePeriodSeconds)"
         yield "then its cluster is deleted"
     yield f"`rljob resume {name}` resumes the job {resume_point(job)}"
@@ -206,7 +206,7 @@ def _paused_deadline(job: StoredJob) -> Iterator[str]:
     limit_seconds, counters = job.run_policy.active_deadline_seconds, job.status.counters
     if limit_seconds is not None and counters is not None:
         left = max(limit_seconds - counters.active_seconds, 0)
-        yield f"{length(left)} of runPolicy.activeDeadlineSeconds are left; the deadline is paused meanwhile"
+        yield f"{duration_text(left)} of runPolicy.activeDeadlineSeconds are left; the deadline is paused meanwhile"
 
 
 def _failed_if(cause: str, end: datetime, now: datetime) -> str:

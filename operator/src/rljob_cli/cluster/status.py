@@ -23,7 +23,7 @@ from rljob_cli.cluster.job_state import (
     stop_asked_at,
 )
 from rljob_cli.cluster.stored_job import StoredJob
-from rljob_cli.plain_text import age, in_time, length, number_text, one_line, shortened, table, time_text
+from rljob_cli.plain_text import age, duration_text, in_time, number_text, one_line, shortened, table, time_text
 
 _STYLES = {ConditionStatus.TRUE: "green", ConditionStatus.FALSE: "yellow", ConditionStatus.UNKNOWN: "magenta"}
 _STYLES_WHEN_TRUE = {
@@ -33,14 +33,14 @@ _STYLES_WHEN_TRUE = {
     ConditionType.COMPLETE: "green",
     ConditionType.FAILED: "bold red",
 }
-"""Styles of conditions that need not be True; if they are False, they get no style."""
+"""Styles of conditions that a healthy job need not have. If such a condition is False, it has no style."""
 _MAX_ATTEMPTS = 8
 
 
 def job_lines(job: StoredJob, now: datetime, flags: str = "") -> list[Text]:
     """The whole state of one job, for a terminal, a file or the live view. `flags`: options that suggested commands
     need for the same cluster and namespace."""
-    words = one_line(", ".join(dict.fromkeys(word for word in (phase(job), _said_reason(job)) if word)))
+    words = one_line(", ".join(dict.fromkeys(word for word in (phase(job), _reason_in_status(job)) if word)))
     created = job.metadata.creation_timestamp
     lines = [Text.assemble((job.where, "bold"), "   ", words, f"   age {age(created, now)}")]
     facts = [*_requests(job, now), *_training(job, now), *_attempts(job, now)]
@@ -73,7 +73,7 @@ def progress_text(job: StoredJob) -> str | None:
     if job.status.checkpoint is not None:
         parts.append(f"checkpoint {job.status.checkpoint.step}")
     if progress.eta_seconds is not None and ending(job.status) is None:
-        parts.append(f"ETA {length(progress.eta_seconds)}")
+        parts.append(f"ETA {duration_text(progress.eta_seconds)}")
     return ", ".join(parts)
 
 
@@ -92,7 +92,7 @@ def next_attempt_text(job: StoredJob, following: NextAttempt) -> str:
     return one_line(f"{number} at {time_text(moment(following.not_before))}, {place}, after {why}{message}")
 
 
-def _said_reason(job: StoredJob) -> str:
+def _reason_in_status(job: StoredJob) -> str:
     """The reason in the status; empty if the operator gives none. Other reasons are in the table of conditions."""
     return reason(job) if job.status.reason is not None else ""
 
@@ -126,7 +126,7 @@ def _training(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
         if progress.tokens_per_second is not None:
             yield "tokens/s", f"{progress.tokens_per_second:,.0f}"
         if progress.eta_seconds is not None and ending(status) is None:
-            yield "ETA", length(progress.eta_seconds)
+            yield "ETA", duration_text(progress.eta_seconds)
     if status.checkpoint is not None:
         saved = age(moment(status.checkpoint.saved_at), now)
         yield "checkpoint", f"step {status.checkpoint.step}, {saved} ago, {status.checkpoint.uri}"
@@ -163,12 +163,12 @@ def _attempts(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
 def _attempt(attempt: Attempt, now: datetime) -> str:
     until = attempt.ended
     lasted = (moment(until) if until else now) - moment(_since(attempt))
-    state = f"{attempt_state(attempt)} {'after' if until else 'for'} {length(lasted.total_seconds())}"
+    state = f"{attempt_state(attempt)} {'after' if until else 'for'} {duration_text(lasted.total_seconds())}"
     parts = [state, *_why(attempt), f"cluster {attempt.cluster}", *_resumed(attempt)]
     if attempt.checkpoint_step is not None:
         parts.append(f"saved step {attempt.checkpoint_step}")
     if attempt.state_unknown_since is not None and until is None:
-        parts.append(f"silent for {age(moment(attempt.state_unknown_since), now)}")
+        parts.append(f"not observed for {age(moment(attempt.state_unknown_since), now)}")
     return one_line(", ".join(parts))
 
 

@@ -1,7 +1,7 @@
 """`rljob suspend`, `resume`, `stop`, `retry` and `delete`: change an existing job.
 
 Each command writes a request. If the job is already in the requested state, or the request already exists, the command
-only says so. The operator carries the request out. With `wait`, the command waits until this is done.
+only says so. The operator applies the request. With `wait`, the command waits until the job has the requested state.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from rljob_cli.cluster.job_state import (
     resume_point,
     retry_asked_at,
     stop_asked_at,
-    stop_counts,
+    stop_is_pending,
     storage_uri,
 )
 from rljob_cli.cluster.stored_job import StoredJob
 from rljob_cli.cluster.watching import POLL_SECONDS, Clock, poll_job
 from rljob_cli.errors import NOT_FOUND_EXIT_CODE, CliError, JobNotFoundError
-from rljob_cli.plain_text import age, length, one_line, shortened, time_text
+from rljob_cli.plain_text import age, duration_text, one_line, shortened, time_text
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Steering:
             self._say(f"{job.where} is already being suspended")
         else:
             job = self.cluster.change_spec(self.name, {"suspend": True})
-            self._say(f"{job.where} will be suspended: {_what_ending_takes(job)}")
+            self._say(f"{job.where} will be suspended: {_how_the_attempt_ends(job)}")
             self._say(f"{self._command('resume')} resumes it from its newest checkpoint")
         return self._until(job, _suspended)
 
@@ -98,29 +98,29 @@ class Steering:
         """Stops the job with a checkpoint, so that it becomes Failed. Returns 0 also if the job finishes in another
         way."""
         job = self._job()
-        end, goes_on = ending(job.status), is_to_be_retried(job)
-        if end is not None and not goes_on:
+        end, will_be_retried = ending(job.status), is_to_be_retried(job)
+        if end is not None and not will_be_retried:
             self._say(f"{job.where} has already finished ({end.kind}, {end.reason})")
             return ExitCode.SUCCESS
         asked_at, attempt = stop_asked_at(job), attempt_under_way(job)
-        if asked_at is not None and stop_counts(job):
+        if asked_at is not None and stop_is_pending(job):
             self._say(f"{job.where} was already asked to stop, at {shortened(one_line(asked_at))}")
         elif attempt is not None and attempt.stop is not None and attempt.stop.reason == Reason.STOPPED_BY_USER:
             self._say(f"{job.where} is already being stopped, since {attempt.stop.requested_at}")
         else:
             job = self.cluster.annotate_job(self.name, ANNOTATION_STOP, _new_value(self.clock.now()))
-            takes = _what_ending_takes(job, job.run_policy.cleanup)
-            self._say(f"{job.where} will be stopped: {takes}, and the job is Failed ({Reason.STOPPED_BY_USER})")
+            how = _how_the_attempt_ends(job, job.run_policy.cleanup)
+            self._say(f"{job.where} will be stopped: {how}, and the job is Failed ({Reason.STOPPED_BY_USER})")
             self._say(f"{self._command('retry')} resumes it from its newest checkpoint")
         # Until the operator has applied the retry, the result in the status is the old one.
-        return self._until(job, lambda seen: None if goes_on and is_to_be_retried(seen) else _ended(seen))
+        return self._until(job, lambda seen: None if will_be_retried and is_to_be_retried(seen) else _ended(seen))
 
     def retry(self) -> int:
         """Asks the operator to start another attempt now."""
         job = self._job()
         asked_at = retry_asked_at(job)
-        if asked_at is None or (is_to_be_retried(job) and stop_counts(job)):
-            self._refuse_retry(job)
+        if asked_at is None or (is_to_be_retried(job) and stop_is_pending(job)):
+            self._check_that_retry_is_possible(job)
             job = self.cluster.annotate_job(self.name, ANNOTATION_RETRY, _new_value(self.clock.now()))
             self._say(f"{job.where}: {_what_a_retry_does(job)}")
         else:
@@ -138,7 +138,8 @@ class Steering:
 
         return self._until(job, retried)
 
-    def _refuse_retry(self, job: StoredJob) -> None:
+    def _check_that_retry_is_possible(self, job: StoredJob) -> None:
+        """Raises CliError if the operator would not retry the job in its state."""
         where, attempt, end = job.where, attempt_under_way(job), ending(job.status)
         if end is not None and end.is_complete:
             raise CliError(f"{where}: is Complete, so there is nothing to retry; submit a new job to train further")
@@ -212,7 +213,7 @@ def delete(cluster: Cluster, name: str, console: Console, *, wait: bool, clock: 
     if not wait:
         return 0
     try:
-        _wait_for_its_end(cluster, job, console, clock or Clock())
+        _wait_until_deleted(cluster, job, console, clock or Clock())
     except KeyboardInterrupt:
         console.print("stopped waiting; the deletion continues")
         return ExitCode.INTERRUPTED
@@ -243,7 +244,7 @@ def _ended(job: StoredJob, exit_code: int = ExitCode.SUCCESS) -> _Outcome | None
     return _Outcome(text, exit_code)
 
 
-def _what_ending_takes(job: StoredJob, cleanup: Cleanup = Cleanup.DELETE_CLUSTER) -> str:
+def _how_the_attempt_ends(job: StoredJob, cleanup: Cleanup = Cleanup.DELETE_CLUSTER) -> str:
     """What happens between a request and the end of the attempt."""
     attempt = attempt_under_way(job)
     if attempt is None:
@@ -253,7 +254,7 @@ def _what_ending_takes(job: StoredJob, cleanup: Cleanup = Cleanup.DELETE_CLUSTER
         return f"its trainer has not started yet, and {rest}"
     if attempt_state(attempt) == AttemptState.STARTING:
         return f"its trainer is starting and exits without a new checkpoint, then {rest}"
-    grace = length(job.run_policy.grace_period_seconds)
+    grace = duration_text(job.run_policy.grace_period_seconds)
     return f"its trainer saves a checkpoint within {grace} (runPolicy.gracePeriodSeconds), then {rest}"
 
 
@@ -276,11 +277,11 @@ def _new_value(now: datetime) -> str:
     return now.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _wait_for_its_end(cluster: Cluster, job: StoredJob, console: Console, clock: Clock) -> None:
+def _wait_until_deleted(cluster: Cluster, job: StoredJob, console: Console, clock: Clock) -> None:
     said = ""
     while True:
         left = [pod.metadata.name for pod in cluster.pods(job)]
-        if not left and _is_gone(cluster, job):
+        if not left and _is_deleted(cluster, job):
             return
         text = f"waiting for {', '.join(left) or 'the job'}"
         if text != said:
@@ -289,7 +290,7 @@ def _wait_for_its_end(cluster: Cluster, job: StoredJob, console: Console, clock:
         clock.sleep(POLL_SECONDS)
 
 
-def _is_gone(cluster: Cluster, job: StoredJob) -> bool:
+def _is_deleted(cluster: Cluster, job: StoredJob) -> bool:
     """Whether the job no longer exists; another job may have its name."""
     try:
         return cluster.job(job.metadata.name).metadata.uid != job.metadata.uid

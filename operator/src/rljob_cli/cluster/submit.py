@@ -60,7 +60,7 @@ def submit(file: Path, options: ClusterOptions, console: Console) -> Submission:
 
 
 def _namespace(file: Path, job: RLJob, options: ClusterOptions) -> str | None:
-    """The namespace of the command line or the file; None for the cluster's default."""
+    """The namespace of the command line or the file; None for that of the kubeconfig's context."""
     in_file = job.metadata.namespace
     if options.namespace and in_file and options.namespace != in_file:
         raise CliError(
@@ -79,7 +79,9 @@ def _refuse_unfit(file: Path, job: RLJob, namespace: str) -> None:
 
 
 def _existing(file: Path, job: RLJob, cluster: Cluster, console: Console) -> StoredJob:
-    """Returns the existing job of this name if its spec is the same; applies changes of runPolicy and suspend."""
+    """Returns the existing job with this name, after applying the file's changes of runPolicy and suspend.
+
+    Raises CliError if another part of the spec differs, or if the job is being deleted."""
     stored = cluster.job(job.metadata.name)
     if stored.metadata.deletion_timestamp is not None:
         raise CliError(
@@ -89,7 +91,9 @@ def _existing(file: Path, job: RLJob, cluster: Cluster, console: Console) -> Sto
     changes = _changes(spec, job.spec)
     if immutable_changes(spec, job.spec):
         kept = {"run_policy": spec.run_policy, "suspend": spec.suspend}
-        raise CliError(_other_job(file, stored, differences(spec, job.spec.model_copy(update=kept)), cluster.flags))
+        raise CliError(
+            _about_other_spec(file, stored, differences(spec, job.spec.model_copy(update=kept)), cluster.flags)
+        )
     if not changes:
         console.print(Text(f"{stored.where} already exists with this spec ({phase(stored)})"), soft_wrap=True)
         return stored
@@ -111,7 +115,7 @@ def _changes(stored: RLJobSpec, wanted: RLJobSpec) -> dict[str, object]:
     return changes
 
 
-def _other_job(file: Path, stored: StoredJob, shown: list[str], flags: str) -> str:
+def _about_other_spec(file: Path, stored: StoredJob, shown: list[str], flags: str) -> str:
     delete = f"rljob delete {stored.metadata.name}{flags}"
     lines = [
         f"{file}: {stored.where} already exists with another spec, and only suspend and runPolicy of an existing job"

@@ -26,7 +26,7 @@ from rljob_cli.errors import NOT_FOUND_EXIT_CODE, ClusterUnreachableError, JobNo
 from rljob_cli.plain_text import one_line
 
 POLL_SECONDS = 2.0
-PATIENCE_SECONDS = 600.0
+MAX_UNREACHABLE_SECONDS = 600.0
 """How long the API server may be unreachable before the command gives up."""
 _BAR_WIDTH = 60
 
@@ -53,12 +53,12 @@ class _View(Protocol):
 
 
 def watch_job(cluster: Cluster, name: str, console: Console, clock: Clock | None = None) -> int:
-    """Shows the job until it finishes. Returns 0 for Complete, 1 for Failed, 3 if it was deleted, 130 for Ctrl-C, which
-    does not stop the job.
+    """Shows the job until it finishes. Returns 0 for Complete, 1 for Failed, 3 if the job was deleted, 130 for Ctrl-C,
+    which does not stop the job.
 
     Raises:
         JobNotFoundError: there was no such job at the start.
-        ClusterUnreachableError: the API server was unreachable for ten minutes.
+        ClusterUnreachableError: the API server was unreachable for ten minutes, or at the start.
     """
     clock = clock or Clock()
     try:
@@ -95,7 +95,7 @@ def poll_job(cluster: Cluster, name: str, clock: Clock, note: Callable[[str, dat
             return
         except ClusterUnreachableError as error:
             unreachable_since = unreachable_since or now
-            if not seen or (now - unreachable_since).total_seconds() > PATIENCE_SECONDS:
+            if not seen or (now - unreachable_since).total_seconds() > MAX_UNREACHABLE_SECONDS:
                 raise
             note(f"the API server is unreachable ({error.reason}); retrying", now)
         else:
@@ -163,7 +163,8 @@ class _Lines:
             self._say("progress", progress, now)
 
     def _show_attempts(self, job: StoredJob, now: datetime) -> None:
-        """Prints the state of every attempt, except for a first one that is still running."""
+        """Prints the state of every attempt (except for a first one that is still running), the next attempt, a stop
+        request, and the time of a suspension."""
         following = job.status.next_attempt
         for attempt in job.status.attempts:
             if attempt.number > 1 or attempt.ended is not None:

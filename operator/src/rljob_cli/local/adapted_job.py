@@ -1,7 +1,8 @@
 """Adapts a job that was written for a cluster to this machine. The module is pure: the devices are arguments.
 
-Each pool becomes min(its size, devices found) workers on one node. Fields that are used only on a cluster are ignored,
-with a note for each. A job is rejected if its batches cannot be divided evenly among the workers of this machine.
+Each pool gets one node, with as many workers as --workers says, by default min(its size, devices found). Fields that
+are used only on a cluster are ignored, with a note for each. A job is rejected if its batches cannot be divided evenly
+among the workers of this machine.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def plan_for_machine(job: RLJob, devices: Devices, num_workers: int | None) -> L
     """The job adapted to this machine. `num_workers`: workers per pool; None to choose them by the pools and devices.
 
     Raises:
-        LocalPlanError: there are too few devices, or the batches cannot be divided evenly among the workers.
+        LocalPlanError: there are too few devices, or the batches cannot be divided evenly among the workers, or the
+            adapted job breaks another rule of the API.
     """
     roles_of = _roles_by_pool(job.spec)
     pools: list[Pool] = []
@@ -62,7 +64,7 @@ def plan_for_machine(job: RLJob, devices: Devices, num_workers: int | None) -> L
     _refuse_too_many(rows, devices)
     spec = job.spec.model_copy(update={"pools": tuple(pools)})
     spec, layout_notes = _with_fitting_layouts(spec, {row.pool: row.num_workers for row in rows})
-    _refuse_uneven(spec, rows, layout_notes)
+    _refuse_broken_rules(spec, rows, layout_notes)
     return LocalPlan(spec, devices, tuple(rows), (*layout_notes, *_notes(job.spec)))
 
 
@@ -75,8 +77,9 @@ def plan_for_cluster(job: RLJob) -> LocalPlan:
 
 
 def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tuple[RLJobSpec, tuple[str, ...]]:
-    """Reduces shardSize, sequenceParallel and tensorParallel so that they divide the workers of the pool. Also returns
-    a note about each change. `num_workers`: by the pool's name. The trained model does not depend on these sizes."""
+    """Reduces shardSize, sequenceParallel and tensorParallel so that each of them divides the number of workers of the
+    pool. Also returns a note about each change. `num_workers`: workers by the pool's name. The trained model does not
+    depend on these sizes."""
     roles, pool_of = spec.roles, spec.placed_roles()
     places: dict[str, TrainRole | RolloutRole] = dict(roles)
     notes: list[str] = []
@@ -120,9 +123,9 @@ def _refuse_too_many(rows: list[PoolPlan], devices: Devices) -> None:
         )
 
 
-def _refuse_uneven(spec: RLJobSpec, rows: list[PoolPlan], notes: tuple[str, ...]) -> None:
-    """Raises LocalPlanError if the adapted job breaks a rule of the API. So a local run and a cluster reject the same
-    jobs."""
+def _refuse_broken_rules(spec: RLJobSpec, rows: list[PoolPlan], notes: tuple[str, ...]) -> None:
+    """Raises LocalPlanError if the adapted job breaks a rule of the API, for example because its batches cannot be
+    divided evenly among the workers of this machine."""
     broken = violations(spec, ("spec",))
     if not broken:
         return

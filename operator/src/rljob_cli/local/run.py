@@ -75,7 +75,8 @@ class RunOptions:
     """Address of an existing Ray cluster; `auto` for one on this machine. None to run without a cluster."""
 
     def command(self, *, resume: bool) -> str:
-        """The command that runs the job again in the same folder, with the same options."""
+        """The command that runs the job again in the same folder, with the same options. `resume`: whether it has
+        --resume."""
         options: Mapping[str, object] = {
             "--workers": self.num_workers,
             "--run-folder": self.run_folder,
@@ -130,7 +131,7 @@ def run(options: RunOptions, console: Console) -> int:
             folder.record(attempt, ended=time_text(datetime.now(UTC)), exitCode=code)
         except RunFolderError as error:
             _say(f"note: {error}", console)
-    _tell_the_end(code, state, process, options, folder, console)
+    _print_end(code, state, process, options, folder, console)
     return code
 
 
@@ -216,7 +217,7 @@ def trainer_environment(
 
 
 def job_variables(spec: RLJobSpec, before: Mapping[str, str], exported: Mapping[str, str]) -> dict[str, str]:
-    """The variables that the job's `env` sets, with `$(NAME)` in values expanded as the kubelet does.
+    """The variables that the job's `env` sets. `$(NAME)` in values is expanded, as the kubelet does it.
 
     NAME is an earlier variable of the list, or one of `before`: variables that a pod gets before those of its job (for
     example `$(RLJOB_RUN_FOLDER)/wandb`). A variable from a Secret or ConfigMap gets the value that the user has
@@ -255,7 +256,8 @@ def _from_env_from(spec: RLJobSpec, exported: Mapping[str, str]) -> dict[str, st
 
 
 def _is_optional(source: EnvSource) -> bool:
-    """Whether a pod starts without this variable and does not expand references to it."""
+    """Whether a pod starts even if its Secret or ConfigMap lacks this variable. References to it are then not
+    expanded."""
     reference = source.secret_key_ref or source.config_map_key_ref
     return reference is not None and reference.optional
 
@@ -274,7 +276,7 @@ def _cluster_address(wanted: str, named: str) -> str:
 
 
 def show_plan(plan: LocalPlan, folder: RunFolder, console: Console) -> None:
-    """Prints the pools and workers of the run, and notes about ignored fields."""
+    """Prints the pools and workers of the run, notes about ignored and changed fields, and the run's folder."""
     where = "Ray cluster" if plan.devices is None else f"this machine: {plan.devices}"
     table = Table(title=where, title_justify="left")
     for name in ("pool", "roles"):
@@ -332,7 +334,7 @@ def _what_is_lost(state: RunState | None) -> str:
     return f"steps after the checkpoint of step {state.checkpoint.step} are lost"
 
 
-def _tell_the_end(
+def _print_end(
     code: int, state: RunState | None, process: TrainerProcess, options: RunOptions, folder: RunFolder, console: Console
 ) -> None:
     meaning = explain_exit(code, state, was_killed_on_request=process.was_killed_on_request)

@@ -75,7 +75,7 @@ class RunFolder:
             raise self._cannot_be_written(error) from error
 
     def num_attempts(self) -> int:
-        """Number of attempts started so far."""
+        """The number of attempts that were started so far."""
         return max((attempt for attempt, _ in self._records()), default=0)
 
     def has_results(self) -> bool:
@@ -97,17 +97,17 @@ class RunFolder:
             RunFolderError: the folder is rejected.
         """
         attempts = self.num_attempts()
-        strangers = sorted(entry.name for entry in self.path.iterdir() if entry.name != LOCK_FILE_NAME)
+        others = sorted(entry.name for entry in self.path.iterdir() if entry.name != LOCK_FILE_NAME)
         if resume and not attempts:
             raise RunFolderError(f"{self.path}: no run to resume; start one with `{other_command}`")
-        if strangers and not attempts:
+        if others and not attempts:
             raise RunFolderError(
-                f"{self.path}: is not empty and not the folder of a run (it contains {strangers[0]}); "
+                f"{self.path}: is not empty and not the folder of a run (it contains {others[0]}); "
                 "use another --run-folder"
             )
         if self.has_results() and not resume:
             raise RunFolderError(
-                f"{self.path}: already contains a run ({self._where()}); resume it with `{other_command}`, "
+                f"{self.path}: already contains a run ({self._progress_text()}); resume it with `{other_command}`, "
                 "or start another with --run-folder"
             )
 
@@ -154,7 +154,7 @@ class RunFolder:
             f"{self.path}: cannot be written ({error.strerror}); free disk space, or use another folder"
         )
 
-    def _where(self) -> str:
+    def _progress_text(self) -> str:
         state = self.run_state()
         if state is None:
             return f"{self.num_attempts()} attempts, with checkpoints"

@@ -67,8 +67,8 @@ class TrainerProcess:
             TrainerStartError: the process cannot be started.
         """
         _adopt_orphans()
-        not_ours = _own_children()
-        with self._passing_signals_on():
+        earlier_children = _own_children()
+        with self._forwarding_signals():
             self._process = self._started(keep_open)
             try:
                 if self._num_stops:
@@ -76,7 +76,7 @@ class TrainerProcess:
                 on_start()
                 code = self._process.wait()
             finally:
-                self._end_the_rest(not_ours)
+                self._end_orphans(earlier_children)
         return code if code >= 0 else 128 - code
 
     def _started(self, keep_open: Sequence[int]) -> subprocess.Popen[bytes]:
@@ -99,7 +99,7 @@ class TrainerProcess:
             raise TrainerStartError(text) from error
 
     @contextmanager
-    def _passing_signals_on(self) -> Iterator[None]:
+    def _forwarding_signals(self) -> Iterator[None]:
         # `nohup` ignores SIGHUP, so that the run outlives its terminal.
         ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
         before = {number: signal.signal(number, self._on_stop) for number in STOP_SIGNALS if number not in ignored}
@@ -124,11 +124,12 @@ class TrainerProcess:
             self._is_killed = process.poll() is None
             _signal_session(process.pid, signal.SIGKILL)
 
-    def _end_the_rest(self, not_ours: set[int]) -> None:
-        """Waits for processes that the trainer left behind, then kills them."""
+    def _end_orphans(self, earlier_children: set[int]) -> None:
+        """Waits a few seconds for processes that the trainer left behind, then kills those that still run. After a
+        second stop request, kills them immediately."""
         assert self._process is not None
         deadline = time.monotonic() + (GRACE_SECONDS if self._num_stops < 2 else 0.0)
-        while orphans := _own_children() - not_ours:
+        while orphans := _own_children() - earlier_children:
             for pid in orphans:
                 if time.monotonic() >= deadline:
                     _signal_process(pid, signal.SIGKILL)

@@ -12,7 +12,7 @@ from rich.text import Text
 from rljob_api.constants import ExitCode
 from rljob_api.job_file import load_job_text, read_job_text
 from rljob_cli.errors import CliError
-from rljob_cli.plan.document import plain, plan_document, printed
+from rljob_cli.plan.document import plain, plan_document, print_document
 from rljob_cli.plan.gpus import pool_gpus
 from rljob_cli.plan.models import shapes_of
 from rljob_cli.plan.options import PlanOptions
@@ -26,7 +26,8 @@ from rljob_planner.plan_types import Verdict
 
 
 def plan(options: PlanOptions, console: Console) -> int:
-    """Prints the plan of a job file, or compares a run with its plan. Returns the exit code: 0 if the job fits, else 1.
+    """Prints the plan of a job file, compares a run with its plan, or fits constants to runs. Returns the exit code: 1
+    if the job of a file does not fit (see `_plan_job`), else 0.
 
     Raises CliError if no plan can be made, and ContractError if the file is not a valid job."""
     _check_combination(options)
@@ -66,10 +67,10 @@ def _check_combination(options: PlanOptions) -> None:
 
 
 def _plan_job(file: Path, options: PlanOptions, console: Console) -> int:
-    """Prints the plan of a job file. Returns the exit code.
+    """Prints the plan of a job file. Returns the exit code: 0 if the job fits, else 1.
 
-    With --search, 0 means that the unchanged job fits in a supported placement; with --write, that the written job
-    fits.
+    With --search: 0 if the search found a placement that the trainer can run and in which the job fits, with no other
+    field changed, else 1. With --write: 0 if the written job fits, else 1.
     """
     text = read_job_text(file)
     job = load_job_text(text, str(file))
@@ -90,7 +91,7 @@ def _plan_job(file: Path, options: PlanOptions, console: Console) -> int:
     if not options.search:
         assert own is not None, "the pools fit into the cluster"
         if options.as_json:
-            printed(document, console)
+            print_document(document, console)
         else:
             _print(console, *plan_lines(own, head, explain=options.explain))
         return int(ExitCode.APPLICATION if own.verdict is Verdict.TOO_LARGE else ExitCode.SUCCESS)
@@ -107,11 +108,11 @@ def _plan_job(file: Path, options: PlanOptions, console: Console) -> int:
     if options.as_json:
         verdict = best.plan.verdict if best is not None and can_run else Verdict.TOO_LARGE
         verdicts = {"verdict": verdict.name, "verdictOfFile": None if own is None else own.verdict.name}
-        printed(document | verdicts | {"search": plain(found)}, console)
+        print_document(document | verdicts | {"search": plain(found)}, console)
     else:
         _print(console, *search_lines(found, head, spec, planned, own, explain=options.explain))
     if (target := options.write) is not None:
-        # Standard output has nothing but the document with --json.
+        # With --json, standard output has only the document.
         messages = Console(highlight=False, stderr=True) if options.as_json else console
         if best is None:
             _print(messages, Text(f"{target}: not written, because no supported placement fits"))

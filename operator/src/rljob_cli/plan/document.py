@@ -40,11 +40,11 @@ _SHOWN: Mapping[str, tuple[str, ...]] = {
 }
 """By type: the fields and properties that are written. Of types that are missing here, all fields are written."""
 _BYTES = {"total", "limit", "spare", "kv_cache_shortage", "num_bytes", "memory_bytes"}
-"""Fields in bytes. They are rounded."""
+"""Fields in bytes, which are rounded to whole numbers."""
 
 
-def printed(document: Mapping[str, object], console: Console) -> None:
-    """Writes the document to the console's file as JSON, without wrapping and colors.
+def print_document(document: Mapping[str, object], console: Console) -> None:
+    """Writes the document to the console's file as JSON, without wrapped lines and colors.
 
     Readers must reject a `formatVersion` with another major version. A new minor version only adds keys.
     """

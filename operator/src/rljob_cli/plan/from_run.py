@@ -89,20 +89,24 @@ def _compared_times(run: CalibrationRun, constants: Constants) -> tuple[Compared
 
 
 def calibration_run(record: RunRecord, options: PlanOptions | None = None) -> CalibrationRun:
-    """The run as the planner needs it to predict the run again. Raises CliError or PlanError."""
+    """The run with everything that the planner needs to predict it. Raises CliError or PlanError."""
     options, spec = options or PlanOptions(), record.job.spec
     facts = facts_of(record.lines, spec.training.batch_size, str(record.folder / METRICS_FILE_NAME))
-    # A run's folder does not say where its job file was. Most runs were started beside it, and so is this command.
+    # The folder of a run does not say where the job file was. Most users start both the run and this command in the
+    # folder of the job file.
     shapes = shapes_of(model_sources(spec), Path.cwd(), options.model_config)
     if not facts.has_gpu and options.gpus == GpuOptions():
-        # A run on CPUs is taken to be from a machine like this one.
+        # A run on CPUs is assumed to be from a machine like this one.
         gpus = {pool.name: this_machine(spec) for pool in spec.pools}
     else:
         gpus = pool_gpus(spec, options.gpus).gpus
     is_cpu = any(gpu.is_cpu for gpu in gpus.values())
     if facts.has_gpu == is_cpu:
         seen = "GPUs" if facts.has_gpu else "CPUs"
-        raise CliError(f"--gpu: the metrics show that the run was on {seen}; name that GPU type, or remove the option")
+        raise CliError(
+            f"--gpu: the metrics show that the run was on {seen}; name the type that it was on (cpu for CPUs), or"
+            " remove the option"
+        )
     plain = {role: found.shape for role, found in shapes.items()}
     workload = workload_of(spec, plain, name=record.job.metadata.name, is_cpu=is_cpu)
     placement = placement_of(spec, gpus)

@@ -77,17 +77,18 @@ def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) ->
     else:
         found = _from_pools(spec, everywhere, of_pools, named)
     names = [group.gpu.name for group in found.cluster]
-    if options.describes and all(name in {gpu.name for gpu in KNOWN_GPUS} for name in names):
+    if options.describe_a_type and all(name in {gpu.name for gpu in KNOWN_GPUS} for name in names):
         raise CliError(
             "--gpu-memory, --gpu-tflops, --gpu-bandwidth: describe a GPU type that rljob does not know, but it knows"
-            f" all types in --gpu (seen {', '.join(names)}); remove these options, or choose another name, such as"
-            " --gpu mine"
+            f" all GPU types of this plan (seen {', '.join(names)}); remove these options, or choose another name, such"
+            " as --gpu mine"
         )
     return found
 
 
 def _placed(spec: RLJobSpec, cluster: Cluster, of_pools: dict[str, Gpu], *, must_fit: bool) -> dict[str, Gpu]:
-    """The GPU type of each pool. A pool that selects nodes by their GPU type gets that type."""
+    """The GPU type of each pool. A pool that selects nodes by their GPU type gets that type. Without `must_fit`, empty
+    if the cluster has no room for the pools."""
     allowed = {pool.name: kinds for pool in spec.pools if (kinds := known_gpus(pool))}
     try:
         return gpus_of_pools(spec.pools, cluster, allowed | {name: [gpu] for name, gpu in of_pools.items()})
@@ -141,7 +142,7 @@ def _asked(spec: RLJobSpec, options: GpuOptions, named: Callable[[str, str], Gpu
             raise CliError(f"--gpu {text}: the job has no pool {pool!r}; use one of {', '.join(names)}")
         else:
             of_pools[pool] = named(kind, "--gpu")
-    if not options.kinds and options.cluster is None and options.describes:
+    if not options.kinds and options.cluster is None and options.describe_a_type:
         everywhere = named("custom", "--gpu")
     return everywhere, of_pools
 
@@ -153,7 +154,7 @@ def _kind(name: str, where: str, *, options: GpuOptions, spec: RLJobSpec) -> Gpu
     try:
         return gpu_named(name, where)
     except PlanError:
-        if not options.describes:
+        if not options.describe_a_type:
             raise
     if options.memory is None or options.tflops is None or options.bandwidth is None:
         raise CliError(
@@ -179,8 +180,8 @@ def _bytes(text: str) -> float:
 
 
 def this_machine(spec: RLJobSpec) -> Gpu:
-    """This machine's CPU in the form of a GPU type. The cores are divided among workers: as many as a node of the
-    largest pool has."""
+    """A worker on this machine's CPU, in the form of a GPU type. The cores are divided evenly among workers. The number
+    of workers is the largest `gpusPerNode` of the pools."""
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     try:
         limit = _MEMORY_LIMIT.read_text(encoding="utf-8").strip()

@@ -23,13 +23,13 @@ class GpuOptions:
     memory: str | None = None
     """Memory of a GPU type that rljob does not know, as a Kubernetes quantity: `80Gi`."""
     tflops: float | None = None
-    """Its peak speed with dense BFloat16 numbers, in TFLOP/s: 989."""
+    """Peak speed of that type with dense BFloat16 numbers, in TFLOP/s: 989."""
     bandwidth: float | None = None
-    """Its memory bandwidth in GB/s: 3350."""
+    """Memory bandwidth of that type in GB/s: 3350."""
 
     @property
-    def describes(self) -> bool:
-        """Whether a GPU type is described that rljob does not know."""
+    def describe_a_type(self) -> bool:
+        """Whether `memory`, `tflops` or `bandwidth` is given: they describe a GPU type that rljob does not know."""
         return (self.memory, self.tflops, self.bandwidth) != (None, None, None)
 
 

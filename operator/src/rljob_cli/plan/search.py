@@ -1,6 +1,6 @@
 """Formats the output of `rljob plan --search`: the best placements of a job's roles, and why each is not the first.
 
-If no placement of the job fits, the output has the placements of a changed job: with the changes that make it fit.
+If the job fits in no placement, the output has the placements of a changed job, and the changes that make it fit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _NOT_TRIED = (
 
 
 def changed_spec(spec: RLJobSpec, changes: Sequence[Change]) -> RLJobSpec:
-    """The job with these values in its fields. `rewards[]` in the path of a field means the reward with a model."""
+    """The job's spec with these changes. `rewards[]` in the path of a field means the first reward with a reward
+    model."""
     wire = spec.to_wire()
     for change in changes:
         *way, last = change.field.removeprefix("spec.").split(".")
@@ -60,8 +61,8 @@ def search_lines(
 ) -> Iterator[Text]:
     """The best placements, then the best supported one in detail.
 
-    `own` is the plan of the job file as it is, None if the cluster has no room for its pools. `planned` is the job with
-    the best supported placement.
+    `file`: the spec of the job file. `own`: its plan with its own pools; None if the cluster has no room for them.
+    `planned`: the spec with the best supported placement.
     """
     shown, title = _shown(found)
     yield from head_lines(shown, head)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from rljob_cli.plain_text import length, table
+from rljob_cli.plain_text import duration_text, table
 from rljob_cli.plan.gpus import PoolGpus
 from rljob_cli.plan.models import FoundShape
 from rljob_planner.kv_cache import GIB
@@ -143,7 +143,8 @@ _ENGINE_OWNERS = ("rollout weights", "engine", "KV cache", "sleeping engine")
 
 
 def _by_owner(phase: PhaseMemory) -> dict[str, float]:
-    """Bytes by role. A part that belongs to no role keeps the name of its owner."""
+    """Bytes by role. A part that belongs to no role keeps the name of its owner. Sums that would be printed as 0.0 GiB
+    are left out, unless there are no others."""
     sums: dict[str, float] = {}
     for part in phase.parts:
         role = next((role.value for role in Role if part.owner.startswith(f"{role.value} ")), None)
@@ -162,9 +163,9 @@ def _time_lines(plan: Plan, *, explain: bool) -> Iterator[Text]:
         rows.append((f"{phase.name}{pool}", *seconds_cells(phase.seconds), f"{share:>5.0%}", phase.bound_by))
     rows.append(("step", *seconds_cells(total), "", plan.step.bound_by))
     name = "all steps" if plan.workload.num_steps == 1 else f"{plan.workload.num_steps:,} steps"
-    spread = f"{length(run.low)} to {length(run.high)}"
+    spread = f"{duration_text(run.low)} to {duration_text(run.high)}"
     of_gpus = f"{number(hours.likely)} ({number(hours.low)} to {number(hours.high)}) {_hours(plan)}"
-    rows.append((name, f"{length(run.likely):>6}", spread, "", of_gpus))
+    rows.append((name, f"{duration_text(run.likely):>6}", spread, "", of_gpus))
     head, *lines = table(("PHASE", "LIKELY", "RANGE", "SHARE", "BOUND BY"), rows, "  ")
     yield Text("Seconds per step", "bold")
     yield head
@@ -236,7 +237,7 @@ def last_line(plan: Plan, condition: str = "") -> Text:
     steps = f"{plan.workload.num_steps:,} step{'' if plan.workload.num_steps == 1 else 's'}"
     line.append(
         f", {memory}; {number(total.likely)} s per step ({number(total.low)} to {number(total.high)});"
-        f" {steps} in {length(plan.run_seconds.likely)}, {number(plan.gpu_hours.likely)} {_hours(plan)}"
+        f" {steps} in {duration_text(plan.run_seconds.likely)}, {number(plan.gpu_hours.likely)} {_hours(plan)}"
     )
     return line
 

@@ -44,7 +44,7 @@ class Advice:
     phases: tuple[tuple[str, float], ...]
     """By how many seconds each phase becomes shorter (negative: longer). The largest come first."""
     fullest_phase: PhaseMemory
-    """The phase with the least free memory, with the change."""
+    """The phase with the smallest share of free memory, with the change."""
     verdict: Verdict
     more_gpus: int
 
@@ -75,7 +75,7 @@ class RunReport:
     state: str
     """Progress and phase of the run, from its folder: `step 12 of 12, Complete`. Empty if unknown."""
     constants: str
-    """Source of the constants: `defaults`, or a profile."""
+    """Source of the constants: `defaults`, or the runs of a profile."""
     facts: RunFacts
     plan: Plan
     """The plan of the job with the lengths of the run."""
@@ -93,10 +93,10 @@ def advice_of(workload: Workload, placement: Placement, constants: Constants) ->
     need more GPUs, come last."""
     now = step_time(workload, placement, constants)
     verdict = verdict_of(all_phases(workload, placement, constants))
-    ladders = (*faster_jobs(workload, placement), *_own_pools(workload, placement))
+    changes_by_field = (*faster_jobs(workload, placement), *_own_pools(workload, placement))
     found = []
-    for ladder in ladders:
-        advice = [_advice(each, placement, now, constants) for each in ladder]
+    for changes in changes_by_field:
+        advice = [_advice(each, placement, now, constants) for each in changes]
         if (best := _best(advice, now, verdict)) is not None:
             found.append(best)
     return tuple(sorted(found, key=lambda each: (not each.is_free, -each.gain)))
@@ -159,10 +159,10 @@ def _waits(step: StepTime) -> dict[str, float]:
     return {phase.name: phase.waited.likely for phase in step.phases}
 
 
-def _best(ladder: Sequence[Advice], now: StepTime, verdict: Verdict) -> Advice | None:
-    """The first value of the ladder that is nearly as good as the best value that fits. If, by the model, the job
-    itself does not fit (although it has run), values need not fit either."""
-    allowed = [each for each in ladder if each.verdict is not Verdict.TOO_LARGE or verdict is Verdict.TOO_LARGE]
+def _best(changes: Sequence[Advice], now: StepTime, verdict: Verdict) -> Advice | None:
+    """The first of these changes of one field that is nearly as good as the best one that fits. If, by the model, the
+    job itself does not fit (although it has run), changes need not fit either."""
+    allowed = [each for each in changes if each.verdict is not Verdict.TOO_LARGE or verdict is Verdict.TOO_LARGE]
     helpful = [each for each in allowed if each.share >= (LEAST_GAIN if each.is_free else LEAST_GAIN_AT_A_PRICE)]
     if not helpful:
         return None

@@ -67,8 +67,9 @@ class ChangedJob:
 
 
 def smaller_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[ChangedJob, ...]]:
-    """Changes that need less memory: for each field a ladder of values, the smallest change first. Fields are ordered
-    by their cost: first those that cost little time, then more time, more GPUs, adapters instead of full training."""
+    """Changes that need less memory: for each field a ladder, that is, a list of changes, the smallest change first.
+    Fields are ordered by their cost: first those that cost little time, then more time, more GPUs, adapters instead of
+    full training."""
     for setting in _settings(workload, placement):
         yield from (setting.changed(values, at) for at, values in enumerate(setting.smaller) if values)
 

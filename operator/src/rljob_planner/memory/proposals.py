@@ -1,6 +1,7 @@
 """Searches for changes that make a job fit if it does not, or give it more room if it hardly fits.
 
-The memory of the job is computed again with each change.
+The memory of the job is computed again with each change. A ladder is a list of changes of one field, each with another
+value, the smallest change first: `maxTokensPerMicroBatch: 8192`, `4096`, `2048`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Proposal:
     workload: Workload
     placement: Placement
     fullest_phase: PhaseMemory
-    """The phase with the least free memory, over all pools."""
+    """The phase with the smallest share of free memory, over all pools."""
     verdict: Verdict
     missing: float
     """Bytes that the phases lack: the sum over all phases that do not fit."""
@@ -42,7 +43,7 @@ class Proposals:
     """The result of a search."""
 
     fitting: tuple[Proposal, ...] = ()
-    """Proposals that make the job fit. Gentle ones come before drastic ones (more GPUs, LoRA)."""
+    """Proposals that make the job fit, or give it more room. Gentle ones come before drastic ones (more GPUs, LoRA)."""
     nearest_miss: Proposal | None = None
     """If no proposal makes the job fit: the one that comes closest."""
 
@@ -64,8 +65,8 @@ def all_phases(workload: Workload, placement: Placement, constants: Constants) -
 def find_proposals(
     workload: Workload, placement: Placement, constants: Constants, *, with_pairs: bool = True
 ) -> Proposals:
-    """Proposals that make the job fit; none if a tenth of the memory is free already. With `with_pairs`, changes are
-    combined if no single one is enough; that takes ten times as long."""
+    """Proposals that make the job fit or, if it hardly fits, leave a tenth of the memory free; none if a tenth is free
+    already. With `with_pairs`, changes are combined if no single one is enough; that takes ten times as long."""
     return _Search(workload, placement, constants).found(with_pairs=with_pairs)
 
 
@@ -117,8 +118,8 @@ class _Search:
         """Combines up to MAX_CHANGES changes. Greedy: each round adds the change after which the fewest bytes are
         missing, so not all combinations are tried."""
         fields = {change.field for change in changes}
-        ladder = [each for every in smaller_jobs(workload, placement) for each in every]
-        proposals = [self._proposal(each, *changes) for each in ladder if each.change.field not in fields]
+        changed = [each for ladder in smaller_jobs(workload, placement) for each in ladder]
+        proposals = [self._proposal(each, *changes) for each in changed if each.change.field not in fields]
         best = min(proposals, key=lambda proposal: proposal.missing, default=None)
         if best is None or self._is_better(best):
             return [] if best is None else [best]
@@ -150,7 +151,7 @@ class _Search:
 
 
 _Key = tuple[str, int]
-"""Field and direction of a ladder."""
+"""Field and direction (`ChangedJob.direction`) of a ladder."""
 
 
 def _key(changed: ChangedJob) -> _Key:

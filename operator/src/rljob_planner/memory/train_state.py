@@ -2,7 +2,7 @@
 
 All sizes are those of one rank. Sources:
 
-- engines/train of the trainer: `sharded_model.py` (shards of a trained model are float32; those of a frozen model, or
+- engines/train of the trainer: `sharded_model.py` (shards of a trained model are float32; shards of a frozen model, or
   of frozen weights beside adapters, have the dtype of the passes), `optimizer.py` (AdamW: two float32 moments per
   trained parameter), `offload.py`
 - `engine_memory.py` there counts the same memory; tests/planner checks that these formulas give the same numbers

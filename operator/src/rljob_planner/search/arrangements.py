@@ -1,5 +1,5 @@
 """Finds the best arrangements of roles on pools: for every grouping of roles, and for every node type and number of
-nodes of each group.
+nodes of each group. Nodes of one type have the same GPU type and the same number of GPUs.
 
 The enumeration is that of HybridFlow (arXiv 2409.19256v2, section 6): the time of a step depends on the slowest pool of
 each stage. The search is branch and bound, so the result is the same as if all arrangements were tried. The lower bound
@@ -54,7 +54,7 @@ class Arrangement:
 
     @property
     def complications(self) -> tuple[int, int, int, int]:
-        """Numbers that make an arrangement complicated: pools, GPU types, roles with sequence parallelism, GPUs."""
+        """Numbers that make an arrangement complicated: pools, node types, roles with sequence parallelism, GPUs."""
         num_shared = sum(choice.num_sequence_parallel for each in self.options for choice in each.choices)
         return len(self.options), len({each.size.kind for each in self.options}), num_shared, self.num_gpus
 

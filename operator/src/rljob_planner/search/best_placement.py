@@ -75,7 +75,7 @@ def search(
 def best_by_grouping(
     space: SearchSpace, schedule: Schedule, num_wanted: int, *, supported_only: bool = False
 ) -> list[list[Arrangement]]:
-    """For each grouping of roles and choice of GPU types: the fastest arrangement that fits, then those on fewer GPUs
+    """For each grouping of roles and choice of node types: the fastest arrangement that fits, then those on fewer GPUs
     that are as good. The fastest come first."""
     grouped = list(groupings(space.roles))
     if schedule is Schedule.ONE_STEP_OFF:

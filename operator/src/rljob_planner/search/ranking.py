@@ -21,7 +21,7 @@ _STAGE_NAMES = ("weight sync", "generation", "scoring", "passes before the updat
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the best placements: the fastest for its grouping of roles and its GPU types, or one that is simpler and
+    """One of the best placements: the fastest for its grouping of roles and its node types, or one that is simpler and
     nearly as fast."""
 
     plan: Plan
@@ -47,7 +47,7 @@ def ranked(
 ) -> tuple[tuple[Candidate, ...], Candidate | None]:
     """The best candidates, and the best candidate that this version can run.
 
-    There is one candidate for each combination of grouping and GPU types. An exception is the combination with the
+    There is one candidate for each combination of grouping and node types. An exception is the combination with the
     fastest arrangement: if its candidate needs at most half of the GPUs of the fastest arrangement, the fastest one
     comes next, to show the gain of more GPUs. `found`: for each combination its fastest arrangement, then those on
     fewer GPUs that are as good.
@@ -134,7 +134,7 @@ def _reasons(space: SearchSpace, mine: Arrangement, first: Arrangement, limit: f
         yield "a tie (as fast as the first)" if abs(share) < 0.005 else f"a tie ({longer} than the first)"
         if first.is_supported and not mine.is_supported:
             yield "this version cannot run it"
-        names = ("pool{s}", "GPU type{s}", "role{s} with sequence parallelism", "GPU{s}")
+        names = ("pool{s}", "node type{s}", "role{s} with sequence parallelism", "GPU{s}")
         for name, own, other in zip(names, mine.complications, first.complications, strict=True):
             if own > other:
                 yield f"{own} {name.format(s='' if own == 1 else 's')} instead of {other}"

@@ -80,8 +80,8 @@ OLD_LOGPROB, REF, VALUES = "old_logprob", "ref", "values"
 UPDATE_CRITIC, UPDATE_ACTOR = "update_critic", "update_actor"
 OTHER = "other"
 """The name for the seconds of a step that belong to no phase."""
-ALONE = "the host"
-"""The name of the place where reward functions run: on the host, at the same time as phases on any pool."""
+ON_HOST = "the host"
+"""Used in place of a pool's name: reward functions run on the host, at the same time as phases on any pool."""
 
 _PASSES = {OLD_LOGPROB: Role.ACTOR, REF: Role.REF, VALUES: Role.CRITIC}
 _UPDATES = {UPDATE_CRITIC: Role.CRITIC, UPDATE_ACTOR: Role.ACTOR}
@@ -183,7 +183,7 @@ def step_time(workload: Workload, placement: Placement, constants: Constants | N
     if used.step_seconds:
         fixed = Seconds(0.5 * used.step_seconds, used.step_seconds, 2 * used.step_seconds)
         phases.append(
-            PhaseTime(OTHER, ALONE, fixed, FIXED, "calls, logging, data", f"{used.step_seconds:.3g} s", fixed)
+            PhaseTime(OTHER, ON_HOST, fixed, FIXED, "calls, logging, data", f"{used.step_seconds:.3g} s", fixed)
         )
         total = total + fixed
     worst = max(phases, key=lambda each: each.seconds.likely)
@@ -199,7 +199,7 @@ def _tasks(workload: Workload, placement: Placement, constants: Constants, lengt
         costs = pool_costs(workload, lengths, pool.layouts, pool.rollout, site, constants)
         found |= {name: _Task(pool.name, cost) for name, cost in costs.items()}
     if REWARD not in found and (seconds := workload.reward_seconds):
-        found[REWARD] = _Task(ALONE, Cost(seconds, "rewards", f"{seconds:.3g} s"))
+        found[REWARD] = _Task(ON_HOST, Cost(seconds, "rewards", f"{seconds:.3g} s"))
     return {name: found[name] for name in PHASES if name in found}
 
 
@@ -256,7 +256,9 @@ def _assumption(name: str, task: _Task, kind: str, workload: Workload, constants
         return "; ".join(each for each in (workload.lengths.assumption, reached, constants.source) if each)
     role = (_PASSES | _UPDATES).get(name)
     if role is None:
-        return f"as the job says ({constants.source})" if task.pool == ALONE else f"link speeds from {constants.source}"
+        return (
+            f"as the job says ({constants.source})" if task.pool == ON_HOST else f"link speeds from {constants.source}"
+        )
     shape = workload.models[role].shape
     of_kind = constants.training_efficiency_of if name in _UPDATES else constants.forward_efficiency_of
     whose = "the cores' guessed speed" if kind == CPU_NAME else "the GPU's stated speed"

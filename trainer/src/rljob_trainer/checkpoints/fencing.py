@@ -129,8 +129,11 @@ def visible_checkpoints(root: Path, start_number: int) -> list[CheckpointFolder]
 
 
 def newest_of_job(root: Path, start_number: int, job_name: str) -> CheckpointStatus | None:
-    """Returns the checkpoint from which this start will probably resume; reads only manifests. Returns None if there is
-    no checkpoint or if it cannot be read; `find_newest_complete`, which is called later, reports the reason."""
+    """Returns the newest checkpoint whose manifest can be read, from which this start will probably resume. Reads only
+    manifests; `find_newest_complete`, which is called later, reports damage.
+
+    Returns None if there is no such checkpoint, if another job has saved it, or if the accepted checkpoints cannot be
+    determined."""
     with suppress(CheckpointError, OSError):
         for folder in visible_checkpoints(root, start_number):
             with suppress(DamagedError):
