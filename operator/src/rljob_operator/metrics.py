@@ -17,7 +17,7 @@ class Metrics:
         registry = self.registry
         self.queue_depth = Gauge(
             "rljob_operator_queue_depth",
-            "Jobs that wait to be reconciled, because maxConcurrentReconciles jobs are being reconciled.",
+            "Jobs that wait to be reconciled, because as many are being reconciled as maxConcurrentReconciles allows.",
             registry=registry,
         )
         self.queue_delayed = Gauge(

@@ -63,14 +63,14 @@ class LeaseThread:
         threading.Thread(target=self._run_thread, name="lease", daemon=True).start()
 
     async def acquired(self) -> None:
-        """Waits until this replica is the leader. Raises the error with which the thread ended."""
+        """Waits until this replica is the leader. If the thread ends before that, raises the error of the thread."""
         await asyncio.wait([self._leads, self._ended], return_when=asyncio.FIRST_COMPLETED)
         if not self._leads.done():
             await self._ended
 
     async def lost(self) -> None:
-        """Waits until this replica is no longer the leader. Raises the error with which the thread ended, such as
-        LeadershipLostError."""
+        """Waits until this replica is no longer the leader. Raises the error of the thread, which is
+        LeadershipLostError unless leader election failed with a bug. Returns only after `stop`."""
         await asyncio.shield(self._ended)
 
     def may_act(self) -> bool:
