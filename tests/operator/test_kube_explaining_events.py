@@ -12,7 +12,7 @@ import pytest
 from rljob_operator.kube import explaining_events
 from rljob_operator.kube.allowed_calls import CORE_EVENTS, KubeObjects, ResourceType
 from rljob_operator.kube.errors import ForbiddenError, KubeError, UnavailableError
-from rljob_operator.kube.explaining_events import KEPT_SECONDS, LOG_SECONDS, ExplainingEvents, by_pod
+from rljob_operator.kube.explaining_events import FORGOTTEN_AFTER_SECONDS, REUSED_SECONDS, ExplainingEvents, by_pod
 from rljob_operator.raw_json import JsonObject
 from rljob_testing.operator import manual_clock
 
@@ -52,7 +52,7 @@ def test_all_jobs_of_a_namespace_share_a_response_for_some_seconds() -> None:
             ("another", "involvedObject.kind=Pod,type=Warning"),
             ("team", "involvedObject.uid=c1"),
         ]
-        clock.advance(KEPT_SECONDS)
+        clock.advance(REUSED_SECONDS)
         await events.of_pods("team")
         assert len(api.asked) == 4
 
@@ -65,7 +65,7 @@ def test_an_unreadable_list_of_events_returns_the_last_one(error: KubeError, cap
         await events.of_pods("team")
         api.error = error
         for _ in range(3):
-            clock.advance(KEPT_SECONDS)
+            clock.advance(REUSED_SECONDS)
             assert await events.of_pods("team") == (FAILED_MOUNT,)
         assert await events.of_pods("another") == ()
         assert len(api.asked) == 5
@@ -79,7 +79,7 @@ def test_events_of_jobs_that_nobody_asks_about_are_forgotten() -> None:
     async def test(_: Api, clock: manual_clock.ManualClock, events: ExplainingEvents) -> None:
         for number in range(100):
             await events.of_cluster("team", f"c{number}")
-        clock.advance(LOG_SECONDS)
+        clock.advance(FORGOTTEN_AFTER_SECONDS)
         await events.of_pods("team")
         assert len(events._answers) == 1
 

@@ -37,7 +37,7 @@ def new_leases() -> tuple[Leases, manual_clock.ManualClock, NodeLeases]:
 
 
 def seconds(node_leases: NodeLeases) -> float:
-    return asyncio.run(node_leases.silent_seconds("node-1"))
+    return asyncio.run(node_leases.seconds_since_renewal("node-1"))
 
 
 def test_a_stale_node_lease_gives_its_age() -> None:

@@ -43,7 +43,7 @@ def test_a_slow_response_does_not_set_the_clock() -> None:
 @pytest.mark.parametrize("date", ["", "soon", "Sat, 99 Jan 2026 12:00:00 GMT"])
 def test_an_invalid_date_header_is_ignored(date: str) -> None:
     clock = manual_clock.synchronized_clock()
-    clock.clock.hear(date, clock.seconds)
+    clock.clock.update(date, clock.seconds)
     assert clock.clock.now() == manual_clock.NOON + HALF
 
 

@@ -188,7 +188,7 @@ def test_a_waiting_key_does_not_block_others(num_slots: int) -> None:
         async def work(key: str) -> None:
             nonlocal num_inside
             if key.startswith("slow"):
-                async with slots.aside():
+                async with slots.released():
                     await release.wait()
             num_inside += 1
             assert num_inside <= num_slots

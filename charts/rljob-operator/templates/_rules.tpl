@@ -16,7 +16,7 @@ clusters, and finished jobs after `ttlSecondsAfterFinished`.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
-# Only events say why a container does not start, or why KubeRay cannot create a pod.
+# Some problems are only in events: a volume that cannot be mounted, or a RayCluster that KubeRay rejects.
 - apiGroups: [""]
   resources: [events]
   verbs: [list]

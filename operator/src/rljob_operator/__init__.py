@@ -1,1 +1,1 @@
-"""The RLJob operator: watches RLJobs and brings each to its end on a KubeRay cluster."""
+"""The RLJob operator: watches RLJobs and runs each of them on a Ray cluster that KubeRay creates."""

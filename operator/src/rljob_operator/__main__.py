@@ -1,6 +1,7 @@
 """`python -m rljob_operator`: runs the operator until it receives SIGTERM or SIGINT.
 
-Exit codes: 0 when stopped, 1 when leadership was lost or a port is in use (restart it), 2 for invalid settings.
+Exit codes: 0 when stopped; 1 when leadership was lost or a port is in use, so that a restart may help; 2 for invalid
+settings.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from rljob_operator.handlers.operator_process import run_operator
 from rljob_operator.log import configure_logging
 from rljob_operator.settings import settings_from_environment
 
-STOPPED, FAILED, UNUSABLE = 0, 1, 2
+STOPPED, FAILED, INVALID_SETTINGS = 0, 1, 2
 
 logger = logging.getLogger("rljob_operator")
 
@@ -28,7 +29,7 @@ def main() -> int:
         asyncio.run(run_operator(settings))
     except SettingsError as error:
         logger.error("%s", error)
-        return UNUSABLE
+        return INVALID_SETTINGS
     except (OperatorError, OSError) as error:
         logger.error("%s", error)
         return FAILED

@@ -1,4 +1,4 @@
-"""Base classes of the operator's errors. `kube.errors` and `ray.client` add those for their requests."""
+"""Base classes of the operator's errors. `kube.errors` and `ray.client` define the errors of their requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats log records as single key=value lines; a record about one job names it with `extra=about(key)`."""
+"""Formats each log record as one line of key=value pairs. `extra=about(job)` adds the job that a record is about."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 from datetime import UTC, datetime
 
 QUIET_LOGGERS = ("kopf", "httpx", "httpcore", "aiohttp", "asyncio")
-SILENT_LOGGERS = ("kopf._core.reactor.running",)
-"""kopf warns at each start that it handles no signals outside the main thread; here that is intended."""
+ERRORS_ONLY_LOGGERS = ("kopf._core.reactor.running",)
+"""Loggers whose warnings are dropped: at each start, kopf warns that it handles no signals outside the main thread.
+This is intended here."""
 
 
 def about(job: str) -> dict[str, str]:
@@ -25,7 +26,7 @@ def configure_logging(level: str) -> None:
     logging.root.setLevel(level.upper())
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO if level == "debug" else logging.WARNING)
-    for name in SILENT_LOGGERS:
+    for name in ERRORS_ONLY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

@@ -17,7 +17,7 @@ class Metrics:
         registry = self.registry
         self.queue_depth = Gauge(
             "rljob_operator_queue_depth",
-            "Jobs that wait to be reconciled, because maxConcurrentReconciles jobs are being reconciled.",
+            "Jobs that wait to be reconciled, because as many are being reconciled as maxConcurrentReconciles allows.",
             registry=registry,
         )
         self.queue_delayed = Gauge(
@@ -68,14 +68,16 @@ class Metrics:
             "rljob_jobs", "Jobs, by phase; New before the operator has processed a job.", ["phase"], registry=registry
         )
 
-    def watch_queue(self, waiting: Callable[[], int], delayed: Callable[[], int], working: Callable[[], int]) -> None:
-        """Makes the queue's gauges read these functions at each scrape."""
+    def read_queue_from(
+        self, waiting: Callable[[], int], delayed: Callable[[], int], working: Callable[[], int]
+    ) -> None:
+        """Makes the gauges of the queue call these functions at each scrape."""
         self.queue_depth.set_function(waiting)
         self.queue_delayed.set_function(delayed)
         self.queue_working.set_function(working)
 
-    def watch_cache(self, num_objects: Callable[[], int]) -> None:
-        """Makes the cache's gauge read this function at each scrape."""
+    def read_cache_from(self, num_objects: Callable[[], int]) -> None:
+        """Makes the gauge of the cache call this function at each scrape."""
         self.cached_objects.set_function(num_objects)
 
     def set_jobs(self, num_by_phase: Mapping[str, int]) -> None:

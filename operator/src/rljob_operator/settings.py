@@ -31,7 +31,7 @@ class Settings:
     """Ray version for jobs that specify none."""
     image_pull_policy: str
     pod_labels: Mapping[str, str]
-    """Labels of the operator's own pods, to which network policies of jobs give access."""
+    """Labels of the operator's own pods; the network policies of jobs let pods with these labels in."""
     token_keys_folder: Path
     """Folder with `key`, from which the tokens of Ray clusters are derived; during key rotation also `previous-key`."""
     dashboard_url: str
@@ -46,7 +46,7 @@ class Settings:
     health_port: int
     metrics_port: int
     kubeconfig: str | None
-    """Path of the kubeconfig, for an operator that does not run in a pod."""
+    """Path of the kubeconfig, for an operator that does not run in a pod; None for ~/.kube/config."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def read_token_keys(folder: Path) -> TokenKeys:
 
 
 class _Reader:
-    """Reads variables by name, without the prefix `RLJOB_OPERATOR_`."""
+    """Reads and validates variables. `name` is the name of a variable without the prefix `RLJOB_OPERATOR_`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment

@@ -1,9 +1,9 @@
-"""A work queue like that of Kubernetes controllers: each key is processed by one worker at a time.
+"""A work queue like that of Kubernetes controllers: a key is never processed twice at the same time.
 
-Adding a key several times processes it once; adding it while it is processed processes it again afterwards. A failing
-key is retried with exponential backoff and delays no other key. Namespaces take turns: a namespace with a thousand
-waiting keys delays the only key of another namespace by one key. `Slots` limits how many keys are processed at once; a
-key that waits for a slow response gives up its slot meanwhile.
+A key that was added several times is processed once. A key that is added while it is processed is processed again
+afterwards. A failed key is retried with exponential backoff and delays no other key. Namespaces take turns: a namespace
+with a thousand waiting keys delays the only key of another namespace by one key. `Slots` limits how many keys are
+processed at the same time; the work on a key frees its slot while it waits for a slow response.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class WorkQueue(Generic[KeyT]):
 
     @property
     def num_waiting(self) -> int:
-        """Number of keys that wait for a worker."""
+        """Number of keys that `get` has not returned yet."""
         return sum(map(len, self._waiting.values()))
 
     @property
@@ -54,19 +54,20 @@ class WorkQueue(Generic[KeyT]):
 
     @property
     def num_working(self) -> int:
-        """Number of keys that are being processed."""
+        """Number of keys that `get` has returned and that are not `done`."""
         return len(self._processing)
 
     def add(self, key: KeyT) -> None:
-        """Adds a key, to be processed as soon as a worker is free."""
+        """Adds a key, to be processed when its turn comes. If it is being processed now, it is processed again."""
         if self._closed or key in self._dirty:
             return
         self._dirty.add(key)
         if key not in self._processing:
-            self._wait_for_turn(key)
+            self._enqueue(key)
 
     def add_after(self, key: KeyT, seconds: float) -> None:
-        """Adds a key after a delay. The earliest of several times counts; processing the key clears its time."""
+        """Adds a key after a delay. Of several times for the same key, the earliest counts. `get` clears the time of
+        the key that it returns."""
         loop = asyncio.get_running_loop()
         planned = self._timers.get(key)
         if self._closed or (planned is not None and planned.when() <= loop.time() + seconds):
@@ -76,7 +77,8 @@ class WorkQueue(Generic[KeyT]):
         self._timers[key] = loop.call_later(max(0.0, seconds), self._due, key)
 
     def retry(self, key: KeyT, at_least_seconds: float = 0.0) -> float:
-        """Adds a failed key with exponential backoff, by its failures in a row. Returns the delay in seconds."""
+        """Adds a failed key after a delay that grows exponentially with its failures in a row, up to
+        `LONGEST_DELAY_SECONDS` before jitter. Returns the delay in seconds."""
         num_failures = self._num_failures.get(key, 0)
         self._num_failures[key] = num_failures + 1
         # The exponent is bounded to avoid an overflow; 2**10 times 0.5 s exceeds the longest delay anyway.
@@ -91,7 +93,7 @@ class WorkQueue(Generic[KeyT]):
         self._num_failures.pop(key, None)
 
     async def get(self) -> KeyT:
-        """Waits for the next key. The caller must call `done` for it. Raises QueueClosed."""
+        """Waits for the next key. The caller must call `done` for it. Raises QueueClosed when the queue is closed."""
         while not self._waiting:
             if self._closed:
                 raise QueueClosed
@@ -108,10 +110,10 @@ class WorkQueue(Generic[KeyT]):
         return key
 
     def done(self, key: KeyT) -> None:
-        """Marks a key as processed."""
+        """Marks a key as processed. If it was added meanwhile, it waits for its next turn."""
         self._processing.discard(key)
         if key in self._dirty:
-            self._wait_for_turn(key)
+            self._enqueue(key)
 
     def close(self) -> None:
         """Closes the queue: nothing is added or returned any more."""
@@ -121,7 +123,7 @@ class WorkQueue(Generic[KeyT]):
         self._timers.clear()
         self._changed.set()
 
-    def _wait_for_turn(self, key: KeyT) -> None:
+    def _enqueue(self, key: KeyT) -> None:
         self._waiting.setdefault(self._namespace_of(key), deque()).append(key)
         self._changed.set()
 
@@ -148,13 +150,13 @@ class Slots:
         """Waits for a free slot and takes it."""
         await self._free.acquire()
 
-    def leave(self) -> None:
+    def free(self) -> None:
         """Frees the slot."""
         self._free.release()
 
     @asynccontextmanager
-    async def aside(self) -> AsyncIterator[None]:
-        """Frees the slot within the context, and takes one again at its end. For slow requests."""
+    async def released(self) -> AsyncIterator[None]:
+        """Frees the slot within the context, and waits for a slot again at its end. For slow requests."""
         self._free.release()
         try:
             yield
@@ -173,7 +175,7 @@ async def work_through(queue: WorkQueue[KeyT], slots: Slots, work: Callable[[Key
             except QueueClosed:
                 return
             # Wait for a key first, then for a slot. If this loop took the slot first, it would hold the slot while the
-            # queue is empty, and work that returns from `aside` could not get it back.
+            # queue is empty, and work that needs a slot at the end of `released` could not get it.
             await slots.take()
             group.create_task(_work_on(key, queue, slots, work))
 
@@ -182,5 +184,5 @@ async def _work_on(key: KeyT, queue: WorkQueue[KeyT], slots: Slots, work: Callab
     try:
         await work(key)
     finally:
-        slots.leave()
+        slots.free()
         queue.done(key)

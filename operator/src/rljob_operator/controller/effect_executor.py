@@ -143,7 +143,7 @@ class EffectExecutor:
                 case SubmitJob():
                     await self._submit(effect, observation)
                 case StopJob():
-                    async with self._slots.aside():
+                    async with self._slots.released():
                         await _reached(observation).stop(effect.submission_id)
                 case DumpStacks():
                     await self._dump_stacks(effect, observation)
@@ -192,7 +192,7 @@ class EffectExecutor:
         job, dashboard = observation.observed.job, _reached(observation)
         if job.spec is None:
             raise OperatorError(f"RLJob {job.namespace}/{job.name}: a submission was planned for an invalid spec")
-        async with self._slots.aside():
+        async with self._slots.released():
             try:
                 await dashboard.submit(
                     submission(
@@ -208,7 +208,7 @@ class EffectExecutor:
     async def _dump_stacks(self, effect: DumpStacks, observation: Observation) -> None:
         """Submits the program that writes the stacks, once. If it fails, the trainer is stopped without stacks."""
         job, dashboard = observation.observed.job, _reached(observation)
-        async with self._slots.aside():
+        async with self._slots.released():
             if await dashboard.job(stacks_submission_id(effect.submission_id)) is None:
                 await dashboard.submit(stacks_submission(job.identity, effect.submission_id, effect.attempt))
 

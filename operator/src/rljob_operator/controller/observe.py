@@ -106,14 +106,14 @@ class Observer:
         head = _head_to_ask(about, parts)
         if head is None:
             return observation
-        async with self._slots.aside():
+        async with self._slots.released():
             key = f"{about.namespace}/{about.name}"
             ray = await self._watcher.observe(
                 key, observation.dashboard, _newest_submission(about), _stacks_to_be_written(about)
             )
         pods = observation.observed.pods
         if ray.reachability is Reachability.UNREACHABLE:
-            pods = _silent(pods, head, await self._leases.silent_seconds(text_at(head, "spec", "nodeName")))
+            pods = _silent(pods, head, await self._leases.seconds_since_renewal(text_at(head, "spec", "nodeName")))
         return replace(observation, observed=replace(observation.observed, ray=ray, pods=pods))
 
     async def observe_again(
@@ -155,7 +155,7 @@ class Observer:
 
     async def read_job(self, namespace: str, name: str) -> JobObject:
         """The job from the API server. Raises NotFoundError or KubeError."""
-        known = self._cache.version_of_job(namespace, name)
+        known = self._cache.job_version(namespace, name)
         raw = await self._objects.get(JOBS, namespace, name)
         reject_stale(f"RLJob {namespace}/{name}", text_at(raw, "metadata", "resourceVersion"), known)
         self._cache.store(JOBS, "", raw)
@@ -167,7 +167,7 @@ class Observer:
         found: dict[ResourceType, JsonObjects] = {}
         is_installed = True
         for kind in (CLUSTERS, PODS):
-            known = self._cache.newest_of_job(kind, job.namespace, job.uid)
+            known = self._cache.newest_version(kind, job.namespace, job.uid)
             try:
                 listing = await self._objects.listing(kind, job.namespace, labels=labels)
                 reject_stale(f"{kind.plural} of RLJob {job.namespace}/{job.name}", listing.version, known)
@@ -199,7 +199,7 @@ class Observer:
         is_young = created is None or self._clock.now() - created < CLUSTER_PATIENCE
         if has_pods or found.pod_creation_error or found.deleting or is_young:
             return found
-        async with self._slots.aside():
+        async with self._slots.released():
             return observed_cluster(raw, await self._events.of_cluster(namespace, found.uid))
 
     async def _observed_pods(self, namespace: str, pods: Sequence[JsonObject]) -> tuple[ObservedPod, ...]:
@@ -209,7 +209,7 @@ class Observer:
         if unclear:
             # One request for all pods of the namespace: for a large job with a missing volume, one request for each pod
             # would be too many.
-            async with self._slots.aside():
+            async with self._slots.released():
                 events = by_pod(await self._events.of_pods(namespace))
         return tuple(
             observed_pod(

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from rljob_operator.metrics import Metrics
 
-READ_SECONDS = 5.0
+REQUEST_SECONDS = 5.0
+"""Timeout of a request: reading it and sending the response."""
 MAX_REQUEST_BYTES = 16 * 1024
 PHRASES = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
 
@@ -61,7 +62,7 @@ class BackgroundTasks:
 
 
 def health_pages(tasks: BackgroundTasks) -> dict[str, Callable[[], Reply]]:
-    """Pages for probes: healthy while no task has ended."""
+    """The pages for probes. They report success as long as no task has ended by itself."""
 
     def health() -> Reply:
         dead = tasks.dead()
@@ -82,7 +83,7 @@ async def serving(port: int, pages: Mapping[str, Callable[[], Reply]]) -> AsyncI
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(READ_SECONDS):
+            async with asyncio.timeout(REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
             writer.write(_response(_reply(head, pages)))
             await writer.drain()

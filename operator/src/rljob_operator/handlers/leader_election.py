@@ -1,7 +1,7 @@
 """Leader election with a Lease: one replica works, the others wait.
 
-The election of kubernetes.aio (37.0.2) is not used: it ends for good after one failed request to the API server, has no
-request timeout, so that two replicas can believe to be the leader, and does not release the Lease.
+The election of kubernetes.aio (37.0.2) is not used. It ends for good after one failed request to the API server. Its
+requests have no timeout, so two replicas could act as the leader at the same time. It does not release the Lease.
 """
 
 from __future__ import annotations
@@ -29,26 +29,29 @@ RENEW_SECONDS = 10.0
 """A leader that could not renew for this long stops. It is shorter than `LEASE_SECONDS`, so it stops before another
 replica takes over."""
 RETRY_SECONDS = 2.0
+"""Pause before the Lease is taken or renewed again, after success and after failure."""
 RELEASE_SECONDS = 5.0
+"""How long a replica that stops waits until the Lease is released."""
 
 logger = logging.getLogger(__name__)
 
 
 class LeadershipLostError(OperatorError):
-    """This replica is no longer certainly the leader."""
+    """It is no longer certain that this replica is the leader."""
 
 
 class LeaseThread:
     """Holds the Lease from a thread with its own event loop and connection, so that it is renewed however busy the
-    operator is. Only the event loop that creates it may use it; `may_act` may be called from any thread."""
+    operator is. Use this object only in the event loop that created it; only `may_act` may be called from any thread.
+    """
 
     def __init__(self, settings: Settings, metrics: Metrics, clock: ServerClock) -> None:
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
-        self._ours = asyncio.get_running_loop()
-        self._leads: asyncio.Future[None] = self._ours.create_future()
-        self._ended: asyncio.Future[None] = self._ours.create_future()
+        self._main_loop = asyncio.get_running_loop()
+        self._leads: asyncio.Future[None] = self._main_loop.create_future()
+        self._ended: asyncio.Future[None] = self._main_loop.create_future()
         self._leadership: Leadership | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_requested: asyncio.Event | None = None
@@ -57,16 +60,17 @@ class LeaseThread:
     def start(self) -> None:
         """Starts the thread, which waits for leadership."""
         # A daemon thread: a request that hangs must not keep the process from exiting.
-        threading.Thread(target=self._live, name="lease", daemon=True).start()
+        threading.Thread(target=self._run_thread, name="lease", daemon=True).start()
 
     async def acquired(self) -> None:
-        """Waits until this replica is the leader. Raises the error with which the thread ended."""
+        """Waits until this replica is the leader. If the thread ends before that, raises the error of the thread."""
         await asyncio.wait([self._leads, self._ended], return_when=asyncio.FIRST_COMPLETED)
         if not self._leads.done():
             await self._ended
 
     async def lost(self) -> None:
-        """Waits until this replica is no longer the leader, then raises LeadershipLostError."""
+        """Waits until this replica is no longer the leader. Raises the error of the thread, which is
+        LeadershipLostError unless leader election failed with a bug. Returns only after `stop`."""
         await asyncio.shield(self._ended)
 
     def may_act(self) -> bool:
@@ -81,10 +85,10 @@ class LeaseThread:
                 self._loop.call_soon_threadsafe(self._stop_requested.set)
             await asyncio.wait([self._ended], timeout=RELEASE_SECONDS)
 
-    def _live(self) -> None:
+    def _run_thread(self) -> None:
         error: BaseException | None = None
         try:
-            asyncio.run(self._lead())
+            asyncio.run(self._run())
         except LeadershipLostError as lost:
             error = lost
         except Exception as mistake:
@@ -92,7 +96,7 @@ class LeaseThread:
             error = mistake
         self._resolve(self._ended, error)
 
-    async def _lead(self) -> None:
+    async def _run(self) -> None:
         self._loop, self._stop_requested = asyncio.get_running_loop(), asyncio.Event()
         if self._is_stopped:
             return
@@ -121,7 +125,7 @@ class LeaseThread:
         await leadership.hold()
 
     def _resolve(self, future: asyncio.Future[None], error: BaseException | None) -> None:
-        def settle() -> None:
+        def set_outcome() -> None:
             if future.done():
                 return
             if error is None:
@@ -131,7 +135,7 @@ class LeaseThread:
 
         # RuntimeError: the main event loop is already closed, because the process is about to exit.
         with suppress(RuntimeError):
-            self._ours.call_soon_threadsafe(settle)
+            self._main_loop.call_soon_threadsafe(set_outcome)
 
 
 class Leadership:
@@ -151,7 +155,7 @@ class Leadership:
     @property
     def is_certain(self) -> bool:
         """Whether no other replica can be the leader now. May be called from any thread. It compares times, so it is
-        also right in a process that was paused and has not looked at the lease since."""
+        also right in a process that was paused and has not read the Lease since."""
         return self._clock.monotonic() - self._renewed_at < RENEW_SECONDS
 
     async def acquire(self) -> None:
@@ -159,7 +163,7 @@ class Leadership:
         logged_holder = ""
         while True:
             try:
-                if await self._try():
+                if await self._take_or_renew():
                     logger.info("this replica (%s) is the leader", self._identity)
                     return
                 holder = self._seen.holder if self._seen is not None else ""
@@ -171,8 +175,8 @@ class Leadership:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def hold(self) -> None:
-        """Renews the Lease until it is cancelled. Raises LeadershipLostError when no renewal has succeeded for
-        `RENEW_SECONDS`."""
+        """Renews the Lease until this call is cancelled. Raises LeadershipLostError when another replica holds the
+        Lease, or when no renewal has succeeded for `RENEW_SECONDS`."""
         if self._renewed_at == -math.inf:
             self._renewed_at = self._clock.monotonic()
         while True:
@@ -180,7 +184,11 @@ class Leadership:
             rest = self._renewed_at + RENEW_SECONDS - self._clock.monotonic()
             try:
                 async with asyncio.timeout(max(0.0, rest)):
-                    if not await self._try() and self._seen is not None and self._seen.holder != self._identity:
+                    if (
+                        not await self._take_or_renew()
+                        and self._seen is not None
+                        and self._seen.holder != self._identity
+                    ):
                         raise LeadershipLostError(f"lease {self._name}: held by {self._seen.holder or 'nobody'} now")
             except (KubeError, TimeoutError) as error:
                 logger.warning("lease %s: %s", self._name, str(error) or "request timed out")
@@ -196,8 +204,8 @@ class Leadership:
         except KubeError as error:
             logger.warning("lease %s: not released: %s", self._name, error)
 
-    async def _try(self) -> bool:
-        """Takes or renews the Lease if allowed. Returns whether this replica holds it now."""
+    async def _take_or_renew(self) -> bool:
+        """Takes or renews the Lease if no other replica holds it. Returns whether this replica holds it now."""
         found = await self._lease.read()
         now = self._clock.monotonic()
         if found is None or found != self._seen:
@@ -248,8 +256,8 @@ class Lease:
         )
 
     async def write(self, holder: str, seconds: int, before: LeaseRecord | None) -> bool:
-        """Writes the holder into the Lease; an empty holder releases it. Returns False if another replica has written
-        it since `before` was read. Raises KubeError."""
+        """Writes the holder into the Lease; an empty holder releases it. Returns False if it was written or deleted
+        since `before` was read. Raises KubeError."""
         now = self._clock.now().isoformat(timespec="microseconds").replace("+00:00", "Z")
         metadata: dict[str, object] = {"name": self._name, "namespace": self._namespace}
         acquired, num_transitions = now, 0

@@ -43,7 +43,7 @@ async def run_operator(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_requested.set)
-    # A replica that waits for leadership must not wait with settings that it cannot use.
+    # Check the keys now: with keys that it cannot use, a replica must not wait for leadership.
     read_token_keys(settings.token_keys_folder)
     defaults = _defaults(settings)
     connection = await load_connection(settings.kubeconfig)
@@ -52,7 +52,7 @@ async def run_operator(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         kube = await stack.enter_async_context(KubeClient(connection, metrics, clock))
         ray = await stack.enter_async_context(RayClient(metrics))
-        # Metrics first: whoever sees a healthy operator can read its metrics.
+        # Metrics first: as soon as the operator reports that it is healthy, its metrics can be read.
         await stack.enter_async_context(serving(settings.metrics_port, metrics_pages(metrics)))
         await stack.enter_async_context(serving(settings.health_port, health_pages(tasks)))
         lease = LeaseThread(settings, metrics, clock) if settings.leader_election else None
@@ -64,17 +64,17 @@ async def run_operator(settings: Settings) -> None:
         cache, slots = ObjectCache(settings.namespaces or (None,)), Slots(settings.max_concurrent_reconciles)
         may_act = lease.may_act if lease is not None else _always
         shared = OperatorContext(KubeObjects(kube), cache, settings, defaults, slots, metrics, clock, may_act)
-        worker = _Worker(shared, connection, ray, tasks)
-        worker.start()
+        leader_tasks = _LeaderTasks(shared, connection, ray, tasks)
+        leader_tasks.start()
         metrics.leader.set(1)
         try:
             await _first(stop_requested, lease.lost() if lease is not None else _for_ever())
         except LeadershipLostError:
             # Another replica may write from now on, so running passes get no time to finish.
-            await worker.stop(patience_seconds=0.0)
+            await leader_tasks.stop(patience_seconds=0.0)
             raise
         logger.info("stopping")
-        await worker.stop(patience_seconds=STOP_SECONDS)
+        await leader_tasks.stop(patience_seconds=STOP_SECONDS)
 
 
 def _defaults(settings: Settings) -> Defaults:
@@ -87,17 +87,17 @@ def _defaults(settings: Settings) -> Defaults:
     )
 
 
-class _Worker:
+class _LeaderTasks:
     """The tasks that only the leader runs: watches, relists and reconcile passes."""
 
     def __init__(self, shared: OperatorContext, connection: Connection, ray: RayClient, tasks: BackgroundTasks) -> None:
-        self._parts = tasks
+        self._tasks = tasks
         self._slots = shared.slots
         self._queue: WorkQueue[JobKey] = WorkQueue(random.random, _namespace_of)
-        shared.metrics.watch_queue(
+        shared.metrics.read_queue_from(
             lambda: self._queue.num_waiting, lambda: self._queue.num_delayed, lambda: self._queue.num_working
         )
-        shared.metrics.watch_cache(lambda: shared.cache.num_objects)
+        shared.metrics.read_cache_from(lambda: shared.cache.num_objects)
         ages = Ages(shared.clock)
         self._controller = ReconcileLoop(self._queue, Observer(shared, ray, ages), EffectExecutor(shared), shared)
         namespaces = shared.settings.namespaces
@@ -109,20 +109,20 @@ class _Worker:
 
     def start(self) -> None:
         """Starts all tasks."""
-        self._parts.start("workers", work_through(self._queue, self._slots, self._controller.work))
-        self._parts.start("relist", self._relist.run())
-        self._parts.start("watches", self._watches.run())
+        self._tasks.start("workers", work_through(self._queue, self._slots, self._controller.work))
+        self._tasks.start("relist", self._relist.run())
+        self._tasks.start("watches", self._watches.run())
 
     async def stop(self, patience_seconds: float) -> None:
         """Stops all tasks; running passes get `patience_seconds` to finish."""
         self._queue.close()
-        await self._parts.stop("relist")
-        await self._parts.stop("workers", patience_seconds)
-        await self._parts.stop("watches")
+        await self._tasks.stop("relist")
+        await self._tasks.stop("workers", patience_seconds)
+        await self._tasks.stop("watches")
 
 
 async def _first(stop_requested: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
-    """Waits for the work or for a stop request. Returns whether the work ended first. Raises what the work raises."""
+    """Waits for the work or for a stop request. Returns whether the work ended. Raises what the work raises."""
     task, waiter = asyncio.create_task(work), asyncio.create_task(stop_requested.wait())
     try:
         await asyncio.wait([task, waiter], return_when=asyncio.FIRST_COMPLETED)

@@ -31,10 +31,10 @@ RELIST_SECONDS = 60.0
 OBJECTS_PER_SECOND = 100.0
 """Limit of listed objects per second: with more than 6,000 objects, listings are less frequent."""
 INCOMPLETE_SECONDS = 5.0
-"""Time between listings while a kind is not installed or may not be listed, if there are few objects."""
+"""Seconds between two listings while a kind is not installed or may not be listed; more with more than 500 objects."""
 AFTER_FAILURE_SECONDS = 5.0
 FIRST_FAILURE_SECONDS = 1.0
-"""Retry interval of the first listing: the operator does nothing before it."""
+"""Retry interval until the first listing succeeds: the operator does nothing before that."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Relist:
         self._forbidden: set[tuple[ResourceType, str | None]] = set()
 
     async def run(self) -> None:
-        """Relists until it is cancelled."""
+        """Lists everything again and again, until this call is cancelled."""
         is_first = True
         while True:
             try:
@@ -80,7 +80,7 @@ class Relist:
                 await asyncio.sleep(AFTER_FAILURE_SECONDS if self._cache.is_complete else FIRST_FAILURE_SECONDS)
 
     async def once(self) -> None:
-        """Lists everything once. Raises KubeError."""
+        """Lists everything once, updates the cache, and queues the jobs that need a pass. Raises KubeError."""
         missing_before = set(self._missing)
         # List pods and clusters before jobs: a job exists before its pods and clusters, so the later listing has it.
         await self._list(PODS, LABEL_JOB_UID)
@@ -96,7 +96,7 @@ class Relist:
         for job in deleted_jobs:
             self._events.on_job_deleted(JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name")))
         for job in jobs:
-            self._events.on_listed(job)
+            self._events.on_listed_job(job)
         self._events.on_listed_clusters()
 
     def _pause_seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""Turns watch events and listings into keys on the work queue; ignores those that cannot change anything."""
+"""Adds the keys of jobs to the work queue when events or listings arrive; ignores those that cannot change anything."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from rljob_operator.raw_json import JsonObject, integer_at, object_at, optional_
 from rljob_operator.workqueue import WorkQueue
 
 MAX_DELETED_REPORTED = 1000
-"""How many UIDs of deleted objects the router keeps at most before the first listing, beside those in the cache."""
+"""How many more UIDs than twice the number of cached objects the router remembers as reported; beyond that, it drops
+those of deleted objects."""
 
 
 class JobVersions:
-    """Tells changes of a job from changes of its status only, which the operator itself has written."""
+    """Distinguishes changes of a job that need a pass from other changes, such as a status that the operator wrote."""
 
     def __init__(self) -> None:
         self._known: dict[JobKey, tuple[str, int, bool, str, str]] = {}
 
     def needs_reconcile(self, key: JobKey, event_type: str, job: JsonObject) -> bool:
-        """Whether more than the status has changed since the last event for this job."""
+        """Whether the job was created or deleted, or its spec, its deletion or a request in its annotations has changed
+        since the last event for this job."""
         if event_type == DELETED:
             self.forget(key)
             return True
@@ -54,52 +56,52 @@ class WatchEventRouter:
         self._queue = queue
         self._clock = clock
         self._versions = JobVersions()
-        self._late: set[str] = set()
-        """UIDs of clusters of finished jobs (such as kept clusters) for which a pass was already requested."""
+        self._clusters_of_finished: set[str] = set()
+        """UIDs of the clusters of finished jobs (such as kept clusters) in the last listing. Their jobs had a pass."""
         self._reported: set[str] | None = set()
         """UIDs of the objects that the watches have reported; None once `have_reported_all` was called."""
 
     def on_event(self, kind: ResourceType, event_type: str, raw: JsonObject) -> None:
         """Handles a watch event. The type is empty for objects that existed when the watch started."""
-        needs_reconcile = self._cache.store(kind, event_type, raw)
+        is_new = self._cache.store(kind, event_type, raw)
         if self._reported is not None:
             self._reported.add(text_at(raw, "metadata", "uid"))
             if len(self._reported) > 2 * self._cache.num_objects + MAX_DELETED_REPORTED:
-                # Those of deleted objects: the first listing may fail for hours while objects come and go.
+                # Drop the UIDs of deleted objects: the first listing may fail for hours, and objects come and go.
                 self._reported.intersection_update(self._cache.uids())
         if kind == JOBS:
             key = _key(raw)
             # Before everything was listed once, nothing is queued; then the relist queues every job that needs a pass.
             if self._versions.needs_reconcile(key, event_type, raw) and self._cache.is_complete:
                 self._queue_job(key, raw)
-        elif needs_reconcile and self._cache.is_complete:
+        elif is_new and self._cache.is_complete:
             self._on_cluster_or_pod(kind, event_type, raw)
 
-    def on_listed(self, job: JsonObject) -> None:
-        """Handles a job of a listing."""
+    def on_listed_job(self, job: JsonObject) -> None:
+        """Handles a job in a listing."""
         self._queue_job(_key(job), job)
 
     def on_listed_clusters(self) -> None:
-        """Handles the clusters of a listing, in case that their events were lost: a finished job gets a pass if it has
-        a new cluster, or if its status says that it has one and it has none."""
-        late: set[str] = set()
-        holders: set[JobKey] = set()
+        """Handles the listed clusters of finished jobs, whose events may have been lost. A finished job gets a pass if
+        it has a new cluster, or if it has no cluster but its status counts GPUs."""
+        clusters: set[str] = set()
+        jobs_with_cluster: set[JobKey] = set()
         for cluster in self._cache.clusters():
             key, uid = _key_of_job(cluster), text_at(cluster, "metadata", "uid")
             job = self._cache.job(*key)
             if job is not None and _belongs_to(cluster, job) and is_finished_and_cleaned_up(job):
-                late.add(uid)
-                holders.add(key)
-                if uid not in self._late:
+                clusters.add(uid)
+                jobs_with_cluster.add(key)
+                if uid not in self._clusters_of_finished:
                     self._queue.add(key)
-        self._late = late
+        self._clusters_of_finished = clusters
         for job in self._cache.jobs():
             key = _key(job)
-            if integer_at(job, "status", "gpus") and is_finished_and_cleaned_up(job) and key not in holders:
+            if integer_at(job, "status", "gpus") and is_finished_and_cleaned_up(job) and key not in jobs_with_cluster:
                 self._queue.add(key)
 
     def have_reported_all(self) -> bool:
-        """Whether the watches have reported every cached object. Called once, when the watches have started."""
+        """Whether the watches have reported every cached object. Call it once, when the watches should have started."""
         reported, self._reported = self._reported or set(), None
         return reported.issuperset(self._cache.uids())
 
@@ -113,9 +115,10 @@ class WatchEventRouter:
         job = self._cache.job(*key)
         if job is None or not _belongs_to(raw, job):
             return
-        # Of a finished job, a former leader that was paused may create a cluster, and a user may delete the kept one.
-        comes_or_goes = kind == CLUSTERS and event_type in ("", "ADDED", DELETED)
-        if comes_or_goes or not is_finished_and_cleaned_up(job):
+        # A finished job needs a pass only for its clusters: a former leader that was paused may create one, and a user
+        # may delete the kept one.
+        was_created_or_deleted = kind == CLUSTERS and event_type in ("", "ADDED", DELETED)
+        if was_created_or_deleted or not is_finished_and_cleaned_up(job):
             self._queue.add(key)
 
     def _queue_job(self, key: JobKey, job: JsonObject) -> None:

@@ -1,7 +1,7 @@
 """Watches jobs, clusters and pods with kopf.
 
-kopf runs in a thread with its own event loop, because it cancels every task of its loop when it ends. It must be
-restarted sometimes: it checks only once which resources exist, and some watch errors end it.
+kopf runs in a thread with its own event loop, because it cancels every task of its loop when it ends. Sometimes it must
+be restarted: kopf checks only once which resources exist, and some errors of a watch end kopf.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Watches:
         self._thread: _KopfThread | None = None
 
     async def run(self) -> None:
-        """Watches until it is cancelled. If kopf ends by itself, it is restarted."""
+        """Watches until this call is cancelled. If kopf ends by itself, kopf is restarted."""
         loop = asyncio.get_running_loop()
         pause = FIRST_PAUSE_SECONDS
         while True:
@@ -74,7 +74,7 @@ class Watches:
             pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
 
     def restart(self) -> None:
-        """Restarts the watches, so that kopf finds a resource that was installed since."""
+        """Restarts the watches, so that kopf finds a resource that was installed after the start of kopf."""
         if self._thread is not None:
             self._thread.request_stop()
 
@@ -106,32 +106,32 @@ class _KopfThread:
         self._namespaces = namespaces
         self._ended = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._flag: asyncio.Event | None = None
+        self._stop_flag: asyncio.Event | None = None
         self.stop_was_requested = False
 
     async def run(self) -> None:
         """Runs kopf and returns when it has ended, for whatever reason."""
-        ours = asyncio.get_running_loop()
+        main_loop = asyncio.get_running_loop()
 
-        def live() -> None:
+        def run_thread() -> None:
             try:
-                asyncio.run(self._operate())
+                asyncio.run(self._run_kopf())
             except Exception:
                 logger.exception("kopf failed")
             finally:
                 # RuntimeError: the main event loop is already closed, because the process is about to exit.
                 with suppress(RuntimeError):
-                    ours.call_soon_threadsafe(self._ended.set)
+                    main_loop.call_soon_threadsafe(self._ended.set)
 
         # A daemon thread: if kopf hangs while it stops, the process still exits.
-        threading.Thread(target=live, name="kopf", daemon=True).start()
+        threading.Thread(target=run_thread, name="kopf", daemon=True).start()
         await self._ended.wait()
 
     def request_stop(self) -> None:
         """Asks kopf to stop."""
         self.stop_was_requested = True
-        if self._loop is not None and self._flag is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._flag.set)
+        if self._loop is not None and self._stop_flag is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop_flag.set)
 
     async def stop(self) -> None:
         """Asks kopf to stop if it is still running, and waits up to `STOP_SECONDS`."""
@@ -144,21 +144,21 @@ class _KopfThread:
         except TimeoutError:
             logger.warning("the watches did not stop within %.0f s", STOP_SECONDS)
 
-    async def _operate(self) -> None:
-        self._flag = asyncio.Event()
+    async def _run_kopf(self) -> None:
+        self._stop_flag = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         if self.stop_was_requested:
             return
-        ours = asyncio.current_task()
+        this_task = asyncio.current_task()
         tasks = await kopf.spawn_tasks(
             registry=self._registry,
             settings=_settings(),
             standalone=True,
             clusterwide=not self._namespaces,
             namespaces=self._namespaces,
-            stop_flag=self._flag,
+            stop_flag=self._stop_flag,
         )
-        running = asyncio.create_task(kopf.run_tasks(tasks, ignored={ours} if ours else ()))
+        running = asyncio.create_task(kopf.run_tasks(tasks, ignored={this_task} if this_task else ()))
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         while not (await asyncio.wait({running}, timeout=CANCEL_SECONDS))[0]:
             _cancel_watchers()

@@ -74,14 +74,14 @@ class KubeObjects:
     async def list_all(
         self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
     ) -> tuple[JsonObject, ...]:
-        """Lists objects by selectors. Raises ResourceTypeMissingError or ForbiddenError."""
+        """The objects of a kind in a namespace (None: in all), by selectors. Raises ResourceTypeMissingError or
+        ForbiddenError."""
         return (await self.listing(kind, namespace, labels=labels, fields=fields)).items
 
     async def listing(
         self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
     ) -> Listing:
-        """Lists objects by selectors, with the version of the listing. Raises ResourceTypeMissingError or
-        ForbiddenError."""
+        """Like `list_all`, but also returns the version of the listing."""
         try:
             try:
                 return await self._pages(kind, namespace, labels, fields)
@@ -93,7 +93,7 @@ class KubeObjects:
             raise
 
     async def create(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> bool:
-        """Creates an object; returns False if one with this name exists, which is not changed. Raises RefusedError."""
+        """Creates an object; returns False if one with this name exists (it stays as it is). Raises RefusedError."""
         try:
             answer = await self._client.request("POST", kind.path(namespace), resource=kind.plural, body=manifest)
         except AlreadyExistsError:
@@ -122,7 +122,7 @@ class KubeObjects:
         _require_object(answer, kind.kind, name)
 
     async def replace(self, kind: ResourceType, namespace: str, name: str, manifest: JsonObject) -> None:
-        """Replaces an object. Raises ConflictError if it was changed since it was read."""
+        """Replaces an object. Raises ConflictError if it was changed since the `resourceVersion` in the manifest."""
         answer = await self._client.request("PUT", kind.path(namespace, name), resource=kind.plural, body=manifest)
         _require_object(answer, kind.kind, name)
 
@@ -140,7 +140,7 @@ class KubeObjects:
 
     async def delete(self, kind: ResourceType, namespace: str, name: str, uid: str, version: str = "") -> bool:
         """Deletes an object with this UID, and in the background what it owns; returns False if there is no such
-        object. With `version`, raises ConflictError if the object was changed since that version."""
+        object. With `version`, raises ConflictError if the object was changed since that version, or replaced."""
         body = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",

@@ -1,7 +1,7 @@
-"""Caches the objects of all jobs from watches and relists, so that a reconcile pass needs no read request.
+"""Caches all jobs and their clusters and pods, from watches and relists, so that most passes need no read request.
 
 Events can arrive twice, late, in the wrong order, or not at all: the cache keeps the newer of two states of an object,
-and a listing repairs missed events. Resource versions are compared as numbers, as Kubernetes allows for one kind.
+and a listing repairs missed events. Resource versions of the same kind are compared as numbers (`version_number`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEPT_STATUS = ("observedGeneration", "phase", "gpus", "result", "handledRequests
 
 @dataclass(frozen=True)
 class _Deleted:
-    """A deleted object, remembered until a listing no longer contains it."""
+    """A deleted object. It is remembered until a listing is as new as the deletion, so that late events are ignored."""
 
     kind: ResourceType
     namespace: str
@@ -37,17 +37,18 @@ class ObjectCache:
     def __init__(self, namespaces: Sequence[str | None]) -> None:
         self._objects: dict[ResourceType, dict[tuple[str, str], JsonObject]] = {kind: {} for kind in KINDS}
         self._of_jobs: dict[tuple[ResourceType, str, str], dict[str, JsonObject]] = {}
-        """Clusters and pods by name, by kind, namespace and the UID of their job."""
+        """For each kind, namespace and UID of a job: its clusters or pods, by name."""
         self._deleted: dict[str, _Deleted] = {}
         self._unlisted = {(kind, namespace) for kind in KINDS for namespace in namespaces}
-        self._remnants: set[tuple[str, str]] = set()
+        self._trimmed: set[tuple[str, str]] = set()
         """Keys of jobs of which the cache has only a trimmed copy."""
         self._missing: set[ResourceType] = set()
         self._forbidden: dict[tuple[ResourceType, str | None], str] = {}
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything was listed once. Before that, an object missing here may still exist."""
+        """Whether each kind was listed once in each namespace, or cannot be listed. Before that, an object that is not
+        in the cache may exist."""
         return not self._unlisted
 
     def job(self, namespace: str, name: str) -> JsonObject | None:
@@ -56,7 +57,7 @@ class ObjectCache:
 
     def is_trimmed(self, namespace: str, name: str) -> bool:
         """Whether the cache has only a trimmed copy of the job."""
-        return (namespace, name) in self._remnants
+        return (namespace, name) in self._trimmed
 
     def jobs(self) -> tuple[JsonObject, ...]:
         """All jobs."""
@@ -71,12 +72,12 @@ class ObjectCache:
         found = self._of_jobs.get((kind, namespace, uid), {})
         return tuple(found[name] for name in sorted(found))
 
-    def newest_of_job(self, kind: ResourceType, namespace: str, uid: str) -> int:
+    def newest_version(self, kind: ResourceType, namespace: str, uid: str) -> int:
         """The newest resource version of a job's clusters or pods; -1 if it has none. A listing requested later must
         not be older."""
         return max((_version(raw) for raw in self.of_job(kind, namespace, uid)), default=-1)
 
-    def version_of_job(self, namespace: str, name: str) -> int:
+    def job_version(self, namespace: str, name: str) -> int:
         """The resource version of a job; -1 if it is not in the cache."""
         return _version(self._objects[JOBS].get((namespace, name), {}))
 
@@ -85,8 +86,8 @@ class ObjectCache:
         return kind in self._missing
 
     def forbidden(self, namespace: str) -> str | None:
-        """The API server's message if the objects of a namespace may no longer be listed, so that they are stale; else
-        None."""
+        """The API server's message if the operator may not list the objects of a namespace, so that the cached ones may
+        be stale; else None."""
         found = [message for (_, where), message in self._forbidden.items() if where in (None, namespace)]
         return found[0] if found else None
 
@@ -102,7 +103,8 @@ class ObjectCache:
                 yield _uid(raw)
 
     def store(self, kind: ResourceType, event_type: str, raw: JsonObject) -> bool:
-        """Stores the state of an object from an event or a response. Returns whether it is newer than the known one."""
+        """Stores the state of an object from an event or a response, or removes a deleted object. Returns whether this
+        has changed the cached objects."""
         key, uid, version = _key(raw), _uid(raw), _version(raw)
         known = self._objects[kind].get(key)
         if event_type == DELETED:
@@ -112,9 +114,9 @@ class ObjectCache:
             self._remove(kind, known)
             return True
         gone = self._deleted.get(uid)
-        if gone is not None and _is_as_old(version, gone.version):
+        if gone is not None and _is_not_newer(version, gone.version):
             return False
-        if known is not None and _is_as_old(version, _version(known)):
+        if known is not None and _is_not_newer(version, _version(known)):
             return False
         if known is not None:
             self._remove(kind, known)
@@ -124,8 +126,8 @@ class ObjectCache:
     def replace(
         self, kind: ResourceType, namespace: str | None, listed: Iterable[JsonObject], version: str
     ) -> tuple[JsonObject, ...]:
-        """Stores a listing of a kind in a namespace (None: in all). Objects that are newer than the listing's version
-        stay as they are. Returns the objects that were deleted."""
+        """Stores a listing of a kind in a namespace (None: in all), removes the objects that it does not contain, and
+        returns the removed objects. Cached objects that are newer than the listing stay as they are."""
         found = {_key(raw): raw for raw in listed}
         listed_at = version_number(version)
         removed = [
@@ -140,7 +142,9 @@ class ObjectCache:
         self._deleted = {
             uid: gone
             for uid, gone in self._deleted.items()
-            if gone.kind != kind or namespace not in (None, gone.namespace) or not _is_as_old(gone.version, listed_at)
+            if gone.kind != kind
+            or namespace not in (None, gone.namespace)
+            or not _is_not_newer(gone.version, listed_at)
         }
         self._missing.discard(kind)
         self._forbidden.pop((kind, namespace), None)
@@ -156,7 +160,7 @@ class ObjectCache:
         self._unlisted = {key for key in self._unlisted if key[0] != kind}
 
     def note_forbidden(self, kind: ResourceType, namespace: str | None, message: str) -> None:
-        """Records that the operator may not list this kind in a namespace: its cached objects stay, and are stale."""
+        """Records that the operator may not list this kind in a namespace: its cached objects stay and may be stale."""
         self._forbidden[kind, namespace] = message
         self._unlisted.discard((kind, namespace))
 
@@ -166,7 +170,7 @@ class ObjectCache:
         kept: JsonObject = {**raw, "metadata": metadata}
         if kind == JOBS and is_finished_and_cleaned_up(raw):
             kept = _trimmed_copy(raw)
-            self._remnants.add(_key(raw))
+            self._trimmed.add(_key(raw))
         self._objects[kind][_key(raw)] = kept
         if kind != JOBS:
             self._of_jobs.setdefault(_job_key(kind, raw), {})[_key(raw)[1]] = kept
@@ -174,7 +178,7 @@ class ObjectCache:
     def _remove(self, kind: ResourceType, known: JsonObject) -> None:
         del self._objects[kind][_key(known)]
         if kind == JOBS:
-            self._remnants.discard(_key(known))
+            self._trimmed.discard(_key(known))
         of_job = self._of_jobs.get(_job_key(kind, known))
         if of_job is not None:
             of_job.pop(_key(known)[1], None)
@@ -188,16 +192,22 @@ def job_uid(raw: JsonObject) -> str:
 
 
 def is_finished_and_cleaned_up(job: JsonObject) -> bool:
-    """Whether the job is finished and cleaned up, and was not changed since; the operator has nothing to do for it."""
+    """Whether the job is finished and cleaned up, and nobody has since changed its spec, deleted it or requested a
+    retry. The operator has nothing to do for such a job until its TTL is over."""
     metadata, status = object_at(job, "metadata"), object_at(job, "status")
-    is_going = optional_text_at(metadata, "deletionTimestamp") is not None
-    is_seen = at(status, "observedGeneration") == at(metadata, "generation")
-    return bool(text_at(status, "result", "cleanedUpAt")) and is_seen and not is_going and not _is_to_be_tried(job)
+    is_deleting = optional_text_at(metadata, "deletionTimestamp") is not None
+    is_spec_observed = at(status, "observedGeneration") == at(metadata, "generation")
+    return (
+        bool(text_at(status, "result", "cleanedUpAt"))
+        and is_spec_observed
+        and not is_deleting
+        and not _has_new_retry_request(job)
+    )
 
 
 def reject_stale(what: str, version: str, known: int) -> None:
-    """Rejects a stale response: raises UnavailableError if its version is older than one that was known before the
-    request. An object that is missing in a stale response may still exist."""
+    """Rejects a stale response: raises UnavailableError if its version is older than `known`, which was seen before the
+    request. An object that is missing in a stale response may exist."""
     if 0 <= version_number(version) < known:
         raise UnavailableError(f"{what}: stale response (version {version} is older than {known}, seen before)")
 
@@ -209,7 +219,7 @@ def version_number(version: str) -> int:
 
 
 def _trimmed_copy(job: JsonObject) -> JsonObject:
-    """The fields that are needed of a finished job: its identity, its result, and when to delete it."""
+    """The fields of a finished job that are still needed: its identity, its result, and when to delete it."""
     metadata, status = object_at(job, "metadata"), object_at(job, "status")
     return {
         "metadata": {name: metadata[name] for name in KEPT_METADATA if name in metadata},
@@ -218,8 +228,8 @@ def _trimmed_copy(job: JsonObject) -> JsonObject:
     }
 
 
-def _is_to_be_tried(job: JsonObject) -> bool:
-    """Whether a user has asked for a retry that was not applied yet."""
+def _has_new_retry_request(job: JsonObject) -> bool:
+    """Whether a user has requested a retry that was not applied yet."""
     request = text_at(object_at(job, "metadata", "annotations"), ANNOTATION_RETRY)
     return bool(request) and as_recorded(request) != text_at(job, "status", "handledRequests", "retry")
 
@@ -240,6 +250,7 @@ def _version(raw: JsonObject) -> int:
     return version_number(text_at(raw, "metadata", "resourceVersion"))
 
 
-def _is_as_old(version: int, other: int) -> bool:
-    """Whether a version is not newer than the other. If versions are not numbers, whatever arrives last is newer."""
+def _is_not_newer(version: int, other: int) -> bool:
+    """Whether a version is not newer than the other. If one of them is not a number (-1), the state that arrives last
+    counts as newer."""
     return 0 <= version <= other

@@ -82,9 +82,8 @@ class KubeClient:
     async def _send(
         self, method: str, path: str, query: Mapping[str, str], body: JsonObject | None, content_type: str
     ) -> tuple[int, bytes, str]:
-        """Sends a request; returns status, body and Retry-After of the response. The generated client is untyped from
-        here on. `param_serialize` does not get the body: the body is plain JSON already, and the client would copy each
-        of its values."""
+        """Sends a request; returns status, body and Retry-After of the response."""
+        # The body is plain JSON already. `param_serialize` does not get it, because it would copy each of its values.
         sent_method, url, headers, _, _ = await self._api.param_serialize(
             method=method,
             resource_path=path,
@@ -92,9 +91,9 @@ class KubeClient:
             header_params={"Accept": JSON, "Content-Type": content_type},
             auth_settings=["BearerToken"],
         )
-        asked_at = self._clock.monotonic()
+        requested_at = self._clock.monotonic()
         response = await self._api.call_api(sent_method, url, header_params=headers, body=body)
-        self._clock.hear(str(response.headers.get("Date", "")), asked_at)
+        self._clock.update(str(response.headers.get("Date", "")), requested_at)
         data = await response.read()  # type: ignore[no-untyped-call]
         return int(response.status), bytes(data), str(response.headers.get("Retry-After", ""))
 

@@ -39,12 +39,12 @@ class Connection:
 
     @property
     def certificate_file(self) -> str | None:
-        """The client certificate; None if it has none."""
+        """The client certificate; None if there is none."""
         return _text(self.configuration.cert_file)
 
     @property
     def private_key_file(self) -> str | None:
-        """The private key of the client certificate."""
+        """The private key of the client certificate; None if there is none."""
         return _text(self.configuration.key_file)
 
     async def token(self) -> str | None:
@@ -79,8 +79,9 @@ async def load_connection(kubeconfig: str | None) -> Connection:
 
 
 def _read_token(configuration: Configuration) -> None:
-    """Reads the token before each request; its file is in memory. The library itself (37.0.2) reads it once a minute by
-    the node's clock: it would send an expired token for that long, and longer if that clock is set back."""
+    """Reads the token's file before each request, which is cheap: the kubelet keeps the file in memory. The library
+    itself (37.0.2) reads it once a minute by the node's clock: it could send an expired token for a minute, and for
+    longer if this clock is set back."""
     with suppress(OSError):
         token = Path(incluster_config.SERVICE_TOKEN_FILENAME).read_text().strip()
         if token:

@@ -8,7 +8,7 @@ from rljob_operator.raw_json import JsonObject, integer_at, text_at
 NOT_FOUND, CONFLICT, TOO_MANY_REQUESTS, SERVER_ERROR = 404, 409, 429, 500
 UNAUTHORIZED, FORBIDDEN, GONE = 401, 403, 410
 STRICT_DECODING = "strict decoding error"
-"""Start of the API server's message about fields that a kind's definition does not have."""
+"""Part of the API server's message about fields that the definition of a kind does not have."""
 
 
 class KubeError(OperatorError):
@@ -48,7 +48,8 @@ class ExpiredError(KubeError):
 
 
 class DefinitionOutdatedError(KubeError):
-    """The CustomResourceDefinition of RLJobs is older than this operator: the API server dropped written fields."""
+    """The CustomResourceDefinition of RLJobs is older than this operator: the API server dropped
+    fields that were written."""
 
 
 class UnavailableError(KubeError):

@@ -1,6 +1,6 @@
 """Reads Kubernetes events that explain why pods do not start or are not created.
 
-They only improve messages: if they cannot be read, messages say less, and nothing waits for them.
+If they cannot be read, messages have less detail, and the job goes on.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from rljob_operator.kube.errors import KubeError
 from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.raw_json import JsonObject, text_at
 
-KEPT_SECONDS = 5.0
-"""How long a response, or a failed request, is reused: all jobs of a namespace share one request."""
+REUSED_SECONDS = 5.0
+"""How long a response, or the failure of a request, is reused: all jobs of a namespace share one request."""
+FORGOTTEN_AFTER_SECONDS = 60.0
+"""How long a response is remembered, to be returned if later requests fail."""
 TIMEOUT_SECONDS = 5.0
-LOG_SECONDS = 60.0
-PODS = "involvedObject.kind=Pod,type=Warning"
+LOG_INTERVAL_SECONDS = 60.0
+"""Failures are logged at most once in this time."""
+WARNINGS_ABOUT_PODS = "involvedObject.kind=Pod,type=Warning"
 
 logger = logging.getLogger(__name__)
 
@@ -33,17 +36,17 @@ class _Answer:
 
 
 class ExplainingEvents:
-    """Reads events for one process. If a request fails, the last events are returned; nothing is raised."""
+    """Reads events for one process. If a request fails, the events of the last response are returned."""
 
     def __init__(self, objects: KubeObjects, clock: ServerClock) -> None:
         self._objects = objects
         self._clock = clock
         self._answers: dict[tuple[str, str], _Answer] = {}
-        self._complained_at = float("-inf")
+        self._logged_at = float("-inf")
 
     async def of_pods(self, namespace: str) -> tuple[JsonObject, ...]:
         """All Warning events about pods of a namespace."""
-        return await self._list(namespace, PODS)
+        return await self._list(namespace, WARNINGS_ABOUT_PODS)
 
     async def of_cluster(self, namespace: str, uid: str) -> tuple[JsonObject, ...]:
         """All events about one RayCluster."""
@@ -52,11 +55,13 @@ class ExplainingEvents:
     async def _list(self, namespace: str, fields: str) -> tuple[JsonObject, ...]:
         now = self._clock.monotonic()
         self._answers = {
-            key: answer for key, answer in self._answers.items() if answer.lock.locked() or _is_kept(answer, now)
+            key: answer
+            for key, answer in self._answers.items()
+            if answer.lock.locked() or _is_younger_than(answer, now, FORGOTTEN_AFTER_SECONDS)
         }
         answer = self._answers.setdefault((namespace, fields), _Answer())
         async with answer.lock:
-            if not _is_kept(answer, self._clock.monotonic(), KEPT_SECONDS):
+            if not _is_younger_than(answer, self._clock.monotonic(), REUSED_SECONDS):
                 try:
                     async with asyncio.timeout(TIMEOUT_SECONDS):
                         answer.events = await self._objects.list_all(CORE_EVENTS, namespace, fields=fields)
@@ -67,14 +72,16 @@ class ExplainingEvents:
 
     def _log_failure(self, namespace: str, error: str) -> None:
         now = self._clock.monotonic()
-        if now - self._complained_at >= LOG_SECONDS:
-            self._complained_at = now
+        if now - self._logged_at >= LOG_INTERVAL_SECONDS:
+            self._logged_at = now
             logger.warning(
-                "cannot read events of %s: %s; messages about pods that do not start have less detail", namespace, error
+                "cannot read the events of namespace %s: %s; messages about pods that do not start have less detail",
+                namespace,
+                error,
             )
 
 
-def _is_kept(answer: _Answer, now: float, seconds: float = LOG_SECONDS) -> bool:
+def _is_younger_than(answer: _Answer, now: float, seconds: float) -> bool:
     return now - answer.asked_at < seconds
 
 

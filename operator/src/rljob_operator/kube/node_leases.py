@@ -11,10 +11,10 @@ from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.raw_json import text_at
 
 NODE_LEASES_NAMESPACE = "kube-node-lease"
-FORGET_SECONDS = 60.0
-"""A record of a Lease that was not read again for this long is dropped. The time without a renewal then counts from the
+FORGOTTEN_AFTER_SECONDS = 60.0
+"""The record of a Lease that was not read for this long is dropped. The time without a renewal is then counted from the
 next read, because the operator does not know whether the Lease was renewed in between."""
-REUSE_READ_SECONDS = 2.0
+REUSED_SECONDS = 2.0
 """How long one read of a Lease is used, so that the jobs on a node share it."""
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _SeenLease:
+    """A Lease as last read."""
+
     renewed: str
     """Time of the last renewal by the kubelet's clock; only compared for equality."""
     since: float
@@ -37,33 +39,32 @@ class NodeLeases:
         self._objects = objects
         self._clock = clock
         self._seen: dict[str, _SeenLease] = {}
-        self._has_complained = False
+        self._has_warned = False
 
-    async def silent_seconds(self, node: str) -> float:
-        """Seconds since the node's kubelet was last seen to renew its lease, counted from the first read; 0 if the
-        lease cannot be read."""
+    async def seconds_since_renewal(self, node: str) -> float:
+        """Seconds since this process first saw the newest renewal of the node's Lease; 0 if it cannot be read."""
         seen = self._seen.get(node)
-        if seen is not None and self._clock.monotonic() - seen.read_at < REUSE_READ_SECONDS:
+        if seen is not None and self._clock.monotonic() - seen.read_at < REUSED_SECONDS:
             return self._clock.monotonic() - seen.since
         try:
             lease = await self._objects.get(LEASES, NODE_LEASES_NAMESPACE, node)
         except (ForbiddenError, NotFoundError) as error:
-            if not self._has_complained:
+            if not self._has_warned:
                 logger.warning(
                     "cannot read the lease of node %s: %s; lost nodes are noticed only when Kubernetes reports them",
                     node,
                     error,
                 )
-            self._has_complained = True
+            self._has_warned = True
             return 0.0
         except KubeError as error:
             logger.info("cannot read the lease of node %s: %s", node, error)
             return 0.0
-        return self._note(node, text_at(lease, "spec", "renewTime"))
+        return self._record(node, text_at(lease, "spec", "renewTime"))
 
-    def _note(self, node: str, renewed: str) -> float:
+    def _record(self, node: str, renewed: str) -> float:
         now = self._clock.monotonic()
-        self._seen = {each: seen for each, seen in self._seen.items() if now - seen.read_at < FORGET_SECONDS}
+        self._seen = {each: seen for each, seen in self._seen.items() if now - seen.read_at < FORGOTTEN_AFTER_SECONDS}
         seen = self._seen.get(node)
         if seen is None or seen.renewed != renewed:
             seen = self._seen[node] = _SeenLease(renewed, now, now)

@@ -1,6 +1,6 @@
-"""Parses API objects into the types of `reconcile.observed`: jobs and RayClusters. Pure.
+"""Parses API objects into the types of `reconcile.observed`: jobs and RayClusters. It sends no requests.
 
-Objects that another version wrote are parsed with `rljob_api.tolerant_reading`.
+Fields that another version of the operator wrote are tolerated (`rljob_api.tolerant_reading`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rljob_operator.reconcile.observed import ObservedCluster, ObservedJob
 from rljob_planner.job_memory import memory_shortage
 
 MAX_ATTEMPTS = 64
-"""Maximum number of attempts that are read from a status."""
+"""How many attempts are read from a status at most: the newest ones."""
 INVALID_CLUSTER_EVENTS = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus")
 """Reasons of the events with which KubeRay rejects a RayCluster; it reports this only by events."""
 
@@ -92,7 +92,7 @@ def observed_cluster(raw: JsonObject, events: Iterable[JsonObject] = ()) -> Obse
         name=text_at(metadata, "name"),
         uid=text_at(metadata, "uid"),
         deleting=optional_text_at(metadata, "deletionTimestamp") is not None,
-        pod_creation_error=_pod_creation_error(raw) or _refusal_in(events),
+        pod_creation_error=_pod_creation_error(raw) or _rejection_in(events),
         provisioned=_has_condition(raw, "RayClusterProvisioned"),
         authenticated=asks_for_token(raw),
     )
@@ -184,10 +184,11 @@ def _status(raw: JsonObject, where: str) -> RLJobStatus:
 
 
 def _num_attempts(status: RLJobStatus) -> int:
-    """How many attempts there have been at least, by the counters and the planned next attempt."""
+    """How many attempts there have been at least, by the counters and by the planned next attempt: if that reuses a
+    cluster, there was an attempt that created it."""
     counted = status.counters.attempts if status.counters is not None else 0
-    goes_on = status.next_attempt is not None and status.next_attempt.same_cluster
-    return max(counted, int(goes_on))
+    reuses_cluster = status.next_attempt is not None and status.next_attempt.same_cluster
+    return max(counted, int(reuses_cluster))
 
 
 def _damaged(found: str) -> KubeError:
@@ -211,8 +212,8 @@ def _pod_creation_error(raw: JsonObject) -> str | None:
     return None
 
 
-def _refusal_in(events: Iterable[JsonObject]) -> str | None:
-    """The newest message with which KubeRay rejects the RayCluster; None if it does not."""
+def _rejection_in(events: Iterable[JsonObject]) -> str | None:
+    """The newest message with which KubeRay rejects the RayCluster; None if there is none."""
     found = [event for event in events if text_at(event, "reason") in INVALID_CLUSTER_EVENTS]
     return text_at(max(found, key=event_time), "message") if found else None
 

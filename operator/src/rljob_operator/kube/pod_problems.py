@@ -1,4 +1,4 @@
-"""Finds out from a pod's status and events why it does not start or how it ended. Pure."""
+"""Finds out from a pod's status and events why it does not start or how it ended. It sends no requests."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ def is_head(raw: JsonObject) -> bool:
 
 
 def is_ready(raw: JsonObject) -> bool:
-    """Whether the pod's Ray container is ready. The container that prints the driver's log does not count."""
+    """Whether the pod is ready, not counting the container that prints the driver's log."""
     if _ended(raw):
         return False
     ready = _condition(raw, "Ready")
-    # Any other reason, such as a lost node, concerns the whole pod, whatever its containers last reported.
+    # With any other reason, such as a lost node, the whole pod is not ready, whatever its containers last reported.
     only_containers = text_at(ready, "reason") == "ContainersNotReady"
     return text_at(ready, "status") == "True" or (only_containers and _ray_container(raw).get("ready") is True)
 
@@ -99,7 +99,8 @@ def is_on_not_ready_node(raw: JsonObject) -> bool:
 
 
 def needs_events(raw: JsonObject, now: datetime) -> bool:
-    """Whether only events can explain why the pod does not start: it is scheduled, but no container runs."""
+    """Whether only events can explain why the pod does not start: it was scheduled a while ago, but no container runs,
+    and its status shows no problem."""
     scheduled = _condition(raw, "PodScheduled")
     since = time_at(scheduled, "lastTransitionTime")
     if text_at(scheduled, "status") != "True" or since is None or now - since < START_PATIENCE:
@@ -165,8 +166,8 @@ def _unschedulable(raw: JsonObject) -> PodProblem | None:
 
 
 def _crashed(raw: JsonObject) -> PodProblem | None:
-    """The problem of a pod that has failed, or has a container that was restarted more than once without becoming
-    ready: between two restarts, such a pod looks as if it were starting."""
+    """The problem of a pod that has failed, or that has a container which fails again after each restart: between two
+    restarts, such a pod looks as if it were starting."""
     if text_at(raw, "status", "phase") != "Failed":
         return next((_crash(container) for container in _containers(raw) if _keeps_crashing(container)), None)
     for container in _containers(raw):

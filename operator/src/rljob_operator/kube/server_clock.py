@@ -14,12 +14,12 @@ from email.utils import parsedate_to_datetime
 
 JUMP_SECONDS = 5.0
 """Smaller differences are drift and are corrected slowly; larger ones are jumps and are ignored."""
-FOLLOWED_SHARE = 0.01
-"""Drift is corrected by at most this fraction of the time that passes."""
-LONGEST_ANSWER_SECONDS = 2.0
+LARGEST_CORRECTION = 0.01
+"""Drift is corrected by at most this fraction of the time since the last correction."""
+LONGEST_RESPONSE_SECONDS = 2.0
 """Slower responses are ignored, because it is unknown when their time was written."""
-DATE_SECONDS = 0.5
-"""The Date header is truncated to whole seconds; this is the average that is cut off."""
+AVERAGE_TRUNCATED_SECONDS = 0.5
+"""What is cut off on average, because the Date header has whole seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class ServerClock:
         self._lock = threading.Lock()
         self._zero: datetime | None = None
         """The server's time when the monotonic clock was 0."""
-        self._heard_at = 0.0
+        self._updated_at = 0.0
         self._last_returned: datetime | None = None
         """The newest time that `now` has returned."""
         self._has_jumped = False
@@ -48,7 +48,7 @@ class ServerClock:
         return self._monotonic()
 
     def now(self) -> datetime:
-        """The time in UTC. It never goes back."""
+        """The time in UTC. After the API server's first response it never goes back."""
         with self._lock:
             found = (
                 self._time_before_first_response() if self._zero is None else self._zero + _seconds(self._monotonic())
@@ -59,28 +59,30 @@ class ServerClock:
 
     @property
     def is_steady(self) -> bool:
-        """Whether times that the cluster writes now can be compared with `now`. After a jump they cannot."""
+        """Whether times that the cluster writes now can be compared with `now`. Before the first response, and after a
+        jump, they cannot."""
         with self._lock:
             return self._zero is not None and not self._has_jumped
 
-    def hear(self, date: str, asked_at: float) -> None:
-        """Updates the clock with the `Date` header of a response; `asked_at`: monotonic time of its request."""
+    def update(self, date: str, requested_at: float) -> None:
+        """Updates the clock with the `Date` header of a response. `requested_at`: when the request was sent (monotonic
+        seconds)."""
         arrived = self._monotonic()
-        if arrived - asked_at > LONGEST_ANSWER_SECONDS:
+        if arrived - requested_at > LONGEST_RESPONSE_SECONDS:
             return
         try:
             written = parsedate_to_datetime(date)
         except ValueError:
             return
         zero = written.replace(tzinfo=written.tzinfo or UTC).astimezone(UTC) + _seconds(
-            DATE_SECONDS - (asked_at + arrived) / 2
+            AVERAGE_TRUNCATED_SECONDS - (requested_at + arrived) / 2
         )
         with self._lock:
-            self._follow(zero, arrived)
+            self._correct(zero, arrived)
 
-    def _follow(self, zero: datetime, arrived: float) -> None:
+    def _correct(self, zero: datetime, arrived: float) -> None:
         if self._zero is None:
-            self._zero, self._heard_at = zero, arrived
+            self._zero, self._updated_at = zero, arrived
             return
         ahead = (zero - self._zero).total_seconds()
         if abs(ahead) >= JUMP_SECONDS:
@@ -89,9 +91,9 @@ class ServerClock:
             self._has_jumped = True
             return
         self._has_jumped = False
-        most = FOLLOWED_SHARE * max(0.0, arrived - self._heard_at)
+        most = LARGEST_CORRECTION * max(0.0, arrived - self._updated_at)
         self._zero += _seconds(min(most, max(-most, ahead)))
-        self._heard_at = arrived
+        self._updated_at = arrived
 
 
 class Ages:
@@ -103,11 +105,12 @@ class Ages:
         self._since: dict[tuple[str, Hashable], float] = {}
 
     def seconds(self, uid: str, what: Hashable, since: datetime | None, otherwise: float = 0.0) -> float:
-        """How long `what` has been true for the object with this UID; negative if it is in the future.
+        """For how many seconds `what` has been true for the object with this UID; negative if it begins in the future.
 
         Args:
+            what: Any value that identifies the state of the object.
             since: The object's timestamp.
-            otherwise: The age at first sight if `since` is missing or the clock is not steady.
+            otherwise: The age when this process first sees it, if `since` is missing or the clock is not steady.
         """
         key = (uid, what)
         if key not in self._since:

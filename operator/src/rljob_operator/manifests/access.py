@@ -19,8 +19,8 @@ from rljob_operator.manifests.ownership import JobIdentity, Manifest, metadata
 from rljob_operator.raw_json import JsonObject, text_at
 
 KEY_ID_LENGTH = 8
-TOKEN_KEY = "auth_token"
-"""Key in the Secret, as KubeRay requires it."""
+TOKEN_ENTRY = "auth_token"
+"""Name of the Secret's entry with the token, as KubeRay requires it."""
 
 
 def derived_token(key: bytes, job: JobIdentity, cluster: str) -> str:
@@ -41,7 +41,7 @@ def token_secret(job: JobIdentity, cluster: str, token: str) -> Manifest:
         "metadata": metadata(job, companion_name(cluster, job.uid)),
         "type": "Opaque",
         "immutable": True,
-        "stringData": {TOKEN_KEY: token},
+        "stringData": {TOKEN_ENTRY: token},
     }
 
 
@@ -64,15 +64,15 @@ def network_policy(job: JobIdentity, attempt: int, defaults: Defaults) -> Manife
         "kind": "NetworkPolicy",
         "metadata": metadata(job, name, attempt),
         "spec": {
-            "podSelector": _pods(job, attempt),
+            "podSelector": _pod_selector(job, attempt),
             "policyTypes": ["Ingress"],
             "ingress": [
-                {"from": [{"podSelector": _pods(job, attempt)}]},
+                {"from": [{"podSelector": _pod_selector(job, attempt)}]},
                 {"from": [from_operator], "ports": [{"protocol": "TCP", "port": DASHBOARD_PORT}]},
             ],
         },
     }
 
 
-def _pods(job: JobIdentity, attempt: int) -> Manifest:
+def _pod_selector(job: JobIdentity, attempt: int) -> Manifest:
     return {"matchLabels": {LABEL_JOB_UID: job.uid, LABEL_ATTEMPT: str(attempt)}}

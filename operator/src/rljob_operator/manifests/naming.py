@@ -10,8 +10,8 @@ NUM_NAMES = 1000
 
 
 def cluster_name(job: str, attempt: int) -> str:
-    """Name of the RayCluster that an attempt creates. After 999 attempts names repeat; the earlier cluster with the
-    name was deleted long ago, and `cluster_creation` waits for anything that is left of it."""
+    """Name of the RayCluster that an attempt creates. From attempt 1001 on, names repeat; the earlier cluster with the
+    same name was deleted long ago."""
     return f"{job}-{attempt if attempt < NUM_NAMES else attempt % NUM_NAMES}"
 
 

@@ -32,7 +32,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.ownership import JobIdentity, Manifest
 
 HOOK_MARGIN_SECONDS = 5
-"""How long before the kubelet kills a pod its stop hooks stop waiting."""
+"""The stop hooks of a pod end their wait this long before the kubelet kills the pod."""
 
 FORBIDDEN_VARIABLES: Mapping[str, str] = MappingProxyType(
     {
@@ -49,13 +49,14 @@ FORBIDDEN_VARIABLES: Mapping[str, str] = MappingProxyType(
 )
 """Variables that no job may set, with values that mean the same as unset.
 
-A Secret or ConfigMap of `envFrom` could contain them, and the operator does not read those; `env` takes precedence over
-`envFrom`. Ray 2.60 imports and calls the functions of its hooks even if the name is empty, so the hooks name functions
-of the standard library that do nothing when called with no argument, a runtime environment, or two values. These values
-also replace those of the image. Variables that an image may need (PATH, PYTHONPATH, CUDA_VISIBLE_DEVICES, RLJOB_DEVICE)
-are not in this list. Other variables that RLJob relies on are set by this module, by KubeRay (RAY_AUTH_MODE,
-RAY_AUTH_TOKEN, RAY_ADDRESS, ...), with the submission, or by the trainer in each worker process (RANK, ...). Every Ray
-setting has a variable, and this list does not cover all of them; `docs/cluster.md` says so."""
+A Secret or ConfigMap of `envFrom` could contain them. The operator does not read these, so it sets the variables in
+`env`, which takes precedence over `envFrom`. Ray 2.60 imports and calls the functions of its hooks even if the name is
+empty, so the hooks name functions of the standard library that do nothing when called with no argument, a runtime
+environment, or two values. These values also replace those of the image. Variables that an image may need (PATH,
+PYTHONPATH, CUDA_VISIBLE_DEVICES, RLJOB_DEVICE) are not in this list. Other variables that RLJob relies on are set by
+this module, by KubeRay (RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_ADDRESS, ...), with the submission, or by the trainer in
+each worker process (RANK, ...). Every Ray setting has a variable, and this list does not cover all of them;
+`docs/cluster.md` says so."""
 
 
 def spec_document(job: JobIdentity, spec: RLJobSpec) -> str:
@@ -108,12 +109,13 @@ def code_folder(spec: RLJobSpec) -> str | None:
 
 
 def wire(value: WireModel) -> Manifest:
-    """An API value as a Kubernetes object, with all fields. Both have the same form."""
+    """A part of a spec as the part of a Kubernetes object with the same fields: with defaults, without fields that are
+    None."""
     return TypeAdapter(Manifest).validate_python(value.to_full_wire())
 
 
 def without_defaults(value: WireModel) -> Manifest:
-    """An API value as a Kubernetes object, without fields that have their default."""
+    """Like `wire`, but without the fields whose value is their default."""
     return TypeAdapter(Manifest).validate_python(value.to_wire_without_defaults())
 
 
@@ -132,7 +134,7 @@ def _shadows(spec: RLJobSpec) -> list[JsonValue]:
 
 
 def _field(name: str, path: str) -> Manifest:
-    """A variable with a field of the pod, such as its name or node."""
+    """A variable whose value is a field of the pod, such as its name or node."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 

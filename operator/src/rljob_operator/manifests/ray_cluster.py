@@ -1,4 +1,7 @@
-"""Builds the RayCluster of an attempt: a head without GPUs, and a worker group for each pool. It is never changed."""
+"""Builds the RayCluster of an attempt: a head without GPUs, and a worker group for each pool.
+
+The operator never changes a RayCluster that exists.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def pod_volumes(job: JobIdentity, spec: RLJobSpec) -> list[MountedVolume]:
 
 
 def storage_volume(job: JobIdentity, spec: RLJobSpec) -> MountedVolume:
-    """The job's folder of its checkpoint storage."""
+    """The job's folder in its checkpoint storage."""
     storage = spec.checkpoint.storage
     assert storage is not None, "job_checks rejects a job without storage"
     source: Manifest = {"persistentVolumeClaim": {"claimName": storage.persistent_volume_claim}}
@@ -42,7 +42,7 @@ def storage_volume(job: JobIdentity, spec: RLJobSpec) -> MountedVolume:
 
 
 def shared_memory_volume(size: str) -> MountedVolume:
-    """/dev/shm for Ray's object store and NCCL. KubeRay adds its own only if there is none."""
+    """/dev/shm for Ray's object store and NCCL. KubeRay adds a volume for it only if the pod has none."""
     return _mounted("rljob-shm", {"emptyDir": {"medium": "Memory", "sizeLimit": size}}, "/dev/shm")
 
 
@@ -78,7 +78,7 @@ def _own_volume(volume: Volume) -> MountedVolume:
 
 
 def _own_source(volume: Volume) -> Manifest:
-    """The source of a job's own volume. Validation of `Volume` ensures that exactly one is set."""
+    """The source of a job's own volume. Validation of `Volume` ensures that exactly one source is set."""
     if volume.persistent_volume_claim is not None:
         return {"persistentVolumeClaim": {"claimName": volume.persistent_volume_claim.claim_name}}
     if volume.config_map is not None:

@@ -33,7 +33,7 @@ class ManualClock:
         fractions of a second."""
         asked_at = self.seconds
         self.advance(answer_seconds)
-        self.clock.hear(format_datetime(self.server_time.replace(microsecond=0), usegmt=True), asked_at)
+        self.clock.update(format_datetime(self.server_time.replace(microsecond=0), usegmt=True), asked_at)
 
 
 def synchronized_clock(server_time: datetime = NOON) -> ManualClock:
