@@ -206,7 +206,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
         ConditionType.SUSPENDED: (Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED),
         ConditionType.RETRYING: (
             *_RETRIED,
-            # Only for a job whose spec this operator cannot read.
+            # The next two: only for a job whose spec this operator cannot read.
             Reason.PROVISIONING_DEADLINE_EXCEEDED,
             Reason.RUN_STATE_UNREADABLE,
             Reason.RESIZED,

@@ -81,7 +81,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice=(
                 "Read the API server's response in the message; usual causes are quotas and admission policies of the"
                 " namespace. The operator retries. If the creation is still rejected after"
-                " runPolicy.provisioningDeadlineSeconds, the job fails."
+                " runPolicy.provisioningDeadlineSeconds, the job fails. A rejected deletion is retried without a limit"
+                " and does not change the job's result."
             ),
         ),
         Reason.NAME_CONFLICT: Explanation(
@@ -318,7 +319,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.PROVISIONING_DEADLINE_EXCEEDED: Explanation(
             means=(
                 "The trainer did not run within `runPolicy.provisioningDeadlineSeconds` after the creation of its"
-                " cluster."
+                " cluster or, if the cluster could not be created, after the start of the attempt."
             ),
             advice=(
                 "The message says what the job was waiting for. Fix the cause or increase the deadline, then run"

@@ -111,7 +111,7 @@ def _kueue_warnings(field: str, entries: Mapping[str, str]) -> Iterator[Violatio
                 rule="Metadata.queue",
                 path=("metadata", field, key),
                 wrong="has no effect: this version does not support Kueue, and the job does not wait in a queue",
-                advice="remove it, or create the job when the cluster has free GPUs",
+                advice="remove it; the job requests its GPUs at once, so create it when they are free",
                 seen=json.dumps(value),
             )
 

@@ -76,7 +76,8 @@ def validate_command(
 ) -> None:
     """Check a job file and print its errors with their lines.
 
-    Rules between fields are checked only if all types are right. Warnings name what a Kubernetes cluster would reject.
+    Rules between fields are checked only if all types are right. Warnings do not make the
+    file invalid: they name what a Kubernetes cluster would reject, has no effect there, or is risky.
 
     With --resolved, standard output contains only the resolved job file; messages go to standard error.
     """

@@ -157,7 +157,7 @@ POOL_RULES = (
         "Pool.gpusNotInResources",
         field=".resources",
         cel="!(self.gpuResource in self.resources.requests) && !(self.gpuResource in self.resources.limits)",
-        wrong="must not contain the pool's gpuResource",
+        wrong="must not contain the pool's gpuResource (default nvidia.com/gpu)",
         advice="remove it from requests and limits, and set the number of GPUs in gpusPerNode",
         holds=lambda pool: pool.gpu_resource not in pool.resources.requests.keys() | pool.resources.limits.keys(),
     ),

@@ -41,7 +41,7 @@ def ray_cluster(job: JobIdentity, spec: RLJobSpec, attempt: int, defaults: Defau
             "rayVersion": spec.ray_version or defaults.ray_version,
             "authOptions": {"mode": "token", "secretName": companion_name(name, job.uid)},
             "headGroupSpec": {
-                # No CPUs for Ray on the head: it runs the controller, and workers must run on the pools.
+                # No CPUs for Ray on the head: it runs the trainer's controller, and workers must run on the pools.
                 "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0", "num-gpus": "0"},
                 "template": pods.head(),
             },
@@ -72,8 +72,8 @@ def _shell_quoted(resources: Mapping[str, int]) -> str:
 
 
 def _num_cpus(pool: Pool) -> int:
-    """The number of CPUs that Ray is told a worker pod has. It is above the number of GPUs, because the trainer
-    reserves one CPU for each GPU."""
+    """The number of CPUs that Ray is told a worker pod has. The trainer reserves one CPU for each GPU; one
+    more stays free for other tasks of Ray."""
     return max(pool.gpus_per_node + 1, _whole_cpus(pool.resources))
 
 
