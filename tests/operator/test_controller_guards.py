@@ -118,7 +118,7 @@ def test_a_rejected_creation_is_not_repeated_before_its_backoff_is_over(settings
         await fake_api.start_first_attempt(world)
         world.api.errors["create rayclusters"] = RefusedError("exceeded quota: gpus")
         await world.reconcile(fake_api.KEY, 1)
-        held = world.controller._memories[fake_api.KEY].held
+        held = world.controller._memories[fake_api.KEY].failed_effect
         assert held is not None
         rest = held.until - asyncio.get_running_loop().time()
         calls = await world.reconcile(fake_api.KEY, 5)

@@ -255,7 +255,7 @@ def test_a_cluster_is_read() -> None:
         },
     }
     seen = observed_cluster(raw)
-    assert (seen.name, seen.uid, seen.deleting, seen.authenticated) == ("job-1", "c1", False, False)
+    assert (seen.name, seen.uid, seen.deleting, seen.asks_for_token) == ("job-1", "c1", False, False)
     assert controller_uid(raw) == "u1"
     assert seen.pod_creation_error == "FailedCreateHeadPod: exceeded quota"
     assert controller_uid({"metadata": {"name": "x", "uid": "y"}}) is None

@@ -46,7 +46,7 @@ def test_a_kuberay_that_is_too_old_is_reported_also_while_the_job_stops() -> Non
     """A suspended job would fail again when it is resumed, without a reason."""
     seen = inputs.healthy(inputs.ray_job(), inputs.run_state(), job_spec=inputs.spec({"suspend": True}))
     stopping = inputs.with_status_written(seen, inputs.decide(seen))
-    result = inputs.decide(replace(stopping, clusters=(inputs.cluster(authenticated=False),))).status.result
+    result = inputs.decide(replace(stopping, clusters=(inputs.cluster(asks_for_token=False),))).status.result
     assert result is not None
     assert result.reason == R.KUBERAY_TOO_OLD
 

@@ -316,7 +316,7 @@ def check_submission(seen: Observed, status: RLJobStatus, newest: Attempt, effec
     assert spec is not None
     assert not spec.suspend
     assert (newest.cluster, newest.cluster_uid, False, True) in {
-        (each.name, each.uid, each.deleting, each.authenticated) for each in seen.clusters
+        (each.name, each.uid, each.deleting, each.asks_for_token) for each in seen.clusters
     }
     ready = Counter(pod.group for pod in seen.pods if pod.cluster == newest.cluster and is_at_work(pod))
     assert ready["head"] >= 1

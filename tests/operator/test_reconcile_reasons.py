@@ -232,7 +232,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         "True", "91 of 78 GiB",
     ),
     (
-        C.FAILED, R.KUBERAY_TOO_OLD, S.observed(S.provisioning(), S.cluster(authenticated=False)), "True",
+        C.FAILED, R.KUBERAY_TOO_OLD, S.observed(S.provisioning(), S.cluster(asks_for_token=False)), "True",
         Mentions("RayCluster example-1", "authOptions", "KubeRay 1.6"),
     ),
     (

@@ -197,7 +197,7 @@ def test_a_failure_that_a_retry_cannot_fix_ends_the_job(code: int) -> None:
 
 
 def test_a_cluster_without_authentication_is_not_reused() -> None:
-    open_to_all = replace(failing(APPLICATION), clusters=(inputs.cluster(authenticated=False),))
+    open_to_all = replace(failing(APPLICATION), clusters=(inputs.cluster(asks_for_token=False),))
     decision = inputs.decide(open_to_all)
     assert decision.status.next_attempt is not None
     assert not decision.status.next_attempt.same_cluster

@@ -124,7 +124,7 @@ NEWER_STATE = replace(inputs.ray(inputs.ray_job()), run_state_error="phase: is n
         (
             replace(
                 inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 75)),
-                clusters=(inputs.cluster(authenticated=False),),
+                clusters=(inputs.cluster(asks_for_token=False),),
             ),
             *(ConditionType.CLUSTER_READY, Reason.KUBERAY_TOO_OLD, "False", TOO_OLD),
         ),

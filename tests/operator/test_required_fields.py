@@ -56,5 +56,5 @@ def test_a_missing_field_is_named_by_its_path(there: JsonObject, missing: tuple[
 def test_a_cluster_requires_a_token_only_with_mode_and_secret(options: object, expected: bool) -> None:
     assert asks_for_token(stored(authOptions=options)) is expected
     raw = {**stored(authOptions=options), "metadata": {"name": "x", "uid": "y"}}
-    assert observed_cluster(raw).authenticated is expected
+    assert observed_cluster(raw).asks_for_token is expected
     assert not asks_for_token({})

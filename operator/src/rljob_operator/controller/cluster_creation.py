@@ -1,7 +1,7 @@
 """Creates the Secret, network policy and RayCluster of an attempt.
 
-First it asks the API server, not the cache, which pods are left of a deleted job with the same name: KubeRay adopts
-pods of an earlier cluster with the same name.
+First it asks the API server, not the cache, which pods of another cluster with the same name are left, such as that of
+a deleted job: KubeRay would adopt these pods.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ class ClusterCreation:
         self._require_leadership = context.require_leadership
 
     async def execute(self, effect: CreateCluster, observation: Observation) -> EffectFailure | None:
-        """Creates the cluster, or returns why it cannot. Raises KubeError for failures without a condition reason."""
+        """Creates the cluster, or returns why this is not possible. Raises KubeError for failures without a reason of a
+        condition."""
         assert observation.is_live, "the cache may miss objects of an earlier cluster"
         job = observation.observed.job
         if job.spec is None:
             raise OperatorError(f"RLJob {job.namespace}/{job.name}: a cluster was planned for an invalid spec")
-        in_the_way = await self._in_the_way(effect.cluster, job)
-        if in_the_way is not None:
-            return in_the_way
+        obstacle = await self._obstacle(effect.cluster, job)
+        if obstacle is not None:
+            return obstacle
         try:
             return await self._create(effect, job, job.spec)
         except UnavailableError as error:
@@ -66,14 +67,16 @@ class ClusterCreation:
             return EffectFailure(KIND, Reason.CREATION_REJECTED, str(error))
 
     async def _create(self, effect: CreateCluster, job: ObservedJob, spec: RLJobSpec) -> EffectFailure | None:
-        """Creates the RayCluster last: KubeRay starts as soon as it sees the cluster, and then needs the Secret."""
+        """Creates the RayCluster after the Secret and the network policy: KubeRay starts as soon as it sees the
+        RayCluster, and then needs the Secret."""
         owner = job.identity
         key = read_token_keys(self._settings.token_keys_folder).current
         secret = token_secret(owner, effect.cluster, derived_token(key, owner, effect.cluster))
         await self._objects.create(SECRETS, job.namespace, secret)
         policy = network_policy(owner, effect.attempt, self._defaults)
         if not await self._objects.create(NETWORK_POLICIES, job.namespace, policy):
-            # It may be that of an operator in another namespace, or of the attempt 1000 attempts ago.
+            # An operator in another namespace may have created it, or an earlier attempt: the names repeat after 999
+            # attempts.
             self._require_leadership()
             await self._objects.apply(NETWORK_POLICIES, job.namespace, text_at(policy, "metadata", "name"), policy)
         manifest = ray_cluster(owner, spec, effect.attempt, self._defaults, key_id(key))
@@ -88,9 +91,10 @@ class ClusterCreation:
         missing = missing_fields(manifest, made)
         return await self._remove_unguarded(made, job, missing[0]) if missing else None
 
-    async def _in_the_way(self, name: str, job: ObservedJob) -> EffectFailure | None:
-        """Why the cluster cannot be created yet: another owner's cluster has the name, or pods of one are left; None if
-        nothing blocks it. The decision has made sure that nothing of the job itself is running."""
+    async def _obstacle(self, name: str, job: ObservedJob) -> EffectFailure | None:
+        """Why the cluster cannot be created yet: pods of another cluster with this name are left; None if there are
+        none. If that cluster still exists, it is a name conflict. The decision has made sure that the job itself has no
+        pods."""
         try:
             pods = await self._objects.list_all(PODS, job.namespace, labels=f"{LABEL_CLUSTER}={name}")
         except ForbiddenError as error:
@@ -111,7 +115,7 @@ class ClusterCreation:
         return None if asks_for_token(found) else await self._remove_unguarded(found, job, "spec.authOptions")
 
     async def _is_taken(self, name: str, job: ObservedJob) -> bool:
-        """Whether a cluster that does not belong to the job has the name."""
+        """Whether a cluster that does not belong to the job has the name and is not being deleted."""
         try:
             found = await self._objects.get(CLUSTERS, job.namespace, name)
         except NotFoundError:

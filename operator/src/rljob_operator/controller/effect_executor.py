@@ -97,15 +97,15 @@ class EffectExecutor:
         self._metrics.definition_outdated.set(1 if lost else 0)
         if lost:
             raise DefinitionOutdatedError(
-                f"CustomResourceDefinition rljobs.rljob.dev: is older than this operator (it drops {lost[0]});"
-                " apply crds/rljobs.yaml of this version, jobs wait until then"
+                f"CustomResourceDefinition rljobs.rljob.dev is older than this operator (it drops {lost[0]});"
+                " apply crds/rljobs.yaml of the operator's version; jobs wait until then"
             )
         return text_at(written, "metadata", "resourceVersion")
 
     async def execute(
         self, effects: tuple[Effect, ...], observation: Observation, job_version: str
     ) -> EffectFailure | None:
-        """Carries out the effects in order and stops at the first that fails; returns that failure.
+        """Carries out the effects in order and stops at the first that fails; returns that failure, or None.
 
         Args:
             job_version: Resource version of the job for which the effects were decided.
@@ -144,7 +144,7 @@ class EffectExecutor:
                     await self._submit(effect, observation)
                 case StopJob():
                     async with self._slots.released():
-                        await _reached(observation).stop(effect.submission_id)
+                        await _require_dashboard(observation).stop(effect.submission_id)
                 case DumpStacks():
                     await self._dump_stacks(effect, observation)
                 case ApplyNetworkPolicy():
@@ -187,9 +187,9 @@ class EffectExecutor:
         await self._objects.apply(NETWORK_POLICIES, job.namespace, name, manifest)
 
     async def _submit(self, effect: SubmitJob, observation: Observation) -> None:
-        """Submits the trainer. After any error it asks Ray whether it has the job: Ray may have started the job before
-        the response was lost."""
-        job, dashboard = observation.observed.job, _reached(observation)
+        """Submits the trainer, unless the dashboard requires no token. After any other error it asks Ray whether it has
+        the Ray job: Ray may have started it before the response was lost."""
+        job, dashboard = observation.observed.job, _require_dashboard(observation)
         if job.spec is None:
             raise OperatorError(f"RLJob {job.namespace}/{job.name}: a submission was planned for an invalid spec")
         async with self._slots.released():
@@ -206,8 +206,9 @@ class EffectExecutor:
                     raise
 
     async def _dump_stacks(self, effect: DumpStacks, observation: Observation) -> None:
-        """Submits the program that writes the stacks, once. If it fails, the trainer is stopped without stacks."""
-        job, dashboard = observation.observed.job, _reached(observation)
+        """Submits the program that writes the stack traces, once. If this fails, the trainer is stopped without
+        them."""
+        job, dashboard = observation.observed.job, _require_dashboard(observation)
         async with self._slots.released():
             if await dashboard.job(stacks_submission_id(effect.submission_id)) is None:
                 await dashboard.submit(stacks_submission(job.identity, effect.submission_id, effect.attempt))
@@ -238,7 +239,7 @@ class EffectExecutor:
         }
 
 
-def _reached(observation: Observation) -> Dashboard:
+def _require_dashboard(observation: Observation) -> Dashboard:
     if observation.dashboard is None:
         raise DashboardUnreachableError("the running attempt has no RayCluster")
     return observation.dashboard

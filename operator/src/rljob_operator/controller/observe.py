@@ -73,7 +73,7 @@ class _Parts:
 
 
 class Observer:
-    """Observes jobs for one process. It remembers since when something is in its present state."""
+    """Observes jobs for one process. It remembers how long states have lasted, such as a silent dashboard."""
 
     def __init__(self, context: OperatorContext, ray: RayClient, ages: Ages) -> None:
         self._objects = context.objects
@@ -91,47 +91,50 @@ class Observer:
     async def observe(self, job: JobObject, failure: EffectFailure | None) -> Observation:
         """Observes a job through the cache and its dashboard. A failing dashboard is part of the result and raises
         nothing."""
-        about = job.observed
+        observed_job = job.observed
         parts = _Parts(
-            _owned(self._cache.of_job(CLUSTERS, about.namespace, about.uid), about),
-            self._cache.of_job(PODS, about.namespace, about.uid),
+            _owned(self._cache.of_job(CLUSTERS, observed_job.namespace, observed_job.uid), observed_job),
+            self._cache.of_job(PODS, observed_job.namespace, observed_job.uid),
             not self._cache.is_missing(CLUSTERS),
-            self._cache.forbidden(about.namespace),
+            self._cache.forbidden(observed_job.namespace),
             are_live=False,
         )
-        observation = await self._observation(about, parts, NOT_ASKED, failure)
+        observation = await self._observation(observed_job, parts, NOT_ASKED, failure)
         if observation.dashboard is None:
-            self._watcher.forget(f"{about.namespace}/{about.name}")
+            self._watcher.forget(f"{observed_job.namespace}/{observed_job.name}")
             return observation
-        head = _head_to_ask(about, parts)
+        head = _head_to_ask(observed_job, parts)
         if head is None:
             return observation
         async with self._slots.released():
-            key = f"{about.namespace}/{about.name}"
+            key = f"{observed_job.namespace}/{observed_job.name}"
             ray = await self._watcher.observe(
-                key, observation.dashboard, _newest_submission(about), _stacks_to_be_written(about)
+                key, observation.dashboard, _newest_submission(observed_job), _expected_stacks_program(observed_job)
             )
         pods = observation.observed.pods
         if ray.reachability is Reachability.UNREACHABLE:
-            pods = _silent(pods, head, await self._leases.seconds_since_renewal(text_at(head, "spec", "nodeName")))
+            pods = _with_silent_node(
+                pods, head, await self._leases.seconds_since_renewal(text_at(head, "spec", "nodeName"))
+            )
         return replace(observation, observed=replace(observation.observed, ray=ray, pods=pods))
 
     async def observe_again(
         self, job: JobObject, before: Observation, failure: EffectFailure | None
     ) -> tuple[JobObject, Observation] | None:
-        """Observes the job again through the API server, and keeps what Ray reported in `before`. Returns None if the
-        job was deleted or is being deleted. Raises KubeError."""
-        about = job.observed
+        """Observes the job again through the API server. Keeps what Ray reported in `before`, if the newest submission
+        is the same and a head pod is still there. Without permission to read the job, `before` stays. Returns None if
+        the job was deleted or is being deleted. Raises KubeError."""
+        former = job.observed
         try:
-            job = await self.read_job(about.namespace, about.name)
+            job = await self.read_job(former.namespace, former.name)
         except NotFoundError:
             return None
         except ForbiddenError as error:
             return job, replace(before, observed=replace(before.observed, forbidden=str(error)))
-        if job.observed.uid != about.uid or job.observed.deleting:
+        if job.observed.uid != former.uid or job.observed.deleting:
             return None
         parts = await self._read_parts(job.observed)
-        is_same_run = _newest_submission(job.observed) == _newest_submission(about)
+        is_same_run = _newest_submission(job.observed) == _newest_submission(former)
         ray = before.observed.ray if is_same_run and _head_to_ask(job.observed, parts) is not None else NOT_ASKED
         observation = await self._observation(job.observed, parts, ray, failure)
         silent = {pod.name: pod.node_silent_seconds for pod in before.observed.pods}
@@ -144,7 +147,7 @@ class Observer:
         return job, replace(observation, observed=replace(observation.observed, pods=pods))
 
     def forget(self, namespace: str, name: str) -> None:
-        """Forgets a job that was deleted."""
+        """Forgets a job that was deleted, or is finished and cleaned up."""
         self._reader.forget(namespace, name)
         self._watcher.forget(f"{namespace}/{name}")
 
@@ -222,7 +225,8 @@ class Observer:
         )
 
     def _dashboard(self, job: ObservedJob, cluster: JsonObject) -> Dashboard:
-        """A client for the dashboard. It has the tokens of all keys; first that of the cluster's own key."""
+        """A client for the dashboard. It tries the tokens of all keys, first that of the key in the cluster's
+        annotation."""
         name = text_at(cluster, "metadata", "name")
         made_with = text_at(cluster, "metadata", "annotations", ANNOTATION_TOKEN_KEY)
         keys = sorted(read_token_keys(self._settings.token_keys_folder).keys, key=lambda key: key_id(key) != made_with)
@@ -241,7 +245,7 @@ def _attempt_under_way(job: ObservedJob) -> Attempt | None:
 
 
 def _cluster_under_way(job: ObservedJob, parts: _Parts) -> JsonObject | None:
-    """The RayCluster of the running attempt."""
+    """The RayCluster of the running attempt; None if there is none."""
     attempt = _attempt_under_way(job)
     if attempt is None:
         return None
@@ -268,19 +272,19 @@ def _newest_submission(job: ObservedJob) -> str | None:
     return submission_id(job.name, attempt.number, attempt.submissions)
 
 
-def _stacks_to_be_written(job: ObservedJob) -> str | None:
-    """Submission id of the program that writes the stacks; None unless the trainer has stalled and Ray should have that
-    program now."""
+def _expected_stacks_program(job: ObservedJob) -> str | None:
+    """Submission id of the program that writes the stack traces; None unless the trainer has stalled and Ray should
+    have this program now."""
     submission, attempt = _newest_submission(job), _attempt_under_way(job)
     stop = attempt.stop if attempt is not None else None
     if submission is None or stop is None or stop.reason != Reason.STALLED or stop.sent_at is None:
         return None
-    # Later, the trainer is stopped with or without its stacks.
+    # Later, the trainer is stopped with or without its stack traces.
     is_early = seconds_since(stop.requested_at, moment(stop.sent_at)) < STACKS_SECONDS
     return stacks_submission_id(submission) if is_early else None
 
 
-def _silent(pods: tuple[ObservedPod, ...], head: JsonObject, seconds: float) -> tuple[ObservedPod, ...]:
+def _with_silent_node(pods: tuple[ObservedPod, ...], head: JsonObject, seconds: float) -> tuple[ObservedPod, ...]:
     """The pods; those on the head's node are marked as silent for at least `seconds`."""
     node = text_at(head, "spec", "nodeName")
     return tuple(

@@ -39,7 +39,8 @@ AFTER_EFFECT_SECONDS = 1.0
 POLLS_PER_SECOND = 50.0
 """Limit of dashboard polls for all jobs together: with more than 200 running jobs, each is polled less often."""
 LONGEST_POLL_SECONDS = 30.0
-"""Longest time between two polls of a dashboard, however many jobs run: deadlines only count what was observed."""
+"""Longest time between two polls of a dashboard, however many jobs run: a passed deadline is only noticed after a
+poll."""
 NAME_TAKEN_SECONDS = 5.0
 """Longest retry interval while another RayCluster has the name of the attempt's cluster. The other cluster is usually
 being deleted, and the attempt fails after a minute, so the backoff must not grow longer."""
@@ -67,7 +68,7 @@ class JobKey(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Held:
+class _FailedEffect:
     """A failed effect, which is not retried before `until` (time of the event loop)."""
 
     failure: EffectFailure
@@ -80,7 +81,7 @@ class _Memory:
 
     job_uid: str = ""
     """UID of the job; a job that was created again under its name has another one."""
-    held: _Held | None = None
+    failed_effect: _FailedEffect | None = None
     asked_at: float | None = None
     """When its dashboard was last polled (time of the event loop); None if the last pass did not poll it."""
     is_outdated: bool = False
@@ -103,10 +104,11 @@ class ReconcileLoop:
         self._metrics = context.metrics
         self._clock = context.clock
         self._memories: dict[JobKey, _Memory] = {}
-        self._complained_at: float | None = None
+        self._definition_logged_at: float | None = None
 
     async def work(self, key: JobKey) -> None:
-        """Runs a pass and schedules the next one. Failures are logged and retried; nothing is raised."""
+        """Runs a pass and schedules the next one. Nothing is raised: failures are retried and, except for conflicts,
+        logged."""
         clock = asyncio.get_running_loop().time
         memory = self._memories.setdefault(key, _Memory())
         if not self._cache.is_complete:
@@ -146,9 +148,9 @@ class ReconcileLoop:
             self._forget(key)
             return False
         if memory.job_uid != job.observed.uid:
-            memory.job_uid, memory.held = job.observed.uid, None
+            memory.job_uid, memory.failed_effect = job.observed.uid, None
         self._log_unknown_fields(key, memory, job)
-        failure = memory.held.failure if memory.held is not None else None
+        failure = memory.failed_effect.failure if memory.failed_effect is not None else None
         observation = await self._observer.observe(job, failure)
         was_asked = observation.observed.ray.reachability is not Reachability.NOT_ASKED
         memory.asked_at = asyncio.get_running_loop().time() if was_asked else None
@@ -179,7 +181,7 @@ class ReconcileLoop:
         try:
             failure = await self._executor.execute(effects, observation, version)
             if failure is not None or len(effects) == len(decision.effects):
-                self._note(key, failure)
+                self._record_result(key, failure)
         finally:
             # Post events even if an effect raised: the status is already written, so no later pass would post them.
             await self._executor.post(decision, job.observed)
@@ -206,25 +208,25 @@ class ReconcileLoop:
             )
         memory.unknown_fields = found
 
-    def _note(self, key: JobKey, failure: EffectFailure | None) -> None:
-        """Records a failed effect and the time before which it is not retried. With None, which means that all effects
-        succeeded, it clears the record and resets the backoff."""
+    def _record_result(self, key: JobKey, failure: EffectFailure | None) -> None:
+        """Records a failed effect and the time before which it is not retried. Without a failure, all effects have
+        succeeded: then it clears the record and resets the backoff."""
         memory = self._memories[key]
         if failure is None:
-            memory.held = None
+            memory.failed_effect = None
             self._queue.forget_failures(key)
         else:
             seconds = self._queue.retry(key)
             if failure.reason is Reason.NAME_CONFLICT:
                 seconds = min(seconds, NAME_TAKEN_SECONDS)
-            memory.held = _Held(failure, asyncio.get_running_loop().time() + seconds)
+            memory.failed_effect = _FailedEffect(failure, asyncio.get_running_loop().time() + seconds)
 
     def _due(self, decision: Decision, memory: _Memory) -> tuple[Effect, ...]:
         """The effects of the decision, without those whose kind has failed and is still in backoff."""
-        held = memory.held
-        if held is None or asyncio.get_running_loop().time() >= held.until:
+        failed_effect = memory.failed_effect
+        if failed_effect is None or asyncio.get_running_loop().time() >= failed_effect.until:
             return decision.effects
-        return tuple(effect for effect in decision.effects if effect.kind is not held.failure.kind)
+        return tuple(effect for effect in decision.effects if effect.kind is not failed_effect.failure.kind)
 
     def _plan_next(self, key: JobKey, decision: Decision, effects: tuple[Effect, ...], was_asked: bool) -> None:
         """Schedules the next pass. The queue keeps the earliest of several times, so each step here can only make the
@@ -236,12 +238,12 @@ class ReconcileLoop:
             if was_asked and seconds > 0:
                 seconds = max(seconds, min(LONGEST_POLL_SECONDS, self._num_asked() / POLLS_PER_SECOND))
             self._queue.add_after(key, seconds)
-        held = self._memories[key].held
-        if held is None and any(not isinstance(effect, SLOW_EFFECTS) for effect in effects):
+        failed_effect = self._memories[key].failed_effect
+        if failed_effect is None and any(not isinstance(effect, SLOW_EFFECTS) for effect in effects):
             # The result of creating, starting or deleting is visible soon.
             self._queue.add_after(key, AFTER_EFFECT_SECONDS)
-        if held is not None:
-            self._queue.add_after(key, held.until - asyncio.get_running_loop().time())
+        if failed_effect is not None:
+            self._queue.add_after(key, failed_effect.until - asyncio.get_running_loop().time())
 
     def _num_asked(self) -> int:
         """Number of jobs whose dashboards are polled."""
@@ -255,8 +257,8 @@ class ReconcileLoop:
     def _log_outdated_definition(self, error: DefinitionOutdatedError) -> None:
         """Logs one line a minute, because all jobs have the same problem."""
         now = self._clock.monotonic()
-        if self._complained_at is None or now - self._complained_at >= DEFINITION_LOG_SECONDS:
-            self._complained_at = now
+        if self._definition_logged_at is None or now - self._definition_logged_at >= DEFINITION_LOG_SECONDS:
+            self._definition_logged_at = now
             logger.error("%s", error)
 
 
@@ -267,7 +269,7 @@ def _is_irreversible(before: RLJobStatus, after: RLJobStatus, effects: tuple[Eff
         return True
     if after.result is not None and (before.result is None or _is_cleaned_up(after) != _is_cleaned_up(before)):
         return True
-    return _ended(before) != _ended(after)
+    return _end_times(before) != _end_times(after)
 
 
 def _is_cleaned_up(status: RLJobStatus) -> bool:
@@ -275,6 +277,6 @@ def _is_cleaned_up(status: RLJobStatus) -> bool:
     return status.result is not None and status.result.cleaned_up_at is not None
 
 
-def _ended(status: RLJobStatus) -> Mapping[int, str]:
+def _end_times(status: RLJobStatus) -> Mapping[int, str]:
     """The end times of the attempts that have ended, by attempt number."""
     return {attempt.number: attempt.ended for attempt in status.attempts if attempt.ended is not None}

@@ -94,7 +94,7 @@ def observed_cluster(raw: JsonObject, events: Iterable[JsonObject] = ()) -> Obse
         deleting=optional_text_at(metadata, "deletionTimestamp") is not None,
         pod_creation_error=_pod_creation_error(raw) or _rejection_in(events),
         provisioned=_has_condition(raw, "RayClusterProvisioned"),
-        authenticated=asks_for_token(raw),
+        asks_for_token=asks_for_token(raw),
     )
 
 

@@ -21,19 +21,19 @@ from rljob_operator.raw_json import JsonObject, objects_at
 
 TIMEOUT_SECONDS = 5.0
 SUBMIT_TIMEOUT_SECONDS = 30.0
-"""Ray responds only after the job's supervisor is placed, which takes some seconds on a busy head."""
-KEPT_SECONDS = 60.0
+"""Ray responds only after it has placed the supervisor of the Ray job, which takes some seconds on a busy head."""
+IDLE_CONNECTION_SECONDS = 60.0
 """How long an idle connection is kept: longer than the longest time between two polls of a job (30 s), and shorter than
 the 75 s after which servers of older Ray versions close it."""
-MAX_ANSWER_BYTES = 8 * 1024 * 1024
+MAX_RESPONSE_BYTES = 8 * 1024 * 1024
 REJECTED = (401, 403)
-MAX_WORDS = 500
-LAST_OF_ITS_CONNECTION = {"Connection": "close"}
-"""Sent after a rejection, which may come from the pod of an earlier cluster of this name through a reused connection.
-Closing the connection makes the next request go to the cluster that has the name now."""
+MAX_ERROR_CHARACTERS = 500
+CLOSE_CONNECTION = {"Connection": "close"}
+"""Header of the request after a rejection, which may come from the pod of an earlier cluster of this name through a
+reused connection. Closing the connection makes the next request go to the cluster that has the name now."""
 PROTECTED_PATH = "/api/jobs/"
 NO_FILE = "A file is not found at: "
-"""Start of Ray's response if a log file does not exist; its HTTP status is the same as for other failures."""
+"""Start of Ray's response if a log file does not exist; the HTTP status is the same as for other failures."""
 
 
 class RayError(OperatorError):
@@ -53,7 +53,7 @@ class DashboardOpenError(RayError):
 
 
 class RayRefusedError(RayError):
-    """Ray rejected the request. Contains its message."""
+    """Ray rejected the request. Contains Ray's message."""
 
 
 class RayClient:
@@ -62,7 +62,7 @@ class RayClient:
     def __init__(self, metrics: Metrics) -> None:
         self._http = aiohttp.ClientSession(
             # No connection limit: a slow dashboard must not delay requests to others.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
             # No compression: a small compressed response could expand to any size before it is counted.
             headers={"Accept-Encoding": "identity"},
@@ -87,7 +87,8 @@ class RayClient:
 
 
 class Dashboard:
-    """A client for one cluster's dashboard. Every method raises DashboardUnreachableError or TokenRejectedError."""
+    """A client for one cluster's dashboard. Every method can raise DashboardUnreachableError or
+    TokenRejectedError."""
 
     def __init__(self, http: aiohttp.ClientSession, metrics: Metrics, url: str, tokens: Sequence[str]) -> None:
         self._http = http
@@ -100,8 +101,8 @@ class Dashboard:
     async def require_refusal(self) -> None:
         """Checks that a request without a token is rejected; raises DashboardOpenError if it is not. A KubeRay that is
         too old drops the setting that turns on token authentication."""
-        async with self._answer("probe", "GET", PROTECTED_PATH, {}, None, None, TIMEOUT_SECONDS) as answer:
-            status = answer.status
+        async with self._response("probe", "GET", PROTECTED_PATH, {}, None, None, TIMEOUT_SECONDS) as response:
+            status = response.status
         if status == 200:
             raise DashboardOpenError(
                 f"the dashboard accepts requests without a token (GET {PROTECTED_PATH}: HTTP 200), so anybody who"
@@ -121,31 +122,32 @@ class Dashboard:
     async def job(self, submission_id: str) -> JsonObject | None:
         """The Ray job with this submission id; None if Ray knows no such job."""
         status, text = await self._ask("job", "GET", f"/api/jobs/{submission_id}")
-        return None if status == 404 else _object(_good(status, text))
+        return None if status == 404 else _object(_text_if_ok(status, text))
 
     async def submit(self, body: JsonObject) -> None:
-        """Submits a job, after checking again that a token is required. Raises DashboardOpenError, and RayRefusedError,
-        also if the id exists already: after any error, the caller must check with `job` whether Ray has it."""
+        """Submits a Ray job, after checking again that a token is required. Raises DashboardOpenError if none is, and
+        RayRefusedError if Ray rejects the Ray job, such as because its id exists already. After any error but
+        DashboardOpenError, Ray may have the Ray job: the caller must check it with `job`."""
         await self.require_refusal()
         status, text = await self._ask("submit", "POST", "/api/jobs/", body=body, timeout=SUBMIT_TIMEOUT_SECONDS)
         if status != 200:
             raise RayRefusedError(_last_line(text) or f"HTTP {status}")
 
     async def stop(self, submission_id: str) -> None:
-        """Asks a job to stop. Does nothing if the job has ended or does not exist."""
+        """Asks a Ray job to stop. Does nothing if the Ray job has ended or does not exist."""
         status, text = await self._ask("stop", "POST", f"/api/jobs/{submission_id}/stop")
         if status != 404:
-            _good(status, text)
+            _text_if_ok(status, text)
 
     async def log_file(self, node_id: str, file_name: str, num_lines: int) -> str | None:
         """The last lines of a file in a node's log folder (-1: the whole file); None if it does not exist."""
         query = {"node_id": node_id, "filename": file_name, "lines": str(num_lines), "format": "text"}
         status, text = await self._ask("log", "GET", "/api/v0/logs/file", query=query)
-        return None if status == 500 and text.startswith(NO_FILE) else _good(status, text)
+        return None if status == 500 and text.startswith(NO_FILE) else _text_if_ok(status, text)
 
     async def _listing(self, what: str) -> tuple[JsonObject, ...]:
         status, text = await self._ask(what, "GET", f"/api/v0/{what}", query={"detail": "1", "limit": "10000"})
-        return objects_at(_object(_good(status, text)), "data", "result", "result")
+        return objects_at(_object(_text_if_ok(status, text)), "data", "result", "result")
 
     async def _ask(
         self,
@@ -157,18 +159,19 @@ class Dashboard:
         body: JsonObject | None = None,
         timeout: float = TIMEOUT_SECONDS,
     ) -> tuple[int, str]:
-        """Sends a request; returns status and text of the response. A rejected token is not tried again."""
+        """Sends a request with the first token that is accepted; returns status and text of the response. A token that
+        was rejected twice is not tried again."""
         while self._tokens:
-            for more in ({}, LAST_OF_ITS_CONNECTION):
+            for more in ({}, CLOSE_CONNECTION):
                 headers = {"Authorization": f"Bearer {self._tokens[0]}", **more}
-                async with self._answer(operation, method, path, headers, query, body, timeout) as answer:
-                    if answer.status not in REJECTED:
-                        return answer.status, await _text(answer)
+                async with self._response(operation, method, path, headers, query, body, timeout) as response:
+                    if response.status not in REJECTED:
+                        return response.status, await _text(response)
             self._tokens.pop(0)
         raise TokenRejectedError("the dashboard rejects the token that the operator derives for this cluster")
 
     @asynccontextmanager
-    async def _answer(
+    async def _response(
         self,
         operation: str,
         method: str,
@@ -185,32 +188,33 @@ class Dashboard:
                 asyncio.timeout(timeout),
                 self._http.request(
                     method, self._url + path, params=query, json=body, headers=headers, allow_redirects=False
-                ) as answer,
+                ) as response,
             ):
-                yield answer
-                outcome = str(answer.status)
+                yield response
+                outcome = str(response.status)
         except TimeoutError:
             raise DashboardUnreachableError(f"timed out after {timeout:g} s") from None
         except aiohttp.ClientConnectorError as error:
-            raise DashboardUnreachableError(f"cannot connect: {error.strerror or error}"[:MAX_WORDS]) from error
+            text = f"cannot connect: {error.strerror or error}"
+            raise DashboardUnreachableError(text[:MAX_ERROR_CHARACTERS]) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise DashboardUnreachableError(str(error)[:MAX_WORDS] or type(error).__name__) from error
+            raise DashboardUnreachableError(str(error)[:MAX_ERROR_CHARACTERS] or type(error).__name__) from error
         finally:
             self._metrics.ray_requests.labels(operation, outcome).inc()
 
 
-async def _text(answer: aiohttp.ClientResponse) -> str:
-    if encoding := answer.headers.get("Content-Encoding"):
-        raise DashboardUnreachableError(f"the response has a content encoding ({encoding[:MAX_WORDS]})")
+async def _text(response: aiohttp.ClientResponse) -> str:
+    if encoding := response.headers.get("Content-Encoding"):
+        raise DashboardUnreachableError(f"the response has a content encoding ({encoding[:MAX_ERROR_CHARACTERS]})")
     data = bytearray()
-    async for chunk in answer.content.iter_any():
+    async for chunk in response.content.iter_any():
         data += chunk
-        if len(data) > MAX_ANSWER_BYTES:
-            raise DashboardUnreachableError(f"the response is larger than {MAX_ANSWER_BYTES} bytes")
+        if len(data) > MAX_RESPONSE_BYTES:
+            raise DashboardUnreachableError(f"the response is larger than {MAX_RESPONSE_BYTES} bytes")
     return data.decode(errors="replace")
 
 
-def _good(status: int, text: str) -> str:
+def _text_if_ok(status: int, text: str) -> str:
     if status != 200:
         raise DashboardUnreachableError(f"HTTP {status}: {_last_line(text)}")
     return text
@@ -225,6 +229,7 @@ def _object(text: str) -> JsonObject:
 
 
 def _last_line(text: str) -> str:
-    """The last line that is not empty: Ray's error responses contain a traceback, which ends with the error."""
+    """The last line of at least two characters: Ray's error responses contain a traceback, which ends with the
+    error."""
     lines = [line.strip() for line in text.splitlines() if len(line.strip()) > 1]
-    return lines[-1][:MAX_WORDS] if lines else ""
+    return lines[-1][:MAX_ERROR_CHARACTERS] if lines else ""

@@ -1,7 +1,7 @@
 """Parses responses of Ray dashboards into the types of `reconcile.observed`. Pure.
 
-The responses come from a user's pod, so they are not trusted: everything that is kept of them has a size limit, and a
-response that cannot be parsed raises.
+The responses come from a user's pod, so they are not trusted: everything that is kept of them has a size limit. A
+response that cannot be parsed raises an error; for a run state, the result contains the error.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def head_id(nodes: Iterable[JsonObject]) -> str:
 
 
 def observed_ray_job(submission_id: str, found: JsonObject) -> ObservedRayJob:
-    """Parses a job of the Jobs API. Raises DashboardUnreachableError for an unknown status."""
+    """Parses a Ray job of the Jobs API. Raises DashboardUnreachableError for an unknown status."""
     status = text_at(found, "status")
     if status not in RayJobStatus.__members__:
-        raise DashboardUnreachableError(f"the response has no valid job status (seen: {status[:100]!r})")
+        raise DashboardUnreachableError(f"the response has no valid status of the Ray job (seen: {status[:100]!r})")
     return ObservedRayJob(
         submission_id=submission_id,
         status=RayJobStatus(status),
@@ -85,7 +85,7 @@ def run_state_file(text: str | None, former: RunStateFile) -> RunStateFile:
 
 
 def infeasible_groups(groups: Iterable[JsonObject]) -> tuple[str, ...]:
-    """Placement groups that Ray reports as infeasible, such as `actor: 2 x {CPU: 1, GPU: 8}`."""
+    """The placement groups that Ray reports as infeasible, such as `actor: 2 x {CPU: 1, GPU: 8}`."""
     found = tuple(
         f"{text_at(group, 'name') or text_at(group, 'placement_group_id')}: {_bundles(group)}"[:MAX_GROUP_CHARACTERS]
         for group in groups
@@ -94,11 +94,12 @@ def infeasible_groups(groups: Iterable[JsonObject]) -> tuple[str, ...]:
     return found[:MAX_INFEASIBLE_GROUPS]
 
 
-def has_failed(job: ObservedRayJob, state: RunState | None) -> bool:
-    """Whether the job has ended without a trainer that reports completion."""
-    if job.status is RayJobStatus.SUCCEEDED:
+def has_failed(ray_job: ObservedRayJob, state: RunState | None) -> bool:
+    """Whether the Ray job has ended without success: it failed, was stopped, or its trainer did not report
+    completion."""
+    if ray_job.status is RayJobStatus.SUCCEEDED:
         return state is None or state.phase is not RunPhase.COMPLETE
-    return job.status.has_ended
+    return ray_job.status.has_ended
 
 
 def _bundles(group: JsonObject) -> str:

@@ -1,9 +1,10 @@
-"""Polls the submissions of running jobs with as few requests as possible.
+"""Polls the trainers of running RLJobs with as few requests as possible.
 
-A full poll requests the nodes, the job, its run state, the placement groups while it starts, and the log if it failed.
-While a trainer is running, one request for each poll is enough: its run state as long as that changes, else the Ray
-job; from time to time also the nodes. Everything else comes from memory, so the result is always complete. Without
-memory, as after a restart of the operator, the next poll is a full one; nothing else differs.
+A full poll requests the nodes of the Ray cluster, the Ray job and the trainer's run state; while the trainer starts,
+also the placement groups; if the Ray job has failed, also the driver's log. While a trainer is running, one request for
+each poll is enough: the run state as long as it changes, else the Ray job. From time to time the nodes are requested,
+too. Everything else comes from memory, so the result is always complete. Without memory, as after a restart of the
+operator, the next poll is a full one; nothing else differs.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from rljob_operator.ray.dashboard_responses import (
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, ObservedRayNode, Reachability
 
 OBSERVE_SECONDS = 10.0
-"""Timeout for all requests of one poll."""
+"""Timeout for all requests of one poll together."""
 GROUPS_SECONDS = 30.0
 """Time between two requests for placement groups while a trainer starts."""
 NODES_SECONDS = 60.0
-"""Time between two requests for the nodes, once a job was submitted."""
+"""Time between two requests for the nodes, once Ray has the trainer."""
 NUM_LOG_LINES = 50
 LONG_AGO = float("-inf")
 STEADY = (RunPhase.RUNNING, RunPhase.STOPPING)
@@ -44,7 +45,7 @@ STEADY = (RunPhase.RUNNING, RunPhase.STOPPING)
 
 @dataclass
 class _Nodes:
-    """The nodes of the last request and its time, by the watcher's clock."""
+    """The Ray nodes in the last response, and when they were requested, by the watcher's clock."""
 
     alive: tuple[ObservedRayNode, ...] = ()
     head_id: str = ""
@@ -53,15 +54,15 @@ class _Nodes:
 
 @dataclass
 class _Run:
-    """A submission as last observed."""
+    """The newest submission as last observed."""
 
     submission_id: str
-    job: ObservedRayJob
+    ray_job: ObservedRayJob
     driver_node: str
     file: RunStateFile = NO_RUN_STATE
     groups: tuple[str, ...] = ()
     groups_asked_at: float = LONG_AGO
-    job_is_next: bool = False
+    ray_job_is_next: bool = False
     """Whether the next poll requests the Ray job instead of the run state."""
 
     @property
@@ -71,14 +72,15 @@ class _Run:
 
     @property
     def is_starting(self) -> bool:
+        """Whether the trainer has not reported any phase after Starting."""
         state = self.file.state
         has_started = self.file.error is not None or (state is not None and state.phase is not RunPhase.STARTING)
-        return not self.job.status.has_ended and not has_started
+        return not self.ray_job.status.has_ended and not has_started
 
 
 @dataclass
 class _Memory:
-    """What is remembered of one job: its current cluster and its newest submission."""
+    """What is remembered of one RLJob: its current cluster and its newest submission."""
 
     cluster: tuple[str, ...]
     nodes: _Nodes
@@ -89,7 +91,8 @@ class _Memory:
 
 
 class RunWatcher:
-    """Polls the dashboards of all jobs of one process. `clock`: returns monotonic seconds, such as `time.monotonic`."""
+    """Polls the dashboards of all RLJobs of one process. `clock`: returns monotonic seconds, such as
+    `time.monotonic`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -98,19 +101,20 @@ class RunWatcher:
     async def observe(
         self, job: str, dashboard: Dashboard, submission_id: str | None, stacks_id: str | None = None
     ) -> ObservedRay:
-        """Polls a job's cluster and its newest submission. Never raises: errors are in the result. Must be called once
-        at a time for each job.
+        """Polls the cluster of an RLJob and its newest submission. Never raises: errors are in the result. Must be
+        called once at a time for each RLJob.
 
         Args:
-            job: A string that identifies the job.
+            job: A string that identifies the RLJob.
             submission_id: The newest submission; None if there is none.
-            stacks_id: Submission id of the program that writes the stacks, to check whether it is missing.
+            stacks_id: Submission id of the program that writes the trainer's stack traces. If it is not None, the poll
+                also checks whether Ray has this program.
         """
         memory = self._memories.get(job)
         if memory is None or memory.cluster != dashboard.cluster:
             memory = self._memories[job] = _Memory(dashboard.cluster, _Nodes())
         begun_at = self._clock()
-        seen = await self._seen(memory, dashboard, submission_id)
+        seen = await self._poll(memory, dashboard, submission_id)
         if seen.reachability is Reachability.OK:
             memory.failing_since = None
             return seen if stacks_id is None else replace(seen, stacks_missing=await _is_missing(dashboard, stacks_id))
@@ -123,13 +127,13 @@ class RunWatcher:
         return replace(seen, silent_seconds=self._clock() - memory.failing_since)
 
     def forget(self, job: str) -> None:
-        """Forgets a job; does nothing if it was not watched."""
+        """Forgets an RLJob; does nothing if it was not watched."""
         self._memories.pop(job, None)
 
-    async def _seen(self, memory: _Memory, dashboard: Dashboard, submission_id: str | None) -> ObservedRay:
+    async def _poll(self, memory: _Memory, dashboard: Dashboard, submission_id: str | None) -> ObservedRay:
         try:
             async with asyncio.timeout(OBSERVE_SECONDS):
-                return await self._asked(memory, dashboard, submission_id)
+                return await self._poll_or_raise(memory, dashboard, submission_id)
         except TimeoutError:
             return ObservedRay(Reachability.UNREACHABLE, error=f"poll timed out after {OBSERVE_SECONDS:g} s")
         except DashboardUnreachableError as error:
@@ -141,87 +145,88 @@ class RunWatcher:
         except (ValueError, OverflowError, RecursionError) as error:
             return ObservedRay(Reachability.UNREACHABLE, error=f"the response cannot be parsed: {error}")
 
-    async def _asked(self, memory: _Memory, dashboard: Dashboard, submission_id: str | None) -> ObservedRay:
+    async def _poll_or_raise(self, memory: _Memory, dashboard: Dashboard, submission_id: str | None) -> ObservedRay:
         if not memory.is_guarded:
             await dashboard.require_refusal()
             memory.is_guarded = True
         run = memory.run
         if run is not None and run.submission_id == submission_id:
             try:
-                seen = await self._update(memory.nodes, run, dashboard)
+                seen = await self._short_poll(memory.nodes, run, dashboard)
             except DashboardUnreachableError:
                 seen = None
             if seen is not None:
-                memory.run = run if not run.job.status.has_ended else None
+                memory.run = run if not run.ray_job.status.has_ended else None
                 return seen
-        return await self._whole(memory, dashboard, submission_id)
+        return await self._full_poll(memory, dashboard, submission_id)
 
-    async def _whole(self, memory: _Memory, dashboard: Dashboard, submission_id: str | None) -> ObservedRay:
+    async def _full_poll(self, memory: _Memory, dashboard: Dashboard, submission_id: str | None) -> ObservedRay:
         memory.run = None
-        await self._look_at_nodes(memory.nodes, dashboard)
+        await self._request_nodes(memory.nodes, dashboard)
         found = await dashboard.job(submission_id) if submission_id is not None else None
         if found is None or submission_id is None:
             return ObservedRay(Reachability.OK, nodes=memory.nodes.alive)
         driver_node = text_at(found, "driver_node_id") or memory.nodes.head_id
         run = _Run(submission_id, observed_ray_job(submission_id, found), driver_node)
-        seen = await self._look_behind_job(memory.nodes, run, dashboard)
-        memory.run = run if not run.job.status.has_ended else None
+        seen = await self._request_rest(memory.nodes, run, dashboard)
+        memory.run = run if not run.ray_job.status.has_ended else None
         return seen
 
-    async def _update(self, nodes: _Nodes, run: _Run, dashboard: Dashboard) -> ObservedRay | None:
+    async def _short_poll(self, nodes: _Nodes, run: _Run, dashboard: Dashboard) -> ObservedRay | None:
         """A poll with as few requests as possible; None if a full poll is needed."""
         if self._clock() - nodes.asked_at >= NODES_SECONDS:
-            await self._look_at_nodes(nodes, dashboard)
-        if run.is_steady and not run.job_is_next:
+            await self._request_nodes(nodes, dashboard)
+        if run.is_steady and not run.ray_job_is_next:
             former = run.file
             await _read_run_state(run, dashboard)
-            run.job_is_next = run.file == former
+            run.ray_job_is_next = run.file == former
             if run.is_steady:
-                return _remembered(nodes, run)
+                return _result(nodes, run)
         found = await dashboard.job(run.submission_id)
         if found is None:
             return None
-        _take_over(run, found)
-        if run.is_steady and not run.job.status.has_ended:
-            return _remembered(nodes, run)
-        return await self._look_behind_job(nodes, run, dashboard)
+        _update_ray_job(run, found)
+        if run.is_steady and not run.ray_job.status.has_ended:
+            return _result(nodes, run)
+        return await self._request_rest(nodes, run, dashboard)
 
-    async def _look_behind_job(self, nodes: _Nodes, run: _Run, dashboard: Dashboard) -> ObservedRay:
-        """Requests run state, groups and log. It follows the Ray job, so an ended job has its final run state."""
+    async def _request_rest(self, nodes: _Nodes, run: _Run, dashboard: Dashboard) -> ObservedRay:
+        """Requests the run state and, where needed, the placement groups and the log. The Ray job must be requested
+        before: if it has ended, the run state is then the final one."""
         await _read_run_state(run, dashboard)
         if run.is_starting and self._clock() - run.groups_asked_at >= GROUPS_SECONDS:
             run.groups = infeasible_groups(await dashboard.placement_groups())
             run.groups_asked_at = self._clock()
-        failed = has_failed(run.job, run.file.state)
-        return replace(_remembered(nodes, run), log_tail=await _log_tail(run, dashboard) if failed else "")
+        failed = has_failed(run.ray_job, run.file.state)
+        return replace(_result(nodes, run), log_tail=await _log_tail(run, dashboard) if failed else "")
 
-    async def _look_at_nodes(self, nodes: _Nodes, dashboard: Dashboard) -> None:
+    async def _request_nodes(self, nodes: _Nodes, dashboard: Dashboard) -> None:
         found = alive(await dashboard.nodes())
         nodes.alive = tuple(observed_ray_node(node) for node in found)
         nodes.head_id = head_id(found)
         nodes.asked_at = self._clock()
 
 
-def _remembered(nodes: _Nodes, run: _Run) -> ObservedRay:
+def _result(nodes: _Nodes, run: _Run) -> ObservedRay:
     return ObservedRay(
         Reachability.OK,
         nodes=nodes.alive,
-        job=run.job,
+        job=run.ray_job,
         run_state=run.file.state,
         run_state_error=run.file.error,
         infeasible_groups=run.groups if run.is_starting else (),
     )
 
 
-def _take_over(run: _Run, found: JsonObject) -> None:
-    run.job = observed_ray_job(run.submission_id, found)
+def _update_ray_job(run: _Run, found: JsonObject) -> None:
+    run.ray_job = observed_ray_job(run.submission_id, found)
     run.driver_node = text_at(found, "driver_node_id") or run.driver_node
-    run.job_is_next = False
+    run.ray_job_is_next = False
 
 
 async def _is_missing(dashboard: Dashboard, submission_id: str) -> bool:
-    """Whether Ray reports that it does not know the submission. A failed request counts as known, so that it does not
-    delay the stop of a trainer."""
+    """Whether Ray reports that it does not know the submission. False if the request fails, so that the failure does
+    not delay the stop of a trainer."""
     try:
         return await dashboard.job(submission_id) is None
     except (DashboardUnreachableError, TokenRejectedError, ValueError, RecursionError):

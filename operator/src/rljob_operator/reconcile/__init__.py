@@ -16,5 +16,8 @@
 | PlacementFeasible | `cluster` |
 | JobSubmitted, Progressing, Checkpointed | `trainer` |
 | Suspended | `between_attempts` |
-| Retrying, Finished, Complete, Failed | `retries` |
+| Retrying | `retries`, `between_attempts` |
+| Finished, Complete, Failed | `retries` |
+
+When an attempt or the job starts or ends, `retries` also sets to False the conditions that no longer hold.
 """

@@ -12,14 +12,14 @@ from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import StopRequest
 from rljob_operator.reconcile.cluster import Finding, Pods, head_pod
 from rljob_operator.reconcile.observed import Observed, ObservedRay, ObservedRayJob, RayJobStatus
-from rljob_operator.reconcile.status_draft import MAX_LENGTH, StatusDraft, beginning_of, end_of
-from rljob_operator.reconcile.trainer import ray_job, seconds_since_termination
+from rljob_operator.reconcile.status_draft import MAX_CONDITION_MESSAGE, StatusDraft, beginning_of, end_of
+from rljob_operator.reconcile.trainer import newest_ray_job, seconds_since_termination
 
 RUN_STATE_SECONDS = 30
 """How long to wait for the final run state of a trainer that exited with code 0."""
-STOP_SECONDS = 30
+STOP_CAUSE_SECONDS = 30
 """How long to wait for the cause of a stop that the operator did not request. When a kubelet ends the head pod (node
-shutdown, eviction), it stops the driver first and reports the pod only after it has terminated."""
+shutdown, eviction), it stops the trainer first, and reports the end of the pod only after the pod has terminated."""
 
 _CANNOT_START = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
 """Ray's error types for a trainer that cannot be started from this image."""
@@ -42,7 +42,7 @@ _EXIT_REASONS = {
     128 + signal.SIGKILL: Reason.INFRASTRUCTURE_ERROR,
     128 + signal.SIGTERM: Reason.INFRASTRUCTURE_ERROR,
 }
-"""Every other exit code is an application error."""
+"""Reasons by exit code; negative codes are signals. Every other exit code is an application error."""
 
 _LOST = (Reason.CLUSTER_LOST, Reason.HEAD_LOST, Reason.DRIVER_LOST)
 _FATAL = (*_LOST, Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING)
@@ -68,24 +68,25 @@ def ending_of_attempt(
     draft: StatusDraft, observed: Observed, findings: Sequence[Finding | None], grace_seconds: int
 ) -> Ending | None:
     """How the attempt ended; None while it goes on. `findings`: this pass's ClusterReady and JobSubmitted."""
-    job = ray_job(draft, observed)
-    ending = _ending_of_job(draft, observed, job, grace_seconds) if job is not None else None
+    ray_job = newest_ray_job(draft, observed)
+    ending = _ending_of_ray_job(draft, observed, ray_job, grace_seconds) if ray_job is not None else None
     for finding in findings:
         if ending is None and finding is not None and finding.reason in _FATAL:
-            ending = _ending_by_loss(draft, finding)
+            ending = _ending_by_finding(draft, finding)
     if ending is not None and ending.reason in _MEMORY_MAY_BE_THE_CAUSE:
         return _with_memory(ending, observed.pods_of(draft.attempt.cluster))
     return ending
 
 
 def reason_of_stop(stop: StopRequest) -> Reason:
-    """Why the attempt was asked to stop. An unknown reason, written by a newer operator, counts as a suspension: after
+    """Why the attempt should stop. An unknown reason, written by a newer operator, counts as a suspension: after
     a rollback of the operator the job then resumes, unless its spec suspends it."""
     return Reason(stop.reason) if stop.reason in set(Reason) else Reason.SUSPENDED
 
 
-def _ending_by_loss(draft: StatusDraft, finding: Finding) -> Ending:
-    """An attempt that was lost while it was stopping counts as stopped, not as failed."""
+def _ending_by_finding(draft: StatusDraft, finding: Finding) -> Ending:
+    """The ending by a finding in `_FATAL`. If the attempt was lost while it was stopping, it ends with the reason for
+    the stop."""
     stop = draft.attempt.stop
     if stop is not None and finding.reason in _LOST:
         was_asked = "was asked to stop and was lost before it exited"
@@ -94,17 +95,21 @@ def _ending_by_loss(draft: StatusDraft, finding: Finding) -> Ending:
     return Ending(finding.reason, finding.message)
 
 
-def _ending_of_job(draft: StatusDraft, observed: Observed, job: ObservedRayJob, grace_seconds: int) -> Ending | None:
-    if job.status is RayJobStatus.SUCCEEDED:
+def _ending_of_ray_job(
+    draft: StatusDraft, observed: Observed, ray_job: ObservedRayJob, grace_seconds: int
+) -> Ending | None:
+    """The ending as Ray reports it; None while the trainer is running. If its process does not exit after the trainer
+    has reported its end, the operator waits for twice the grace period."""
+    if ray_job.status is RayJobStatus.SUCCEEDED:
         return _ending_of_success(draft, observed.ray)
-    if job.status is RayJobStatus.FAILED:
-        return _ending_of_failure(draft, observed.ray, job)
-    if job.status is RayJobStatus.STOPPED:
-        return _ending_of_stop(draft, observed, job)
+    if ray_job.status is RayJobStatus.FAILED:
+        return _ending_of_failure(draft, observed.ray, ray_job)
+    if ray_job.status is RayJobStatus.STOPPED:
+        return _ending_of_stop(draft, observed, ray_job)
     waited_seconds = seconds_since_termination(draft)
     if waited_seconds is None or waited_seconds < 2 * grace_seconds:
         return None
-    return _ending_by_run_state(draft, observed.ray, job)
+    return _ending_by_run_state(draft, observed.ray, ray_job)
 
 
 def _ending_of_success(draft: StatusDraft, ray: ObservedRay) -> Ending | None:
@@ -124,26 +129,28 @@ def _ending_of_success(draft: StatusDraft, ray: ObservedRay) -> Ending | None:
     return Ending(Reason.EXITED_WITHOUT_RESULT, "the trainer exited with code 0, but wrote no run state")
 
 
-def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob) -> Ending:
-    exited = "Ray lost it" if job.exit_code is None else f"it {_exit(job.exit_code)}"
-    has_stopped = job.exit_code == ExitCode.INTERRUPTED
+def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, ray_job: ObservedRayJob) -> Ending:
+    exited = "Ray lost it" if ray_job.exit_code is None else f"it {_exit_text(ray_job.exit_code)}"
+    has_stopped = ray_job.exit_code == ExitCode.INTERRUPTED
     what = _AS_REQUESTED if has_stopped else f"the trainer was asked to stop, and {exited}"
     on_request = _ending_on_request(draft, what)
     if on_request is not None:
         return on_request
-    if job.error_type in _CANNOT_START:
-        return Ending(Reason.SUBMISSION_FAILED, f"{job.error_type}: {job.message}")
-    if job.error_type in _NOT_STARTED:
-        return Ending(Reason.INFRASTRUCTURE_ERROR, f"{job.error_type}: {job.message}")
-    if job.exit_code is None:
-        return _ending_by_error(Reason.INFRASTRUCTURE_ERROR, f"Ray lost the trainer ({job.error_type})", ray, job)
-    reason = _EXIT_REASONS.get(job.exit_code, Reason.APPLICATION_ERROR)
-    return _ending_by_error(reason, f"the trainer {_exit(job.exit_code)}", ray, job)
+    if ray_job.error_type in _CANNOT_START:
+        return Ending(Reason.SUBMISSION_FAILED, f"{ray_job.error_type}: {ray_job.message}")
+    if ray_job.error_type in _NOT_STARTED:
+        return Ending(Reason.INFRASTRUCTURE_ERROR, f"{ray_job.error_type}: {ray_job.message}")
+    if ray_job.exit_code is None:
+        return _ending_by_error(
+            Reason.INFRASTRUCTURE_ERROR, f"Ray lost the trainer ({ray_job.error_type})", ray, ray_job
+        )
+    reason = _EXIT_REASONS.get(ray_job.exit_code, Reason.APPLICATION_ERROR)
+    return _ending_by_error(reason, f"the trainer {_exit_text(ray_job.exit_code)}", ray, ray_job)
 
 
-def _ending_of_stop(draft: StatusDraft, observed: Observed, job: ObservedRayJob) -> Ending | None:
-    """The ending of a trainer that was stopped; None while its cause is still expected. A trainer that had already
-    reported its result, but whose process did not exit, ended as it reported."""
+def _ending_of_stop(draft: StatusDraft, observed: Observed, ray_job: ObservedRayJob) -> Ending | None:
+    """The ending of a trainer that was stopped; None while the operator waits for the cause of the stop. If the trainer
+    had already reported its result, and only its process did not exit, the ending is the reported one."""
     known = _ending_when_complete(observed.ray) or _ending_on_request(draft)
     if known is not None:
         return known
@@ -151,19 +158,19 @@ def _ending_of_stop(draft: StatusDraft, observed: Observed, job: ObservedRayJob)
     if head is not None and head.deleting:
         return Ending(Reason.HEAD_LOST, f"the head pod {head.name} was deleted while the trainer was running")
     waited_seconds = seconds_since_termination(draft)
-    if waited_seconds is None or waited_seconds < STOP_SECONDS:
+    if waited_seconds is None or waited_seconds < STOP_CAUSE_SECONDS:
         return None
-    return _ending_by_run_state(draft, observed.ray, job)
+    return _ending_by_run_state(draft, observed.ray, ray_job)
 
 
-def _ending_by_run_state(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob) -> Ending:
-    """The ending of a trainer without an exit code, as its last run state tells it."""
+def _ending_by_run_state(draft: StatusDraft, ray: ObservedRay, ray_job: ObservedRayJob) -> Ending:
+    """The ending of a trainer without an exit code, from its last run state or the stop request."""
     known = _ending_when_complete(ray) or _ending_on_request(draft)
     if known is not None:
         return known
     if ray.run_state is not None and ray.run_state.phase is RunPhase.FAILED:
         what = "the trainer failed, and its process did not exit"
-        return _ending_by_error(Reason.APPLICATION_ERROR, what, ray, job)
+        return _ending_by_error(Reason.APPLICATION_ERROR, what, ray, ray_job)
     return Ending(Reason.STOPPED_THROUGH_RAY, "the trainer was stopped through Ray's API, not by the operator")
 
 
@@ -186,7 +193,8 @@ def _ending_when_complete(ray: ObservedRay) -> Ending | None:
 
 
 def _with_memory(ending: Ending, pods: Pods) -> Ending:
-    """The same ending; as OutOfMemory if a pod ran out of memory. The message keeps the trainer's own error."""
+    """The ending; if a pod ran out of memory, with the reason OutOfMemory. The message keeps the trainer's own
+    error."""
     for pod in sorted(pods, key=lambda pod: pod.name):
         if pod.problem is not None and pod.problem.reason is Reason.OUT_OF_MEMORY:
             message = f"pod {pod.name}: {pod.problem.message}; {ending.message}"
@@ -194,7 +202,7 @@ def _with_memory(ending: Ending, pods: Pods) -> Ending:
     return ending
 
 
-def _exit(code: int) -> str:
+def _exit_text(code: int) -> str:
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -203,13 +211,13 @@ def _exit(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def _ending_by_error(reason: Reason, what: str, ray: ObservedRay, job: ObservedRayJob) -> Ending:
+def _ending_by_error(reason: Reason, what: str, ray: ObservedRay, ray_job: ObservedRayJob) -> Ending:
     """Adds the best explanation to `what`: the trainer's own error, else the last lines of its log, else Ray's
     message."""
     start = f"{what}: "
     error = ray.run_state.error if ray.run_state is not None else None
     if error is not None:
         return Ending(reason, f"{start}{error.kind}: {error.message}", error.cause, error.pod)
-    limit = MAX_LENGTH - len(start)
-    text = end_of(ray.log_tail, limit) or beginning_of(job.message, limit) or "cause unknown"
+    limit = MAX_CONDITION_MESSAGE - len(start)
+    text = end_of(ray.log_tail, limit) or beginning_of(ray_job.message, limit) or "cause unknown"
     return Ending(reason, start + text)

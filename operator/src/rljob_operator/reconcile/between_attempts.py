@@ -1,7 +1,7 @@
 """Handles a job without a running attempt: before the first attempt, between two attempts, and while it is suspended.
 
-It also handles the requests that users make by annotation: stop the job for good, or retry it now. `stops` stops a
-trainer that is running.
+It also handles the requests that users make by annotation: stop the job, or retry it now. The stop of a running attempt
+is in `stops`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.requests import as_recorded, is_later
 from rljob_api.v1alpha1.status import AttemptOutcome
 from rljob_operator.reconcile.attempt_endings import Ending
-from rljob_operator.reconcile.cleanup import delete_unneeded_clusters, hold_nothing
-from rljob_operator.reconcile.cluster import are_clusters_deleted, not_ready
+from rljob_operator.reconcile.cleanup import delete_unneeded_clusters, report_no_pods
+from rljob_operator.reconcile.cluster import are_clusters_deleted, readiness_problem
 from rljob_operator.reconcile.creation import spec_of_attempt
 from rljob_operator.reconcile.decision import Effect
 from rljob_operator.reconcile.observed import Observed
@@ -22,8 +22,8 @@ _STOPPED = "a user stopped the job while no attempt was running"
 
 
 def apply_retry_request(draft: StatusDraft, observed: Observed) -> None:
-    """Applies a user's retry request: reopens a failed job, or skips the backoff before the next attempt. A job that is
-    running, suspended or complete does not change."""
+    """Applies a user's retry request: reopens a failed job, or skips the backoff before the next attempt. Both reset
+    the retry budgets. For a job that is running, suspended or complete, the request is only recorded."""
     asked = observed.job.retry_request
     if asked is None or as_recorded(asked) == draft.handled.retry:
         return
@@ -39,8 +39,9 @@ def apply_retry_request(draft: StatusDraft, observed: Observed) -> None:
 
 
 def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Starts the next attempt once its backoff is over and the previous cluster is deleted. Deletes clusters that are
-    no longer needed."""
+    """Starts the next attempt once its backoff is over and the previous cluster is deleted or can be reused. A
+    suspended job waits until it is resumed. If a user asked to stop the job, it ends. Deletes clusters that are no
+    longer needed."""
     if stop_between_attempts(draft):
         return ()
     if observed.job.is_suspended:
@@ -48,13 +49,13 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
         report_suspension(draft, observed)
         _report_cluster(draft, observed, Reason.SUSPENDED, "the job is suspended")
         return delete_unneeded_clusters(draft, observed)
-    # The job is no longer suspended. From here on, every pass checks what the next attempt still waits for.
+    # The job is not suspended, or no longer. Without this record, passes are repeated until the next attempt starts.
     draft.suspended_at = None
-    waits = draft.next_attempt
-    reusable = waits is not None and waits.same_cluster and is_cluster_reusable(draft, observed)
-    if waits is not None and not reusable:
-        draft.next_attempt = waits.model_copy(update={"same_cluster": False})
-    is_time = waits is None or seconds_since(waits.not_before, draft.now) >= 0
+    planned = draft.next_attempt
+    reusable = planned is not None and planned.same_cluster and is_cluster_reusable(draft, observed)
+    if planned is not None and not reusable:
+        draft.next_attempt = planned.model_copy(update={"same_cluster": False})
+    is_time = planned is None or seconds_since(planned.not_before, draft.now) >= 0
     if is_time and reusable:
         start_attempt(draft, observed.job, on_same_cluster=True)
     elif is_time and observed.forbidden is None and are_clusters_deleted(observed):
@@ -91,15 +92,15 @@ def report_suspension(draft: StatusDraft, observed: Observed) -> None:
 
 def is_cluster_reusable(draft: StatusDraft, observed: Observed) -> bool:
     """Whether the next attempt can use the newest attempt's cluster: it exists, asks for a token, and all needed pods
-    are ready. Needed are the pods that the attempt used; after a resize, all pods of the spec."""
+    are ready. These are the pods that the attempt used; after a resize, all pods of the spec."""
     spec, attempt = observed.job.spec, draft.attempt
     cluster = observed.cluster(attempt.cluster)
     if spec is None or cluster is None or cluster.deleting or cluster.uid != attempt.cluster_uid:
         return False
-    if not cluster.authenticated:
+    if not cluster.asks_for_token:
         return False
     used = spec if attempt.reason == Reason.RESIZED else spec_of_attempt(spec, attempt)
-    return not_ready(used, observed.pods_of(cluster.name), None) is None
+    return readiness_problem(used, observed.pods_of(cluster.name), None) is None
 
 
 def seconds_to_start(draft: StatusDraft) -> float | None:
@@ -117,7 +118,7 @@ def _report_cluster(draft: StatusDraft, observed: Observed, reason: Reason, why:
     if not draft.attempts:
         return
     if are_clusters_deleted(observed):
-        hold_nothing(draft)
+        report_no_pods(draft)
         draft.set(ConditionType.CLUSTER_READY, FALSE, reason, f"{why}; the previous cluster was deleted")
         return
     left = [f"{len(observed.clusters)} RayCluster" if observed.clusters else "", f"{len(observed.pods)} pods"]

@@ -1,4 +1,4 @@
-"""Deletes clusters that no attempt needs, clusters of a finished job, and finally the job itself (its TTL)."""
+"""Deletes clusters that no attempt needs, clusters of a finished job, and finally the job itself, after its TTL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _DELETING = "the job has finished; its cluster is being deleted"
 _DELETED = "the job has finished; its cluster was deleted"
 _KEPT = "the job has finished; its cluster is kept"
 _NOT_KEPT = (
-    " despite cleanup: KeepCluster, because the operator did not see the trainer exit and it might still be running"
+    " despite runPolicy.cleanup: KeepCluster, because the operator did not see the trainer exit,"
+    " and it might still be running"
 )
 _NEVER_CREATED = "the job finished before its cluster was created"
 
@@ -31,7 +32,7 @@ def delete_unneeded_clusters(draft: StatusDraft, observed: Observed) -> tuple[Ef
     )
 
 
-def hold_nothing(draft: StatusDraft) -> None:
+def report_no_pods(draft: StatusDraft) -> None:
     """Reports that the job has no pods and holds no GPUs."""
     draft.gpus = 0
     draft.pools = tuple(pool.model_copy(update={"ready": 0}) for pool in draft.pools)
@@ -46,10 +47,10 @@ def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     result = draft.result
     assert result is not None, "only finished jobs are cleaned up"
     kept = _kept_cluster(draft, observed)
-    going = tuple(cluster for cluster in observed.clusters if cluster is not kept)
+    to_delete = tuple(cluster for cluster in observed.clusters if cluster is not kept)
     if observed.forbidden is None:
         _report(draft, observed, kept)
-        is_done = not going and (kept is not None or are_clusters_deleted(observed))
+        is_done = not to_delete and (kept is not None or are_clusters_deleted(observed))
         if is_done and result.cleaned_up_at is None:
             draft.result = result.model_copy(update={"cleaned_up_at": timestamp(draft.now)})
         elif not is_done and result.cleaned_up_at is not None and not (kept is not None and observed.job.spec is None):
@@ -58,11 +59,11 @@ def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     left = seconds_to_deletion(draft, observed)
     if left is not None and left <= 0:
         return (DeleteJob(observed.job.uid),)
-    return tuple(DeleteCluster(cluster.name, cluster.uid) for cluster in going if not cluster.deleting)
+    return tuple(DeleteCluster(cluster.name, cluster.uid) for cluster in to_delete if not cluster.deleting)
 
 
 def seconds_to_deletion(draft: StatusDraft, observed: Observed) -> float | None:
-    """Seconds until a finished job is deleted; None if it has no TTL."""
+    """Seconds until a finished job is deleted; None if it has no TTL, or its spec cannot be read."""
     spec = observed.job.spec
     if draft.result is None or spec is None or spec.run_policy.ttl_seconds_after_finished is None:
         return None
@@ -89,7 +90,7 @@ def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None
         draft.set(kind, TRUE, Reason.KEPT, _KEPT)
         return
     if are_clusters_deleted(observed):
-        hold_nothing(draft)
+        report_no_pods(draft)
     if attempt.reason == Reason.CLUSTER_LOST:
         return
     spec = observed.job.spec

@@ -57,13 +57,13 @@ class Finding:
 
 def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> Finding | None:
     """Sets ClusterReady and the pools, and records the cluster's UID once the cluster exists. If the spec cannot be
-    read (`spec` is None), it reports only lost clusters and heads. Returns None if there is nothing to report."""
+    read (`spec` is None), pods and pools are not checked. Returns None if there is nothing to report."""
     ours = _our_cluster(draft, observed)
     if spec is not None:
-        asked = observed.job.spec or spec
-        draft.pools = _pool_statuses(asked, observed.pods_of(draft.attempt.cluster) if ours is not None else ())
-        draft.gpus = sum(pool.nodes * pool.gpus_per_node for pool in asked.pools)
-    _note_conflict(draft, observed, ours)
+        requested = observed.job.spec or spec
+        draft.pools = _pool_statuses(requested, observed.pods_of(draft.attempt.cluster) if ours is not None else ())
+        draft.gpus = sum(pool.nodes * pool.gpus_per_node for pool in requested.pools)
+    _record_conflict(draft, observed, ours)
     if ours is not None and draft.attempt.cluster_uid is None:
         draft.change_attempt(cluster_uid=ours.uid, cluster_created_at=timestamp(draft.now))
     finding = _absent(draft, observed) if ours is None else _present(draft, observed, spec, ours)
@@ -87,8 +87,8 @@ def report_placement(draft: StatusDraft, observed: Observed, spec: RLJobSpec, *,
 
 
 def is_lost(pod: ObservedPod) -> bool:
-    """Whether the pod's node no longer responds, so that the pod cannot be stopped. The pod may still be running;
-    start numbers (fencing) keep it from writing checkpoints."""
+    """Whether the pod's node no longer responds, so that the pod cannot be stopped. The pod may still be running; its
+    later checkpoints are then not used (fencing by start numbers)."""
     return pod.overdue or pod.node_silent_seconds >= NODE_LOST_SECONDS
 
 
@@ -98,22 +98,22 @@ def are_clusters_deleted(observed: Observed) -> bool:
 
 
 def head_pod(pods: Pods) -> ObservedPod | None:
-    """The head pod: a live one if there is one, else one that has ended or is being deleted."""
+    """The head pod: a running one if there is one, else one that has ended or is being deleted; None without any."""
     heads = sorted(
         (pod for pod in pods if pod.group == HEAD_GROUP), key=lambda pod: (pod.ended, pod.deleting, pod.name)
     )
     return heads[0] if heads else None
 
 
-def not_ready(spec: RLJobSpec, pods: Pods, creation_error: str | None) -> PodProblem | None:
-    """How many pods are missing, and the most specific reason; None when every pod is ready."""
+def readiness_problem(spec: RLJobSpec, pods: Pods, creation_error: str | None) -> PodProblem | None:
+    """How many pods are ready, and the most specific reason why the others are not; None if every pod is ready."""
     desired = {HEAD_GROUP: 1, **{pool.name: pool.nodes for pool in spec.pools}}
     ready = {group: min(count, _num_ready(pods, group)) for group, count in desired.items()}
     if ready == desired:
         return None
     summary = f"{sum(ready.values())} of {sum(desired.values())} pods ready"
-    there = Counter(pod.group for pod in pods if not (pod.ended or pod.deleting))
-    num_missing = sum(max(0, count - there[group]) for group, count in desired.items())
+    existing = Counter(pod.group for pod in pods if not (pod.ended or pod.deleting))
+    num_missing = sum(max(0, count - existing[group]) for group, count in desired.items())
     if creation_error and num_missing:
         return PodProblem(Reason.POD_CREATION_FAILED, f"{summary}; {num_missing} cannot be created: {creation_error}")
     problems = _problems(pods)
@@ -133,9 +133,9 @@ def _our_cluster(draft: StatusDraft, observed: Observed) -> ObservedCluster | No
     return cluster
 
 
-def _note_conflict(draft: StatusDraft, observed: Observed, ours: ObservedCluster | None) -> None:
-    """Records since when another owner's cluster has had the name. Without an attempt to create the cluster in this
-    pass nothing is known, and the record stays."""
+def _record_conflict(draft: StatusDraft, observed: Observed, ours: ObservedCluster | None) -> None:
+    """Records since when another owner's cluster has had the name. Only a failed creation shows this: without one, and
+    without the job's own cluster, the record stays."""
     failure, since = observed.failure, draft.attempt.name_taken_since
     tried = failure is not None and failure.kind is EffectKind.CREATE_CLUSTER
     is_taken = tried and failure is not None and failure.reason is Reason.NAME_CONFLICT
@@ -167,12 +167,12 @@ def _present(
     lost = _lost_head(draft, observed, cluster)
     if lost is not None:
         return Finding(FALSE, Reason.HEAD_LOST, lost)
-    if not cluster.authenticated:
+    if not cluster.asks_for_token:
         text = f"RayCluster {cluster.name} has lost its authOptions: KubeRay is too old; install KubeRay 1.6 or later"
         return Finding(FALSE, Reason.KUBERAY_TOO_OLD, text)
     if spec is None:
         return None
-    problem = not_ready(spec, observed.pods_of(cluster.name), cluster.pod_creation_error)
+    problem = readiness_problem(spec, observed.pods_of(cluster.name), cluster.pod_creation_error)
     if problem is not None:
         return Finding(FALSE, problem.reason, problem.message)
     if observed.ray.reachability is Reachability.OK:
@@ -281,7 +281,7 @@ def _placement_finding(spec: RLJobSpec, ray: ObservedRay) -> tuple[Reason, str]:
     expected = sorted((pool.gpus_per_node for pool in spec.pools for _ in range(pool.nodes)), reverse=True)
     seen = sorted((node.num_gpus for node in ray.nodes if not node.is_head), reverse=True)
     numbers = f"Ray has {sum(seen)} of {sum(expected)} GPUs"
-    if any(there < needed for there, needed in zip(seen, expected, strict=False)):
+    if any(found < needed for found, needed in zip(seen, expected, strict=False)):
         return Reason.INSUFFICIENT_GPUS, f"{numbers}; the worker pod with the fewest has {seen[-1]}"
     if ray.infeasible_groups:
         groups = "; ".join(ray.infeasible_groups)

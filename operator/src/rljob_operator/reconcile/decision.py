@@ -19,17 +19,19 @@ _QUIET = (
 )
 """Reasons that get no event of their own, because the event before or after them says the same."""
 
-_GOOD = (
+_NORMAL = (
     *(Reason.CREATING, Reason.READY, Reason.SUBMITTED, Reason.STARTING, Reason.TRAINING, Reason.STOPPING),
     *(Reason.SAVED, Reason.SUCCEEDED, Reason.REMOVED, Reason.KEPT, Reason.SUSPENDED, Reason.RESUMED, Reason.RESIZED),
     Reason.WAITING_FOR_NEXT_ATTEMPT,
 )
+"""Reasons whose events have the type Normal; other events are warnings."""
 
 
 @dataclass(frozen=True)
 class CreateCluster:
-    """Creates Secret, network policy and RayCluster of an attempt; an existing cluster stays as it is. The API server
-    is asked first: nothing is created while pods of a deleted job's cluster with this name are left."""
+    """Creates the Secret, the network policy and the RayCluster of an attempt. If the job already has the RayCluster,
+    it stays as it is; only a RayCluster without token authentication is deleted. Nothing is created while the API
+    server lists pods of another RayCluster with this name, such as that of a deleted job."""
 
     kind: ClassVar[EffectKind] = EffectKind.CREATE_CLUSTER
     attempt: int
@@ -39,7 +41,7 @@ class CreateCluster:
 
 @dataclass(frozen=True)
 class SubmitJob:
-    """Starts the trainer. If Ray already has a job with this id, it counts as submitted."""
+    """Starts the trainer. If Ray already has a Ray job with this id, the trainer counts as submitted."""
 
     kind: ClassVar[EffectKind] = EffectKind.SUBMIT_JOB
     submission_id: str
@@ -47,7 +49,7 @@ class SubmitJob:
     start_number: int
     """See `constants.ENV_START_NUMBER`."""
     nodes: tuple[tuple[str, int], ...] = ()
-    """Node counts by pool name; only if they are lower than in the spec."""
+    """Node counts by pool name; empty if the attempt uses all nodes of the spec."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class StopJob:
 
 @dataclass(frozen=True)
 class DumpStacks:
-    """Writes the stacks of a trainer's processes beside its logs, before the trainer is stopped. Done once."""
+    """Submits the program that writes the stack traces of the trainer's processes into the folder of the trainer's
+    logs, before the trainer is stopped. If Ray already has the program, nothing is done."""
 
     kind: ClassVar[EffectKind] = EffectKind.DUMP_STACKS
     submission_id: str
@@ -70,8 +73,8 @@ class DumpStacks:
 
 @dataclass(frozen=True)
 class ApplyNetworkPolicy:
-    """Gives this operator access to the dashboard of a cluster that an operator in another namespace created. Repeated
-    once a minute at most."""
+    """Applies the network policy of a cluster again, so that this operator can reach the cluster's dashboard: an
+    operator in another namespace may have created the cluster. Done at most once a minute."""
 
     kind: ClassVar[EffectKind] = EffectKind.APPLY_NETWORK_POLICY
     cluster: str
@@ -79,7 +82,7 @@ class ApplyNetworkPolicy:
 
 @dataclass(frozen=True)
 class DeleteCluster:
-    """Deletes the RayCluster of this UID; one of another UID is left alone."""
+    """Deletes the RayCluster with this name and UID; a RayCluster with another UID stays."""
 
     kind: ClassVar[EffectKind] = EffectKind.DELETE_CLUSTER
     name: str
@@ -88,7 +91,7 @@ class DeleteCluster:
 
 @dataclass(frozen=True)
 class DeleteJob:
-    """Deletes the RLJob of this UID and everything that it owns."""
+    """Deletes the RLJob with this UID and everything that it owns."""
 
     kind: ClassVar[EffectKind] = EffectKind.DELETE_JOB
     uid: str
@@ -129,8 +132,8 @@ class Decision:
 
 
 def events_between(before: RLJobStatus, after: RLJobStatus) -> tuple[EventRecord, ...]:
-    """One event for each condition that changed, in the order of the conditions. If two conditions have the same
-    reason, only the later one gets an event."""
+    """One event for each condition whose status or reason changed, except for reasons in `_QUIET`. If several of these
+    conditions have the same reason, only the last one gets an event."""
     known = {condition.type: (condition.status, condition.reason) for condition in before.conditions}
     changed = {
         condition.reason: condition
@@ -139,7 +142,7 @@ def events_between(before: RLJobStatus, after: RLJobStatus) -> tuple[EventRecord
     }
     return tuple(
         EventRecord(
-            type=EventType.NORMAL if reason in _GOOD else EventType.WARNING,
+            type=EventType.NORMAL if reason in _NORMAL else EventType.WARNING,
             reason=Reason(reason),
             message=_bounded(condition.message or condition.type),
         )

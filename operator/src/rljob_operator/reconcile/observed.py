@@ -1,7 +1,7 @@
 """Types for what the operator sees of one job at one moment: `controller/observe` fills them, `reconcile` reads them.
 
-All facts come from the API server or from Ray. Nothing here outlives a reconcile pass, so a restarted operator sees the
-same.
+The facts come from the API server and from Ray, so a restarted operator sees the same. Only two kinds of facts are lost
+with the process, which remembers them: the failure of an effect, and since when something does not respond.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ObservedJob:
 
 @dataclass(frozen=True)
 class ObservedCluster:
-    """A RayCluster that carries the job's UID."""
+    """A RayCluster that the job owns."""
 
     name: str
     uid: str
@@ -66,7 +66,7 @@ class ObservedCluster:
     """KubeRay's message when it could not create a pod."""
     provisioned: bool = False
     """Whether all its pods have once been ready at the same time; from then on KubeRay creates no new head."""
-    authenticated: bool = True
+    asks_for_token: bool = True
     """Whether its spec still turns on Ray's token authentication: a KubeRay that is too old drops `authOptions`."""
 
 
@@ -95,10 +95,10 @@ class ObservedPod:
     overdue: bool = False
     """Whether its deletion is more than a minute late: no kubelet carries it out."""
     node: str = ""
-    """Name of its node; empty before it is scheduled."""
+    """Name of its Kubernetes node; empty before the pod is scheduled."""
     node_silent_seconds: float = 0.0
-    """How long its node has been unreachable: since it became NotReady, or, if the operator looked at the kubelet's
-    lease, since that was last renewed."""
+    """How long its node has been unreachable: since the node became NotReady, or since the kubelet's lease was last
+    renewed, if the operator has read the lease."""
 
 
 class Reachability(StrEnum):
@@ -111,11 +111,11 @@ class Reachability(StrEnum):
     REJECTED = "Rejected"
     """The token was not accepted (401 or 403)."""
     OPEN = "Open"
-    """It answers without a token: anybody who reaches it can run any program."""
+    """It accepts requests without a token: anybody who reaches it can run any program."""
 
 
 class RayJobStatus(StrEnum):
-    """The status of a job in Ray's Jobs API."""
+    """The status of a Ray job in Ray's Jobs API."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -158,22 +158,22 @@ class ObservedRay:
     error: str | None = None
     """Why it is not OK."""
     silent_seconds: float = 0.0
-    """If it is not OK: how long all requests of this process have failed. One slow response is no failure yet."""
+    """If it is not OK: how long all polls of this process have failed. A short time may only mean one slow response."""
     nodes: tuple[ObservedRayNode, ...] = ()
     job: ObservedRayJob | None = None
-    """None if Ray knows no job with the id of the newest submission."""
+    """None if nothing was submitted, or Ray knows no Ray job with the id of the newest submission."""
     run_state: RunState | None = None
-    """The run state of the newest submission. It is read after `job`, so for an ended job it is the final one. None
-    before the trainer has written it and if it cannot be parsed. If the request fails, `reachability` is Unreachable.
-    """
+    """The run state of the newest submission. It is read after `job`: if the Ray job has ended, it is the final run
+    state. None if the trainer has not written it yet, or if it cannot be parsed. (If the request fails, `reachability`
+    is Unreachable.)"""
     run_state_error: str | None = None
     """Why the run state cannot be parsed; None if it can, or there is none."""
     infeasible_groups: tuple[str, ...] = ()
     """Placement groups that no set of nodes can hold, with the resources that they request."""
     stacks_missing: bool = False
-    """Whether Ray, when asked, knew of no program that writes the stacks of the newest submission."""
+    """Whether Ray was asked for the program that writes the trainer's stack traces, and did not know it."""
     log_tail: str = ""
-    """Last lines of the driver's log; read only if the job has ended without success."""
+    """Last lines of the driver's log; read only if the Ray job has ended without success."""
 
 
 class EffectKind(StrEnum):
@@ -199,8 +199,8 @@ class EffectFailure:
 
 @dataclass(frozen=True)
 class Observed:
-    """The input of `reconcile`. Clusters and pods are all those that carry the job's UID: of every attempt, and also
-    those that are being deleted."""
+    """The input of `reconcile`. It has all clusters that the job owns, and all pods that carry the job's UID as a
+    label: those of every attempt, and also those that are being deleted."""
 
     job: ObservedJob
     kuberay_installed: bool

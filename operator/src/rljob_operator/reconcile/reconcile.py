@@ -1,4 +1,4 @@
-"""Decides from what was observed what to write and do for a job. Pure; the current time is passed in."""
+"""Decides what to write and do for a job, from what was observed. Pure: the current time is passed in."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from rljob_operator.reconcile.stops import (
     stop_when_due,
 )
 from rljob_operator.reconcile.trainer import (
-    ray_job,
+    newest_ray_job,
     record_progress,
     record_termination,
+    record_unobservable,
     report_run,
-    report_silence,
     report_submission,
     trainer_may_run,
 )
@@ -55,14 +55,15 @@ POD_POLL_SECONDS = 10.0
 """Poll interval while pods start or end: their changes are watched, but the events that explain delays are not."""
 SUBMISSION_SECONDS = 60
 """Minimum time for a submission, however late its cluster became ready."""
-# An operator that cannot read a job's spec must not end the job for good, so retries are unlimited for it.
+# An operator that cannot read a job's spec must not end the job, so retries are unlimited for it.
 _UNLIMITED_RETRIES = {"max_app_retries": MAX_COUNT, "max_infra_retries": MAX_COUNT}
 _CAUSED_BY_UNREADABLE_SPEC = (Reason.PROVISIONING_DEADLINE_EXCEEDED, Reason.RUN_STATE_UNREADABLE)
 
 
 def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Decision:
-    """Decides the status, effects and events of a pass. The same input gives the same decision. With its own status as
-    input it changes nothing and repeats the effects that are not visible yet; all effects may be repeated."""
+    """Decides the status, effects and events of a pass. The same input gives the same decision. If the next pass
+    observes the decided status and no other change, it decides the same status, and repeats the effects whose results
+    are not visible yet. Repeating an effect does no harm."""
     job = observed.job
     if job.deleting:
         return Decision(status=job.status)
@@ -90,19 +91,21 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
         spec = choose_nodes(draft, observed, spec)
     cluster = report_cluster(draft, observed, spec)
     ready = cluster is not None and cluster.holds
-    misplaced = report_placement(draft, observed, spec, cluster_ready=ready) if spec is not None else None
+    placement_problem = report_placement(draft, observed, spec, cluster_ready=ready) if spec is not None else None
     submission = report_submission(draft, observed)
     unobservable = _report_trainer(draft, observed, spec, policy)
     report_suspension(draft, observed)
-    waits_for = _waits_for(observed, cluster, misplaced, submission)
-    may_submit = spec is not None and ready and misplaced is None and observed.ray.reachability is Reachability.OK
+    waits_for = _waits_for(observed, cluster, placement_problem, submission)
+    may_submit = (
+        spec is not None and ready and placement_problem is None and observed.ray.reachability is Reachability.OK
+    )
     ending = (
         ending_of_attempt(draft, observed, (cluster, submission), policy.grace_period_seconds)
         or ending_by_stop(draft, observed, policy, waits_for)
         or exceeded_deadline(draft, observed, policy, waits_for, unobservable)
     )
     if ending is not None and ending.reason is Reason.PROVISIONING_DEADLINE_EXCEEDED and may_submit:
-        ending = None if _has_just_become_ready(draft, observed) else ending
+        ending = None if _may_submit_late(draft, observed) else ending
     if ending is not None:
         _end(draft, observed, ending, policy)
         return _between(draft, observed, spec) if draft.result is None else ()
@@ -116,10 +119,11 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     return (*unneeded, *reapply_network_policy(draft, observed))
 
 
-def _has_just_become_ready(draft: StatusDraft, observed: Observed) -> bool:
+def _may_submit_late(draft: StatusDraft, observed: Observed) -> bool:
     """Whether the trainer may still be submitted after the provisioning deadline: the cluster may have become ready
-    while no operator was running, and then gets `SUBMISSION_SECONDS`."""
-    if observed.failure is not None or ray_job(draft, observed) is not None:
+    while no operator was running. From the first pass that finds it ready, which is recorded, the submission gets
+    `SUBMISSION_SECONDS`."""
+    if observed.failure is not None or newest_ray_job(draft, observed) is not None:
         return False
     attempt = draft.attempt
     if attempt.submissions == 0:
@@ -129,8 +133,8 @@ def _has_just_become_ready(draft: StatusDraft, observed: Observed) -> bool:
 
 
 def _between(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> tuple[Effect, ...]:
-    """Waits for the next attempt or starts it. A new attempt has no effects in this pass: the status must record it
-    first."""
+    """Waits for the next attempt or starts it; ends the job if a user asked to stop it. The cluster of a new attempt is
+    not created in this pass: the status must record the attempt first."""
     if spec is None:
         return () if stop_between_attempts(draft) else delete_unneeded_clusters(draft, observed)
     effects = wait_or_start(draft, observed)
@@ -142,10 +146,11 @@ def _between(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> 
 def _report_trainer(
     draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, policy: RunPolicy
 ) -> tuple[Reason, str] | None:
-    """Reports the state of a running trainer. Returns why it cannot be observed; None if it can."""
+    """Reports the state of a running trainer, and records whether the attempt should stop. Returns why the trainer
+    cannot be observed; None if it can be observed or is not running."""
     unobservable = None
     if draft.attempt.running_since is not None:
-        unobservable = report_silence(draft, observed)
+        unobservable = record_unobservable(draft, observed)
         record_progress(draft, observed, policy)
         record_termination(draft, observed)
     request_stop(draft, observed, policy)
@@ -154,26 +159,27 @@ def _report_trainer(
 
 
 def _end(draft: StatusDraft, observed: Observed, ending: Ending, policy: RunPolicy) -> None:
-    """Ends the attempt, then ends the job or plans the next attempt."""
-    job = ray_job(draft, observed)
+    """Ends the attempt. Then it ends the job, plans the next attempt, or leaves a suspended job until it is resumed."""
+    ray_job = newest_ray_job(draft, observed)
     end_attempt(draft, ending)
     if trainer_may_run(draft, observed):
         draft.change_attempt(trainer_may_run=True)
     # If the trainer may still be running, its cluster cannot be reused: deleting the cluster stops the trainer.
-    reusable = job is not None and job.status.has_ended and is_cluster_reusable(draft, observed)
+    reusable = ray_job is not None and ray_job.status.has_ended and is_cluster_reusable(draft, observed)
     if ending.reason is Reason.SUCCEEDED:
         end_job(draft, ending)
     elif observed.job.spec is None and ending.reason in _CAUSED_BY_UNREADABLE_SPEC:
         wait_for_another_operator(draft, ending)
     else:
-        follow_ending(draft, ending, policy, observed.job.uid, cluster_is_well=reusable)
+        follow_ending(draft, ending, policy, observed.job.uid, is_cluster_reusable=reusable)
 
 
 def _checked_spec(draft: StatusDraft, observed: Observed, defaults: Defaults) -> RLJobSpec | None:
     """The spec if the job can run with it, else None. Sets SpecValid.
 
-    A job that has started does not fail because this operator, perhaps of another version, cannot read its spec: the
-    running attempt continues until it ends or a deadline passes, and the next attempt waits."""
+    If the spec is invalid, a job without an attempt ends. A job that has started does not fail because this operator,
+    perhaps of another version, cannot read its spec: the running attempt continues until it ends or a deadline passes,
+    and the next attempt waits."""
     job = observed.job
     problem: Ending | None = None
     if job.spec is None:
@@ -201,13 +207,17 @@ def _ignored_fields(observed: Observed) -> str:
     return f"this operator does not know these newer fields and ignores them: {unknown}" if unknown else ""
 
 
-def _waits_for(observed: Observed, cluster: Finding | None, misplaced: str | None, submission: Finding | None) -> str:
+def _waits_for(
+    observed: Observed, cluster: Finding | None, placement_problem: str | None, submission: Finding | None
+) -> str:
     """What the attempt still waits for."""
     if observed.job.spec is None:
         return f"this operator cannot parse the job's spec ({observed.job.spec_error})"
     if cluster is not None and not cluster.holds:
         return cluster.message
-    return misplaced or (submission.message if submission is not None else "the trainer was about to be submitted")
+    return placement_problem or (
+        submission.message if submission is not None else "the trainer was about to be submitted"
+    )
 
 
 def _requeue_after_seconds(draft: StatusDraft, observed: Observed) -> float | None:
@@ -223,8 +233,8 @@ def _requeue_after_seconds(draft: StatusDraft, observed: Observed) -> float | No
     if observed.job.status.counters is None or draft.counters.attempts > observed.job.status.counters.attempts:
         return 0.0
     waits_for_ray = draft.attempt.submissions > 0 or draft.attempt.ready_at is not None
-    ray = observed.ray.reachability is not Reachability.NOT_ASKED
-    poll = RAY_POLL_SECONDS if waits_for_ray or ray else POD_POLL_SECONDS
+    was_polled = observed.ray.reachability is not Reachability.NOT_ASKED
+    poll = RAY_POLL_SECONDS if waits_for_ray or was_polled else POD_POLL_SECONDS
     limits = (
         seconds_to_deadline(draft, observed, _run_policy(observed)),
         seconds_to_choice(draft, spec) if spec is not None else None,

@@ -1,6 +1,6 @@
-"""Starts and ends attempts, and decides what follows: a retry or the end of the job.
+"""Starts and ends attempts, and decides what follows: the next attempt or the end of the job.
 
-It counts retries and resets the retry budget: after progress, or when a user asks for a retry.
+It counts retries, and resets the retry budgets after progress or when a user asks for a retry.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rljob_operator.reconcile.attempt_endings import Ending
 from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.reconcile.status_draft import (
     FALSE,
-    MAX_MESSAGE,
+    MAX_ATTEMPT_MESSAGE,
     TRUE,
     StatusDraft,
     beginning_of,
@@ -29,7 +29,7 @@ from rljob_operator.reconcile.status_draft import (
 FIRST_PAUSE_SECONDS = 10.0
 LONGEST_PAUSE_SECONDS = 600.0
 JITTER = 0.2
-"""A backoff is up to this fraction shorter or longer, by job, so that jobs that failed together on one node do not
+"""Each pause is up to this fraction shorter or longer, by job and attempt: jobs that failed together on one node do not
 restart together."""
 
 Budget = tuple[str, int, int]
@@ -80,7 +80,7 @@ def end_attempt(draft: StatusDraft, ending: Ending) -> None:
         ended=timestamp(draft.now),
         outcome=_outcome(ending.reason),
         reason=ending.reason.value,
-        message=both_ends_of(ending.message, MAX_MESSAGE),
+        message=both_ends_of(ending.message, MAX_ATTEMPT_MESSAGE),
         failure_class=found.value if found is not None else None,
         failure_cause=ending.cause,
         failed_pod=ending.pod,
@@ -91,14 +91,15 @@ def end_attempt(draft: StatusDraft, ending: Ending) -> None:
 
 
 def follow_ending(
-    draft: StatusDraft, ending: Ending, policy: RunPolicy, job_uid: str, *, cluster_is_well: bool
+    draft: StatusDraft, ending: Ending, policy: RunPolicy, job_uid: str, *, is_cluster_reusable: bool
 ) -> None:
-    """Ends the job or plans the next attempt. `cluster_is_well`: the cluster can be used again, as all its pods are
-    ready; after an application error the retry then needs no new cluster."""
+    """Ends the job or plans the next attempt. After a suspension it does neither: the job waits until it is resumed.
+    `is_cluster_reusable`: whether the next attempt may use the same cluster; it does so after an application error and
+    after a resize."""
     found = FAILURE_CLASSES[ending.reason]
     if found is FailureClass.RESUMABLE:
         if ending.reason is Reason.RESIZED:
-            _plan_next(draft, ending, found, 0.0, same_cluster=cluster_is_well)
+            _plan_next(draft, ending, found, 0.0, same_cluster=is_cluster_reusable)
             draft.set(ConditionType.RETRYING, TRUE, ending.reason, ending.message)
         return
     if draft.attempt.outcome == AttemptOutcome.FAILED:
@@ -115,7 +116,7 @@ def follow_ending(
     counter = "application_retries" if found is FailureClass.APPLICATION else "infrastructure_retries"
     draft.change_counters(**{counter: used + 1})
     seconds = _pause_seconds(draft, job_uid)
-    same_cluster = found is FailureClass.APPLICATION and cluster_is_well
+    same_cluster = found is FailureClass.APPLICATION and is_cluster_reusable
     _plan_next(draft, ending, found, seconds, same_cluster=same_cluster)
     start = timestamp(draft.now + timedelta(seconds=seconds))
     text = f"retry {used + 1} of {allowed} (runPolicy.{field}) at {start}, after: {ending.message}"
@@ -123,8 +124,9 @@ def follow_ending(
 
 
 def wait_for_another_operator(draft: StatusDraft, ending: Ending) -> None:
-    """Plans the next attempt after one that ended because this operator cannot read the job's spec. The attempt waits
-    for an operator version that can, has no pods meanwhile, and uses no retry."""
+    """Plans the next attempt after an attempt that ended because this operator cannot read the job's spec. The next
+    attempt starts when an operator of another version can read the spec. Until then the job has no pods. This uses no
+    retry."""
     draft.change_attempt(failure_class=FailureClass.RESUMABLE.value)
     _plan_next(draft, ending, FailureClass.RESUMABLE, 0.0, same_cluster=False)
     draft.set(ConditionType.RETRYING, TRUE, ending.reason, ending.message)
@@ -172,7 +174,7 @@ def _plan_next(
 ) -> None:
     draft.next_attempt = NextAttempt(
         reason=ending.reason.value,
-        message=both_ends_of(ending.message, MAX_MESSAGE),
+        message=both_ends_of(ending.message, MAX_ATTEMPT_MESSAGE),
         failure_class=found.value,
         not_before=timestamp(draft.now + timedelta(seconds=pause_seconds)),
         same_cluster=same_cluster,
@@ -180,7 +182,8 @@ def _plan_next(
 
 
 def _reset_budgets_after_progress(draft: StatusDraft) -> None:
-    """Resets the retry budgets if the job has saved a later checkpoint since the last reset: it makes progress."""
+    """Resets the retry budgets if the newest checkpoint is later than at every earlier failure: the job makes
+    progress."""
     before = draft.counters.checkpoint_step
     step = draft.checkpoint.step if draft.checkpoint is not None else None
     if step is not None and (before is None or step > before):
@@ -195,7 +198,7 @@ def _budget(draft: StatusDraft, found: FailureClass, policy: RunPolicy) -> Budge
 
 
 def _pause_seconds(draft: StatusDraft, job_uid: str) -> float:
-    """Exponential backoff: it doubles with each failure without progress in between."""
+    """The pause before a retry (exponential backoff): it doubles with each further failure without progress."""
     num_failures = draft.counters.application_retries + draft.counters.infrastructure_retries
     # The exponent is bounded to avoid an overflow; 2**10 first pauses exceed the longest pause anyway.
     seconds = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(num_failures - 1, 10))

@@ -22,9 +22,9 @@ from rljob_api.v1alpha1.status import (
 )
 from rljob_operator.reconcile.observed import ObservedJob
 
-MAX_LENGTH = 1024
+MAX_CONDITION_MESSAGE = 1024
 """Maximum length of a condition's message, as in its schema."""
-MAX_MESSAGE = 512
+MAX_ATTEMPT_MESSAGE = 512
 """Maximum length of an attempt's message, as in its schema."""
 MAX_URI_LENGTH = 4096
 MAX_ATTEMPTS_LISTED = 10
@@ -153,7 +153,7 @@ def seconds_since(text: str, now: datetime) -> float:
     return (now - moment(text)) / timedelta(seconds=1)
 
 
-def beginning_of(text: str, limit: int = MAX_LENGTH) -> str:
+def beginning_of(text: str, limit: int = MAX_CONDITION_MESSAGE) -> str:
     """At most `limit` characters from the start, printable."""
     text = printable(text).strip()
     return text if len(text) <= limit else text[: limit - len(_CUT)].rstrip() + _CUT.rstrip()
@@ -168,7 +168,7 @@ def both_ends_of(text: str, limit: int) -> str:
     return text[:start].rstrip() + " ... " + text[-(limit - start - 5) :].lstrip()
 
 
-def end_of(text: str, limit: int = MAX_LENGTH) -> str:
+def end_of(text: str, limit: int = MAX_CONDITION_MESSAGE) -> str:
     """At most `limit` characters from the end, printable, whole lines if possible: the end of a log has the error."""
     text = printable(text).strip()
     if len(text) <= limit:
@@ -198,7 +198,8 @@ def _phase_of(status: RLJobStatus) -> str:
 
 
 def _reason_of(status: RLJobStatus) -> str | None:
-    """The reason for the phase: that of the result, of the next attempt, or of the first condition that is not True."""
+    """The reason for the phase: that of the result or the next attempt, or `Suspended`. Else it is that of the first
+    condition before the training that is not True, or of Progressing."""
     if status.result is not None:
         return status.result.reason
     if status.next_attempt is not None:

@@ -16,14 +16,14 @@ from rljob_operator.reconcile.creation import should_use_all_nodes
 from rljob_operator.reconcile.decision import DumpStacks, Effect, StopJob
 from rljob_operator.reconcile.observed import EffectKind, Observed, Reachability
 from rljob_operator.reconcile.status_draft import (
-    MAX_MESSAGE,
+    MAX_ATTEMPT_MESSAGE,
     StatusDraft,
     beginning_of,
     moment,
     seconds_since,
     timestamp,
 )
-from rljob_operator.reconcile.trainer import claim_uri, newest_submission, ray_job, seconds_without_progress
+from rljob_operator.reconcile.trainer import claim_uri, newest_ray_job, newest_submission, seconds_without_progress
 
 NAME_CONFLICT_SECONDS = 60
 """How long another cluster may block the name: after a job is deleted and created again, the cluster of the deleted
@@ -31,16 +31,16 @@ job needs some time to disappear."""
 
 
 def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> None:
-    """Records that the attempt should stop, if there is a reason, and when its trainer was first asked."""
-    job = ray_job(draft, observed)
-    if job is not None and job.status.has_ended:
+    """Records that the attempt should stop, if there is a reason, and when its trainer is asked to stop."""
+    ray_job = newest_ray_job(draft, observed)
+    if ray_job is not None and ray_job.status.has_ended:
         # The trainer exited by itself and has its own reason. User requests are applied between attempts.
         return
     if draft.attempt.stop is None:
         reason = _reason_to_stop(draft, observed, policy)
         if reason is None:
             return
-        message = _where_it_stood(draft, observed) if reason is Reason.STALLED else None
+        message = _stall_message(draft, observed) if reason is Reason.STALLED else None
         request = StopRequest(reason=reason.value, message=message, requested_at=timestamp(draft.now))
         draft.change_attempt(stop=request, state=AttemptState.STOPPING.value)
     stop = draft.attempt.stop
@@ -51,10 +51,10 @@ def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> N
 
 
 def stop_when_due(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> tuple[Effect, ...]:
-    """Asks a trainer to stop, in every pass until it has exited; repeated requests do no harm. This includes a trainer
-    that has reported its result, but whose process does not exit."""
-    job, attempt = ray_job(draft, observed), draft.attempt
-    if job is None or job.status.has_ended:
+    """Asks a trainer to stop, in every pass until it has exited; repeated requests do no harm. A stalled trainer first
+    has time to write its stack traces. A trainer that has reported its result, but does not exit, is also asked."""
+    ray_job, attempt = newest_ray_job(draft, observed), draft.attempt
+    if ray_job is None or ray_job.status.has_ended:
         return ()
     seen = attempt.end_reported_at
     hangs = seen is not None and seconds_since(seen, draft.now) >= policy.grace_period_seconds
@@ -68,8 +68,8 @@ def stop_when_due(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> 
 
 def ending_by_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy, waits_for: str) -> Ending | None:
     """The ending of an attempt that should stop; None while it has time left. Without a running trainer it ends at
-    once, else after the grace period, which starts when the trainer was asked. `waits_for`: what the attempt waits for.
-    """
+    once, else after the grace period. This starts when the trainer was asked to stop; if the trainer cannot be asked,
+    when the operator decided to stop it. `waits_for`: what the attempt waits for."""
     stop = draft.attempt.stop
     if stop is None:
         return None
@@ -80,7 +80,7 @@ def ending_by_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy, wa
         return None
     grace = _seconds_to_stop(stop, policy)
     if stop.sent_at is None:
-        text = f"the trainer could not be asked to stop for {grace} s: Ray's dashboard is unreachable"
+        text = f"for {grace} s the trainer could not be asked to stop: Ray's dashboard is unreachable"
         return Ending(reason, text)
     why = f"{stop.message}; " if stop.message is not None else ""
     return Ending(reason, f"{why}the trainer was asked to stop and did not exit within {grace} s")
@@ -107,38 +107,39 @@ def seconds_to_deadline(draft: StatusDraft, observed: Observed, policy: RunPolic
         limits += [grace - waited, 2 * grace - waited]
     if attempt.running_since is not None:
         limits.append(policy.stall_deadline_seconds - seconds_without_progress(draft))
-    activity = _seconds_of_activity_left(draft, policy)
-    if activity is not None:
-        limits.append(activity)
+    until_active_deadline = _seconds_to_active_deadline(draft, policy)
+    if until_active_deadline is not None:
+        limits.append(until_active_deadline)
     return min((seconds for seconds in limits if seconds > 0), default=None)
 
 
 def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> Reason | None:
+    """Why the attempt should stop; None if there is no reason. A user's stop request is recorded as applied."""
     if draft.has_stop_request:
         draft.record_stop_applied()
         return Reason.STOPPED_BY_USER
     if observed.job.is_suspended:
         return Reason.SUSPENDED
-    left = _seconds_of_activity_left(draft, policy)
+    left = _seconds_to_active_deadline(draft, policy)
     if left is not None and left <= 0:
         return Reason.ACTIVE_DEADLINE_EXCEEDED
     if _is_stalled(draft, observed, policy):
         return Reason.STALLED
     # With a spec that cannot be read, the next attempt would wait instead of using all nodes.
-    if observed.job.spec is not None and ray_job(draft, observed) is not None and should_use_all_nodes(draft):
+    if observed.job.spec is not None and newest_ray_job(draft, observed) is not None and should_use_all_nodes(draft):
         return Reason.RESIZED
     return None
 
 
 def _is_stalled(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> bool:
-    """Whether the trainer should be stopped because it makes no progress. A time without observation alone is
-    not a stall: a stall is only declared while Ray reports the trainer."""
-    runs = draft.attempt.running_since is not None and ray_job(draft, observed) is not None
+    """Whether the trainer should be stopped because it makes no progress. A stall is only declared while Ray reports
+    the trainer: a trainer that cannot be observed may make progress."""
+    runs = draft.attempt.running_since is not None and newest_ray_job(draft, observed) is not None
     return runs and seconds_without_progress(draft) >= policy.stall_deadline_seconds
 
 
-def _where_it_stood(draft: StatusDraft, observed: Observed) -> str:
-    """The step and activity at which the trainer stalled, and the location of its stacks."""
+def _stall_message(draft: StatusDraft, observed: Observed) -> str:
+    """The step and activity at which the trainer stalled, and the location of its stack traces."""
     seconds = seconds_without_progress(draft)
     parts = [f"no progress for {seconds:.0f} s"]
     state = observed.ray.run_state
@@ -149,11 +150,11 @@ def _where_it_stood(draft: StatusDraft, observed: Observed) -> str:
     folder = f"{POD_LOGS_FOLDER}/{attempt_logs_folder(draft.attempt.number)}"
     location = claim_uri(f"file://{folder}", spec, observed.job.name) if spec is not None else folder
     parts.append(f"stack traces are in {location}")
-    return beginning_of("; ".join(parts), MAX_MESSAGE)
+    return beginning_of("; ".join(parts), MAX_ATTEMPT_MESSAGE)
 
 
 def _stacks_are_due(draft: StatusDraft) -> bool:
-    """Whether a stalled trainer still has time to write its stacks before it is asked to stop."""
+    """Whether a stalled trainer still has time to write its stack traces before it is asked to stop."""
     stop = draft.attempt.stop
     if stop is None or stop.reason != Reason.STALLED:
         return False
@@ -161,14 +162,15 @@ def _stacks_are_due(draft: StatusDraft) -> bool:
 
 
 def _restarts_time_for_stacks(observed: Observed, stop: StopRequest, sent_at: str) -> bool:
-    """Whether the time for writing the stacks starts again, because Ray does not have the program that writes them. An
-    operator may record that the time has begun, and exit before it submits the program. The time is limited: if Ray
-    never accepts the program, the trainer is stopped without stacks."""
+    """Whether the time for writing the stack traces starts again, because Ray does not have the program that writes
+    them. An operator may record that the time has begun, and exit before it submits the program. This is limited: if
+    Ray never accepts the program, the trainer is stopped without stack traces."""
     is_early = seconds_since(stop.requested_at, moment(sent_at)) < STACKS_SECONDS
     return observed.ray.stacks_missing and is_early
 
 
 def _seconds_to_stop(stop: StopRequest, policy: RunPolicy) -> int:
+    """The grace period; for a stalled trainer, also the time for its stack traces."""
     return policy.grace_period_seconds + (STACKS_SECONDS if stop.reason == Reason.STALLED else 0)
 
 
@@ -178,7 +180,7 @@ def _seconds_to_end_of_stop(draft: StatusDraft, observed: Observed, stop: StopRe
     return left if stop.sent_at is not None else _remaining_after_silence(left, observed)
 
 
-def _seconds_of_activity_left(draft: StatusDraft, policy: RunPolicy) -> float | None:
+def _seconds_to_active_deadline(draft: StatusDraft, policy: RunPolicy) -> float | None:
     """Seconds left of the active deadline; None if the job has none."""
     if policy.active_deadline_seconds is None:
         return None

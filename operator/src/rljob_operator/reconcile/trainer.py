@@ -31,22 +31,24 @@ from rljob_operator.reconcile.status_draft import (
     timestamp,
 )
 
-LAST_PHASES = (RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED)
+FINAL_PHASES = (RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED)
 
 END_WITHOUT_STATE = "Ray reports that the trainer succeeded; waiting for the trainer's final run state"
-"""Message of Progressing meanwhile."""
+"""Message of Progressing while the operator waits for it."""
 
 SIGNIFICANT_DIGITS = 4
 """Of the numbers in the status that `kubectl get` and `rljob` show."""
 MIN_SECONDS_BETWEEN_PROGRESS = 5
 MAX_SECONDS_OF_OLD_PROGRESS = 9
-MIN_SECONDS_BETWEEN_NOTES = 60
-"""The progress of a working trainer is recorded at most this often, or every third of the stall deadline if that is
-shorter: each record is a write to the API server."""
+"""Both limit how often `status.progress` is written: see `_is_progress_due`."""
+MIN_SECONDS_BETWEEN_PROGRESSED_AT = 60
+"""Minimum time between two changes of an attempt's `progressedAt`, or a third of the stall deadline if that is shorter:
+each change is a write to the API server."""
 
 
 def report_submission(draft: StatusDraft, observed: Observed) -> Finding | None:
-    """Sets JobSubmitted: True as soon as Ray knows the job. Returns None if there is nothing new to report."""
+    """Sets JobSubmitted: True as soon as Ray has the trainer. Returns None if the trainer was not submitted, or if Ray
+    had it and does not respond now."""
     finding = _submission_finding(draft, observed)
     if finding is None:
         return None
@@ -56,12 +58,12 @@ def report_submission(draft: StatusDraft, observed: Observed) -> Finding | None:
     return finding
 
 
-def ray_job(draft: StatusDraft, observed: Observed) -> ObservedRayJob | None:
+def newest_ray_job(draft: StatusDraft, observed: Observed) -> ObservedRayJob | None:
     """What Ray reports about the newest submission; None if there is none, or Ray does not report it."""
-    job = observed.ray.job
-    if draft.attempt.submissions == 0 or observed.ray.reachability is not Reachability.OK or job is None:
+    ray_job = observed.ray.job
+    if draft.attempt.submissions == 0 or observed.ray.reachability is not Reachability.OK or ray_job is None:
         return None
-    return job if job.submission_id == newest_submission(draft, observed.job) else None
+    return ray_job if ray_job.submission_id == newest_submission(draft, observed.job) else None
 
 
 def newest_submission(draft: StatusDraft, job: ObservedJob) -> str:
@@ -69,9 +71,9 @@ def newest_submission(draft: StatusDraft, job: ObservedJob) -> str:
     return submission_id(job.name, draft.attempt.number, draft.attempt.submissions)
 
 
-def report_silence(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] | None:
-    """Why a running trainer cannot be observed; None if it can, or if the failure is too recent to count. Records in
-    the attempt since when it cannot be observed."""
+def record_unobservable(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] | None:
+    """Records in the attempt since when a running trainer cannot be observed. Returns why it cannot; None if it can, or
+    if the failure is too recent to count."""
     unobservable = _unobservable(draft, observed)
     if unobservable is None:
         if draft.attempt.state_unknown_since is not None:
@@ -83,16 +85,16 @@ def report_silence(draft: StatusDraft, observed: Observed) -> tuple[Reason, str]
 
 
 def record_progress(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> None:
-    """Records when the trainer last made progress, by the operator's clock: any change of its run state counts. The
-    trainer's own clock may differ."""
-    state = observed.ray.run_state if ray_job(draft, observed) is not None else None
+    """Records when the trainer last made progress: each run state that it writes counts. The time is that of the
+    operator's clock, because the trainer's clock may differ."""
+    state = observed.ray.run_state if newest_ray_job(draft, observed) is not None else None
     attempt = draft.attempt
     if attempt.progressed_at is None:
         draft.change_attempt(progressed_at=timestamp(draft.now))
     if state is None or state.written_at == attempt.run_state_at:
         return
     since = seconds_since(attempt.progressed_at, draft.now) if attempt.progressed_at is not None else None
-    pause = min(MIN_SECONDS_BETWEEN_NOTES, policy.stall_deadline_seconds / 3)
+    pause = min(MIN_SECONDS_BETWEEN_PROGRESSED_AT, policy.stall_deadline_seconds / 3)
     if attempt.run_state_at is None or since is None or since >= pause:
         draft.change_attempt(progressed_at=timestamp(draft.now), run_state_at=state.written_at)
 
@@ -108,12 +110,13 @@ def report_run(
     draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, unobservable: tuple[Reason, str] | None
 ) -> None:
     """Copies a submitted trainer's run state into the status, and sets Checkpointed and Progressing. Without a readable
-    spec it leaves out URIs. `unobservable`: why the trainer cannot be observed."""
+    spec it leaves out the checkpoint and the export, whose URIs depend on the spec. `unobservable`: why the trainer
+    cannot be observed."""
     if draft.attempt.running_since is None:
         return
-    state = observed.ray.run_state if ray_job(draft, observed) is not None else None
+    state = observed.ray.run_state if newest_ray_job(draft, observed) is not None else None
     if state is not None:
-        _take_over(draft, observed, _with_claim_uris(state, spec, observed.job.name))
+        _copy_run_state(draft, observed, _with_claim_uris(state, spec, observed.job.name))
     if draft.checkpoint is None:
         draft.set(ConditionType.CHECKPOINTED, FALSE, Reason.NO_CHECKPOINT_YET, "")
     else:
@@ -123,27 +126,27 @@ def report_run(
 
 def record_termination(draft: StatusDraft, observed: Observed) -> None:
     """Records when the trainer or Ray first reported the trainer's end."""
-    job, state = ray_job(draft, observed), observed.ray.run_state
-    if job is None or draft.attempt.end_reported_at is not None:
+    ray_job, state = newest_ray_job(draft, observed), observed.ray.run_state
+    if ray_job is None or draft.attempt.end_reported_at is not None:
         return
-    if job.status.has_ended or (state is not None and state.phase in LAST_PHASES):
+    if ray_job.status.has_ended or (state is not None and state.phase in FINAL_PHASES):
         draft.change_attempt(end_reported_at=timestamp(draft.now))
 
 
 def seconds_since_termination(draft: StatusDraft) -> float | None:
-    """Seconds since the trainer or Ray first reported its end; None if neither has."""
+    """Seconds since the trainer or Ray first reported the trainer's end; None if neither has."""
     seen = draft.attempt.end_reported_at
     return None if seen is None else seconds_since(seen, draft.now)
 
 
 def trainer_may_run(draft: StatusDraft, observed: Observed) -> bool:
-    """Whether the newest attempt's trainer may still be running: Ray has not reported its end, and its head pod still
-    exists. Also true if it is about to be submitted."""
-    attempt, job = draft.attempt, ray_job(draft, observed)
+    """Whether the newest attempt's trainer may still be running: Ray has not reported its end, and its head pod has not
+    ended. Also true if it was submitted, but Ray does not list it yet."""
+    attempt, ray_job = draft.attempt, newest_ray_job(draft, observed)
     if attempt.submissions == 0:
         return False
-    if job is not None:
-        return not job.status.has_ended
+    if ray_job is not None:
+        return not ray_job.status.has_ended
     if observed.ray.reachability is Reachability.OK:
         return attempt.running_since is None
     head = head_pod(observed.pods_of(attempt.cluster))
@@ -164,12 +167,12 @@ def _submission_finding(draft: StatusDraft, observed: Observed) -> Finding | Non
     if draft.attempt.submissions == 0:
         return None
     name, failure = newest_submission(draft, observed.job), observed.failure
-    if ray_job(draft, observed) is not None:
+    if newest_ray_job(draft, observed) is not None:
         return Finding(TRUE, Reason.SUBMITTED, f"Ray job {name}")
     if draft.attempt.running_since is not None:
         if observed.ray.reachability is not Reachability.OK:
             return None
-        return Finding(FALSE, Reason.DRIVER_LOST, f"Ray no longer knows job {name}: the head was restarted")
+        return Finding(FALSE, Reason.DRIVER_LOST, f"Ray no longer knows Ray job {name}: the head was restarted")
     if failure is not None and failure.kind is EffectKind.SUBMIT_JOB:
         return Finding(FALSE, failure.reason, failure.message)
     return Finding(FALSE, Reason.SUBMITTING, f"Ray job {name} is being submitted")
@@ -186,23 +189,23 @@ def _unobservable(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] 
             return None
         rejected = ray.reachability is Reachability.REJECTED
         return Reason.TOKEN_REJECTED if rejected else Reason.DASHBOARD_UNREACHABLE, ray.error or "reason unknown"
-    if ray.run_state_error is not None and ray_job(draft, observed) is not None:
+    if ray.run_state_error is not None and newest_ray_job(draft, observed) is not None:
         return Reason.RUN_STATE_UNREADABLE, ray.run_state_error
     return None
 
 
-def _take_over(draft: StatusDraft, observed: Observed, state: RunState) -> None:
+def _copy_run_state(draft: StatusDraft, observed: Observed, state: RunState) -> None:
     checkpoint = state.checkpoint
-    job = ray_job(draft, observed)
-    at_once = checkpoint not in (None, draft.checkpoint) or (job is not None and job.status.has_ended)
-    if at_once or _is_due(draft, state.progress):
+    ray_job = newest_ray_job(draft, observed)
+    at_once = checkpoint not in (None, draft.checkpoint) or (ray_job is not None and ray_job.status.has_ended)
+    if at_once or _is_progress_due(draft, state.progress):
         draft.progress = _rounded(state.progress)
     draft.checkpoint = checkpoint or draft.checkpoint
     draft.export_uri = state.export_uri or draft.export_uri
     if state.resumed_from_step is not None:
         draft.change_attempt(resumed_from_step=state.resumed_from_step)
     if checkpoint is not None and checkpoint.step != state.resumed_from_step:
-        # Its own, not the one that it goes on from.
+        # A checkpoint of this attempt, not the one from which it resumed.
         draft.change_attempt(checkpoint_step=checkpoint.step)
 
 
@@ -219,7 +222,7 @@ def _rounded(progress: Progress) -> Progress:
     return progress.model_copy(update=rounded)
 
 
-def _is_due(draft: StatusDraft, progress: Progress) -> bool:
+def _is_progress_due(draft: StatusDraft, progress: Progress) -> bool:
     """Whether to write this progress now: on average at most every 5 s, and at the latest in the first pass after 9 s,
     even if the trainer's clock was set back."""
     if draft.progress is None:
@@ -234,7 +237,7 @@ def _is_due(draft: StatusDraft, progress: Progress) -> bool:
 def _report_progressing(
     draft: StatusDraft, observed: Observed, state: RunState | None, unobservable: tuple[Reason, str] | None
 ) -> None:
-    kind, stop, job = ConditionType.PROGRESSING, draft.attempt.stop, ray_job(draft, observed)
+    kind, stop, ray_job = ConditionType.PROGRESSING, draft.attempt.stop, newest_ray_job(draft, observed)
     head = head_pod(observed.pods_of(draft.attempt.cluster))
     if stop is not None:
         text = f"the trainer was asked to stop ({stop.reason})"
@@ -249,7 +252,7 @@ def _report_progressing(
     elif observed.ray.reachability is not Reachability.OK:
         # The dashboard has only been silent for a moment: keep the condition as it is.
         return
-    elif state is None and job is not None and job.status is RayJobStatus.SUCCEEDED:
+    elif state is None and ray_job is not None and ray_job.status is RayJobStatus.SUCCEEDED:
         draft.set(kind, FALSE, Reason.DASHBOARD_UNREACHABLE, END_WITHOUT_STATE)
     elif state is None or state.phase is RunPhase.STARTING:
         draft.set(kind, TRUE, Reason.STARTING, "the trainer is loading the model and starting its workers")

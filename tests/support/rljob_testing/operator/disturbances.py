@@ -126,7 +126,7 @@ def _cluster_changed(pick: Random, seen: Observed) -> Observed:
             replace(first, uid="another"),
             replace(first, deleting=True),
             replace(first, pod_creation_error=pick.choice(TEXTS)),
-            *(replace(first, authenticated=False),) * 6,
+            *(replace(first, asks_for_token=False),) * 6,
             replace(first, provisioned=True),
         ]
     )

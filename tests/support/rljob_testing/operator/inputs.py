@@ -203,10 +203,10 @@ def cluster(
     deleting: bool = False,
     error: str | None = None,
     provisioned: bool = False,
-    authenticated: bool = True,
+    asks_for_token: bool = True,
 ) -> ObservedCluster:
     """A cluster of the job, by default that of the first attempt."""
-    return ObservedCluster(name, uid, deleting, error, provisioned, authenticated)
+    return ObservedCluster(name, uid, deleting, error, provisioned, asks_for_token)
 
 
 def pod(
