@@ -24,6 +24,8 @@ _RETRY = (
     " retry` to resume from the newest checkpoint."
 )
 
+_CREATE_AGAIN = "delete the job and create it again from the changed file."
+
 EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
     {
         Reason.VALID: Explanation(
@@ -36,8 +38,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
                 " so the job is not rejected."
             ),
             advice=(
-                "Run `rljob plan` with the job file, and change the settings in the message. If the job runs, ignore"
-                " this warning."
+                f"Run `rljob plan` with the job file. To change the settings in the message: {_CREATE_AGAIN} If the job"
+                " runs, ignore this warning."
             ),
         ),
         Reason.INVALID_SPEC: Explanation(
@@ -120,10 +122,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.UNSCHEDULABLE: Explanation(
             means="The scheduler finds no node for a pod; the message has the scheduler's reason.",
             advice=(
-                "Compare the resources in the message with `kubectl describe nodes`. Request fewer GPUs or less memory,"
-                " fix nodeSelector or tolerations, or wait until other pods free their GPUs. A missing"
-                " PersistentVolumeClaim is also reported here. After runPolicy.provisioningDeadlineSeconds the job"
-                " fails."
+                "Compare the resources in the message with `kubectl describe nodes`. Wait until other pods free their"
+                " GPUs, or create a missing PersistentVolumeClaim, which is also reported here. To request fewer GPUs"
+                f" or less memory, or to change nodeSelector or tolerations: {_CREATE_AGAIN} After"
+                " runPolicy.provisioningDeadlineSeconds the job fails."
             ),
         ),
         Reason.IMAGE_PULL_FAILED: Explanation(
@@ -140,8 +142,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.VOLUME_MOUNT_FAILED: Explanation(
             means="The kubelet cannot mount a volume of a pod, so none of its containers starts.",
             advice=(
-                "Check that the ConfigMap, Secret or PersistentVolumeClaim of the volume in the message exists in the"
-                " job's namespace (code, volumes or checkpoint.storage)."
+                "Check that the ConfigMap or Secret of the volume in the message exists in the job's namespace (code or"
+                " volumes), and that the volume of a PersistentVolumeClaim can be attached and mounted."
             ),
         ),
         Reason.CONTAINER_CRASHING: Explanation(
@@ -157,8 +159,9 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.DASHBOARD_UNREACHABLE: Explanation(
             means=(
-                "The head pod exists, but Ray's dashboard does not respond to the operator. A running training"
-                " continues without visible progress."
+                "The head pod exists, but Ray's dashboard does not respond to the operator, or it does not have the"
+                " final run state of a trainer that has succeeded; the message says which. A running training continues"
+                " without visible progress."
             ),
             advice=(
                 "Check network policies between the operator and the job's namespace (port 8265), and whether the head"
@@ -358,11 +361,14 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             means="The kernel killed a container of the job because it exceeded its memory limit (`OOMKilled`).",
             advice=(
                 "Increase the memory under spec.head.resources or spec.pools[].resources, or reduce batch sizes or"
-                " response lengths."
+                f" response lengths: {_CREATE_AGAIN}"
             ),
         ),
         Reason.STOPPED_THROUGH_RAY: Explanation(
-            means="The trainer was stopped through Ray's API (`ray job stop`) or by a signal, not by the operator.",
+            means=(
+                "The trainer was asked to stop through Ray's API (`ray job stop`) or by a signal, not by the operator."
+                " It handled the request and exited with code 130."
+            ),
             advice="To resume it from its newest checkpoint, run `rljob retry`.",
         ),
         Reason.STOPPED_BY_USER: Explanation(

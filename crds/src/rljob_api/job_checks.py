@@ -111,7 +111,10 @@ def _kueue_warnings(field: str, entries: Mapping[str, str]) -> Iterator[Violatio
                 rule="Metadata.queue",
                 path=("metadata", field, key),
                 wrong="has no effect: this version does not support Kueue, and the job does not wait in a queue",
-                advice="remove it; the job requests its GPUs at once, so create it when they are free",
+                advice=(
+                    "remove it; pods are created immediately, without waiting for quota, so create the job when GPUs are"
+                    " free"
+                ),
                 seen=json.dumps(value),
             )
 
@@ -157,16 +160,21 @@ def _shared_memory_warnings(spec: RLJobSpec) -> Iterator[Violation]:
 
 def _elastic_warnings(spec: RLJobSpec) -> Iterator[Violation]:
     elastic = spec.run_policy.elastic
-    if elastic is not None and not can_use_fewer_nodes(spec):
-        yield Violation(
-            rule="Elastic.minNodes",
-            path=("spec", "runPolicy", "elastic", "minNodes"),
-            wrong="has no effect: the job is not valid with any smaller number of nodes that is at least minNodes",
-            advice=(
-                "reduce minNodes, choose a batchSize that can be divided among fewer GPUs, or remove runPolicy.elastic"
-            ),
-            seen=str(elastic.min_nodes),
-        )
+    if elastic is None or can_use_fewer_nodes(spec):
+        return
+    if all(pool.nodes <= elastic.min_nodes for pool in spec.pools):
+        wrong = "has no effect: no pool has more nodes than minNodes"
+        advice = "increase the nodes of a pool, reduce minNodes (at least 1), or remove runPolicy.elastic"
+    else:
+        wrong = "has no effect: the job is not valid with any smaller number of nodes that is at least minNodes"
+        advice = "reduce minNodes, choose a batchSize that can be divided among fewer GPUs, or remove runPolicy.elastic"
+    yield Violation(
+        rule="Elastic.minNodes",
+        path=("spec", "runPolicy", "elastic", "minNodes"),
+        wrong=wrong,
+        advice=advice,
+        seen=str(elastic.min_nodes),
+    )
 
 
 def _pod_warnings(path: Path, part: Head | Pool) -> Iterator[Violation]:

@@ -93,7 +93,8 @@ class PodOverlay(WireModel):
     priority_class_name: DnsName | None = None
     """Name of the PriorityClass of the pods; the cluster's default when unset."""
     runtime_class_name: DnsName | None = None
-    """Name of the RuntimeClass of the pods, for example `nvidia`; the cluster's default when unset."""
+    """Name of the RuntimeClass of the pods, for example `nvidia`; when unset, the default of the node's container
+    runtime."""
     scheduler_name: DnsName | None = None
     """Name of the scheduler of the pods; the cluster's default when unset."""
 
@@ -111,7 +112,8 @@ class Pool(WireModel):
     gpu_resource: ResourceWithDomain = "nvidia.com/gpu"
     """Kubernetes resource name of the GPUs, for example `amd.com/gpu` or `nvidia.com/mig-3g.40gb`."""
     shared_memory: Quantity = "8Gi"
-    """Size of /dev/shm in each worker pod, in bytes. What is stored there counts toward the pod's memory limit."""
+    """Size of /dev/shm in each worker pod, for example `8Gi`. What is stored there counts toward the pod's memory
+    limit."""
     resources: Resources = Field(default_factory=Resources)
     template: PodOverlay = Field(default_factory=PodOverlay)
 
@@ -148,7 +150,7 @@ POOL_RULES = (
         "Pool.nameNotHead",
         field=".name",
         cel=f"!(self.name in {list(OWNED_POOL_NAMES)})",
-        wrong="must not be " + " or ".join(OWNED_POOL_NAMES) + ", which are names of the head pod",
+        wrong="must not be " + " or ".join(OWNED_POOL_NAMES) + ", which KubeRay uses for the head group",
         advice="choose another pool name",
         holds=lambda pool: pool.name not in OWNED_POOL_NAMES,
     ),

@@ -138,7 +138,8 @@ class StopRequest(WireModel):
     requested_at: Timestamp
     """When the operator decided to stop it."""
     sent_at: Timestamp | None = None
-    """When Ray accepted the request to stop the trainer; unset until then."""
+    """When the operator sent the request to stop the trainer to Ray; unset until then. For a stalled trainer: when its
+    time to write stack traces began."""
 
 
 class PoolNodes(WireModel):

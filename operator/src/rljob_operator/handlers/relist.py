@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 
 class Relist:
-    """Lists jobs, clusters and pods. `on_new_kind` is called when RLJobs or RayClusters have been installed, because no
-    watch starts by itself for a kind that did not exist before."""
+    """Lists jobs, clusters and pods. `on_new_kind` is called when the CustomResourceDefinition of RLJobs or
+    RayClusters has been installed, because no watch starts by itself for a kind that did not exist before."""
 
     def __init__(
         self,

@@ -49,7 +49,8 @@ class PodMaker:
     defaults: Defaults
 
     def head(self) -> Manifest:
-        """Template of the head pod. Raises DocumentError if the spec is too large to pass on."""
+        """Template of the head pod. Raises DocumentError if the spec is too large for the
+        environment variable in which the trainer gets it."""
         volumes = [*pod_volumes(self.job, self.spec), ray_volume()]
         resources = _resources(self.spec.head.resources)
         environment = head_environment(self.job, self.spec)

@@ -227,11 +227,11 @@ def _is_progress_due(draft: StatusDraft, progress: Progress) -> bool:
     even if the trainer's clock was set back."""
     if draft.progress is None:
         return True
-    written = draft.progress.updated_at
-    step_seconds = seconds_since(written, draft.now) - seconds_since(progress.updated_at, draft.now)
-    waited_seconds = seconds_since(written, draft.now)
+    shown_at = draft.progress.updated_at
+    seconds_between = seconds_since(shown_at, draft.now) - seconds_since(progress.updated_at, draft.now)
+    waited_seconds = seconds_since(shown_at, draft.now)
     is_recent = 0 <= waited_seconds < MAX_SECONDS_OF_OLD_PROGRESS
-    return step_seconds >= MIN_SECONDS_BETWEEN_PROGRESS or not is_recent
+    return seconds_between >= MIN_SECONDS_BETWEEN_PROGRESS or not is_recent
 
 
 def _report_progressing(
