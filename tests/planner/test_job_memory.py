@@ -72,7 +72,7 @@ def test_combinations_of_changes_are_left_to_the_command() -> None:
     edits = SECOND_STEP | {SELECTOR: {"nvidia.com/gpu.product": H100}, "spec.pools[0].gpusPerNode": 1}
     outlook = plan_from_spec(spec(edits))
     assert outlook is not None
-    single = find_proposals(outlook.workload, outlook.placement, Constants(), with_pairs=False).fitting
+    single = find_proposals(outlook.workload, outlook.placement, Constants(), with_combinations=False).fitting
     assert {len(proposal.changes) for proposal in outlook.proposals if not proposal.changes[0].is_drastic} == {2}
     assert [proposal.changes[0].field for proposal in single] == ["spec.pools[0].nodes"]
     text = memory_shortage(spec(edits))

@@ -146,7 +146,10 @@ def test_more_changes_if_two_are_not_enough() -> None:
     # The operator asks for single changes only.
     assert (
         find_proposals(
-            job, samples.placement(samples.one_pool(job, samples.gpu(24), gpus_per_node=1)), CONSTANTS, with_pairs=False
+            job,
+            samples.placement(samples.one_pool(job, samples.gpu(24), gpus_per_node=1)),
+            CONSTANTS,
+            with_combinations=False,
         ).fitting
         == ()
     )

@@ -81,10 +81,9 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
                 " job has finished, the deletion of the RayCluster."
             ),
             advice=(
-                "Read the API server's response in the message; usual causes are quotas and admission policies of the"
-                " namespace. The operator retries. If the creation is still rejected after"
-                " runPolicy.provisioningDeadlineSeconds, the job fails. A rejected deletion is retried without a limit"
-                " and does not change the job's result."
+                "Read the API server's response in the message; usual causes are quotas and admission policies. The"
+                " operator retries. If the creation is still rejected after runPolicy.provisioningDeadlineSeconds, the"
+                " job fails. A rejected deletion is retried without a limit."
             ),
         ),
         Reason.NAME_CONFLICT: Explanation(
@@ -122,10 +121,9 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.UNSCHEDULABLE: Explanation(
             means="The scheduler finds no node for a pod; the message has the scheduler's reason.",
             advice=(
-                "Compare the resources in the message with `kubectl describe nodes`. Wait until other pods free their"
-                " GPUs, or create a missing PersistentVolumeClaim, which is also reported here. To request fewer GPUs"
-                f" or less memory, or to change nodeSelector or tolerations: {_CREATE_AGAIN} After"
-                " runPolicy.provisioningDeadlineSeconds the job fails."
+                "Compare it with `kubectl describe nodes`. Wait until other pods free their GPUs, or create a"
+                " missing PersistentVolumeClaim. To change the request, nodeSelector or tolerations:"
+                f" {_CREATE_AGAIN} After runPolicy.provisioningDeadlineSeconds the job fails."
             ),
         ),
         Reason.IMAGE_PULL_FAILED: Explanation(
@@ -165,7 +163,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             ),
             advice=(
                 "Check network policies between the operator and the job's namespace (port 8265), and whether the head"
-                " pod is overloaded."
+                " pod is overloaded. If this lasts for runPolicy.stallDeadlineSeconds, the attempt ends and is retried."
             ),
         ),
         Reason.TOKEN_REJECTED: Explanation(

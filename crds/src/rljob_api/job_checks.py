@@ -112,8 +112,8 @@ def _kueue_warnings(field: str, entries: Mapping[str, str]) -> Iterator[Violatio
                 path=("metadata", field, key),
                 wrong="has no effect: this version does not support Kueue, and the job does not wait in a queue",
                 advice=(
-                    "remove it; pods are created immediately, without waiting for quota, so create the job when GPUs are"
-                    " free"
+                    "remove it; pods are created immediately, without waiting for quota, so create the job when GPUs"
+                    " are free"
                 ),
                 seen=json.dumps(value),
             )

@@ -42,7 +42,8 @@ operator applies."""
 RUN_STATE = Policy()
 """For the run state: unknown fields are ignored."""
 CHECKPOINT = Policy()
-"""For manifests and other files of a checkpoint: the tensors can be loaded without unknown fields."""
+"""For manifests and other files of a checkpoint: unknown fields are ignored, because loading the tensors does not need
+them."""
 STORED_SPEC = Policy()
 """For the spec of a stored RLJob. The API server fills in defaults of its own CRD, which may have more fields."""
 STATUS = Policy(

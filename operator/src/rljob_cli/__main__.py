@@ -76,8 +76,8 @@ def validate_command(
 ) -> None:
     """Check a job file and print its errors with their lines.
 
-    Rules between fields are checked only if all types are right. Warnings do not make the
-    file invalid: they name what a Kubernetes cluster would reject, has no effect there, or is risky.
+    Rules between fields are checked only if all types are right. A file with warnings is still valid for `rljob run`;
+    warnings name what a Kubernetes cluster rejects or ignores, and what is risky there.
 
     With --resolved, standard output contains only the resolved job file; messages go to standard error.
     """
@@ -125,8 +125,8 @@ def plan_command(
     rljob plan --from-run runs/x
 
     Exit codes: 0 the job fits into memory, 1 it does not, 2 the file or an option is invalid. With --search: 0 if the
-    search found a placement that the trainer can run and in which the job fits, with no other field changed, else 1.
-    With --write: 0 if the written job fits, else 1.
+    search found a placement that the trainer can run and in which the job fits, else 1; only pools and roles may differ
+    from the file. With --write: 0 if the written job fits, else 1.
     """
     from rljob_cli.cluster.client import ClusterOptions
     from rljob_cli.plan.command import plan

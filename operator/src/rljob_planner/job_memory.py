@@ -97,7 +97,7 @@ def memory_shortage(spec: RLJobSpec) -> str:
     text = f"by estimate, the memory of pool {worst.pool} ({pool.gpu.name}) is too small: {phase_text(worst)}"
     if fails_from_second_step(outlook.all_phases):
         text += "; the first step would fit, but later steps would not, because they also hold the optimizer's moments"
-    found = find_proposals(outlook.workload, outlook.placement, Constants(), with_pairs=False).fitting[
+    found = find_proposals(outlook.workload, outlook.placement, Constants(), with_combinations=False).fitting[
         :_MAX_SUGGESTIONS
     ]
     if not found:

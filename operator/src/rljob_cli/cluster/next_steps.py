@@ -90,8 +90,8 @@ def _after_a_stop(job: StoredJob, attempt: Attempt, stop: StopRequest, now: date
         what = "writes its stack traces, is asked to stop, and exits"
     end = moment(stop.sent_at or stop.requested_at) + timedelta(seconds=grace_seconds)
     yield (
-        f"attempt {attempt.number}: its trainer {what} by {time_text(end)} ({in_time(end, now)};"
-        " runPolicy.gracePeriodSeconds), or its cluster is deleted"
+        f"attempt {attempt.number}: its trainer {what}; at {time_text(end)} ({in_time(end, now)};"
+        " runPolicy.gracePeriodSeconds) the operator stops waiting for it"
     )
     known = _AFTER_A_STOP.get(Reason(stop.reason)) if stop.reason in list(Reason) else None
     if known is not None:
@@ -184,13 +184,13 @@ def _deadlines(job: StoredJob, attempt: Attempt | None, now: datetime) -> Iterat
 
 
 def _stall_deadline(attempt: Attempt, policy: RunPolicy, now: datetime) -> Iterator[str]:
-    since, cause = attempt.state_unknown_since, "its trainer stays unreachable"
+    since, cause = attempt.state_unknown_since, "the operator cannot observe its trainer"
     if since is None:
         since, cause = attempt.progressed_at, "it makes no progress"
     if since is not None:
         end = moment(since) + timedelta(seconds=policy.stall_deadline_seconds)
         when = f"{time_text(end)} ({in_time(end, now)}; runPolicy.stallDeadlineSeconds)"
-        yield f"attempt {attempt.number} is stopped if {cause} until {when}"
+        yield f"attempt {attempt.number} ends if {cause} until {when}"
 
 
 def _end_of_activity(job: StoredJob, attempt: Attempt, limit_seconds: int, now: datetime) -> datetime:

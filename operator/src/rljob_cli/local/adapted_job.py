@@ -68,7 +68,7 @@ def plan_for_machine(job: RLJob, devices: Devices, num_workers: int | None) -> L
     return LocalPlan(spec, devices, tuple(rows), (*layout_notes, *_notes(job.spec)))
 
 
-def plan_for_cluster(job: RLJob) -> LocalPlan:
+def plan_for_ray_cluster(job: RLJob) -> LocalPlan:
     """The job on a Ray cluster, with its pools unchanged."""
     roles_of = _roles_by_pool(job.spec)
     sizes = [(pool.name, pool.nodes * pool.gpus_per_node) for pool in job.spec.pools]
@@ -81,20 +81,20 @@ def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tu
     pool. Also returns a note about each change. `num_workers`: workers by the pool's name. The trained model does not
     depend on these sizes."""
     roles, pool_of = spec.roles, spec.placed_roles()
-    places: dict[str, TrainRole | RolloutRole] = dict(roles)
+    settings_of_roles: dict[str, TrainRole | RolloutRole] = dict(roles)
     notes: list[str] = []
-    for name, place in places.items():
+    for name, settings in settings_of_roles.items():
         role = wire_name(Roles, name)
         workers = num_workers[pool_of[role]]
         # Only integers: flags (True, False) fit any number of workers.
-        asked = {field: value for field, value in place if type(value) is int and workers % value}
+        asked = {field: value for field, value in settings if type(value) is int and workers % value}
         fitting = {field: _fitting(field, value, workers) for field, value in asked.items()}
         notes += (
-            f"roles.{role}.{wire_name(type(place), field)} {asked[field]}: {value} here, for {workers} workers"
+            f"roles.{role}.{wire_name(type(settings), field)} {asked[field]}: {value} here, for {workers} workers"
             for field, value in fitting.items()
         )
-        places[name] = place.model_copy(update=fitting)
-    return spec.model_copy(update={"roles": roles.model_copy(update=places)}), tuple(notes)
+        settings_of_roles[name] = settings.model_copy(update=fitting)
+    return spec.model_copy(update={"roles": roles.model_copy(update=settings_of_roles)}), tuple(notes)
 
 
 def _fitting(field: str, asked: int, workers: int) -> int:
@@ -118,8 +118,9 @@ def _refuse_too_many(rows: list[PoolPlan], devices: Devices) -> None:
     if too_many_here or any(row.num_workers > MAX_WORKERS_PER_NODE for row in rows):
         limit = devices.count if too_many_here else MAX_WORKERS_PER_NODE
         raise LocalPlanError(
-            f"spec.pools: {total} workers do not fit on this machine ({devices}, at most {limit} workers); "
-            "reduce --workers, or put the roles on one pool"
+            f"spec.pools: {total} workers do not fit on this machine ({devices}, at most {limit} workers"
+            f"{'' if too_many_here else ' per pool'}); reduce --workers"
+            f"{', or put the roles on one pool' if too_many_here else ''}"
         )
 
 
@@ -131,10 +132,10 @@ def _refuse_broken_rules(spec: RLJobSpec, rows: list[PoolPlan], notes: tuple[str
         return
     mapped = ", ".join(f"{row.pool}: {row.num_workers_asked} -> {row.num_workers}" for row in rows)
     lines = [*(f"{wire_path(found.path)}: {found.message}" for found in broken), *notes]
-    places = "\n".join(f"  {line}" for line in lines)
+    text = "\n".join(f"  {line}" for line in lines)
     raise LocalPlanError(
         f"the job cannot be divided among the workers of this machine (workers per pool, file -> here: {mapped}):\n"
-        f"{places}\nuse another --workers, or change the file"
+        f"{text}\nuse another --workers, or change the file"
     )
 
 

@@ -39,7 +39,7 @@ from rljob_api.v1alpha1.pod_environment import OWNED_ENV_PREFIXES, EnvSource
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_cli.devices import find_devices
 from rljob_cli.errors import CliError, RunFolderError
-from rljob_cli.local.adapted_job import LocalPlan, plan_for_cluster, plan_for_machine
+from rljob_cli.local.adapted_job import LocalPlan, plan_for_machine, plan_for_ray_cluster
 from rljob_cli.local.run_folder import RunFolder
 from rljob_cli.local.trainer_process import TrainerProcess
 from rljob_cli.plain_text import time_text
@@ -165,7 +165,7 @@ def _local_plan(job: RLJob, options: RunOptions) -> LocalPlan:
         raise CliError("--ray: the address is empty; use HOST:PORT or auto, or remove --ray to run on this machine")
     if options.num_workers is not None:
         raise CliError("--workers: a Ray cluster uses the pools of the file; remove --workers or --ray")
-    return plan_for_cluster(job)
+    return plan_for_ray_cluster(job)
 
 
 def trainer_module_command(module: str) -> tuple[str, ...]:

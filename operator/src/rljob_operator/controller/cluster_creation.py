@@ -1,7 +1,7 @@
 """Creates the Secret, network policy and RayCluster of an attempt.
 
-First it asks the API server, not the cache, which pods of another cluster with the same name are left, such as that of
-a deleted job: KubeRay would adopt these pods.
+First it asks the API server, not the cache, whether pods are left of an earlier cluster with the same name, for example
+the cluster of a deleted job: KubeRay would adopt these pods.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class ClusterCreation:
         self._require_leadership = context.require_leadership
 
     async def execute(self, effect: CreateCluster, observation: Observation) -> EffectFailure | None:
-        """Creates the cluster, or returns why this is not possible. Raises KubeError for failures without a reason of a
-        condition."""
+        """Creates the cluster, or returns why this is not possible. Raises KubeError for failures that no
+        condition reports."""
         assert observation.is_live, "the cache may miss objects of an earlier cluster"
         job = observation.observed.job
         if job.spec is None:

@@ -33,7 +33,7 @@ class Proposal:
     """The phase with the smallest share of free memory, over all pools."""
     verdict: Verdict
     missing: float
-    """Bytes that the phases lack: the sum over all phases that do not fit."""
+    """Bytes that all phases lack: to fit or, if the job hardly fits, to leave a tenth of the memory free."""
     step_seconds: Seconds | None = None
     """Seconds of a step of the changed job, if they were computed."""
 
@@ -63,11 +63,12 @@ def all_phases(workload: Workload, placement: Placement, constants: Constants) -
 
 
 def find_proposals(
-    workload: Workload, placement: Placement, constants: Constants, *, with_pairs: bool = True
+    workload: Workload, placement: Placement, constants: Constants, *, with_combinations: bool = True
 ) -> Proposals:
     """Proposals that make the job fit or, if it hardly fits, leave a tenth of the memory free; none if a tenth is free
-    already. With `with_pairs`, changes are combined if no single one is enough; that takes ten times as long."""
-    return _Search(workload, placement, constants).found(with_pairs=with_pairs)
+    already. With `with_combinations`, changes are combined if no single gentle one is enough; that takes ten times as
+    long."""
+    return _Search(workload, placement, constants).found(with_combinations=with_combinations)
 
 
 class _Search:
@@ -79,7 +80,7 @@ class _Search:
         self.missing = self._missing(phases)
         self.closest: Proposal | None = None
 
-    def found(self, *, with_pairs: bool) -> Proposals:
+    def found(self, *, with_combinations: bool) -> Proposals:
         if self.verdict is Verdict.FITS:
             return Proposals()
         helpful: list[_Key] = []
@@ -91,12 +92,12 @@ class _Search:
             if any(proposal.missing < self.missing for proposal in proposals) and not is_drastic:
                 helpful.append(_key(ladder[0]))
             (drastic if is_drastic else gentle).extend(self._gentlest(proposals))
-        if not gentle and with_pairs:
+        if not gentle and with_combinations:
             pairs = [pair for pair in combinations(helpful, 2) if pair[0][0] != pair[1][0]]
             found = [proposal for pair in pairs for proposal in self._pair(*pair)]
             gentle = sorted(found, key=lambda proposal: proposal.verdict is Verdict.TIGHT)[:MAX_PAIRS]
         fitting = (*gentle, *drastic)
-        if not fitting and with_pairs:
+        if not fitting and with_combinations:
             fitting = tuple(self._together(self.workload, self.placement, self.missing))
         return Proposals(fitting, None if fitting else self.closest)
 

@@ -3,8 +3,8 @@ nodes of each group. Nodes of one type have the same GPU type and the same numbe
 
 The enumeration is that of HybridFlow (arXiv 2409.19256v2, section 6): the time of a step depends on the slowest pool of
 each stage. The search is branch and bound, so the result is the same as if all arrangements were tried. The lower bound
-of a branch is the cost of the pools that are already chosen together with, for each other group and each stage, the
-group's fastest option.
+of a branch is the cost of these times: for a group whose pool is chosen, the times of that pool; for each other group,
+in each stage, the shortest time of any of its options.
 """
 
 from __future__ import annotations

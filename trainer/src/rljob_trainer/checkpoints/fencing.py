@@ -1,11 +1,12 @@
 """Fencing: which start of the trainer may write, and which checkpoints of earlier starts are accepted.
 
-An earlier start may only be paused (a stopped process, a node that comes back). Its checkpoints must not mix with those
-of a retry. So start N first writes `starts/<N>.json`, a list of the checkpoints that it accepts: all that it finds.
-Before every commit, a start checks for such files of later starts. If there is one, the commit fails. An earlier start
-may pass this check just before start N writes its file. Then the new checkpoint is not in N's list, so N and all later
-starts ignore it. Before N saves anything, it shortens its list to the checkpoint that it resumed from and older ones.
-If N ends before it has shortened the list, it has saved nothing, so the longer list does no harm.
+An earlier start may still be alive: it was perhaps only paused (a stopped process, a node that comes back), and can
+continue later. Its checkpoints must not mix with those of a retry. So start N first writes `starts/<N>.json`, a list of
+the checkpoints that it accepts: all that it finds. Before every commit, a start checks for such files of later starts.
+If there is one, the commit fails. An earlier start may pass this check just before start N writes its file. Then the
+new checkpoint is not in N's list, so N and all later starts ignore it. Before N saves anything, it shortens its list to
+the checkpoint that it resumed from and older ones. If N ends before it has shortened the list, it has saved nothing, so
+the longer list does no harm.
 
 A start is one trainer process. `RLJOB_START_NUMBER` is its number. Numbers must increase for each start on the same
 folder; gaps are allowed.

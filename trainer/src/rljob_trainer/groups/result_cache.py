@@ -1,7 +1,8 @@
 """A cache of results in the processes that computed them, for later calls that get them as arguments.
 
-Reading a share from the object store takes longer than a whole empty call. So if the same process needs the result
-again, the controller sends only the key of the call that computed it; other processes get a reference.
+Reading a worker's part of a batch from the object store takes longer than a whole call without data. So if the same
+process needs the result again, the controller sends only the key of the call that computed it; other processes get a
+reference.
 """
 
 from __future__ import annotations
@@ -76,14 +77,17 @@ class ResultCache:
     def keep(self, key: str, result: DataProto, as_stored: DataProto) -> None:
         """Caches a result as other processes would read it. Columns in the object store share memory with the store.
         Object columns with mutable values are not cached: they are read from the store each time."""
-        own = [
+        cached_columns = [
             name
             for name in as_stored.column_names()
             if as_stored.is_remote(name) and not result.is_remote(name) and not _is_mutable(result, name)
         ]
-        mapped = as_stored.fetched(own)
-        light = [name for name in mapped.tensors if name not in own]
-        self._batches[key] = mapped.with_columns({name: mapped[name].detach().cpu().clone() for name in light})
+        with_cached = as_stored.fetched(cached_columns)
+        # Tensors that came with the result and not through the store are copied.
+        inline = [name for name in with_cached.tensors if name not in cached_columns]
+        self._batches[key] = with_cached.with_columns(
+            {name: with_cached[name].detach().cpu().clone() for name in inline}
+        )
         self._errors.pop(key, None)
 
     def keep_error(self, key: str, error: Exception) -> None:
