@@ -59,8 +59,8 @@ class Rule:
     """Exact paths of the faults, relative to `field`, for a value that breaks the rule. The API server reports only
     `field`."""
     details: Callable[[WireModel, Path], Sequence[str]] = _no_details
-    """What the message adds in parentheses, for one of these paths: for example the valid values, or the numbers of the
-    job. Messages of the API server do not have it."""
+    """What the message adds in parentheses, for one of the `fault_paths`: for example the valid values, or the numbers
+    of the job. The API server's messages do not have it."""
     is_about_secret: bool = False
     """Whether the value is a secret, which no message may show."""
 
@@ -80,7 +80,7 @@ class Violation:
     wrong: str
     advice: str
     seen: str | None = None
-    """The value at the path, if it is short."""
+    """The value at the path; None if it is a secret, missing, a list or mapping, or too long to show."""
 
     @property
     def message(self) -> str:
@@ -102,7 +102,7 @@ def rule(
     details: Callable[[ContractT, Path], Sequence[str]] = _no_details,
     is_about_secret: bool = False,
 ) -> Rule:
-    """Creates a rule whose functions take values of its own type `on`; see `Rule` for the arguments."""
+    """Creates a rule whose functions take values of the type `on`; see `Rule` for the arguments."""
     return Rule(
         name=name,
         on=on,
@@ -112,7 +112,7 @@ def rule(
         advice=advice,
         holds=lambda value: holds(_checked_type(on, value)),
         fault_paths=lambda value: fault_paths(_checked_type(on, value)),
-        details=lambda value, place: details(_checked_type(on, value), place),
+        details=lambda value, path: details(_checked_type(on, value), path),
         is_about_secret=is_about_secret,
     )
 
@@ -137,11 +137,12 @@ def wire_name(on: type[WireModel], field: str) -> str:
 def union_rules(
     on: type[ContractT], blocks: Iterable[tuple[str, str, Callable[[ContractT], tuple[str | None, object]]]]
 ) -> tuple[Rule, ...]:
-    """The rules of a Kubernetes union: a block is set if and only if `type` selects it.
+    """The rules of a type in which `type` selects one block (a Kubernetes union): this block is set, and no other.
 
     Args:
-        blocks: for each block the value of `type`, the block's Python name, and a function that returns the object's
-            `type` and this block, for example `("File", "file", lambda dataset: (dataset.type, dataset.file))`.
+        blocks: for each block the value of `type` that selects it, the block's Python name, and a function that returns
+            `type` and this block of a value, for example
+            `("File", "file", lambda dataset: (dataset.type, dataset.file))`.
     """
     return tuple(make(on, *block) for block in blocks for make in (_required_block_rule, _used_block_rule))
 
@@ -245,8 +246,8 @@ def unique_rule(
 def key_rule(
     on: type[ContractT], field: str, read: Callable[[ContractT], Mapping[str, str]], pattern: str = QUALIFIED_NAME
 ) -> Rule:
-    """The rule that each key of a map matches a pattern, that of label keys by default. A CRD has no schema for keys,
-    so this needs a rule."""
+    """The rule that each key of a map matches a pattern (by default the pattern of label keys). A schema in a CRD
+    cannot restrict keys, so this needs a rule."""
     wire = wire_name(on, field)
 
     def fault_paths(value: ContractT) -> list[Path]:
@@ -267,8 +268,8 @@ def key_rule(
 
 
 def revision_rule(on: type[ContractT], field: str, read: Callable[[ContractT], tuple[str, str | None]]) -> Rule:
-    """The rule that only a repository of the Hugging Face Hub has a revision. `field` is the wire name of the source;
-    `read` returns the source and the revision."""
+    """The rule that a revision is set only for a repository of the Hugging Face Hub. `field` is the wire name of the
+    source; `read` returns the source and the revision."""
 
     def holds(value: ContractT) -> bool:
         source, revision = read(value)
