@@ -137,7 +137,7 @@ def wire_name(on: type[WireModel], field: str) -> str:
 def union_rules(
     on: type[ContractT], blocks: Iterable[tuple[str, str, Callable[[ContractT], tuple[str | None, object]]]]
 ) -> tuple[Rule, ...]:
-    """The rules of a type in which `type` selects one block (a Kubernetes union): this block is set, and no other.
+    """The rules of a type in which `type` selects at most one block (a Kubernetes union): it is set, and no other.
 
     Args:
         blocks: for each block the value of `type` that selects it, the block's Python name, and a function that returns

@@ -102,8 +102,8 @@ QUANTITY_ERROR = "rljob_quantity"
 
 def _quantity_text(value: object) -> object:
     """Converts a whole number to a string. Returns a string unchanged, and also any other number that would be a
-    quantity in quotes: for such a number pydantic then reports that a string is required. Raises `QUANTITY_ERROR` for
-    all other values."""
+    quantity in quotes: for such a number pydantic then reports that a string is required. Raises a pydantic
+    error of the type `QUANTITY_ERROR` for all other values."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_JSON_INTEGER:
         return str(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
