@@ -3,7 +3,7 @@ settings.
 
 The name of the block is the name of the enum member in lower case: `CLIP_COV` has the block `clip_cov`. A variant
 without settings has no block. To add a variant, add a member to the enum, a class for its settings, and a field of that
-class. Nothing else is needed: recipes, rules on the blocks and the reference page use these definitions.
+class. Recipes, rules on the blocks and the reference page use these definitions; only the trainer needs more code.
 """
 
 from __future__ import annotations
