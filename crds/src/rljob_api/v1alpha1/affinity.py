@@ -203,8 +203,8 @@ AFFINITY_RULES = (
             " : size(self.matchLabelKeys) + size(self.mismatchLabelKeys) == 0"
         ),
         wrong=(
-            "matchLabelKeys and mismatchLabelKeys require a labelSelector, and no key of matchLabelKeys may also be in the"
-            " labelSelector or in mismatchLabelKeys"
+            "matchLabelKeys and mismatchLabelKeys require a labelSelector, and no key of matchLabelKeys may also be in"
+            " the labelSelector or in mismatchLabelKeys"
         ),
         advice="add a labelSelector if there is none, or remove the key from one of the two",
         holds=_label_keys_are_valid,

@@ -109,8 +109,8 @@ def _is_possible(spec: RLJobSpec, pool: str, nodes: int) -> bool:
 def _by_gpus(pools: Sequence[_PossibleNodes]) -> Iterator[tuple[int, ...]]:
     """All combinations of one possible number of nodes per pool, in descending order of their GPUs."""
     seen: set[tuple[int, ...]] = set()
-    # Negative number of GPUs, the arguments of `at` for each pool, and the number of nodes of each pool. The heap returns
-    # the combination with the most GPUs first; of equal ones, the one with more nodes in the first pools.
+    # Negative number of GPUs, the arguments of `at` for each pool, and the number of nodes of each pool. The heap
+    # returns the combination with the most GPUs first; of equal ones, the one with more nodes in the first pools.
     queue: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
 
     def add(indices: tuple[int, ...]) -> None:
