@@ -227,7 +227,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.PLACEMENT_GROUP_INFEASIBLE: Explanation(
             means=(
-                "The CPUs and GPUs that the trainer reserves (a placement group) are more than Ray's nodes have, so the"
+                "The CPUs and GPUs that the trainer reserves (a placement group) do not fit on Ray's nodes, so the"
                 " trainer would wait forever."
             ),
             advice="Check gpusPerNode and the CPUs under spec.pools[].resources.",

@@ -100,8 +100,9 @@ class Model(WireModel):
     gradient_checkpointing: Flag = Field(default=False)
     """Recompute activations in the backward pass instead of storing them: less memory, about a third more time."""
     gradient_checkpointing_every_nth_layer: PositiveCount = 1
-    """Recompute the activations of every n-th layer only, from the first layer on: 2 saves about half of the memory and
-    adds half of the time. Requires `gradientCheckpointing: true`; at most the model's number of layers."""
+    """Recompute the activations of every n-th layer only, from the first layer on. Compared with 1, 2 saves about half
+    as much memory and adds about half as much time. Requires `gradientCheckpointing: true`; at most the model's number
+    of layers."""
     lora: Lora | None = None
     """Train low-rank adapters instead of all weights.
 

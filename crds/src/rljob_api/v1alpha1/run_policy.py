@@ -54,7 +54,7 @@ class RunPolicy(WireModel):
 
     If the operator cannot parse the trainer's state, or lacks a permission to read it, the job fails instead."""
     ttl_seconds_after_finished: Count | None = None
-    """Seconds after which a finished job is deleted. Its files in the storage stay. When unset, the job is not deleted."""
+    """Seconds after which a finished job is deleted. Its files in the storage stay. When unset, it is never deleted."""
     elastic: Elastic | None = None
     """Run with fewer worker pods if some cannot start. When unset, every attempt waits for all worker pods."""
     cleanup: Cleanup = Cleanup.DELETE_CLUSTER
