@@ -22,7 +22,8 @@ Path = tuple[str | int, ...]
 
 LOCAL_SOURCE = r"^(/|\./|\.\./|~|package://)"
 """Sources of models and datasets that are not repositories of the Hugging Face Hub."""
-_OUTSIDE = r"^/|(^|/)\.\.(/|$)"
+_LEAVES_FOLDER = r"^/|(^|/)\.\.(/|$)"
+"""Paths that are absolute or contain `..`."""
 
 # Property names that CEL reserves; in a CRD's CEL they are written between double underscores.
 _RESERVED = (
@@ -128,7 +129,7 @@ def cel_property(name: str) -> str:
 
 
 def wire_name(on: type[WireModel], field: str) -> str:
-    """The camelCase name of a Python field."""
+    """The camelCase name of a field; `field` is its Python name."""
     alias = on.model_fields[field].alias
     assert alias is not None
     return alias
@@ -137,14 +138,15 @@ def wire_name(on: type[WireModel], field: str) -> str:
 def union_rules(
     on: type[ContractT], blocks: Iterable[tuple[str, str, Callable[[ContractT], tuple[str | None, object]]]]
 ) -> tuple[Rule, ...]:
-    """The rules of a type in which `type` selects at most one block (a Kubernetes union): it is set, and no other.
+    """The rules of a type in which `type` selects at most one block (a Kubernetes union): that block is set, and no
+    other.
 
     Args:
         blocks: for each block the value of `type` that selects it, the block's Python name, and a function that returns
             `type` and this block of a value, for example
             `("File", "file", lambda dataset: (dataset.type, dataset.file))`.
     """
-    return tuple(make(on, *block) for block in blocks for make in (_required_block_rule, _used_block_rule))
+    return tuple(make(on, *block) for block in blocks for make in (_selected_block_rule, _other_block_rule))
 
 
 def required_block_rules(part: type[VariantsT], variants: Iterable[StrEnum]) -> tuple[Rule, ...]:
@@ -164,9 +166,10 @@ def _reader(variant: StrEnum) -> Callable[[Variants], tuple[str | None, object]]
     return lambda part: (dict(part)["type"], part.block(variant))
 
 
-def _required_block_rule(
+def _selected_block_rule(
     on: type[ContractT], variant: str, field: str, read: Callable[[ContractT], tuple[str | None, object]]
 ) -> Rule:
+    """The rule that a block is set if `type` selects it."""
     wire = wire_name(on, field)
     return rule(
         on,
@@ -179,9 +182,10 @@ def _required_block_rule(
     )
 
 
-def _used_block_rule(
+def _other_block_rule(
     on: type[ContractT], variant: str, field: str, read: Callable[[ContractT], tuple[str | None, object]]
 ) -> Rule:
+    """The rule that a block is not set if `type` does not select it."""
     wire = wire_name(on, field)
     return rule(
         on,
@@ -195,6 +199,7 @@ def _used_block_rule(
 
 
 def _is_chosen_cel(on: type[WireModel], variant: str) -> str:
+    """CEL for whether `type` is set to the variant."""
     is_chosen = f"self.type == '{variant}'"
     return is_chosen if on.model_fields["type"].is_required() else f"has(self.type) && {is_chosen}"
 
@@ -287,15 +292,15 @@ def revision_rule(on: type[ContractT], field: str, read: Callable[[ContractT], t
 
 
 def sub_path_rule(on: type[ContractT], read: Callable[[ContractT], str | None]) -> Rule:
-    """The rule that a `subPath` is a relative path without `..`."""
+    """The rule that `subPath`, if it is set, is a relative path without `..`."""
     return rule(
         on,
         f"{on.__name__}.subPath",
         field=".subPath",
-        cel=f"!has(self.subPath) || !self.subPath.matches({cel_text(_OUTSIDE)})",
+        cel=f"!has(self.subPath) || !self.subPath.matches({cel_text(_LEAVES_FOLDER)})",
         wrong="must be a relative path within the volume",
         advice="remove the leading '/' and all '..'",
-        holds=lambda value: re.search(_OUTSIDE, read(value) or "") is None,
+        holds=lambda value: re.search(_LEAVES_FOLDER, read(value) or "") is None,
     )
 
 

@@ -38,8 +38,8 @@ class Policy:
 
 
 TRAINER_JOB = Policy(rejects_unknown_fields=True, ignores_unknown_below=("spec", "runPolicy"))
-"""For the job that the trainer reads. Without an unknown field the training could be another one. Fields of the run
-policy cannot change it, because the operator applies them."""
+"""For the job that the trainer reads. An unknown field could change the training, so it is an error. Fields of the run
+policy cannot change the training, because the operator applies them."""
 RUN_STATE = Policy()
 """For the run state: unknown fields are ignored."""
 CHECKPOINT = Policy()

@@ -92,7 +92,7 @@ class _PossibleNodes:
         self._rest = (nodes for nodes in range(most, least - 1, -1) if _is_possible(spec, pool.name, nodes))
 
     def at(self, index: int) -> int | None:
-        """The number at this index of the descending order; None if there are fewer."""
+        """The number of nodes at this index, from 0; None if there are fewer numbers."""
         while len(self._found) <= index:
             nodes = next(self._rest, None)
             if nodes is None:
@@ -102,6 +102,7 @@ class _PossibleNodes:
 
 
 def _is_possible(spec: RLJobSpec, pool: str, nodes: int) -> bool:
+    """Whether the job obeys the rules on nodes with this number of nodes of this pool."""
     changed = with_nodes(spec, {pool: nodes})
     return all(rule.holds(changed) for rule in _NODE_RULES)
 

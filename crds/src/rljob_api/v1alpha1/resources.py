@@ -83,8 +83,8 @@ def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:
         ),
         wrong="must name a resource that a container can request",
         advice=(
-            f"use {', '.join(COMMON_RESOURCES)}, {HUGE_PAGES}<size> such as {HUGE_PAGES}2Mi, or an extended resource such"
-            " as rdma/hca, whose domain does not contain kubernetes.io"
+            f"use {', '.join(COMMON_RESOURCES)}, {HUGE_PAGES}<size> such as {HUGE_PAGES}2Mi, or an extended resource "
+            "such as rdma/hca, whose domain does not contain kubernetes.io"
         ),
         holds=lambda resources: not invalid(resources),
         fault_paths=lambda resources: [(name,) for name in invalid(resources)],
