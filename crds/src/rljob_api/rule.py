@@ -266,7 +266,7 @@ def key_rule(
             f"!has(self.{wire}) || self.{wire}.all(k, k.matches({cel_text(pattern)}) && k.indexOf('/') <= {MAX_DOMAIN})"
         ),
         wrong="has an invalid key",
-        advice="use a key such as team or example.com/team, with at most 63 characters after the domain",
+        advice="use a key such as team or example.com/team, with at most 63 characters (a domain not counted)",
         holds=lambda value: not fault_paths(value),
         fault_paths=fault_paths,
     )

@@ -48,11 +48,11 @@ PATTERN_MESSAGES = {
     ),
     QUALIFIED_NAME: (
         "must be a label key such as team or example.com/team",
-        "use letters, digits, '-', '_' and '.', at most 63 after the domain, with a letter or digit at both ends",
+        "use at most 63 letters, digits, '-', '_' and '.' (a domain not counted), with a letter or digit at both ends",
     ),
     ANNOTATION_KEY: (
         "must be an annotation key such as note or example.com/note",
-        "use letters, digits, '-', '_' and '.', at most 63 after the domain, with a letter or digit at both ends",
+        "use at most 63 letters, digits, '-', '_' and '.' (a domain not counted), with a letter or digit at both ends",
     ),
     RESOURCE_WITH_DOMAIN: (
         "must be a resource name with a domain, such as nvidia.com/gpu",

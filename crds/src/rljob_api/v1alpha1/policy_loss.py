@@ -89,7 +89,7 @@ class Sapo(WireModel):
     temperature_positive: Temperature = 1.0
     """Temperature of the gate for positive advantages. A higher temperature closes the gate at ratios closer to 1."""
     temperature_negative: Temperature = 1.05
-    """Temperature of the gate for the other advantages."""
+    """Temperature of the gate for advantages of 0 or below."""
 
 
 class Gmpo(WireModel):
