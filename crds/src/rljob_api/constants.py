@@ -80,7 +80,8 @@ not reveal the key."""
 ANNOTATION_STOP = "rljob.dev/stop-requested-at"
 """Annotation of an RLJob: a new value asks the operator to save a checkpoint and stop the job for good."""
 ANNOTATION_RETRY = "rljob.dev/retry-requested-at"
-"""Annotation of an RLJob, also a failed one: a new value asks for another attempt now, with all retry budgets reset."""
+"""Annotation of an RLJob, also of a failed one: a new value asks the operator to start another attempt immediately,
+with both retry budgets reset."""
 
 POD_CODE_FOLDER = "/rljob/code"
 """Folder of the job's `code`, on PYTHONPATH of all pods. Relative paths in the job start here."""
@@ -94,8 +95,8 @@ POD_RAY_LOG_FOLDER = "/tmp/ray/session_latest/logs"
 """Folder whose files Ray's dashboard serves as log files, among them the run state."""
 
 MIN_RAY_VERSION = "2.54.0"
-"""Oldest supported version of Ray on a cluster. Older ones accept requests to delete jobs without a token
-(CVE-2026-27482), and those before 2.52 have no tokens."""
+"""Oldest supported version of Ray on a cluster. Older versions accept requests without a token that delete jobs
+(CVE-2026-27482), and versions before 2.52 have no tokens."""
 
 RAY_HEALTH_CHECK: Mapping[str, str] = MappingProxyType(
     {
@@ -105,12 +106,13 @@ RAY_HEALTH_CHECK: Mapping[str, str] = MappingProxyType(
         "RAY_health_check_failure_threshold": "4",
     }
 )
-"""Health check of Ray's head, which detects a lost or frozen node, and thereby the loss of its worker processes."""
+"""Settings of the health check by which Ray's head detects a lost or frozen node, and so the loss of the worker
+processes on this node."""
 RAY_WORKER_NICENESS = ("RAY_worker_niceness", "0")
 """Ray's default is 15, with which the training processes would get less CPU time than other processes of the node."""
 
 HEAD_GROUP = "head"
-"""Group of the head pod where pods are grouped by pool; no pool has this name."""
+"""Name of the head pod's group in lists of pods by pool; no pool has this name."""
 RAY_CONTAINER = "ray"
 DRIVER_LOG_CONTAINER = "driver"
 """Container of the head pod that prints the driver's log, so that `kubectl logs` shows it."""

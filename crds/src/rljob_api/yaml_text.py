@@ -321,12 +321,8 @@ class _Reader:
 
 def _is_empty(content: Event) -> bool:
     """Whether a document has no value, only comments. An explicit value, also `null`, is not empty."""
-    return isinstance(content, ScalarEvent) and (content.style, content.value, content.tag, content.anchor) == (
-        None,
-        "",
-        None,
-        None,
-    )
+    empty = (None, "", None, None)
+    return isinstance(content, ScalarEvent) and (content.style, content.value, content.tag, content.anchor) == empty
 
 
 def _scalar(event: ScalarEvent, path: Path) -> Plain:
