@@ -112,7 +112,7 @@ RAY_WORKER_NICENESS = ("RAY_worker_niceness", "0")
 """Ray's default is 15, with which the training processes would get less CPU time than other processes of the node."""
 
 HEAD_GROUP = "head"
-"""Name of the head pod's group in lists of pods by pool; no pool has this name."""
+"""Name of the head pod's group where pods are counted by pool. No pool has this name."""
 RAY_CONTAINER = "ray"
 DRIVER_LOG_CONTAINER = "driver"
 """Container of the head pod that prints the driver's log, so that `kubectl logs` shows it."""

@@ -286,9 +286,8 @@ class _Reader:
         while not isinstance(event := next(self._events), MappingEndEvent):
             key = self._node(event, path, depth + 1)
             if not isinstance(key.scalar, str):
-                raise _problem_at(
-                    event, path, f"a key must be a string (seen: {_shown(event)}); write a string in quotes"
-                )
+                message = f"a key must be a string (seen: {_shown(event)}); write a string, in quotes if necessary"
+                raise _problem_at(event, path, message)
             if key.scalar == "<<" and isinstance(event, ScalarEvent) and event.style is None:
                 raise _problem_at(event, path, "merge keys (<<) are not supported (YAML 1.2); write all fields out")
             if key.scalar in seen:
