@@ -121,7 +121,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.UNSCHEDULABLE: Explanation(
             means="The scheduler finds no node for a pod; the message has the scheduler's reason.",
             advice=(
-                "Compare that reason with `kubectl describe nodes`. Wait until other pods free their GPUs, or create a"
+                "Compare this reason with `kubectl describe nodes`. Wait until other pods free GPUs, or create a"
                 " missing PersistentVolumeClaim. To change the request, nodeSelector or tolerations:"
                 f" {_CREATE_AGAIN} After runPolicy.provisioningDeadlineSeconds the job fails."
             ),
