@@ -32,39 +32,41 @@ class WireModel(BaseModel):
 
     @classmethod
     def from_wire(cls, data: object) -> Self:
-        """Reads the wire form (parsed YAML or JSON, camelCase names only). Raises pydantic.ValidationError."""
+        """Reads the wire form (parsed YAML or JSON, camelCase names only). Raises pydantic.ValidationError if it is
+        invalid."""
         return cls.model_validate(data, by_alias=True, by_name=False)
 
     def to_wire(self) -> dict[str, object]:
-        """The wire form without unset fields, because an older reader may not know their names."""
+        """The wire form with only those fields that were set: an older reader may not know the names of the others."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
     def to_wire_without_defaults(self) -> dict[str, object]:
         """The wire form without fields that equal their default, set or not.
 
-        A newer API server fills in defaults of fields that an older reader does not know; this form does not contain
-        them. The reader fills in its own defaults, so a changed default needs a new contract version, as a changed name
-        does."""
+        If the CRD is newer than the reader, the API server fills in defaults of fields that the reader does not know.
+        This form does not contain these defaults. The reader fills in the defaults of its version. So a changed default
+        needs a new contract version, just like a changed name."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
     def to_full_wire(self) -> dict[str, object]:
         """The wire form with all defaults; without fields whose value is None."""
-        return _without_unset(self, self.model_dump(mode="json", by_alias=True))
+        return _without_none(self, self.model_dump(mode="json", by_alias=True))
 
 
-def _without_unset(value: WireModel, wire: dict[str, object]) -> dict[str, object]:
-    kept: dict[str, object] = {}
+def _without_none(value: WireModel, wire: dict[str, object]) -> dict[str, object]:
+    """The wire form of the value without fields whose value is None, at any depth."""
+    result: dict[str, object] = {}
     for name, item in value:
         alias = type(value).model_fields[name].alias
         assert alias is not None
         if item is not None:
-            kept[alias] = _item_without_unset(item, wire[alias])
-    return kept
+            result[alias] = _item_without_none(item, wire[alias])
+    return result
 
 
-def _item_without_unset(item: object, wire: object) -> object:
+def _item_without_none(item: object, wire: object) -> object:
     if isinstance(item, WireModel) and isinstance(wire, dict):
-        return _without_unset(item, wire)
+        return _without_none(item, wire)
     if isinstance(item, tuple) and isinstance(wire, list):
-        return [_item_without_unset(*pair) for pair in zip(item, wire, strict=True)]
+        return [_item_without_none(*pair) for pair in zip(item, wire, strict=True)]
     return wire

@@ -1,4 +1,5 @@
-"""The conditions of a job, their possible reasons, and the failure class of each reason; the operator uses no others.
+"""The conditions of a job, their possible reasons, and the failure class of each reason that ends an attempt. The
+operator sets no other conditions and reasons.
 
 `rljob_operator.reconcile` derives the conditions; its docstring lists which module decides which condition.
 """
@@ -132,11 +133,11 @@ FAILURE_CLASSES: Mapping[Reason, FailureClass] = MappingProxyType(
 )
 """The failure class of every reason with which an attempt or a job can end, except `Succeeded`."""
 
-_ENDINGS = tuple(reason for reason, found in FAILURE_CLASSES.items() if found is not FailureClass.RESUMABLE)
+_FAILURES_OF_JOBS = tuple(reason for reason, each in FAILURE_CLASSES.items() if each is not FailureClass.RESUMABLE)
 _RETRIED = tuple(
     reason
-    for reason, found in FAILURE_CLASSES.items()
-    if found in (FailureClass.APPLICATION, FailureClass.INFRASTRUCTURE)
+    for reason, each in FAILURE_CLASSES.items()
+    if each in (FailureClass.APPLICATION, FailureClass.INFRASTRUCTURE)
 )
 
 REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
@@ -206,7 +207,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
         ConditionType.SUSPENDED: (Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED),
         ConditionType.RETRYING: (
             *_RETRIED,
-            # The next two: only for a job whose spec this operator cannot read.
+            # The next two are used only for a job whose spec this operator cannot read.
             Reason.PROVISIONING_DEADLINE_EXCEEDED,
             Reason.RUN_STATE_UNREADABLE,
             Reason.RESIZED,
@@ -214,9 +215,9 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.SUSPENDED,
             Reason.ENDED,
         ),
-        ConditionType.FINISHED: (Reason.SUCCEEDED, *_ENDINGS),
+        ConditionType.FINISHED: (Reason.SUCCEEDED, *_FAILURES_OF_JOBS),
         ConditionType.COMPLETE: (Reason.SUCCEEDED,),
-        ConditionType.FAILED: _ENDINGS,
+        ConditionType.FAILED: _FAILURES_OF_JOBS,
     }
 )
 """The possible reasons of each condition."""

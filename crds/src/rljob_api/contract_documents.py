@@ -42,7 +42,7 @@ class TrainerJob(WireModel):
 
 def dump_job(job: TrainerJob) -> str:
     """The JSON document for `RLJOB_SPEC`, without fields that equal their default, and without fields of the run policy
-    that only the operator reads. Raises DocumentError above `MAX_SPEC_BYTES`."""
+    that only the operator reads. Raises DocumentError if it has more than `MAX_SPEC_BYTES` bytes."""
     text = _dump(_without_operator_policy(job).to_wire_without_defaults(), job.contract_version)
     size = len(text.encode())
     if size > MAX_SPEC_BYTES:
@@ -54,10 +54,10 @@ def dump_job(job: TrainerJob) -> str:
 
 
 def load_job(text: str) -> TrainerJob:
-    """Reads the document of `dump_job` of this or a neighbouring contract version.
+    """Reads a document that `dump_job` wrote, of this or a neighbouring contract version.
 
-    Raises DocumentError for a damaged document, an unsupported version, and a field that is set and unknown to this
-    version, except in the run policy."""
+    Raises DocumentError for a damaged document, for an unsupported version, and for an unknown field that is not empty,
+    except in the run policy."""
     return _read(text, "job", TrainerJob, TRAINER_JOB)
 
 
@@ -67,8 +67,8 @@ def dump_run_state(state: RunState) -> str:
 
 
 def load_run_state(text: str) -> RunState:
-    """Reads the document of `dump_run_state` of this or a neighbouring contract version; ignores unknown fields. Raises
-    DocumentError for a damaged document or an unsupported version."""
+    """Reads a document that `dump_run_state` wrote, of this or a neighbouring contract version; ignores unknown fields.
+    Raises DocumentError for a damaged document or an unsupported version."""
     return _read(text, "run state", RunState, RUN_STATE)
 
 
@@ -78,13 +78,13 @@ def readable_versions() -> str:
 
 
 def is_readable_version(version: object) -> bool:
-    """Whether documents of this contract version are supported. Documents of a newer
-    one are, if their fields can be read."""
+    """Whether this program supports documents of this contract version. A document of a newer supported version may
+    still have fields that this program cannot read."""
     return type(version) is int and OLDEST_READABLE_CONTRACT_VERSION <= version <= NEWEST_READABLE_CONTRACT_VERSION
 
 
 def _without_operator_policy(job: TrainerJob) -> TrainerJob:
-    """The job with a run policy that has only the provisioning deadline, the one field of it that the trainer reads."""
+    """The job with only the provisioning deadline in its run policy: the trainer reads no other field of the policy."""
     policy = RunPolicy(provisioning_deadline_seconds=job.spec.run_policy.provisioning_deadline_seconds)
     return job.model_copy(update={"spec": job.spec.model_copy(update={"run_policy": policy})})
 

@@ -1,4 +1,4 @@
-"""The exceptions that this package raises, and `Problem`, one fault of a job."""
+"""Exceptions for invalid jobs and documents, and `Problem`, one fault of a job file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ContractError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """One fault of a job."""
+    """One fault of a job file, or one warning about it."""
 
     path: str
     """Path of the field in wire names, such as `spec.pools[0].name`; empty for the whole document."""
@@ -30,10 +30,11 @@ class Problem:
 
 
 class JobFileError(ContractError, ValueError):
-    """A job file is invalid. The message has one line for each problem: `file:line:column: path: message`.
+    """A job file is invalid or cannot be read. The message has one line for each problem:
+    `file:line:column: path: message`.
 
-    `leaves_rules_unchecked`: because of these problems the rules between fields were not checked; that check may find
-    more problems."""
+    `leaves_rules_unchecked`: whether these problems prevented the check of the rules between fields. If so, there may
+    be more problems."""
 
     def __init__(self, source: str, problems: Sequence[Problem], *, leaves_rules_unchecked: bool = False) -> None:
         self.source = source
@@ -45,4 +46,4 @@ class JobFileError(ContractError, ValueError):
 
 
 class DocumentError(ContractError, ValueError):
-    """A document of another program is too large, damaged, or of an unsupported version."""
+    """A document that operator and trainer exchange is too large, damaged, or of an unsupported version."""

@@ -121,7 +121,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.UNSCHEDULABLE: Explanation(
             means="The scheduler finds no node for a pod; the message has the scheduler's reason.",
             advice=(
-                "Compare it with `kubectl describe nodes`. Wait until other pods free their GPUs, or create a"
+                "Compare this reason with `kubectl describe nodes`. Wait until other pods free GPUs, or create a"
                 " missing PersistentVolumeClaim. To change the request, nodeSelector or tolerations:"
                 f" {_CREATE_AGAIN} After runPolicy.provisioningDeadlineSeconds the job fails."
             ),
@@ -157,13 +157,14 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.DASHBOARD_UNREACHABLE: Explanation(
             means=(
-                "The head pod exists, but Ray's dashboard does not respond to the operator, or it does not have the"
-                " final run state of a trainer that has succeeded; the message says which. A running training continues"
-                " without visible progress."
+                "The head pod exists, but Ray's dashboard does not respond to the operator, or the dashboard does not"
+                " have the final run state of a trainer that has succeeded. The message says which of the two. A"
+                " running training continues without visible progress."
             ),
             advice=(
                 "Check network policies between the operator and the job's namespace (port 8265), and whether the head"
-                " pod is overloaded. If this lasts for runPolicy.stallDeadlineSeconds, the attempt ends and is retried."
+                " pod is overloaded. If the dashboard is unreachable for runPolicy.stallDeadlineSeconds, the attempt"
+                " ends and the operator starts the next one, if a retry is left."
             ),
         ),
         Reason.TOKEN_REJECTED: Explanation(
@@ -206,7 +207,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.REMOVED: Explanation(
             means=(
-                "The job has finished and has no cluster: it was deleted, or never created. The Secret and the"
+                "The job has finished and has no cluster: the cluster was deleted, or never created. The Secret and the"
                 " NetworkPolicy of a deleted cluster stay until the job is deleted; no cluster accepts the token in the"
                 " Secret any more."
             ),
@@ -225,7 +226,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice="Check gpuResource and gpusPerNode of the pool, and the device plugin on the Kubernetes nodes.",
         ),
         Reason.PLACEMENT_GROUP_INFEASIBLE: Explanation(
-            means="Ray's nodes cannot fit a placement group of the trainer, so the trainer would wait forever.",
+            means=(
+                "The CPUs and GPUs that the trainer reserves (a placement group) do not fit on Ray's nodes, so the"
+                " trainer would wait forever."
+            ),
             advice="Check gpusPerNode and the CPUs under spec.pools[].resources.",
         ),
         Reason.SUBMITTING: Explanation(
@@ -246,7 +250,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.DRIVER_LOST: Explanation(
             means="Ray no longer lists the trainer that it had accepted, because the Ray head restarted.",
-            advice=f"Check whether the head pod ran out of memory (OOMKilled in its last state). {_RETRY}",
+            advice=f"Check whether the head pod ran out of memory (its last state is OOMKilled). {_RETRY}",
         ),
         Reason.STARTING: Explanation(
             means="The trainer is running and has not started its first step.",
@@ -294,8 +298,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
                 " deletes the cluster."
             ),
             advice=(
-                "Wait; the trainer has `runPolicy.gracePeriodSeconds` to save, and the termination of its pods may take"
-                " as long again."
+                "Wait; the trainer has `runPolicy.gracePeriodSeconds` to save, and then the pods have the same time to"
+                " terminate."
             ),
         ),
         Reason.SUSPENDED: Explanation(
@@ -344,14 +348,17 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             ),
         ),
         Reason.APPLICATION_ERROR: Explanation(
-            means="The training or user code failed: the trainer exited with code 1 or another unexpected code.",
+            means=(
+                "The training or user code failed: the trainer exited with code 1, or with an exit code or signal that"
+                " has no other reason, such as SIGSEGV."
+            ),
             advice="Read the error or the end of the log in the message; `rljob logs` prints the whole log.",
         ),
         Reason.INFRASTRUCTURE_ERROR: Explanation(
             means=(
-                "If an attempt or the job failed with this reason: the trainer exited with code 75, was killed by a"
-                " signal, or Ray lost it. If ClusterReady has this reason: a pod was evicted, preempted, or lost with"
-                " its node, or the kubelet cannot create its sandbox or network."
+                "If an attempt or the job failed with this reason: the trainer exited with code 75, was killed by"
+                " SIGKILL or SIGTERM, or Ray could not start it or lost it. If ClusterReady has this reason: a pod was"
+                " evicted, preempted, or lost with its node, or the kubelet cannot create the pod's sandbox or network."
             ),
             advice=f"The job itself is not at fault; the message has the cause. {_RETRY}",
         ),

@@ -1,5 +1,5 @@
-"""Checks of a valid job beyond the rules of the schema: requirements that only a cluster has, and warnings about
-probable mistakes. The API server accepts pods with such mistakes, some of them with a warning.
+"""Checks of a valid job beyond the rules of the contract: requirements that only a cluster has, and warnings about
+probable mistakes. The API server does not reject such mistakes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RAY_VERSION_RULE = "RLJobSpec.rayVersionOnCluster"
 _VERSION = r"\d+\.\d+\.\d+"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-_BYTES = ("memory", "ephemeral-storage")
+_BYTE_RESOURCES = ("memory", "ephemeral-storage")
 _DEPRECATED_LABELS = {
     "beta.kubernetes.io/arch": "kubernetes.io/arch",
     "beta.kubernetes.io/instance-type": "node.kubernetes.io/instance-type",
@@ -39,11 +39,12 @@ _IGNORED_ANNOTATIONS = {
     "security.alpha.kubernetes.io/sysctls": "remove it",
     "security.alpha.kubernetes.io/unsafe-sysctls": "remove it",
 }
+"""Annotations that Kubernetes no longer reads, with the advice of the warning."""
 
 
 def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Violation, ...]:
-    """Reasons why a valid job cannot run on a cluster. `has_default_image`: whether the operator's installation has
-    a default trainer image."""
+    """What prevents a valid job from running on a Kubernetes cluster. `has_default_image`: whether the operator's
+    installation has a default trainer image."""
     found = []
     if spec.checkpoint.storage is None:
         found.append(
@@ -80,19 +81,19 @@ def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Vio
 
 
 def is_ray_new_enough(version: str) -> bool:
-    """Whether a version such as 2.60.0 is at least `MIN_RAY_VERSION`; False if it is not such a version."""
+    """Whether a version is at least `MIN_RAY_VERSION`; False if it does not have the form 2.60.0."""
     is_version = re.fullmatch(_VERSION, version, flags=re.ASCII) is not None
     return is_version and _numbers(version) >= _numbers(MIN_RAY_VERSION)
 
 
 def job_warnings(job: RLJob) -> tuple[Violation, ...]:
     """All warnings about a job, with their paths."""
-    places: list[tuple[Path, Head | Pool]] = [(("spec", "head"), job.spec.head)]
-    places += [(("spec", "pools", index), pool) for index, pool in enumerate(job.spec.pools)]
+    pods: list[tuple[Path, Head | Pool]] = [(("spec", "head"), job.spec.head)]
+    pods += [(("spec", "pools", index), pool) for index, pool in enumerate(job.spec.pools)]
     return (
         *_kueue_warnings("labels", job.metadata.labels),
         *_kueue_warnings("annotations", job.metadata.annotations),
-        *(found for path, part in places for found in _pod_warnings(path, part)),
+        *(found for path, pod in pods for found in _pod_warnings(path, pod)),
         *_byte_warnings(_amounts_of_bytes(job.spec)),
         *_shared_memory_warnings(job.spec),
         *_elastic_warnings(job.spec),
@@ -110,7 +111,9 @@ def _kueue_warnings(field: str, entries: Mapping[str, str]) -> Iterator[Violatio
             yield Violation(
                 rule="Metadata.queue",
                 path=("metadata", field, key),
-                wrong="has no effect: this version does not support Kueue, and the job does not wait in a queue",
+                wrong=(
+                    "has no effect: this version of RLJob does not support Kueue, and the job does not wait in a queue"
+                ),
                 advice=(
                     "remove it; pods are created immediately, without waiting for quota, so create the job when GPUs"
                     " are free"
@@ -159,15 +162,17 @@ def _shared_memory_warnings(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def _elastic_warnings(spec: RLJobSpec) -> Iterator[Violation]:
+    """A warning if `runPolicy.elastic` never applies."""
     elastic = spec.run_policy.elastic
     if elastic is None or can_use_fewer_nodes(spec):
         return
+    reduce = "reduce minNodes, " if elastic.min_nodes > 1 and any(pool.nodes > 1 for pool in spec.pools) else ""
     if all(pool.nodes <= elastic.min_nodes for pool in spec.pools):
         wrong = "has no effect: no pool has more nodes than minNodes"
-        advice = "increase the nodes of a pool, reduce minNodes (at least 1), or remove runPolicy.elastic"
+        advice = f"{reduce}increase the nodes of a pool, or remove runPolicy.elastic"
     else:
-        wrong = "has no effect: the job is not valid with any smaller number of nodes that is at least minNodes"
-        advice = "reduce minNodes, choose a batchSize that can be divided among fewer GPUs, or remove runPolicy.elastic"
+        wrong = "has no effect: the job is not valid with fewer nodes (down to minNodes)"
+        advice = f"{reduce}choose a batchSize that can be divided among fewer GPUs, or remove runPolicy.elastic"
     yield Violation(
         rule="Elastic.minNodes",
         path=("spec", "runPolicy", "elastic", "minNodes"),
@@ -177,16 +182,18 @@ def _elastic_warnings(spec: RLJobSpec) -> Iterator[Violation]:
     )
 
 
-def _pod_warnings(path: Path, part: Head | Pool) -> Iterator[Violation]:
+def _pod_warnings(path: Path, pod: Head | Pool) -> Iterator[Violation]:
+    """Warnings about the settings of the head pod or of the worker pods of a pool; `path` is the path of the
+    settings."""
     yield from _byte_warnings(
         ((*path, "resources", field, name), text)
-        for field, amounts in (("requests", part.resources.requests), ("limits", part.resources.limits))
+        for field, amounts in (("requests", pod.resources.requests), ("limits", pod.resources.limits))
         for name, text in amounts.items()
-        if name in _BYTES
+        if name in _BYTE_RESOURCES
     )
-    yield from _deprecation_warnings((*path, "template"), part.template)
-    if part.template.affinity is not None:
-        for at, term in _pod_terms(part.template.affinity):
+    yield from _deprecation_warnings((*path, "template"), pod.template)
+    if pod.template.affinity is not None:
+        for at, term in _pod_terms(pod.template.affinity):
             if term.label_selector is None:
                 yield Violation(
                     rule="PodTerm.labelSelector",
@@ -260,13 +267,13 @@ def _pod_terms(affinity: Affinity) -> Iterator[tuple[Path, PodTerm]]:
 
 
 def _size_warnings(job: RLJob) -> Iterator[Violation]:
-    """A warning if the job is too large for a cluster. `rljob run` can still run it."""
+    """A warning if the job is too large for a Kubernetes cluster. `rljob run` can still run it."""
     try:
         dump_job(TrainerJob(name=job.metadata.name, spec=job.spec))
     except DocumentError as error:
         yield Violation(
             rule="RLJobSpec.size",
             path=("spec",),
-            wrong=f"is too large for a cluster ({error})",
-            advice="ignore this warning for `rljob run`",
+            wrong=f"is too large for a Kubernetes cluster ({error})",
+            advice="ignore this warning if you use only `rljob run`",
         )

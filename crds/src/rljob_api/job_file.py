@@ -1,4 +1,4 @@
-"""Job files: reads YAML into a validated `RLJob`, or reports all problems with their lines; and writes a job with all
+"""Job files: reads YAML into a validated `RLJob`, or reports the problems with their lines; and writes a job with all
 defaults as YAML.
 """
 
@@ -52,9 +52,10 @@ def load_job_file_to_run(path: FilePath) -> RLJob:
 
 
 def read_job_text(path: FilePath) -> str:
-    """Reads the text of a job file. Raises JobFileError if that fails.
+    """Reads the text of a job file. Raises JobFileError if the file cannot be read, is too long, or is not UTF-8.
 
-    A command that needs the text again (for warnings, or to print lines) must keep it: a pipe can be read only once."""
+    A command that needs the text again (for warnings, or to print lines) must keep the text, because a pipe can be read
+    only once."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -62,7 +63,7 @@ def read_job_text(path: FilePath) -> str:
             raise JobFileError(str(path), [TOO_LONG])
         return io.StringIO(data.decode(), newline=None).read()
     except OSError as error:
-        problem = Problem("", f"cannot read the file ({error.strerror}); check the path", 1, 1)
+        problem = Problem("", f"cannot read the file ({error.strerror}); check its path and permissions", 1, 1)
         raise JobFileError(str(path), [problem]) from error
     except UnicodeDecodeError as error:
         wrong = f"the file must be UTF-8 text (byte 0x{data[error.start]:02x} at position {error.start} is invalid)"
@@ -102,9 +103,9 @@ def _located(text: str, violations: Iterable[Violation]) -> list[Problem]:
 
 
 def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
-    """An equivalent job file with all defaults, also those of the recipe; a run folder keeps its job in this form.
+    """An equivalent job file with all defaults, also those of the recipe. A run folder contains its job in this form.
 
-    It does not contain roles that the job does not have, nor process limits of rewards without processes."""
+    The file has no settings of roles that the job does not have, and no process limits of rewards without processes."""
     algorithm = resolve_algorithm(spec.training.algorithm)
     training = spec.training.model_copy(update={"algorithm": algorithm})
     if training.critic is None and advantage_type(algorithm) is AdvantageType.GAE:
@@ -124,7 +125,7 @@ def _job(text: str, source: str, *, check_modules: bool) -> RLJob:
         document = read_yaml(text)
     except YamlProblem as error:
         line = (text.splitlines()[(error.problem.line or 1) - 1 :] or [""])[0]
-        # In text that is not YAML, the variable of a value is unknown, so every value may be a secret.
+        # In text that is not YAML, nobody knows to which variable a value belongs, so every value may be a secret.
         problem = replace(error.problem, hides_line="value:" in line)
         raise JobFileError(source, [problem], leaves_rules_unchecked=True) from None
     problems = list(_module_problems(document)) if check_modules else []
@@ -133,22 +134,23 @@ def _job(text: str, source: str, *, check_modules: bool) -> RLJob:
         job = RLJob.from_wire(document.value)
     except ValidationError as error:
         problems += _problems(error, document)
-        # pydantic checks the types of all fields first, and the rules only if these are right.
+        # pydantic checks the rules only if the types of all fields are right.
         leaves_rules_unchecked = any(details["type"] != RULE_ERROR for details in error.errors(include_url=False))
     if problems:
-        hidden = {document.values[place][0] for place in _secret_paths(document)}
-        problems = [replace(problem, hides_line=problem.line in hidden) for problem in problems]
+        secret_lines = {document.values[path][0] for path in _secret_paths(document)}
+        problems = [replace(problem, hides_line=problem.line in secret_lines) for problem in problems]
         problems.sort(key=lambda problem: (problem.line or 0, problem.column or 0))
         raise JobFileError(source, problems, leaves_rules_unchecked=leaves_rules_unchecked)
     return job
 
 
 def _effective_wire(spec: RLJobSpec) -> dict[str, object]:
+    """The full wire form of the spec without settings that have no effect."""
     wire, absent, rewards = spec.to_full_wire(), absent_roles(spec), spec.training.rewards
-    places, training = wire["roles"], wire["training"]
-    assert isinstance(places, dict)
+    roles, training = wire["roles"], wire["training"]
+    assert isinstance(roles, dict)
     assert isinstance(training, dict)
-    wire["roles"] = {role: place for role, place in places.items() if role not in absent}
+    wire["roles"] = {name: role for name, role in roles.items() if name not in absent}
     training["rewards"] = [
         {
             name: each
@@ -174,17 +176,17 @@ def _problems(error: ValidationError, document: Document) -> list[Problem]:
             details = {**details, "input": "***"}
         message = plain_message(details, RLJob)
         if not loc and details["type"] in ("model_type", "model_attributes_type"):
-            message = f"{message.rpartition('; ')[0]}; {_FIRST_FIELDS}"
+            message = f"{message.rpartition('; ')[0]}; {_EMPTY_JOB_ADVICE}"
         problems.append(Problem(wire_path(loc), message, line, column))
     return problems
 
 
-_FIRST_FIELDS = "write the fields apiVersion, kind, metadata and spec; `rljob init` writes an example"
+_EMPTY_JOB_ADVICE = "write the fields apiVersion, kind, metadata and spec; `rljob init` writes an example"
 
 
 def _secret_paths(document: Document) -> set[Path]:
-    """Paths of the values in `env` that are secrets by the name of their variable, also under an unknown field name
-    such as `vlaue`."""
+    """Paths of the values in `env` whose variable has the name of a secret, also those under an unknown field name such
+    as `vlaue`."""
     found = set()
     for loc in document.values:
         if loc[:2] == ("spec", "env") and len(loc) > 3 and loc[3] not in ("name", "valueFrom"):
@@ -195,7 +197,8 @@ def _secret_paths(document: Document) -> set[Path]:
 
 
 def _module_problems(document: Document) -> Iterator[Problem]:
-    """Problems with the module names of user functions in rewards and algorithms."""
+    """Problems of user functions (rewards, advantages, losses) whose module has the name of a module of the
+    standard library."""
     for loc, (line, column) in document.values.items():
         if loc[-2:] == ("function", "path"):
             path = document.at(loc)
@@ -204,7 +207,8 @@ def _module_problems(document: Document) -> Iterator[Problem]:
 
 
 def _position(loc: Path, document: Document, *, at_key: bool) -> tuple[int, int]:
-    """Line and column of the value at a path; if it is missing, those of the innermost existing value around it."""
+    """Line and column of the value at a path, or of its key with `at_key`. If the path does not exist, those of the key
+    of the innermost existing value around it."""
     for length in range(len(loc), 0, -1):
         at = loc[:length]
         if at in document.values:

@@ -9,17 +9,16 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 _MIN_SIMILARITY = 0.8
-_MAX_ABBREVIATION = 6
+_MAX_ABBREVIATION_LETTERS = 6
 
 
 def similar_names(name: str, known: Iterable[str], max_names: int = 1) -> list[str]:
     """The known names that differ from `name` only by a likely typing error, the most similar first.
 
-    Letter case and separators are ignored, and `++` is `PlusPlus`. An abbreviation, where every letter has a meaning
-    (DPO is not DAPO), matches only with the same letters in another order. A longer name needs a similarity of 0.8, the
-    same first letter (Float16 is not BFloat16) and the same digits (H800 is not H200), except that the last digits of
-    one may be missing in the other.
-    """
+    Letter case and separators are ignored, and `++` is `PlusPlus`. Names with the same letters in another order match.
+    An abbreviation matches in no other case, because each of its letters has a meaning (DPO is not DAPO). Any other
+    known name matches if the similarity is at least 0.8, the first letters are equal (Float16 is not BFloat16), and so
+    are the digits (H800 is not H200); the last digits of one of the two may be missing."""
     scored = [(_similarity(name, each), each) for each in known]
     near = sorted((each for each in scored if each[0] >= _MIN_SIMILARITY), key=lambda each: (-each[0], each[1]))
     return [each for _, each in near[:max_names]]
@@ -27,7 +26,8 @@ def similar_names(name: str, known: Iterable[str], max_names: int = 1) -> list[s
 
 def standard_library_clash(path: str) -> str | None:
     """The error message if the module in `path` (`package.module:function`) has the name of a module of Python's
-    standard library, else None. Python imports only one of the two modules, and code that needs the other fails."""
+    standard library, else None. Python imports only one of two modules with the same name, and code that needs the
+    other one fails."""
     top = path.partition(":")[0].partition(".")[0]
     if top not in sys.stdlib_module_names:
         return None
@@ -54,9 +54,10 @@ def _similarity(name: str, known: str) -> float:
 
 
 def _plain(name: str) -> str:
+    """The name in lower case, without separators."""
     return re.sub(r"[\W_]", "", name.lower().replace("++", "plusplus"))
 
 
 def _is_abbreviation(known: str) -> bool:
     """Whether the name is an abbreviation, such as `GRPO`, `DrGRPO` and `K1`, but not `MaxMin`."""
-    return len(known) <= _MAX_ABBREVIATION and sum(map(str.isupper, known)) * 2 > sum(map(str.isalpha, known))
+    return len(known) <= _MAX_ABBREVIATION_LETTERS and sum(map(str.isupper, known)) * 2 > sum(map(str.isalpha, known))

@@ -17,7 +17,7 @@ from rljob_api.scalars import PATTERN_MESSAGES, QUANTITY_ERROR
 from rljob_api.v1alpha1.job import RULE_ERROR
 from rljob_api.yaml_text import Path
 
-_LONGEST_SHOWN = 60
+_MAX_SHOWN_CHARACTERS = 60
 
 _TYPES = {
     "int_type": ("must be a whole number", "write digits alone, without quotes, unit or decimals"),
@@ -34,6 +34,7 @@ _TYPES = {
     "finite_number": ("must be a finite number", "use a number such as 1.0"),
     "invalid-json-value": ("must be a JSON value", "use strings, numbers, true, false, null, lists and mappings"),
 }
+"""By type of pydantic's error: what is wrong, and how to fix it."""
 _BOUNDS = {
     "greater_than": ("must be above {}", "gt", "increase it"),
     "greater_than_equal": ("must be at least {}", "ge", "increase it"),
@@ -45,16 +46,17 @@ _BOUNDS = {
     "too_short": ("must have at least {} entry", "min_length", "add an entry"),
     "string_pattern_mismatch": ("must match {}", "pattern", "correct it"),
 }
+"""By type of pydantic's error: what is wrong, the key of the bound in the error's context, and how to fix it."""
 _NAMES = {
     "persistentVolumeClaim": "a PersistentVolumeClaim",
     "claimName": "a PersistentVolumeClaim",
     "configMap": "a ConfigMap",
 }
-"""Fields that name an object of the namespace."""
+"""Fields whose value is the name of a Kubernetes object, and the kind of this object."""
 
 
 def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
-    """The message for one error from the validation of a `root`."""
+    """The message for one error. `root` is the type that was validated."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == RULE_ERROR:
         seen = error["input"]
@@ -85,13 +87,14 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
 
 
 def follows_from_another(error: ErrorDetails) -> bool:
-    """Whether the error only follows from another: pydantic checks a list's length without its invalid entries."""
+    """Whether the error only follows from another one: pydantic does not count the invalid entries of a list, so it may
+    report the list as too short."""
     value = error["input"]
     return error["type"] == "too_short" and isinstance(value, list | tuple) and len(value) >= error["ctx"]["min_length"]
 
 
 def model_at(root: type[WireModel], path: Path) -> type[WireModel] | None:
-    """The contract type at a wire path; None if it has no fields of its own."""
+    """The contract type of the value at a wire path; None if that value has no fields."""
     current: type[WireModel] | None = root
     for part in path:
         if isinstance(part, int):
@@ -123,14 +126,14 @@ def _unknown_field(loc: Path, root: type[WireModel]) -> str:
 
 
 def _field_at(loc: Path, root: type[WireModel]) -> FieldInfo | None:
-    """The field of the contract at a wire path; None if the path leads into a list or a map."""
+    """The field of the contract at a wire path; None if there is none, for example for an entry of a list or map."""
     model = model_at(root, loc[:-1]) if loc else None
     fields = model.model_fields.values() if model is not None else ()
     return next((info for info in fields if info.alias == loc[-1]), None)
 
 
 def _values_of(loc: Path, root: type[WireModel]) -> str:
-    """The values that a field may have, as text; empty if it is not an enum."""
+    """The values that an enum field may have, as text such as `Fail, Drop`; empty for any other field."""
     info = _field_at(loc, root)
     annotation = info.annotation if info is not None else None
     if not (isinstance(annotation, type) and issubclass(annotation, Enum)):
@@ -151,6 +154,7 @@ def _bound(value: object) -> object:
 
 
 def _choices(context: Mapping[str, object]) -> str:
+    """The allowed values, such as `Fail, Drop`."""
     return str(context["expected"]).replace("'", "").replace(" or ", ", ")
 
 
@@ -163,17 +167,19 @@ def _nearest_choice(value: object, context: Mapping[str, object]) -> str:
 
 
 def _seen(value: object) -> str:
-    """The value as JSON, cut to a readable length."""
+    """The value for a message: JSON, cut after `_MAX_SHOWN_CHARACTERS`; of a mapping or list only the kind and
+    length."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list | tuple):
         return f"a list of {len(value)}"
     plain = value.value if isinstance(value, Enum) else value
     text = json.dumps(plain, ensure_ascii=False, default=str)
-    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else text[:_MAX_SHOWN_CHARACTERS] + "..."
 
 
 def _without_jargon(message: str) -> str:
+    """pydantic's own message without the words with which it begins."""
     for start in ("Input should be ", "Value error, ", "Assertion failed, "):
         if message.startswith(start):
             return ("must be " if start.startswith("Input") else "") + message.removeprefix(start)

@@ -20,7 +20,7 @@ _SMALLEST = Fraction(1, 10**9)
 def number_of(quantity: str) -> Fraction:
     """The number of a quantity: `500m` -> 1/2, `1e3` -> 1000.
 
-    As in Kubernetes, fractions of a nano-unit are rounded up, and an amount with a binary suffix is at most 2**63 - 1.
+    As in Kubernetes, fractions of a nano-unit are rounded up, and an amount with a binary suffix is limited to 2**63-1.
     Raises ValueError if `QUANTITY_PATTERN` does not match."""
     found = re.fullmatch(QUANTITY_PATTERN, quantity)
     if found is None:

@@ -1,7 +1,7 @@
 """Requests to stop or retry a job, by annotation (`constants.ANNOTATION_STOP`, `ANNOTATION_RETRY`).
 
-Each new value is a new request. `rljob` writes the current time. If both annotations have a time, the later request
-applies.
+Each new value of an annotation is a new request. `rljob` writes the current time. If both annotations have a time, the
+later request applies.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 from datetime import UTC, datetime
 
 MAX_REQUEST_LENGTH = 253
-"""Most characters of a request in `status.handledRequests`, by its schema."""
+"""Largest number of characters of a request in `status.handledRequests`, by the schema of the status."""
 
 
 def as_recorded(request: str) -> str:
@@ -20,7 +20,7 @@ def as_recorded(request: str) -> str:
 
 
 def is_later(request: str | None, than: str | None) -> bool:
-    """Whether both requests are times, and the first is later than the second."""
+    """Whether both requests are times, and `request` is later than `than`."""
     first, second = _time(request), _time(than)
     return first is not None and second is not None and first > second
 

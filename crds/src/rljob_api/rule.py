@@ -22,7 +22,8 @@ Path = tuple[str | int, ...]
 
 LOCAL_SOURCE = r"^(/|\./|\.\./|~|package://)"
 """Sources of models and datasets that are not repositories of the Hugging Face Hub."""
-_OUTSIDE = r"^/|(^|/)\.\.(/|$)"
+_LEAVES_FOLDER = r"^/|(^|/)\.\.(/|$)"
+"""Paths that are absolute or contain `..`."""
 
 # Property names that CEL reserves; in a CRD's CEL they are written between double underscores.
 _RESERVED = (
@@ -59,8 +60,8 @@ class Rule:
     """Exact paths of the faults, relative to `field`, for a value that breaks the rule. The API server reports only
     `field`."""
     details: Callable[[WireModel, Path], Sequence[str]] = _no_details
-    """What the message adds in parentheses, for one of these paths: for example the valid values, or the numbers of the
-    job. Messages of the API server do not have it."""
+    """What the message adds in parentheses, for one of the `fault_paths`: for example the valid values, or the numbers
+    of the job. The API server's messages do not have it."""
     is_about_secret: bool = False
     """Whether the value is a secret, which no message may show."""
 
@@ -80,7 +81,7 @@ class Violation:
     wrong: str
     advice: str
     seen: str | None = None
-    """The value at the path, if it is short."""
+    """The value at the path; None if it is a secret, missing, a list or mapping, or too long to show."""
 
     @property
     def message(self) -> str:
@@ -102,7 +103,7 @@ def rule(
     details: Callable[[ContractT, Path], Sequence[str]] = _no_details,
     is_about_secret: bool = False,
 ) -> Rule:
-    """Creates a rule whose functions take values of its own type `on`; see `Rule` for the arguments."""
+    """Creates a rule whose functions take values of the type `on`; see `Rule` for the arguments."""
     return Rule(
         name=name,
         on=on,
@@ -112,7 +113,7 @@ def rule(
         advice=advice,
         holds=lambda value: holds(_checked_type(on, value)),
         fault_paths=lambda value: fault_paths(_checked_type(on, value)),
-        details=lambda value, place: details(_checked_type(on, value), place),
+        details=lambda value, path: details(_checked_type(on, value), path),
         is_about_secret=is_about_secret,
     )
 
@@ -128,7 +129,7 @@ def cel_property(name: str) -> str:
 
 
 def wire_name(on: type[WireModel], field: str) -> str:
-    """The camelCase name of a Python field."""
+    """The camelCase name of a field; `field` is its Python name."""
     alias = on.model_fields[field].alias
     assert alias is not None
     return alias
@@ -137,13 +138,15 @@ def wire_name(on: type[WireModel], field: str) -> str:
 def union_rules(
     on: type[ContractT], blocks: Iterable[tuple[str, str, Callable[[ContractT], tuple[str | None, object]]]]
 ) -> tuple[Rule, ...]:
-    """The rules of a Kubernetes union: a block is set if and only if `type` selects it.
+    """The rules of a type in which `type` selects at most one block (a Kubernetes union): that block is set, and no
+    other.
 
     Args:
-        blocks: for each block the value of `type`, the block's Python name, and a function that returns the object's
-            `type` and this block, for example `("File", "file", lambda dataset: (dataset.type, dataset.file))`.
+        blocks: for each block the value of `type` that selects it, the block's Python name, and a function that returns
+            `type` and this block of a value, for example
+            `("File", "file", lambda dataset: (dataset.type, dataset.file))`.
     """
-    return tuple(make(on, *block) for block in blocks for make in (_required_block_rule, _used_block_rule))
+    return tuple(make(on, *block) for block in blocks for make in (_selected_block_rule, _other_block_rule))
 
 
 def required_block_rules(part: type[VariantsT], variants: Iterable[StrEnum]) -> tuple[Rule, ...]:
@@ -163,9 +166,10 @@ def _reader(variant: StrEnum) -> Callable[[Variants], tuple[str | None, object]]
     return lambda part: (dict(part)["type"], part.block(variant))
 
 
-def _required_block_rule(
+def _selected_block_rule(
     on: type[ContractT], variant: str, field: str, read: Callable[[ContractT], tuple[str | None, object]]
 ) -> Rule:
+    """The rule that a block is set if `type` selects it."""
     wire = wire_name(on, field)
     return rule(
         on,
@@ -178,9 +182,10 @@ def _required_block_rule(
     )
 
 
-def _used_block_rule(
+def _other_block_rule(
     on: type[ContractT], variant: str, field: str, read: Callable[[ContractT], tuple[str | None, object]]
 ) -> Rule:
+    """The rule that a block is not set if `type` does not select it."""
     wire = wire_name(on, field)
     return rule(
         on,
@@ -194,6 +199,7 @@ def _used_block_rule(
 
 
 def _is_chosen_cel(on: type[WireModel], variant: str) -> str:
+    """CEL for whether `type` is set to the variant."""
     is_chosen = f"self.type == '{variant}'"
     return is_chosen if on.model_fields["type"].is_required() else f"has(self.type) && {is_chosen}"
 
@@ -245,8 +251,8 @@ def unique_rule(
 def key_rule(
     on: type[ContractT], field: str, read: Callable[[ContractT], Mapping[str, str]], pattern: str = QUALIFIED_NAME
 ) -> Rule:
-    """The rule that each key of a map matches a pattern, that of label keys by default. A CRD has no schema for keys,
-    so this needs a rule."""
+    """The rule that each key of a map matches a pattern (by default the pattern of label keys). A schema in a CRD
+    cannot restrict keys, so this needs a rule."""
     wire = wire_name(on, field)
 
     def fault_paths(value: ContractT) -> list[Path]:
@@ -260,15 +266,15 @@ def key_rule(
             f"!has(self.{wire}) || self.{wire}.all(k, k.matches({cel_text(pattern)}) && k.indexOf('/') <= {MAX_DOMAIN})"
         ),
         wrong="has an invalid key",
-        advice="use a key such as team or example.com/team, with at most 63 characters after the domain",
+        advice="use a key such as team or example.com/team, with at most 63 characters (a domain not counted)",
         holds=lambda value: not fault_paths(value),
         fault_paths=fault_paths,
     )
 
 
 def revision_rule(on: type[ContractT], field: str, read: Callable[[ContractT], tuple[str, str | None]]) -> Rule:
-    """The rule that only a repository of the Hugging Face Hub has a revision. `field` is the wire name of the source;
-    `read` returns the source and the revision."""
+    """The rule that a revision is set only for a repository of the Hugging Face Hub. `field` is the wire name of the
+    source; `read` returns the source and the revision."""
 
     def holds(value: ContractT) -> bool:
         source, revision = read(value)
@@ -286,15 +292,15 @@ def revision_rule(on: type[ContractT], field: str, read: Callable[[ContractT], t
 
 
 def sub_path_rule(on: type[ContractT], read: Callable[[ContractT], str | None]) -> Rule:
-    """The rule that a `subPath` is a relative path without `..`."""
+    """The rule that `subPath`, if it is set, is a relative path without `..`."""
     return rule(
         on,
         f"{on.__name__}.subPath",
         field=".subPath",
-        cel=f"!has(self.subPath) || !self.subPath.matches({cel_text(_OUTSIDE)})",
+        cel=f"!has(self.subPath) || !self.subPath.matches({cel_text(_LEAVES_FOLDER)})",
         wrong="must be a relative path within the volume",
         advice="remove the leading '/' and all '..'",
-        holds=lambda value: re.search(_OUTSIDE, read(value) or "") is None,
+        holds=lambda value: re.search(_LEAVES_FOLDER, read(value) or "") is None,
     )
 
 

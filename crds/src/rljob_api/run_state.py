@@ -28,22 +28,24 @@ class RunError(WireModel):
     """Why the trainer failed."""
 
     kind: Annotated[str, Field(max_length=64)]
-    """Name of the exception class, such as `WorkerLostError`."""
+    """Name of the exception class, such as `WorkerDiedError`."""
     message: Annotated[str, Field(max_length=4096)]
     cause: ShortText | None = None
-    """One of `constants.ErrorCause`; unset for all other causes. A newer trainer may have further ones."""
+    """One of `constants.ErrorCause`; unset for all other causes. A newer trainer may report a cause that is not in
+    it."""
     role: ShortText | None = None
-    """Role of the worker that failed first, such as `actor`. This and the following fields are unset if the controller
-    failed."""
+    """Role of the worker that failed first, such as `actor`. This field and the following ones are unset if the error
+    comes from no worker."""
     rank: Count | None = None
     """Rank of that worker within its role."""
     pod: ShortText | None = None
-    """Pod of that worker; unset outside Kubernetes, as is the node."""
+    """Pod of that worker; unset outside Kubernetes."""
     node: ShortText | None = None
+    """Kubernetes node of that worker; unset outside Kubernetes."""
 
 
 class RunState(WireModel):
-    """The newest state of one attempt."""
+    """The newest state of the trainer of one attempt."""
 
     contract_version: PositiveCount = CONTRACT_VERSION
     job_name: str
@@ -52,13 +54,13 @@ class RunState(WireModel):
     phase: RunPhase
     progress: Progress
     activity: Annotated[str, Field(max_length=256)] | None = None
-    """The current long activity within or between steps, for people, such as `evaluates`; unset if there is none."""
+    """The newest long activity within or between steps, for people, such as `evaluates`; unset before the first one."""
     checkpoint: CheckpointStatus | None = None
     """The newest complete checkpoint; unset if there is none."""
     resumed_from_step: Count | None = None
-    """Step of the checkpoint from which the attempt resumed; unset if it started at step 0."""
+    """Step of the checkpoint from which the attempt resumed; unset if the attempt started at step 0."""
     export_uri: LongText | None = None
-    """Location of the exported model; unset until it is exported."""
+    """Location of the exported model; unset until the model is exported."""
     error: RunError | None = None
     """Why the trainer failed; set in phase Failed."""
     written_at: Timestamp

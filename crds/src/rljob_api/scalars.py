@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from rljob_api.quantities import QUANTITY_PATTERN
 
 MAX_COUNT = 2_147_483_647
+"""Largest signed integer of 32 bits."""
 MAX_NUMBER = 1e12
 """Largest number of a setting. The trainer computes in float32, where 1e39 and the square of 1e20 are infinite."""
 
@@ -47,11 +48,11 @@ PATTERN_MESSAGES = {
     ),
     QUALIFIED_NAME: (
         "must be a label key such as team or example.com/team",
-        "use letters, digits, '-', '_' and '.', at most 63 after the domain, with a letter or digit at both ends",
+        "use at most 63 letters, digits, '-', '_' and '.' (a domain not counted), with a letter or digit at both ends",
     ),
     ANNOTATION_KEY: (
         "must be an annotation key such as note or example.com/note",
-        "use letters, digits, '-', '_' and '.', at most 63 after the domain, with a letter or digit at both ends",
+        "use at most 63 letters, digits, '-', '_' and '.' (a domain not counted), with a letter or digit at both ends",
     ),
     RESOURCE_WITH_DOMAIN: (
         "must be a resource name with a domain, such as nvidia.com/gpu",
@@ -96,12 +97,13 @@ PATTERN_MESSAGES = {
 
 
 QUANTITY_ERROR = "rljob_quantity"
-"""Type of the pydantic error of a value that is not a quantity, and would not be one in quotes either."""
+"""Type of the pydantic error for a value that is no string, and would not be a quantity in quotes either."""
 
 
 def _quantity_text(value: object) -> object:
-    """Converts a whole number to a string. Another number stays as it is, if it would be a quantity in quotes: then
-    pydantic reports that a string is required."""
+    """Converts a whole number to a string. Returns a string unchanged, and also any other number that would be a
+    quantity in quotes: for such a number pydantic then reports that a string is required. Raises a pydantic
+    error of the type `QUANTITY_ERROR` for all other values."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_JSON_INTEGER:
         return str(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -142,7 +144,7 @@ LabelKey = Annotated[StrictStr, Field(max_length=253, pattern=QUALIFIED_NAME)]
 AnnotationKey = Annotated[StrictStr, Field(max_length=317, pattern=ANNOTATION_KEY)]
 LabelValue = Annotated[StrictStr, Field(max_length=63, pattern=_LABEL_VALUE)]
 LabelMap = Annotated[dict[StrictStr, LabelValue], Field(max_length=32), WITHOUT_NULLS]
-"""Labels. Rules check the keys, because a CRD has no schema for the keys of a map."""
+"""Labels. Rules check the keys, because a schema in a CRD cannot restrict the keys of a map."""
 ResourceWithDomain = Annotated[StrictStr, Field(max_length=MAX_RESOURCE_DOMAIN + 64, pattern=RESOURCE_WITH_DOMAIN)]
 FileKey = Annotated[StrictStr, Field(max_length=253, pattern=_FILE_KEY)]
 """A key of a Secret or ConfigMap."""

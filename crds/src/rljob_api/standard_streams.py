@@ -1,5 +1,5 @@
-"""Output to the terminal: standard output with a limited encoding (ASCII, Latin-1) or closed, and text from logs or
-servers, whose control characters must not reach the terminal."""
+"""Safe output to the terminal: standard streams may be closed or have a limited encoding (ASCII, Latin-1), and text
+from logs or servers may have control characters, which must not reach the terminal."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ def write_utf8(stream: IO[str], text: str) -> None:
 
 def discard_output(stream: TextIO) -> None:
     """Sends the rest of the output of a standard stream to the null device, after a write to it has failed (terminal or
-    pipe closed, disk full). Otherwise the interpreter flushes it again when it exits, and changes the exit code."""
+    pipe closed, disk full). Otherwise the interpreter tries to write that output again when it exits, and changes the
+    exit code."""
     with open(os.devnull, "wb") as nothing:
         os.dup2(nothing.fileno(), stream.fileno())
 
 
 def printable(text: str) -> str:
-    """The text without terminal colours and control characters; line breaks stay."""
+    """The text without terminal sequences such as colours, and with a space for each other character that cannot be
+    printed; line breaks stay."""
     plain = _TERMINAL_SEQUENCE.sub("", text.replace("\r\n", "\n"))
     return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in plain)
 

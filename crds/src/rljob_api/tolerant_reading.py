@@ -1,7 +1,7 @@
 """Reads documents that a program of another version may have written.
 
-Such a document may have unknown fields, at any depth, and unreadable values. The policy of the document defines how
-they are treated; all policies are in this module.
+Such a document may have unknown fields, at any depth, and unreadable values. Each kind of document has a policy, which
+defines how they are treated. All policies are in this module.
 """
 
 from __future__ import annotations
@@ -25,32 +25,34 @@ class Policy:
     """How unknown fields and unreadable values of a document are treated."""
 
     rejects_unknown_fields: bool = False
-    """Whether an unknown, non-empty field is an error. If not, it is removed and listed in `Reading.unknown_fields`."""
+    """Whether an unknown field that is not empty is an error. If false, unknown fields are removed and listed in
+    `Reading.unknown_fields`. Empty ones are always removed and listed."""
     ignores_unknown_below: Path = ()
     """Path below which unknown fields are removed even if `rejects_unknown_fields` is true."""
     optional_fields: tuple[str, ...] = ()
-    """Top-level fields that are removed entirely if a part of them cannot be read."""
+    """Top-level fields each of which is removed entirely if a part of it cannot be read."""
     removes_unreadable_parts: bool = False
-    """Whether unreadable parts, as small as possible, are removed and listed until the rest can be read. Too long
-    strings are cut at the end, too long lists at the start, because the newest entries come last. Only for types whose
-    fields all have a default."""
+    """Whether unreadable parts, as small as possible, are removed and listed in `Reading.unreadable_parts` until the
+    rest can be read. Strings that are too long lose their end. Lists that are too long lose their first entries,
+    because the newest entries come last. Only for types whose fields all have a default."""
 
 
 TRAINER_JOB = Policy(rejects_unknown_fields=True, ignores_unknown_below=("spec", "runPolicy"))
-"""For the job of a trainer. To ignore an unknown field would change the training, except in the run policy, which the
-operator applies."""
+"""For the job that the trainer reads. An unknown field could change the training, so it is an error. Fields of the run
+policy cannot change the training, because the operator applies them."""
 RUN_STATE = Policy()
 """For the run state: unknown fields are ignored."""
 CHECKPOINT = Policy()
 """For manifests and other files of a checkpoint: unknown fields are ignored, because loading the tensors does not need
 them."""
 STORED_SPEC = Policy()
-"""For the spec of a stored RLJob. The API server fills in defaults of its own CRD, which may have more fields."""
+"""For the spec of a stored RLJob: unknown fields are ignored. The API server fills in the defaults of its CRD, which
+may be newer than the reader and have more fields."""
 STATUS = Policy(
     optional_fields=("phase", "reason", "gpus", "conditions", "pools", "progress", "checkpoint", "exportUri")
 )
 """For the status that the operator reads. The operator writes only changed fields, so unknown fields stay on the API
-server. A changed list is written as a whole, without unknown fields of its entries, such as those of an attempt. The
+server. It writes a changed list (such as `attempts`) as a whole, so unknown fields of the list's entries get lost. The
 optional fields are for people, and the operator writes them again."""
 AS_FAR_AS_READABLE = Policy(removes_unreadable_parts=True)
 """For documents that are only displayed, and for the deadlines of an unreadable spec."""
@@ -64,14 +66,15 @@ class Reading(Generic[ModelT]):
     unknown_fields: tuple[str, ...]
     """Paths of unknown fields that were removed, such as `spec.pools[0].foo`."""
     unreadable_parts: tuple[ErrorDetails, ...]
-    """Why other parts were removed or cut. Each path is that after the removal of the previous parts."""
+    """The errors because of which other parts were removed or cut. The path of an error is the path in the document
+    without the parts that were removed before."""
 
 
 def read_document(kind: type[ModelT], document: object, policy: Policy) -> Reading[ModelT]:
     """Reads parsed JSON by a policy; does not modify `document`.
 
     Known fields are validated as by `WireModel.from_wire`. Rules between fields are checked after all unknown fields
-    are removed. Raises pydantic.ValidationError.
+    are removed. Raises pydantic.ValidationError for errors that the policy does not allow to remove.
     """
     unknown_fields: dict[str, None] = {}
     unreadable_parts: list[ErrorDetails] = []
@@ -83,9 +86,9 @@ def read_document(kind: type[ModelT], document: object, policy: Policy) -> Readi
             # A copy takes half as long as the validation, and is rarely needed: most documents are valid.
             rest = copy.deepcopy(document) if rest is document else rest
             errors = [each for each in error.errors(include_url=False) if not follows_from_another(each)]
-            places = [each["loc"] for each in errors if _is_removed(each, policy) and _remove(rest, each["loc"])]
-            unknown_fields |= dict.fromkeys(map(wire_path, places))
-            if not places:
+            removed = [each["loc"] for each in errors if _may_remove_field(each, policy) and _remove(rest, each["loc"])]
+            unknown_fields |= dict.fromkeys(map(wire_path, removed))
+            if not removed:
                 # One part at a time: the removal of a list's entry changes the paths of the entries after it.
                 rest = _without_unreadable(rest, errors[0], policy)
                 if rest is None:
@@ -93,7 +96,8 @@ def read_document(kind: type[ModelT], document: object, policy: Policy) -> Readi
                 unreadable_parts.append(errors[0])
 
 
-def _is_removed(error: ErrorDetails, policy: Policy) -> bool:
+def _may_remove_field(error: ErrorDetails, policy: Policy) -> bool:
+    """Whether the error is an unknown field that the policy allows to remove."""
     if error["type"] != "extra_forbidden":
         return False
     value, above = error["input"], policy.ignores_unknown_below
@@ -103,37 +107,38 @@ def _is_removed(error: ErrorDetails, policy: Policy) -> bool:
 
 
 def _without_unreadable(document: object, error: ErrorDetails, policy: Policy) -> object:
-    """The document without its unreadable part; None if the policy does not allow its removal."""
-    place, field = error["loc"], error["loc"][:1]
+    """The document, changed in place, without the part that the error is about; `{}` if that part cannot be removed;
+    None if the policy does not allow its removal."""
+    path, field = error["loc"], error["loc"][:1]
     if field and field[0] in policy.optional_fields:
         return document if _remove(document, field) else None
     if not policy.removes_unreadable_parts or document == {}:
         return None
-    holder, value = _value_at(document, place[:-1]), _value_at(document, place)
-    if error["type"] in ("too_long", "string_too_long") and isinstance(holder, dict) and isinstance(value, str | list):
+    parent, value = _value_at(document, path[:-1]), _value_at(document, path)
+    if error["type"] in ("too_long", "string_too_long") and isinstance(parent, dict) and isinstance(value, str | list):
         limit = error["ctx"]["max_length"]
-        holder[place[-1]] = value[:limit] if isinstance(value, str) else value[-limit:]
+        parent[path[-1]] = value[:limit] if isinstance(value, str) else value[-limit:]
         return document
-    return document if _remove(document, place[:-1] if error["type"] == "missing" else place) else {}
+    return document if _remove(document, path[:-1] if error["type"] == "missing" else path) else {}
 
 
-def _remove(document: object, place: Path) -> bool:
+def _remove(document: object, path: Path) -> bool:
     """Removes a field or a list's entry from a document; False if it does not exist."""
-    if not place:
+    if not path:
         return False
-    holder, key = _value_at(document, place[:-1]), place[-1]
-    if isinstance(holder, dict) and key in holder:
-        del holder[key]
+    parent, key = _value_at(document, path[:-1]), path[-1]
+    if isinstance(parent, dict) and key in parent:
+        del parent[key]
         return True
-    if isinstance(holder, list) and isinstance(key, int) and key < len(holder):
-        del holder[key]
+    if isinstance(parent, list) and isinstance(key, int) and key < len(parent):
+        del parent[key]
         return True
     return False
 
 
-def _value_at(document: object, place: Path) -> object:
+def _value_at(document: object, path: Path) -> object:
     """The value at a path; None if there is none."""
-    for part in place:
+    for part in path:
         if isinstance(document, dict):
             document = document.get(part)
         elif isinstance(document, list) and isinstance(part, int) and part < len(document):

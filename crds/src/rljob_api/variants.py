@@ -1,8 +1,9 @@
-"""The base class of fields such as `loss`: `type` selects one of several variants, and a block has its settings.
+"""The base class of fields such as `loss`: `type` selects one of several variants, and a block has the variant's
+settings.
 
-The field of the block is the name of the enum member in lower case: `CLIP_COV` has the block `clip_cov`. A variant
+The name of the block is the name of the enum member in lower case: `CLIP_COV` has the block `clip_cov`. A variant
 without settings has no block. To add a variant, add a member to the enum, a class for its settings, and a field of that
-class. Resolution, rules on the blocks and the reference page follow from these.
+class. Recipes, rules on the blocks and the reference page use these definitions; only the trainer needs more code.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Variants(WireModel):
         return found
 
     def settings(self, kind: type[BlockT]) -> BlockT:
-        """The block of this class. Only for a resolved part whose variant has this block."""
+        """The block of this class. Only for a part that `recipes.resolve_algorithm` returned, and whose variant has
+        this block."""
         found = next((value for _, value in self if isinstance(value, kind)), None)
         assert found is not None, f"{type(self).__name__}: no block of {kind.__name__}; resolve the algorithm first"
         return found
@@ -44,7 +46,7 @@ class Variants(WireModel):
 
 
 def block_name(variant: StrEnum) -> str:
-    """The Python name of the field with the variant's settings."""
+    """The Python name of the variant's block."""
     return variant.name.lower()
 
 

@@ -40,9 +40,9 @@ MAX_VALUES = 20_000
 """Largest number of values after the expansion of all aliases."""
 MAX_DEPTH = 64
 MAX_INTEGER = 2**63 - 1
-"""Largest integer. The API server reads larger ones as floating-point numbers."""
+"""Largest absolute value of an integer. The API server reads larger ones as floating-point numbers."""
 
-_MOST_DIGITS = 100
+_MAX_DIGITS = 100
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
 _NUMBER = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -63,8 +63,6 @@ _CONSTANTS: dict[str, Plain] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
-
-
 _ADVICE = {
     "'\\t'": "indent with spaces",
     "<block end>": "the indentation of this line, or its '- ', does not match the lines above; align it with them",
@@ -73,7 +71,7 @@ _ADVICE = {
     "expected ',' or": "close the bracket, or add the comma, before this position",
     "unexpected end of stream": "close the quotes",
 }
-"""What to do, by a part of the YAML parser's message. The first that matches is used."""
+"""What to do, by a part of the YAML parser's message. The first part that the message contains decides."""
 
 
 class YamlProblem(Exception):
@@ -92,7 +90,7 @@ class Document:
     values: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """Line and column of each value, both from 1."""
     keys: dict[Path, tuple[int, int]] = field(default_factory=dict)
-    """Line and column of the key in front of each value."""
+    """Line and column of the key of each value; entries of lists have none."""
 
     def at(self, path: Path) -> Plain:
         """The value at a path of `values`."""
@@ -288,7 +286,8 @@ class _Reader:
         while not isinstance(event := next(self._events), MappingEndEvent):
             key = self._node(event, path, depth + 1)
             if not isinstance(key.scalar, str):
-                raise _problem_at(event, path, f"a key must be a string (seen: {_shown(event)}); put it in quotes")
+                message = f"a key must be a string (seen: {_shown(event)}); write a string, in quotes if necessary"
+                raise _problem_at(event, path, message)
             if key.scalar == "<<" and isinstance(event, ScalarEvent) and event.style is None:
                 raise _problem_at(event, path, "merge keys (<<) are not supported (YAML 1.2); write all fields out")
             if key.scalar in seen:
@@ -311,8 +310,8 @@ class _Reader:
             raise YamlProblem(Problem(wire_path(path[:4]), message, node.line, node.column))
         document.values[path] = (node.line, node.column)
         if node.entries is not None:
-            for key, place, _ in node.entries:
-                document.keys[(*path, key)] = (place.line, place.column)
+            for key, key_node, _ in node.entries:
+                document.keys[(*path, key)] = (key_node.line, key_node.column)
             return {key: self._plain(value, (*path, key), document) for key, _, value in node.entries}
         if node.items is not None:
             return [self._plain(item, (*path, index), document) for index, item in enumerate(node.items)]
@@ -320,13 +319,9 @@ class _Reader:
 
 
 def _is_empty(content: Event) -> bool:
-    """Whether a document has only comments. An explicit value, also `null`, is not empty."""
-    return isinstance(content, ScalarEvent) and (content.style, content.value, content.tag, content.anchor) == (
-        None,
-        "",
-        None,
-        None,
-    )
+    """Whether a document has no value, only comments. An explicit value, also `null`, is not empty."""
+    empty = (None, "", None, None)
+    return isinstance(content, ScalarEvent) and (content.style, content.value, content.tag, content.anchor) == empty
 
 
 def _scalar(event: ScalarEvent, path: Path) -> Plain:
@@ -365,8 +360,9 @@ def _integer(event: ScalarEvent, path: Path, base: int) -> int:
     """The integer in the text. The number of digits is checked first, because Python limits the length of integers that
     it parses."""
     text = str(event.value)
-    if len(text) > _MOST_DIGITS or abs(number := int(text, base)) > MAX_INTEGER:
-        raise _problem_at(event, path, f"must be at most {MAX_INTEGER} (seen: {_shown(event)}); use a smaller number")
+    if len(text) > _MAX_DIGITS or abs(number := int(text, base)) > MAX_INTEGER:
+        bound, change = (f"least -{MAX_INTEGER}", "increase") if text[0] == "-" else (f"most {MAX_INTEGER}", "reduce")
+        raise _problem_at(event, path, f"must be at {bound} (seen: {_shown(event)}); {change} it")
     return number
 
 

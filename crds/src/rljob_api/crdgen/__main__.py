@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=_repository(), help="the repository (default: this one)")
     options = parser.parse_args(arguments)
     outputs = _outputs(options.root)
-    stale = [path for path, text in outputs.items() if not _holds(path, text)]
+    stale = [path for path, text in outputs.items() if not _is_up_to_date(path, text)]
     if options.check:
         for path in stale:
             print(
@@ -40,6 +40,7 @@ def _repository() -> Path:
 
 
 def _outputs(root: Path) -> dict[Path, str]:
+    """Path and text of each generated file."""
     definition = manifest_text()
     return {
         root / "crds" / "rljobs.yaml": definition,
@@ -50,7 +51,7 @@ def _outputs(root: Path) -> dict[Path, str]:
     }
 
 
-def _holds(path: Path, text: str) -> bool:
+def _is_up_to_date(path: Path, text: str) -> bool:
     return path.is_file() and path.read_text(encoding="utf-8") == text
 
 

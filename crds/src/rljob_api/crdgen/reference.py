@@ -1,4 +1,4 @@
-"""Generates docs/spec-reference.md: every type of the spec with its fields, defaults, bounds and rules."""
+"""Generates docs/spec-reference.md: every type of spec and status with its fields, defaults, bounds and rules."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def reference_text() -> str:
 
 
 def _reachable(definitions: Schema) -> list[str]:
-    """Names of all types, in the order of their first occurrence in a job."""
+    """Names of all types below spec and status, in the order of their first occurrence."""
     found: dict[str, None] = {}
     waiting = list(_ROOTS)
     while waiting:
@@ -96,7 +96,7 @@ def _section(name: str, definitions: Schema) -> Iterator[str]:
 
 
 def _values(name: str, values: list[str]) -> Iterator[str]:
-    """The values of an enum, with the docstring below each member in the source."""
+    """The values of an enum, each with the docstring that follows it in the source, if any has one."""
     [choice] = [
         each for each in StrEnum.__subclasses__() if each.__name__ == name and each.__module__.startswith(_TYPES)
     ]
@@ -108,7 +108,7 @@ def _values(name: str, values: list[str]) -> Iterator[str]:
 
 
 def _member_texts(choice: type[StrEnum]) -> dict[str, str]:
-    """Docstrings of an enum's members by value, from the source, because an enum has no docstrings of its members."""
+    """Docstrings of an enum's members by value, from the source, because Python does not keep docstrings of members."""
     [definition] = ast.parse(inspect.getsource(choice)).body
     assert isinstance(definition, ast.ClassDef)
     texts = {}
@@ -121,9 +121,9 @@ def _member_texts(choice: type[StrEnum]) -> dict[str, str]:
 
 def _recipes() -> Iterator[str]:
     """A table with the values that each recipe sets for unset fields."""
-    left_open = Algorithm().to_full_wire()
+    unresolved = Algorithm().to_full_wire()
     resolved = [resolve_algorithm(Algorithm(type=each)).to_full_wire() for each in AlgorithmType]
-    columns = [dict(_leaves({k: v for k, v in wire.items() if left_open.get(k) in (None, {})})) for wire in resolved]
+    columns = [dict(_leaves({k: v for k, v in wire.items() if unresolved.get(k) in (None, {})})) for wire in resolved]
     yield "| value of an unset field | " + " | ".join(f"`{each}`" for each in AlgorithmType) + " |"
     yield "|---" * (1 + len(columns)) + "|"
     for field in dict.fromkeys(field for column in columns for field in column):
@@ -183,9 +183,9 @@ def _default(schema: Schema, required: bool) -> str:
 
 def _description(info: Schema, definitions: Schema) -> str:
     """The field's own description, else that of its type or of its entries' type."""
-    own = info.get("description")
+    text = info.get("description")
     types = [mapping(definitions[name]).get("description", "") for name in _references(info) if name != "JsonValue"]
-    return " ".join(str(own or " ".join(str(text) for text in types)).split())
+    return " ".join(str(text or " ".join(map(str, types))).split())
 
 
 def _items(value: object) -> list[object]:

@@ -1,10 +1,9 @@
 """Converts pydantic's JSON schema into a structural schema, the subset of JSON schema that a CRD may use.
 
-References are expanded, `X | None` becomes X, number bounds get their OpenAPI 3.0 form, free maps keep unknown fields,
-and each occurrence of a type gets the rules of the type. The size of a CRD is limited, so it has only the first
-paragraph of a description, and no descriptions within an affinity, whose types occur many times; the reference page has
-all of them.
-"""
+References are expanded, `X | None` becomes X, number bounds get their OpenAPI 3.0 form, maps with values of any JSON
+type keep all fields, and each occurrence of a type gets the rules of the type. The size of a CRD is limited. So the CRD
+has only the first paragraph of each description, and no descriptions within an affinity, whose types occur many times.
+The reference page has all descriptions."""
 
 from __future__ import annotations
 
@@ -23,6 +22,8 @@ _COPIED = (
 )
 _LISTS_BY_NAME = ("Pool", "EnvVar", "Volume", "Reward", "PoolStatus", "Condition")
 _LIST_KEYS = {"Condition": "type"}
+"""Lists of these types are maps for Kubernetes, so that server-side apply merges their entries. The key of an entry is
+its `name`, that of a condition its `type`."""
 _WITHOUT_INNER_DESCRIPTIONS = ("Affinity",)
 
 
@@ -58,11 +59,12 @@ def _rules_of(name: str) -> list[Schema]:
     """The `x-kubernetes-validations` of one type."""
     rules = [_validation(rule.cel, rule.message, rule.field) for rule in RULES if rule.on.__name__ == name]
     if name == RLJobSpec.__name__:
-        rules += [_validation(fixed.cel, fixed.message, fixed.field) for fixed in immutable_fields()]
+        rules += [_validation(each.cel, each.message, each.field) for each in immutable_fields()]
     return rules
 
 
 def _validation(cel: str, message: str, field: str) -> Schema:
+    """One entry of `x-kubernetes-validations`."""
     validation: Schema = {"rule": cel, "message": message}
     return validation | {"fieldPath": field} if field else validation
 
@@ -163,7 +165,8 @@ class _Converter:
         return {"additionalProperties": self.convert(values)}
 
     def _property(self, schema: Schema, required: bool) -> Schema:
-        """The schema of a field. pydantic omits the default of a default factory, which here is an empty object."""
+        """The schema of a field. pydantic's schema lacks a default that a factory creates; the CRD gets an empty
+        object."""
         result = self.convert(schema)
         if not required and "default" not in schema:
             if result.get("type") != "object":

@@ -51,7 +51,7 @@ satisfied. A job reaches the conditions in this order:
 _FOOTER = """\
 ## Messages of the training
 
-`rljob run` prints these messages. On a cluster they are in the message of a reason, or in `rljob logs NAME`. The
+`rljob run` prints these messages. On a cluster they are in the message of a condition, or in `rljob logs NAME`. The
 headings have the words of the message that do not change.
 
 ### already contains a run

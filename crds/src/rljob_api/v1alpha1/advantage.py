@@ -46,7 +46,7 @@ GROUP_ADVANTAGES = (
 )
 """Advantages that compare responses to the same prompt."""
 MAY_NEED_CRITIC = (AdvantageType.GAE, AdvantageType.FUNCTION)
-"""Advantages that need a critic's values, or may need them (a user-defined function)."""
+"""Advantages that need a critic's values (GAE), or may need them (a user-defined function)."""
 
 
 class GroupRelative(WireModel):
@@ -76,7 +76,8 @@ class Gae(WireModel):
     gamma: Fraction = 1.0
     """Discount factor per token."""
     lambda_: Fraction = Field(default=1.0, alias="lambda")
-    """Trade-off between variance and bias: 1 uses the rewards only, 0 the critic's value of the next token."""
+    """Trade-off between variance and bias. 1: a token is judged by all later rewards; 0: by its reward and the critic's
+    value of the next token."""
 
 
 class OptimalTokenBaseline(WireModel):

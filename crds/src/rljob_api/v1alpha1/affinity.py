@@ -14,7 +14,7 @@ from rljob_api.scalars import DnsLabel, DnsName, Integer, LabelKey, LabelMap, La
 
 MAX_TERMS = 16
 _LABEL_INTEGER = r"^[0-9]{1,18}$"
-"""A label value that the scheduler can compare as a 64-bit integer."""
+"""Label values that the scheduler can compare as 64-bit integers."""
 Weight = Annotated[Integer, Field(ge=1, le=100)]
 Values = Annotated[tuple[LabelValue, ...], Field(max_length=64)]
 LabelKeys = Annotated[tuple[LabelKey, ...], Field(max_length=4)]
@@ -83,7 +83,7 @@ class NodeTerms(WireModel):
 
 
 class PreferredNodes(WireModel):
-    """Nodes that are preferred, with the weight of this preference."""
+    """Nodes that are preferred, with the weight of the preference."""
 
     weight: Weight
     preference: NodeTerm
@@ -155,12 +155,13 @@ RequirementT = TypeVar("RequirementT", NodeRequirement, LabelRequirement)
 
 
 def _values_rule(on: type[RequirementT], cel: str, comparisons: str = "") -> Rule:
+    """The rule on the number of values for each operator. `comparisons`: the part of the message about Gt and Lt."""
     return rule(
         on,
         f"{on.__name__}.values",
         field=".values",
         cel=cel,
-        wrong=f"In and NotIn need values, {comparisons}Exists and DoesNotExist take none",
+        wrong=f"operators In and NotIn need values, {comparisons}Exists and DoesNotExist must have none",
         advice="change values or operator",
         holds=lambda each: _operator_accepts(each.operator, each.values),
     )
@@ -175,6 +176,7 @@ def _operator_accepts(operator: str, values: tuple[str, ...]) -> bool:
 
 
 def _label_keys_are_valid(term: PodTerm) -> bool:
+    """Whether the API server accepts `matchLabelKeys` and `mismatchLabelKeys` beside the labelSelector."""
     selector, keys = term.label_selector, set(term.match_label_keys)
     if selector is None:
         return not keys and not term.mismatch_label_keys
@@ -200,8 +202,11 @@ AFFINITY_RULES = (
             "!(k in self.labelSelector.matchLabels) && !self.labelSelector.matchExpressions.exists(e, e.key == k))"
             " : size(self.matchLabelKeys) + size(self.mismatchLabelKeys) == 0"
         ),
-        wrong="each key requires a labelSelector that does not contain it, and must not be in mismatchLabelKeys",
-        advice="remove the key, or add a labelSelector",
+        wrong=(
+            "matchLabelKeys and mismatchLabelKeys require a labelSelector, and no key of matchLabelKeys may also be in"
+            " the labelSelector or in mismatchLabelKeys"
+        ),
+        advice="add a labelSelector if there is none, or remove the key from one of the two",
         holds=_label_keys_are_valid,
     ),
 )

@@ -1,4 +1,5 @@
-"""The algorithm: a recipe by name, and fields that override it: advantage, policy loss, aggregation, KL term.
+"""The algorithm: the name of a recipe, and fields that override parts of it: advantage, policy loss, aggregation, KL
+term.
 
 Unset fields get their value from the recipe (`recipes.py`).
 """
@@ -74,17 +75,17 @@ class Algorithm(WireModel):
     drop_zero_variance_groups: Flag | None = None
     """Exclude groups whose scores are all equal from the update. When unset, true with dynamicSampling, else false.
 
-    Group-relative advantages are 0 in such groups. If true, the groups also do not count in the denominators of the
-    loss, and the KL term does not apply to them."""
+    Group-relative advantages are 0 in such groups. If true, such groups also do not count in the denominators of
+    the loss, and the KL term does not apply to them."""
     dynamic_sampling: DynamicSampling | None = None
     """Replace groups whose scores are all equal with groups of new prompts. Set by the recipe when unset."""
     mask_truncated_responses: Flag = False
     """Exclude responses that were truncated at rollout.maxNewTokens from the update (the overlong filtering of DAPO,
     arXiv 2503.14476, section 3.4).
 
-    They do not count in the denominators of the loss, and the KL term does not apply to them. Their scores still count
-    in the advantages of the other responses of their group. The metric `response_length/clip_ratio` is their fraction.
-    """
+    Truncated responses then do not count in the denominators of the loss, and the KL term does not apply to them. Their
+    scores still count in the advantages of the other responses of their group. The metric `response_length/clip_ratio`
+    is the fraction of truncated responses."""
     entropy_coefficient: Number = 0.0
     """Weight of the entropy bonus: coefficient x entropy is subtracted from the loss."""
     kl: Kl = Field(default_factory=Kl)

@@ -1,8 +1,8 @@
-"""Rules on the algorithm: a block requires its variant, no setting is ignored, and the algorithm fits the other
-settings of the training. Rules within one part of the algorithm are in the file of its type.
+"""Rules on the algorithm: a block requires its variant, settings that would be ignored are rejected, and the algorithm
+fits the other settings of the training. Rules within one part of the algorithm are in the file of that part.
 
-When the API server accepts the CRD, it also evaluates each rule on the default of its object, `{}` without filled-in
-defaults. So the CEL of `Algorithm` checks with `has` even fields that every job has.
+When a CRD is created, the API server also evaluates each rule on the default of its type, which is `{}` without the
+defaults of its fields. So the CEL of rules on `Algorithm` checks with `has` even fields that every job has.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from rljob_api.variants import Variants, block_name, is_optional_block
 
 _WITH_BASELINE = (*GROUP_ADVANTAGES, AdvantageType.REMAX)
 """Advantages that compare a response with other responses to the same prompt, or with the greedy response."""
-_MAY_COMPARE = (*GROUP_ADVANTAGES, AdvantageType.FUNCTION)
+_MAY_COMPARE_GROUPS = (*GROUP_ADVANTAGES, AdvantageType.FUNCTION)
+"""Advantages that compare responses to the same prompt, or may do so (a user-defined function)."""
 _RECIPES_WITH_SAMPLING = [str(name) for name, recipe in RECIPES.items() if recipe.has_dynamic_sampling]
 _SAMPLING_CEL = (
     "(has(self.algorithm.dynamicSampling) ? self.algorithm.dynamicSampling.enabled"
@@ -39,8 +40,8 @@ def _block_rules(
     read: Callable[[Algorithm], Variants],
     chosen: Callable[[Algorithm], StrEnum],
 ) -> Iterator[Rule]:
-    """Rules that an optional block of a part (advantage or loss) is set only if the job or its recipe chooses its
-    variant."""
+    """The rules that an optional block of `part` (advantage or loss) is set only if the job or its recipe chooses the
+    block's variant."""
     for variant in variants:
         block = kind.block_type(variant)
         if block is not None and is_optional_block(block):
@@ -65,11 +66,11 @@ def _block_rule(
     )
 
 
-def _responses_are_compared(training: Training) -> bool:
+def _group_size_fits_advantage(training: Training) -> bool:
     return advantage_type(training.algorithm) not in GROUP_ADVANTAGES or training.rollout.group_size >= 2
 
 
-def _responses_may_differ(training: Training) -> bool:
+def _top_k_fits_advantage(training: Training) -> bool:
     return training.rollout.top_k != 1 or advantage_type(training.algorithm) not in _WITH_BASELINE
 
 
@@ -82,19 +83,19 @@ def _gdpo_has_no_kl_in_reward(algorithm: Algorithm) -> bool:
     )
 
 
-def _coefficient_stays_above_zero(training: Training) -> bool:
+def _kl_coefficient_stays_positive(training: Training) -> bool:
     adaptive = training.algorithm.kl.controller.adaptive
     return adaptive is None or training.batch_size * training.rollout.group_size < 5 * adaptive.horizon
 
 
-def _draws_among_several(training: Training) -> bool:
+def _filtration_has_several_responses(training: Training) -> bool:
     return training.algorithm.policy_filtration.scope is not FiltrationScope.GROUP or training.rollout.group_size >= 2
 
 
-def _samples_all_or_corrects_nothing(training: Training) -> bool:
+def _sampling_fits_correction(training: Training) -> bool:
     correction, rollout = training.algorithm.rollout_correction, training.rollout
-    is_none = correction.type is RolloutCorrectionType.NONE and correction.rejection is None
-    return is_none or (rollout.top_p == 1 and rollout.top_k == 0)
+    corrects_nothing = correction.type is RolloutCorrectionType.NONE and correction.rejection is None
+    return corrects_nothing or (rollout.top_p == 1 and rollout.top_k == 0)
 
 
 def _sampling_reward_exists(training: Training) -> bool:
@@ -112,7 +113,7 @@ ALGORITHM_RULES = (
         cel=f"!{is_chosen_cel('self.algorithm', 'advantage', GROUP_ADVANTAGES)} || self.rollout.groupSize >= 2",
         wrong="must be at least 2, because the job's advantage compares responses to the same prompt",
         advice="increase groupSize, for example to 8",
-        holds=_responses_are_compared,
+        holds=_group_size_fits_advantage,
     ),
     rule(
         Algorithm,
@@ -131,7 +132,7 @@ ALGORITHM_RULES = (
         cel=f"!{is_chosen_cel('self.algorithm', 'advantage', ['GDPO'])}"
         " || self.rewards.filter(reward, reward.weight != 0.0).size() >= 2",
         wrong="advantage GDPO requires at least two rewards with a weight other than 0",
-        advice="add another reward, or choose advantage.type: GroupRelative",
+        advice="add a reward, give a second one a weight other than 0, or set advantage.type: GroupRelative",
         holds=lambda t: (
             advantage_type(t.algorithm) is not AdvantageType.GDPO or sum(each.weight != 0 for each in t.rewards) >= 2
         ),
@@ -143,7 +144,7 @@ ALGORITHM_RULES = (
         cel=f"self.rollout.topK != 1 || !{is_chosen_cel('self.algorithm', 'advantage', _WITH_BASELINE)}",
         wrong="must not be 1: all responses to a prompt would be equal, and the job's advantage always 0",
         advice="set topK to 0 to sample from all tokens, or to 2 or more",
-        holds=_responses_may_differ,
+        holds=_top_k_fits_advantage,
     ),
     rule(
         Training,
@@ -151,9 +152,9 @@ ALGORITHM_RULES = (
         field=".algorithm.kl.controller.adaptive.horizon",
         cel="!has(self.algorithm.kl.controller.adaptive)"
         " || self.batchSize * self.rollout.groupSize < 5 * self.algorithm.kl.controller.adaptive.horizon",
-        wrong="must be above batchSize * rollout.groupSize / 5, or one step could set the coefficient to 0",
+        wrong="must be above batchSize * rollout.groupSize / 5, or one step could set the KL coefficient to 0",
         advice="increase horizon to several times batchSize * rollout.groupSize",
-        holds=_coefficient_stays_above_zero,
+        holds=_kl_coefficient_stays_positive,
     ),
     rule(
         Training,
@@ -169,12 +170,12 @@ ALGORITHM_RULES = (
         Training,
         "Training.dynamicSamplingGroups",
         field=".algorithm.dynamicSampling",
-        cel=f"!{_SAMPLING_CEL} || {is_chosen_cel('self.algorithm', 'advantage', _MAY_COMPARE)}",
+        cel=f"!{_SAMPLING_CEL} || {is_chosen_cel('self.algorithm', 'advantage', _MAY_COMPARE_GROUPS)}",
         wrong="requires an advantage that compares responses to the same prompt; the job's advantage (advantage.type or"
         " that of the recipe) also learns from groups with equal scores",
         advice="remove dynamicSampling (with type: DAPO set dynamicSampling: {enabled: false}), or choose for example"
         " advantage.type: GroupRelative",
-        holds=lambda t: not has_dynamic_sampling(t.algorithm) or advantage_type(t.algorithm) in _MAY_COMPARE,
+        holds=lambda t: not has_dynamic_sampling(t.algorithm) or advantage_type(t.algorithm) in _MAY_COMPARE_GROUPS,
     ),
     rule(
         Training,
@@ -195,11 +196,11 @@ ALGORITHM_RULES = (
         "Training.dropZeroVarianceGroupsCompared",
         field=".algorithm.dropZeroVarianceGroups",
         cel="!has(self.algorithm.dropZeroVarianceGroups) || !self.algorithm.dropZeroVarianceGroups"
-        f" || {is_chosen_cel('self.algorithm', 'advantage', _MAY_COMPARE)}",
+        f" || {is_chosen_cel('self.algorithm', 'advantage', _MAY_COMPARE_GROUPS)}",
         wrong="requires an advantage that compares responses to the same prompt; the job's advantage (advantage.type or"
         " that of the recipe) also learns from groups with equal scores, which would be dropped",
         advice="remove dropZeroVarianceGroups, or choose for example advantage.type: GroupRelative",
-        holds=lambda t: not t.algorithm.drop_zero_variance_groups or advantage_type(t.algorithm) in _MAY_COMPARE,
+        holds=lambda t: not t.algorithm.drop_zero_variance_groups or advantage_type(t.algorithm) in _MAY_COMPARE_GROUPS,
     ),
     rule(
         Training,
@@ -216,7 +217,7 @@ ALGORITHM_RULES = (
         "Training.dynamicSamplingDrops",
         field=".algorithm.dropZeroVarianceGroups",
         cel=f"!{_SAMPLING_CEL} || !has(self.algorithm.dropZeroVarianceGroups) || self.algorithm.dropZeroVarianceGroups",
-        wrong="must not be false with dynamicSampling, which always drops these groups",
+        wrong="must not be false with dynamicSampling, which always drops groups whose scores are all equal",
         advice="remove dropZeroVarianceGroups, or set dynamicSampling: {enabled: false}",
         holds=lambda t: not has_dynamic_sampling(t.algorithm) or t.algorithm.drop_zero_variance_groups is not False,
     ),
@@ -227,7 +228,7 @@ ALGORITHM_RULES = (
         cel="!has(self.algorithm.dynamicSampling) || !has(self.algorithm.dynamicSampling.reward)"
         " || self.rewards.exists(each, each.name == self.algorithm.dynamicSampling.reward)",
         wrong="must be the name of one of training.rewards",
-        advice="use one of their names, or remove this field to compare the weighted sums of all rewards",
+        advice="use the name of a reward, or remove this field to compare the weighted sums of all rewards",
         holds=_sampling_reward_exists,
     ),
     rule(
@@ -238,7 +239,7 @@ ALGORITHM_RULES = (
         " || self.rollout.groupSize >= 2",
         wrong="must not be Group with rollout.groupSize 1, because each group has a single response",
         advice="set scope: Batch, or groupSize to 2 or more",
-        holds=_draws_among_several,
+        holds=_filtration_has_several_responses,
     ),
     rule(
         Training,
@@ -268,7 +269,7 @@ ALGORITHM_RULES = (
         " || self.algorithm.rolloutCorrection.type == 'None') && !has(self.algorithm.rolloutCorrection.rejection))",
         wrong="requires rollout.topP: 1 and rollout.topK: 0: otherwise the rollout engine's log-probabilities belong to"
         " a truncated distribution and cannot be compared with the trainer's",
-        advice="set topP: 1 and topK: 0, or remove the correction",
-        holds=_samples_all_or_corrects_nothing,
+        advice="set topP: 1 and topK: 0, or remove rolloutCorrection",
+        holds=_sampling_fits_correction,
     ),
 )

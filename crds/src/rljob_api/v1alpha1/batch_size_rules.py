@@ -19,6 +19,7 @@ from rljob_api.v1alpha1.training import Training
 
 
 def _longest_sequence_fits(spec: RLJobSpec, role: str) -> bool:
+    """Whether the GPUs that share a sequence of this role can hold the longest sequence in one micro-batch."""
     training = spec.training
     longest = training.dataset.max_prompt_tokens + training.rollout.max_new_tokens
     return training.max_tokens_per_micro_batch * spec.roles.train_role(role).num_sequence_ranks >= longest
@@ -33,37 +34,39 @@ def _longest_sequence_fits_cel(role: str) -> str:
 
 def _splits_sequences_as_actor(spec: RLJobSpec, role: str) -> bool:
     """Whether the role splits sequences as the actor does. Then the actor's rule reports the same fault."""
-    own, of_actor = (spec.roles.train_role(each).num_sequence_ranks for each in (role, "actor"))
-    return own == of_actor
+    return spec.roles.train_role(role).num_sequence_ranks == spec.roles.actor.num_sequence_ranks
 
 
 def _splits_sequences_as_actor_cel(role: str) -> str:
     return f"{sequence_ranks_cel(role)} == {sequence_ranks_cel('actor')}"
 
 
-def _shares_layout_of_actor(spec: RLJobSpec, role: str) -> bool:
+def _gets_batches_as_actor(spec: RLJobSpec, role: str) -> bool:
+    """Whether batches are distributed across the role's GPUs as across the actor's. Then the actor's rule reports the
+    same fault."""
     return spec.placed_roles()[role] == spec.placed_roles()["actor"] and _splits_sequences_as_actor(spec, role)
 
 
-def _shares_layout_of_actor_cel(role: str) -> str:
+def _gets_batches_as_actor_cel(role: str) -> str:
     return f"({pool_of_cel(role)} == {pool_of_cel('actor')} && {_splits_sequences_as_actor_cel(role)})"
 
 
 def _responses_are_divisible(spec: RLJobSpec, num_prompts: int | None, role: str = "actor") -> bool:
-    """Whether the responses to these prompts can be distributed evenly across the role's GPUs, where GPUs that share
-    sequences count as one."""
+    """Whether the responses to `num_prompts` prompts can be distributed evenly across the role's GPUs, where GPUs that
+    share sequences count as one. True if `num_prompts` is None."""
     name = spec.placed_roles()[role]
-    num_shares = (num_prompts or 0) * spec.training.rollout.group_size * spec.roles.train_role(role).num_sequence_ranks
-    return all(num_shares % (p.nodes * p.gpus_per_node) == 0 for p in spec.pools if p.name == name)
+    product = (num_prompts or 0) * spec.training.rollout.group_size * spec.roles.train_role(role).num_sequence_ranks
+    return all(product % (p.nodes * p.gpus_per_node) == 0 for p in spec.pools if p.name == name)
 
 
-def _shares(spec: RLJobSpec, num_prompts: int | None, role: str = "actor") -> list[str]:
-    """The numbers of the job that do not divide, for a message: `32 x 16 x 1 = 512, pool main: 3 x 1 = 3 GPUs`."""
+def _division(spec: RLJobSpec, num_prompts: int | None, role: str = "actor") -> list[str]:
+    """The numbers of the job that are not divisible, for a message: `here 32 x 16 x 1 = 512` and
+    `pool main: 3 x 1 = 3 GPUs`."""
     group_size, num_ranks = spec.training.rollout.group_size, spec.roles.train_role(role).num_sequence_ranks
-    num_shares = (num_prompts or 0) * group_size * num_ranks
+    product = (num_prompts or 0) * group_size * num_ranks
     name = spec.placed_roles()[role]
     return [
-        f"here {num_prompts} x {group_size} x {num_ranks} = {num_shares}",
+        f"here {num_prompts} x {group_size} x {num_ranks} = {product}",
         *(
             f"pool {pool.name}: {pool.nodes} x {pool.gpus_per_node} = {pool.nodes * pool.gpus_per_node} GPUs"
             for pool in spec.pools
@@ -81,7 +84,7 @@ def _responses_are_divisible_cel(field: str, role: str = "actor") -> str:
 
 
 def _longest_sequence_rule(role: str, is_present: Callable[[Training], bool], is_present_cel: str) -> Rule:
-    """The rule that a micro-batch of an optional role must hold the longest sequence."""
+    """The rule that a micro-batch of an optional role can hold the longest sequence."""
     return rule(
         RLJobSpec,
         f"RLJobSpec.{role}.maxTokensPerMicroBatch",
@@ -101,7 +104,7 @@ _LONGEST_SEQUENCE = (
     "training.maxTokensPerMicroBatch x roles.{}.sequenceParallel must be at least dataset.maxPromptTokens +"
     " rollout.maxNewTokens"
 )
-_EVEN_SHARES = "change one of these numbers, so that all GPUs get the same number of responses"
+_DIVISION_ADVICE = "change one of these numbers, so that all GPUs get the same number of responses"
 _DIVISIBLE = (
     "{0} x rollout.groupSize x roles.{1}.sequenceParallel (1 when unset) must be divisible by the number of GPUs of the"
     " {1}'s pool (nodes x gpusPerNode)"
@@ -115,7 +118,7 @@ BATCH_SIZE_RULES = (
         field=".miniBatchSize",
         cel="!has(self.miniBatchSize) || self.batchSize % self.miniBatchSize == 0",
         wrong="must divide batchSize",
-        advice="choose a divisor of batchSize, or remove it for one update per step",
+        advice="choose a divisor of batchSize, or remove miniBatchSize for one update per step",
         holds=lambda t: t.mini_batch_size is None or t.batch_size % t.mini_batch_size == 0,
     ),
     rule(
@@ -144,9 +147,9 @@ BATCH_SIZE_RULES = (
         field=".training.batchSize",
         cel=_responses_are_divisible_cel("self.training.batchSize"),
         wrong=_DIVISIBLE.format("batchSize", "actor"),
-        advice=_EVEN_SHARES,
+        advice=_DIVISION_ADVICE,
         holds=lambda spec: _responses_are_divisible(spec, spec.training.batch_size),
-        details=lambda spec, _: _shares(spec, spec.training.batch_size),
+        details=lambda spec, _: _division(spec, spec.training.batch_size),
     ),
     rule(
         RLJobSpec,
@@ -154,9 +157,9 @@ BATCH_SIZE_RULES = (
         field=".training.miniBatchSize",
         cel="!has(self.training.miniBatchSize) || " + _responses_are_divisible_cel("self.training.miniBatchSize"),
         wrong=_DIVISIBLE.format("miniBatchSize", "actor"),
-        advice=_EVEN_SHARES,
+        advice=_DIVISION_ADVICE,
         holds=lambda spec: _responses_are_divisible(spec, spec.training.mini_batch_size),
-        details=lambda spec, _: _shares(spec, spec.training.mini_batch_size),
+        details=lambda spec, _: _division(spec, spec.training.mini_batch_size),
     ),
     _longest_sequence_rule(
         "critic", lambda t: may_need_critic(t.algorithm), may_need_critic_cel("self.training.algorithm")
@@ -166,14 +169,14 @@ BATCH_SIZE_RULES = (
         RLJobSpec,
         "RLJobSpec.critic.miniBatchSize",
         field=".roles.critic",
-        cel=f"!({may_need_critic_cel('self.training.algorithm')}) || {_shares_layout_of_actor_cel('critic')}"
+        cel=f"!({may_need_critic_cel('self.training.algorithm')}) || {_gets_batches_as_actor_cel('critic')}"
         f" || ({_responses_are_divisible_cel(_MINI_BATCH_CEL, 'critic')})",
         wrong=_DIVISIBLE.format("miniBatchSize (batchSize when unset)", "critic"),
-        advice=_EVEN_SHARES,
-        details=lambda spec, _: _shares(spec, spec.training.mini_batch_size or spec.training.batch_size, "critic"),
+        advice=_DIVISION_ADVICE,
+        details=lambda spec, _: _division(spec, spec.training.mini_batch_size or spec.training.batch_size, "critic"),
         holds=lambda spec: (
             not may_need_critic(spec.training.algorithm)
-            or _shares_layout_of_actor(spec, "critic")
+            or _gets_batches_as_actor(spec, "critic")
             or _responses_are_divisible(spec, spec.training.mini_batch_size or spec.training.batch_size, "critic")
         ),
     ),

@@ -10,7 +10,7 @@ from rljob_api.scalars import DnsName, LongText, PositiveCount
 
 
 class Resume(StrEnum):
-    """The step at which a new attempt starts."""
+    """Whether a new attempt resumes from a checkpoint."""
 
     AUTO = "Auto"
     """Resume from the newest complete checkpoint; start at step 0 if there is none."""
@@ -56,7 +56,8 @@ class Checkpoint(WireModel):
     storage: CheckpointStorage | None = None
     """Shared storage of checkpoints and results. Required on a cluster."""
     every_steps: PositiveCount = 20
-    """Save a checkpoint after every n-th step. One is also saved after the last step and when the job is stopped."""
+    """Save a checkpoint after every n-th step. The trainer also saves one after the last step, and when it is
+    stopped."""
     keep: PositiveCount = 3
     """Number of checkpoints to keep; older ones are deleted."""
     resume: Resume = Resume.AUTO

@@ -15,7 +15,8 @@ _PROMPT = "{prompt}"
 
 
 class DatasetType(StrEnum):
-    """Kind of dataset. Its settings are in the block of the same name: `file`, `huggingFace` or `reasoningGym`."""
+    """Kind of dataset. Its settings are in the block with the name of the kind: `file`, `huggingFace` or
+    `reasoningGym`."""
 
     FILE = "File"
     HUGGING_FACE = "HuggingFace"
@@ -94,7 +95,7 @@ class Dataset(WireModel):
 
 
 class Evaluation(WireModel):
-    """Evaluation of greedy and sampled responses, each time on the same prompts.
+    """Scoring of greedy and sampled responses to held-out prompts, each time the same prompts.
 
     Training does not use rows whose prompt is among the evaluation prompts."""
 
@@ -108,7 +109,7 @@ class Evaluation(WireModel):
     num_samples: Count = 1
     """Number of sampled responses per prompt in addition to the greedy one."""
     temperature: Temperature = 1.0
-    """Sampling temperature of these responses."""
+    """Sampling temperature of the sampled responses."""
 
 
 DATASET_RULES = (

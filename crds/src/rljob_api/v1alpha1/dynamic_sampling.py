@@ -24,7 +24,7 @@ class DynamicSampling(WireModel):
     """Replace groups whose scores are all equal with groups of new prompts, until the batch is full (DAPO,
     arXiv 2503.14476, section 3.2).
 
-    A step uses the first groups with different scores in the order of the dataset. The prompts after the last of these
+    A step uses the first groups with different scores in the order of the prompts. The prompts after the last of these
     groups are used again in the next step. Scores are compared before the KL term is applied."""
 
     enabled: Flag = True
@@ -43,7 +43,7 @@ class DynamicSampling(WireModel):
     DAPO's paper compares the correctness of answers and not the length penalty."""
 
 
-def _has_no_ignored_field(block: DynamicSampling) -> bool:
+def _is_enabled_or_alone(block: DynamicSampling) -> bool:
     return block.enabled or (block.max_rounds, block.on_max_rounds, block.reward) == (None, None, None)
 
 
@@ -54,7 +54,7 @@ DYNAMIC_SAMPLING_RULES = (
         field=".enabled",
         cel="!has(self.enabled) || self.enabled || !(has(self.maxRounds) || has(self.onMaxRounds) || has(self.reward))",
         wrong="the other fields of this block are not allowed with enabled: false, because they would be ignored",
-        advice="remove them, or set enabled: true",
-        holds=_has_no_ignored_field,
+        advice="remove the other fields, or set enabled: true",
+        holds=_is_enabled_or_alone,
     ),
 )

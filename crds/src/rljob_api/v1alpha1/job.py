@@ -27,7 +27,7 @@ class RLJob(WireModel):
 
     @model_validator(mode="after")
     def _obeys_the_rules(self) -> Self:
-        """Reports each broken rule as a separate error at its own path."""
+        """Reports each fault that breaks a rule as a separate error, with the path of the fault."""
         broken = [
             InitErrorDetails(
                 type=PydanticCustomError(

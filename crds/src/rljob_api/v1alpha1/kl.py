@@ -21,7 +21,7 @@ class KlEstimator(StrEnum):
     K2 = "K2"
     """d^2 / 2."""
     K3 = "K3"
-    """exp(-d) - 1 + d, at most 10 for each token, without a gradient beyond."""
+    """exp(-d) - 1 + d, limited to 10 for each token; a token above the limit has no gradient."""
     ABSOLUTE = "Absolute"
     """|d|."""
 
@@ -30,23 +30,23 @@ class KlPlacement(StrEnum):
     """Where the KL term is applied."""
 
     LOSS = "Loss"
-    """It is added to the loss."""
+    """The KL term is added to the loss."""
     REWARD = "Reward"
-    """It is subtracted from the rewards."""
+    """The KL term is subtracted from the rewards."""
 
 
 class KlControllerType(StrEnum):
-    """How the coefficient changes from step to step."""
+    """How kl.coefficient changes from step to step."""
 
     FIXED = "Fixed"
-    """It stays the same."""
+    """The coefficient stays the same."""
     ADAPTIVE = "Adaptive"
-    """It is adapted to keep the KL close to a target."""
+    """The coefficient is adapted to keep the KL close to a target."""
 
 
 class AdaptiveKl(WireModel):
-    """Adaptive coefficient (Ziegler et al. 2019, arXiv 1909.08593, section 2.2): after each step it is multiplied by
-    1 + error x responses / horizon, where error is KL / target - 1, clipped to [-0.2, 0.2]."""
+    """Adaptive coefficient (Ziegler et al. 2019, arXiv 1909.08593, section 2.2): after each step, the coefficient is
+    multiplied by 1 + error x responses / horizon, where error is KL / target - 1, clipped to [-0.2, 0.2]."""
 
     target: PositiveNumber
     """Target of the metric `actor/kl_loss`, in nats per response token by the job's estimator, for example 0.01."""
@@ -56,8 +56,8 @@ class AdaptiveKl(WireModel):
 
 
 class KlController(WireModel):
-    """How the coefficient changes from step to step. The metric `actor/kl_coefficient` shows its value, which is part
-    of checkpoints."""
+    """How kl.coefficient changes from step to step. The metric `actor/kl_coefficient` shows the current coefficient,
+    which is part of checkpoints."""
 
     type: KlControllerType = KlControllerType.FIXED
     adaptive: AdaptiveKl | None = None
@@ -65,7 +65,7 @@ class KlController(WireModel):
 
 class Kl(WireModel):
     """A penalty for distance from the reference model. With coefficient 0 there is no reference model, unless a
-    user-defined function needs its log-probabilities."""
+    user-defined function needs the reference's log-probabilities."""
 
     coefficient: NonNegativeNumber = 0.0
     """Weight of the KL term in the first step, for example 0.001. A Fixed controller keeps it in all steps."""
@@ -82,17 +82,18 @@ class Kl(WireModel):
         return self.coefficient > 0 and self.placement is KlPlacement.REWARD
 
 
-def _kl_rule(field: str, is_default: str, holds: Callable[[Kl], bool]) -> Rule:
-    """A rule that rejects a setting which coefficient 0 makes ineffective. The API server fills in defaults, so only
-    values other than the default are detected. `is_default` is CEL."""
+def _kl_rule(field: str, is_default_cel: str, is_default: Callable[[Kl], bool]) -> Rule:
+    """The rule that a field has its default if the coefficient is 0, because the field would be ignored. The API server
+    fills in defaults, so the rule cannot see whether the job sets the default. `is_default_cel` is the CEL form of
+    `is_default`."""
     return rule(
         Kl,
         f"Kl.{field}",
         field=f".{field}",
-        cel=f"!has(self.coefficient) || self.coefficient > 0.0 || {is_default}",
+        cel=f"!has(self.coefficient) || self.coefficient > 0.0 || {is_default_cel}",
         wrong="is not allowed with kl.coefficient 0, because it would be ignored",
         advice="remove it, or set kl.coefficient above 0",
-        holds=lambda kl: kl.coefficient > 0 or holds(kl),
+        holds=lambda kl: kl.coefficient > 0 or is_default(kl),
     )
 
 

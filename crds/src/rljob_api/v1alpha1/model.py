@@ -71,10 +71,11 @@ class TrainOffload(WireModel):
     bit by bit; each copy takes time."""
 
     parameters: Flag = False
-    """Offload the parameter shards of the trained policy during generation; those of the critic while it is idle."""
+    """Offload the parameter shards: those of the policy during generation, those of the critic while the critic is
+    idle."""
     gradients: Flag = False
     """Offload accumulated gradients while the next micro-batch is computed. Requires full sharding (see
-    roles.actor.shardSize), and deferGradientReduction must be false."""
+    roles.actor.shardSize) and roles.actor.deferGradientReduction: false."""
     optimizer: Flag = False
     """Offload the optimizer's moments, except during optimizer steps and while a checkpoint is copied."""
 
@@ -99,8 +100,9 @@ class Model(WireModel):
     gradient_checkpointing: Flag = Field(default=False)
     """Recompute activations in the backward pass instead of storing them: less memory, about a third more time."""
     gradient_checkpointing_every_nth_layer: PositiveCount = 1
-    """Recompute the activations of every n-th layer only, from the first layer on: 2 gives about half of the memory
-    saving and half of the added time. Requires `gradientCheckpointing: true`; at most the model's number of layers."""
+    """Recompute the activations of every n-th layer only, from the first layer on. Compared with 1, 2 saves about half
+    as much memory and adds about half as much time. Requires `gradientCheckpointing: true`; at most the model's number
+    of layers."""
     lora: Lora | None = None
     """Train low-rank adapters instead of all weights.
 
@@ -113,8 +115,8 @@ class CriticModel(WireModel):
     """The critic at step 0: a language model whose output head is replaced by one with a single output, the value."""
 
     source: LongText | None = None
-    """Source of the critic's weights, as in training.model.source, which is used when unset. Must have the policy's
-    tokenizer.
+    """Source of the critic's weights, in the form of training.model.source; the policy's source when unset. Must have
+    the policy's tokenizer.
 
     A sequence or token classifier with one label keeps its head. Other models get a head of zeros."""
     revision: ShortText | None = None
@@ -139,10 +141,10 @@ class Critic(WireModel):
     optimizer: CriticOptimizer = Field(default_factory=CriticOptimizer)
     warmup_steps: Count = 0
     """Number of steps at the start in which only the critic is trained. The policy's learning-rate schedule starts
-    after them."""
+    after these steps."""
     value_clip_range: NonNegativeNumber = 0.5
-    """Largest change of a value during the updates of one step, in units of the reward, beyond which the value loss is
-    clipped (Huang et al. 2022, detail 9); 0 disables clipping."""
+    """Largest change of a value during the updates of one step, in units of the reward. The value loss is clipped if
+    the change is larger (Huang et al. 2022, detail 9); 0 disables clipping."""
 
 
 MODEL_RULES = (

@@ -39,8 +39,8 @@ class Optimizer(WireModel):
     beta2: DecayRate = 0.999
     """Decay rate of the second moment (mean of the squared gradients)."""
     epsilon: Annotated[FiniteNumber, Field(ge=1e-30, le=MAX_NUMBER)] = 1e-8
-    """Number that is added to the square root of the second moment. At least 1e-30, because float32 rounds much smaller
-    numbers to 0."""
+    """Number that is added to the square root of the second moment. At least 1e-30, because much smaller numbers are 0
+    in float32."""
     weight_decay: NonNegativeNumber = 0.01
     """Coefficient of decoupled weight decay: each update multiplies the weights by 1 - learning rate x weightDecay."""
     warmup_steps: Count = 0

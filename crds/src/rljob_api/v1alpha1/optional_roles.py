@@ -13,7 +13,7 @@ from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.spec import RLJobSpec, pool_of_cel
 from rljob_api.v1alpha1.training import Training
 
-_FUNCTIONS = ("self.training.algorithm.advantage", "self.training.algorithm.loss")
+_PARTS_WITH_FUNCTION = ("self.training.algorithm.advantage", "self.training.algorithm.loss")
 
 
 def may_need_reference(spec: RLJobSpec) -> bool:
@@ -26,16 +26,16 @@ def may_need_reference(spec: RLJobSpec) -> bool:
 MAY_NEED_REFERENCE_CEL = " || ".join(
     (
         "self.training.algorithm.kl.coefficient > 0.0",
-        *(f"(has({part}.type) && {part}.type == 'Function')" for part in _FUNCTIONS),
+        *(f"(has({part}.type) && {part}.type == 'Function')" for part in _PARTS_WITH_FUNCTION),
     )
 )
 
 
 def reference_is_the_actor(spec: RLJobSpec) -> bool:
-    """Whether the reference would be the actor's model with its adapters disabled, in the actor's layout."""
-    placed, place = spec.placed_roles(), spec.roles.ref
-    is_beside = placed["ref"] == placed["actor"] and place.shard_size is None and place.sequence_parallel is None
-    return spec.training.model.lora is not None and is_beside
+    """Whether the reference, if the job has one, is the actor's model with its adapters disabled."""
+    pools, ref = spec.placed_roles(), spec.roles.ref
+    has_actor_layout = pools["ref"] == pools["actor"] and ref.shard_size is None and ref.sequence_parallel is None
+    return spec.training.model.lora is not None and has_actor_layout
 
 
 REFERENCE_IS_THE_ACTOR_CEL = (
@@ -62,7 +62,9 @@ class OptionalRole:
     is_present: Callable[[RLJobSpec], bool]
     is_present_cel: str
     wrong: str
+    """Why a job does not have the role, for messages."""
     advice: str
+    """How to get the role, for messages."""
 
 
 OPTIONAL_ROLES = (

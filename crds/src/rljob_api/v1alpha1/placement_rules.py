@@ -28,7 +28,8 @@ def _tensor_parallel_fits(spec: RLJobSpec) -> bool:
 
 
 def _pools_exist(spec: RLJobSpec, roles: Iterable[str]) -> bool:
-    """Whether the pools of these roles exist. If not, only that is reported, and not the faults that follow from it."""
+    """Whether the pools of these roles exist. If not, only the missing pool is reported, not the faults that follow
+    from it."""
     names, placed = {pool.name for pool in spec.pools}, spec.placed_roles()
     return all(placed[role] in names for role in roles)
 
@@ -44,7 +45,7 @@ def _role_pool_rule(role: str) -> Rule:
         field=f".roles.{role}.pool",
         cel=_pool_exists_cel(role),
         wrong="is not the name of a pool",
-        advice="remove it to use the first pool, or use a name from spec.pools",
+        advice="use a name from spec.pools, or remove this field to use the first pool",
         holds=lambda spec: _pools_exist(spec, [role]),
         details=lambda spec, _: [pool.name for pool in spec.pools],
     )
@@ -73,7 +74,7 @@ def _layout_rule(role: str, name: str, read: Callable[[TrainRole], int | None]) 
 
 
 def _unused_pool_rule(role: OptionalRole) -> Rule:
-    """The rule that a job sets no pool for a role that it does not have."""
+    """The rule that a job sets no pool for a role that the job does not have."""
     name, pool = role.name, f"self.roles.{role.name}.pool"
 
     def holds(spec: RLJobSpec) -> bool:
@@ -91,8 +92,8 @@ def _unused_pool_rule(role: OptionalRole) -> Rule:
 
 
 def _unused_layout_rule(role: OptionalRole) -> Rule:
-    """The rule that a job sets no layout for a role that it does not have."""
-    name, place = role.name, f"self.roles.{role.name}"
+    """The rule that a job sets no layout for a role that the job does not have."""
+    name, role_cel = role.name, f"self.roles.{role.name}"
 
     def holds(spec: RLJobSpec) -> bool:
         layout = spec.roles.train_role(name)
@@ -102,7 +103,7 @@ def _unused_layout_rule(role: OptionalRole) -> Rule:
         RLJobSpec,
         f"RLJobSpec.{name}LayoutUsed",
         field=f".roles.{name}",
-        cel=f"!has({place}.shardSize) && !has({place}.sequenceParallel) || {role.is_present_cel}",
+        cel=f"!has({role_cel}.shardSize) && !has({role_cel}.sequenceParallel) || {role.is_present_cel}",
         wrong=f"shardSize and sequenceParallel are not allowed: they would be ignored, because {role.wrong}",
         advice=f"remove them, or {role.advice}",
         holds=holds,
@@ -110,7 +111,7 @@ def _unused_layout_rule(role: OptionalRole) -> Rule:
 
 
 def _idle_pools(spec: RLJobSpec) -> list[Path]:
-    """Paths, below `pools`, of the names of pools without a role."""
+    """Paths, relative to `pools`, of the names of pools without a role."""
     placed, absent = spec.placed_roles(), absent_roles(spec)
     # A pool that an absent role names counts as used: `_unused_pool_rule` reports that fault.
     used = {pool for role, pool in placed.items() if role not in absent or spec.roles.train_role(role).pool is not None}
@@ -137,6 +138,7 @@ _ALL_POOLS_IN_USE_CEL = (
 def _gradients_of_replicas_rule(
     name: str, role: str, field: str, offloads: Callable[[RLJobSpec], bool], offloads_not_cel: str
 ) -> Rule:
+    """The rule that a role offloads no gradients if its pool holds several copies of the model (hybrid sharding)."""
     shard_size = f"self.roles.{role}.shardSize"
 
     def has_one_replica(spec: RLJobSpec) -> bool:
@@ -165,7 +167,8 @@ PLACEMENT_RULES = (
         cel=f"{pool_of_cel('actor')} == {pool_of_cel('rollout')}"
         f" || !{_pool_exists_cel('actor')} || !{_pool_exists_cel('rollout')}",
         wrong="actor and rollout must be on the same pool, because weights are transferred within each GPU",
-        advice="set the same pool for both, or remove both (ref, critic and rewardModel may have separate pools)",
+        advice="set the same pool for both, or remove the pool of both (ref, critic and rewardModel may have separate"
+        " pools)",
         holds=lambda spec: (
             spec.placed_roles()["actor"] == spec.placed_roles()["rollout"]
             or not _pools_exist(spec, ("actor", "rollout"))
@@ -187,8 +190,8 @@ PLACEMENT_RULES = (
         _layout_rule(role, name, read)
         for role in TRAIN_ROLES
         for name, read in (
-            ("shard_size", lambda place: place.shard_size),
-            ("sequence_parallel", lambda place: place.sequence_parallel),
+            ("shard_size", lambda layout: layout.shard_size),
+            ("sequence_parallel", lambda layout: layout.sequence_parallel),
         )
     ),
     rule(

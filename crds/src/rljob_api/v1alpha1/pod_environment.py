@@ -28,16 +28,17 @@ OWNED_ENV_NAMES = (
     "RANK",
     "WORLD_SIZE",
 )
+"""Variables that RLJob, Ray, PyTorch or the device plugin set. A job must not set them."""
 OWNED_VOLUME_PREFIX = "rljob-"
-_OWNED_MOUNT = r"^/((tmp|(tmp/ray|dev|proc|rljob|sys)(/.*)?)/?)?$|//|/\.\.?(/|$)|:"
+_RESERVED_MOUNT = r"^/((tmp|(tmp/ray|dev|proc|rljob|sys)(/.*)?)/?)?$|//|/\.\.?(/|$)|:"
 _SECRET_NAME = r"(?i)(TOKEN|KEY|SECRET|PASSWORD)$"
 _NO_SECRET_NAME = (
     r"(?i)(^|_)((DONKEY|HOCKEY|HOTKEY|JOCKEY|MONKEY|TURKEY|WHISKEY)"
     r"|(ANSWER|FOREIGN|GROUP|INDEX|LOOKUP|PARTITION|PRIMARY|PROMPT|PUBLIC|SORT)_?KEY"
     r"|(BOS|CLS|EOS|MASK|PAD|SEP|STOP|UNK)_?TOKEN)$"
 )
-"""Names that match `_SECRET_NAME` but are not secrets: ordinary words, keys of data, and tokens of a tokenizer. All
-other names that match are secrets."""
+"""Variables whose names match `_SECRET_NAME` although they hold no secret: ordinary words, keys of data, and tokens of
+a tokenizer. All other variables whose names match hold a secret."""
 
 
 class KeyReference(WireModel):
@@ -46,7 +47,7 @@ class KeyReference(WireModel):
     name: DnsName
     """Name of the Secret or ConfigMap."""
     key: FileKey
-    """Key in it, for example `token`."""
+    """Key in this object, for example `token`."""
     optional: Flag = False
     """If true, the variable is left unset when the object or the key does not exist."""
 
@@ -68,7 +69,7 @@ class EnvVar(WireModel):
     value: Annotated[StrictStr, Field(max_length=4096)] | None = None
     """Value of the variable. `$(NAME)` is replaced by the value of an earlier entry, `$$` by `$`.
 
-    `rljob run` does the same; it takes values of Secrets and ConfigMaps from its own environment."""
+    `rljob run` also replaces them. It takes values of Secrets and ConfigMaps from the environment in which it runs."""
     value_from: EnvSource | None = None
 
 
@@ -100,7 +101,7 @@ class LocalObjectReference(WireModel):
 
 
 class VolumeType(StrEnum):
-    """Kind of volume. Its settings are in the block of the same name, for example `emptyDir`."""
+    """Kind of volume. Its settings are in the block with the name of the kind, for example `emptyDir`."""
 
     PERSISTENT_VOLUME_CLAIM = "PersistentVolumeClaim"
     CONFIG_MAP = "ConfigMap"
@@ -155,7 +156,7 @@ class Code(WireModel):
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name, such as `HF_TOKEN`, holds a secret, whose value must not be in a job file."""
+    """Whether a variable of this name, such as `HF_TOKEN`, holds a secret. A job file must not contain its value."""
     return re.search(_SECRET_NAME, name) is not None and re.search(_NO_SECRET_NAME, name) is None
 
 
@@ -165,7 +166,7 @@ ENV_RULES = (
         "EnvVar.nameNotOwned",
         field=".name",
         cel=f"{starts_with_none_cel('self.name', OWNED_ENV_PREFIXES)} && !(self.name in {list(OWNED_ENV_NAMES)})",
-        wrong="this variable is set by the operator",
+        wrong="this variable is reserved for the operator and Ray",
         advice="remove it (Python modules belong under spec.code, GPUs under spec.pools)",
         holds=lambda env: not env.name.startswith(OWNED_ENV_PREFIXES) and env.name not in OWNED_ENV_NAMES,
     ),
@@ -178,7 +179,8 @@ ENV_RULES = (
             f" || self.name.matches({cel_text(_NO_SECRET_NAME)})"
         ),
         wrong="a variable whose name ends in TOKEN, KEY, SECRET or PASSWORD must not have its value in the job",
-        advice="store it in a Secret and refer to it in valueFrom.secretKeyRef (if it is not a secret, rename it)",
+        advice="store the value in a Secret and refer to it in valueFrom.secretKeyRef (if it is not a secret, rename"
+        " the variable)",
         holds=lambda env: env.value is None or not is_secret_name(env.name),
         is_about_secret=True,
     ),
@@ -193,7 +195,7 @@ ENV_RULES = (
         "EnvFrom.prefixNotOwned",
         field=".prefix",
         cel=f"!has(self.prefix) || ({starts_with_none_cel('self.prefix', OWNED_ENV_PREFIXES)})",
-        wrong=f"variables that start with {', '.join(OWNED_ENV_PREFIXES)} are set by the operator",
+        wrong=f"variables that start with {', '.join(OWNED_ENV_PREFIXES)} are reserved for the operator and Ray",
         advice="choose another prefix",
         holds=lambda source: source.prefix is None or not source.prefix.startswith(OWNED_ENV_PREFIXES),
     ),
@@ -230,13 +232,13 @@ VOLUME_RULES = (
         Volume,
         "Volume.mountPathNotOwned",
         field=".mountPath",
-        cel=f"!self.mountPath.matches({cel_text(_OWNED_MOUNT)})",
+        cel=f"!self.mountPath.matches({cel_text(_RESERVED_MOUNT)})",
         wrong=(
             "must not be /, /tmp or a path in /dev, /proc, /rljob, /sys or /tmp/ray, and must not contain '//', '.',"
             " '..' or ':'"
         ),
         advice="use another path, for example /data",
-        holds=lambda volume: re.search(_OWNED_MOUNT, volume.mount_path) is None,
+        holds=lambda volume: re.search(_RESERVED_MOUNT, volume.mount_path) is None,
     ),
     sub_path_rule(Volume, lambda volume: volume.sub_path),
 )

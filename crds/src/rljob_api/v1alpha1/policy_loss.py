@@ -1,5 +1,8 @@
-"""The policy loss of each token, a part of the algorithm. Unset fields have the defaults of their block, except those
-of `Clipped`, which the recipe sets."""
+"""The policy loss of each token, a part of the algorithm.
+
+Unset fields have the defaults of their block, with two exceptions: the recipe sets the fields of `Clipped`, and the
+thresholds of `Dppo` depend on its divergence.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class LossType(StrEnum):
 NEEDS_BATCH_STATISTICS = (LossType.CLIP_COV, LossType.KL_COV)
 """Losses that need statistics of the whole mini-batch before each update: one additional forward pass."""
 NO_DUAL_CLIP = 0.0
-"""Value of `dualClipRatio` that disables the dual clip; an unset value is set by the recipe."""
+"""Value of `dualClipRatio` that disables the dual clip. If the field is unset, the recipe sets it."""
 
 
 class Clipped(WireModel):
@@ -86,7 +89,7 @@ class Sapo(WireModel):
     temperature_positive: Temperature = 1.0
     """Temperature of the gate for positive advantages. A higher temperature closes the gate at ratios closer to 1."""
     temperature_negative: Temperature = 1.05
-    """Temperature of the gate for the other advantages."""
+    """Temperature of the gate for advantages of 0 or below."""
 
 
 class Gmpo(WireModel):
@@ -106,8 +109,8 @@ class ClipCov(WireModel):
     clip_ratio_high: PositiveNumber = 0.2
     """Distance of the upper clip bound: the probability ratio is clipped at 1 + clipRatioHigh."""
     token_share: OpenFraction = 2e-4
-    """Fraction of the mini-batch's tokens that get no gradient, at least one token. They are drawn at random from the
-    tokens whose covariance is between covarianceLow and covarianceHigh."""
+    """Fraction of the mini-batch's tokens that get no gradient, at least one token. These tokens are drawn at random
+    from those whose covariance is between covarianceLow and covarianceHigh."""
     covariance_low: Number = 1.0
     """Lower bound of a token's covariance: (logprob - mean logprob) x (advantage - mean advantage), with means over the
     mini-batch."""
@@ -134,7 +137,7 @@ class Divergence(StrEnum):
 
 
 DPPO_THRESHOLDS = {Divergence.TV: 0.15, Divergence.KL: 0.05}
-"""The thresholds that the authors train with."""
+"""Default thresholds: those that the authors of DPPO train with."""
 
 
 class Dppo(WireModel):
@@ -142,11 +145,11 @@ class Dppo(WireModel):
 
     divergence: Divergence = Divergence.TV
     threshold_low: PositiveNumber | None = None
-    """Largest divergence of a token whose probability decreased while its advantage is not positive; beyond it the
-    token gets no gradient. 0.15 for TV and 0.05 for KL when unset."""
+    """Largest divergence of a token whose probability decreased while its advantage is not positive. A token with a
+    larger divergence gets no gradient. 0.15 for TV and 0.05 for KL when unset."""
     threshold_high: PositiveNumber | None = None
-    """Largest divergence of a token whose probability increased while its advantage is positive. 0.15 for TV and 0.05
-    for KL when unset."""
+    """Largest divergence of a token whose probability increased while its advantage is positive. A token with a larger
+    divergence gets no gradient. 0.15 for TV and 0.05 for KL when unset."""
     max_ratio: PositiveNumber = 20.0
     """Upper bound of the ratio."""
 
@@ -196,7 +199,7 @@ POLICY_LOSS_RULES = (
         field=".covarianceHigh",
         cel="self.covarianceHigh > self.covarianceLow",
         wrong="must be above covarianceLow",
-        advice="the paper uses covarianceLow: 1 and covarianceHigh: 5",
+        advice="use for example covarianceLow: 1 and covarianceHigh: 5, as in the paper",
         holds=lambda block: block.covariance_high > block.covariance_low,
     ),
 )

@@ -30,21 +30,22 @@ from rljob_api.v1alpha1.resources import QUOTA, Resources, is_extended_resource_
 
 KUEUE_PREFIX = "kueue.x-k8s.io/"
 OWNED_LABEL_PREFIXES = ("rljob.dev/", "ray.io/", KUEUE_PREFIX)
-# KubeRay's service of the head pod selects by the first of these.
+# KubeRay's Service for the head pod selects pods by the first of these labels.
 OWNED_LABELS = ("app.kubernetes.io/created-by", "app.kubernetes.io/managed-by")
 OWNED_ANNOTATION_PREFIXES = ("rljob.dev/", "ray.io/")
 OWNED_POOL_NAMES = ("head", "headgroup")
 APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
+"""Prefix of the annotation with the AppArmor profile of a container, followed by the container's name."""
 _SECCOMP = ("seccomp.security.alpha.kubernetes.io/", "container.seccomp.security.alpha.kubernetes.io/")
 _UNSUPPORTED_ANNOTATIONS = (
     "controller.kubernetes.io/pod-deletion-cost",
     "kubernetes.io/config.mirror",
     "scheduler.alpha.kubernetes.io/tolerations",
 )
-"""Annotations that the API server accepts only with certain values. They have no effect on the pods of a job, and
-seccomp annotations have had none since Kubernetes 1.27; so all of them are rejected."""
-_PROFILES = ("", "runtime/default", "unconfined")
-_LOCAL_PROFILE = "localhost/"
+"""Annotations that the API server accepts only with certain values, and that have no effect on the pods of a job. A
+rule rejects them. It also rejects seccomp annotations, which have no effect since Kubernetes 1.27."""
+_APPARMOR_PROFILES = ("", "runtime/default", "unconfined")
+_APPARMOR_LOCALHOST = "localhost/"
 Annotation = Annotated[StrictStr, Field(max_length=4096)]
 
 
@@ -77,7 +78,7 @@ class Toleration(WireModel):
 
 
 class PodOverlay(WireModel):
-    """Pod settings that a job may choose. The operator sets everything else in its pods."""
+    """Pod settings that a job may choose. The operator sets all other fields of the job's pods."""
 
     labels: LabelMap = Field(default_factory=dict)
     """Additional labels of the pods, for example `{team: research}`."""
@@ -108,7 +109,7 @@ class Pool(WireModel):
     """Number of worker pods. Each is one Ray node; several may run on the same Kubernetes node if it has enough GPUs.
     `template.affinity` can spread them."""
     gpus_per_node: Annotated[PositiveCount, Field(le=64)] = 1
-    """Number of GPUs of each worker pod, and of worker processes in it: one process per GPU."""
+    """Number of GPUs of each worker pod. The pod runs one worker process per GPU."""
     gpu_resource: ResourceWithDomain = "nvidia.com/gpu"
     """Kubernetes resource name of the GPUs, for example `amd.com/gpu` or `nvidia.com/mig-3g.40gb`."""
     shared_memory: Quantity = "8Gi"
@@ -119,14 +120,14 @@ class Pool(WireModel):
 
 
 class Head(WireModel):
-    """The pod that runs Ray's head and the controller, and loads the dataset. It has no GPU."""
+    """The pod that runs Ray's head node and the trainer's controller, which loads the dataset. It has no GPU."""
 
     resources: Resources = Field(default_factory=Resources)
     template: PodOverlay = Field(default_factory=PodOverlay)
 
 
 def _reserved(entries: Mapping[str, str], prefixes: tuple[str, ...], keys: tuple[str, ...] = ()) -> list[Path]:
-    """Labels or annotations whose key has one of the prefixes, or is one of `keys`."""
+    """Paths, relative to `entries`, of labels or annotations whose key has one of the prefixes, or is one of `keys`."""
     return [(key,) for key in entries if key.startswith(prefixes) or key in keys]
 
 
@@ -134,13 +135,16 @@ def _unsupported_annotations(overlay: PodOverlay) -> list[Path]:
     return [(key,) for key in overlay.annotations if key.startswith(_SECCOMP) or key in _UNSUPPORTED_ANNOTATIONS]
 
 
-def _invalid_profiles(overlay: PodOverlay) -> list[Path]:
-    """AppArmor annotations that the API server would reject on a job's pods."""
+def _invalid_apparmor(overlay: PodOverlay) -> list[Path]:
+    """Paths, relative to `annotations`, of AppArmor annotations that the API server would reject on a job's pods."""
     return [
         (key,)
         for key, value in overlay.annotations.items()
         if key.startswith(APPARMOR)
-        and (key != f"{APPARMOR}{RAY_CONTAINER}" or not (value in _PROFILES or value.startswith(_LOCAL_PROFILE)))
+        and (
+            key != f"{APPARMOR}{RAY_CONTAINER}"
+            or not (value in _APPARMOR_PROFILES or value.startswith(_APPARMOR_LOCALHOST))
+        )
     ]
 
 
@@ -178,8 +182,8 @@ POOL_RULES = (
         advice="use another label key",
         holds=lambda overlay: not _reserved(overlay.labels, OWNED_LABEL_PREFIXES, OWNED_LABELS),
         fault_paths=lambda overlay: _reserved(overlay.labels, OWNED_LABEL_PREFIXES, OWNED_LABELS),
-        details=lambda _, place: (
-            ["this version does not support Kueue"] if str(place[0]).startswith(KUEUE_PREFIX) else []
+        details=lambda _, path: (
+            ["this version of RLJob does not support Kueue"] if str(path[0]).startswith(KUEUE_PREFIX) else []
         ),
     ),
     rule(
@@ -244,13 +248,13 @@ POOL_RULES = (
         field=".annotations",
         cel=(
             f"!has(self.annotations) || self.annotations.all(k, !k.startsWith('{APPARMOR}') ||"
-            f" k == '{APPARMOR}{RAY_CONTAINER}' && (self.annotations[k] in {list(_PROFILES)} ||"
-            f" self.annotations[k].startsWith('{_LOCAL_PROFILE}')))"
+            f" k == '{APPARMOR}{RAY_CONTAINER}' && (self.annotations[k] in {list(_APPARMOR_PROFILES)} ||"
+            f" self.annotations[k].startsWith('{_APPARMOR_LOCALHOST}')))"
         ),
         wrong=f"the AppArmor annotation must name the container {RAY_CONTAINER} and a valid profile",
         advice=f"use the key {APPARMOR}{RAY_CONTAINER} with runtime/default, unconfined, or localhost/<profile>",
-        holds=lambda overlay: not _invalid_profiles(overlay),
-        fault_paths=_invalid_profiles,
+        holds=lambda overlay: not _invalid_apparmor(overlay),
+        fault_paths=_invalid_apparmor,
     ),
     rule(
         Pool,

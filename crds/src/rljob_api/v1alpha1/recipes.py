@@ -1,6 +1,7 @@
-"""Recipes, and the resolution of a job's algorithm: all fields get their value, and each part only its chosen variant.
+"""Recipes, and the resolution of a job's algorithm: unset fields get their value, and each part keeps only the block of
+the chosen variant.
 
-The trainer uses resolved algorithms only; `rljob validate --resolved` and the run folder show them as a job file.
+The trainer uses resolved algorithms only. `rljob validate --resolved` and the run folder show them in a job file.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ MAX_ROUNDS = 10
 FILTRATION_EXPONENT = 2.0
 """Default of `policyFiltration.exponent` (verl: `weight_pow`)."""
 BY_STD = GroupRelative(normalize_by_std=True)
+"""Group-relative advantages as in GRPO: divided by the standard deviation of the group."""
 DUAL_CLIPPED = Clipped(clip_ratio_low=0.2, clip_ratio_high=0.2, dual_clip_ratio=3.0)
+"""The clipped loss as in GRPO, with dual clip."""
 
 ValueT = TypeVar("ValueT")
 BlockT = TypeVar("BlockT", bound=WireModel)
@@ -39,8 +42,8 @@ VariantsT = TypeVar("VariantsT", bound=Variants)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The parts and settings of a recipe. `group_relative` and `clipped` also apply to a job that chooses these
-    variants itself."""
+    """The parts and settings of a recipe. `group_relative` and `clipped` also apply if the recipe has another variant,
+    and the job overrides it with GroupRelative or Clipped."""
 
     advantage: AdvantageType
     loss: LossType
@@ -99,9 +102,8 @@ RECIPES: Mapping[AlgorithmType, Recipe] = MappingProxyType(
 def resolve_algorithm(algorithm: Algorithm) -> Algorithm:
     """The recipe with the job's overrides. Resolving the result again does not change it.
 
-    Only fields without a value, such as the lower bound of a truncated ratio, are None; read the others
-    with `resolved_value`.
-    """
+    Only fields that have no meaning with the chosen settings are None, such as the lower bound of a truncated ratio.
+    Read all other optional fields with `resolved_value`."""
     recipe = RECIPES[algorithm.type]
     sampling = _resolved_sampling(algorithm.dynamic_sampling, recipe)
     return algorithm.model_copy(
@@ -109,7 +111,7 @@ def resolve_algorithm(algorithm: Algorithm) -> Algorithm:
             "advantage": _resolved_part(algorithm.advantage, advantage_type(algorithm), recipe),
             "loss": _resolved_part(algorithm.loss, loss_type(algorithm), recipe),
             "aggregation": algorithm.aggregation or recipe.aggregation,
-            # Dynamic sampling replaces these groups, so it drops them too.
+            # Dynamic sampling replaces groups whose scores are all equal, so it also drops them.
             "drop_zero_variance_groups": algorithm.drop_zero_variance_groups or sampling.enabled,
             "dynamic_sampling": sampling,
             "rollout_correction": _resolved_correction(algorithm.rollout_correction),
@@ -154,15 +156,16 @@ def is_chosen_cel(algorithm: str, part: str, types: Collection[str]) -> str:
 
     The expression lists only the matching recipes. A table of all recipes would make the CRD too large, because many
     rules contain this expression."""
-    own, recipe = f"{algorithm}.{part}.type", f"{algorithm}.type"
+    chosen_type, recipe = f"{algorithm}.{part}.type", f"{algorithm}.type"
     by_recipe = {name: {"advantage": each.advantage, "loss": each.loss}[part] for name, each in RECIPES.items()}
-    recipes = [name for name, chosen in by_recipe.items() if chosen in types]
+    recipes = [name for name, variant in by_recipe.items() if variant in types]
     if not recipes:
-        return f"(has({own}) && {_is_one_of_cel(own, types)})"
-    return f"(has({own}) ? {_is_one_of_cel(own, types)} : {_is_one_of_cel(recipe, recipes)})"
+        return f"(has({chosen_type}) && {_is_one_of_cel(chosen_type, types)})"
+    return f"(has({chosen_type}) ? {_is_one_of_cel(chosen_type, types)} : {_is_one_of_cel(recipe, recipes)})"
 
 
 def _is_one_of_cel(value: str, names: Collection[str]) -> str:
+    """CEL for whether a value is one of these names."""
     texts = [str(name) for name in names]
     return f"{value} in {texts}" if len(texts) > 1 else f"{value} == '{texts[0]}'"
 
@@ -183,32 +186,32 @@ def _resolved_part(part: VariantsT, chosen: AdvantageType | LossType, recipe: Re
     return type(part).of(chosen, block)
 
 
-def _resolved_sampling(asked: DynamicSampling | None, recipe: Recipe) -> DynamicSampling:
-    asked = asked or DynamicSampling(enabled=recipe.has_dynamic_sampling)
-    if not asked.enabled:
-        return asked
-    return _with_defaults(asked, DynamicSampling(max_rounds=MAX_ROUNDS, on_max_rounds=MaxRoundsPolicy.FAIL))
+def _resolved_sampling(block: DynamicSampling | None, recipe: Recipe) -> DynamicSampling:
+    block = block or DynamicSampling(enabled=recipe.has_dynamic_sampling)
+    if not block.enabled:
+        return block
+    return _with_defaults(block, DynamicSampling(max_rounds=MAX_ROUNDS, on_max_rounds=MaxRoundsPolicy.FAIL))
 
 
-def _resolved_correction(asked: RolloutCorrection) -> RolloutCorrection:
-    rejection = asked.rejection
+def _resolved_correction(block: RolloutCorrection) -> RolloutCorrection:
+    rejection = block.rejection
     if rejection is not None and rejection.estimator is RejectionEstimator.K1:
         rejection = rejection.model_copy(update={"min": rejection.min or 1.0 / rejection.max})
-    highest, lowest = asked.max_ratio, asked.min_ratio
-    if asked.type is not RolloutCorrectionType.NONE:
+    highest, lowest = block.max_ratio, block.min_ratio
+    if block.type is not RolloutCorrectionType.NONE:
         highest = highest or MAX_RATIO
-        lowest = lowest or (1.0 / highest if asked.type in MASKED_CORRECTIONS else None)
-    return asked.model_copy(update={"max_ratio": highest, "min_ratio": lowest, "rejection": rejection})
+        lowest = lowest or (1.0 / highest if block.type in MASKED_CORRECTIONS else None)
+    return block.model_copy(update={"max_ratio": highest, "min_ratio": lowest, "rejection": rejection})
 
 
-def _resolved_filtration(asked: PolicyFiltration) -> PolicyFiltration:
-    if asked.type is PolicyFiltrationType.NONE:
-        return asked
-    exponent = FILTRATION_EXPONENT if asked.type is PolicyFiltrationType.POWER else None
-    return _with_defaults(asked, PolicyFiltration(exponent=exponent, scope=FiltrationScope.BATCH))
+def _resolved_filtration(block: PolicyFiltration) -> PolicyFiltration:
+    if block.type is PolicyFiltrationType.NONE:
+        return block
+    exponent = FILTRATION_EXPONENT if block.type is PolicyFiltrationType.POWER else None
+    return _with_defaults(block, PolicyFiltration(exponent=exponent, scope=FiltrationScope.BATCH))
 
 
 def _with_defaults(block: BlockT, defaults: BlockT) -> BlockT:
     """The block with unset fields filled from `defaults`."""
-    given = {name: value for name, value in block if value is not None}
-    return block.model_copy(update={name: value for name, value in defaults if name not in given})
+    set_fields = {name for name, value in block if value is not None}
+    return block.model_copy(update={name: value for name, value in defaults if name not in set_fields})

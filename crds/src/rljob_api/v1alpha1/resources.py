@@ -15,12 +15,14 @@ from rljob_api.rule import Path, Rule, cel_text, rule
 from rljob_api.scalars import MAX_RESOURCE_DOMAIN, RESOURCE_WITH_DOMAIN, WITHOUT_NULLS, Quantity
 
 ResourceMap = Annotated[dict[StrictStr, Quantity], Field(max_length=16), WITHOUT_NULLS]
-COMMON = ("cpu", "memory", "ephemeral-storage")
+COMMON_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 HUGE_PAGES = "hugepages-"
-_OWN_NAMES = r"^(cpu|memory|ephemeral-storage|hugepages-[1-9][0-9]{0,9}([kMGTPE]|[KMGTPE]i)?)$"
-_NATIVE, QUOTA = "kubernetes.io/", "requests."
+_BUILT_IN_NAMES = r"^(cpu|memory|ephemeral-storage|hugepages-[1-9][0-9]{0,9}([kMGTPE]|[KMGTPE]i)?)$"
+_BUILT_IN_DOMAIN, QUOTA = "kubernetes.io/", "requests."
+"""What the name of an extended resource must not contain, and what it must not start with."""
 _MAX_DIGITS = 9
-"""Most digits in the amount of an extended resource. CEL converts at most 18 digits into an integer."""
+"""Largest number of digits in the amount of an extended resource. CEL cannot convert more than 18 digits into an
+integer."""
 _MAX_COUNT = 10**_MAX_DIGITS - 1
 _ACCELERATOR = r"(?i)(gpu|npu|tpu)s?"
 _PAGES = {"hugepages-2Mi": 2 * 2**20, "hugepages-1Gi": 2**30}
@@ -28,7 +30,8 @@ _PAGES = {"hugepages-2Mi": 2 * 2**20, "hugepages-1Gi": 2**30}
 
 
 class Resources(WireModel):
-    """Requests and limits of the container, as in a pod. GPUs do not belong here: set the pool's `gpusPerNode`."""
+    """Requests and limits of the container, as in a pod. Set the number of GPUs in the pool's `gpusPerNode`, not
+    here."""
 
     requests: ResourceMap = Field(default_factory=dict)
     """Amounts that the scheduler reserves, for example `{cpu: 16, memory: 128Gi}`."""
@@ -37,15 +40,16 @@ class Resources(WireModel):
 
 
 def _is_extended(name: str) -> bool:
+    """Whether the name is that of an extended resource: it has a domain."""
     return "/" in name
 
 
 def is_resource_name(name: str) -> bool:
     """Whether a container can request a resource of this name."""
-    return re.fullmatch(_OWN_NAMES, name) is not None or (
+    return re.fullmatch(_BUILT_IN_NAMES, name) is not None or (
         re.fullmatch(RESOURCE_WITH_DOMAIN, name) is not None
         and name.index("/") <= MAX_RESOURCE_DOMAIN
-        and _NATIVE not in name
+        and _BUILT_IN_DOMAIN not in name
         and not name.startswith(QUOTA)
     )
 
@@ -53,7 +57,7 @@ def is_resource_name(name: str) -> bool:
 def is_extended_resource_cel(name: str) -> str:
     """CEL for whether a container can request an extended resource of this name, which has a domain."""
     return (
-        f"{name}.indexOf('/') <= {MAX_RESOURCE_DOMAIN} && !{name}.contains('{_NATIVE}')"
+        f"{name}.indexOf('/') <= {MAX_RESOURCE_DOMAIN} && !{name}.contains('{_BUILT_IN_DOMAIN}')"
         f" && !{name}.startsWith('{QUOTA}')"
     )
 
@@ -62,11 +66,11 @@ def _suggestions(name: str) -> list[str]:
     """Suggestions for a name that is not a resource."""
     if re.fullmatch(_ACCELERATOR, name) is not None:
         return ["for GPUs use gpusPerNode and gpuResource of the pool"]
-    return [f"did you mean {near}?" for near in similar_names(name, COMMON)]
+    return [f"did you mean {near}?" for near in similar_names(name, COMMON_RESOURCES)]
 
 
 def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:
-    def bad(resources: Resources) -> list[str]:
+    def invalid(resources: Resources) -> list[str]:
         return [name for name in read(resources) if not is_resource_name(name)]
 
     return rule(
@@ -74,25 +78,27 @@ def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:
         f"Resources.{field}",
         field=f".{field}",
         cel=(
-            f"!has(self.{field}) || self.{field}.all(k, k.matches({cel_text(_OWN_NAMES)})"
+            f"!has(self.{field}) || self.{field}.all(k, k.matches({cel_text(_BUILT_IN_NAMES)})"
             f" || (k.matches({cel_text(RESOURCE_WITH_DOMAIN)}) && {is_extended_resource_cel('k')}))"
         ),
         wrong="must name a resource that a container can request",
         advice=(
-            f"use {', '.join(COMMON)}, {HUGE_PAGES}<size> such as {HUGE_PAGES}2Mi, or an extended resource such as"
-            " rdma/hca, whose domain does not contain kubernetes.io"
+            f"use {', '.join(COMMON_RESOURCES)}, {HUGE_PAGES}<size> such as {HUGE_PAGES}2Mi, or an extended resource "
+            "such as rdma/hca, whose domain does not contain kubernetes.io"
         ),
-        holds=lambda resources: not bad(resources),
-        fault_paths=lambda resources: [(name,) for name in bad(resources)],
-        details=lambda _, place: _suggestions(str(place[0])),
+        holds=lambda resources: not invalid(resources),
+        fault_paths=lambda resources: [(name,) for name in invalid(resources)],
+        details=lambda _, path: _suggestions(str(path[0])),
     )
 
 
 def _is_count(text: str) -> bool:
+    """Whether an amount has digits only, at most `_MAX_DIGITS`."""
     return re.fullmatch(rf"[0-9]{{1,{_MAX_DIGITS}}}", text) is not None
 
 
 def _not_counts(resources: Resources) -> list[Path]:
+    """Paths of extended resources whose amount is not a whole number of at most `_MAX_COUNT`."""
     return [
         (field, name)
         for field, amounts in (("requests", resources.requests), ("limits", resources.limits))
@@ -103,8 +109,8 @@ def _not_counts(resources: Resources) -> list[Path]:
 
 def _is_count_cel(field: str) -> str:
     """CEL for whether each amount of an extended resource has digits only. Before Kubernetes 1.34, the API server
-    estimates the cost of CEL as if each quantity could be megabytes long. A function that reads the whole string
-    exceeds the limit, and `charAt` does not."""
+    estimates the cost of CEL as if each quantity could be megabytes long. A function that reads the whole string would
+    exceed the cost limit; `charAt` does not."""
     value = f"self.{field}[k]"
     letters = list(range(_MAX_DIGITS))
     return (
@@ -115,7 +121,7 @@ def _is_count_cel(field: str) -> str:
 
 
 def _not_equal(resources: Resources) -> list[Path]:
-    """Requests of extended resources and huge pages that are not equal to the limit."""
+    """Paths, relative to `requests`, of extended resources and huge pages whose request is not equal to the limit."""
     return [
         (name,)
         for name, text in resources.requests.items()
@@ -130,30 +136,32 @@ def _huge_pages(resources: Resources) -> list[tuple[Path, str, str]]:
         ((field, name), name, text)
         for field, amounts in (("requests", resources.requests), ("limits", resources.limits))
         for name, text in amounts.items()
-        if re.fullmatch(_OWN_NAMES, name) is not None and name.startswith(HUGE_PAGES)
+        if re.fullmatch(_BUILT_IN_NAMES, name) is not None and name.startswith(HUGE_PAGES)
     ]
 
 
 def _pages_without_memory(resources: Resources) -> list[Path]:
-    """Entries for huge pages in a container without an entry for memory or CPUs."""
+    """Paths of the entries for huge pages, if there is no entry for memory or CPUs."""
     if {"cpu", "memory"} & (resources.requests.keys() | resources.limits.keys()):
         return []
-    return [place for place, _, _ in _huge_pages(resources)]
+    return [path for path, _, _ in _huge_pages(resources)]
 
 
 def _partial_pages(resources: Resources) -> list[Path]:
-    """Entries for huge pages whose amount is not a multiple of the page size."""
+    """Paths of the entries for huge pages whose amount is not a multiple of the page size."""
     return [
-        place
-        for place, name, text in _huge_pages(resources)
+        path
+        for path, name, text in _huge_pages(resources)
         if number_of(text) % number_of(name.removeprefix(HUGE_PAGES)) != 0
     ]
 
 
 def _order_rule(name: str) -> Rule:
+    """The rule that the request for a resource is not larger than its limit."""
+
     def number(amounts: str) -> str:
         value = f"self.{amounts}['{name}']"
-        # `string(...)` would do for both, and costs too much in some versions of the API server.
+        # `quantity(string(...))` would work for both types, but costs too much in some versions of the API server.
         return f"(type({value}) == int ? quantity('0').add({value}) : quantity({value}))"
 
     def holds(resources: Resources) -> bool:
@@ -169,7 +177,7 @@ def _order_rule(name: str) -> Rule:
             f"!has(self.requests) || !has(self.limits) || !('{name}' in self.requests) || !('{name}' in self.limits) ||"
             f" {number('requests')}.compareTo({number('limits')}) <= 0"
         ),
-        wrong=f"the request for {name} must not be more than limits.{name}",
+        wrong=f"the request for {name} must not be larger than limits.{name}",
         advice=f"reduce the request, or increase limits.{name}",
         holds=holds,
         fault_paths=lambda _: [(name,)],
@@ -204,7 +212,7 @@ RESOURCE_RULES = (
         holds=lambda resources: not _not_equal(resources),
         fault_paths=_not_equal,
     ),
-    *(_order_rule(name) for name in COMMON),
+    *(_order_rule(name) for name in COMMON_RESOURCES),
     rule(
         Resources,
         "Resources.hugePages",

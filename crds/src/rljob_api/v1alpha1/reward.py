@@ -1,6 +1,6 @@
-"""Rewards: each entry gives every response a score, and the weighted sum of the scores is the reward of the response.
+"""Rewards: each reward gives every response a score. The score of the response is the weighted sum of these scores.
 
-All scorers except those of type Overlong and RewardModel run in separate processes with a hard time limit.
+All rewards except those of type Overlong and RewardModel run in separate processes with a hard time limit.
 """
 
 from __future__ import annotations
@@ -39,21 +39,22 @@ RegularExpression = Annotated[StrictStr, Field(min_length=1, max_length=1024), A
 
 
 class RewardType(StrEnum):
-    """Kind of scorer. Settings, if it has any, are in the block of the same name, for example `function`."""
+    """Kind of reward. Its settings, if it has any, are in the block with the name of the kind, for example
+    `function`."""
 
     FUNCTION = "Function"
     """The result of a user-defined function."""
     MATH_ANSWER = "MathAnswer"
     """1 if the final mathematical answer of the response equals the answer of the row, else 0 (math-verify)."""
     REASONING_GYM = "ReasoningGym"
-    """The score of the task's own scorer, from 0 to 1. Requires a ReasoningGym dataset."""
+    """The score that the task's scorer in reasoning-gym gives, from 0 to 1. Requires a ReasoningGym dataset."""
     FORMAT = "Format"
     """1 if the whole response matches a regular expression, else 0."""
     OVERLONG = "Overlong"
     """A penalty, 0 or below, for responses close to rollout.maxNewTokens. Computed without a scoring process."""
     REWARD_MODEL = "RewardModel"
-    """The score that a reward model gives to prompt and response. It runs on GPUs, see roles.rewardModel. At most one
-    entry may have this type."""
+    """The score that a reward model gives to prompt and response. The model runs on GPUs, see roles.rewardModel. At
+    most one reward may have this type."""
 
 
 class FunctionReward(WireModel):
@@ -82,16 +83,17 @@ class OverlongPenalty(WireModel):
     buffer_tokens: PositiveCount
     """Number of tokens below rollout.maxNewTokens over which the penalty grows, for example 4096."""
     penalty_factor: PositiveNumber = 1.0
-    """Penalty of a response with rollout.maxNewTokens tokens."""
+    """Penalty of a response with rollout.maxNewTokens tokens, as a positive number."""
 
 
 class RewardModel(WireModel):
-    """A causal model trained as a sequence classifier with one label (`...ForSequenceClassification`), or with the head
-    of one in its files (`score.weight`). The score is the output of the head at the last token.
+    """A causal model that was trained as a sequence classifier with one label (`...ForSequenceClassification`), or
+    whose files have the head of such a classifier (`score.weight`). The score is the output of the head at the last
+    token.
 
-    A reward model with the policy's tokenizer and chat template reads the generated tokens. Any other reads text:
-    chats in its own chat template, with the response as the assistant's turn (as lines if it has no template), and
-    other prompts followed by the response."""
+    A reward model with the policy's tokenizer and chat template reads the generated tokens. Any other model reads text:
+    chats in the model's chat template, with the response as the assistant's turn (as lines if the model has no
+    template), and other prompts followed by the response."""
 
     source: LongText
     """Hugging Face repository, folder or `package://` path of the weights, as in training.model.source."""
@@ -102,7 +104,7 @@ class RewardModel(WireModel):
 
 
 class ErrorPolicy(StrEnum):
-    """What happens if a scorer fails."""
+    """What happens if a reward fails for a response."""
 
     FAIL = "Fail"
     """The run fails."""
@@ -111,12 +113,13 @@ class ErrorPolicy(StrEnum):
 
 
 class Reward(WireModel):
-    """A scorer with its weight and limits."""
+    """A reward with its weight and limits."""
 
     name: RewardName = "score"
     """Name of this reward in metrics and samples, for example `accuracy`. Must be unique among the rewards."""
     weight: Number = 1.0
-    """Factor of the score in the sum, for example -0.5 for a penalty. With 0 the score is only reported."""
+    """Factor of this reward's score in the weighted sum, for example -0.5 for a penalty. With 0 the score is only
+    reported."""
     type: RewardType
     function: FunctionReward | None = None
     format: FormatReward | None = None
@@ -128,20 +131,22 @@ class Reward(WireModel):
     num_processes: PositiveCount = 2
     """Total number of scoring processes, rounded up so that all workers have the same number of them."""
     on_error: ErrorPolicy = ErrorPolicy.FAIL
-    """What happens if the scorer raises an exception or returns something other than a finite number."""
+    """What happens if the reward raises an exception or returns something other than a finite number."""
     on_timeout: ErrorPolicy = ErrorPolicy.SCORE
-    """What happens if the scorer exceeds `timeoutSeconds`."""
+    """What happens if the reward exceeds `timeoutSeconds`."""
     error_score: Number = 0.0
-    """Score of a response whose scorer failed, before the weight."""
+    """Score of a response if this reward failed or timed out, before the weight is applied."""
 
 
 WITHOUT_PROCESSES = (RewardType.OVERLONG, RewardType.REWARD_MODEL)
+"""Rewards that do not run in scoring processes."""
 PROCESS_LIMITS = ("timeoutSeconds", "numProcesses", "onError", "onTimeout", "errorScore")
 """Fields that apply only to rewards in scoring processes."""
 
 
 def _has_default_limits(reward: Reward) -> bool:
-    """Whether all limits have their default. The API server fills in defaults, so only other values are detected."""
+    """Whether all of `PROCESS_LIMITS` have their default. The API server fills in defaults, so a rule cannot see
+    whether the job sets them."""
     return (
         reward.timeout_seconds == 10
         and reward.num_processes == 2

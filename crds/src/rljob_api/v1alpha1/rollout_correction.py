@@ -26,13 +26,13 @@ class RolloutCorrectionType(StrEnum):
 
 
 MASKED_CORRECTIONS = (RolloutCorrectionType.TOKEN_MASKED, RolloutCorrectionType.SEQUENCE_MASKED)
-"""Types with a lower bound."""
+"""Types with an upper and a lower bound. Outside of the bounds, the weight is 0."""
 MAX_RATIO = 2.0
 """Default of maxRatio, as in verl and Yao et al. 2025."""
 
 
 class RejectionLevel(StrEnum):
-    """The quantity that is compared with the bounds."""
+    """The number that is compared with the bounds: the estimate of a token, or a combination over the response."""
 
     TOKEN = "Token"
     """The estimate of each token; single tokens are rejected."""

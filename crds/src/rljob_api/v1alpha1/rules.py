@@ -1,4 +1,4 @@
-"""All rules between fields; finds the rules that a job breaks, and changes of immutable fields.
+"""All rules between fields. Finds the rules that a job breaks, and changes of immutable fields.
 
 Each rule is defined once, with its Python predicate, its CEL expression and its message. pydantic runs the predicates;
 the API server runs the CEL, which `crdgen` writes into the CRD. There, rules on `Metadata` are at the root of the
@@ -63,9 +63,9 @@ RULES: tuple[Rule, ...] = (
 )
 
 MUTABLE_SPEC_FIELDS = ("suspend", "run_policy")
-_FIXED_WRONG = "is immutable"
-_FIXED_ADVICE = "create a job with another name (only suspend and runPolicy may be changed)"
-_LONGEST_SHOWN = 80
+_IMMUTABLE_WRONG = "is immutable"
+_IMMUTABLE_ADVICE = "create a job with another name (only suspend and runPolicy may be changed)"
+_MAX_SHOWN_CHARACTERS = 80
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,15 @@ class ImmutableField:
     name: str
     """The Python name."""
     field: str
+    """The path relative to the spec, such as `.pools`."""
     cel: str
-    message: str = f"{_FIXED_WRONG}; {_FIXED_ADVICE}"
+    """CEL that compares the old with the new value."""
+    message: str = f"{_IMMUTABLE_WRONG}; {_IMMUTABLE_ADVICE}"
 
 
 def immutable_fields() -> tuple[ImmutableField, ...]:
     """The immutable fields of the spec with their CEL transition rules."""
-    fixed = []
+    found = []
     for name, info in RLJobSpec.model_fields.items():
         if name in MUTABLE_SPEC_FIELDS:
             continue
@@ -89,22 +91,22 @@ def immutable_fields() -> tuple[ImmutableField, ...]:
         same = f"self.{wire} == oldSelf.{wire}"
         if not info.is_required() and info.get_default(call_default_factory=True) is None:
             same = f"has(self.{wire}) == has(oldSelf.{wire}) && (!has(self.{wire}) || {same})"
-        fixed.append(ImmutableField(name=name, field=f".{wire_name(RLJobSpec, name)}", cel=same))
-    return tuple(fixed)
+        found.append(ImmutableField(name=name, field=f".{wire_name(RLJobSpec, name)}", cel=same))
+    return tuple(found)
 
 
 def immutable_changes(old: RLJobSpec, new: RLJobSpec) -> tuple[Violation, ...]:
-    """The immutable fields that an update changes. The API server rejects the same changes."""
+    """The violations by an update that changes immutable fields. The API server rejects the same changes."""
     before, after = dict(old), dict(new)
     return tuple(
-        Violation(rule="immutable", path=("spec", fixed.field[1:]), wrong=_FIXED_WRONG, advice=_FIXED_ADVICE)
-        for fixed in immutable_fields()
-        if before[fixed.name] != after[fixed.name]
+        Violation(rule="immutable", path=("spec", each.field[1:]), wrong=_IMMUTABLE_WRONG, advice=_IMMUTABLE_ADVICE)
+        for each in immutable_fields()
+        if before[each.name] != after[each.name]
     )
 
 
 def violations(value: WireModel, path: Path = ()) -> tuple[Violation, ...]:
-    """All violations of rules by the value and the values within it. `path` is the path of the value in the job."""
+    """All violations of rules by the value and the values within it. `path` is the path of `value` in the job."""
     wire = value.model_dump(mode="json", by_alias=True)
     return tuple(
         Violation(
@@ -122,10 +124,10 @@ def _broken(value: WireModel, path: Path) -> Iterator[tuple[Rule, Path, str]]:
     """The rules that this value or a value within it breaks, each with the path of the fault and the advice."""
     for rule in RULES:
         if rule.on is type(value) and not rule.holds(value):
-            for place in rule.fault_paths(value):
-                details = rule.details(value, place)
+            for fault_path in rule.fault_paths(value):
+                details = rule.details(value, fault_path)
                 advice = f"{rule.advice} ({', '.join(details)})" if details else rule.advice
-                yield rule, (*path, *rule.field.split(".")[1:], *place), advice
+                yield rule, (*path, *rule.field.split(".")[1:], *fault_path), advice
     for name, item in value:
         at = (*path, wire_name(type(value), name))
         if isinstance(item, WireModel):
@@ -146,4 +148,4 @@ def _seen(wire: object, path: Path) -> str | None:
     if wire is None or isinstance(wire, dict | list):
         return None
     shown = json.dumps(wire, ensure_ascii=False)
-    return shown if len(shown) <= _LONGEST_SHOWN else None
+    return shown if len(shown) <= _MAX_SHOWN_CHARACTERS else None

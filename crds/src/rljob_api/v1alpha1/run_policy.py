@@ -12,19 +12,21 @@ class Cleanup(StrEnum):
     """What happens to the RayCluster when the job finishes."""
 
     DELETE_CLUSTER = "DeleteCluster"
-    """It is deleted, and its GPUs become free."""
+    """The cluster is deleted, and its GPUs become free."""
     KEEP_CLUSTER = "KeepCluster"
-    """It stays for debugging, and keeps its GPUs until the job is deleted or this field is changed."""
+    """The cluster stays for debugging, and keeps its GPUs until the job is deleted or this field is changed."""
 
 
 class Elastic(WireModel):
-    """Run an attempt with fewer worker pods if some cannot start. Restart it with all of them when they are ready."""
+    """Run an attempt with fewer worker pods if some cannot start. When all pods are ready, the operator stops this
+    attempt with a checkpoint, and the next one resumes on all pods."""
 
     min_nodes: PositiveCount
     """Smallest number of worker pods of each pool. The operator uses only numbers with which the job is valid: the
-    batch must be divisible among the GPUs. A pool with fewer `nodes` than this always runs with all of them."""
+    batch must be divisible among the GPUs. A pool with fewer `nodes` than minNodes always runs with all of its
+    nodes."""
     wait_seconds: Seconds = 300
-    """Seconds that an attempt waits for all worker pods before it starts with those that are ready."""
+    """Seconds that an attempt waits for all worker pods. Then it starts with the pods that are ready."""
 
 
 class RunPolicy(WireModel):
@@ -39,7 +41,7 @@ class RunPolicy(WireModel):
     `maxAppRetries`."""
     provisioning_deadline_seconds: Seconds = 1800
     """Largest time in seconds from the creation of an attempt's cluster until its trainer runs. After that the job
-    fails, without a retry. If the cluster cannot be created, the time starts with the attempt."""
+    fails, without a retry. If the cluster cannot be created, the time counts from the start of the attempt."""
     active_deadline_seconds: Seconds | None = None
     """Largest total time of all attempts in seconds. After that the job is stopped with a checkpoint and fails, without
     a retry. Unlimited when unset.
@@ -50,11 +52,12 @@ class RunPolicy(WireModel):
     """Largest time in seconds without progress of the trainer (a step, phase or evaluation) or without contact to it;
     then the attempt ends with an infrastructure error.
 
-    If the operator cannot read the trainer's state, or lacks a permission for it, the job fails instead."""
+    If the operator cannot parse the trainer's state, or lacks a permission to read it, the job fails instead."""
     ttl_seconds_after_finished: Count | None = None
-    """Seconds after which a finished job is deleted. Its files in the storage stay. Never deleted when unset."""
+    """Seconds after which a finished job is deleted. Its files in the storage stay. When unset, it is never deleted."""
     elastic: Elastic | None = None
-    """Run with fewer worker pods if some cannot start. When unset, every attempt waits for all of them."""
+    """Run with fewer worker pods if some cannot start. When unset, every attempt waits for all worker pods."""
     cleanup: Cleanup = Cleanup.DELETE_CLUSTER
     grace_period_seconds: Seconds = 120
-    """Seconds that the trainer has to save a checkpoint when the job is stopped."""
+    """Seconds that the trainer has to save a checkpoint and exit when it is asked to stop: by a user, a suspension or a
+    deadline, or because its pod is terminated."""

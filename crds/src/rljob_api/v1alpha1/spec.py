@@ -45,7 +45,7 @@ class TrainRole(WireModel):
     on a pool of 4 nodes with 8 GPUs each gives four copies, each within one node."""
     sequence_parallel: PositiveCount | None = None
     """Number of GPUs that share the tokens of each sequence (Ulysses), for sequences too long for one GPU. Must divide
-    the number of GPUs of the pool and the model's attention heads. 1 when unset: each GPU has its own sequences."""
+    the number of GPUs of the pool and the model's attention heads. 1 when unset: no sequence is shared."""
 
     @property
     def num_sequence_ranks(self) -> int:
@@ -67,7 +67,7 @@ class RolloutRole(WireModel):
     pool: DnsLabel | None = None
     """Name of an entry of spec.pools; the first pool when unset. Must be the actor's pool."""
     tensor_parallel: PositiveCount = 1
-    """Number of GPUs that hold one copy of the policy together during generation. Must divide gpusPerNode: 2 on a node
+    """Number of GPUs that together hold one copy of the policy during generation. Must divide gpusPerNode: 2 on a node
     with 8 GPUs gives four engines."""
 
 
@@ -86,8 +86,8 @@ class Roles(WireModel):
 
     def train_role(self, name: str) -> TrainRole:
         """The role of this name, one of TRAIN_ROLES."""
-        places = {"actor": self.actor, "ref": self.ref, "critic": self.critic, "rewardModel": self.reward_model}
-        return places[name]
+        roles = {"actor": self.actor, "ref": self.ref, "critic": self.critic, "rewardModel": self.reward_model}
+        return roles[name]
 
 
 class RLJobSpec(WireModel):
@@ -105,7 +105,8 @@ class RLJobSpec(WireModel):
     unset."""
     head: Head = Field(default_factory=Head)
     pools: Annotated[tuple[Pool, ...], Field(min_length=1, max_length=8)]
-    """Groups of identical worker pods with GPUs. A job needs at least one; each must run at least one role."""
+    """Pools of identical worker pods with GPUs. A job needs at least one pool, and each pool must have at least one
+    role."""
     roles: Roles = Field(default_factory=Roles)
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] = ()
     """Environment variables of all pods of the job."""
@@ -121,7 +122,7 @@ class RLJobSpec(WireModel):
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
 
     def placed_roles(self) -> dict[str, str]:
-        """The pool's name for each role; the first pool for a role without a pool."""
+        """The name of the pool of each role: the first pool if the role names none."""
         roles = self.roles
         named = {
             "actor": roles.actor.pool,
@@ -153,7 +154,7 @@ def sequence_ranks_cel(role: str) -> str:
 
 
 def pool_of_cel(role: str) -> str:
-    """CEL for the name of a role's pool, in a rule on the spec."""
+    """CEL for the name of a role's pool, for rules on the spec."""
     return f"(has(self.roles.{role}.pool) ? self.roles.{role}.pool : self.pools[0].name)"
 
 
@@ -167,7 +168,7 @@ METADATA_RULES = (
             f"must have at most {MAX_NAME_LENGTH} lower case letters, digits and '-', begin with a letter and end with"
             " a letter or digit"
         ),
-        advice="choose a shorter or simpler name, because the job's cluster and its services are named after it",
+        advice="choose a shorter or simpler name, because the job's cluster and its services are named after the job",
         holds=lambda metadata: len(metadata.name) <= MAX_NAME_LENGTH and re.fullmatch(_NAME, metadata.name) is not None,
     ),
 )

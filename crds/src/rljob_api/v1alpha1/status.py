@@ -13,12 +13,13 @@ from rljob_api.base import WireModel
 from rljob_api.scalars import Count, FiniteNumber, Integer, LongText, PositiveCount, ShortText
 
 FIRST_YEAR, LAST_YEAR = 1970, 2999
-"""Valid years of a timestamp. A clock shows no others, and adding a deadline to such a time cannot overflow."""
+"""Valid years of a timestamp. No correct clock shows other years, and adding a deadline to such a time cannot
+overflow."""
 
 
 def _valid_timestamp(text: str) -> str:
-    """Checks a timestamp. The API server rejects a status with an invalid one, so those of a trainer are checked when
-    they are read."""
+    """Checks a timestamp. The API server rejects a status with an invalid timestamp, so the timestamps in a run state
+    are checked when the operator reads it."""
     if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", text, re.ASCII):
         raise ValueError("must be a time such as 2026-01-31T12:00:00Z")
     if not FIRST_YEAR <= datetime.fromisoformat(text).year <= LAST_YEAR:
@@ -54,7 +55,7 @@ class Condition(WireModel):
     observed_generation: Count = 0
     """metadata.generation of the job that the condition is based on."""
     last_transition_time: Timestamp
-    """When `status` last changed."""
+    """When `status` of this condition last changed."""
 
 
 class Progress(WireModel):
@@ -81,13 +82,13 @@ class CheckpointStatus(WireModel):
     """The newest complete checkpoint."""
 
     step: Count
-    """Step after which it was saved."""
+    """Step after which the checkpoint was saved."""
     uri: LongText
     """Location, for example `pvc://claim/folder/checkpoints/step-00000020.start-0001`."""
     digest: ShortText
     """Hash of the checkpoint's manifest."""
     saved_at: Timestamp
-    """When it was completed."""
+    """When the checkpoint was completed."""
 
 
 class AttemptOutcome(StrEnum):
@@ -103,7 +104,7 @@ class AttemptState(StrEnum):
     """State of an attempt."""
 
     PROVISIONING = "Provisioning"
-    """Its cluster is created or starting, and its trainer is not yet submitted to Ray."""
+    """Its cluster is being created or is starting, and its trainer is not yet submitted to Ray."""
     STARTING = "Starting"
     """Its trainer loads the model and creates its workers."""
     RUNNING = "Running"
@@ -136,10 +137,10 @@ class StopRequest(WireModel):
     message: Annotated[str, Field(max_length=512)] | None = None
     """Details for people."""
     requested_at: Timestamp
-    """When the operator decided to stop it."""
+    """When the operator decided to stop the attempt."""
     sent_at: Timestamp | None = None
-    """When the operator sent the request to stop the trainer to Ray; unset until then. For a stalled trainer: when its
-    time to write stack traces began."""
+    """When the operator asked Ray to stop the trainer; unset until then. For a stalled trainer: when its time to write
+    stack traces began."""
 
 
 class PoolNodes(WireModel):
@@ -154,7 +155,7 @@ class PoolNodes(WireModel):
 class Attempt(WireModel):
     """One try to complete the job: its RayCluster, new or reused, and at most one start of the trainer on it.
 
-    All times are those at which the operator observed the event."""
+    All times, except `runStateAt`, are those at which the operator observed the event."""
 
     number: PositiveCount
     """Number of the attempt, from 1."""
@@ -177,8 +178,8 @@ class Attempt(WireModel):
     none has."""
     cluster_created_at: Timestamp | None = None
     """When its RayCluster was first observed; for a reused cluster, when the attempt started. The active deadline
-    counts from here. So does the provisioning deadline, unless the cluster cannot be created: then that counts from
-    `started`."""
+    counts from here. So does the provisioning deadline, but if the cluster cannot be created, it counts from `started`.
+    """
     ready_at: Timestamp | None = None
     """When all pods were ready and had joined Ray for the first time."""
     running_since: Timestamp | None = None
@@ -186,8 +187,8 @@ class Attempt(WireModel):
     progressed_at: Timestamp | None = None
     """When the trainer last made progress. While it makes progress, this time is updated about once a minute."""
     run_state_at: Timestamp | None = None
-    """Time in the trainer's run state at `progressedAt`, by the clock of its node. The operator only checks whether it
-    has changed."""
+    """Time in the trainer's run state at `progressedAt`, by the clock of the trainer's node. The operator only checks
+    whether this time has changed."""
     state_unknown_since: Timestamp | None = None
     """Since when the trainer's state is unknown; unset while it is known."""
     end_reported_at: Timestamp | None = None
@@ -203,9 +204,9 @@ class Attempt(WireModel):
     outcome: ShortText = AttemptOutcome.RUNNING.value
     """One of Running, Succeeded, Failed, Stopped."""
     reason: ShortText | None = None
-    """Why it ended, in one word, for example OutOfMemory."""
+    """Why the attempt ended, in one word, for example OutOfMemory."""
     message: Annotated[str, Field(max_length=512)] | None = None
-    """Why it ended: details for people."""
+    """Why the attempt ended: details for people."""
     failure_class: ShortText | None = None
     """One of Configuration, Application, Infrastructure, Resumable, Final; unset if it succeeded or has not ended."""
     failure_cause: ShortText | None = None
@@ -219,9 +220,9 @@ class Attempt(WireModel):
     all_nodes_since: Timestamp | None = None
     """Since when all requested worker pods are ready, if the attempt runs on fewer."""
     resumed_from_step: Count | None = None
-    """Step of the checkpoint from which it resumed; unset if it started at step 0."""
+    """Step of the checkpoint from which the attempt resumed; unset if the attempt started at step 0."""
     checkpoint_step: Count | None = None
-    """Step of the newest checkpoint that it saved."""
+    """Step of the newest checkpoint that the attempt saved."""
 
 
 class Counters(WireModel):
@@ -256,7 +257,7 @@ class NextAttempt(WireModel):
     not_before: Timestamp
     """Earliest start of the next attempt (backoff)."""
     same_cluster: bool = False
-    """Whether the next attempt reuses the cluster of the previous one, if that is still healthy."""
+    """Whether the next attempt reuses the cluster of the previous one, if that cluster is still healthy."""
 
 
 class JobResult(WireModel):
@@ -265,14 +266,14 @@ class JobResult(WireModel):
     outcome: ShortText
     """Succeeded or Failed."""
     reason: ShortText
-    """Why, in one word, for example OutOfMemory."""
+    """Why the job has this outcome, in one word, for example OutOfMemory."""
     message: Annotated[str, Field(max_length=1024)] = ""
-    """Why: details for people."""
+    """Why the job has this outcome: details for people."""
     at: Timestamp
     """When the job finished."""
     cleaned_up_at: Timestamp | None = None
-    """When the deletion of its clusters was complete; with `runPolicy.cleanup: KeepCluster`, when only the kept cluster
-    was left."""
+    """When the deletion of the job's clusters was complete; with `runPolicy.cleanup: KeepCluster`, when only the kept
+    cluster was left."""
 
 
 class HandledRequests(WireModel):

@@ -33,12 +33,13 @@ class Training(WireModel):
     model: Model
     dataset: Dataset
     rewards: Annotated[tuple[Reward, ...], Field(min_length=1, max_length=16)]
-    """Scorers of the responses. The reward of a response is the sum of weight x score over all entries."""
+    """Rewards, each of which scores every response. The score of a response is the sum of weight x score over all
+    rewards."""
     algorithm: Algorithm = Field(default_factory=Algorithm)
     optimizer: Optimizer = Field(default_factory=Optimizer)
     critic: Critic | None = None
-    """The critic, for an algorithm that needs one (PPO). Such an algorithm has a critic with default settings when
-    unset."""
+    """The critic, for an algorithm that needs one (PPO). When unset, the critic of such an algorithm has default
+    settings."""
     rollout: Rollout = Field(default_factory=Rollout)
     evaluation: Evaluation | None = None
     """Evaluation during training; none when unset."""
@@ -50,7 +51,7 @@ class Training(WireModel):
     """Number of prompts per step, over all workers. Each prompt gets rollout.groupSize responses: 64 prompts with 8
     responses each give 512 responses per step.
 
-    All GPUs of the actor's pool train on the same number of responses (with sequenceParallel, all groups of GPUs that
+    All GPUs of the actor's pool train on the same number of responses (with sequenceParallel, all sets of GPUs that
     share sequences)."""
     mini_batch_size: PositiveCount | None = None
     """Number of prompts per optimizer update, over all workers; batchSize when unset (one update per step, strictly
@@ -70,7 +71,7 @@ class Training(WireModel):
     chrome://tracing, for example `[2, 10]`. A timeline shows the controller's phases and the work of each worker."""
 
 
-def _engine_takes_adapters(training: Training) -> bool:
+def _engine_supports_lora_sync(training: Training) -> bool:
     lora = training.model.lora
     wants_adapter = lora is not None and lora.sync is LoraSync.ADAPTER
     return not wants_adapter or training.rollout.engine is not RolloutEngine.HUGGING_FACE
@@ -86,7 +87,7 @@ def _gym_evaluates_gym(training: Training) -> bool:
 
 
 def _too_long_buffers(training: Training) -> list[Path]:
-    """Paths, below `rewards`, of each `bufferTokens` above the length limit of responses."""
+    """Paths, relative to `rewards`, of each `bufferTokens` above the length limit of responses."""
     limit = training.rollout.max_new_tokens
     return [
         (index, "overlong", "bufferTokens")
@@ -101,8 +102,8 @@ TRAINING_RULES = (
         "Training.warmupSteps",
         field=".optimizer.warmupSteps",
         cel="self.optimizer.warmupSteps <= self.steps - (has(self.critic) ? self.critic.warmupSteps : 0)",
-        wrong="must be at most training.steps - critic.warmupSteps",
-        advice="reduce warmupSteps, or increase training.steps",
+        wrong="must be at most training.steps - critic.warmupSteps (0 without a critic)",
+        advice="reduce optimizer.warmupSteps, or increase training.steps",
         holds=lambda t: t.optimizer.warmup_steps <= t.steps - (t.critic.warmup_steps if t.critic else 0),
     ),
     rule(
@@ -121,7 +122,7 @@ TRAINING_RULES = (
         cel="!has(self.model.lora) || self.model.lora.sync != 'Adapter' || self.rollout.engine != 'HuggingFace'",
         wrong="must not be Adapter with rollout.engine: HuggingFace, which does not support adapters",
         advice="use Merged or Auto, or rollout.engine: VLLM",
-        holds=_engine_takes_adapters,
+        holds=_engine_supports_lora_sync,
     ),
     unique_rule(
         Training,
