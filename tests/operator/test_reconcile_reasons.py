@@ -317,7 +317,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     (
         C.CLUSTER_READY, R.WAITING_FOR_NEXT_ATTEMPT,
         S.observed(S.waiting_for_retry(), S.cluster(), S.ready_pods()), "False",
-        Mentions("waiting for the next attempt", "previous attempt: 1 RayCluster, 2 pods"),
+        Mentions("waiting for the next attempt", "RayClusters: 1", "pods: 2"),
     ),
     (
         C.JOB_SUBMITTED, R.NEXT_ATTEMPT_STARTED,
