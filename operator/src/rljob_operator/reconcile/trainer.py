@@ -111,8 +111,8 @@ def seconds_without_progress(draft: StatusDraft) -> float:
 def report_run(
     draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, unobservable: tuple[Reason, str] | None
 ) -> None:
-    """Copies a running trainer's run state into the status, and sets Checkpointed and Progressing. If the spec cannot be
-    read (`spec` is None), the checkpoint and the export are not copied, because their URIs depend on the spec.
+    """Copies a running trainer's run state into the status, and sets Checkpointed and Progressing. If the spec cannot
+    be read (`spec` is None), the checkpoint and the export are not copied, because their URIs depend on the spec.
     `unobservable`: why the trainer cannot be observed."""
     if draft.attempt.running_since is None:
         return
@@ -204,10 +204,10 @@ def _unobservable(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] 
 def _copy_run_state(draft: StatusDraft, observed: Observed, state: RunState) -> None:
     checkpoint = state.checkpoint
     ray_job = newest_ray_job(draft, observed)
-    # A new checkpoint or the end of the trainer changes the status anyway, so the progress is written with it.
-    is_status_changed = checkpoint not in (None, draft.checkpoint)
+    # A new checkpoint changes the status anyway, and the last progress of a trainer must not be lost.
+    is_checkpoint_new = checkpoint not in (None, draft.checkpoint)
     has_ended = ray_job is not None and ray_job.status.has_ended
-    if is_status_changed or has_ended or _is_progress_due(draft, state.progress):
+    if is_checkpoint_new or has_ended or _is_progress_due(draft, state.progress):
         draft.progress = _rounded(state.progress)
     draft.checkpoint = checkpoint or draft.checkpoint
     draft.export_uri = state.export_uri or draft.export_uri
@@ -232,9 +232,9 @@ def _rounded(progress: Progress) -> Progress:
 
 
 def _is_progress_due(draft: StatusDraft, progress: Progress) -> bool:
-    """Whether to write this progress now. By the trainer's timestamps, it is newer than the progress in the status by
-    `MIN_SECONDS_BETWEEN_PROGRESS`, or the progress in the status is older than `MAX_SECONDS_OF_OLD_PROGRESS` or from
-    the future (then the trainer's clock was set back, or differs from the operator's clock)."""
+    """Whether to write this progress now: the status has none; or the trainer's timestamps are at least
+    `MIN_SECONDS_BETWEEN_PROGRESS` apart; or the progress in the status is older than `MAX_SECONDS_OF_OLD_PROGRESS`, or
+    in the future, because the trainer's clock is ahead of the operator's clock or was set back."""
     if draft.progress is None:
         return True
     seconds_since_written = seconds_since(draft.progress.updated_at, draft.now)
