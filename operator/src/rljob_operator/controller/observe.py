@@ -171,6 +171,8 @@ class Observer:
         return self._reader.read(raw)
 
     async def _read_parts(self, job: ObservedJob) -> _ClustersAndPods:
+        """Reads the job's clusters and pods from the API server; if the operator is not allowed to read one of the two
+        kinds, takes this kind from the cache."""
         labels = f"{LABEL_JOB_UID}={job.uid}"
         forbidden: str | None = None
         found: dict[ResourceType, JsonObjects] = {}
@@ -204,6 +206,8 @@ class Observer:
         return Observation(observed, dashboard, by_name, parts.are_live)
 
     async def _observed_cluster(self, namespace: str, raw: JsonObject, pods: Sequence[JsonObject]) -> ObservedCluster:
+        """A cluster as observed. The events that explain why it has no pods are only read if it has had none for
+        `CLUSTER_PATIENCE`."""
         found = observed_cluster(raw)
         created = time_at(raw, "metadata", "creationTimestamp")
         has_pods = any(controller_uid(pod) == found.uid for pod in pods)

@@ -216,8 +216,12 @@ class Dashboard:
 
 
 async def _text(response: aiohttp.ClientResponse) -> str:
+    """Reads a response that is not compressed and has at most `MAX_RESPONSE_BYTES`."""
     if encoding := response.headers.get("Content-Encoding"):
-        raise DashboardUnreachableError(f"the response has a content encoding ({encoding[:MAX_ERROR_CHARACTERS]})")
+        raise DashboardUnreachableError(
+            f"the response is compressed, although the request does not allow this (Content-Encoding:"
+            f" {encoding[:MAX_ERROR_CHARACTERS]})"
+        )
     data = bytearray()
     async for chunk in response.content.iter_any():
         data += chunk
@@ -227,12 +231,15 @@ async def _text(response: aiohttp.ClientResponse) -> str:
 
 
 def _text_if_ok(status: int, text: str) -> str:
+    """The text of a response with status 200. Raises DashboardUnreachableError for other statuses."""
     if status != 200:
         raise DashboardUnreachableError(f"HTTP {status}: {_last_line(text)}")
     return text
 
 
 def _object(text: str) -> JsonObject:
+    """Parses a JSON object; empty if the text is JSON, but not an object. Raises DashboardUnreachableError if it is not
+    JSON."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

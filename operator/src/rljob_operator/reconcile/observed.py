@@ -183,7 +183,8 @@ class ObservedRay:
 
 
 class EffectKind(StrEnum):
-    """The kinds of changes that the operator makes in Kubernetes and Ray."""
+    """The kinds of changes that the operator makes in Kubernetes and Ray. SubmitJob and StopJob are about the trainer's
+    Ray job, DeleteJob is about the RLJob."""
 
     CREATE_CLUSTER = "CreateCluster"
     SUBMIT_JOB = "SubmitJob"

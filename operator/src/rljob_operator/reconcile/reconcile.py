@@ -124,8 +124,8 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
 
 def _may_submit_late(draft: StatusDraft, observed: Observed) -> bool:
     """Whether the trainer may still be submitted after the provisioning deadline: the cluster may have become ready
-    while no operator was running. From the first pass that finds it ready, which is recorded, the submission gets
-    `SUBMISSION_SECONDS`."""
+    while no operator was running. The time of the pass that submits the trainer is recorded; from then on, the
+    submission has `SUBMISSION_SECONDS`."""
     if observed.failure is not None or newest_ray_job(draft, observed) is not None:
         return False
     attempt = draft.attempt
