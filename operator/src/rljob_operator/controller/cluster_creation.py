@@ -82,7 +82,7 @@ class ClusterCreation:
         policy = network_policy(owner, effect.attempt, self._defaults)
         if not await self._objects.create(NETWORK_POLICIES, job.namespace, policy):
             # The existing policy may differ: an operator in another namespace may have created it, or this operator for
-            # an earlier attempt (the names of attempts repeat after 1000 attempts).
+            # an earlier attempt (the names of clusters repeat after 1000 attempts).
             self._require_leadership()
             await self._objects.apply(NETWORK_POLICIES, job.namespace, text_at(policy, "metadata", "name"), policy)
         manifest = ray_cluster(owner, spec, effect.attempt, self._defaults, key_id(key))

@@ -79,8 +79,8 @@ class _FailedEffect:
 
 @dataclass
 class _Memory:
-    """What the operator remembers about a job between two passes. This only saves requests and early retries: a job
-    ends in the same way if it is lost."""
+    """What the operator remembers about a job between two passes. This only avoids requests, log lines and retries: if
+    it is lost, the job still ends in the same way."""
 
     job_uid: str = ""
     """UID of the job. If the job is deleted and created again with the same name, the UID is another one."""
@@ -145,7 +145,7 @@ class ReconcileLoop:
             self._metrics.pass_seconds.observe(clock() - started)
 
     async def _pass(self, key: JobKey, memory: _Memory) -> bool:
-        """Runs one pass. Returns False, without doing anything, if the job was already deleted or is being deleted when
+        """Runs one pass. Returns False if there is nothing to do, because the job was deleted or is being deleted when
         the pass begins. If that happens during the pass, the next pass returns False."""
         job = await self._read(key, memory)
         if job is None or job.observed.deleting:

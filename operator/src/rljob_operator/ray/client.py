@@ -20,6 +20,7 @@ from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, objects_at
 
 TIMEOUT_SECONDS = 5.0
+"""Timeout of a request, including its whole response."""
 SUBMIT_TIMEOUT_SECONDS = 30.0
 """Ray responds only after it has started a supervisor process for the Ray job, which takes some seconds if the head pod
 is busy."""

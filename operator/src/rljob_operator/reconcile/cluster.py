@@ -1,4 +1,4 @@
-"""Judges the attempt's RayCluster: sets ClusterReady, PlacementFeasible and the numbers of ready pods of the pools.
+"""Judges the attempt's RayCluster: sets ClusterReady, PlacementFeasible and the status of the pools.
 
 It checks which pods are ready and what blocks the others, whether the pods have joined Ray, and whether Ray can place
 the trainer's placement groups.
@@ -154,6 +154,7 @@ def _record_name_conflict(draft: StatusDraft, observed: Observed, cluster: Obser
 
 
 def _finding_without_cluster(draft: StatusDraft, observed: Observed) -> Finding:
+    """ClusterReady while the attempt's cluster does not exist or is being deleted."""
     name, failure = draft.attempt.cluster, observed.failure
     if not observed.kuberay_installed:
         text = "this Kubernetes cluster has no resource RayCluster (ray.io/v1); install KubeRay"
@@ -207,7 +208,7 @@ def _lost_head(draft: StatusDraft, observed: Observed, cluster: ObservedCluster)
         return None
     head = head_pod(observed.pods_of(cluster.name))
     if head is None:
-        return "the head pod was deleted, and the trainer with it"
+        return "the head pod was deleted"
     name = f"the head pod {head.name}" + (f" on node {head.node}" if head.node else "")
     if head.ended:
         problem = head.problem.message if head.problem is not None else "reason unknown"

@@ -36,7 +36,7 @@ from rljob_operator.reconcile.stops import (
     ending_by_stop,
     exceeded_deadline,
     request_stop,
-    seconds_to_deadline,
+    seconds_to_next_limit,
     stop_when_due,
 )
 from rljob_operator.reconcile.trainer import (
@@ -245,7 +245,7 @@ def _requeue_after_seconds(draft: StatusDraft, observed: Observed) -> float | No
     was_polled = observed.ray.reachability is not Reachability.NOT_ASKED
     poll = RAY_POLL_SECONDS if waits_for_ray or was_polled else POD_POLL_SECONDS
     limits = (
-        seconds_to_deadline(draft, observed, _run_policy(observed)),
+        seconds_to_next_limit(draft, observed, _run_policy(observed)),
         seconds_to_node_choice(draft, spec) if spec is not None else None,
     )
     return min([poll, *(seconds for seconds in limits if seconds is not None and seconds > 0)])

@@ -42,8 +42,8 @@ def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> N
     effect follows in `stop_when_due`."""
     ray_job = newest_ray_job(draft, observed)
     if ray_job is not None and ray_job.status.has_ended:
-        # The trainer has already exited, so the attempt ends for another reason. A user's request to stop the job is
-        # applied between attempts.
+        # The trainer has already exited, so it is not asked to stop. A user's request to stop the job is applied
+        # between attempts.
         return
     if draft.attempt.stop is None:
         reason = _reason_to_stop(draft, observed, policy)
@@ -106,7 +106,7 @@ def exceeded_deadline(
     return min(due, key=lambda pair: pair[0])[1] if due else None
 
 
-def seconds_to_deadline(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> float | None:
+def seconds_to_next_limit(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> float | None:
     """Seconds until the next time at which a running attempt may have to stop or end; None if there is no such time."""
     limits = [seconds for seconds, _ in _endings_by_deadline(draft, observed, policy, "", None)]
     attempt, grace = draft.attempt, policy.grace_period_seconds
