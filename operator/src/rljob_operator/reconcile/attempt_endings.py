@@ -45,11 +45,13 @@ _EXIT_REASONS = {
 """Reasons by exit code; negative codes are signals. Every other exit code is an application error."""
 
 _LOST = (Reason.CLUSTER_LOST, Reason.HEAD_LOST, Reason.DRIVER_LOST)
+"""Reasons of ClusterReady or JobSubmitted with which the trainer's process is lost."""
 _FATAL = (*_LOST, Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING)
 """Reasons of ClusterReady or JobSubmitted that end the attempt immediately, because they are permanent."""
 
 _AS_REQUESTED = "the trainer stopped as requested"
 _MEMORY_MAY_BE_THE_CAUSE = (Reason.INFRASTRUCTURE_ERROR, Reason.HEAD_LOST, Reason.DRIVER_LOST)
+"""If an attempt ends with one of these reasons and a pod ran out of memory, the reason becomes OutOfMemory."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,11 @@ def _ending_of_success(draft: StatusDraft, ray: ObservedRay) -> Ending | None:
 
 
 def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, ray_job: ObservedRayJob) -> Ending:
+    """The ending of a trainer that Ray reports as failed: it exited with another code than 0, or was lost, or could not
+    be started."""
     exited = "Ray lost it" if ray_job.exit_code is None else f"it {_exit_text(ray_job.exit_code)}"
-    has_stopped = ray_job.exit_code == ExitCode.INTERRUPTED
-    what = _AS_REQUESTED if has_stopped else f"the trainer was asked to stop, and {exited}"
+    exited_as_requested = ray_job.exit_code == ExitCode.INTERRUPTED
+    what = _AS_REQUESTED if exited_as_requested else f"the trainer was asked to stop, and {exited}"
     on_request = _ending_on_request(draft, what)
     if on_request is not None:
         return on_request

@@ -81,9 +81,9 @@ def report_suspension(draft: StatusDraft, observed: Observed) -> None:
         return
     kind = ConditionType.SUSPENDED
     if draft.is_under_way:
-        draft.set(kind, FALSE, Reason.SUSPENDING, "the trainer is saving a checkpoint before it exits")
+        draft.set(kind, FALSE, Reason.SUSPENDING, "the trainer should save a checkpoint and exit")
     elif observed.forbidden is not None or not are_clusters_deleted(observed):
-        draft.set(kind, FALSE, Reason.SUSPENDING, "the trainer has exited; its cluster is being deleted")
+        draft.set(kind, FALSE, Reason.SUSPENDING, "no attempt is running; the cluster is being deleted")
     else:
         if draft.suspended_at is None:
             draft.suspended_at = timestamp(draft.now)
@@ -93,8 +93,8 @@ def report_suspension(draft: StatusDraft, observed: Observed) -> None:
 
 def is_cluster_reusable(draft: StatusDraft, observed: Observed) -> bool:
     """Whether the next attempt can use the newest attempt's cluster: the cluster exists, asks for a token, and all
-    needed pods are ready. Needed are the pods that the newest attempt used; after the reason Resized, all pods of the
-    spec."""
+    needed pods are ready. The needed pods are those that the newest attempt used; after the reason Resized, all pods of
+    the spec."""
     spec, attempt = observed.job.spec, draft.attempt
     cluster = observed.cluster(attempt.cluster)
     if spec is None or cluster is None or cluster.deleting or cluster.uid != attempt.cluster_uid:
@@ -106,7 +106,7 @@ def is_cluster_reusable(draft: StatusDraft, observed: Observed) -> bool:
 
 
 def seconds_to_start(draft: StatusDraft) -> float | None:
-    """Seconds until the backoff before the next attempt is over; None without a next attempt or when it is over."""
+    """Seconds until the backoff before the next attempt is over; None if it is over, or no next attempt is planned."""
     if draft.next_attempt is None:
         return None
     seconds = -seconds_since(draft.next_attempt.not_before, draft.now)

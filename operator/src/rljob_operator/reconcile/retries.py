@@ -79,14 +79,14 @@ def end_attempt(draft: StatusDraft, ending: Ending) -> None:
     if since is not None:
         active = max(0, round(seconds_since(since, draft.now)))
         draft.change_counters(active_seconds=min(draft.counters.active_seconds + active, MAX_COUNT))
-    found = FAILURE_CLASSES.get(ending.reason)
+    failure_class = FAILURE_CLASSES.get(ending.reason)
     draft.change_attempt(
         state=AttemptState.ENDED.value,
         ended=timestamp(draft.now),
         outcome=_outcome(ending.reason),
         reason=ending.reason.value,
         message=both_ends_of(ending.message, MAX_ATTEMPT_MESSAGE),
-        failure_class=found.value if found is not None else None,
+        failure_class=failure_class.value if failure_class is not None else None,
         failure_cause=ending.cause,
         failed_pod=ending.pod,
         state_unknown_since=None,
@@ -105,28 +105,28 @@ def follow_ending(
         is_cluster_reusable: Whether the next attempt may use the same cluster. After an application error and after the
             reason Resized, it then uses this cluster; after an infrastructure failure it gets a new one.
     """
-    found = FAILURE_CLASSES[ending.reason]
-    if found is FailureClass.RESUMABLE:
+    failure_class = FAILURE_CLASSES[ending.reason]
+    if failure_class is FailureClass.RESUMABLE:
         if ending.reason is Reason.RESIZED:
-            _plan_next_attempt(draft, ending, found, 0.0, same_cluster=is_cluster_reusable)
+            _plan_next_attempt(draft, ending, failure_class, 0.0, same_cluster=is_cluster_reusable)
             draft.set(ConditionType.RETRYING, TRUE, ending.reason, ending.message)
         return
     if draft.attempt.outcome == AttemptOutcome.FAILED:
         draft.change_counters(failed_attempts=draft.counters.failed_attempts + 1)
-    if found in (FailureClass.CONFIGURATION, FailureClass.FINAL):
+    if failure_class in (FailureClass.CONFIGURATION, FailureClass.FINAL):
         end_job(draft, ending)
         return
     _reset_budgets_after_progress(draft)
-    field, used, allowed = _budget(draft, found, policy)
+    field, used, allowed = _budget(draft, failure_class, policy)
     if used >= allowed:
         after = f"after {used} of {allowed} retries (runPolicy.{field}): " if allowed else ""
         end_job(draft, Ending(ending.reason, after + ending.message))
         return
-    counter = "application_retries" if found is FailureClass.APPLICATION else "infrastructure_retries"
+    counter = "application_retries" if failure_class is FailureClass.APPLICATION else "infrastructure_retries"
     draft.change_counters(**{counter: used + 1})
     seconds = _pause_seconds(draft, job_uid)
-    same_cluster = found is FailureClass.APPLICATION and is_cluster_reusable
-    _plan_next_attempt(draft, ending, found, seconds, same_cluster=same_cluster)
+    same_cluster = failure_class is FailureClass.APPLICATION and is_cluster_reusable
+    _plan_next_attempt(draft, ending, failure_class, seconds, same_cluster=same_cluster)
     start = timestamp(draft.now + timedelta(seconds=seconds))
     text = f"retry {used + 1} of {allowed} (runPolicy.{field}) at {start}, after: {ending.message}"
     draft.set(ConditionType.RETRYING, TRUE, ending.reason, text)
@@ -179,12 +179,12 @@ def _outcome(reason: Reason) -> str:
 
 
 def _plan_next_attempt(
-    draft: StatusDraft, ending: Ending, found: FailureClass, pause_seconds: float, *, same_cluster: bool
+    draft: StatusDraft, ending: Ending, failure_class: FailureClass, pause_seconds: float, *, same_cluster: bool
 ) -> None:
     draft.next_attempt = NextAttempt(
         reason=ending.reason.value,
         message=both_ends_of(ending.message, MAX_ATTEMPT_MESSAGE),
-        failure_class=found.value,
+        failure_class=failure_class.value,
         not_before=timestamp(draft.now + timedelta(seconds=pause_seconds)),
         same_cluster=same_cluster,
     )
@@ -200,9 +200,9 @@ def _reset_budgets_after_progress(draft: StatusDraft) -> None:
         draft.change_counters(checkpoint_step=step)
 
 
-def _budget(draft: StatusDraft, found: FailureClass, policy: RunPolicy) -> Budget:
+def _budget(draft: StatusDraft, failure_class: FailureClass, policy: RunPolicy) -> Budget:
     """The retry budget for failures of the class Application or Infrastructure."""
-    if found is FailureClass.APPLICATION:
+    if failure_class is FailureClass.APPLICATION:
         return "maxAppRetries", draft.counters.application_retries, policy.max_app_retries
     return "maxInfraRetries", draft.counters.infrastructure_retries, policy.max_infra_retries
 

@@ -40,9 +40,10 @@ END_WITHOUT_STATE = "Ray reports that the trainer succeeded; waiting for the tra
 SIGNIFICANT_DIGITS = 4
 """Number of significant digits of the reward, the score and the tokens per second in `status.progress`."""
 MIN_SECONDS_BETWEEN_PROGRESS = 5
-"""Progress is written to the status if it is newer by this time than the progress in the status."""
+"""New progress is written to the status if its timestamp is later by at least this time than that of the old
+progress."""
 MAX_SECONDS_OF_OLD_PROGRESS = 9
-"""Progress is also written if the progress in the status is older than this."""
+"""New progress is also written if the progress in the status is at least this old."""
 MIN_SECONDS_BETWEEN_PROGRESSED_AT = 60
 """Minimum time between two changes of an attempt's `progressedAt`, because each change is a write to the API server. If
 a third of the stall deadline is shorter, that is the minimum time."""
@@ -178,7 +179,8 @@ def _submission_finding(draft: StatusDraft, observed: Observed) -> Finding | Non
     if draft.attempt.running_since is not None:
         if observed.ray.reachability is not Reachability.OK:
             return None
-        return Finding(FALSE, Reason.DRIVER_LOST, f"Ray no longer knows Ray job {name}: the head was restarted")
+        text = f"Ray no longer knows Ray job {name}: the Ray head was restarted"
+        return Finding(FALSE, Reason.DRIVER_LOST, text)
     if failure is not None and failure.kind is EffectKind.SUBMIT_JOB:
         return Finding(FALSE, failure.reason, failure.message)
     return Finding(FALSE, Reason.SUBMITTING, f"Ray job {name} is being submitted")
@@ -202,6 +204,8 @@ def _unobservable(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] 
 
 
 def _copy_run_state(draft: StatusDraft, observed: Observed, state: RunState) -> None:
+    """Copies progress, checkpoint and export into the status, and the steps of the attempt's checkpoints into its
+    record."""
     checkpoint = state.checkpoint
     ray_job = newest_ray_job(draft, observed)
     # A new checkpoint changes the status anyway, and the last progress of a trainer must not be lost.
