@@ -177,7 +177,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     ),
     (
         C.CLUSTER_READY, R.DELETING, S.observed(COMPLETE, S.cluster(), S.ready_pods()),
-        "False", Mentions("cluster is being deleted"),
+        "False", Mentions("its cluster is being deleted"),
     ),
     (
         C.CLUSTER_READY, R.REMOVED, S.observed(COMPLETE),

@@ -1,8 +1,8 @@
 """Types for what the operator sees of one job at one moment: `controller/observe` fills them, `reconcile` reads them.
 
-The facts come from the API server and from Ray, so a restarted operator sees the same. Only two kinds of facts exist
-only in the operator's memory and are lost with its process: the failure of an effect, and since when something does not
-respond.
+The facts come from the API server and from Ray, so a restarted operator sees the same. Two kinds of facts come from the
+memory of the operator's process and are lost when it restarts: the failure of an effect, and since when something does
+not respond.
 """
 
 from __future__ import annotations

@@ -197,9 +197,11 @@ def _phase_of(status: RLJobStatus) -> str:
     if not status.attempts:
         return "Pending"
     attempt = status.attempts[-1]
-    # The newest attempt has ended, and neither a result nor a next attempt is recorded: the job is being suspended, or
-    # it was resumed or reopened, and the next attempt waits until the pods of the newest one have terminated.
-    return AttemptState.STOPPING.value if attempt.ended is not None else attempt.state
+    if attempt.ended is not None:
+        # Neither a result nor a next attempt is recorded: the job is being suspended, or it was resumed or reopened and
+        # waits until the pods of this attempt have terminated.
+        return AttemptState.STOPPING.value
+    return attempt.state
 
 
 def _reason_of(status: RLJobStatus) -> str | None:
