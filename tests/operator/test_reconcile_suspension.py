@@ -56,7 +56,7 @@ def test_a_running_trainer_saves_first_and_its_cluster_is_removed() -> None:
         "Stopping",
         Mentions("asked to stop (Suspended)"),
     )
-    assert condition_of(decision.status, C.SUSPENDED) == ("False", "Suspending", Mentions("saving a checkpoint"))
+    assert condition_of(decision.status, C.SUSPENDED) == ("False", "Suspending", Mentions("save a checkpoint"))
     stopped = inputs.ray(
         inputs.ray_job(RayJobStatus.STOPPED), inputs.run_state(RunPhase.STOPPED, step=7, checkpoint_step=7)
     )
