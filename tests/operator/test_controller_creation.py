@@ -62,9 +62,9 @@ def test_a_name_conflict_is_retried_every_few_seconds(settings: Settings) -> Non
             assert world.condition("job", "Failed") == ""
             memory = world.controller._memories[fake_api.KEY]
             if memory.failed_effect is not None:
-                rest = memory.failed_effect.until - asyncio.get_running_loop().time()
+                rest = memory.failed_effect.retry_at - asyncio.get_running_loop().time()
                 assert rest <= reconcile_loop.NAME_TAKEN_SECONDS
-                memory.failed_effect = replace(memory.failed_effect, until=0.0)
+                memory.failed_effect = replace(memory.failed_effect, retry_at=0.0)
         del world.api.objects[CLUSTERS, "job-1"]
         assert set(fake_api.CREATED) <= set(await world.reconcile(fake_api.KEY, 1))
 

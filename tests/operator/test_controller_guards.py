@@ -120,7 +120,7 @@ def test_a_rejected_creation_is_not_repeated_before_its_backoff_is_over(settings
         await world.reconcile(fake_api.KEY, 1)
         held = world.controller._memories[fake_api.KEY].failed_effect
         assert held is not None
-        rest = held.until - asyncio.get_running_loop().time()
+        rest = held.retry_at - asyncio.get_running_loop().time()
         calls = await world.reconcile(fake_api.KEY, 5)
         assert "create rayclusters" not in calls
         assert 0 < world.queue.planned[fake_api.KEY] <= rest

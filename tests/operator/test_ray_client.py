@@ -58,7 +58,7 @@ def test_an_unreachable_dashboard_is_reported() -> None:
         (
             b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip, gzip\r\nConnection: close\r\n\r\n"
             + gzip.compress(gzip.compress(b'{"data": {}}')),
-            "encoding (gzip, gzip)",
+            "Content-Encoding: gzip, gzip",
         ),
         (b"", "disconnected"),
     ],

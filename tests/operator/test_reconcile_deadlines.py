@@ -181,7 +181,7 @@ def test_an_unreachable_dashboard_is_not_reported_as_stopped_by_a_user() -> None
     assert inputs.condition_of(inputs.decide(later, inputs.at(50)).status, C.FAILED) == (
         "True",
         "ActiveDeadlineExceeded",
-        Mentions("for 50 s", "could not be asked to stop", "dashboard"),
+        Mentions("50 s", "could not be asked to stop", "dashboard"),
     )
     answered = inputs.decide(replace(later, ray=training(0).ray), inputs.at(20))
     assert answered.effects == (StopJob("example-1-1"),)

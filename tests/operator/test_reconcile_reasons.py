@@ -290,7 +290,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         C.FAILED, R.STOPPED_BY_USER, requested(S.observed(S.provisioning(), S.cluster()), stop_request="1"), "True",
         Mentions("stopped before", "0 of 2 pods ready; waiting for the head pod and 1 of pool main"),
     ),
-    (C.SUSPENDED, R.SUSPENDING, S.healthy(job_spec=SUSPENDED), "False", Mentions("saving a checkpoint")),
+    (C.SUSPENDED, R.SUSPENDING, S.healthy(job_spec=SUSPENDED), "False", Mentions("save a checkpoint")),
     (
         C.SUSPENDED, R.SUSPENDED, S.observed(job_spec=SUSPENDED), "True",
         Mentions("has no pods", "no checkpoint", "step 0"),
@@ -317,7 +317,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     (
         C.CLUSTER_READY, R.WAITING_FOR_NEXT_ATTEMPT,
         S.observed(S.waiting_for_retry(), S.cluster(), S.ready_pods()), "False",
-        Mentions("waiting for the next attempt", "previous attempt: 1 RayCluster, 2 pods"),
+        Mentions("waiting for the next attempt", "RayClusters: 1", "pods: 2"),
     ),
     (
         C.JOB_SUBMITTED, R.NEXT_ATTEMPT_STARTED,

@@ -114,7 +114,7 @@ def test_an_infrastructure_failure_gets_a_new_cluster_when_nothing_of_the_former
     assert inputs.condition_of(inputs.decide(pods_left, inputs.at(60)).status, C.CLUSTER_READY) == (
         "False",
         "WaitingForNextAttempt",
-        Mentions("waiting for the next attempt", "2 pods"),
+        Mentions("waiting for the next attempt", "pods: 2"),
     )
     deleted = replace(pods_left, pods=())
     assert inputs.decide(deleted, inputs.at(7)).status.attempts[-1].number == 1

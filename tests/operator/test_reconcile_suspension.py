@@ -56,7 +56,7 @@ def test_a_running_trainer_saves_first_and_its_cluster_is_removed() -> None:
         "Stopping",
         Mentions("asked to stop (Suspended)"),
     )
-    assert condition_of(decision.status, C.SUSPENDED) == ("False", "Suspending", Mentions("saving a checkpoint"))
+    assert condition_of(decision.status, C.SUSPENDED) == ("False", "Suspending", Mentions("save a checkpoint"))
     stopped = inputs.ray(
         inputs.ray_job(RayJobStatus.STOPPED), inputs.run_state(RunPhase.STOPPED, step=7, checkpoint_step=7)
     )
@@ -105,7 +105,7 @@ def test_the_time_to_stop_begins_when_the_trainer_could_be_asked() -> None:
     # Nor is the time over if nobody has asked for long.
     assert decide(requested, inputs.at(160)).status.attempts[0].ended is None
     ended = decide(replace(requested, ray=inputs.silent_ray(seconds=20)), inputs.at(160)).status.attempts[0]
-    text = Mentions("for 120 s", "could not be asked to stop", "dashboard")
+    text = Mentions("120 s", "could not be asked to stop", "dashboard")
     assert (ended.reason, ended.message) == ("Suspended", text)
 
 

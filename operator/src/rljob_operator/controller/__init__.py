@@ -1,1 +1,1 @@
-"""Observe, reconcile, act: one pass per key of the work queue."""
+"""Runs reconcile passes, one for each key from the work queue: observes a job, decides, and acts."""

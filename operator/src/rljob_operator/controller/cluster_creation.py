@@ -1,7 +1,7 @@
 """Creates the Secret, network policy and RayCluster of an attempt.
 
-First it asks the API server, not the cache, whether pods are left of an earlier cluster with the same name, for example
-the cluster of a deleted job: KubeRay would adopt these pods.
+First the operator asks the API server, not the cache, whether an earlier cluster with the same name still has pods, for
+example the cluster of a deleted job: KubeRay would adopt these pods.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from rljob_operator.reconcile.decision import CreateCluster
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, ObservedJob
 from rljob_operator.settings import read_token_keys
 
-KIND = EffectKind.CREATE_CLUSTER
+_EFFECT_KIND = EffectKind.CREATE_CLUSTER
+
+_INSTALL_KUBERAY = "install KubeRay 1.6 or later with its CustomResourceDefinitions"
 
 logger = logging.getLogger(__name__)
 
@@ -47,72 +49,78 @@ class ClusterCreation:
         self._require_leadership = context.require_leadership
 
     async def execute(self, effect: CreateCluster, observation: Observation) -> EffectFailure | None:
-        """Creates the cluster, or returns why this is not possible. Raises KubeError for failures that no
-        condition reports."""
-        assert observation.is_live, "the cache may miss objects of an earlier cluster"
+        """Creates the cluster, or returns why this is not possible. Raises KubeError for failures that are not reported
+        in a condition, such as a busy API server."""
+        assert observation.is_live, "needs an observation from the API server: the cache may miss earlier objects"
         job = observation.observed.job
         if job.spec is None:
-            raise OperatorError(f"RLJob {job.namespace}/{job.name}: a cluster was planned for an invalid spec")
+            raise OperatorError(
+                f"RLJob {job.namespace}/{job.name}: a RayCluster should be created, but the spec cannot be parsed: this"
+                " is a bug in the operator"
+            )
         obstacle = await self._obstacle(effect.cluster, job)
         if obstacle is not None:
             return obstacle
         try:
             return await self._create(effect, job, job.spec)
         except UnavailableError as error:
+            # The error may also mean that another replica may be the leader now: then this call raises it again.
             self._require_leadership()
-            # With Retry-After the server is only busy. Without it, an admission webhook may be down: report that in the
-            # status, because it lasts until a person fixes it.
+            # With a Retry-After header the API server is only busy. Without it, an admission webhook may be down: this
+            # is reported in the status, because it lasts until a person fixes the webhook.
             if error.retry_after_seconds:
                 raise
-            return EffectFailure(KIND, Reason.CREATION_REJECTED, str(error))
+            return EffectFailure(_EFFECT_KIND, Reason.CREATION_REJECTED, str(error))
 
     async def _create(self, effect: CreateCluster, job: ObservedJob, spec: RLJobSpec) -> EffectFailure | None:
-        """Creates the RayCluster after the Secret and the network policy: KubeRay starts as soon as it sees the
-        RayCluster, and then needs the Secret."""
+        """Creates the RayCluster after the Secret and the network policy: KubeRay creates pods as soon as it sees the
+        RayCluster, and these pods need the Secret."""
         owner = job.identity
         key = read_token_keys(self._settings.token_keys_folder).current
         secret = token_secret(owner, effect.cluster, derived_token(key, owner, effect.cluster))
         await self._objects.create(SECRETS, job.namespace, secret)
         policy = network_policy(owner, effect.attempt, self._defaults)
         if not await self._objects.create(NETWORK_POLICIES, job.namespace, policy):
-            # An operator in another namespace may have created it, or an earlier attempt: the names repeat after 999
-            # attempts.
+            # The existing policy may differ: an operator in another namespace may have created it, or this operator for
+            # an earlier attempt (the names of clusters repeat after 1000 attempts).
             self._require_leadership()
             await self._objects.apply(NETWORK_POLICIES, job.namespace, text_at(policy, "metadata", "name"), policy)
         manifest = ray_cluster(owner, spec, effect.attempt, self._defaults, key_id(key))
         self._require_leadership()
         try:
-            made = await self._objects.create_strictly(CLUSTERS, job.namespace, manifest)
+            created = await self._objects.create_strictly(CLUSTERS, job.namespace, manifest)
         except AlreadyExistsError:
             return await self._use_existing(effect, job)
         except UnknownFieldError as error:
-            return EffectFailure(KIND, Reason.KUBERAY_TOO_OLD, f"KubeRay is too old for this operator: {error}")
-        self._cache.store(CLUSTERS, "", made)
-        missing = missing_fields(manifest, made)
-        return await self._remove_unguarded(made, job, missing[0]) if missing else None
+            message = f"KubeRay is too old for this operator: {error}; {_INSTALL_KUBERAY}"
+            return EffectFailure(_EFFECT_KIND, Reason.KUBERAY_TOO_OLD, message)
+        self._cache.store(CLUSTERS, "", created)
+        missing = missing_fields(manifest, created)
+        return await self._delete_incomplete(created, job, missing[0]) if missing else None
 
     async def _obstacle(self, name: str, job: ObservedJob) -> EffectFailure | None:
-        """Why the cluster cannot be created yet: pods of another cluster with this name are left; None if there are
-        none. If that cluster still exists, it is a name conflict. The decision has made sure that the job itself has no
-        pods."""
+        """Why the cluster cannot be created now; None if it can. If pods of another cluster with this name are left,
+        either this cluster still exists (a name conflict), or its pods must terminate first. The job's own pods do not
+        matter here: `reconcile` has checked that none of them is left, except lost ones."""
         try:
             pods = await self._objects.list_all(PODS, job.namespace, labels=f"{LABEL_CLUSTER}={name}")
         except ForbiddenError as error:
-            return EffectFailure(KIND, Reason.READ_FORBIDDEN, str(error))
+            return EffectFailure(_EFFECT_KIND, Reason.READ_FORBIDDEN, str(error))
         num_left = sum(job_uid(pod) != job.uid for pod in pods)
         if not num_left:
             return None
         if await self._is_taken(name, job):
             return _conflict(name)
-        message = f"waiting until the pods of an earlier RayCluster have terminated (pods left: {num_left})"
-        return EffectFailure(KIND, Reason.CREATING, message)
+        message = f"waiting until the pods of an earlier RayCluster {name} have terminated (pods left: {num_left})"
+        return EffectFailure(_EFFECT_KIND, Reason.CREATING, message)
 
     async def _use_existing(self, effect: CreateCluster, job: ObservedJob) -> EffectFailure | None:
-        """Handles a cluster that already exists: this operator created it before a crash, or it is not the job's."""
+        """Handles a cluster that already exists: an operator created it for this job before a crash, or the cluster
+        does not belong to the job."""
         found = await self._objects.get(CLUSTERS, job.namespace, effect.cluster)
         if controller_uid(found) != job.uid:
             return _conflict(effect.cluster)
-        return None if asks_for_token(found) else await self._remove_unguarded(found, job, "spec.authOptions")
+        return None if asks_for_token(found) else await self._delete_incomplete(found, job, "spec.authOptions")
 
     async def _is_taken(self, name: str, job: ObservedJob) -> bool:
         """Whether a cluster that does not belong to the job has the name and is not being deleted."""
@@ -122,17 +130,20 @@ class ClusterCreation:
             return False
         return controller_uid(found) != job.uid and not text_at(found, "metadata", "deletionTimestamp")
 
-    async def _remove_unguarded(self, cluster: JsonObject, job: ObservedJob, lost: str) -> EffectFailure:
-        """Deletes a cluster of which the API server dropped a field: without `authOptions` Ray needs no token."""
+    async def _delete_incomplete(self, cluster: JsonObject, job: ObservedJob, missing_field: str) -> EffectFailure:
+        """Deletes a cluster that the API server stored without a field of its manifest. If this field is `authOptions`,
+        Ray would accept requests without a token."""
         name, uid = text_at(cluster, "metadata", "name"), text_at(cluster, "metadata", "uid")
         await self._objects.delete(CLUSTERS, job.namespace, name, uid)
         message = (
-            f"KubeRay is too old for this operator: RayCluster {name} was stored without {lost}, so it was deleted"
-            " again; install KubeRay 1.6 or later with its CustomResourceDefinitions"
+            f"KubeRay is too old for this operator: RayCluster {name} was stored without {missing_field}, so the"
+            f" operator deleted it; {_INSTALL_KUBERAY}"
         )
-        return EffectFailure(KIND, Reason.KUBERAY_TOO_OLD, message)
+        return EffectFailure(_EFFECT_KIND, Reason.KUBERAY_TOO_OLD, message)
 
 
 def _conflict(cluster: str) -> EffectFailure:
-    message = f"RayCluster {cluster} already exists and does not belong to this job; delete it or rename the job"
-    return EffectFailure(KIND, Reason.NAME_CONFLICT, message)
+    message = (
+        f"RayCluster {cluster} already exists and does not belong to this job; delete this RayCluster or rename the job"
+    )
+    return EffectFailure(_EFFECT_KIND, Reason.NAME_CONFLICT, message)

@@ -54,13 +54,13 @@ from rljob_operator.reconcile.decision import (
 from rljob_operator.reconcile.observed import EffectFailure, ObservedJob
 
 POLICY_SECONDS = 60.0
-"""Minimum time between two applications of a cluster's network policy."""
+"""Minimum time between two ApplyNetworkPolicy effects for the same cluster."""
 
 logger = logging.getLogger(__name__)
 
 
 class EffectExecutor:
-    """Executes decisions in one process. Its only memory of jobs is when their network policies were last applied."""
+    """Executes the decisions of one operator process. It only remembers when it applied network policies again."""
 
     def __init__(self, context: OperatorContext) -> None:
         self._objects = context.objects
@@ -72,11 +72,12 @@ class EffectExecutor:
         self._clock = context.clock
         self._require_leadership = context.require_leadership
         self._creation = ClusterCreation(context)
-        self._applied: dict[str, float] = {}
-        """When the network policy of a cluster was applied (monotonic seconds), by the cluster's UID."""
+        self._policy_applied_at: dict[str, float] = {}
+        """When an ApplyNetworkPolicy effect was last due (monotonic seconds), by the cluster's UID."""
 
     async def write_status(self, job: JobObject, decision: Decision) -> str:
-        """Writes the decision's status if it has changed. Returns the resource version of the job with that status.
+        """Writes the decision's status if it differs from the job's. Returns the resource version of the job with the
+        decision's status.
 
         Raises ConflictError if the job was changed since it was read, and DefinitionOutdatedError if the API server
         dropped fields of the status.
@@ -105,15 +106,14 @@ class EffectExecutor:
     async def execute(
         self, effects: tuple[Effect, ...], observation: Observation, job_version: str
     ) -> EffectFailure | None:
-        """Carries out the effects in order and stops at the first that fails; returns that failure, or None.
+        """Carries out the effects in order and stops at the first failure. Returns this failure; None if there is none.
+        Failures for which no condition has a reason are raised as KubeError instead, such as an unreachable API server.
 
         Args:
             job_version: Resource version of the job for which the effects were decided.
-
-        Raises KubeError for failures that have no reason to report in the status.
         """
         for effect in effects:
-            if isinstance(effect, ApplyNetworkPolicy) and not self._is_due(effect, observation):
+            if isinstance(effect, ApplyNetworkPolicy) and not self._record_policy_if_due(effect, observation):
                 continue
             self._require_leadership()
             failure = await self._carry_out(effect, observation, job_version)
@@ -127,12 +127,14 @@ class EffectExecutor:
         return None
 
     async def post(self, decision: Decision, job: ObservedJob) -> None:
-        """Posts the events. They only inform users, so a failure to post one is just logged."""
+        """Posts the events. Events only inform users: if one cannot be posted, this is logged and not retried."""
         for event in decision.events:
             try:
                 await self._objects.create(EVENTS, job.namespace, self._event(event, job))
             except KubeError as error:
-                logger.warning("event %s: %s", event.reason, error, extra=about(f"{job.namespace}/{job.name}"))
+                logger.warning(
+                    "event %s was not posted: %s", event.reason, error, extra=about(f"{job.namespace}/{job.name}")
+                )
 
     async def _carry_out(self, effect: Effect, observation: Observation, job_version: str) -> EffectFailure | None:
         kind, job = effect.kind, observation.observed.job
@@ -167,19 +169,20 @@ class EffectExecutor:
             return EffectFailure(kind, Reason.SUBMISSION_FAILED, str(error))
         return None
 
-    def _is_due(self, effect: ApplyNetworkPolicy, observation: Observation) -> bool:
-        """Whether the policy was not applied within `POLICY_SECONDS`; records that it is applied now."""
+    def _record_policy_if_due(self, effect: ApplyNetworkPolicy, observation: Observation) -> bool:
+        """Returns whether the policy should be applied now: the cluster exists, and the policy was not applied within
+        `POLICY_SECONDS`. If so, records the current time as the time of the application."""
         now = self._clock.monotonic()
-        self._applied = {uid: at for uid, at in self._applied.items() if now - at < POLICY_SECONDS}
+        self._policy_applied_at = {uid: at for uid, at in self._policy_applied_at.items() if now - at < POLICY_SECONDS}
         uid = text_at(observation.clusters.get(effect.cluster, {}), "metadata", "uid")
-        if not uid or uid in self._applied:
+        if not uid or uid in self._policy_applied_at:
             return False
-        self._applied[uid] = now
+        self._policy_applied_at[uid] = now
         return True
 
     async def _apply_policy(self, effect: ApplyNetworkPolicy, observation: Observation) -> None:
-        """Applies the policy for the attempt in the cluster's labels: the cluster may have been created for an earlier
-        attempt, and its pods carry that attempt's number."""
+        """Applies the policy for the attempt number in the cluster's labels. The cluster may have been created for an
+        earlier attempt than the running one; then its pods have the number of the earlier attempt."""
         job = observation.observed.job
         attempt = text_at(observation.clusters[effect.cluster], "metadata", "labels", LABEL_ATTEMPT)
         manifest = network_policy(job.identity, int(attempt), self._defaults)
@@ -187,11 +190,15 @@ class EffectExecutor:
         await self._objects.apply(NETWORK_POLICIES, job.namespace, name, manifest)
 
     async def _submit(self, effect: SubmitJob, observation: Observation) -> None:
-        """Submits the trainer, unless the dashboard requires no token. After any other error it asks Ray whether it has
-        the Ray job: Ray may have started it before the response was lost."""
+        """Submits the trainer; raises DashboardOpenError if the dashboard requires no token. After any other error it
+        checks whether Ray has the Ray job, and raises the error only if not: Ray may have started the Ray job although
+        the response was lost."""
         job, dashboard = observation.observed.job, _require_dashboard(observation)
         if job.spec is None:
-            raise OperatorError(f"RLJob {job.namespace}/{job.name}: a submission was planned for an invalid spec")
+            raise OperatorError(
+                f"RLJob {job.namespace}/{job.name}: the trainer should be submitted, but the spec cannot be parsed:"
+                " this is a bug in the operator"
+            )
         async with self._slots.released():
             try:
                 await dashboard.submit(
@@ -206,15 +213,15 @@ class EffectExecutor:
                     raise
 
     async def _dump_stacks(self, effect: DumpStacks, observation: Observation) -> None:
-        """Submits the program that writes the stack traces, once. If this fails, the trainer is stopped without
-        them."""
+        """Submits the program that writes the stack traces, unless Ray already has it. If this fails until
+        `STACKS_SECONDS` are over, `reconcile` stops the trainer without stack traces."""
         job, dashboard = observation.observed.job, _require_dashboard(observation)
         async with self._slots.released():
             if await dashboard.job(stacks_submission_id(effect.submission_id)) is None:
                 await dashboard.submit(stacks_submission(job.identity, effect.submission_id, effect.attempt))
 
     def _event(self, event: EventRecord, job: ObservedJob) -> JsonObject:
-        """The event as an API object. Its name is only a unique string."""
+        """The event as an API object. The name of the object is only a unique string."""
         time = self._clock.now().astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         digest = hashlib.sha256(f"{job.uid} {event.reason} {event.message} {time}".encode()).hexdigest()[:16]
         reference = {

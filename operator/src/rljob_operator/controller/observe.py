@@ -1,6 +1,6 @@
-"""Observes one job: reads the cache that watches fill, and polls the Ray dashboard.
+"""Observes one job: reads its objects from the cache that watches fill, and polls the Ray dashboard.
 
-Before an effect that cannot be undone, it reads from the API server itself.
+Before an effect that cannot be undone, the objects are read again from the API server.
 """
 
 from __future__ import annotations
@@ -50,30 +50,33 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Observation:
-    """The observed state of a job, and what its effects need."""
+    """The observed state of a job, and the objects with which effects are carried out."""
 
     observed: Observed
     dashboard: Dashboard | None
-    """Client for the running attempt's dashboard; None without a cluster."""
+    """Client for the dashboard of the running attempt's cluster; None if there is no such cluster."""
     clusters: Mapping[str, JsonObject]
-    """The RayClusters as API objects, by name."""
+    """The RayClusters of the job as API objects, by name."""
     is_live: bool
-    """Whether it was read from the API server, not from the cache."""
+    """Whether clusters and pods were read from the API server, not from the cache."""
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """The API objects that belong to a job."""
+class _ClustersAndPods:
+    """The RayClusters and pods of a job as API objects, and how they were read. `kuberay_installed` and `forbidden`:
+    see `Observed`."""
 
     clusters: JsonObjects
     pods: JsonObjects
     kuberay_installed: bool
     forbidden: str | None
     are_live: bool
+    """Whether they were read from the API server, not from the cache."""
 
 
 class Observer:
-    """Observes jobs for one process. It remembers how long states have lasted, such as a silent dashboard."""
+    """Observes the jobs of one operator process. It remembers since when a state has lasted, such as a dashboard that
+    does not respond."""
 
     def __init__(self, context: OperatorContext, ray: RayClient, ages: Ages) -> None:
         self._objects = context.objects
@@ -89,10 +92,10 @@ class Observer:
         self._events = ExplainingEvents(context.objects, context.clock)
 
     async def observe(self, job: JobObject, failure: EffectFailure | None) -> Observation:
-        """Observes a job through the cache and its dashboard. A failing dashboard is part of the result and raises
-        nothing."""
+        """Observes a job through the cache and its dashboard. If the dashboard fails, nothing is raised: the error is
+        in the result. `failure`: the newest failure of an effect, which becomes part of the result."""
         observed_job = job.observed
-        parts = _Parts(
+        parts = _ClustersAndPods(
             _owned(self._cache.of_job(CLUSTERS, observed_job.namespace, observed_job.uid), observed_job),
             self._cache.of_job(PODS, observed_job.namespace, observed_job.uid),
             not self._cache.is_missing(CLUSTERS),
@@ -103,7 +106,7 @@ class Observer:
         if observation.dashboard is None:
             self._watcher.forget(f"{observed_job.namespace}/{observed_job.name}")
             return observation
-        head = _head_to_ask(observed_job, parts)
+        head = _head_to_poll(observed_job, parts)
         if head is None:
             return observation
         async with self._slots.released():
@@ -121,9 +124,10 @@ class Observer:
     async def observe_again(
         self, job: JobObject, before: Observation, failure: EffectFailure | None
     ) -> tuple[JobObject, Observation] | None:
-        """Observes the job again through the API server. Keeps what Ray reported in `before`, if the newest submission
-        is the same and a head pod is still there. Without permission to read the job, `before` stays. Returns None if
-        the job was deleted or is being deleted. Raises KubeError."""
+        """Observes the job again through the API server, without a new poll of the dashboard. The state of Ray and of
+        silent nodes is taken from `before`, if the newest submission is the same and there is still a head pod to poll.
+        Returns None if the job was deleted, is being deleted or was created again. Raises KubeError; but if the
+        operator is not allowed to read the job, returns `before` with this error as `forbidden`."""
         former = job.observed
         try:
             job = await self.read_job(former.namespace, former.name)
@@ -135,11 +139,11 @@ class Observer:
             return None
         parts = await self._read_parts(job.observed)
         is_same_run = _newest_submission(job.observed) == _newest_submission(former)
-        ray = before.observed.ray if is_same_run and _head_to_ask(job.observed, parts) is not None else NOT_ASKED
+        ray = before.observed.ray if is_same_run and _head_to_poll(job.observed, parts) is not None else NOT_ASKED
         observation = await self._observation(job.observed, parts, ray, failure)
-        silent = {pod.name: pod.node_silent_seconds for pod in before.observed.pods}
+        silent_seconds = {pod.name: pod.node_silent_seconds for pod in before.observed.pods}
         pods = tuple(
-            replace(pod, node_silent_seconds=max(pod.node_silent_seconds, silent.get(pod.name, 0.0)))
+            replace(pod, node_silent_seconds=max(pod.node_silent_seconds, silent_seconds.get(pod.name, 0.0)))
             if ray.reachability is Reachability.UNREACHABLE
             else pod
             for pod in observation.observed.pods
@@ -152,19 +156,23 @@ class Observer:
         self._watcher.forget(f"{namespace}/{name}")
 
     def known_job(self, namespace: str, name: str) -> JobObject | None:
-        """The job from the cache; None if there is none. Raises KubeError if its status cannot be parsed."""
+        """The job from the cache; None if the cache has no such job. Raises KubeError if the job's status cannot be
+        parsed."""
         raw = self._cache.job(namespace, name)
         return self._reader.read(raw) if raw is not None else None
 
     async def read_job(self, namespace: str, name: str) -> JobObject:
-        """The job from the API server. Raises NotFoundError or KubeError."""
+        """The job from the API server. Raises NotFoundError if it does not exist, and another KubeError if it cannot be
+        read or the response is stale."""
         known = self._cache.job_version(namespace, name)
         raw = await self._objects.get(JOBS, namespace, name)
         reject_stale(f"RLJob {namespace}/{name}", text_at(raw, "metadata", "resourceVersion"), known)
         self._cache.store(JOBS, "", raw)
         return self._reader.read(raw)
 
-    async def _read_parts(self, job: ObservedJob) -> _Parts:
+    async def _read_parts(self, job: ObservedJob) -> _ClustersAndPods:
+        """Reads the job's clusters and pods from the API server; if the operator is not allowed to read one of the two
+        kinds, takes this kind from the cache."""
         labels = f"{LABEL_JOB_UID}={job.uid}"
         forbidden: str | None = None
         found: dict[ResourceType, JsonObjects] = {}
@@ -182,20 +190,24 @@ class Observer:
                 found[kind] = self._cache.of_job(kind, job.namespace, job.uid)
             except ResourceTypeMissingError:
                 found[kind], is_installed = (), False
-        return _Parts(_owned(found[CLUSTERS], job), found[PODS], is_installed, forbidden, are_live=forbidden is None)
+        return _ClustersAndPods(
+            _owned(found[CLUSTERS], job), found[PODS], is_installed, forbidden, are_live=forbidden is None
+        )
 
     async def _observation(
-        self, job: ObservedJob, parts: _Parts, ray: ObservedRay, failure: EffectFailure | None
+        self, job: ObservedJob, parts: _ClustersAndPods, ray: ObservedRay, failure: EffectFailure | None
     ) -> Observation:
         clusters = tuple([await self._observed_cluster(job.namespace, raw, parts.pods) for raw in parts.clusters])
         pods = await self._observed_pods(job.namespace, parts.pods)
         observed = Observed(job, parts.kuberay_installed, clusters, pods, ray, failure, parts.forbidden)
-        raw_cluster = _cluster_under_way(job, parts)
+        raw_cluster = _current_cluster(job, parts)
         dashboard = self._dashboard(job, raw_cluster) if raw_cluster is not None else None
         by_name = {text_at(raw, "metadata", "name"): raw for raw in parts.clusters}
         return Observation(observed, dashboard, by_name, parts.are_live)
 
     async def _observed_cluster(self, namespace: str, raw: JsonObject, pods: Sequence[JsonObject]) -> ObservedCluster:
+        """A cluster as observed. The events that explain why it has no pods are only read if it has had none for
+        `CLUSTER_PATIENCE`."""
         found = observed_cluster(raw)
         created = time_at(raw, "metadata", "creationTimestamp")
         has_pods = any(controller_uid(pod) == found.uid for pod in pods)
@@ -225,28 +237,29 @@ class Observer:
         )
 
     def _dashboard(self, job: ObservedJob, cluster: JsonObject) -> Dashboard:
-        """A client for the dashboard. It tries the tokens of all keys, first that of the key in the cluster's
-        annotation."""
+        """A client for the dashboard of a cluster. It tries the tokens from all of the operator's keys, first the one
+        from the key that the cluster's annotation names."""
         name = text_at(cluster, "metadata", "name")
-        made_with = text_at(cluster, "metadata", "annotations", ANNOTATION_TOKEN_KEY)
-        keys = sorted(read_token_keys(self._settings.token_keys_folder).keys, key=lambda key: key_id(key) != made_with)
+        annotated = text_at(cluster, "metadata", "annotations", ANNOTATION_TOKEN_KEY)
+        keys = sorted(read_token_keys(self._settings.token_keys_folder).keys, key=lambda key: key_id(key) != annotated)
         url = self._settings.dashboard_url.format(cluster=name, namespace=job.namespace)
         return self._ray.dashboard(url, [derived_token(key, job.identity, name) for key in keys])
 
 
 def _owned(clusters: JsonObjects, job: ObservedJob) -> JsonObjects:
-    """Only the clusters that the job owns. A label is not enough: anybody can copy it."""
+    """The clusters that the job owns. The label with the job's UID is not enough: anybody can copy it."""
     return tuple(raw for raw in clusters if controller_uid(raw) == job.uid)
 
 
-def _attempt_under_way(job: ObservedJob) -> Attempt | None:
+def _current_attempt(job: ObservedJob) -> Attempt | None:
+    """The running attempt; None between attempts and after the end of the job."""
     attempts = job.status.attempts
     return attempts[-1] if attempts and attempts[-1].ended is None and job.status.result is None else None
 
 
-def _cluster_under_way(job: ObservedJob, parts: _Parts) -> JsonObject | None:
+def _current_cluster(job: ObservedJob, parts: _ClustersAndPods) -> JsonObject | None:
     """The RayCluster of the running attempt; None if there is none."""
-    attempt = _attempt_under_way(job)
+    attempt = _current_attempt(job)
     if attempt is None:
         return None
     for raw in parts.clusters:
@@ -256,17 +269,19 @@ def _cluster_under_way(job: ObservedJob, parts: _Parts) -> JsonObject | None:
     return None
 
 
-def _head_to_ask(job: ObservedJob, parts: _Parts) -> JsonObject | None:
-    """The head pod whose dashboard to poll. It is polled even if its node is unreachable, since a dashboard that
-    responds is not lost. The owner's UID is checked, as pods of an earlier cluster with this name may still exist."""
-    cluster = _cluster_under_way(job, parts)
+def _head_to_poll(job: ObservedJob, parts: _ClustersAndPods) -> JsonObject | None:
+    """The head pod of the running attempt's cluster, if its dashboard should be polled: the pod is ready, or its node
+    is not ready (a head whose dashboard responds is not lost, even if its node is unreachable). None if there is no
+    such pod. Pods of an earlier cluster with this name do not count."""
+    cluster = _current_cluster(job, parts)
     uid = text_at(cluster, "metadata", "uid") if cluster is not None else ""
     heads = (pod for pod in parts.pods if uid and controller_uid(pod) == uid and is_head(pod))
     return next((head for head in heads if is_ready(head) or is_on_not_ready_node(head)), None)
 
 
 def _newest_submission(job: ObservedJob) -> str | None:
-    attempt = _attempt_under_way(job)
+    """The submission id of the running attempt's trainer; None if it was not submitted."""
+    attempt = _current_attempt(job)
     if attempt is None or attempt.submissions == 0:
         return None
     return submission_id(job.name, attempt.number, attempt.submissions)
@@ -275,17 +290,18 @@ def _newest_submission(job: ObservedJob) -> str | None:
 def _expected_stacks_program(job: ObservedJob) -> str | None:
     """Submission id of the program that writes the stack traces; None unless the trainer has stalled and Ray should
     have this program now."""
-    submission, attempt = _newest_submission(job), _attempt_under_way(job)
+    submission, attempt = _newest_submission(job), _current_attempt(job)
     stop = attempt.stop if attempt is not None else None
     if submission is None or stop is None or stop.reason != Reason.STALLED or stop.sent_at is None:
         return None
-    # Later, the trainer is stopped with or without its stack traces.
-    is_early = seconds_since(stop.requested_at, moment(stop.sent_at)) < STACKS_SECONDS
-    return stacks_submission_id(submission) if is_early else None
+    # While Ray does not have the program, `sent_at` is set again (see `reconcile.stops`). This ends after
+    # `STACKS_SECONDS`: then the operator stops the trainer even without stack traces.
+    may_restart = seconds_since(stop.requested_at, moment(stop.sent_at)) < STACKS_SECONDS
+    return stacks_submission_id(submission) if may_restart else None
 
 
 def _with_silent_node(pods: tuple[ObservedPod, ...], head: JsonObject, seconds: float) -> tuple[ObservedPod, ...]:
-    """The pods; those on the head's node are marked as silent for at least `seconds`."""
+    """The pods. For the pods on the head's node, `node_silent_seconds` becomes at least `seconds`."""
     node = text_at(head, "spec", "nodeName")
     return tuple(
         replace(pod, node_silent_seconds=max(pod.node_silent_seconds, seconds)) if node and pod.node == node else pod

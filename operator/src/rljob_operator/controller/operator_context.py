@@ -1,4 +1,4 @@
-"""What all reconcile passes of one operator process share: clients, cache, settings, metrics and clock."""
+"""The objects that all reconcile passes of one operator process share, such as clients, cache, settings and clock."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ from rljob_operator.workqueue import Slots
 
 @dataclass(frozen=True)
 class OperatorContext:
-    """Clients, cache, settings, metrics and clock of one operator process."""
+    """The objects that all reconcile passes of one operator process share."""
 
     objects: KubeObjects
+    """Client for the API server."""
     cache: ObjectCache
     settings: Settings
     defaults: Defaults
+    """Defaults for the manifests of jobs, such as the trainer's image."""
     slots: Slots
+    """Limit of passes at the same time. A pass frees its slot during slow requests."""
     metrics: Metrics
     clock: ServerClock
     may_act: Callable[[], bool]
-    """Whether this replica is certainly still the leader."""
+    """Returns whether this replica is certainly still the leader."""
 
     def require_leadership(self) -> None:
-        """Must be called right before each write. Raises UnavailableError if another replica may be the leader now."""
+        """Raises UnavailableError if another replica may be the leader now. Must be called right before each write of
+        an object that belongs to a job."""
         if not self.may_act():
             raise UnavailableError("this replica has not renewed its lease in time; another replica may be the leader")

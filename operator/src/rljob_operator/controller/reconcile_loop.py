@@ -35,22 +35,24 @@ from rljob_operator.workqueue import WorkQueue
 DASHBOARD_PAUSE_SECONDS = 1.5
 """Minimum time between two polls of a job's dashboard, however many watch events arrive."""
 AFTER_EFFECT_SECONDS = 1.0
-"""Time from an effect to the next pass, which observes its result."""
+"""Time from an effect to the next pass, which observes the effect's result."""
 POLLS_PER_SECOND = 50.0
-"""Limit of dashboard polls for all jobs together: with more than 200 running jobs, each is polled less often."""
-LONGEST_POLL_SECONDS = 30.0
-"""Longest time between two polls of a dashboard, however many jobs run: a passed deadline is only noticed after a
-poll."""
+"""Scheduled dashboard polls of all jobs together: with more than 200 running jobs, each dashboard is polled less often
+than every 4 s, down to `LONGEST_POLL_INTERVAL_SECONDS`."""
+LONGEST_POLL_INTERVAL_SECONDS = 30.0
+"""Longest time between two polls of a dashboard, however many jobs are running. It is limited because the operator
+notices only at a poll that a deadline has passed."""
 NAME_TAKEN_SECONDS = 5.0
 """Longest retry interval while another RayCluster has the name of the attempt's cluster. The other cluster is usually
 being deleted, and the attempt fails after a minute, so the backoff must not grow longer."""
-INCOMPLETE_SECONDS = 0.5
+INCOMPLETE_CACHE_SECONDS = 0.5
 """Retry interval while the cache is incomplete: jobs wait until the first listing of all objects has succeeded."""
 DEFINITION_LOG_SECONDS = 60.0
 """Shortest time between two log lines that report an outdated CustomResourceDefinition."""
 
 IRREVERSIBLE_EFFECTS = (CreateCluster, SubmitJob, DeleteCluster, DeleteJob)
-"""Effects that cannot be undone. Before one of them, the job is read again from the API server, not from the cache."""
+"""Effects that cannot be undone. Before one of them, the job, its clusters and its pods are read again from the API
+server, not from the cache."""
 SLOW_EFFECTS = (StopJob, DumpStacks, ApplyNetworkPolicy)
 """Effects whose result is visible late or never, so an early next pass would not help."""
 
@@ -69,23 +71,24 @@ class JobKey(NamedTuple):
 
 @dataclass(frozen=True)
 class _FailedEffect:
-    """A failed effect, which is not retried before `until` (time of the event loop)."""
+    """A failed effect, which is not retried before `retry_at` (time of the event loop)."""
 
     failure: EffectFailure
-    until: float
+    retry_at: float
 
 
 @dataclass
 class _Memory:
-    """What the controller remembers about a job to save work. Without it, the outcome would be the same."""
+    """What the operator remembers about a job between two passes. This only avoids requests, log lines and retries: if
+    it is lost, the job still ends in the same way."""
 
     job_uid: str = ""
-    """UID of the job; a job that was created again under its name has another one."""
+    """UID of the job. If the job is deleted and created again with the same name, the UID is another one."""
     failed_effect: _FailedEffect | None = None
-    asked_at: float | None = None
-    """When its dashboard was last polled (time of the event loop); None if the last pass did not poll it."""
-    is_outdated: bool = False
-    """Whether the cache is known to be older than the API server."""
+    polled_at: float | None = None
+    """When the last pass polled the job's dashboard (time of the event loop); None if it did not."""
+    is_cache_stale: bool = False
+    """Whether the job in the cache is known to be older than the job on the API server."""
     unknown_fields: tuple[str, ...] = ()
     """Unknown spec fields that were already logged."""
 
@@ -107,22 +110,22 @@ class ReconcileLoop:
         self._definition_logged_at: float | None = None
 
     async def work(self, key: JobKey) -> None:
-        """Runs a pass and schedules the next one. Nothing is raised: failures are retried and, except for conflicts,
-        logged."""
+        """Runs a pass and schedules the next one. Postpones the pass if the cache is incomplete, or if the dashboard
+        was polled a moment ago. Nothing is raised: failures are retried and, except for conflicts, logged."""
         clock = asyncio.get_running_loop().time
         memory = self._memories.setdefault(key, _Memory())
         if not self._cache.is_complete:
-            self._queue.add_after(key, INCOMPLETE_SECONDS)
+            self._queue.add_after(key, INCOMPLETE_CACHE_SECONDS)
             return
-        if memory.asked_at is not None and clock() < memory.asked_at + DASHBOARD_PAUSE_SECONDS:
-            self._queue.add_after(key, memory.asked_at + DASHBOARD_PAUSE_SECONDS - clock())
+        if memory.polled_at is not None and clock() < memory.polled_at + DASHBOARD_PAUSE_SECONDS:
+            self._queue.add_after(key, memory.polled_at + DASHBOARD_PAUSE_SECONDS - clock())
             return
         started, outcome = clock(), "failed"
         try:
             outcome = "done" if await self._pass(key, memory) else "deleted"
         except (ConflictError, NotFoundError):
             outcome = "conflict"
-            memory.is_outdated = True
+            memory.is_cache_stale = True
             self._queue.retry(key)
         except UnavailableError as error:
             outcome = "unavailable"
@@ -142,7 +145,8 @@ class ReconcileLoop:
             self._metrics.pass_seconds.observe(clock() - started)
 
     async def _pass(self, key: JobKey, memory: _Memory) -> bool:
-        """Runs one pass. Returns False if the job was deleted or is being deleted."""
+        """Runs one pass. Returns False if there is nothing to do, because the job was deleted or is being deleted when
+        the pass begins. If that happens during the pass, the next pass returns False."""
         job = await self._read(key, memory)
         if job is None or job.observed.deleting:
             self._forget(key)
@@ -152,14 +156,14 @@ class ReconcileLoop:
         self._log_unknown_fields(key, memory, job)
         failure = memory.failed_effect.failure if memory.failed_effect is not None else None
         observation = await self._observer.observe(job, failure)
-        was_asked = observation.observed.ray.reachability is not Reachability.NOT_ASKED
-        memory.asked_at = asyncio.get_running_loop().time() if was_asked else None
+        was_polled = observation.observed.ray.reachability is not Reachability.NOT_ASKED
+        memory.polled_at = asyncio.get_running_loop().time() if was_polled else None
         decision = reconcile(observation.observed, self._clock.now(), self._defaults)
         effects = self._due(decision, memory)
         if _is_irreversible(job.observed.status, decision.status, effects):
             again = await self._observer.observe_again(job, observation, failure)
             if again is None:
-                memory.is_outdated = True
+                memory.is_cache_stale = True
                 self._queue.add(key)
                 return True
             job, observation = again
@@ -169,7 +173,7 @@ class ReconcileLoop:
             # Without permission to read clusters or pods, the state may be stale: do nothing that cannot be undone.
             effects = tuple(effect for effect in effects if not isinstance(effect, IRREVERSIBLE_EFFECTS))
         await self._act(key, job, decision, effects, observation)
-        self._plan_next(key, decision, effects, was_asked)
+        self._schedule_next(key, decision, effects, was_polled)
         if _is_cleaned_up(decision.status) and not decision.effects:
             self._forget(key)
         return True
@@ -180,6 +184,7 @@ class ReconcileLoop:
         version = await self._executor.write_status(job, decision)
         try:
             failure = await self._executor.execute(effects, observation, version)
+            # If effects were left out and the others succeeded, the earlier failure stays recorded.
             if failure is not None or len(effects) == len(decision.effects):
                 self._record_result(key, failure)
         finally:
@@ -187,14 +192,14 @@ class ReconcileLoop:
             await self._executor.post(decision, job.observed)
 
     async def _read(self, key: JobKey, memory: _Memory) -> JobObject | None:
-        """Reads the job from the cache; from the API server if the cache is stale, or has only a trimmed copy, as it
-        does for jobs that are finished and cleaned up."""
-        if memory.is_outdated or self._cache.is_trimmed(*key):
+        """Reads the job from the cache. Reads it from the API server instead if the cached job is stale or only a
+        trimmed copy, as for jobs that are finished and cleaned up. Returns None if the job does not exist."""
+        if memory.is_cache_stale or self._cache.is_trimmed(*key):
             try:
                 job = await self._observer.read_job(*key)
             except NotFoundError:
                 return None
-            memory.is_outdated = False
+            memory.is_cache_stale = False
             return job
         return self._observer.known_job(*key)
 
@@ -209,8 +214,8 @@ class ReconcileLoop:
         memory.unknown_fields = found
 
     def _record_result(self, key: JobKey, failure: EffectFailure | None) -> None:
-        """Records a failed effect and the time before which it is not retried. Without a failure, all effects have
-        succeeded: then it clears the record and resets the backoff."""
+        """Records a failed effect and when it is retried. If `failure` is None, all effects of the decision have
+        succeeded: then the record is cleared and the backoff is reset."""
         memory = self._memories[key]
         if failure is None:
             memory.failed_effect = None
@@ -224,30 +229,31 @@ class ReconcileLoop:
     def _due(self, decision: Decision, memory: _Memory) -> tuple[Effect, ...]:
         """The effects of the decision, without those whose kind has failed and is still in backoff."""
         failed_effect = memory.failed_effect
-        if failed_effect is None or asyncio.get_running_loop().time() >= failed_effect.until:
+        if failed_effect is None or asyncio.get_running_loop().time() >= failed_effect.retry_at:
             return decision.effects
         return tuple(effect for effect in decision.effects if effect.kind is not failed_effect.failure.kind)
 
-    def _plan_next(self, key: JobKey, decision: Decision, effects: tuple[Effect, ...], was_asked: bool) -> None:
-        """Schedules the next pass. The queue keeps the earliest of several times, so each step here can only make the
-        pass earlier. `effects`: the effects that were carried out."""
+    def _schedule_next(self, key: JobKey, decision: Decision, effects: tuple[Effect, ...], was_polled: bool) -> None:
+        """Schedules the next pass. The queue keeps the earliest of several times, so each `add_after` here can only
+        make the pass earlier. `effects`: the effects that this pass has tried."""
         seconds = decision.requeue_after_seconds
         if seconds is not None:
             if decision.effects:
                 seconds = max(seconds, AFTER_EFFECT_SECONDS)
-            if was_asked and seconds > 0:
-                seconds = max(seconds, min(LONGEST_POLL_SECONDS, self._num_asked() / POLLS_PER_SECOND))
+            if was_polled and seconds > 0:
+                interval = self._num_polled_jobs() / POLLS_PER_SECOND
+                seconds = max(seconds, min(LONGEST_POLL_INTERVAL_SECONDS, interval))
             self._queue.add_after(key, seconds)
         failed_effect = self._memories[key].failed_effect
         if failed_effect is None and any(not isinstance(effect, SLOW_EFFECTS) for effect in effects):
             # The result of creating, starting or deleting is visible soon.
             self._queue.add_after(key, AFTER_EFFECT_SECONDS)
         if failed_effect is not None:
-            self._queue.add_after(key, failed_effect.until - asyncio.get_running_loop().time())
+            self._queue.add_after(key, failed_effect.retry_at - asyncio.get_running_loop().time())
 
-    def _num_asked(self) -> int:
+    def _num_polled_jobs(self) -> int:
         """Number of jobs whose dashboards are polled."""
-        return sum(memory.asked_at is not None for memory in self._memories.values())
+        return sum(memory.polled_at is not None for memory in self._memories.values())
 
     def _forget(self, key: JobKey) -> None:
         self._memories.pop(key, None)
@@ -263,8 +269,8 @@ class ReconcileLoop:
 
 
 def _is_irreversible(before: RLJobStatus, after: RLJobStatus, effects: tuple[Effect, ...]) -> bool:
-    """Whether the pass is about to do something that cannot be undone: an effect of `IRREVERSIBLE_EFFECTS`, or ending
-    an attempt or the job."""
+    """Whether the pass is about to do something that cannot be undone: one of `IRREVERSIBLE_EFFECTS`, or a status that
+    ends an attempt or the job, or changes whether the job is cleaned up."""
     if any(isinstance(effect, IRREVERSIBLE_EFFECTS) for effect in effects):
         return True
     if after.result is not None and (before.result is None or _is_cleaned_up(after) != _is_cleaned_up(before)):

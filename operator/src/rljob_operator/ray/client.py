@@ -20,18 +20,25 @@ from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, objects_at
 
 TIMEOUT_SECONDS = 5.0
+"""Timeout of a request, including its whole response."""
 SUBMIT_TIMEOUT_SECONDS = 30.0
-"""Ray responds only after it has placed the supervisor of the Ray job, which takes some seconds on a busy head."""
+"""Ray responds only after it has started a supervisor process for the Ray job, which takes some seconds if the head pod
+is busy."""
 IDLE_CONNECTION_SECONDS = 60.0
-"""How long an idle connection is kept: longer than the longest time between two polls of a job (30 s), and shorter than
-the 75 s after which servers of older Ray versions close it."""
+"""How long an idle connection stays open: longer than the longest time between two polls of a dashboard (30 s), and
+shorter than the 75 s after which servers of older Ray versions close it."""
 MAX_RESPONSE_BYTES = 8 * 1024 * 1024
-REJECTED = (401, 403)
+MAX_LISTED = 10_000
+"""How many nodes or placement groups Ray may list in one response."""
+REJECTED_STATUSES = (401, 403)
+"""HTTP statuses of requests that were rejected because of a wrong or missing token."""
 MAX_ERROR_CHARACTERS = 500
 CLOSE_CONNECTION = {"Connection": "close"}
-"""Header of the request after a rejection, which may come from the pod of an earlier cluster of this name through a
-reused connection. Closing the connection makes the next request go to the cluster that has the name now."""
+"""Header of the second request with a token, after the first one was rejected. Through a reused connection, the
+rejection may come from a pod of an earlier cluster of this name. The header closes this connection, so that later
+requests reach the cluster that has the name now."""
 PROTECTED_PATH = "/api/jobs/"
+"""A path whose requests need a token."""
 NO_FILE = "A file is not found at: "
 """Start of Ray's response if a log file does not exist; the HTTP status is the same as for other failures."""
 
@@ -53,7 +60,7 @@ class DashboardOpenError(RayError):
 
 
 class RayRefusedError(RayError):
-    """Ray rejected the request. Contains Ray's message."""
+    """Ray rejected a Ray job that was submitted. Contains Ray's message."""
 
 
 class RayClient:
@@ -87,8 +94,8 @@ class RayClient:
 
 
 class Dashboard:
-    """A client for one cluster's dashboard. Every method can raise DashboardUnreachableError or
-    TokenRejectedError."""
+    """A client for one cluster's dashboard. Every method can raise DashboardUnreachableError, and every method that
+    sends a token can raise TokenRejectedError."""
 
     def __init__(self, http: aiohttp.ClientSession, metrics: Metrics, url: str, tokens: Sequence[str]) -> None:
         self._http = http
@@ -96,11 +103,12 @@ class Dashboard:
         self._url = url
         self._tokens = list(tokens)
         self.cluster = (url, *tokens)
-        """Identifies the cluster. Tokens are unique to one cluster of one job; URLs are reused with the job's name."""
+        """Identifies the cluster. The URL is not enough: a later job with the same name gets the same URLs, but other
+        tokens."""
 
-    async def require_refusal(self) -> None:
-        """Checks that a request without a token is rejected; raises DashboardOpenError if it is not. A KubeRay that is
-        too old drops the setting that turns on token authentication."""
+    async def check_token_is_required(self) -> None:
+        """Sends a request without a token; raises DashboardOpenError if the dashboard accepts it. A KubeRay that is too
+        old drops the setting that turns on token authentication."""
         async with self._response("probe", "GET", PROTECTED_PATH, {}, None, None, TIMEOUT_SECONDS) as response:
             status = response.status
         if status == 200:
@@ -108,15 +116,15 @@ class Dashboard:
                 f"the dashboard accepts requests without a token (GET {PROTECTED_PATH}: HTTP 200), so anybody who"
                 " reaches it can run programs on the job's nodes; use newer versions of KubeRay and Ray"
             )
-        if status not in REJECTED:
+        if status not in REJECTED_STATUSES:
             raise DashboardUnreachableError(f"HTTP {status} for a request without a token (expected: 401 or 403)")
 
     async def nodes(self) -> tuple[JsonObject, ...]:
-        """All nodes that Ray knows, including dead ones."""
+        """The nodes that Ray knows, including dead ones; at most `MAX_LISTED`."""
         return await self._listing("nodes")
 
     async def placement_groups(self) -> tuple[JsonObject, ...]:
-        """All placement groups and their scheduling state."""
+        """The placement groups and their scheduling state; at most `MAX_LISTED`."""
         return await self._listing("placement_groups")
 
     async def job(self, submission_id: str) -> JsonObject | None:
@@ -125,10 +133,10 @@ class Dashboard:
         return None if status == 404 else _object(_text_if_ok(status, text))
 
     async def submit(self, body: JsonObject) -> None:
-        """Submits a Ray job, after checking again that a token is required. Raises DashboardOpenError if none is, and
-        RayRefusedError if Ray rejects the Ray job, such as because its id exists already. After any error but
-        DashboardOpenError, Ray may have the Ray job: the caller must check it with `job`."""
-        await self.require_refusal()
+        """Submits a Ray job, but first checks that the dashboard requires a token. Raises DashboardOpenError if it
+        requires none, and RayRefusedError if Ray rejects the Ray job, for example because its id exists already. After
+        any error except DashboardOpenError, Ray may have the Ray job: the caller must check this with `job`."""
+        await self.check_token_is_required()
         status, text = await self._ask("submit", "POST", "/api/jobs/", body=body, timeout=SUBMIT_TIMEOUT_SECONDS)
         if status != 200:
             raise RayRefusedError(_last_line(text) or f"HTTP {status}")
@@ -146,7 +154,8 @@ class Dashboard:
         return None if status == 500 and text.startswith(NO_FILE) else _text_if_ok(status, text)
 
     async def _listing(self, what: str) -> tuple[JsonObject, ...]:
-        status, text = await self._ask(what, "GET", f"/api/v0/{what}", query={"detail": "1", "limit": "10000"})
+        query = {"detail": "1", "limit": str(MAX_LISTED)}
+        status, text = await self._ask(what, "GET", f"/api/v0/{what}", query=query)
         return objects_at(_object(_text_if_ok(status, text)), "data", "result", "result")
 
     async def _ask(
@@ -159,16 +168,20 @@ class Dashboard:
         body: JsonObject | None = None,
         timeout: float = TIMEOUT_SECONDS,
     ) -> tuple[int, str]:
-        """Sends a request with the first token that is accepted; returns status and text of the response. A token that
-        was rejected twice is not tried again."""
+        """Sends a request with the first token that the dashboard accepts. Returns the HTTP status and the text of the
+        response. This object does not send a token again that was rejected twice. `operation`: the name of the request
+        in the metrics."""
         while self._tokens:
-            for more in ({}, CLOSE_CONNECTION):
-                headers = {"Authorization": f"Bearer {self._tokens[0]}", **more}
+            for more_headers in ({}, CLOSE_CONNECTION):
+                headers = {"Authorization": f"Bearer {self._tokens[0]}", **more_headers}
                 async with self._response(operation, method, path, headers, query, body, timeout) as response:
-                    if response.status not in REJECTED:
+                    if response.status not in REJECTED_STATUSES:
                         return response.status, await _text(response)
             self._tokens.pop(0)
-        raise TokenRejectedError("the dashboard rejects the token that the operator derives for this cluster")
+        raise TokenRejectedError(
+            "the dashboard rejects the token that the operator derives for this cluster; if the key in the operator's"
+            " Secret was replaced, restore the old key as previous-key"
+        )
 
     @asynccontextmanager
     async def _response(
@@ -181,7 +194,7 @@ class Dashboard:
         body: JsonObject | None,
         timeout: float,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Sends a request; the response must be read within the context. Counts it in the metrics."""
+        """Sends one request and counts it in the metrics. The response must be read within the context."""
         outcome = "unreachable"
         try:
             async with (
@@ -204,8 +217,12 @@ class Dashboard:
 
 
 async def _text(response: aiohttp.ClientResponse) -> str:
+    """Reads a response that is not compressed and has at most `MAX_RESPONSE_BYTES`."""
     if encoding := response.headers.get("Content-Encoding"):
-        raise DashboardUnreachableError(f"the response has a content encoding ({encoding[:MAX_ERROR_CHARACTERS]})")
+        raise DashboardUnreachableError(
+            f"the response is compressed, although the request does not allow this (Content-Encoding:"
+            f" {encoding[:MAX_ERROR_CHARACTERS]})"
+        )
     data = bytearray()
     async for chunk in response.content.iter_any():
         data += chunk
@@ -215,12 +232,15 @@ async def _text(response: aiohttp.ClientResponse) -> str:
 
 
 def _text_if_ok(status: int, text: str) -> str:
+    """The text of a response with status 200. Raises DashboardUnreachableError for other statuses."""
     if status != 200:
         raise DashboardUnreachableError(f"HTTP {status}: {_last_line(text)}")
     return text
 
 
 def _object(text: str) -> JsonObject:
+    """Parses a JSON object; empty if the text is JSON, but not an object. Raises DashboardUnreachableError if it is not
+    JSON."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -229,7 +249,7 @@ def _object(text: str) -> JsonObject:
 
 
 def _last_line(text: str) -> str:
-    """The last line of at least two characters: Ray's error responses contain a traceback, which ends with the
-    error."""
+    """The last line of at least two characters, at most `MAX_ERROR_CHARACTERS` of it. Ray's error responses contain a
+    traceback, which ends with the error."""
     lines = [line.strip() for line in text.splitlines() if len(line.strip()) > 1]
     return lines[-1][:MAX_ERROR_CHARACTERS] if lines else ""

@@ -1,7 +1,8 @@
 """Parses responses of Ray dashboards into the types of `reconcile.observed`. Pure.
 
-The responses come from a user's pod, so they are not trusted: everything that is kept of them has a size limit. A
-response that cannot be parsed raises an error; for a run state, the result contains the error.
+The responses come from a user's pod, so they are not trusted: every text and list that gets from them into
+`ObservedRay` has a size limit. A response that cannot be parsed raises an error, except for a run state file: there the
+result contains the error.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from rljob_api.contract_documents import load_run_state
 from rljob_api.errors import DocumentError
 from rljob_api.run_state import RunPhase, RunState
 from rljob_operator.raw_json import JsonObject, flag_at, integer_at, number_at, object_at, objects_at, text_at
-from rljob_operator.ray.client import DashboardUnreachableError
+from rljob_operator.ray.client import MAX_LISTED, DashboardUnreachableError
 from rljob_operator.reconcile.observed import ObservedRayJob, ObservedRayNode, RayJobStatus
 
 MAX_LOG_CHARACTERS = 16_000
-MAX_NODES = 10_000
 MAX_INFEASIBLE_GROUPS = 16
 MAX_GROUP_CHARACTERS = 1000
 MAX_RUN_STATE_CHARACTERS = 64 * 1024
@@ -33,15 +33,15 @@ class RunStateFile:
     """Hash of the file's content, so that the same content is parsed only once."""
     state: RunState | None
     error: str | None
-    """Why it cannot be parsed."""
+    """Why the content cannot be parsed; None if it can."""
 
 
 NO_RUN_STATE = RunStateFile(b"", None, None)
 
 
 def alive(nodes: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
-    """The nodes that Ray reports as alive, at most `MAX_NODES`."""
-    return tuple(node for node in nodes[:MAX_NODES] if text_at(node, "state") == "ALIVE")
+    """The nodes that Ray reports as alive, among the first `MAX_LISTED`."""
+    return tuple(node for node in nodes[:MAX_LISTED] if text_at(node, "state") == "ALIVE")
 
 
 def observed_ray_node(node: JsonObject) -> ObservedRayNode:
@@ -50,7 +50,7 @@ def observed_ray_node(node: JsonObject) -> ObservedRayNode:
 
 
 def head_id(nodes: Iterable[JsonObject]) -> str:
-    """Id of the head node, on which drivers run; empty if there is none."""
+    """Id of the head node, on which Ray starts the drivers; empty if `nodes` has no head node."""
     return next((text_at(node, "node_id") for node in nodes if flag_at(node, "is_head_node")), "")
 
 
@@ -58,7 +58,9 @@ def observed_ray_job(submission_id: str, found: JsonObject) -> ObservedRayJob:
     """Parses a Ray job of the Jobs API. Raises DashboardUnreachableError for an unknown status."""
     status = text_at(found, "status")
     if status not in RayJobStatus.__members__:
-        raise DashboardUnreachableError(f"the response has no valid status of the Ray job (seen: {status[:100]!r})")
+        raise DashboardUnreachableError(
+            f"the status of the Ray job in the response is not valid (seen: {status[:100]!r})"
+        )
     return ObservedRayJob(
         submission_id=submission_id,
         status=RayJobStatus(status),
@@ -69,14 +71,18 @@ def observed_ray_job(submission_id: str, found: JsonObject) -> ObservedRayJob:
 
 
 def run_state_file(text: str | None, former: RunStateFile) -> RunStateFile:
-    """Parses a run state file. `text`: its content, None if it does not exist; `former`: the previous result."""
+    """Parses a run state file. `text`: the content of the file, None if it does not exist; `former`: the previous
+    result for the same file."""
     if text is None:
         return NO_RUN_STATE
     digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
     if digest == former.digest:
         return former
     if len(text) > MAX_RUN_STATE_CHARACTERS:
-        error = f"run state: too long ({len(text)} characters, at most {MAX_RUN_STATE_CHARACTERS}); check what wrote it"
+        error = (
+            f"run state: too long ({len(text)} characters, at most {MAX_RUN_STATE_CHARACTERS}); trainers write shorter"
+            " run states, so check which other program wrote this file"
+        )
         return RunStateFile(digest, None, error)
     try:
         return RunStateFile(digest, load_run_state(text), None)
@@ -85,7 +91,8 @@ def run_state_file(text: str | None, former: RunStateFile) -> RunStateFile:
 
 
 def infeasible_groups(groups: Iterable[JsonObject]) -> tuple[str, ...]:
-    """The placement groups that Ray reports as infeasible, such as `actor: 2 x {CPU: 1, GPU: 8}`."""
+    """The placement groups that Ray reports as infeasible, such as `actor: 2 x {CPU: 1, GPU: 8}`; at most
+    `MAX_INFEASIBLE_GROUPS`."""
     found = tuple(
         f"{text_at(group, 'name') or text_at(group, 'placement_group_id')}: {_bundles(group)}"[:MAX_GROUP_CHARACTERS]
         for group in groups
@@ -95,20 +102,21 @@ def infeasible_groups(groups: Iterable[JsonObject]) -> tuple[str, ...]:
 
 
 def has_failed(ray_job: ObservedRayJob, state: RunState | None) -> bool:
-    """Whether the Ray job has ended without success: it failed, was stopped, or its trainer did not report
-    completion."""
+    """Whether the Ray job has ended without success: it failed, it was stopped, or Ray reports success, but the
+    trainer's run state (`state`) does not."""
     if ray_job.status is RayJobStatus.SUCCEEDED:
         return state is None or state.phase is not RunPhase.COMPLETE
     return ray_job.status.has_ended
 
 
 def _bundles(group: JsonObject) -> str:
-    """The bundles of a placement group, equal ones grouped, such as `2 x {CPU: 1, GPU: 8}`."""
-    numbers: dict[str, int] = {}
+    """The resources that a placement group requests, with the number of equal bundles, such as
+    `2 x {CPU: 1, GPU: 8}`."""
+    counts: dict[str, int] = {}
     for bundle in objects_at(group, "bundles"):
-        wanted = _resources(object_at(bundle, "unit_resources"))
-        numbers[wanted] = numbers.get(wanted, 0) + 1
-    return ", ".join(f"{number} x {wanted}" for wanted, number in numbers.items())
+        resources = _resources(object_at(bundle, "unit_resources"))
+        counts[resources] = counts.get(resources, 0) + 1
+    return ", ".join(f"{count} x {resources}" for resources, count in counts.items())
 
 
 def _resources(resources: Mapping[str, object]) -> str:

@@ -1,10 +1,10 @@
 """Polls the trainers of running RLJobs with as few requests as possible.
 
 A full poll requests the nodes of the Ray cluster, the Ray job and the trainer's run state; while the trainer starts,
-also the placement groups; if the Ray job has failed, also the driver's log. While a trainer is running, one request for
-each poll is enough: the run state as long as it changes, else the Ray job. From time to time the nodes are requested,
-too. Everything else comes from memory, so the result is always complete. Without memory, as after a restart of the
-operator, the next poll is a full one; nothing else differs.
+also the placement groups; if the Ray job has ended without success, also the driver's log. After the start of the
+trainer, one request for each poll is enough: the run state, or the Ray job if the previous poll found the run state
+unchanged. Once a minute the nodes are requested, too. Everything else comes from memory, so the result is always
+complete. Without memory, as after a restart of the operator, the next poll is a full one.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ from rljob_operator.ray.dashboard_responses import (
 )
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, ObservedRayNode, Reachability
 
-OBSERVE_SECONDS = 10.0
-"""Timeout for all requests of one poll together."""
+POLL_TIMEOUT_SECONDS = 10.0
+"""Timeout for all requests of one poll together, without the check for the stack-trace program."""
 GROUPS_SECONDS = 30.0
-"""Time between two requests for placement groups while a trainer starts."""
+"""Minimum time between two requests for placement groups while a trainer starts."""
 NODES_SECONDS = 60.0
-"""Time between two requests for the nodes, once Ray has the trainer."""
+"""Minimum time between two requests for the nodes, once Ray has the trainer."""
 NUM_LOG_LINES = 50
+"""How many of the last lines of the driver's log are requested."""
 LONG_AGO = float("-inf")
-STEADY = (RunPhase.RUNNING, RunPhase.STOPPING)
-"""Phases in which a trainer stays until it reaches a final phase."""
+PHASES_AFTER_START = (RunPhase.RUNNING, RunPhase.STOPPING)
+"""The phases after Starting and before the final phases."""
 
 
 @dataclass
 class _Nodes:
-    """The Ray nodes in the last response, and when they were requested, by the watcher's clock."""
+    """The Ray nodes in the last response, and when they were requested (seconds of the watcher's clock)."""
 
     alive: tuple[ObservedRayNode, ...] = ()
     head_id: str = ""
-    asked_at: float = LONG_AGO
+    requested_at: float = LONG_AGO
 
 
 @dataclass
@@ -58,21 +59,27 @@ class _Run:
 
     submission_id: str
     ray_job: ObservedRayJob
-    driver_node: str
+    driver_node_id: str
+    """Id of the Ray node on which the driver runs; empty if Ray reports none."""
     file: RunStateFile = NO_RUN_STATE
-    groups: tuple[str, ...] = ()
-    groups_asked_at: float = LONG_AGO
+    """The run state file in the last response."""
+    infeasible_groups: tuple[str, ...] = ()
+    groups_requested_at: float = LONG_AGO
     ray_job_is_next: bool = False
     """Whether the next poll requests the Ray job instead of the run state."""
 
     @property
-    def is_steady(self) -> bool:
-        """Whether one request for each poll is enough. A run state that cannot be parsed still shows changes."""
-        return self.file.error is not None or (self.file.state is not None and self.file.state.phase in STEADY)
+    def is_one_request_enough(self) -> bool:
+        """Whether one request for each poll is enough: the trainer has reported a phase after Starting and no final
+        one. Also true if the run state cannot be parsed: its content still shows whether it changes."""
+        if self.file.error is not None:
+            return True
+        return self.file.state is not None and self.file.state.phase in PHASES_AFTER_START
 
     @property
     def is_starting(self) -> bool:
-        """Whether the trainer has not reported any phase after Starting."""
+        """Whether the Ray job has not ended and the trainer has reported no phase after Starting. A trainer whose run
+        state cannot be parsed counts as started."""
         state = self.file.state
         has_started = self.file.error is not None or (state is not None and state.phase is not RunPhase.STARTING)
         return not self.ray_job.status.has_ended and not has_started
@@ -83,11 +90,14 @@ class _Memory:
     """What is remembered of one RLJob: its current cluster and its newest submission."""
 
     cluster: tuple[str, ...]
+    """See `Dashboard.cluster`."""
     nodes: _Nodes
-    is_guarded: bool = False
+    requires_token: bool = False
     """Whether the dashboard has rejected a request without a token."""
     run: _Run | None = None
+    """None makes the next poll a full one."""
     failing_since: float | None = None
+    """When the first of the failed polls since the last success began; None if the last poll succeeded."""
 
 
 class RunWatcher:
@@ -101,14 +111,14 @@ class RunWatcher:
     async def observe(
         self, job: str, dashboard: Dashboard, submission_id: str | None, stacks_id: str | None = None
     ) -> ObservedRay:
-        """Polls the cluster of an RLJob and its newest submission. Never raises: errors are in the result. Must be
-        called once at a time for each RLJob.
+        """Polls the cluster of an RLJob and its newest submission. Never raises: errors are in the result. Calls for
+        the same RLJob must not overlap.
 
         Args:
             job: A string that identifies the RLJob.
             submission_id: The newest submission; None if there is none.
-            stacks_id: Submission id of the program that writes the trainer's stack traces. If it is not None, the poll
-                also checks whether Ray has this program.
+            stacks_id: Submission id of the program that writes the trainer's stack traces. If it is not None, a
+                successful poll also checks whether Ray has this program.
         """
         memory = self._memories.get(job)
         if memory is None or memory.cluster != dashboard.cluster:
@@ -121,7 +131,7 @@ class RunWatcher:
         memory.run = None
         if seen.reachability is Reachability.REJECTED:
             # The check without a token may have reached the pod of an earlier cluster of this name: repeat it.
-            memory.is_guarded = False
+            memory.requires_token = False
         if memory.failing_since is None:
             memory.failing_since = begun_at
         return replace(seen, silent_seconds=self._clock() - memory.failing_since)
@@ -132,10 +142,10 @@ class RunWatcher:
 
     async def _poll(self, memory: _Memory, dashboard: Dashboard, submission_id: str | None) -> ObservedRay:
         try:
-            async with asyncio.timeout(OBSERVE_SECONDS):
+            async with asyncio.timeout(POLL_TIMEOUT_SECONDS):
                 return await self._poll_or_raise(memory, dashboard, submission_id)
         except TimeoutError:
-            return ObservedRay(Reachability.UNREACHABLE, error=f"poll timed out after {OBSERVE_SECONDS:g} s")
+            return ObservedRay(Reachability.UNREACHABLE, error=f"poll timed out after {POLL_TIMEOUT_SECONDS:g} s")
         except DashboardUnreachableError as error:
             return ObservedRay(Reachability.UNREACHABLE, error=str(error))
         except TokenRejectedError as error:
@@ -146,9 +156,9 @@ class RunWatcher:
             return ObservedRay(Reachability.UNREACHABLE, error=f"the response cannot be parsed: {error}")
 
     async def _poll_or_raise(self, memory: _Memory, dashboard: Dashboard, submission_id: str | None) -> ObservedRay:
-        if not memory.is_guarded:
-            await dashboard.require_refusal()
-            memory.is_guarded = True
+        if not memory.requires_token:
+            await dashboard.check_token_is_required()
+            memory.requires_token = True
         run = memory.run
         if run is not None and run.submission_id == submission_id:
             try:
@@ -166,37 +176,38 @@ class RunWatcher:
         found = await dashboard.job(submission_id) if submission_id is not None else None
         if found is None or submission_id is None:
             return ObservedRay(Reachability.OK, nodes=memory.nodes.alive)
-        driver_node = text_at(found, "driver_node_id") or memory.nodes.head_id
-        run = _Run(submission_id, observed_ray_job(submission_id, found), driver_node)
+        driver_node_id = text_at(found, "driver_node_id") or memory.nodes.head_id
+        run = _Run(submission_id, observed_ray_job(submission_id, found), driver_node_id)
         seen = await self._request_rest(memory.nodes, run, dashboard)
         memory.run = run if not run.ray_job.status.has_ended else None
         return seen
 
     async def _short_poll(self, nodes: _Nodes, run: _Run, dashboard: Dashboard) -> ObservedRay | None:
-        """A poll with as few requests as possible; None if a full poll is needed."""
-        if self._clock() - nodes.asked_at >= NODES_SECONDS:
+        """A poll with as few requests as possible; None if Ray does not know the submission, so that a full poll is
+        needed."""
+        if self._clock() - nodes.requested_at >= NODES_SECONDS:
             await self._request_nodes(nodes, dashboard)
-        if run.is_steady and not run.ray_job_is_next:
+        if run.is_one_request_enough and not run.ray_job_is_next:
             former = run.file
             await _read_run_state(run, dashboard)
             run.ray_job_is_next = run.file == former
-            if run.is_steady:
+            if run.is_one_request_enough:
                 return _result(nodes, run)
         found = await dashboard.job(run.submission_id)
         if found is None:
             return None
         _update_ray_job(run, found)
-        if run.is_steady and not run.ray_job.status.has_ended:
+        if run.is_one_request_enough and not run.ray_job.status.has_ended:
             return _result(nodes, run)
         return await self._request_rest(nodes, run, dashboard)
 
     async def _request_rest(self, nodes: _Nodes, run: _Run, dashboard: Dashboard) -> ObservedRay:
-        """Requests the run state and, where needed, the placement groups and the log. The Ray job must be requested
-        before: if it has ended, the run state is then the final one."""
+        """Requests the run state and, where needed, the placement groups and the log. The caller must have requested
+        the Ray job before: if the Ray job has ended, the run state is then the final one."""
         await _read_run_state(run, dashboard)
-        if run.is_starting and self._clock() - run.groups_asked_at >= GROUPS_SECONDS:
-            run.groups = infeasible_groups(await dashboard.placement_groups())
-            run.groups_asked_at = self._clock()
+        if run.is_starting and self._clock() - run.groups_requested_at >= GROUPS_SECONDS:
+            run.infeasible_groups = infeasible_groups(await dashboard.placement_groups())
+            run.groups_requested_at = self._clock()
         failed = has_failed(run.ray_job, run.file.state)
         return replace(_result(nodes, run), log_tail=await _log_tail(run, dashboard) if failed else "")
 
@@ -204,7 +215,7 @@ class RunWatcher:
         found = alive(await dashboard.nodes())
         nodes.alive = tuple(observed_ray_node(node) for node in found)
         nodes.head_id = head_id(found)
-        nodes.asked_at = self._clock()
+        nodes.requested_at = self._clock()
 
 
 def _result(nodes: _Nodes, run: _Run) -> ObservedRay:
@@ -214,13 +225,13 @@ def _result(nodes: _Nodes, run: _Run) -> ObservedRay:
         job=run.ray_job,
         run_state=run.file.state,
         run_state_error=run.file.error,
-        infeasible_groups=run.groups if run.is_starting else (),
+        infeasible_groups=run.infeasible_groups if run.is_starting else (),
     )
 
 
 def _update_ray_job(run: _Run, found: JsonObject) -> None:
     run.ray_job = observed_ray_job(run.submission_id, found)
-    run.driver_node = text_at(found, "driver_node_id") or run.driver_node
+    run.driver_node_id = text_at(found, "driver_node_id") or run.driver_node_id
     run.ray_job_is_next = False
 
 
@@ -235,11 +246,11 @@ async def _is_missing(dashboard: Dashboard, submission_id: str) -> bool:
 
 async def _read_run_state(run: _Run, dashboard: Dashboard) -> None:
     name = run_state_file_name(run.submission_id)
-    text = await dashboard.log_file(run.driver_node, name, -1) if run.driver_node else None
+    text = await dashboard.log_file(run.driver_node_id, name, -1) if run.driver_node_id else None
     run.file = run_state_file(text, run.file)
 
 
 async def _log_tail(run: _Run, dashboard: Dashboard) -> str:
     name = driver_log_file_name(run.submission_id)
-    text = await dashboard.log_file(run.driver_node, name, NUM_LOG_LINES) if run.driver_node else None
+    text = await dashboard.log_file(run.driver_node_id, name, NUM_LOG_LINES) if run.driver_node_id else None
     return (text or "")[-MAX_LOG_CHARACTERS:]

@@ -1,4 +1,6 @@
-"""Decides what happens next to a job. All functions are pure. Start reading at `reconcile`.
+"""Decides what happens next to a job. Start reading at `reconcile`.
+
+No function here does I/O or reads a clock. Most of them change the `StatusDraft` that they are given, and nothing else.
 
 | question | modules |
 |---|---|
@@ -19,5 +21,6 @@
 | Retrying | `retries`, `between_attempts` |
 | Finished, Complete, Failed | `retries` |
 
-When an attempt or the job starts or ends, `retries` also sets to False the conditions that no longer hold.
+When an attempt starts or ends, or the job ends or is reopened, `retries` also sets to False, or removes, the conditions
+that no longer hold.
 """

@@ -22,14 +22,14 @@ STOP_CAUSE_SECONDS = 30
 shutdown, eviction), it stops the trainer first, and reports the end of the pod only after the pod has terminated."""
 
 _CANNOT_START = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
-"""Ray's error types for a trainer that cannot be started from this image."""
+"""Ray's error types for a trainer that cannot be started from its image."""
 
 _NOT_STARTED = (
     "JOB_SUPERVISOR_ACTOR_START_TIMEOUT",
     "JOB_SUPERVISOR_ACTOR_START_FAILURE",
     "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE",
 )
-"""Ray's error types for a trainer that Ray could not place or start on the head."""
+"""Ray's error types for a trainer whose supervisor process Ray could not place or start on the head node."""
 
 _EXIT_REASONS = {
     ExitCode.CONFIGURATION: Reason.CONFIGURATION_ERROR,
@@ -45,29 +45,33 @@ _EXIT_REASONS = {
 """Reasons by exit code; negative codes are signals. Every other exit code is an application error."""
 
 _LOST = (Reason.CLUSTER_LOST, Reason.HEAD_LOST, Reason.DRIVER_LOST)
+"""Reasons of ClusterReady or JobSubmitted with which the trainer's process is lost."""
 _FATAL = (*_LOST, Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING)
-"""Reasons of ClusterReady or JobSubmitted that end the attempt at once, because they are permanent."""
+"""Reasons of ClusterReady or JobSubmitted that end the attempt immediately, because they are permanent."""
 
 _AS_REQUESTED = "the trainer stopped as requested"
 _MEMORY_MAY_BE_THE_CAUSE = (Reason.INFRASTRUCTURE_ERROR, Reason.HEAD_LOST, Reason.DRIVER_LOST)
+"""If an attempt ends with one of these reasons and a pod ran out of memory, the reason becomes OutOfMemory."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended. `Reason.SUCCEEDED` is the only success."""
+    """How an attempt or a job ended or should end, and why. `Reason.SUCCEEDED` is the only success."""
 
     reason: Reason
     message: str
     cause: str | None = None
-    """Cause in the trainer's own report, or HostMemory for a pod that ran out of memory; see `ErrorCause`."""
+    """The cause that the trainer reported, or HostMemory for a pod that ran out of memory (see `ErrorCause`); None if
+    unknown."""
     pod: str | None = None
-    """Pod in which the failure began; None if unknown."""
+    """Name of the pod in which the failure began; None if unknown."""
 
 
 def ending_of_attempt(
     draft: StatusDraft, observed: Observed, findings: Sequence[Finding | None], grace_seconds: int
 ) -> Ending | None:
-    """How the attempt ended; None while it goes on. `findings`: this pass's ClusterReady and JobSubmitted."""
+    """How the attempt ended; None while it continues. `findings`: ClusterReady and JobSubmitted in this pass.
+    `grace_seconds`: `runPolicy.gracePeriodSeconds`."""
     ray_job = newest_ray_job(draft, observed)
     ending = _ending_of_ray_job(draft, observed, ray_job, grace_seconds) if ray_job is not None else None
     for finding in findings:
@@ -85,8 +89,8 @@ def reason_of_stop(stop: StopRequest) -> Reason:
 
 
 def _ending_by_finding(draft: StatusDraft, finding: Finding) -> Ending:
-    """The ending by a finding in `_FATAL`. If the attempt was lost while it was stopping, it ends with the reason for
-    the stop."""
+    """The ending by a finding whose reason is in `_FATAL`. If the trainer was lost while the attempt was stopping, the
+    attempt ends with the reason for the stop."""
     stop = draft.attempt.stop
     if stop is not None and finding.reason in _LOST:
         was_asked = "was asked to stop and was lost before it exited"
@@ -98,8 +102,9 @@ def _ending_by_finding(draft: StatusDraft, finding: Finding) -> Ending:
 def _ending_of_ray_job(
     draft: StatusDraft, observed: Observed, ray_job: ObservedRayJob, grace_seconds: int
 ) -> Ending | None:
-    """The ending as Ray reports it; None while the trainer is running. If its process does not exit after the trainer
-    has reported its end, the operator waits for twice the grace period."""
+    """The ending as Ray reports it; None while the trainer is running, or while the operator waits for the final run
+    state or the cause of a stop. If the trainer's process does not exit after the trainer has reported its end, the
+    operator waits for twice the grace period."""
     if ray_job.status is RayJobStatus.SUCCEEDED:
         return _ending_of_success(draft, observed.ray)
     if ray_job.status is RayJobStatus.FAILED:
@@ -113,7 +118,7 @@ def _ending_of_ray_job(
 
 
 def _ending_of_success(draft: StatusDraft, ray: ObservedRay) -> Ending | None:
-    """The ending of a trainer with exit code 0; None while its final run state is still expected."""
+    """The ending of a trainer that exited with code 0; None while its final run state is still expected."""
     state, complete = ray.run_state, _ending_when_complete(ray)
     if complete is not None:
         return complete
@@ -130,9 +135,11 @@ def _ending_of_success(draft: StatusDraft, ray: ObservedRay) -> Ending | None:
 
 
 def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, ray_job: ObservedRayJob) -> Ending:
+    """The ending of a trainer that Ray reports as failed: it exited with another code than 0, or was lost, or could not
+    be started."""
     exited = "Ray lost it" if ray_job.exit_code is None else f"it {_exit_text(ray_job.exit_code)}"
-    has_stopped = ray_job.exit_code == ExitCode.INTERRUPTED
-    what = _AS_REQUESTED if has_stopped else f"the trainer was asked to stop, and {exited}"
+    exited_as_requested = ray_job.exit_code == ExitCode.INTERRUPTED
+    what = _AS_REQUESTED if exited_as_requested else f"the trainer was asked to stop, and {exited}"
     on_request = _ending_on_request(draft, what)
     if on_request is not None:
         return on_request
@@ -149,8 +156,8 @@ def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, ray_job: ObservedRa
 
 
 def _ending_of_stop(draft: StatusDraft, observed: Observed, ray_job: ObservedRayJob) -> Ending | None:
-    """The ending of a trainer that was stopped; None while the operator waits for the cause of the stop. If the trainer
-    had already reported its result, and only its process did not exit, the ending is the reported one."""
+    """The ending of a trainer that Ray reports as stopped; None while the operator waits for the cause of the stop. If
+    the trainer had reported its result before, and only its process did not exit, the ending is this result."""
     known = _ending_when_complete(observed.ray) or _ending_on_request(draft)
     if known is not None:
         return known
@@ -164,7 +171,7 @@ def _ending_of_stop(draft: StatusDraft, observed: Observed, ray_job: ObservedRay
 
 
 def _ending_by_run_state(draft: StatusDraft, ray: ObservedRay, ray_job: ObservedRayJob) -> Ending:
-    """The ending of a trainer without an exit code, from its last run state or the stop request."""
+    """The ending of a trainer without an exit code: from its last run state, else from the stop request."""
     known = _ending_when_complete(ray) or _ending_on_request(draft)
     if known is not None:
         return known
@@ -175,7 +182,8 @@ def _ending_by_run_state(draft: StatusDraft, ray: ObservedRay, ray_job: Observed
 
 
 def _ending_on_request(draft: StatusDraft, what: str = _AS_REQUESTED) -> Ending | None:
-    """The ending of a trainer that the operator asked to stop; None if it did not ask. `what` says how it ended."""
+    """The ending of a trainer that the operator decided to stop; None if it did not. `what`: how the trainer ended, for
+    the message."""
     stop, checkpoint = draft.attempt.stop, draft.checkpoint
     if stop is None:
         return None
@@ -185,7 +193,7 @@ def _ending_on_request(draft: StatusDraft, what: str = _AS_REQUESTED) -> Ending 
 
 
 def _ending_when_complete(ray: ObservedRay) -> Ending | None:
-    """The ending of a trainer that reports completion; None if it does not."""
+    """The ending of a trainer that reports completion; None if the trainer does not report this."""
     state = ray.run_state
     if state is None or state.phase is not RunPhase.COMPLETE:
         return None
@@ -193,8 +201,8 @@ def _ending_when_complete(ray: ObservedRay) -> Ending | None:
 
 
 def _with_memory(ending: Ending, pods: Pods) -> Ending:
-    """The ending; if a pod ran out of memory, with the reason OutOfMemory. The message keeps the trainer's own
-    error."""
+    """The ending, with the reason OutOfMemory if a pod of the cluster ran out of memory. The message keeps the
+    trainer's own error."""
     for pod in sorted(pods, key=lambda pod: pod.name):
         if pod.problem is not None and pod.problem.reason is Reason.OUT_OF_MEMORY:
             message = f"pod {pod.name}: {pod.problem.message}; {ending.message}"
@@ -212,8 +220,8 @@ def _exit_text(code: int) -> str:
 
 
 def _ending_by_error(reason: Reason, what: str, ray: ObservedRay, ray_job: ObservedRayJob) -> Ending:
-    """Adds the best explanation to `what`: the trainer's own error, else the last lines of its log, else Ray's
-    message."""
+    """The ending with a message from `what`, which says how the trainer ended, and the best explanation: the error that
+    the trainer reported, else the last lines of its log, else Ray's message."""
     start = f"{what}: "
     error = ray.run_state.error if ray.run_state is not None else None
     if error is not None:

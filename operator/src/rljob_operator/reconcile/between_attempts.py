@@ -1,7 +1,7 @@
 """Handles a job without a running attempt: before the first attempt, between two attempts, and while it is suspended.
 
-It also handles the requests that users make by annotation: stop the job, or retry it now. The stop of a running attempt
-is in `stops`.
+This module also handles requests that users make by annotation: retry the job now, or stop a job without a running
+attempt. `stops` handles the stop of a running attempt.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _STOPPED = "a user stopped the job while no attempt was running"
 def apply_retry_request(draft: StatusDraft, observed: Observed) -> None:
     """Applies a user's retry request: reopens a failed job, or skips the backoff before the next attempt. Both reset
     the retry budgets. For a job that is running, suspended or complete, the request is only recorded."""
-    asked = observed.job.retry_request
-    if asked is None or as_recorded(asked) == draft.handled.retry:
+    request = observed.job.retry_request
+    if request is None or as_recorded(request) == draft.handled.retry:
         return
-    draft.handled = draft.handled.model_copy(update={"retry": as_recorded(asked)})
+    draft.handled = draft.handled.model_copy(update={"retry": as_recorded(request)})
     if draft.result is not None and draft.result.outcome != AttemptOutcome.SUCCEEDED:
         reopen_job(draft)
         # The stop request that ended the job must not end it again. A stop request later than this retry counts.
-        if not is_later(observed.job.stop_request, than=asked):
+        if not is_later(observed.job.stop_request, than=request):
             draft.record_stop_applied()
     elif draft.next_attempt is not None:
         reset_retry_budgets(draft)
@@ -39,17 +39,18 @@ def apply_retry_request(draft: StatusDraft, observed: Observed) -> None:
 
 
 def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Starts the next attempt once its backoff is over and the previous cluster is deleted or can be reused. A
-    suspended job waits until it is resumed. If a user asked to stop the job, it ends. Deletes clusters that are no
+    """Starts the next attempt once its backoff is over and the previous cluster was deleted or can be reused. A
+    suspended job waits until it is resumed. If a user asked to stop the job, the job ends. Deletes clusters that are no
     longer needed."""
     if stop_between_attempts(draft):
         return ()
-    if observed.job.is_suspended:
+    if observed.job.should_be_suspended:
         draft.next_attempt = None
         report_suspension(draft, observed)
         _report_cluster(draft, observed, Reason.SUSPENDED, "the job is suspended")
         return delete_unneeded_clusters(draft, observed)
-    # The job is not suspended, or no longer. Without this record, passes are repeated until the next attempt starts.
+    # The job is not suspended, or was resumed. While `suspended_at` is set, no next pass is scheduled. It is cleared,
+    # so that passes are repeated until the next attempt starts.
     draft.suspended_at = None
     planned = draft.next_attempt
     reusable = planned is not None and planned.same_cluster and is_cluster_reusable(draft, observed)
@@ -66,7 +67,7 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
 
 
 def stop_between_attempts(draft: StatusDraft) -> bool:
-    """Ends a job that has no running attempt if a user asked to stop it. Returns whether it did."""
+    """If a user asked to stop the job, ends the job, which has no running attempt. Returns whether it was ended."""
     if not draft.has_stop_request:
         return False
     draft.record_stop_applied()
@@ -75,14 +76,14 @@ def stop_between_attempts(draft: StatusDraft) -> bool:
 
 
 def report_suspension(draft: StatusDraft, observed: Observed) -> None:
-    """Sets the condition Suspended while `spec.suspend` is true."""
-    if not observed.job.is_suspended:
+    """While `spec.suspend` is true: sets the condition Suspended, and records when the suspension is complete."""
+    if not observed.job.should_be_suspended:
         return
     kind = ConditionType.SUSPENDED
     if draft.is_under_way:
-        draft.set(kind, FALSE, Reason.SUSPENDING, "the trainer is saving a checkpoint before it exits")
+        draft.set(kind, FALSE, Reason.SUSPENDING, "the trainer should save a checkpoint and exit")
     elif observed.forbidden is not None or not are_clusters_deleted(observed):
-        draft.set(kind, FALSE, Reason.SUSPENDING, "the trainer has exited; its cluster is being deleted")
+        draft.set(kind, FALSE, Reason.SUSPENDING, "no attempt is running; the cluster is being deleted")
     else:
         if draft.suspended_at is None:
             draft.suspended_at = timestamp(draft.now)
@@ -91,8 +92,9 @@ def report_suspension(draft: StatusDraft, observed: Observed) -> None:
 
 
 def is_cluster_reusable(draft: StatusDraft, observed: Observed) -> bool:
-    """Whether the next attempt can use the newest attempt's cluster: it exists, asks for a token, and all needed pods
-    are ready. These are the pods that the attempt used; after a resize, all pods of the spec."""
+    """Whether the next attempt can use the newest attempt's cluster: the cluster exists, asks for a token, and all
+    needed pods are ready. The needed pods are those that the newest attempt used; after the reason Resized, all pods of
+    the spec."""
     spec, attempt = observed.job.spec, draft.attempt
     cluster = observed.cluster(attempt.cluster)
     if spec is None or cluster is None or cluster.deleting or cluster.uid != attempt.cluster_uid:
@@ -104,7 +106,7 @@ def is_cluster_reusable(draft: StatusDraft, observed: Observed) -> bool:
 
 
 def seconds_to_start(draft: StatusDraft) -> float | None:
-    """Seconds until the backoff before the next attempt is over; None without a next attempt or when it is over."""
+    """Seconds until the backoff before the next attempt is over; None if it is over, or no next attempt is planned."""
     if draft.next_attempt is None:
         return None
     seconds = -seconds_since(draft.next_attempt.not_before, draft.now)
@@ -112,6 +114,8 @@ def seconds_to_start(draft: StatusDraft) -> float | None:
 
 
 def _report_cluster(draft: StatusDraft, observed: Observed, reason: Reason, why: str) -> None:
+    """Sets ClusterReady to False (Unknown if clusters or pods cannot be read) for a job that has had an attempt. `why`:
+    the start of the message."""
     if observed.forbidden is not None:
         draft.set(ConditionType.CLUSTER_READY, UNKNOWN, Reason.READ_FORBIDDEN, observed.forbidden)
         return
@@ -121,12 +125,13 @@ def _report_cluster(draft: StatusDraft, observed: Observed, reason: Reason, why:
         report_no_pods(draft)
         draft.set(ConditionType.CLUSTER_READY, FALSE, reason, f"{why}; the previous cluster was deleted")
         return
-    left = [f"{len(observed.clusters)} RayCluster" if observed.clusters else "", f"{len(observed.pods)} pods"]
-    message = f"{why}; still being deleted from the previous attempt: {', '.join(part for part in left if part)}"
+    left = f"RayClusters: {len(observed.clusters)}, pods: {len(observed.pods)}"
+    message = f"{why}; waiting until the objects of earlier attempts are deleted ({left})"
     draft.set(ConditionType.CLUSTER_READY, FALSE, reason, message)
 
 
 def _resume_point(draft: StatusDraft) -> str:
+    """The message of a suspended job: where it will resume."""
     checkpoint = draft.checkpoint
     if checkpoint is None:
         return "the job has no pods; it has no checkpoint and will start at step 0"

@@ -20,9 +20,10 @@ _NEVER_CREATED = "the job finished before its cluster was created"
 
 
 def delete_unneeded_clusters(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Deletes all clusters except the one of the running attempt, or the one that the next attempt will reuse."""
-    following = draft.next_attempt
-    needs_cluster = draft.is_under_way or (following is not None and following.same_cluster)
+    """Deletes all clusters of an unfinished job except the one that the running attempt uses or the next attempt will
+    reuse."""
+    planned = draft.next_attempt
+    needs_cluster = draft.is_under_way or (planned is not None and planned.same_cluster)
     attempt = draft.attempt if needs_cluster else None
     return tuple(
         DeleteCluster(cluster.name, cluster.uid)
@@ -33,7 +34,7 @@ def delete_unneeded_clusters(draft: StatusDraft, observed: Observed) -> tuple[Ef
 
 
 def report_no_pods(draft: StatusDraft) -> None:
-    """Reports that the job has no pods and holds no GPUs."""
+    """Sets the status of all pools to no ready pods, and the number of GPUs that the job holds to 0."""
     draft.gpus = 0
     draft.pools = tuple(pool.model_copy(update={"ready": 0}) for pool in draft.pools)
 
@@ -41,8 +42,8 @@ def report_no_pods(draft: StatusDraft) -> None:
 def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     """Deletes the clusters of a finished job, and the job itself once its TTL is over.
 
-    The last cluster stays if `runPolicy.cleanup` is KeepCluster now and its trainer has certainly exited. If the spec
-    cannot be read, a cluster that was kept so far stays.
+    The newest attempt's cluster is kept if `runPolicy.cleanup` is KeepCluster now and its trainer has certainly exited.
+    If the spec cannot be read, a cluster that was kept so far is still kept.
     """
     result = draft.result
     assert result is not None, "only finished jobs are cleaned up"
@@ -54,7 +55,8 @@ def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
         if is_done and result.cleaned_up_at is None:
             draft.result = result.model_copy(update={"cleaned_up_at": timestamp(draft.now)})
         elif not is_done and result.cleaned_up_at is not None and not (kept is not None and observed.job.spec is None):
-            # If the spec cannot be read, cleaned_up_at is the only record that a cluster was kept: do not clear it.
+            # Clusters appeared after the clean-up, or a cluster is no longer kept. If the spec cannot be read and a
+            # cluster is kept, the record is the only sign that the cluster should be kept, so it is not cleared.
             draft.result = result.model_copy(update={"cleaned_up_at": None})
     left = seconds_to_deletion(draft, observed)
     if left is not None and left <= 0:
@@ -63,7 +65,8 @@ def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
 
 
 def seconds_to_deletion(draft: StatusDraft, observed: Observed) -> float | None:
-    """Seconds until a finished job is deleted; None if it has no TTL, or its spec cannot be read."""
+    """Seconds until a finished job is deleted; negative if this is overdue. None if the job is not finished or has no
+    `runPolicy.ttlSecondsAfterFinished`, or if its spec cannot be read."""
     spec = observed.job.spec
     if draft.result is None or spec is None or spec.run_policy.ttl_seconds_after_finished is None:
         return None
@@ -71,6 +74,7 @@ def seconds_to_deletion(draft: StatusDraft, observed: Observed) -> float | None:
 
 
 def _kept_cluster(draft: StatusDraft, observed: Observed) -> ObservedCluster | None:
+    """The cluster of a finished job that must not be deleted; None if there is none."""
     if not draft.attempts or draft.result is None or draft.attempt.trainer_may_run:
         return None
     spec, cluster = observed.job.spec, observed.cluster(draft.attempt.cluster)
@@ -82,7 +86,8 @@ def _kept_cluster(draft: StatusDraft, observed: Observed) -> ObservedCluster | N
 
 
 def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None) -> None:
-    """Sets ClusterReady after the job has finished. After a lost cluster the reason stays ClusterLost."""
+    """Sets ClusterReady after the job has finished. If the newest attempt ended as ClusterLost, the condition keeps
+    this reason."""
     if not draft.attempts:
         return
     kind, attempt = ConditionType.CLUSTER_READY, draft.attempt

@@ -1,4 +1,4 @@
-"""Judges the attempt's RayCluster: sets ClusterReady, PlacementFeasible and the node counts of the pools.
+"""Judges the attempt's RayCluster: sets ClusterReady, PlacementFeasible and the status of the pools.
 
 It checks which pods are ready and what blocks the others, whether the pods have joined Ray, and whether Ray can place
 the trainer's placement groups.
@@ -25,9 +25,9 @@ from rljob_operator.reconcile.observed import (
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, UNKNOWN, StatusDraft, timestamp
 
 SHORT_SILENCE_SECONDS = 20.0
-"""A dashboard that has been silent for a shorter time may only be busy."""
+"""A dashboard that has not responded for a shorter time may only be busy."""
 NODE_LOST_SECONDS = 60
-"""How long a node may be unreachable before its pods count as lost."""
+"""How long a Kubernetes node may be unreachable before its pods count as lost."""
 
 Pods = tuple[ObservedPod, ...]
 
@@ -39,6 +39,7 @@ _MOST_SPECIFIC_FIRST = (
     Reason.CONTAINER_CRASHING,
     Reason.UNSCHEDULABLE,
 )
+"""If pods have different problems, the reason that comes first here is reported."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,21 @@ class Finding:
 
 
 def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> Finding | None:
-    """Sets ClusterReady and the pools, and records the cluster's UID once the cluster exists. If the spec cannot be
-    read (`spec` is None), pods and pools are not checked. Returns None if there is nothing to report."""
-    ours = _our_cluster(draft, observed)
+    """Sets ClusterReady and the status of the pools, and records the cluster's UID once the cluster exists. If the spec
+    cannot be read (`spec` is None), only the head pod is checked, and the pools stay as they are. Returns ClusterReady;
+    None if nothing can be reported."""
+    cluster = _cluster_of_attempt(draft, observed)
     if spec is not None:
         requested = observed.job.spec or spec
-        draft.pools = _pool_statuses(requested, observed.pods_of(draft.attempt.cluster) if ours is not None else ())
+        draft.pools = _pool_statuses(requested, observed.pods_of(draft.attempt.cluster) if cluster is not None else ())
         draft.gpus = sum(pool.nodes * pool.gpus_per_node for pool in requested.pools)
-    _record_conflict(draft, observed, ours)
-    if ours is not None and draft.attempt.cluster_uid is None:
-        draft.change_attempt(cluster_uid=ours.uid, cluster_created_at=timestamp(draft.now))
-    finding = _absent(draft, observed) if ours is None else _present(draft, observed, spec, ours)
+    _record_name_conflict(draft, observed, cluster)
+    if cluster is not None and draft.attempt.cluster_uid is None:
+        draft.change_attempt(cluster_uid=cluster.uid, cluster_created_at=timestamp(draft.now))
+    if cluster is None:
+        finding: Finding | None = _finding_without_cluster(draft, observed)
+    else:
+        finding = _finding_with_cluster(draft, observed, spec, cluster)
     if finding is not None:
         draft.set(ConditionType.CLUSTER_READY, finding.status, finding.reason, finding.message)
         if finding.holds and draft.attempt.ready_at is None:
@@ -75,8 +80,8 @@ def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | Non
 
 
 def report_placement(draft: StatusDraft, observed: Observed, spec: RLJobSpec, *, cluster_ready: bool) -> str | None:
-    """Sets PlacementFeasible once the cluster is ready. Returns what is missing; None if nothing is missing or the
-    answer is not known yet."""
+    """Sets PlacementFeasible once the cluster is ready. Returns what is missing; None if nothing is missing, or if this
+    is not known because the cluster is not ready or Ray does not respond."""
     ray = observed.ray
     if not cluster_ready or ray.reachability is not Reachability.OK:
         return None
@@ -87,18 +92,19 @@ def report_placement(draft: StatusDraft, observed: Observed, spec: RLJobSpec, *,
 
 
 def is_lost(pod: ObservedPod) -> bool:
-    """Whether the pod's node no longer responds, so that the pod cannot be stopped. The pod may still be running; its
-    later checkpoints are then not used (fencing by start numbers)."""
+    """Whether the pod's Kubernetes node no longer responds, so that the pod cannot be stopped. The pod may still be
+    running; checkpoints that it saves later are not used (fencing by start numbers)."""
     return pod.overdue or pod.node_silent_seconds >= NODE_LOST_SECONDS
 
 
 def are_clusters_deleted(observed: Observed) -> bool:
-    """Whether the job has no RayCluster any more, and no pods except lost ones (`is_lost`)."""
+    """Whether the job has no RayCluster, and no pods except lost ones (`is_lost`)."""
     return not observed.clusters and all(is_lost(pod) for pod in observed.pods)
 
 
 def head_pod(pods: Pods) -> ObservedPod | None:
-    """The head pod: a running one if there is one, else one that has ended or is being deleted; None without any."""
+    """The head pod among these pods of one cluster. If there are several: one that has not ended and is not being
+    deleted, if possible. None if there is none."""
     heads = sorted(
         (pod for pod in pods if pod.group == HEAD_GROUP), key=lambda pod: (pod.ended, pod.deleting, pod.name)
     )
@@ -106,7 +112,8 @@ def head_pod(pods: Pods) -> ObservedPod | None:
 
 
 def readiness_problem(spec: RLJobSpec, pods: Pods, creation_error: str | None) -> PodProblem | None:
-    """How many pods are ready, and the most specific reason why the others are not; None if every pod is ready."""
+    """How many of the pods that the spec requests are ready, and the most specific reason why the others are not; None
+    if all are ready. `creation_error`: KubeRay's message if it could not create a pod."""
     desired = {HEAD_GROUP: 1, **{pool.name: pool.nodes for pool in spec.pools}}
     ready = {group: min(count, _num_ready(pods, group)) for group, count in desired.items()}
     if ready == desired:
@@ -121,31 +128,33 @@ def readiness_problem(spec: RLJobSpec, pods: Pods, creation_error: str | None) -
         rank = {reason: index for index, reason in enumerate(_MOST_SPECIFIC_FIRST)}
         reason, group = min(problems, key=lambda key: (rank.get(key[0], len(rank)), -len(problems[key]), key[1]))
         return PodProblem(reason, f"{summary}; {_description(problems[reason, group], group, desired.get(group, 0))}")
-    waiting = [_num_pods(group, count - ready[group]) for group, count in desired.items() if count > ready[group]]
+    waiting = [_pods_text(group, count - ready[group]) for group, count in desired.items() if count > ready[group]]
     return PodProblem(Reason.PODS_PENDING, f"{summary}; waiting for {' and '.join(waiting)}")
 
 
-def _our_cluster(draft: StatusDraft, observed: Observed) -> ObservedCluster | None:
-    """The attempt's own cluster, if it exists and is not being deleted."""
+def _cluster_of_attempt(draft: StatusDraft, observed: Observed) -> ObservedCluster | None:
+    """The newest attempt's cluster, if it exists and is not being deleted. A cluster with its name and another UID does
+    not count."""
     cluster = observed.cluster(draft.attempt.cluster)
     if cluster is None or cluster.deleting or draft.attempt.cluster_uid not in (None, cluster.uid):
         return None
     return cluster
 
 
-def _record_conflict(draft: StatusDraft, observed: Observed, ours: ObservedCluster | None) -> None:
-    """Records since when another owner's cluster has had the name. Only a failed creation shows this: without one, and
-    without the job's own cluster, the record stays."""
+def _record_name_conflict(draft: StatusDraft, observed: Observed, cluster: ObservedCluster | None) -> None:
+    """Records since when a cluster of another owner has the name of the attempt's cluster. Only a failed creation shows
+    this. The record is cleared when the attempt's cluster exists, or when its creation fails for another reason."""
     failure, since = observed.failure, draft.attempt.name_taken_since
-    tried = failure is not None and failure.kind is EffectKind.CREATE_CLUSTER
-    is_taken = tried and failure is not None and failure.reason is Reason.NAME_CONFLICT
-    if is_taken and ours is None and since is None:
+    has_failed = failure is not None and failure.kind is EffectKind.CREATE_CLUSTER
+    is_taken = has_failed and failure is not None and failure.reason is Reason.NAME_CONFLICT
+    if is_taken and cluster is None and since is None:
         draft.change_attempt(name_taken_since=timestamp(draft.now))
-    elif since is not None and (ours is not None or (tried and not is_taken)):
+    elif since is not None and (cluster is not None or (has_failed and not is_taken)):
         draft.change_attempt(name_taken_since=None)
 
 
-def _absent(draft: StatusDraft, observed: Observed) -> Finding:
+def _finding_without_cluster(draft: StatusDraft, observed: Observed) -> Finding:
+    """ClusterReady while the attempt's cluster does not exist or is being deleted."""
     name, failure = draft.attempt.cluster, observed.failure
     if not observed.kuberay_installed:
         text = "this Kubernetes cluster has no resource RayCluster (ray.io/v1); install KubeRay"
@@ -159,16 +168,18 @@ def _absent(draft: StatusDraft, observed: Observed) -> Finding:
     return Finding(FALSE, Reason.CREATING, f"RayCluster {name} is being created")
 
 
-def _present(
+def _finding_with_cluster(
     draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, cluster: ObservedCluster
 ) -> Finding | None:
+    """ClusterReady while the attempt's cluster exists; None if the spec cannot be read and nothing is known to be
+    wrong."""
     if observed.forbidden is not None:
         return Finding(UNKNOWN, Reason.READ_FORBIDDEN, observed.forbidden)
     lost = _lost_head(draft, observed, cluster)
     if lost is not None:
         return Finding(FALSE, Reason.HEAD_LOST, lost)
     if not cluster.asks_for_token:
-        text = f"RayCluster {cluster.name} has lost its authOptions: KubeRay is too old; install KubeRay 1.6 or later"
+        text = f"RayCluster {cluster.name} has no spec.authOptions: KubeRay is too old; install KubeRay 1.6 or later"
         return Finding(FALSE, Reason.KUBERAY_TOO_OLD, text)
     if spec is None:
         return None
@@ -180,8 +191,8 @@ def _present(
         if missing is not None and draft.attempt.running_since is None:
             return Finding(FALSE, Reason.RAY_NODES_MISSING, missing)
     elif draft.attempt.running_since is None:
-        # Once the trainer is running, Progressing reports a silent dashboard; the cluster stays ready.
-        return _silent_dashboard(observed)
+        # Once the trainer is running, Progressing reports an unreachable dashboard; the cluster stays ready.
+        return _finding_without_dashboard(observed)
     num_pods = 1 + sum(pool.nodes for pool in spec.pools)
     fewer = ", ".join(f"{pool.nodes} of pool {pool.name}" for pool in draft.attempt.nodes)
     note = f"; the job runs with fewer worker pods than requested: {fewer} (runPolicy.elastic)" if fewer else ""
@@ -189,37 +200,39 @@ def _present(
 
 
 def _lost_head(draft: StatusDraft, observed: Observed, cluster: ObservedCluster) -> str | None:
-    """How the head pod was lost; None if it was not. KubeRay replaces a head pod only before the cluster was complete
-    for the first time, so later the head does not come back."""
+    """How the head pod was lost; None if it was not. Before all pods of the cluster are ready for the first time, a
+    head pod does not count as lost, because KubeRay replaces it until then."""
     attempt = draft.attempt
     was_complete = attempt.submissions > 0 or attempt.ready_at is not None or cluster.provisioned
     if not was_complete:
         return None
     head = head_pod(observed.pods_of(cluster.name))
     if head is None:
-        return "the head pod was deleted, and the trainer with it"
-    where = f"pod {head.name}" + (f" on node {head.node}" if head.node else "")
+        return "the head pod was deleted"
+    name = f"the head pod {head.name}" + (f" on node {head.node}" if head.node else "")
     if head.ended:
-        known = head.problem.message if head.problem is not None else "reason unknown"
-        return f"the head ({where}) has terminated: {known}"
+        problem = head.problem.message if head.problem is not None else "reason unknown"
+        return f"{name} has terminated: {problem}"
     if head.overdue:
-        return f"the head ({where}) should have been deleted, but its node does not respond; the node seems to be lost"
-    if head.node_silent_seconds >= NODE_LOST_SECONDS and _is_silent(observed):
+        return f"{name} should have been deleted, but the node does not respond; the node seems to be lost"
+    if head.node_silent_seconds >= NODE_LOST_SECONDS and _is_dashboard_silent(observed):
         return (
-            f"the head ({where}): neither its node nor Ray's dashboard has responded for"
-            f" {min(head.node_silent_seconds, 3600):.0f} s; the node seems to be lost"
+            f"{name} does not respond: the node has been unreachable for {min(head.node_silent_seconds, 3600):.0f} s,"
+            " and Ray's dashboard is unreachable, too; the node seems to be lost"
         )
     return None
 
 
-def _is_silent(observed: Observed) -> bool:
+def _is_dashboard_silent(observed: Observed) -> bool:
+    """Whether the dashboard cannot be polled, or polls have failed for at least `SHORT_SILENCE_SECONDS`."""
     ray = observed.ray
     return ray.reachability is Reachability.NOT_ASKED or (
         ray.reachability is not Reachability.OK and ray.silent_seconds >= SHORT_SILENCE_SECONDS
     )
 
 
-def _silent_dashboard(observed: Observed) -> Finding:
+def _finding_without_dashboard(observed: Observed) -> Finding:
+    """ClusterReady when all pods are ready, but the dashboard does not work for the operator."""
     ray = observed.ray
     if ray.reachability is Reachability.REJECTED:
         text = f"all pods are ready, but Ray rejects the operator's token: {ray.error}"
@@ -243,11 +256,12 @@ def _pool_statuses(spec: RLJobSpec, pods: Pods) -> tuple[PoolStatus, ...]:
 
 
 def _num_ready(pods: Pods, group: str) -> int:
+    """How many pods of a group (a pool, or the head) are ready."""
     return sum(pod.group == group and pod.ready and not (pod.deleting or pod.ended) for pod in pods)
 
 
 def _problems(pods: Pods) -> dict[tuple[Reason, str], list[tuple[str, str]]]:
-    """Names and messages of the pods that do not start, by reason and group; sorted by pod name."""
+    """Names and messages of the pods that have a problem and are not ready, by reason and group; sorted by pod name."""
     found: dict[tuple[Reason, str], list[tuple[str, str]]] = {}
     for pod in sorted(pods, key=lambda pod: pod.name):
         if pod.problem is not None and not (pod.ready or pod.deleting):
@@ -256,18 +270,20 @@ def _problems(pods: Pods) -> dict[tuple[Reason, str], list[tuple[str, str]]]:
 
 
 def _description(pods: list[tuple[str, str]], group: str, desired: int) -> str:
+    """Describes pods of one group with the same reason. `pods`: their names and messages; `desired`: how many pods the
+    group should have."""
     name, message = pods[0]
     if group == HEAD_GROUP:
         return f"the head pod {name}: {message}"
     return f"{len(pods)} of {desired} pods of pool {group}: {message} (pod {name})"
 
 
-def _num_pods(group: str, count: int) -> str:
+def _pods_text(group: str, count: int) -> str:
     return "the head pod" if group == HEAD_GROUP else f"{count} of pool {group}"
 
 
 def _missing_ray_nodes(spec: RLJobSpec, ray: ObservedRay) -> str | None:
-    """How many pods have joined Ray; None when all have."""
+    """How many pods have joined Ray, for a message; None if all pods of the spec have joined."""
     num_workers = sum(pool.nodes for pool in spec.pools)
     num_joined = min(num_workers, sum(not node.is_head for node in ray.nodes))
     has_head = any(node.is_head for node in ray.nodes)
@@ -278,11 +294,12 @@ def _missing_ray_nodes(spec: RLJobSpec, ray: ObservedRay) -> str | None:
 
 
 def _placement_finding(spec: RLJobSpec, ray: ObservedRay) -> tuple[Reason, str]:
+    """Reason and message of PlacementFeasible."""
     expected = sorted((pool.gpus_per_node for pool in spec.pools for _ in range(pool.nodes)), reverse=True)
     seen = sorted((node.num_gpus for node in ray.nodes if not node.is_head), reverse=True)
     numbers = f"Ray has {sum(seen)} of {sum(expected)} GPUs"
     if any(found < needed for found, needed in zip(seen, expected, strict=False)):
-        return Reason.INSUFFICIENT_GPUS, f"{numbers}; the worker pod with the fewest has {seen[-1]}"
+        return Reason.INSUFFICIENT_GPUS, f"{numbers}; the worker pod with the fewest GPUs has {seen[-1]}"
     if ray.infeasible_groups:
         groups = "; ".join(ray.infeasible_groups)
         return Reason.PLACEMENT_GROUP_INFEASIBLE, f"{numbers}; no Ray node has the resources for {groups}"

@@ -1,8 +1,9 @@
-"""Creates what an attempt needs: chooses its nodes, creates its RayCluster and submits its trainer.
+"""Decides how an attempt starts: chooses its nodes, creates its RayCluster and submits its trainer.
 
-Before that it checks whether the job can run on this Kubernetes cluster at all. Elastic restart is here, too: an
-attempt may run on the nodes that are ready. When all nodes are ready again, it is stopped, and the next attempt uses
-them all. `rljob_api.v1alpha1.elastic` finds the node counts with which a job is valid.
+Before that, `spec_problem` checks whether the job can run on a Kubernetes cluster at all. Elastic restart is here, too:
+an attempt may run on the nodes that are ready. When all nodes are ready again, the attempt is stopped, and the next
+attempt uses all nodes. `rljob_api.v1alpha1.elastic` finds the node counts with which a job is valid. A node is a worker
+pod of a pool here.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ALL_NODES_SECONDS = 60
 
 
 def spec_problem(job: ObservedJob, spec: RLJobSpec, defaults: Defaults) -> Ending | None:
-    """Why the job cannot run on this Kubernetes cluster; None when it can."""
+    """Why the job cannot run on a Kubernetes cluster; None if its spec has no such problem."""
     found = cluster_violations(spec, has_default_image=defaults.trainer_image is not None)
     if found:
         reason = Reason.STORAGE_MISSING if found[0].rule == STORAGE_RULE else Reason.INVALID_SPEC
@@ -43,24 +44,26 @@ def spec_problem(job: ObservedJob, spec: RLJobSpec, defaults: Defaults) -> Endin
 
 
 def choose_nodes(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> RLJobSpec:
-    """The spec with the node counts that the running attempt uses.
+    """Chooses the node counts of the running attempt. Returns the spec with these node counts.
 
-    An elastic attempt that has waited long enough for all nodes takes the ready ones. Once the trainer was submitted,
-    the choice is fixed. One exception: while Ray responds and does not have the trainer, the choice is made again if
-    Ray rejected the trainer or a chosen node is lost."""
+    An elastic attempt that has waited long enough for all nodes uses the nodes that are ready. Once the trainer was
+    submitted, the choice is fixed. One exception: while Ray responds and does not have the trainer, the choice is made
+    again if Ray rejected the trainer or a chosen node is no longer ready.
+
+    If Ray may have the trainer, also records since when all nodes are ready."""
     attempt = draft.attempt
-    if _may_have_trainer(draft, observed):
+    if _may_ray_have_trainer(draft, observed):
         _record_all_nodes_ready(draft, observed, spec)
         return spec_of_attempt(spec, attempt)
-    chosen = _fewer_nodes(draft, observed, spec)
-    are_lost = not _are_all_nodes_ready(draft, observed, spec_of_attempt(spec, attempt))
-    if attempt.submissions == 0 or _was_refused(observed) or (chosen and are_lost):
-        draft.change_attempt(nodes=chosen)
+    fewer = _fewer_nodes(draft, observed, spec)
+    are_chosen_ready = _are_all_nodes_ready(draft, observed, spec_of_attempt(spec, attempt))
+    if attempt.submissions == 0 or _was_trainer_rejected(observed) or (fewer and not are_chosen_ready):
+        draft.change_attempt(nodes=fewer)
     return spec_of_attempt(spec, draft.attempt)
 
 
 def spec_of_attempt(spec: RLJobSpec, attempt: Attempt) -> RLJobSpec:
-    """The spec with the node counts that an attempt was submitted with."""
+    """The spec with the node counts that were chosen for the attempt."""
     return with_nodes(spec, {pool.name: pool.nodes for pool in attempt.nodes}) if attempt.nodes else spec
 
 
@@ -70,9 +73,9 @@ def should_use_all_nodes(draft: StatusDraft) -> bool:
     return since is not None and seconds_since(since, draft.now) >= ALL_NODES_SECONDS
 
 
-def seconds_to_choice(draft: StatusDraft, spec: RLJobSpec) -> float | None:
-    """Seconds until an attempt that waits for nodes starts on fewer, or until an attempt on fewer nodes is stopped to
-    use them all; None if neither will happen."""
+def seconds_to_node_choice(draft: StatusDraft, spec: RLJobSpec) -> float | None:
+    """Seconds until an elastic attempt no longer waits for all nodes, or until an attempt on fewer nodes is stopped to
+    use all of them. Negative if this time has passed; None if there is no such time."""
     attempt, elastic = draft.attempt, spec.run_policy.elastic
     if attempt.all_nodes_since is not None:
         return ALL_NODES_SECONDS - seconds_since(attempt.all_nodes_since, draft.now)
@@ -82,8 +85,8 @@ def seconds_to_choice(draft: StatusDraft, spec: RLJobSpec) -> float | None:
 
 
 def create_cluster(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Creates the cluster of an attempt that the status already records. It waits while pods of earlier attempts are
-    running: a pod that was lost when this attempt started may have come back."""
+    """Creates the cluster of an attempt that the status already records. Returns no effect while clusters or pods of
+    earlier attempts exist: a pod that was lost when this attempt started may have come back."""
     if not observed.kuberay_installed or observed.forbidden is not None or not are_clusters_deleted(observed):
         return ()
     return (CreateCluster(draft.attempt.number, draft.attempt.cluster),)
@@ -91,9 +94,10 @@ def create_cluster(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]
 
 def submit(draft: StatusDraft, observed: Observed) -> SubmitJob:
     """Submits the trainer. The status records the submission and its start number first: after a crash, the operator
-    uses the same id again, and finds the Ray job if there is one."""
+    uses the same submission id again, and finds the Ray job if Ray has it."""
     if draft.attempt.submissions == 0:
-        # The creation time in seconds makes the number of a recreated job higher than any number of the deleted one.
+        # The job's creation time in seconds is the lower limit. So after a job is deleted and created again, its start
+        # numbers are larger than those of the deleted job.
         created = int(observed.job.created.timestamp())
         number = max(created, draft.counters.start_number) + 1
         draft.change_counters(start_number=number)
@@ -111,33 +115,35 @@ def reapply_network_policy(draft: StatusDraft, observed: Observed) -> tuple[Effe
     return (ApplyNetworkPolicy(draft.attempt.cluster),) if is_silent else ()
 
 
-def _may_have_trainer(draft: StatusDraft, observed: Observed) -> bool:
+def _may_ray_have_trainer(draft: StatusDraft, observed: Observed) -> bool:
+    """Whether the trainer was submitted, and Ray has it, had it, or does not respond."""
     attempt, ray = draft.attempt, observed.ray
     if attempt.submissions == 0:
         return False
     return attempt.running_since is not None or ray.reachability is not Reachability.OK or ray.job is not None
 
 
-def _was_refused(observed: Observed) -> bool:
-    """Whether Ray rejected the trainer. A Ray that does not answer, or does not list the trainer yet, may still start
-    it."""
+def _was_trainer_rejected(observed: Observed) -> bool:
+    """Whether Ray rejected the trainer. If Ray only does not respond, or does not list the trainer yet, it may still
+    start the trainer."""
     failure = observed.failure
     return failure is not None and failure.kind is EffectKind.SUBMIT_JOB and failure.reason is Reason.SUBMISSION_FAILED
 
 
 def _are_all_nodes_ready(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> bool:
-    """Whether all nodes of the spec are ready."""
+    """Whether the head pod and all nodes of the spec are ready."""
     return readiness_problem(spec, observed.pods_of(draft.attempt.cluster), None) is None
 
 
 def _fewer_nodes(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> tuple[PoolNodes, ...]:
-    """The node counts of an elastic attempt that does not wait longer for all nodes; empty if it waits or all are
-    ready. If the previous attempt ran on fewer nodes of the same cluster, there is no wait."""
+    """The node counts with which an elastic attempt can start if it no longer waits for all nodes. Empty if all nodes
+    are ready, the attempt still waits, too few nodes are ready, or the job is not elastic. If the previous attempt ran
+    on fewer nodes of the same cluster, the attempt does not wait."""
     attempt, elastic = draft.attempt, spec.run_policy.elastic
     if elastic is None or attempt.cluster_created_at is None or _are_all_nodes_ready(draft, observed, spec):
         return ()
-    former = draft.attempts[-2] if len(draft.attempts) > 1 else None
-    ran_on_fewer = former is not None and former.cluster_uid == attempt.cluster_uid and former.nodes != ()
+    previous = draft.attempts[-2] if len(draft.attempts) > 1 else None
+    ran_on_fewer = previous is not None and previous.cluster_uid == attempt.cluster_uid and previous.nodes != ()
     if not ran_on_fewer and seconds_since(attempt.cluster_created_at, draft.now) < elastic.wait_seconds:
         return ()
     pods = observed.pods_of(attempt.cluster)
@@ -147,7 +153,8 @@ def _fewer_nodes(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> tup
 
 
 def _record_all_nodes_ready(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> None:
-    """Records since when all nodes are ready, for an attempt that runs on fewer."""
+    """For an attempt whose trainer runs on fewer nodes: records since when all nodes are ready, or clears this record
+    if they are not."""
     attempt = draft.attempt
     if not attempt.nodes or attempt.running_since is None:
         return

@@ -17,7 +17,7 @@ _QUIET = (
     *(Reason.VALID, Reason.PODS_PENDING, Reason.FEASIBLE, Reason.SUBMITTING, Reason.NO_CHECKPOINT_YET),
     *(Reason.ENDED, Reason.DELETING, Reason.RAY_NODES_MISSING, Reason.NEXT_ATTEMPT_STARTED, Reason.SUSPENDING),
 )
-"""Reasons that get no event of their own, because the event before or after them says the same."""
+"""Reasons without an event: the event for the reason before or after them says the same."""
 
 _NORMAL = (
     *(Reason.CREATING, Reason.READY, Reason.SUBMITTED, Reason.STARTING, Reason.TRAINING, Reason.STOPPING),
@@ -30,8 +30,8 @@ _NORMAL = (
 @dataclass(frozen=True)
 class CreateCluster:
     """Creates the Secret, the network policy and the RayCluster of an attempt. If the job already has the RayCluster,
-    it stays as it is; only a RayCluster without token authentication is deleted. Nothing is created while the API
-    server lists pods of another RayCluster with this name, such as that of a deleted job."""
+    it stays unchanged, except that a RayCluster without token authentication is deleted. Nothing is created while the
+    API server lists pods of another RayCluster with this name, for example the RayCluster of a deleted job."""
 
     kind: ClassVar[EffectKind] = EffectKind.CREATE_CLUSTER
     attempt: int
@@ -41,20 +41,20 @@ class CreateCluster:
 
 @dataclass(frozen=True)
 class SubmitJob:
-    """Starts the trainer. If Ray already has a Ray job with this id, the trainer counts as submitted."""
+    """Submits the trainer as a Ray job. If Ray already has a Ray job with this id, the trainer counts as submitted."""
 
     kind: ClassVar[EffectKind] = EffectKind.SUBMIT_JOB
     submission_id: str
     attempt: int
     start_number: int
-    """See `constants.ENV_START_NUMBER`."""
+    """Number of this start of the trainer, for fencing; see `constants.ENV_START_NUMBER`."""
     nodes: tuple[tuple[str, int], ...] = ()
     """Node counts by pool name; empty if the attempt uses all nodes of the spec."""
 
 
 @dataclass(frozen=True)
 class StopJob:
-    """Asks the trainer to save a checkpoint and exit."""
+    """Asks the trainer, a Ray job, to save a checkpoint and exit."""
 
     kind: ClassVar[EffectKind] = EffectKind.STOP_JOB
     submission_id: str
@@ -91,7 +91,7 @@ class DeleteCluster:
 
 @dataclass(frozen=True)
 class DeleteJob:
-    """Deletes the RLJob with this UID and everything that it owns."""
+    """Deletes the RLJob with this UID. Kubernetes then deletes everything that the RLJob owns."""
 
     kind: ClassVar[EffectKind] = EffectKind.DELETE_JOB
     uid: str
@@ -132,8 +132,8 @@ class Decision:
 
 
 def events_between(before: RLJobStatus, after: RLJobStatus) -> tuple[EventRecord, ...]:
-    """One event for each condition whose status or reason changed, except for reasons in `_QUIET`. If several of these
-    conditions have the same reason, only the last one gets an event."""
+    """One event for each condition whose status or reason changed, except for reasons in `_QUIET`. If several changed
+    conditions have the same reason, only the last of them gets an event."""
     known = {condition.type: (condition.status, condition.reason) for condition in before.conditions}
     changed = {
         condition.reason: condition
@@ -152,4 +152,5 @@ def events_between(before: RLJobStatus, after: RLJobStatus) -> tuple[EventRecord
 
 
 def _bounded(text: str) -> str:
+    """The start of the text, at most `MAX_NOTE_BYTES`."""
     return text.encode()[:MAX_NOTE_BYTES].decode(errors="ignore")

@@ -1,7 +1,8 @@
 """Types for what the operator sees of one job at one moment: `controller/observe` fills them, `reconcile` reads them.
 
-The facts come from the API server and from Ray, so a restarted operator sees the same. Only two kinds of facts are lost
-with the process, which remembers them: the failure of an effect, and since when something does not respond.
+The facts come from the API server and from Ray, so a restarted operator sees the same. Two kinds of facts come from the
+memory of the operator's process and are lost when it restarts: the failure of an effect, and since when something does
+not respond.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class ObservedJob:
         return JobIdentity(self.namespace, self.name, self.uid)
 
     @property
-    def is_suspended(self) -> bool:
+    def should_be_suspended(self) -> bool:
         """Whether `spec.suspend` is true; False if the spec cannot be parsed."""
         return self.spec is not None and self.spec.suspend
 
@@ -65,14 +66,16 @@ class ObservedCluster:
     pod_creation_error: str | None
     """KubeRay's message when it could not create a pod."""
     provisioned: bool = False
-    """Whether all its pods have once been ready at the same time; from then on KubeRay creates no new head."""
+    """Whether all pods of the cluster have once been ready at the same time. From then on, KubeRay no longer replaces
+    the head pod."""
     asks_for_token: bool = True
-    """Whether its spec still turns on Ray's token authentication: a KubeRay that is too old drops `authOptions`."""
+    """Whether the cluster's spec still turns on Ray's token authentication: a KubeRay that is too old drops
+    `authOptions`."""
 
 
 @dataclass(frozen=True)
 class PodProblem:
-    """Why a pod does not start, or how it ended."""
+    """Why a pod, or pods of a cluster, do not start, or how a pod ended."""
 
     reason: Reason
     message: str
@@ -80,7 +83,7 @@ class PodProblem:
 
 @dataclass(frozen=True)
 class ObservedPod:
-    """A pod of the job: it carries the job's UID as a label."""
+    """A pod with the job's UID as a label."""
 
     name: str
     cluster: str
@@ -90,28 +93,29 @@ class ObservedPod:
     ready: bool
     deleting: bool
     ended: bool
-    """Whether its phase is Succeeded or Failed: none of its containers will run again."""
+    """Whether the pod's phase is Succeeded or Failed: none of its containers will run again."""
     problem: PodProblem | None
+    """None if no problem is known."""
     overdue: bool = False
-    """Whether its deletion is more than a minute late: no kubelet carries it out."""
+    """Whether the pod should have been deleted more than a minute ago: its node's kubelet does not delete it."""
     node: str = ""
-    """Name of its Kubernetes node; empty before the pod is scheduled."""
+    """Name of the pod's Kubernetes node; empty before the pod is scheduled."""
     node_silent_seconds: float = 0.0
-    """How long its node has been unreachable: since the node became NotReady, or since the kubelet's lease was last
-    renewed, if the operator has read the lease."""
+    """How long the pod's node has been unreachable: since the node became NotReady, or since the kubelet's lease was
+    last renewed, if the operator has read the lease."""
 
 
 class Reachability(StrEnum):
-    """The result of a request to Ray's dashboard."""
+    """The result of a poll of Ray's dashboard."""
 
     NOT_ASKED = "NotAsked"
-    """No request was sent: there is no ready head pod, or no reason to ask."""
+    """No request was sent: no attempt is running, or its cluster has no head pod that can be polled."""
     OK = "Ok"
     UNREACHABLE = "Unreachable"
     REJECTED = "Rejected"
-    """The token was not accepted (401 or 403)."""
+    """The dashboard rejected the token (401 or 403)."""
     OPEN = "Open"
-    """It accepts requests without a token: anybody who reaches it can run any program."""
+    """The dashboard accepts requests without a token: anybody who reaches it can run any program."""
 
 
 class RayJobStatus(StrEnum):
@@ -125,20 +129,20 @@ class RayJobStatus(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the driver process has ended."""
+        """Whether the Ray job has ended, with or without success."""
         return self not in (RayJobStatus.PENDING, RayJobStatus.RUNNING)
 
 
 @dataclass(frozen=True)
 class ObservedRayJob:
-    """What Ray reports about the newest submission."""
+    """What Ray reports about the newest submission of the trainer."""
 
     submission_id: str
     status: RayJobStatus
     message: str
     error_type: str | None
     exit_code: int | None
-    """Exit code of the driver; negative for a signal, None if Ray does not know it."""
+    """Exit code of the driver process; negative for a signal, None if Ray does not know the exit code."""
 
 
 @dataclass(frozen=True)
@@ -156,28 +160,31 @@ class ObservedRay:
 
     reachability: Reachability
     error: str | None = None
-    """Why it is not OK."""
+    """Why `reachability` is not OK; None if it is OK, or nothing was asked."""
     silent_seconds: float = 0.0
-    """If it is not OK: how long all polls of this process have failed. A short time may only mean one slow response."""
+    """If the newest poll failed: for how long all polls by this operator process have failed. A short time may only
+    mean one slow response."""
     nodes: tuple[ObservedRayNode, ...] = ()
     job: ObservedRayJob | None = None
     """None if nothing was submitted, or Ray knows no Ray job with the id of the newest submission."""
     run_state: RunState | None = None
-    """The run state of the newest submission. It is read after `job`: if the Ray job has ended, it is the final run
-    state. None if the trainer has not written it yet, or if it cannot be parsed. (If the request fails, `reachability`
-    is Unreachable.)"""
+    """The run state of the newest submission. The operator reads it after `job`: if the Ray job has ended, this is the
+    final run state. None if the trainer has not written a run state yet, or if it cannot be parsed. (If the request
+    fails, `reachability` is Unreachable.)"""
     run_state_error: str | None = None
-    """Why the run state cannot be parsed; None if it can, or there is none."""
+    """Why the run state cannot be parsed; None if it can be parsed, or there is none."""
     infeasible_groups: tuple[str, ...] = ()
     """Placement groups that no set of nodes can hold, with the resources that they request."""
     stacks_missing: bool = False
-    """Whether Ray was asked for the program that writes the trainer's stack traces, and did not know it."""
+    """Whether the operator asked Ray for the program that writes the trainer's stack traces, and Ray does not know
+    it."""
     log_tail: str = ""
     """Last lines of the driver's log; read only if the Ray job has ended without success."""
 
 
 class EffectKind(StrEnum):
-    """The kinds of changes that the operator makes in Kubernetes and Ray."""
+    """The kinds of changes that the operator makes in Kubernetes and Ray. SubmitJob and StopJob are about the trainer's
+    Ray job, DeleteJob is about the RLJob."""
 
     CREATE_CLUSTER = "CreateCluster"
     SUBMIT_JOB = "SubmitJob"
@@ -190,7 +197,8 @@ class EffectKind(StrEnum):
 
 @dataclass(frozen=True)
 class EffectFailure:
-    """Why the newest effect for this job failed. Only this process knows it; after a restart the effect is retried."""
+    """The newest failure of an effect for this job. The operator remembers it until all effects of a pass succeed; a
+    restarted operator does not know it and retries the effect."""
 
     kind: EffectKind
     reason: Reason
@@ -199,8 +207,8 @@ class EffectFailure:
 
 @dataclass(frozen=True)
 class Observed:
-    """The input of `reconcile`. It has all clusters that the job owns, and all pods that carry the job's UID as a
-    label: those of every attempt, and also those that are being deleted."""
+    """The input of `reconcile`. It contains all clusters that the job owns and all pods that have the job's UID as a
+    label: of every attempt, and also while they are being deleted."""
 
     job: ObservedJob
     kuberay_installed: bool
@@ -209,9 +217,10 @@ class Observed:
     ray: ObservedRay
     """What the dashboard of the running attempt's cluster reports."""
     failure: EffectFailure | None = None
+    """None if no effect has failed, or all effects have succeeded since then."""
     forbidden: str | None = None
-    """The API server's message if the operator may not read clusters or pods; `clusters` and `pods` may then be stale
-    or empty."""
+    """The API server's message if the operator is not allowed to read the job, its clusters or its pods: then
+    `clusters` and `pods` may be stale or empty. None if the operator could read all of them."""
 
     def cluster(self, name: str) -> ObservedCluster | None:
         """The cluster of this name; None if there is none."""

@@ -24,7 +24,7 @@ from rljob_operator.reconcile.creation import (
     choose_nodes,
     create_cluster,
     reapply_network_policy,
-    seconds_to_choice,
+    seconds_to_node_choice,
     spec_problem,
     submit,
 )
@@ -36,7 +36,7 @@ from rljob_operator.reconcile.stops import (
     ending_by_stop,
     exceeded_deadline,
     request_stop,
-    seconds_to_deadline,
+    seconds_to_next_limit,
     stop_when_due,
 )
 from rljob_operator.reconcile.trainer import (
@@ -50,20 +50,23 @@ from rljob_operator.reconcile.trainer import (
 )
 
 RAY_POLL_SECONDS = 4.0
-"""Ray sends no notifications, so it is polled from when all pods are ready until the attempt has ended."""
+"""Time between two passes from when the head pod is ready until the attempt ends: Ray sends no notifications, so its
+dashboard must be polled."""
 POD_POLL_SECONDS = 10.0
-"""Poll interval while pods start or end: their changes are watched, but the events that explain delays are not."""
+"""Time between two passes while pods start or end. The operator watches the pods, but not the events that explain
+delays."""
 SUBMISSION_SECONDS = 60
-"""Minimum time for a submission, however late its cluster became ready."""
-# An operator that cannot read a job's spec must not end the job, so retries are unlimited for it.
+"""How much time the submission gets after the operator finds the cluster ready, even if the provisioning deadline has
+passed by then."""
+# An operator that cannot read a job's spec must not end the job, so the retries of such a job are unlimited.
 _UNLIMITED_RETRIES = {"max_app_retries": MAX_COUNT, "max_infra_retries": MAX_COUNT}
 _CAUSED_BY_UNREADABLE_SPEC = (Reason.PROVISIONING_DEADLINE_EXCEEDED, Reason.RUN_STATE_UNREADABLE)
 
 
 def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Decision:
     """Decides the status, effects and events of a pass. The same input gives the same decision. If the next pass
-    observes the decided status and no other change, it decides the same status, and repeats the effects whose results
-    are not visible yet. Repeating an effect does no harm."""
+    observes the decided status and no other change, and no time limit has passed, it decides the same status. It
+    repeats the effects whose results are not visible yet. Repeating an effect does no harm."""
     job = observed.job
     if job.deleting:
         return Decision(status=job.status)
@@ -79,8 +82,8 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Decision
 
 
 def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tuple[Effect, ...]:
-    """Moves a job forward: between attempts it waits or starts the next one; a running attempt goes through cluster,
-    placement, submission and training in this order."""
+    """Moves an unfinished job forward. Between attempts, the job waits or starts the next attempt. A running attempt
+    goes through cluster, placement, submission and training in this order, and may end in each pass."""
     spec = _checked_spec(draft, observed, defaults)
     if draft.result is not None:
         return ()
@@ -121,8 +124,8 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
 
 def _may_submit_late(draft: StatusDraft, observed: Observed) -> bool:
     """Whether the trainer may still be submitted after the provisioning deadline: the cluster may have become ready
-    while no operator was running. From the first pass that finds it ready, which is recorded, the submission gets
-    `SUBMISSION_SECONDS`."""
+    while no operator was running. The time of the pass that submits the trainer is recorded; from then on, the
+    submission has `SUBMISSION_SECONDS`."""
     if observed.failure is not None or newest_ray_job(draft, observed) is not None:
         return False
     attempt = draft.attempt
@@ -133,8 +136,9 @@ def _may_submit_late(draft: StatusDraft, observed: Observed) -> bool:
 
 
 def _between(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> tuple[Effect, ...]:
-    """Waits for the next attempt or starts it; ends the job if a user asked to stop it. The cluster of a new attempt is
-    not created in this pass: the status must record the attempt first."""
+    """Waits for the next attempt or starts it; ends the job if a user asked to stop it. If the job cannot run with its
+    spec (`spec` is None), no attempt starts. The cluster of a new attempt is not created in this pass: the status must
+    record the attempt first."""
     if spec is None:
         return () if stop_between_attempts(draft) else delete_unneeded_clusters(draft, observed)
     effects = wait_or_start(draft, observed)
@@ -147,7 +151,7 @@ def _report_trainer(
     draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, policy: RunPolicy
 ) -> tuple[Reason, str] | None:
     """Reports the state of a running trainer, and records whether the attempt should stop. Returns why the trainer
-    cannot be observed; None if it can be observed or is not running."""
+    cannot be observed; None if it can be observed, is not running, or cannot be observed only since a moment ago."""
     unobservable = None
     if draft.attempt.running_since is not None:
         unobservable = record_unobservable(draft, observed)
@@ -177,9 +181,9 @@ def _end(draft: StatusDraft, observed: Observed, ending: Ending, policy: RunPoli
 def _checked_spec(draft: StatusDraft, observed: Observed, defaults: Defaults) -> RLJobSpec | None:
     """The spec if the job can run with it, else None. Sets SpecValid.
 
-    If the spec is invalid, a job without an attempt ends. A job that has started does not fail because this operator,
-    perhaps of another version, cannot read its spec: the running attempt continues until it ends or a deadline passes,
-    and the next attempt waits."""
+    If the spec is invalid, a job without any attempt so far fails. A job that has started does not fail because this
+    operator, perhaps of another version, cannot read its spec: the running attempt continues until it ends or a
+    deadline passes, and the next attempt waits."""
     job = observed.job
     problem: Ending | None = None
     if job.spec is None:
@@ -198,19 +202,22 @@ def _checked_spec(draft: StatusDraft, observed: Observed, defaults: Defaults) ->
 
 
 def _run_policy(observed: Observed) -> RunPolicy:
+    """The job's `runPolicy`. If the spec cannot be parsed: the readable part of it, with unlimited retries."""
     job = observed.job
     return job.spec.run_policy if job.spec is not None else job.readable_policy.model_copy(update=_UNLIMITED_RETRIES)
 
 
 def _ignored_fields(observed: Observed) -> str:
     unknown = ", ".join(observed.job.unknown_fields)
-    return f"this operator does not know these newer fields and ignores them: {unknown}" if unknown else ""
+    if not unknown:
+        return ""
+    return f"this operator does not know and ignores these fields: {unknown} (upgrade the operator to use them)"
 
 
 def _waits_for(
     observed: Observed, cluster: Finding | None, placement_problem: str | None, submission: Finding | None
 ) -> str:
-    """What the attempt still waits for."""
+    """What an attempt without a running trainer still waits for, for a message."""
     if observed.job.spec is None:
         return f"this operator cannot parse the job's spec ({observed.job.spec_error})"
     if cluster is not None and not cluster.holds:
@@ -221,6 +228,7 @@ def _waits_for(
 
 
 def _requeue_after_seconds(draft: StatusDraft, observed: Observed) -> float | None:
+    """Seconds until the next pass; None if only a watch event can change anything."""
     spec = observed.job.spec
     if draft.result is not None:
         left = seconds_to_deletion(draft, observed)
@@ -231,12 +239,13 @@ def _requeue_after_seconds(draft: StatusDraft, observed: Observed) -> float | No
         left = seconds_to_start(draft)
         return POD_POLL_SECONDS if left is None else min(left, POD_POLL_SECONDS)
     if observed.job.status.counters is None or draft.counters.attempts > observed.job.status.counters.attempts:
+        # This pass has started an attempt. The next one creates the cluster.
         return 0.0
     waits_for_ray = draft.attempt.submissions > 0 or draft.attempt.ready_at is not None
     was_polled = observed.ray.reachability is not Reachability.NOT_ASKED
     poll = RAY_POLL_SECONDS if waits_for_ray or was_polled else POD_POLL_SECONDS
     limits = (
-        seconds_to_deadline(draft, observed, _run_policy(observed)),
-        seconds_to_choice(draft, spec) if spec is not None else None,
+        seconds_to_next_limit(draft, observed, _run_policy(observed)),
+        seconds_to_node_choice(draft, spec) if spec is not None else None,
     )
     return min([poll, *(seconds for seconds in limits if seconds is not None and seconds > 0)])

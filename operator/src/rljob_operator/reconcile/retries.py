@@ -1,6 +1,6 @@
-"""Starts and ends attempts, and decides what follows: the next attempt or the end of the job.
+"""Starts and ends attempts, and decides what follows an attempt: the next one or the end of the job.
 
-It counts retries, and resets the retry budgets after progress or when a user asks for a retry.
+This module also counts retries, and resets the retry budgets after progress or when a user asks for a retry.
 """
 
 from __future__ import annotations
@@ -27,33 +27,37 @@ from rljob_operator.reconcile.status_draft import (
 )
 
 FIRST_PAUSE_SECONDS = 10.0
+"""The pause before the first retry, without jitter."""
 LONGEST_PAUSE_SECONDS = 600.0
+"""The longest pause before a retry, without jitter."""
 JITTER = 0.2
-"""Each pause is up to this fraction shorter or longer, by job and attempt: jobs that failed together on one node do not
-restart together."""
+"""Each pause is shorter or longer by up to this fraction, which depends on the job and the attempt: jobs that failed
+together on one Kubernetes node do not restart together."""
 
 Budget = tuple[str, int, int]
 """Name of the field in runPolicy, retries used, retries allowed."""
 
-_OF_ONE_ATTEMPT = (ConditionType.PLACEMENT_FEASIBLE, ConditionType.JOB_SUBMITTED, ConditionType.PROGRESSING)
-_STOPPED = (
+_CONDITIONS_OF_AN_ATTEMPT = (ConditionType.PLACEMENT_FEASIBLE, ConditionType.JOB_SUBMITTED, ConditionType.PROGRESSING)
+"""Conditions that become False when the next attempt starts."""
+_REASONS_OF_STOPPED_ATTEMPTS = (
     *(Reason.SUSPENDED, Reason.RESIZED, Reason.ACTIVE_DEADLINE_EXCEEDED),
     *(Reason.STOPPED_BY_USER, Reason.STOPPED_THROUGH_RAY),
 )
-_NEXT = "the next attempt has started"
+"""An attempt that ends with one of these reasons has the outcome Stopped."""
 
 
 def start_attempt(draft: StatusDraft, job: ObservedJob, *, on_same_cluster: bool = False) -> None:
-    """Records that the next attempt starts, on a new cluster or on the previous attempt's. Its effects follow in a
-    later pass, once the status is written."""
+    """Records that the next attempt starts, on a new cluster or on the previous attempt's cluster. The effects of the
+    new attempt follow in a later pass, once the status is written."""
     number = draft.counters.attempts + 1
-    former = draft.attempt if on_same_cluster else None
+    previous = draft.attempt if on_same_cluster else None
     draft.add_attempt(
         Attempt(
             number=number,
-            cluster=former.cluster if former is not None else cluster_name(job.name, number),
-            cluster_uid=former.cluster_uid if former is not None else None,
-            cluster_created_at=timestamp(draft.now) if former is not None else None,
+            cluster=previous.cluster if previous is not None else cluster_name(job.name, number),
+            cluster_uid=previous.cluster_uid if previous is not None else None,
+            # Deadlines count from this time, so for a reused cluster it is the start of the attempt.
+            cluster_created_at=timestamp(draft.now) if previous is not None else None,
             started=timestamp(draft.now),
         )
     )
@@ -61,27 +65,28 @@ def start_attempt(draft: StatusDraft, job: ObservedJob, *, on_same_cluster: bool
     draft.next_attempt = None
     draft.suspended_at = None
     if number > 1:
-        for kind in _OF_ONE_ATTEMPT:
-            draft.set_if_present(kind, FALSE, Reason.NEXT_ATTEMPT_STARTED, _NEXT)
+        for kind in _CONDITIONS_OF_AN_ATTEMPT:
+            draft.set_if_present(kind, FALSE, Reason.NEXT_ATTEMPT_STARTED, "the next attempt has started")
     draft.set_if_present(ConditionType.RETRYING, FALSE, Reason.NEXT_ATTEMPT_STARTED, f"attempt {number} has started")
     draft.set_if_present(ConditionType.SUSPENDED, FALSE, Reason.RESUMED, f"attempt {number} has started")
 
 
 def end_attempt(draft: StatusDraft, ending: Ending) -> None:
-    """Records how the newest attempt ended, and adds its time to the job's active seconds."""
+    """Records how the newest attempt ended, and adds the time since its cluster was created to the job's active
+    seconds."""
     attempt = draft.attempt
     since = attempt.cluster_created_at
     if since is not None:
         active = max(0, round(seconds_since(since, draft.now)))
         draft.change_counters(active_seconds=min(draft.counters.active_seconds + active, MAX_COUNT))
-    found = FAILURE_CLASSES.get(ending.reason)
+    failure_class = FAILURE_CLASSES.get(ending.reason)
     draft.change_attempt(
         state=AttemptState.ENDED.value,
         ended=timestamp(draft.now),
         outcome=_outcome(ending.reason),
         reason=ending.reason.value,
         message=both_ends_of(ending.message, MAX_ATTEMPT_MESSAGE),
-        failure_class=found.value if found is not None else None,
+        failure_class=failure_class.value if failure_class is not None else None,
         failure_cause=ending.cause,
         failed_pod=ending.pod,
         state_unknown_since=None,
@@ -93,31 +98,35 @@ def end_attempt(draft: StatusDraft, ending: Ending) -> None:
 def follow_ending(
     draft: StatusDraft, ending: Ending, policy: RunPolicy, job_uid: str, *, is_cluster_reusable: bool
 ) -> None:
-    """Ends the job or plans the next attempt. After a suspension it does neither: the job waits until it is resumed.
-    `is_cluster_reusable`: whether the next attempt may use the same cluster; it does so after an application error and
-    after a resize."""
-    found = FAILURE_CLASSES[ending.reason]
-    if found is FailureClass.RESUMABLE:
+    """Decides what follows an attempt without success: ends the job or plans the next attempt. After a suspension it
+    does neither: the job waits until it is resumed.
+
+    Args:
+        is_cluster_reusable: Whether the next attempt may use the same cluster. After an application error and after the
+            reason Resized, it then uses this cluster; after an infrastructure failure it gets a new one.
+    """
+    failure_class = FAILURE_CLASSES[ending.reason]
+    if failure_class is FailureClass.RESUMABLE:
         if ending.reason is Reason.RESIZED:
-            _plan_next(draft, ending, found, 0.0, same_cluster=is_cluster_reusable)
+            _plan_next_attempt(draft, ending, failure_class, 0.0, same_cluster=is_cluster_reusable)
             draft.set(ConditionType.RETRYING, TRUE, ending.reason, ending.message)
         return
     if draft.attempt.outcome == AttemptOutcome.FAILED:
         draft.change_counters(failed_attempts=draft.counters.failed_attempts + 1)
-    if found in (FailureClass.CONFIGURATION, FailureClass.FINAL):
+    if failure_class in (FailureClass.CONFIGURATION, FailureClass.FINAL):
         end_job(draft, ending)
         return
     _reset_budgets_after_progress(draft)
-    field, used, allowed = _budget(draft, found, policy)
+    field, used, allowed = _budget(draft, failure_class, policy)
     if used >= allowed:
         after = f"after {used} of {allowed} retries (runPolicy.{field}): " if allowed else ""
         end_job(draft, Ending(ending.reason, after + ending.message))
         return
-    counter = "application_retries" if found is FailureClass.APPLICATION else "infrastructure_retries"
+    counter = "application_retries" if failure_class is FailureClass.APPLICATION else "infrastructure_retries"
     draft.change_counters(**{counter: used + 1})
     seconds = _pause_seconds(draft, job_uid)
-    same_cluster = found is FailureClass.APPLICATION and is_cluster_reusable
-    _plan_next(draft, ending, found, seconds, same_cluster=same_cluster)
+    same_cluster = failure_class is FailureClass.APPLICATION and is_cluster_reusable
+    _plan_next_attempt(draft, ending, failure_class, seconds, same_cluster=same_cluster)
     start = timestamp(draft.now + timedelta(seconds=seconds))
     text = f"retry {used + 1} of {allowed} (runPolicy.{field}) at {start}, after: {ending.message}"
     draft.set(ConditionType.RETRYING, TRUE, ending.reason, text)
@@ -125,15 +134,15 @@ def follow_ending(
 
 def wait_for_another_operator(draft: StatusDraft, ending: Ending) -> None:
     """Plans the next attempt after an attempt that ended because this operator cannot read the job's spec. The next
-    attempt starts when an operator of another version can read the spec. Until then the job has no pods. This uses no
-    retry."""
+    attempt starts when an operator of another version can read the spec, and uses no retry. Until then the job has no
+    pods."""
     draft.change_attempt(failure_class=FailureClass.RESUMABLE.value)
-    _plan_next(draft, ending, FailureClass.RESUMABLE, 0.0, same_cluster=False)
+    _plan_next_attempt(draft, ending, FailureClass.RESUMABLE, 0.0, same_cluster=False)
     draft.set(ConditionType.RETRYING, TRUE, ending.reason, ending.message)
 
 
 def end_job(draft: StatusDraft, ending: Ending) -> None:
-    """Sets the job to Complete or Failed. A failed job stays so until a user asks for a retry."""
+    """Ends the job as Complete or Failed. A failed job stays Failed until a user asks for a retry."""
     succeeded = ending.reason is Reason.SUCCEEDED
     outcome = AttemptOutcome.SUCCEEDED if succeeded else AttemptOutcome.FAILED
     draft.next_attempt = None
@@ -166,16 +175,16 @@ def reset_retry_budgets(draft: StatusDraft) -> None:
 def _outcome(reason: Reason) -> str:
     if reason is Reason.SUCCEEDED:
         return AttemptOutcome.SUCCEEDED.value
-    return AttemptOutcome.STOPPED.value if reason in _STOPPED else AttemptOutcome.FAILED.value
+    return (AttemptOutcome.STOPPED if reason in _REASONS_OF_STOPPED_ATTEMPTS else AttemptOutcome.FAILED).value
 
 
-def _plan_next(
-    draft: StatusDraft, ending: Ending, found: FailureClass, pause_seconds: float, *, same_cluster: bool
+def _plan_next_attempt(
+    draft: StatusDraft, ending: Ending, failure_class: FailureClass, pause_seconds: float, *, same_cluster: bool
 ) -> None:
     draft.next_attempt = NextAttempt(
         reason=ending.reason.value,
         message=both_ends_of(ending.message, MAX_ATTEMPT_MESSAGE),
-        failure_class=found.value,
+        failure_class=failure_class.value,
         not_before=timestamp(draft.now + timedelta(seconds=pause_seconds)),
         same_cluster=same_cluster,
     )
@@ -184,23 +193,25 @@ def _plan_next(
 def _reset_budgets_after_progress(draft: StatusDraft) -> None:
     """Resets the retry budgets if the newest checkpoint is later than at every earlier failure: the job makes
     progress."""
-    before = draft.counters.checkpoint_step
+    previous_step = draft.counters.checkpoint_step
     step = draft.checkpoint.step if draft.checkpoint is not None else None
-    if step is not None and (before is None or step > before):
+    if step is not None and (previous_step is None or step > previous_step):
         reset_retry_budgets(draft)
         draft.change_counters(checkpoint_step=step)
 
 
-def _budget(draft: StatusDraft, found: FailureClass, policy: RunPolicy) -> Budget:
-    if found is FailureClass.APPLICATION:
+def _budget(draft: StatusDraft, failure_class: FailureClass, policy: RunPolicy) -> Budget:
+    """The retry budget for failures of the class Application or Infrastructure."""
+    if failure_class is FailureClass.APPLICATION:
         return "maxAppRetries", draft.counters.application_retries, policy.max_app_retries
     return "maxInfraRetries", draft.counters.infrastructure_retries, policy.max_infra_retries
 
 
 def _pause_seconds(draft: StatusDraft, job_uid: str) -> float:
-    """The pause before a retry (exponential backoff): it doubles with each further failure without progress."""
+    """The pause before a retry (exponential backoff): it doubles with each further failure without progress, up to
+    `LONGEST_PAUSE_SECONDS`; then the jitter is applied."""
     num_failures = draft.counters.application_retries + draft.counters.infrastructure_retries
-    # The exponent is bounded to avoid an overflow; 2**10 first pauses exceed the longest pause anyway.
+    # The exponent is limited to avoid an overflow: 2**10 times the first pause is longer than the longest pause anyway.
     seconds = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(num_failures - 1, 10))
     digest = hashlib.sha256(f"{job_uid} {draft.counters.attempts}".encode()).digest()
     return seconds * (1 - JITTER + 2 * JITTER * digest[0] / 255)

@@ -40,7 +40,7 @@ _CONDITIONS_BEFORE_TRAINING = (
 
 
 class StatusDraft:
-    """A copy of the observed status that a pass changes; what a pass does not touch stays."""
+    """A copy of the observed status, which a pass changes. What the pass does not set stays as observed."""
 
     def __init__(self, job: ObservedJob, now: datetime) -> None:
         status = job.status
@@ -62,7 +62,7 @@ class StatusDraft:
 
     @property
     def attempt(self) -> Attempt:
-        """The newest attempt. The job must have one."""
+        """The newest attempt. Only for jobs that have an attempt."""
         return self.attempts[-1]
 
     @property
@@ -84,7 +84,7 @@ class StatusDraft:
         self.attempts[-1] = self.attempt.model_copy(update=changes)
 
     def change_counters(self, **changes: int | None) -> None:
-        """Replaces some of the counters."""
+        """Replaces the given counters."""
         self.counters = self.counters.model_copy(update=changes)
 
     def add_attempt(self, attempt: Attempt) -> None:
@@ -105,7 +105,7 @@ class StatusDraft:
         )
 
     def set_if_present(self, kind: ConditionType, status: ConditionStatus, reason: Reason, message: str) -> None:
-        """Like `set`, but only if the condition is already in the status: most jobs never need it."""
+        """Like `set`, but only if the status already has the condition: most jobs never have it."""
         if kind in self._conditions:
             self.set(kind, status, reason, message)
 
@@ -114,7 +114,8 @@ class StatusDraft:
         self._conditions.pop(kind, None)
 
     def status(self) -> RLJobStatus:
-        """The status to write. Conditions are in the order of `ConditionType`; unknown ones of other versions last."""
+        """The status to write. Conditions are in the order of `ConditionType`; conditions that this version does not
+        know come last. A checkpoint or export with a URI that is too long is left out."""
         order = {kind.value: index for index, kind in enumerate(ConditionType)}
         conditions = tuple(
             sorted(self._conditions.values(), key=lambda condition: order.get(condition.type, len(order)))
@@ -139,7 +140,7 @@ class StatusDraft:
 
 
 def timestamp(moment: datetime) -> str:
-    """A time as a string, such as `2026-03-01T12:00:00Z`; `moment` has a time zone."""
+    """A time as a string in UTC, such as `2026-03-01T12:00:00Z`; `moment` must have a time zone."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -148,19 +149,20 @@ def moment(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def seconds_since(text: str, now: datetime) -> float:
-    """Seconds from `text` to `now`; negative if `text` is in the future."""
-    return (now - moment(text)) / timedelta(seconds=1)
+def seconds_since(start: str, now: datetime) -> float:
+    """Seconds from `start`, a time as a string, to `now`; negative if `start` is in the future."""
+    return (now - moment(start)) / timedelta(seconds=1)
 
 
 def beginning_of(text: str, limit: int = MAX_CONDITION_MESSAGE) -> str:
-    """At most `limit` characters from the start, printable."""
+    """The start of the text in at most `limit` printable characters."""
     text = printable(text).strip()
     return text if len(text) <= limit else text[: limit - len(_CUT)].rstrip() + _CUT.rstrip()
 
 
 def both_ends_of(text: str, limit: int) -> str:
-    """At most `limit` characters, printable: the start, which names the subject, and the end, which gives the cause."""
+    """The start of the text, which names the subject, and its end, which gives the cause, in at most `limit` printable
+    characters."""
     text = printable(text).strip()
     if len(text) <= limit:
         return text
@@ -169,7 +171,8 @@ def both_ends_of(text: str, limit: int) -> str:
 
 
 def end_of(text: str, limit: int = MAX_CONDITION_MESSAGE) -> str:
-    """At most `limit` characters from the end, printable, whole lines if possible: the end of a log has the error."""
+    """The end of the text in at most `limit` printable characters, from the start of a line if possible: the end of a
+    log has the error."""
     text = printable(text).strip()
     if len(text) <= limit:
         return text
@@ -184,7 +187,7 @@ def _fits(uri: str) -> bool:
 
 
 def _phase_of(status: RLJobStatus) -> str:
-    """The job's phase, such as `Running`."""
+    """The job's phase (`status.phase`), such as `Running`."""
     if status.result is not None:
         return "Complete" if status.result.outcome == AttemptOutcome.SUCCEEDED else "Failed"
     if status.suspended_at is not None:
@@ -194,12 +197,17 @@ def _phase_of(status: RLJobStatus) -> str:
     if not status.attempts:
         return "Pending"
     attempt = status.attempts[-1]
-    return AttemptState.STOPPING.value if attempt.ended is not None else attempt.state
+    if attempt.ended is not None:
+        # Neither a result nor a next attempt is recorded: the job is being suspended, or it was resumed or reopened and
+        # waits until the pods of this attempt have terminated.
+        return AttemptState.STOPPING.value
+    return attempt.state
 
 
 def _reason_of(status: RLJobStatus) -> str | None:
-    """The reason for the phase: that of the result or the next attempt, or `Suspended`. Else it is that of the first
-    condition before the training that is not True, or of Progressing."""
+    """The reason for the phase: the reason of the result, else of the next attempt, else `Suspended` for a suspended
+    job. Else it is the reason of the first condition in `_CONDITIONS_BEFORE_TRAINING` that is present and not True, and
+    if there is none, the reason of Progressing."""
     if status.result is not None:
         return status.result.reason
     if status.next_attempt is not None:

@@ -1,7 +1,8 @@
 """Decides whether an attempt should stop, and stops it.
 
-A running trainer is asked to stop on a user's request, a suspension, the active deadline, a stall, or when all nodes
-are ready again. An attempt whose trainer does not start, does not exit or cannot be observed ends at a deadline.
+The operator asks a running trainer to stop on a user's request, for a suspension, at the active deadline, after a
+stall, or when all nodes are ready again. An attempt whose trainer does not start, does not exit or cannot be observed
+ends at a deadline.
 """
 
 from __future__ import annotations
@@ -23,18 +24,26 @@ from rljob_operator.reconcile.status_draft import (
     seconds_since,
     timestamp,
 )
-from rljob_operator.reconcile.trainer import claim_uri, newest_ray_job, newest_submission, seconds_without_progress
+from rljob_operator.reconcile.trainer import (
+    claim_uri,
+    newest_ray_job,
+    newest_submission,
+    seconds_since_termination,
+    seconds_without_progress,
+)
 
 NAME_CONFLICT_SECONDS = 60
-"""How long another cluster may block the name: after a job is deleted and created again, the cluster of the deleted
-job needs some time to disappear."""
+"""How long a RayCluster of another owner may have the name of the attempt's cluster before the attempt ends: after a
+job is deleted and created again, the cluster of the deleted job is deleted some time later."""
 
 
 def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> None:
-    """Records that the attempt should stop, if there is a reason, and when its trainer is asked to stop."""
+    """Records that the attempt should stop, if there is a reason, and when the operator asks the trainer to stop. The
+    effect follows in `stop_when_due`."""
     ray_job = newest_ray_job(draft, observed)
     if ray_job is not None and ray_job.status.has_ended:
-        # The trainer exited by itself and has its own reason. User requests are applied between attempts.
+        # The trainer has already exited, so it is not asked to stop. A user's request to stop the job is applied
+        # between attempts.
         return
     if draft.attempt.stop is None:
         reason = _reason_to_stop(draft, observed, policy)
@@ -51,13 +60,14 @@ def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> N
 
 
 def stop_when_due(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> tuple[Effect, ...]:
-    """Asks a trainer to stop, in every pass until it has exited; repeated requests do no harm. A stalled trainer first
-    has time to write its stack traces. A trainer that has reported its result, but does not exit, is also asked."""
+    """Asks a trainer that should stop to do so, in every pass until it has exited; repeated requests do no harm. A
+    stalled trainer first has time to write its stack traces. A trainer that has reported its end, but does not exit
+    within the grace period, is also asked to stop."""
     ray_job, attempt = newest_ray_job(draft, observed), draft.attempt
     if ray_job is None or ray_job.status.has_ended:
         return ()
-    seen = attempt.end_reported_at
-    hangs = seen is not None and seconds_since(seen, draft.now) >= policy.grace_period_seconds
+    waited_seconds = seconds_since_termination(draft)
+    hangs = waited_seconds is not None and waited_seconds >= policy.grace_period_seconds
     if attempt.stop is None and not hangs:
         return ()
     name = newest_submission(draft, observed.job)
@@ -67,9 +77,9 @@ def stop_when_due(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> 
 
 
 def ending_by_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy, waits_for: str) -> Ending | None:
-    """The ending of an attempt that should stop; None while it has time left. Without a running trainer it ends at
-    once, else after the grace period. This starts when the trainer was asked to stop; if the trainer cannot be asked,
-    when the operator decided to stop it. `waits_for`: what the attempt waits for."""
+    """The ending of an attempt that should stop; None while it has time left. Without a running trainer the attempt
+    ends immediately, else after the grace period. The grace period starts when the operator asks the trainer to stop;
+    while it cannot ask, when it decided to stop the attempt. `waits_for`: what the attempt waits for."""
     stop = draft.attempt.stop
     if stop is None:
         return None
@@ -78,27 +88,27 @@ def ending_by_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy, wa
         return Ending(reason, f"the attempt was stopped before its trainer started: {waits_for}")
     if _seconds_to_end_of_stop(draft, observed, stop, policy) > 0:
         return None
-    grace = _seconds_to_stop(stop, policy)
+    limit = _stop_limit_seconds(stop, policy)
     if stop.sent_at is None:
-        text = f"for {grace} s the trainer could not be asked to stop: Ray's dashboard is unreachable"
+        text = f"the trainer could not be asked to stop within {limit} s: Ray's dashboard is unreachable"
         return Ending(reason, text)
     why = f"{stop.message}; " if stop.message is not None else ""
-    return Ending(reason, f"{why}the trainer was asked to stop and did not exit within {grace} s")
+    return Ending(reason, f"{why}the trainer was asked to stop and did not exit within {limit} s")
 
 
 def exceeded_deadline(
     draft: StatusDraft, observed: Observed, policy: RunPolicy, waits_for: str, unobservable: tuple[Reason, str] | None
 ) -> Ending | None:
-    """The ending by a deadline that has passed; None if none has. `waits_for`: what the attempt waits for;
-    `unobservable`: why its trainer cannot be observed."""
-    endings = _endings(draft, observed, policy, waits_for, unobservable)
+    """The ending by the deadline that passed first; None if no deadline has passed. `waits_for`: what the attempt waits
+    for; `unobservable`: why its trainer cannot be observed."""
+    endings = _endings_by_deadline(draft, observed, policy, waits_for, unobservable)
     due = [(seconds, ending) for seconds, ending in endings if seconds <= 0]
     return min(due, key=lambda pair: pair[0])[1] if due else None
 
 
-def seconds_to_deadline(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> float | None:
-    """Seconds until the next deadline of a running attempt; None if it has none."""
-    limits = [seconds for seconds, _ in _endings(draft, observed, policy, "", None)]
+def seconds_to_next_limit(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> float | None:
+    """Seconds until the next time at which a running attempt may have to stop or end; None if there is no such time."""
+    limits = [seconds for seconds, _ in _endings_by_deadline(draft, observed, policy, "", None)]
     attempt, grace = draft.attempt, policy.grace_period_seconds
     if attempt.stop is not None:
         limits.append(_seconds_to_end_of_stop(draft, observed, attempt.stop, policy))
@@ -118,7 +128,7 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
     if draft.has_stop_request:
         draft.record_stop_applied()
         return Reason.STOPPED_BY_USER
-    if observed.job.is_suspended:
+    if observed.job.should_be_suspended:
         return Reason.SUSPENDED
     left = _seconds_to_active_deadline(draft, policy)
     if left is not None and left <= 0:
@@ -132,14 +142,14 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
 
 
 def _is_stalled(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> bool:
-    """Whether the trainer should be stopped because it makes no progress. A stall is only declared while Ray reports
-    the trainer: a trainer that cannot be observed may make progress."""
-    runs = draft.attempt.running_since is not None and newest_ray_job(draft, observed) is not None
-    return runs and seconds_without_progress(draft) >= policy.stall_deadline_seconds
+    """Whether the trainer should be stopped because it makes no progress. Only a trainer that Ray reports now can be
+    stalled: a trainer that cannot be observed may make progress."""
+    is_observed = draft.attempt.running_since is not None and newest_ray_job(draft, observed) is not None
+    return is_observed and seconds_without_progress(draft) >= policy.stall_deadline_seconds
 
 
 def _stall_message(draft: StatusDraft, observed: Observed) -> str:
-    """The step and activity at which the trainer stalled, and the location of its stack traces."""
+    """A message with the step and activity at which the trainer stalled, and the location of its stack traces."""
     seconds = seconds_without_progress(draft)
     parts = [f"no progress for {seconds:.0f} s"]
     state = observed.ray.run_state
@@ -149,7 +159,7 @@ def _stall_message(draft: StatusDraft, observed: Observed) -> str:
     spec = observed.job.spec
     folder = f"{POD_LOGS_FOLDER}/{attempt_logs_folder(draft.attempt.number)}"
     location = claim_uri(f"file://{folder}", spec, observed.job.name) if spec is not None else folder
-    parts.append(f"stack traces are in {location}")
+    parts.append(f"see the stack traces in {location}")
     return beginning_of("; ".join(parts), MAX_ATTEMPT_MESSAGE)
 
 
@@ -163,25 +173,28 @@ def _stacks_are_due(draft: StatusDraft) -> bool:
 
 def _restarts_time_for_stacks(observed: Observed, stop: StopRequest, sent_at: str) -> bool:
     """Whether the time for writing the stack traces starts again, because Ray does not have the program that writes
-    them. An operator may record that the time has begun, and exit before it submits the program. This is limited: if
-    Ray never accepts the program, the trainer is stopped without stack traces."""
+    them: an operator may have exited after it recorded the start of this time, and before it submitted the program. The
+    time starts again only in the first `STACKS_SECONDS` after the stop was requested. So if Ray never accepts the
+    program, the trainer is stopped without stack traces."""
     is_early = seconds_since(stop.requested_at, moment(sent_at)) < STACKS_SECONDS
     return observed.ray.stacks_missing and is_early
 
 
-def _seconds_to_stop(stop: StopRequest, policy: RunPolicy) -> int:
-    """The grace period; for a stalled trainer, also the time for its stack traces."""
+def _stop_limit_seconds(stop: StopRequest, policy: RunPolicy) -> int:
+    """How much time a trainer has to stop: the grace period; for a stalled trainer, also the time for its stack
+    traces."""
     return policy.grace_period_seconds + (STACKS_SECONDS if stop.reason == Reason.STALLED else 0)
 
 
 def _seconds_to_end_of_stop(draft: StatusDraft, observed: Observed, stop: StopRequest, policy: RunPolicy) -> float:
-    """Seconds until the operator no longer waits for a trainer that should stop."""
-    left = _seconds_to_stop(stop, policy) - seconds_since(stop.sent_at or stop.requested_at, draft.now)
+    """Seconds until the operator no longer waits for a trainer that should stop; 0 or less if it no longer waits."""
+    left = _stop_limit_seconds(stop, policy) - seconds_since(stop.sent_at or stop.requested_at, draft.now)
     return left if stop.sent_at is not None else _remaining_after_silence(left, observed)
 
 
 def _seconds_to_active_deadline(draft: StatusDraft, policy: RunPolicy) -> float | None:
-    """Seconds left of the active deadline; None if the job has none."""
+    """Seconds until the job has been active for `runPolicy.activeDeadlineSeconds`, if its attempt continues; None
+    without such a deadline."""
     if policy.active_deadline_seconds is None:
         return None
     since = draft.attempt.cluster_created_at if draft.is_under_way else None
@@ -189,10 +202,11 @@ def _seconds_to_active_deadline(draft: StatusDraft, policy: RunPolicy) -> float 
     return policy.active_deadline_seconds - draft.counters.active_seconds - current
 
 
-def _endings(
+def _endings_by_deadline(
     draft: StatusDraft, observed: Observed, policy: RunPolicy, waits_for: str, unobservable: tuple[Reason, str] | None
 ) -> list[tuple[float, Ending]]:
-    """The endings by deadlines, each with the seconds until it is due."""
+    """The deadlines that apply to the attempt now: for each, the seconds until it passes, and how the attempt then
+    ends."""
     attempt = draft.attempt
     if attempt.running_since is not None:
         if unobservable is None or attempt.state_unknown_since is None:
@@ -207,14 +221,14 @@ def _endings(
     found = [(limit - waited, Ending(Reason.PROVISIONING_DEADLINE_EXCEEDED, text))]
     failure = observed.failure
     if failure is not None and failure.kind is EffectKind.CREATE_CLUSTER and failure.reason is Reason.NAME_CONFLICT:
-        taken = seconds_since(attempt.name_taken_since or timestamp(draft.now), draft.now)
-        found.append((NAME_CONFLICT_SECONDS - taken, Ending(Reason.NAME_CONFLICT, failure.message)))
+        taken_seconds = seconds_since(attempt.name_taken_since or timestamp(draft.now), draft.now)
+        found.append((NAME_CONFLICT_SECONDS - taken_seconds, Ending(Reason.NAME_CONFLICT, failure.message)))
     return found
 
 
 def _remaining_after_silence(seconds: float, observed: Observed) -> float:
-    """The remaining seconds, at least until the dashboard has been silent for `SHORT_SILENCE_SECONDS`: an operator that
-    has just started must not end an attempt after its first failed request."""
+    """The seconds; while polls of the dashboard fail, at least until they have failed for `SHORT_SILENCE_SECONDS`. An
+    operator that has just started must not end an attempt after its first failed poll."""
     if observed.ray.reachability in (Reachability.UNREACHABLE, Reachability.REJECTED):
         return max(seconds, SHORT_SILENCE_SECONDS - observed.ray.silent_seconds)
     return seconds

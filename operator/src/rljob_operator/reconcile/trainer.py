@@ -1,6 +1,7 @@
 """Reports the attempt's trainer: sets JobSubmitted, Progressing, Checkpointed, progress, checkpoint and export.
 
-It checks whether Ray has the trainer, how far it is, and since when it cannot be observed or makes no progress.
+This module finds out whether Ray has the trainer, which step the trainer has reached, and since when the trainer cannot
+be observed or makes no progress.
 """
 
 from __future__ import annotations
@@ -34,21 +35,23 @@ from rljob_operator.reconcile.status_draft import (
 FINAL_PHASES = (RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED)
 
 END_WITHOUT_STATE = "Ray reports that the trainer succeeded; waiting for the trainer's final run state"
-"""Message of Progressing while the operator waits for it."""
+"""Message of Progressing while the operator waits for the final run state."""
 
 SIGNIFICANT_DIGITS = 4
-"""Of the numbers in the status that `kubectl get` and `rljob` show."""
+"""Number of significant digits of the reward, the score and the tokens per second in `status.progress`."""
 MIN_SECONDS_BETWEEN_PROGRESS = 5
+"""New progress is written to the status if its timestamp is later by at least this time than that of the old
+progress."""
 MAX_SECONDS_OF_OLD_PROGRESS = 9
-"""Both limit how often `status.progress` is written: see `_is_progress_due`."""
+"""New progress is also written if the progress in the status is at least this old."""
 MIN_SECONDS_BETWEEN_PROGRESSED_AT = 60
-"""Minimum time between two changes of an attempt's `progressedAt`, or a third of the stall deadline if that is shorter:
-each change is a write to the API server."""
+"""Minimum time between two changes of an attempt's `progressedAt`, because each change is a write to the API server. If
+a third of the stall deadline is shorter, that is the minimum time."""
 
 
 def report_submission(draft: StatusDraft, observed: Observed) -> Finding | None:
-    """Sets JobSubmitted: True as soon as Ray has the trainer. Returns None if the trainer was not submitted, or if Ray
-    had it and does not respond now."""
+    """Sets JobSubmitted: True as soon as Ray has the trainer. Then also records since when the trainer is running.
+    Returns JobSubmitted; None if the trainer was not submitted, or if Ray had the trainer and does not respond now."""
     finding = _submission_finding(draft, observed)
     if finding is None:
         return None
@@ -59,7 +62,7 @@ def report_submission(draft: StatusDraft, observed: Observed) -> Finding | None:
 
 
 def newest_ray_job(draft: StatusDraft, observed: Observed) -> ObservedRayJob | None:
-    """What Ray reports about the newest submission; None if there is none, or Ray does not report it."""
+    """What Ray reports about the newest submission; None if there is no submission, or Ray does not report it."""
     ray_job = observed.ray.job
     if draft.attempt.submissions == 0 or observed.ray.reachability is not Reachability.OK or ray_job is None:
         return None
@@ -67,13 +70,13 @@ def newest_ray_job(draft: StatusDraft, observed: Observed) -> ObservedRayJob | N
 
 
 def newest_submission(draft: StatusDraft, job: ObservedJob) -> str:
-    """Submission id of the newest attempt. It must have one."""
+    """Id of the newest attempt's newest submission. Only for attempts that have one."""
     return submission_id(job.name, draft.attempt.number, draft.attempt.submissions)
 
 
 def record_unobservable(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] | None:
-    """Records in the attempt since when a running trainer cannot be observed. Returns why it cannot; None if it can, or
-    if the failure is too recent to count."""
+    """Records in the attempt since when a running trainer cannot be observed. Returns the reason and a message; None if
+    the trainer can be observed, or if polls have failed only since a moment ago."""
     unobservable = _unobservable(draft, observed)
     if unobservable is None:
         if draft.attempt.state_unknown_since is not None:
@@ -85,7 +88,7 @@ def record_unobservable(draft: StatusDraft, observed: Observed) -> tuple[Reason,
 
 
 def record_progress(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> None:
-    """Records when the trainer last made progress: each run state that it writes counts. The time is that of the
+    """Records when the trainer last made progress: a new run state counts as progress. The recorded time is from the
     operator's clock, because the trainer's clock may differ."""
     state = observed.ray.run_state if newest_ray_job(draft, observed) is not None else None
     attempt = draft.attempt
@@ -109,9 +112,9 @@ def seconds_without_progress(draft: StatusDraft) -> float:
 def report_run(
     draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, unobservable: tuple[Reason, str] | None
 ) -> None:
-    """Copies a submitted trainer's run state into the status, and sets Checkpointed and Progressing. Without a readable
-    spec it leaves out the checkpoint and the export, whose URIs depend on the spec. `unobservable`: why the trainer
-    cannot be observed."""
+    """Copies a running trainer's run state into the status, and sets Checkpointed and Progressing. If the spec cannot
+    be read (`spec` is None), the checkpoint and the export are not copied, because their URIs depend on the spec.
+    `unobservable`: why the trainer cannot be observed."""
     if draft.attempt.running_since is None:
         return
     state = observed.ray.run_state if newest_ray_job(draft, observed) is not None else None
@@ -140,8 +143,9 @@ def seconds_since_termination(draft: StatusDraft) -> float | None:
 
 
 def trainer_may_run(draft: StatusDraft, observed: Observed) -> bool:
-    """Whether the newest attempt's trainer may still be running: Ray has not reported its end, and its head pod has not
-    ended. Also true if it was submitted, but Ray does not list it yet."""
+    """Whether the newest attempt's trainer may still be running. If Ray responds: it has not reported that the trainer
+    ended, or does not list the submitted trainer yet. Else: the head pod exists and has not ended, or the operator is
+    not allowed to read pods."""
     attempt, ray_job = draft.attempt, newest_ray_job(draft, observed)
     if attempt.submissions == 0:
         return False
@@ -154,16 +158,19 @@ def trainer_may_run(draft: StatusDraft, observed: Observed) -> bool:
 
 
 def claim_uri(uri: str, spec: RLJobSpec, job: str) -> str:
-    """A path inside the pods as a URI that users can find: `pvc://claim/folder/...`."""
-    storage, inside = spec.checkpoint.storage, f"file://{POD_STORAGE_FOLDER}/"
-    if storage is None or not uri.startswith(inside):
+    """The `file://` URI of a path in the claim, as seen inside the pods, as a URI that users can find:
+    `pvc://claim/folder/...`. Other URIs are returned unchanged, and so is a URI that would become too long. `job`: name
+    of the job."""
+    storage, pod_folder = spec.checkpoint.storage, f"file://{POD_STORAGE_FOLDER}/"
+    if storage is None or not uri.startswith(pod_folder):
         return uri
-    folder = f"pvc://{storage.persistent_volume_claim}/{(storage.sub_path or job).strip('/')}/"
-    found = folder + uri.removeprefix(inside)
+    claim_folder = f"pvc://{storage.persistent_volume_claim}/{(storage.sub_path or job).strip('/')}/"
+    found = claim_folder + uri.removeprefix(pod_folder)
     return found if len(found) <= MAX_URI_LENGTH else uri
 
 
 def _submission_finding(draft: StatusDraft, observed: Observed) -> Finding | None:
+    """JobSubmitted, as this pass found it; None as for `report_submission`."""
     if draft.attempt.submissions == 0:
         return None
     name, failure = newest_submission(draft, observed.job), observed.failure
@@ -172,13 +179,15 @@ def _submission_finding(draft: StatusDraft, observed: Observed) -> Finding | Non
     if draft.attempt.running_since is not None:
         if observed.ray.reachability is not Reachability.OK:
             return None
-        return Finding(FALSE, Reason.DRIVER_LOST, f"Ray no longer knows Ray job {name}: the head was restarted")
+        text = f"Ray no longer knows Ray job {name}: the Ray head was restarted"
+        return Finding(FALSE, Reason.DRIVER_LOST, text)
     if failure is not None and failure.kind is EffectKind.SUBMIT_JOB:
         return Finding(FALSE, failure.reason, failure.message)
     return Finding(FALSE, Reason.SUBMITTING, f"Ray job {name} is being submitted")
 
 
 def _unobservable(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] | None:
+    """Why a running trainer cannot be observed: reason and message; None as for `record_unobservable`."""
     ray = observed.ray
     if observed.forbidden is not None and ray.reachability is Reachability.NOT_ASKED:
         return Reason.READ_FORBIDDEN, observed.forbidden
@@ -195,10 +204,14 @@ def _unobservable(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] 
 
 
 def _copy_run_state(draft: StatusDraft, observed: Observed, state: RunState) -> None:
+    """Copies progress, checkpoint and export into the status, and the steps of the attempt's checkpoints into its
+    record."""
     checkpoint = state.checkpoint
     ray_job = newest_ray_job(draft, observed)
-    at_once = checkpoint not in (None, draft.checkpoint) or (ray_job is not None and ray_job.status.has_ended)
-    if at_once or _is_progress_due(draft, state.progress):
+    # A new checkpoint changes the status anyway, and the last progress of a trainer must not be lost.
+    is_checkpoint_new = checkpoint not in (None, draft.checkpoint)
+    has_ended = ray_job is not None and ray_job.status.has_ended
+    if is_checkpoint_new or has_ended or _is_progress_due(draft, state.progress):
         draft.progress = _rounded(state.progress)
     draft.checkpoint = checkpoint or draft.checkpoint
     draft.export_uri = state.export_uri or draft.export_uri
@@ -210,7 +223,7 @@ def _copy_run_state(draft: StatusDraft, observed: Observed, state: RunState) -> 
 
 
 def _rounded(progress: Progress) -> Progress:
-    """The progress with four significant digits: `kubectl get` prints the numbers of a status as they are."""
+    """The progress with rounded numbers: `kubectl get` prints the numbers of a status as they are."""
     numbers = {
         "reward_mean": progress.reward_mean,
         "eval_score": progress.eval_score,
@@ -223,20 +236,21 @@ def _rounded(progress: Progress) -> Progress:
 
 
 def _is_progress_due(draft: StatusDraft, progress: Progress) -> bool:
-    """Whether to write this progress now: on average at most every 5 s, and at the latest in the first pass after 9 s,
-    even if the trainer's clock was set back."""
+    """Whether to write this progress now: the status has none; or the trainer's timestamps are at least
+    `MIN_SECONDS_BETWEEN_PROGRESS` apart; or the progress in the status is older than `MAX_SECONDS_OF_OLD_PROGRESS`, or
+    in the future, because the trainer's clock is ahead of the operator's clock or was set back."""
     if draft.progress is None:
         return True
-    shown_at = draft.progress.updated_at
-    seconds_between = seconds_since(shown_at, draft.now) - seconds_since(progress.updated_at, draft.now)
-    waited_seconds = seconds_since(shown_at, draft.now)
-    is_recent = 0 <= waited_seconds < MAX_SECONDS_OF_OLD_PROGRESS
-    return seconds_between >= MIN_SECONDS_BETWEEN_PROGRESS or not is_recent
+    seconds_since_written = seconds_since(draft.progress.updated_at, draft.now)
+    seconds_newer = seconds_since_written - seconds_since(progress.updated_at, draft.now)
+    is_recent = 0 <= seconds_since_written < MAX_SECONDS_OF_OLD_PROGRESS
+    return seconds_newer >= MIN_SECONDS_BETWEEN_PROGRESS or not is_recent
 
 
 def _report_progressing(
     draft: StatusDraft, observed: Observed, state: RunState | None, unobservable: tuple[Reason, str] | None
 ) -> None:
+    """Sets Progressing, and the attempt's state where the trainer reports a later one."""
     kind, stop, ray_job = ConditionType.PROGRESSING, draft.attempt.stop, newest_ray_job(draft, observed)
     head = head_pod(observed.pods_of(draft.attempt.cluster))
     if stop is not None:
@@ -250,7 +264,7 @@ def _report_progressing(
     elif unobservable is not None:
         draft.set(kind, UNKNOWN, *unobservable)
     elif observed.ray.reachability is not Reachability.OK:
-        # The dashboard has only been silent for a moment: keep the condition as it is.
+        # Polls have failed only since a moment ago: the condition stays as it is.
         return
     elif state is None and ray_job is not None and ray_job.status is RayJobStatus.SUCCEEDED:
         draft.set(kind, FALSE, Reason.DASHBOARD_UNREACHABLE, END_WITHOUT_STATE)
@@ -266,6 +280,7 @@ def _report_progressing(
 
 
 def _with_claim_uris(state: RunState, spec: RLJobSpec | None, job: str) -> RunState:
+    """The run state with URIs that users can find (`claim_uri`); without a spec, without checkpoint and export."""
     if spec is None:
         return state.model_copy(update={"checkpoint": None, "export_uri": None})
     checkpoint, export_uri = state.checkpoint, state.export_uri
