@@ -54,7 +54,7 @@ def object_at(value: object, *path: str) -> JsonObject:
 
 
 def objects_at(value: object, *path: str) -> tuple[JsonObject, ...]:
-    """The objects in the list at a path; empty if absent."""
+    """The objects in the list at a path; empty if there is no list. Entries that are not objects are omitted."""
     found = at(value, *path)
     if not isinstance(found, Sequence) or isinstance(found, str | bytes):
         return ()

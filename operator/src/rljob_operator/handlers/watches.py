@@ -215,7 +215,7 @@ async def _credentials(connection: Connection) -> kopf.ConnectionInfo:
     return kopf.ConnectionInfo(
         server=connection.server,
         ca_path=connection.ca_file,
-        insecure=not connection.verifies,
+        insecure=not connection.verifies_certificate,
         token=await connection.token(),
         certificate_path=connection.certificate_file,
         private_key_path=connection.private_key_file,
