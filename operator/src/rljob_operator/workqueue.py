@@ -36,7 +36,7 @@ class WorkQueue(Generic[KeyT]):
         self._random = random
         self._namespace_of = namespace_of
         self._waiting: OrderedDict[Hashable, deque[KeyT]] = OrderedDict()
-        """Waiting keys by namespace. The namespace whose turn it is comes first; namespaces without keys are removed."""
+        """Waiting keys by namespace. The namespace whose turn it is comes first; one without keys is removed."""
         self._added: set[KeyT] = set()
         """Keys that were added and not returned by `get` since: the waiting keys, and keys that were added while they
         were processed and still are."""

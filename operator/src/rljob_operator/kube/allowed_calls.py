@@ -70,7 +70,7 @@ class KubeObjects:
         self._client = client
 
     async def get(self, kind: ResourceType, namespace: str, name: str) -> JsonObject:
-        """Gets one object. Raises NotFoundError, or ResourceTypeMissingError if the API server does not know its kind."""
+        """Gets one object. Raises NotFoundError, or ResourceTypeMissingError if the kind may not be installed."""
         response = await self._client.request("GET", kind.path(namespace, name), resource=kind.plural)
         return _require_object(response, kind.kind, name)
 
@@ -113,7 +113,7 @@ class KubeObjects:
         return _require_object(response, kind.kind, text_at(manifest, "metadata", "name"))
 
     async def apply(self, kind: ResourceType, namespace: str, name: str, manifest: JsonObject) -> None:
-        """Applies a manifest (server-side apply; fields of other field managers are overwritten). Raises RefusedError."""
+        """Applies a manifest (server-side apply; overwrites fields of other field managers). Raises RefusedError."""
         response = await self._client.request(
             "PATCH",
             kind.path(namespace, name),
@@ -256,7 +256,7 @@ def _require_object(response: JsonObject, kind: str, name: str) -> JsonObject:
     seen_kind, seen_name = text_at(response, "kind"), text_at(response, "metadata", "name")
     if (seen_kind, seen_name) != (kind, name):
         raise UnavailableError(
-            f"{kind} {name}: the API server's response is another object (seen: kind {seen_kind!r}, name {seen_name!r})"
+            f"{kind} {name}: the response is not this object (seen: kind {seen_kind!r}, name {seen_name!r})"
         )
     return response
 
@@ -265,5 +265,5 @@ def _require_list(response: JsonObject, kind: str) -> JsonObject:
     """Returns the response if it is of this kind, such as `PodList`, otherwise raises UnavailableError."""
     seen_kind = text_at(response, "kind")
     if seen_kind != kind:
-        raise UnavailableError(f"{kind}: the API server's response is another object (seen: kind {seen_kind!r})")
+        raise UnavailableError(f"{kind}: the response is not such a list (seen: kind {seen_kind!r})")
     return response

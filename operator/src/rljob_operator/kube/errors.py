@@ -32,7 +32,7 @@ class AlreadyExistsError(KubeError):
 
 
 class RefusedError(KubeError):
-    """The API server rejected the request: admission, validation, quota or permissions. Contains the server's message."""
+    """The API server rejected the request: admission, validation, quota or permissions. The message is the server's."""
 
 
 class UnknownFieldError(RefusedError):

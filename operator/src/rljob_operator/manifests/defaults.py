@@ -19,7 +19,7 @@ class Defaults:
     image_pull_policy: str
     operator_namespace: str
     operator_pod_labels: Mapping[str, str]
-    """Labels by which a job's network policy gives the operator access."""
+    """Labels of the operator's pods; each job's network policy admits pods with these labels."""
 
     def __post_init__(self) -> None:
         if not is_ray_new_enough(self.ray_version):
