@@ -34,7 +34,7 @@ from rljob_operator.manifests.volumes import (
 )
 
 USER_ID = 1000
-"""User and group of all containers."""
+"""User of all containers, and group of the files on their volumes (`fsGroup`)."""
 STOP_DRIVER = "rljob_trainer.pod.stop_driver"
 """Module that the stop hook of the head pod runs."""
 WAIT_FOR_WORKER_EXIT = "rljob_trainer.pod.wait_for_worker_exit"
@@ -53,8 +53,8 @@ class PodMaker:
     defaults: Defaults
 
     def head(self) -> Manifest:
-        """Template of the head pod. Raises DocumentError if the spec is too large for the
-        environment variable in which the trainer gets it."""
+        """Template of the head pod. Raises DocumentError if the spec is too large for the environment variable in which
+        the trainer gets it."""
         volumes = [*pod_volumes(self.job, self.spec), ray_volume()]
         resources = _resources(self.spec.head.resources)
         environment = head_environment(self.job, self.spec)
