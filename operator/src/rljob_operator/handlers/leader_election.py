@@ -42,9 +42,9 @@ class LeadershipLostError(OperatorError):
 
 
 class LeaseThread:
-    """Holds the Lease from a thread with its own event loop and connection, so that it is renewed however busy the
-    operator is. Use this object only in the event loop that created it; only `may_act` may be called from any thread.
-    """
+    """Holds the Lease from a thread with its own event loop and connection, so that the Lease is renewed however busy
+    the operator is. Use this object only in the event loop that created it; only `may_act` may be called from any
+    thread."""
 
     def __init__(self, settings: Settings, metrics: Metrics, clock: ServerClock) -> None:
         self._settings = settings
@@ -52,9 +52,13 @@ class LeaseThread:
         self._clock = clock
         self._main_loop = asyncio.get_running_loop()
         self._leads: asyncio.Future[None] = self._main_loop.create_future()
+        """Done when this replica has become the leader."""
         self._ended: asyncio.Future[None] = self._main_loop.create_future()
+        """Done when the thread has ended, with the error of the thread if there is one."""
         self._leadership: Leadership | None = None
+        """None until this replica has become the leader."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of the thread."""
         self._stop_requested: asyncio.Event | None = None
         self._is_stopped = False
 
@@ -99,6 +103,7 @@ class LeaseThread:
         self._resolve(self._ended, error)
 
     async def _run(self) -> None:
+        """Takes and renews the Lease until a stop is requested; then releases the Lease."""
         self._loop, self._stop_requested = asyncio.get_running_loop(), asyncio.Event()
         if self._is_stopped:
             return
@@ -184,6 +189,7 @@ class Leadership:
         """Renews the Lease until this call is cancelled. Raises LeadershipLostError when this replica does not hold the
         Lease any more, or when no renewal has succeeded for `RENEW_DEADLINE_SECONDS`."""
         if self._renewed_at == -math.inf:
+            # Without `acquire` before, the first renewal has the same time limit as the others.
             self._renewed_at = self._clock.monotonic()
         while True:
             await asyncio.sleep(RETRY_SECONDS)
@@ -209,7 +215,9 @@ class Leadership:
             if before is not None and before.holder == self._identity:
                 await self._lease.write("", 1, before)
         except KubeError as error:
-            logger.warning("lease %s: not released: %s", self._name, error)
+            logger.warning(
+                "lease %s: could not be released: %s; another replica waits until it has expired", self._name, error
+            )
 
     async def _take_or_renew(self) -> bool:
         """Takes or renews the Lease if no other replica holds it. Returns whether this replica holds it now."""

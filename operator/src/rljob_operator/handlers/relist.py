@@ -78,8 +78,9 @@ class Relist:
                         continue
                 await asyncio.sleep(self._pause_seconds())
             except KubeError as error:
-                logger.warning("relist: %s", error)
-                await asyncio.sleep(AFTER_FAILURE_SECONDS if self._cache.is_complete else FIRST_FAILURE_SECONDS)
+                pause = AFTER_FAILURE_SECONDS if self._cache.is_complete else FIRST_FAILURE_SECONDS
+                logger.warning("cannot list all objects, retry in %.0f s: %s", pause, error)
+                await asyncio.sleep(pause)
 
     async def once(self) -> None:
         """Lists everything once, updates the cache, and queues the jobs that need a pass once the cache is complete.
@@ -133,6 +134,10 @@ class Relist:
 
     def _note_missing(self, kind: ResourceType) -> None:
         if kind not in self._missing:
-            logger.warning("the resource %s is not installed; jobs wait until it is", kind.plural)
+            logger.warning(
+                "the resource %s is not installed; jobs wait until KubeRay and the CustomResourceDefinition of RLJobs"
+                " are installed",
+                kind.plural,
+            )
         self._missing.add(kind)
         self._cache.note_missing(kind)
