@@ -79,7 +79,7 @@ class Relist:
                 await asyncio.sleep(self._pause_seconds())
             except KubeError as error:
                 pause = AFTER_FAILURE_SECONDS if self._cache.is_complete else FIRST_FAILURE_SECONDS
-                logger.warning("cannot list all objects, retry in %.0f s: %s", pause, error)
+                logger.warning("cannot list all objects: %s; retry in %.0f s", error, pause)
                 await asyncio.sleep(pause)
 
     async def once(self) -> None:

@@ -33,7 +33,7 @@ class _SeenLease:
 
 
 class NodeLeases:
-    """Reads node leases and remembers when each was last renewed."""
+    """Reads the Leases of nodes, and remembers when it first saw the newest renewal of each."""
 
     def __init__(self, objects: KubeObjects, clock: ServerClock) -> None:
         self._objects = objects

@@ -122,6 +122,7 @@ def _ended(raw: JsonObject) -> bool:
 
 
 def _problem(raw: JsonObject, now: datetime) -> PodProblem | None:
+    """The most important problem that the pod's status shows; None if it shows none."""
     return _memory_problem(raw, now) or _lost(raw) or _waiting_problem(raw) or _unschedulable(raw) or _crashed(raw)
 
 
@@ -151,7 +152,7 @@ def _lost(raw: JsonObject) -> PodProblem | None:
 
 
 def _waiting_problem(raw: JsonObject) -> PodProblem | None:
-    """The problem of the first container that waits for one of `WAITING_REASONS`."""
+    """The problem of the first container that waits with one of `WAITING_REASONS`."""
     for container in _containers(raw):
         waiting = text_at(container, "state", "waiting", "reason")
         reason = WAITING_REASONS.get(waiting)
@@ -166,7 +167,9 @@ def _waiting_problem(raw: JsonObject) -> PodProblem | None:
 def _unschedulable(raw: JsonObject) -> PodProblem | None:
     scheduled = _condition(raw, "PodScheduled")
     if text_at(scheduled, "status") == "False" and text_at(scheduled, "reason") == "Unschedulable":
-        return PodProblem(Reason.UNSCHEDULABLE, text_at(scheduled, "message") or "no node has enough resources")
+        return PodProblem(
+            Reason.UNSCHEDULABLE, text_at(scheduled, "message") or "the scheduler found no node for the pod"
+        )
     return None
 
 
@@ -202,7 +205,7 @@ def _termination(container: JsonObject) -> str:
 
 
 def _problem_in(events: Iterable[JsonObject]) -> PodProblem | None:
-    """The problem that the newest explaining event reports; None if no event explains one."""
+    """The problem that the newest event with one of `EVENT_REASONS` reports; None without such an event."""
     found = [event for event in events if text_at(event, "reason") in EVENT_REASONS]
     if not found:
         return None
@@ -218,13 +221,15 @@ def _containers(raw: JsonObject) -> tuple[JsonObject, ...]:
 
 
 def _ray_container(raw: JsonObject) -> JsonObject:
+    """The status of the container that runs Ray; empty if there is none yet."""
     containers = objects_at(raw, "status", "containerStatuses")
     return next((each for each in containers if text_at(each, "name") == RAY_CONTAINER), {})
 
 
-def _condition(raw: JsonObject, kind: str) -> JsonObject:
+def _condition(raw: JsonObject, condition_type: str) -> JsonObject:
+    """The condition of this type; empty if there is none."""
     for condition in objects_at(raw, "status", "conditions"):
-        if text_at(condition, "type") == kind:
+        if text_at(condition, "type") == condition_type:
             return condition
     return {}
 
