@@ -42,6 +42,7 @@ class Settings:
     """Name of the operator's own pod: its identity in leader election and in events."""
     pod_namespace: str
     leader_election: bool
+    """Whether the operator works only while it holds the Lease `lease_name`."""
     lease_name: str
     max_concurrent_reconciles: int
     """How many jobs are reconciled at the same time at most; jobs that wait for a response of Ray do not count."""

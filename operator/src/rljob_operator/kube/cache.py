@@ -17,6 +17,7 @@ from rljob_operator.raw_json import JsonObject, at, object_at, optional_text_at,
 
 KINDS = (JOBS, CLUSTERS, PODS)
 DELETED = "DELETED"
+"""Type of a watch event about the deletion of an object."""
 KEPT_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
 KEPT_STATUS = ("observedGeneration", "phase", "gpus", "result", "handledRequests")
 """The metadata and status fields that the cache keeps of a job that is finished and cleaned up; there may be many such
@@ -30,6 +31,7 @@ class _Deleted:
     kind: ResourceType
     namespace: str
     version: int
+    """Resource version of the deletion."""
 
 
 class ObjectCache:

@@ -109,7 +109,7 @@ def controller_uid(raw: JsonObject) -> str | None:
 
 
 def time_at(value: object, *path: str) -> datetime | None:
-    """The time at a path, in UTC; None if there is none or it is not a valid time."""
+    """The time at a path, in UTC; None if it is absent or invalid."""
     try:
         return datetime.fromisoformat(text_at(value, *path)).astimezone(UTC)
     except (ValueError, OverflowError):
