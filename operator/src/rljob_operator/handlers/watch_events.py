@@ -53,7 +53,7 @@ class JobVersions:
 
 
 class WatchEventRouter:
-    """Routes events to the work queue. For one event loop."""
+    """Adds jobs to the work queue when events or listings arrive. For use in one event loop."""
 
     def __init__(self, cache: ObjectCache, queue: WorkQueue[JobKey], clock: ServerClock) -> None:
         self._cache = cache
@@ -82,7 +82,7 @@ class WatchEventRouter:
             self._on_cluster_or_pod(kind, event_type, raw)
 
     def on_listed_job(self, job: JsonObject) -> None:
-        """Queues a listed job for the time at which it needs a pass, if there is one."""
+        """Queues a listed job if it needs a pass, now or later."""
         self._queue_job(_key(job), job)
 
     def on_listed_clusters(self) -> None:
@@ -110,7 +110,7 @@ class WatchEventRouter:
         return reported.issuperset(self._cache.uids())
 
     def on_job_deleted(self, key: JobKey) -> None:
-        """Handles a job that is no longer listed."""
+        """Queues a job that is no longer listed, so that the pass forgets the job."""
         self._versions.forget(key)
         self._queue.add(key)
 

@@ -70,7 +70,7 @@ class KubeObjects:
         self._client = client
 
     async def get(self, kind: ResourceType, namespace: str, name: str) -> JsonObject:
-        """Gets one object. Raises NotFoundError, or ResourceTypeMissingError if the kind may not be installed."""
+        """Gets one object. Raises NotFoundError, or ResourceTypeMissingError if the server does not know the kind."""
         response = await self._client.request("GET", kind.path(namespace, name), resource=kind.plural)
         return _require_object(response, kind.kind, name)
 

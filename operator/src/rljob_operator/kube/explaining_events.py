@@ -32,8 +32,8 @@ class _CachedEvents:
     """The newest response with one field selector in one namespace."""
 
     events: tuple[JsonObject, ...] = ()
-    requested_at: float = float("-inf")
-    """When the newest request ended, with success or not (monotonic seconds)."""
+    request_ended_at: float = float("-inf")
+    """When the newest request succeeded or failed (monotonic seconds)."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a request, so that all jobs of a namespace wait for the same request."""
 
@@ -72,7 +72,7 @@ class ExplainingEvents:
                         cached.events = await self._objects.list_all(CORE_EVENTS, namespace, fields=fields)
                 except (KubeError, TimeoutError) as error:
                     self._log_failure(namespace, str(error) or f"timed out after {TIMEOUT_SECONDS:g} s")
-                cached.requested_at = self._clock.monotonic()
+                cached.request_ended_at = self._clock.monotonic()
             return cached.events
 
     def _log_failure(self, namespace: str, error: str) -> None:
@@ -87,7 +87,7 @@ class ExplainingEvents:
 
 
 def _is_younger_than(cached: _CachedEvents, now: float, seconds: float) -> bool:
-    return now - cached.requested_at < seconds
+    return now - cached.request_ended_at < seconds
 
 
 def by_pod(events: tuple[JsonObject, ...]) -> dict[str, list[JsonObject]]:
