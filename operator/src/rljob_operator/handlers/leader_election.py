@@ -216,7 +216,9 @@ class Leadership:
                 await self._lease.write("", 1, before)
         except KubeError as error:
             logger.warning(
-                "lease %s: could not be released: %s; another replica waits until it has expired", self._name, error
+                "lease %s: could not be released: %s; another replica waits until the lease has expired",
+                self._name,
+                error,
             )
 
     async def _take_or_renew(self) -> bool:

@@ -1,1 +1,1 @@
-"""Requests to the Kubernetes API server, and the parsing of its objects. Only watches are elsewhere, in `handlers`."""
+"""Requests to the Kubernetes API server, and the parsing of its objects. `handlers.watches` has the watches."""

@@ -61,7 +61,8 @@ class ServerClock:
     @property
     def is_steady(self) -> bool:
         """Whether times that the cluster writes now can be compared with `now`. They cannot before the first response,
-        and after a jump of the API server's clock as long as it differs by `JUMP_SECONDS` or more."""
+        and after a jump of the API server's clock as long as that clock and this one differ by `JUMP_SECONDS` or more.
+        """
         with self._lock:
             return self._zero is not None and not self._has_jumped
 

@@ -2,8 +2,7 @@
 
 The token is derived from the operator's key, so the operator needs no permission to read Secrets; it may only create
 them. The policy allows connections to the attempt's pods only from each other and, on the port of Ray's dashboard, from
-the operator. Their outgoing connections are not restricted, because they load models and datasets and report to
-trackers.
+the operator. Outgoing connections are not restricted, because the pods load models and datasets and report to trackers.
 """
 
 from __future__ import annotations

@@ -25,5 +25,6 @@ class Defaults:
         if not is_ray_new_enough(self.ray_version):
             raise SettingsError(
                 f"the default Ray version (RLJOB_OPERATOR_RAY_VERSION): must be at least {MIN_RAY_VERSION}, such as"
-                f" 2.60.0 (seen: {self.ray_version!r}); set the chart's trainer.rayVersion, and an image with that Ray"
+                f" 2.60.0 (seen: {self.ray_version!r}); set the chart's trainer.image to an image with a newer Ray, and"
+                " trainer.rayVersion to the version of that Ray"
             )

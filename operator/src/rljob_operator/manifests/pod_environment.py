@@ -32,7 +32,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.ownership import JobIdentity, Manifest
 
 HOOK_MARGIN_SECONDS = 5
-"""How long before the kubelet kills a pod its stop hook stops waiting for the trainer."""
+"""The stop hook of a pod stops waiting for the trainer this long before the kubelet kills the pod."""
 
 FORBIDDEN_VARIABLES: Mapping[str, str] = MappingProxyType(
     {
