@@ -81,7 +81,7 @@ def test_events_of_jobs_that_nobody_asks_about_are_forgotten() -> None:
             await events.of_cluster("team", f"c{number}")
         clock.advance(FORGOTTEN_AFTER_SECONDS)
         await events.of_pods("team")
-        assert len(events._answers) == 1
+        assert len(events._cached) == 1
 
     in_world(test)
 

@@ -106,7 +106,7 @@ def test_a_lease_that_is_not_renewed_changes_hands(testbed: Testbed, monkeypatch
 def test_a_leader_that_cannot_renew_stops_before_another_may_begin(
     answers: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(leader_election, "RENEW_SECONDS", 1.0)
+    monkeypatch.setattr(leader_election, "RENEW_DEADLINE_SECONDS", 1.0)
     monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.1)
 
     async def test() -> None:
@@ -148,7 +148,7 @@ def test_a_paused_leader_does_not_act_before_it_has_checked_its_lease() -> None:
 def test_the_times_on_a_cluster_are_those_of_docs_reliability() -> None:
     """Tests of whole processes shorten these times."""
     assert leader_election.LEASE_SECONDS + leader_election.RETRY_SECONDS < 20.0, "another replica leads within 20 s"
-    assert leader_election.LEASE_SECONDS - leader_election.RENEW_SECONDS >= 2 * leader_election.RETRY_SECONDS
+    assert leader_election.LEASE_SECONDS - leader_election.RENEW_DEADLINE_SECONDS >= 2 * leader_election.RETRY_SECONDS
     assert RELIST_SECONDS == 60.0, "a listing makes up for lost events within a minute"
     assert TIMEOUT_SECONDS == 10.0, "a request without a response times out after 10 s"
 

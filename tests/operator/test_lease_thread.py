@@ -136,7 +136,7 @@ def test_a_thousand_passes_do_not_delay_the_renewal_of_the_lease(
 
 def test_a_lost_lease_forbids_and_then_ends_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.1)
-    monkeypatch.setattr(leader_election, "RENEW_SECONDS", 1.0)
+    monkeypatch.setattr(leader_election, "RENEW_DEADLINE_SECONDS", 1.0)
 
     async def test() -> None:
         with slow_api() as api:

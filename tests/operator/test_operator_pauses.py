@@ -41,7 +41,7 @@ STALLED = {
     "create networkpolicies": "create networkpolicies",
     "create rayclusters": "create rayclusters",
     "delete rayclusters": "delete rayclusters",
-    **{f"list all {kind}": f"relist: get {kind}" for kind in ("rljobs", "rayclusters", "pods")},
+    **{f"list all {kind}": f"cannot list all objects: get {kind}" for kind in ("rljobs", "rayclusters", "pods")},
 }
 """Requests that get no response, and how the operator's log names them."""
 

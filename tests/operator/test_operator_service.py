@@ -136,5 +136,5 @@ def test_invalid_settings_are_named(testbed: Testbed) -> None:
     command = [sys.executable, "-m", "rljob_operator"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2
-    assert "RLJOB_OPERATOR_MAX_CONCURRENT_RECONCILES: not an integer from 1 to 1024 (seen: 'many')" in result.stderr
+    assert "RLJOB_OPERATOR_MAX_CONCURRENT_RECONCILES: must be an integer from 1 to 1024 (seen: 'many')" in result.stderr
     assert len(result.stderr.splitlines()) == 1

@@ -179,7 +179,7 @@ def test_objects_that_the_watches_reported_are_not_listed_again_soon(monkeypatch
 
 def test_objects_that_come_and_go_before_the_first_listing_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The listing fails; the watches go on."""
-    monkeypatch.setattr(watch_events, "MAX_DELETED_REPORTED", 10)
+    monkeypatch.setattr(watch_events, "MAX_EXTRA_REPORTED", 10)
 
     async def test(world: World) -> None:
         world.events.on_event(PODS, "", part(1, name="stays", uid="stays"))

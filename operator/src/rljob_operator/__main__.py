@@ -1,7 +1,7 @@
 """`python -m rljob_operator`: runs the operator until it receives SIGTERM or SIGINT.
 
-Exit codes: 0 when stopped; 1 when leadership was lost or a port is in use, so that a restart may help; 2 for invalid
-settings.
+Exit codes: 0 after one of these signals; 1 after a failure that a restart may fix (leadership was lost, or a port is in
+use); 2 for invalid settings.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class OperatorError(Exception):
-    """Base class of all errors that the operator raises on purpose."""
+    """Base class of the errors that the operator expects and logs without a traceback."""
 
 
 class SettingsError(OperatorError):
-    """A setting of the operator (environment variable or file) is missing or invalid."""
+    """A setting of the operator (an environment variable, a key file or the kubeconfig) is missing or invalid."""

@@ -8,9 +8,10 @@ import sys
 from datetime import UTC, datetime
 
 QUIET_LOGGERS = ("kopf", "httpx", "httpcore", "aiohttp", "asyncio")
+"""Loggers of libraries, which would log too much at level `info`."""
 ERRORS_ONLY_LOGGERS = ("kopf._core.reactor.running",)
-"""Loggers whose warnings are dropped: at each start, kopf warns that it handles no signals outside the main thread.
-This is intended here."""
+"""Loggers whose warnings are dropped. At each start, kopf warns that it handles no signals, because it does not run in
+the main thread. It need not: the operator handles the signals itself."""
 
 
 def about(job: str) -> dict[str, str]:
@@ -19,7 +20,8 @@ def about(job: str) -> dict[str, str]:
 
 
 def configure_logging(level: str) -> None:
-    """Sends records to stderr. Libraries log from `warning` up; at level `debug`, from `info` up."""
+    """Sends the operator's records of this level (such as `info`) and above to stderr. `QUIET_LOGGERS` log from
+    `warning` up; at level `debug`, from `info` up."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter())
     logging.root.handlers[:] = [handler]
@@ -31,7 +33,8 @@ def configure_logging(level: str) -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """Formats `time=... level=... logger=... job=... msg="..." error="..."`, with a traceback on the same line."""
+    """Formats a record as `time=... level=... logger=... job=... msg="..." error="..."`. `job` and `error` are omitted
+    if the record has none. `error` is a traceback; its line breaks are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Formats a record as one line."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-PASS_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+PASS_BUCKETS_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Metrics:
@@ -17,13 +17,17 @@ class Metrics:
         registry = self.registry
         self.queue_depth = Gauge(
             "rljob_operator_queue_depth",
-            "Jobs that wait to be reconciled, because as many are being reconciled as maxConcurrentReconciles allows.",
+            "Jobs that wait for a reconcile pass; maxConcurrentReconciles limits how many passes run at the same time.",
             registry=registry,
         )
         self.queue_delayed = Gauge(
             "rljob_operator_queue_delayed", "Jobs with a reconcile pass scheduled for later.", registry=registry
         )
-        self.queue_working = Gauge("rljob_operator_queue_working", "Jobs that are being reconciled.", registry=registry)
+        self.queue_working = Gauge(
+            "rljob_operator_queue_working",
+            "Jobs that are being reconciled, including those that wait for a response of Ray.",
+            registry=registry,
+        )
         self.passes = Counter(
             "rljob_operator_passes",
             "Reconcile passes, by outcome: done, deleted, conflict, unavailable, crd_outdated, failed.",
@@ -32,8 +36,8 @@ class Metrics:
         )
         self.pass_seconds = Histogram(
             "rljob_operator_pass_seconds",
-            "Duration of a reconcile pass, including waiting for Ray.",
-            buckets=PASS_SECONDS,
+            "Duration of a reconcile pass, including the time until Ray responds.",
+            buckets=PASS_BUCKETS_SECONDS,
             registry=registry,
         )
         self.kube_requests = Counter(
@@ -48,7 +52,7 @@ class Metrics:
         self.status_writes = Counter("rljob_operator_status_writes", "Status updates written.", registry=registry)
         self.effects = Counter(
             "rljob_operator_effects",
-            "Effects carried out, by kind and outcome.",
+            "Changes in Kubernetes and Ray (effects), by kind and outcome: done, failed.",
             ["kind", "outcome"],
             registry=registry,
         )
@@ -57,7 +61,7 @@ class Metrics:
         )
         self.definition_outdated = Gauge(
             "rljob_operator_definition_outdated",
-            "1 if the CustomResourceDefinition is older than the operator, so that jobs wait; else 0.",
+            "1 if the CustomResourceDefinition of RLJobs is older than the operator, so that jobs wait; else 0.",
             registry=registry,
         )
         self.cached_objects = Gauge("rljob_operator_cached_objects", "Objects in the cache.", registry=registry)

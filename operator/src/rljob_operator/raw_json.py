@@ -1,4 +1,4 @@
-"""Reads JSON of other programs without raising: a value that is missing or has another type counts as absent.
+"""Reads JSON of other programs: a value that is missing or has another type counts as absent and raises no error.
 
 The API server's objects and Ray's responses get new fields with every version, so only the used fields are read.
 """
@@ -37,7 +37,7 @@ def integer_at(value: object, *path: str) -> int | None:
 
 
 def number_at(value: object, *path: str) -> float:
-    """The number at a path; 0 if absent."""
+    """The number at a path; 0 if absent. Raises OverflowError for an integer that is too large for a float."""
     found = at(value, *path)
     return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else 0.0
 
@@ -54,7 +54,7 @@ def object_at(value: object, *path: str) -> JsonObject:
 
 
 def objects_at(value: object, *path: str) -> tuple[JsonObject, ...]:
-    """The objects in the list at a path; empty if absent."""
+    """The objects in the list at a path; empty if there is no list. Entries that are not objects are omitted."""
     found = at(value, *path)
     if not isinstance(found, Sequence) or isinstance(found, str | bytes):
         return ()

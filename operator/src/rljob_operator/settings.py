@@ -30,18 +30,22 @@ class Settings:
     ray_version: str
     """Ray version for jobs that specify none."""
     image_pull_policy: str
+    """Pull policy of all pods of jobs."""
     pod_labels: Mapping[str, str]
-    """Labels of the operator's own pods; the network policies of jobs let pods with these labels in."""
+    """Labels of the operator's own pods; the network policies of jobs allow connections from pods with these labels."""
     token_keys_folder: Path
-    """Folder with `key`, from which the tokens of Ray clusters are derived; during key rotation also `previous-key`."""
+    """Folder with the file `key`, from which the tokens of Ray clusters are derived; while the key is being replaced
+    also with the file `previous-key`."""
     dashboard_url: str
     """URL template of a cluster's Ray dashboard, with `{cluster}` and `{namespace}`."""
     pod_name: str
+    """Name of the operator's own pod: its identity in leader election and in events."""
     pod_namespace: str
     leader_election: bool
+    """Whether the operator works only while it holds the Lease `lease_name`."""
     lease_name: str
     max_concurrent_reconciles: int
-    """How many jobs are reconciled at the same time; jobs that wait for Ray do not count."""
+    """How many jobs are reconciled at the same time at most; jobs that wait for a response of Ray do not count."""
     log_level: str
     health_port: int
     metrics_port: int
@@ -70,7 +74,7 @@ def parse_settings(environment: Mapping[str, str]) -> Settings:
     """Parses and validates the settings in an environment. Raises SettingsError, which names the variable."""
     read = _Reader(environment)
     return Settings(
-        namespaces=read.names("NAMESPACES"),
+        namespaces=read.namespaces("NAMESPACES"),
         trainer_image=read.text("TRAINER_IMAGE", "") or None,
         ray_version=read.text("RAY_VERSION"),
         image_pull_policy=read.choice("IMAGE_PULL_POLICY", PULL_POLICIES, "IfNotPresent"),
@@ -81,17 +85,17 @@ def parse_settings(environment: Mapping[str, str]) -> Settings:
         pod_namespace=read.text("POD_NAMESPACE"),
         leader_election=read.choice("LEADER_ELECTION", ("true", "false"), "true") == "true",
         lease_name=read.text("LEASE_NAME", "rljob-operator"),
-        max_concurrent_reconciles=read.number("MAX_CONCURRENT_RECONCILES", 8, 1, 1024),
+        max_concurrent_reconciles=read.integer("MAX_CONCURRENT_RECONCILES", 8, 1, 1024),
         log_level=read.choice("LOG_LEVEL", LOG_LEVELS, "info"),
-        health_port=read.number("HEALTH_PORT", 8080, 1, 65535),
-        metrics_port=read.number("METRICS_PORT", 9090, 1, 65535),
+        health_port=read.integer("HEALTH_PORT", 8080, 1, 65535),
+        metrics_port=read.integer("METRICS_PORT", 9090, 1, 65535),
         kubeconfig=environment.get("KUBECONFIG") or None,
     )
 
 
 def read_token_keys(folder: Path) -> TokenKeys:
-    """Reads the keys from their files. Called before each use, because a mounted Secret can change while the operator
-    is running. Raises SettingsError."""
+    """Reads the keys from their files; an empty `previous-key` counts as none. Called before each use, because a
+    mounted Secret can change while the operator is running. Raises SettingsError."""
     keys = []
     for name in (KEY_FILE, PREVIOUS_KEY_FILE):
         path = folder / name
@@ -134,13 +138,13 @@ class _Reader:
                 return value
         raise SettingsError(f"{PREFIX}{name}: unknown value (seen: {found!r}); use one of {', '.join(allowed)}")
 
-    def number(self, name: str, default: int, lowest: int, highest: int) -> int:
+    def integer(self, name: str, default: int, lowest: int, highest: int) -> int:
         found = self.text(name, str(default))
         if not found.isascii() or not found.isdecimal() or not lowest <= int(found) <= highest:
-            raise SettingsError(f"{PREFIX}{name}: not an integer from {lowest} to {highest} (seen: {found!r})")
+            raise SettingsError(f"{PREFIX}{name}: must be an integer from {lowest} to {highest} (seen: {found!r})")
         return int(found)
 
-    def names(self, name: str) -> tuple[str, ...]:
+    def namespaces(self, name: str) -> tuple[str, ...]:
         found = tuple(dict.fromkeys(part.strip() for part in self.text(name, "").split(",") if part.strip()))
         for part in found:
             if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", part):

@@ -1,9 +1,9 @@
-"""A work queue like that of Kubernetes controllers: a key is never processed twice at the same time.
+"""A work queue like the queues of Kubernetes controllers: a key is never processed twice at the same time.
 
-A key that was added several times is processed once. A key that is added while it is processed is processed again
+A waiting key that is added again is processed once. A key that is added while it is processed is processed again
 afterwards. A failed key is retried with exponential backoff and delays no other key. Namespaces take turns: a namespace
 with a thousand waiting keys delays the only key of another namespace by one key. `Slots` limits how many keys are
-processed at the same time; the work on a key frees its slot while it waits for a slow response.
+processed at the same time; the work on a key can free its slot while it waits for a slow response.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 FIRST_DELAY_SECONDS = 0.5
+"""Delay before the first retry of a key; it doubles with each further failure."""
 LONGEST_DELAY_SECONDS = 300.0
 JITTER = 0.2
-"""A delay is up to this fraction shorter or longer, so that keys that failed together are not retried together."""
+"""The delay of a retry is up to this fraction shorter or longer, so that keys that failed together are not retried
+together."""
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class QueueClosed(Exception):
-    """The queue is closed and returns no more keys."""
+    """The queue is closed: it returns no more keys."""
 
 
 class WorkQueue(Generic[KeyT]):
@@ -34,17 +36,20 @@ class WorkQueue(Generic[KeyT]):
         self._random = random
         self._namespace_of = namespace_of
         self._waiting: OrderedDict[Hashable, deque[KeyT]] = OrderedDict()
-        """Waiting keys by namespace; the namespace whose turn it is comes first. No namespace has an empty list."""
-        self._dirty: set[KeyT] = set()
+        """Waiting keys by namespace. The namespace whose turn it is comes first; one without keys is removed."""
+        self._added: set[KeyT] = set()
+        """Keys that were added and not returned by `get` since: the waiting keys, and keys that were added while they
+        were processed and still are."""
         self._processing: set[KeyT] = set()
         self._timers: dict[KeyT, asyncio.TimerHandle] = {}
+        """The timers of keys that will be added later."""
         self._num_failures: dict[KeyT, int] = {}
         self._changed = asyncio.Event()
         self._closed = False
 
     @property
     def num_waiting(self) -> int:
-        """Number of keys that `get` has not returned yet."""
+        """Number of keys that `get` can return now."""
         return sum(map(len, self._waiting.values()))
 
     @property
@@ -54,20 +59,20 @@ class WorkQueue(Generic[KeyT]):
 
     @property
     def num_working(self) -> int:
-        """Number of keys that `get` has returned and that are not `done`."""
+        """Number of keys that `get` has returned and for which `done` was not called yet."""
         return len(self._processing)
 
     def add(self, key: KeyT) -> None:
         """Adds a key, to be processed when its turn comes. If it is being processed now, it is processed again."""
-        if self._closed or key in self._dirty:
+        if self._closed or key in self._added:
             return
-        self._dirty.add(key)
+        self._added.add(key)
         if key not in self._processing:
             self._enqueue(key)
 
     def add_after(self, key: KeyT, seconds: float) -> None:
-        """Adds a key after a delay. Of several times for the same key, the earliest counts. `get` clears the time of
-        the key that it returns."""
+        """Adds a key after a delay. If a key has several delays, only the one that ends first counts. When `get`
+        returns a key, the key's delay is cancelled."""
         loop = asyncio.get_running_loop()
         planned = self._timers.get(key)
         if self._closed or (planned is not None and planned.when() <= loop.time() + seconds):
@@ -77,8 +82,9 @@ class WorkQueue(Generic[KeyT]):
         self._timers[key] = loop.call_later(max(0.0, seconds), self._due, key)
 
     def retry(self, key: KeyT, at_least_seconds: float = 0.0) -> float:
-        """Adds a failed key after a delay that grows exponentially with its failures in a row, up to
-        `LONGEST_DELAY_SECONDS` before jitter. Returns the delay in seconds."""
+        """Adds a failed key after a delay that grows exponentially with the key's failures in a row, up to
+        `LONGEST_DELAY_SECONDS` before jitter. The delay is not shorter than `at_least_seconds`. Returns the delay in
+        seconds."""
         num_failures = self._num_failures.get(key, 0)
         self._num_failures[key] = num_failures + 1
         # The exponent is bounded to avoid an overflow; 2**10 times 0.5 s exceeds the longest delay anyway.
@@ -102,7 +108,7 @@ class WorkQueue(Generic[KeyT]):
         if self._closed:
             raise QueueClosed
         key = self._next()
-        self._dirty.discard(key)
+        self._added.discard(key)
         self._processing.add(key)
         timer = self._timers.pop(key, None)
         if timer is not None:
@@ -112,7 +118,7 @@ class WorkQueue(Generic[KeyT]):
     def done(self, key: KeyT) -> None:
         """Marks a key as processed. If it was added meanwhile, it waits for its next turn."""
         self._processing.discard(key)
-        if key in self._dirty:
+        if key in self._added:
             self._enqueue(key)
 
     def close(self) -> None:
@@ -128,7 +134,7 @@ class WorkQueue(Generic[KeyT]):
         self._changed.set()
 
     def _next(self) -> KeyT:
-        """Takes the first key of the namespace whose turn it is; the namespace moves to the end."""
+        """Takes the first key of the namespace whose turn it is. The namespace moves to the end if it has more keys."""
         namespace, keys = self._waiting.popitem(last=False)
         key = keys.popleft()
         if keys:
@@ -156,7 +162,7 @@ class Slots:
 
     @asynccontextmanager
     async def released(self) -> AsyncIterator[None]:
-        """Frees the slot within the context, and waits for a slot again at its end. For slow requests."""
+        """Frees the slot within the context, and waits for a slot again when the context ends. For slow requests."""
         self._free.release()
         try:
             yield

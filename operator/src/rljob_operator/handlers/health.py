@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from rljob_operator.metrics import Metrics
 
 REQUEST_SECONDS = 5.0
-"""Timeout of a request: reading it and sending the response."""
+"""Time limit for reading a request."""
 MAX_REQUEST_BYTES = 16 * 1024
 PHRASES = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
+"""Reason phrase by HTTP status."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class BackgroundTasks:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self, name: str, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Starts a task. If it ends by itself, that is logged at once."""
+        """Starts a task. If the task ends by itself, this is logged immediately."""
         task = asyncio.create_task(work, name=name)
         task.add_done_callback(self._ended)
         self._tasks[name] = task
@@ -79,9 +80,10 @@ def metrics_pages(metrics: Metrics) -> dict[str, Callable[[], Reply]]:
 
 @asynccontextmanager
 async def serving(port: int, pages: Mapping[str, Callable[[], Reply]]) -> AsyncIterator[None]:
-    """Serves GET requests for the paths of `pages` on all addresses. Raises OSError if the port is in use."""
+    """Serves the pages, by path, for GET requests on all addresses of the pod; other requests get a 404. Raises OSError
+    if the port is in use."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -92,7 +94,7 @@ async def serving(port: int, pages: Mapping[str, Callable[[], Reply]]) -> AsyncI
         finally:
             writer.close()
 
-    server = await asyncio.start_server(answer, None, port, limit=MAX_REQUEST_BYTES)
+    server = await asyncio.start_server(respond, None, port, limit=MAX_REQUEST_BYTES)
     try:
         yield
     finally:
@@ -100,6 +102,7 @@ async def serving(port: int, pages: Mapping[str, Callable[[], Reply]]) -> AsyncI
 
 
 def _reply(head: bytes, pages: Mapping[str, Callable[[], Reply]]) -> Reply:
+    """The reply to a request. `head`: the request line and the headers."""
     words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
     page = pages.get(words[1].partition("?")[0]) if len(words) == 3 and words[0] == "GET" else None
     return page() if page is not None else Reply(404, b"not found\n")

@@ -1,7 +1,8 @@
-"""Leader election with a Lease: one replica works, the others wait.
+"""Leader election with a Lease: one replica of the operator works, the others wait.
 
-The election of kubernetes.aio (37.0.2) is not used. It ends for good after one failed request to the API server. Its
-requests have no timeout, so two replicas could act as the leader at the same time. It does not release the Lease.
+The leader election of kubernetes.aio (37.0.2) is not used, for three reasons. It ends for good after one failed request
+to the API server. Its requests have no timeout, so two replicas could act as the leader at the same time. And it does
+not release the Lease when the leader stops.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from rljob_operator.raw_json import JsonObject, integer_at, object_at, text_at
 from rljob_operator.settings import Settings
 
 LEASE_SECONDS = 15
-"""A holder that has not renewed for this long counts as dead."""
-RENEW_SECONDS = 10.0
-"""A leader that could not renew for this long stops. It is shorter than `LEASE_SECONDS`, so it stops before another
-replica takes over."""
+"""A holder that has not renewed the Lease for this long counts as dead: another replica may take the Lease."""
+RENEW_DEADLINE_SECONDS = 10.0
+"""A leader that could not renew the Lease for this long stops. The time is shorter than `LEASE_SECONDS`, so the leader
+stops before another replica takes over."""
 RETRY_SECONDS = 2.0
-"""Pause before the Lease is taken or renewed again, after success and after failure."""
+"""Pause between two tries to take or renew the Lease, after success and after failure."""
 RELEASE_SECONDS = 5.0
-"""How long a replica that stops waits until the Lease is released."""
+"""How long a replica that stops waits at most until the Lease is released."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +42,9 @@ class LeadershipLostError(OperatorError):
 
 
 class LeaseThread:
-    """Holds the Lease from a thread with its own event loop and connection, so that it is renewed however busy the
-    operator is. Use this object only in the event loop that created it; only `may_act` may be called from any thread.
-    """
+    """Holds the Lease from a thread with its own event loop and connection, so that the Lease is renewed however busy
+    the operator is. Use this object only in the event loop that created it; only `may_act` may be called from any
+    thread."""
 
     def __init__(self, settings: Settings, metrics: Metrics, clock: ServerClock) -> None:
         self._settings = settings
@@ -51,9 +52,13 @@ class LeaseThread:
         self._clock = clock
         self._main_loop = asyncio.get_running_loop()
         self._leads: asyncio.Future[None] = self._main_loop.create_future()
+        """Done when this replica has become the leader."""
         self._ended: asyncio.Future[None] = self._main_loop.create_future()
+        """Done when the thread has ended, with the error of the thread if there is one."""
         self._leadership: Leadership | None = None
+        """None until this replica has become the leader."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of the thread."""
         self._stop_requested: asyncio.Event | None = None
         self._is_stopped = False
 
@@ -63,14 +68,15 @@ class LeaseThread:
         threading.Thread(target=self._run_thread, name="lease", daemon=True).start()
 
     async def acquired(self) -> None:
-        """Waits until this replica is the leader. If the thread ends before that, raises the error of the thread."""
+        """Waits until this replica is the leader. If the thread ends before that, raises the error of the thread; after
+        `stop` there is no error, and the call returns although this replica is not the leader."""
         await asyncio.wait([self._leads, self._ended], return_when=asyncio.FIRST_COMPLETED)
         if not self._leads.done():
             await self._ended
 
     async def lost(self) -> None:
-        """Waits until this replica is no longer the leader. Raises the error of the thread, which is
-        LeadershipLostError unless leader election failed with a bug. Returns only after `stop`."""
+        """Waits until the thread ends, because this replica is no longer the leader. Raises the error of the thread:
+        LeadershipLostError, or any other error if leader election failed with a bug. Returns only after `stop`."""
         await asyncio.shield(self._ended)
 
     def may_act(self) -> bool:
@@ -91,12 +97,13 @@ class LeaseThread:
             asyncio.run(self._run())
         except LeadershipLostError as lost:
             error = lost
-        except Exception as mistake:
+        except Exception as unexpected:
             logger.exception("leader election failed: the lease is no longer renewed")
-            error = mistake
+            error = unexpected
         self._resolve(self._ended, error)
 
     async def _run(self) -> None:
+        """Takes and renews the Lease until a stop is requested; then releases the Lease."""
         self._loop, self._stop_requested = asyncio.get_running_loop(), asyncio.Event()
         if self._is_stopped:
             return
@@ -107,24 +114,26 @@ class LeaseThread:
             leadership = Leadership(
                 objects, self._clock, settings.pod_namespace, settings.lease_name, settings.pod_name
             )
-            work = asyncio.create_task(self._hold(leadership))
-            waiter = asyncio.create_task(self._stop_requested.wait())
-            await asyncio.wait([work, waiter], return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                waiter.cancel()
-                await work
+            holding = asyncio.create_task(self._acquire_and_hold(leadership))
+            stopping = asyncio.create_task(self._stop_requested.wait())
+            await asyncio.wait([holding, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if holding.done():
+                stopping.cancel()
+                await holding
                 return
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
             await leadership.release()
 
-    async def _hold(self, leadership: Leadership) -> None:
+    async def _acquire_and_hold(self, leadership: Leadership) -> None:
         await leadership.acquire()
         self._leadership = leadership
         self._resolve(self._leads, None)
         await leadership.hold()
 
     def _resolve(self, future: asyncio.Future[None], error: BaseException | None) -> None:
+        """Sets the result of a future of the main event loop: the error, or None for success."""
+
         def set_outcome() -> None:
             if future.done():
                 return
@@ -140,7 +149,7 @@ class LeaseThread:
 
 class Leadership:
     """Takes, renews and releases the Lease. `identity`: the pod's name, so that a restarted container of the same pod
-    is the leader again at once."""
+    is the leader again immediately."""
 
     def __init__(self, objects: KubeObjects, clock: ServerClock, namespace: str, name: str, identity: str) -> None:
         self._lease = Lease(objects, clock, namespace, name)
@@ -148,15 +157,17 @@ class Leadership:
         self._name = name
         self._identity = identity
         self._seen: LeaseRecord | None = None
+        """The Lease as last read."""
         self._seen_at = 0.0
+        """When this state of the Lease was first seen (monotonic seconds)."""
         self._renewed_at = -math.inf
         """When the newest successful renewal was sent (monotonic seconds)."""
 
     @property
     def is_certain(self) -> bool:
-        """Whether no other replica can be the leader now. May be called from any thread. It compares times, so it is
-        also right in a process that was paused and has not read the Lease since."""
-        return self._clock.monotonic() - self._renewed_at < RENEW_SECONDS
+        """Whether no other replica can be the leader now. May be called from any thread. This compares times, so the
+        result is also right in a process that was paused and has not read the Lease since."""
+        return self._clock.monotonic() - self._renewed_at < RENEW_DEADLINE_SECONDS
 
     async def acquire(self) -> None:
         """Waits until this replica is the leader."""
@@ -175,15 +186,16 @@ class Leadership:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def hold(self) -> None:
-        """Renews the Lease until this call is cancelled. Raises LeadershipLostError when another replica holds the
-        Lease, or when no renewal has succeeded for `RENEW_SECONDS`."""
+        """Renews the Lease until this call is cancelled. Raises LeadershipLostError when this replica does not hold the
+        Lease any more, or when no renewal has succeeded for `RENEW_DEADLINE_SECONDS`."""
         if self._renewed_at == -math.inf:
+            # Without `acquire` before, the first renewal has the same time limit as the others.
             self._renewed_at = self._clock.monotonic()
         while True:
             await asyncio.sleep(RETRY_SECONDS)
-            rest = self._renewed_at + RENEW_SECONDS - self._clock.monotonic()
+            remaining = self._renewed_at + RENEW_DEADLINE_SECONDS - self._clock.monotonic()
             try:
-                async with asyncio.timeout(max(0.0, rest)):
+                async with asyncio.timeout(max(0.0, remaining)):
                     if (
                         not await self._take_or_renew()
                         and self._seen is not None
@@ -193,16 +205,21 @@ class Leadership:
             except (KubeError, TimeoutError) as error:
                 logger.warning("lease %s: %s", self._name, str(error) or "request timed out")
             if not self.is_certain:
-                raise LeadershipLostError(f"lease {self._name}: could not be renewed for {RENEW_SECONDS:g} s")
+                raise LeadershipLostError(f"lease {self._name}: could not be renewed for {RENEW_DEADLINE_SECONDS:g} s")
 
     async def release(self) -> None:
-        """Releases the Lease, so that another replica can lead at once. All work of this replica must have stopped."""
+        """Releases the Lease if this replica holds it, so that another one can lead immediately. All work of this
+        replica must have stopped before."""
         try:
             before = await self._lease.read()
             if before is not None and before.holder == self._identity:
                 await self._lease.write("", 1, before)
         except KubeError as error:
-            logger.warning("lease %s: not released: %s", self._name, error)
+            logger.warning(
+                "lease %s: could not be released: %s; another replica waits until the lease has expired",
+                self._name,
+                error,
+            )
 
     async def _take_or_renew(self) -> bool:
         """Takes or renews the Lease if no other replica holds it. Returns whether this replica holds it now."""
@@ -227,12 +244,15 @@ class LeaseRecord:
     renewed: str
     """Time of the last renewal by the holder's clock. Only compared for equality, so clocks need not agree."""
     num_transitions: int
+    """How often the holder has changed."""
     acquired: str
+    """When the holder took the Lease, by its clock."""
     version: str
+    """The resource version."""
 
 
 class Lease:
-    """Reads and writes the Lease on the API server. Each write requires the version that was read."""
+    """Reads and writes the Lease on the API server. A write fails if the Lease was changed since it was read."""
 
     def __init__(self, objects: KubeObjects, clock: ServerClock, namespace: str, name: str) -> None:
         self._objects = objects
@@ -256,8 +276,8 @@ class Lease:
         )
 
     async def write(self, holder: str, seconds: int, before: LeaseRecord | None) -> bool:
-        """Writes the holder into the Lease; an empty holder releases it. Returns False if it was written or deleted
-        since `before` was read. Raises KubeError."""
+        """Writes the holder into the Lease, for `seconds`; an empty holder releases the Lease. Returns False if the
+        Lease was created, changed or deleted since `before` was read. Raises KubeError."""
         now = self._clock.now().isoformat(timespec="microseconds").replace("+00:00", "Z")
         metadata: dict[str, object] = {"name": self._name, "namespace": self._namespace}
         acquired, num_transitions = now, 0

@@ -43,7 +43,7 @@ async def run_operator(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_requested.set)
-    # Check the keys now: with keys that it cannot use, a replica must not wait for leadership.
+    # Check the keys now: a replica that cannot use its keys must not wait for leadership.
     read_token_keys(settings.token_keys_folder)
     defaults = _defaults(settings)
     connection = await load_connection(settings.kubeconfig)
@@ -63,12 +63,12 @@ async def run_operator(settings: Settings) -> None:
                 return
         cache, slots = ObjectCache(settings.namespaces or (None,)), Slots(settings.max_concurrent_reconciles)
         may_act = lease.may_act if lease is not None else _always
-        shared = OperatorContext(KubeObjects(kube), cache, settings, defaults, slots, metrics, clock, may_act)
-        leader_tasks = _LeaderTasks(shared, connection, ray, tasks)
+        context = OperatorContext(KubeObjects(kube), cache, settings, defaults, slots, metrics, clock, may_act)
+        leader_tasks = _LeaderTasks(context, connection, ray, tasks)
         leader_tasks.start()
         metrics.leader.set(1)
         try:
-            await _first(stop_requested, lease.lost() if lease is not None else _for_ever())
+            await _first(stop_requested, lease.lost() if lease is not None else _wait_for_ever())
         except LeadershipLostError:
             # Another replica may write from now on, so running passes get no time to finish.
             await leader_tasks.stop(patience_seconds=0.0)
@@ -90,26 +90,30 @@ def _defaults(settings: Settings) -> Defaults:
 class _LeaderTasks:
     """The tasks that only the leader runs: watches, relists and reconcile passes."""
 
-    def __init__(self, shared: OperatorContext, connection: Connection, ray: RayClient, tasks: BackgroundTasks) -> None:
+    def __init__(
+        self, context: OperatorContext, connection: Connection, ray: RayClient, tasks: BackgroundTasks
+    ) -> None:
         self._tasks = tasks
-        self._slots = shared.slots
+        self._slots = context.slots
         self._queue: WorkQueue[JobKey] = WorkQueue(random.random, _namespace_of)
-        shared.metrics.read_queue_from(
+        context.metrics.read_queue_from(
             lambda: self._queue.num_waiting, lambda: self._queue.num_delayed, lambda: self._queue.num_working
         )
-        shared.metrics.read_cache_from(lambda: shared.cache.num_objects)
-        ages = Ages(shared.clock)
-        self._controller = ReconcileLoop(self._queue, Observer(shared, ray, ages), EffectExecutor(shared), shared)
-        namespaces = shared.settings.namespaces
-        events = WatchEventRouter(shared.cache, self._queue, shared.clock)
-        self._watches = Watches(connection, namespaces, events.on_event, shared.metrics)
+        context.metrics.read_cache_from(lambda: context.cache.num_objects)
+        ages = Ages(context.clock)
+        self._reconcile_loop = ReconcileLoop(
+            self._queue, Observer(context, ray, ages), EffectExecutor(context), context
+        )
+        namespaces = context.settings.namespaces
+        events = WatchEventRouter(context.cache, self._queue, context.clock)
+        self._watches = Watches(connection, namespaces, events.on_event, context.metrics)
         self._relist = Relist(
-            shared.objects, namespaces or (None,), shared.cache, ages, events, self._watches.restart, shared.metrics
+            context.objects, namespaces or (None,), context.cache, ages, events, self._watches.restart, context.metrics
         )
 
     def start(self) -> None:
         """Starts all tasks."""
-        self._tasks.start("workers", work_through(self._queue, self._slots, self._controller.work))
+        self._tasks.start("reconcile passes", work_through(self._queue, self._slots, self._reconcile_loop.work))
         self._tasks.start("relist", self._relist.run())
         self._tasks.start("watches", self._watches.run())
 
@@ -117,12 +121,12 @@ class _LeaderTasks:
         """Stops all tasks; running passes get `patience_seconds` to finish."""
         self._queue.close()
         await self._tasks.stop("relist")
-        await self._tasks.stop("workers", patience_seconds)
+        await self._tasks.stop("reconcile passes", patience_seconds)
         await self._tasks.stop("watches")
 
 
 async def _first(stop_requested: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
-    """Waits for the work or for a stop request. Returns whether the work ended. Raises what the work raises."""
+    """Waits until the work ends or a stop is requested. Returns whether the work ended. Raises what the work raises."""
     task, waiter = asyncio.create_task(work), asyncio.create_task(stop_requested.wait())
     try:
         await asyncio.wait([task, waiter], return_when=asyncio.FIRST_COMPLETED)
@@ -136,7 +140,7 @@ async def _first(stop_requested: asyncio.Event, work: Coroutine[None, None, None
         await asyncio.gather(task, waiter, return_exceptions=True)
 
 
-async def _for_ever() -> None:
+async def _wait_for_ever() -> None:
     await asyncio.Event().wait()
 
 

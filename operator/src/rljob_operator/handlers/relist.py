@@ -1,9 +1,9 @@
 """Lists all objects periodically: a watch event may be lost, but an unfinished job must not be forgotten.
 
 Listings fill the cache, and the operator starts to work after the first one. If an object is deleted between the first
-listing and the start of the watches, no event reports that. But a watch first reports all objects that exist. So if an
-object of the first listing was not reported within `SECOND_LISTING_AFTER_SECONDS`, everything is listed again. If the
-watches start even later, the next regular listing finds the deletion.
+listing and the start of the watches, no event reports the deletion. But a watch first reports all objects that exist.
+So if an object of the first listing was not reported within `SECOND_LISTING_AFTER_SECONDS`, everything is listed again.
+If the watches start even later, the next regular listing finds the deletion.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ OBJECTS_PER_SECOND = 100.0
 INCOMPLETE_SECONDS = 5.0
 """Seconds between two listings while a kind is not installed or may not be listed; more with more than 500 objects."""
 AFTER_FAILURE_SECONDS = 5.0
+"""Pause after a failed listing."""
 FIRST_FAILURE_SECONDS = 1.0
-"""Retry interval until the first listing succeeds: the operator does nothing before that."""
+"""Pause after a failed listing as long as none has succeeded. It is shorter, because the operator does nothing before
+the first listing."""
 
 logger = logging.getLogger(__name__)
 
 
 class Relist:
-    """Lists jobs, clusters and pods. `on_new_kind` is called when the CustomResourceDefinition of RLJobs or
-    RayClusters has been installed, because no watch starts by itself for a kind that did not exist before."""
+    """Lists jobs, clusters and pods. `on_new_kind` is called when RLJobs or RayClusters can be listed and their
+    CustomResourceDefinition was missing before: no watch starts by itself for a kind that is installed later."""
 
     def __init__(
         self,
@@ -76,13 +78,15 @@ class Relist:
                         continue
                 await asyncio.sleep(self._pause_seconds())
             except KubeError as error:
-                logger.warning("relist: %s", error)
-                await asyncio.sleep(AFTER_FAILURE_SECONDS if self._cache.is_complete else FIRST_FAILURE_SECONDS)
+                pause = AFTER_FAILURE_SECONDS if self._cache.is_complete else FIRST_FAILURE_SECONDS
+                logger.warning("cannot list all objects: %s; retry in %.0f s", error, pause)
+                await asyncio.sleep(pause)
 
     async def once(self) -> None:
-        """Lists everything once, updates the cache, and queues the jobs that need a pass. Raises KubeError."""
+        """Lists everything once, updates the cache, and queues the jobs that need a pass once the cache is complete.
+        Raises KubeError."""
         missing_before = set(self._missing)
-        # List pods and clusters before jobs: a job exists before its pods and clusters, so the later listing has it.
+        # List pods and clusters before jobs: a job exists before its pods and clusters, so the listing of jobs has it.
         await self._list(PODS, LABEL_JOB_UID)
         await self._list(CLUSTERS, LABEL_JOB_UID)
         deleted_jobs = await self._list(JOBS)
@@ -104,7 +108,8 @@ class Relist:
         return max(seconds, self._cache.num_objects / OBJECTS_PER_SECOND)
 
     async def _list(self, kind: ResourceType, labels: str = "") -> list[JsonObject]:
-        """Updates the cache with a listing of a kind. Returns the cached objects that no longer exist."""
+        """Updates the cache with listings of a kind in all namespaces. Returns the objects that it removed from the
+        cache because they are no longer listed; none if the kind is not installed. `labels`: a label selector."""
         deleted: list[JsonObject] = []
         for namespace in self._namespaces:
             try:
@@ -129,6 +134,10 @@ class Relist:
 
     def _note_missing(self, kind: ResourceType) -> None:
         if kind not in self._missing:
-            logger.warning("the resource %s is not installed; jobs wait until it is", kind.plural)
+            logger.warning(
+                "the resource %s is not installed; jobs wait until KubeRay and the CustomResourceDefinition of RLJobs"
+                " are installed",
+                kind.plural,
+            )
         self._missing.add(kind)
         self._cache.note_missing(kind)

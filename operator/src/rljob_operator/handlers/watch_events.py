@@ -1,4 +1,7 @@
-"""Adds the keys of jobs to the work queue when events or listings arrive; ignores those that cannot change anything."""
+"""Adds the keys of jobs to the work queue when watch events or listings arrive.
+
+Events after which a pass would change nothing are ignored.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.raw_json import JsonObject, integer_at, object_at, optional_text_at, text_at
 from rljob_operator.workqueue import WorkQueue
 
-MAX_DELETED_REPORTED = 1000
-"""How many more UIDs than twice the number of cached objects the router remembers as reported; beyond that, it drops
-those of deleted objects."""
+MAX_EXTRA_REPORTED = 1000
+"""The router forgets the reported UIDs of deleted objects when it remembers more UIDs than twice the number of cached
+objects plus this number."""
 
 
 class JobVersions:
@@ -23,10 +26,11 @@ class JobVersions:
 
     def __init__(self) -> None:
         self._known: dict[JobKey, tuple[str, int, bool, str, str]] = {}
+        """For each job: UID, generation of the spec, whether it is being deleted, stop request and retry request."""
 
     def needs_reconcile(self, key: JobKey, event_type: str, job: JsonObject) -> bool:
-        """Whether the job was created or deleted, or its spec, its deletion or a request in its annotations has changed
-        since the last event for this job."""
+        """Whether this is the first event for the job, or the job was deleted, or since the last event its spec or a
+        request in its annotations has changed or its deletion was requested."""
         if event_type == DELETED:
             self.forget(key)
             return True
@@ -49,7 +53,7 @@ class JobVersions:
 
 
 class WatchEventRouter:
-    """Routes events to the work queue. For one event loop."""
+    """Adds jobs to the work queue when events or listings arrive. For use in one event loop."""
 
     def __init__(self, cache: ObjectCache, queue: WorkQueue[JobKey], clock: ServerClock) -> None:
         self._cache = cache
@@ -62,28 +66,28 @@ class WatchEventRouter:
         """UIDs of the objects that the watches have reported; None once `have_reported_all` was called."""
 
     def on_event(self, kind: ResourceType, event_type: str, raw: JsonObject) -> None:
-        """Handles a watch event. The type is empty for objects that existed when the watch started."""
-        is_new = self._cache.store(kind, event_type, raw)
+        """Handles a watch event. `event_type` is empty for an object that existed when the watch started."""
+        has_changed = self._cache.store(kind, event_type, raw)
         if self._reported is not None:
             self._reported.add(text_at(raw, "metadata", "uid"))
-            if len(self._reported) > 2 * self._cache.num_objects + MAX_DELETED_REPORTED:
-                # Drop the UIDs of deleted objects: the first listing may fail for hours, and objects come and go.
+            if len(self._reported) > 2 * self._cache.num_objects + MAX_EXTRA_REPORTED:
+                # Forget the UIDs of deleted objects: the first listing may fail for hours, and objects come and go.
                 self._reported.intersection_update(self._cache.uids())
         if kind == JOBS:
             key = _key(raw)
             # Before everything was listed once, nothing is queued; then the relist queues every job that needs a pass.
             if self._versions.needs_reconcile(key, event_type, raw) and self._cache.is_complete:
                 self._queue_job(key, raw)
-        elif is_new and self._cache.is_complete:
+        elif has_changed and self._cache.is_complete:
             self._on_cluster_or_pod(kind, event_type, raw)
 
     def on_listed_job(self, job: JsonObject) -> None:
-        """Handles a job in a listing."""
+        """Queues a listed job if it needs a pass, now or later."""
         self._queue_job(_key(job), job)
 
     def on_listed_clusters(self) -> None:
         """Handles the listed clusters of finished jobs, whose events may have been lost. A finished job gets a pass if
-        it has a new cluster, or if it has no cluster but its status counts GPUs."""
+        it has a new cluster, or if it has no cluster but `status.gpus` is not 0."""
         clusters: set[str] = set()
         jobs_with_cluster: set[JobKey] = set()
         for cluster in self._cache.clusters():
@@ -106,7 +110,7 @@ class WatchEventRouter:
         return reported.issuperset(self._cache.uids())
 
     def on_job_deleted(self, key: JobKey) -> None:
-        """Handles a job that is no longer listed."""
+        """Queues a job that is no longer listed, so that the pass forgets the job."""
         self._versions.forget(key)
         self._queue.add(key)
 
@@ -130,8 +134,8 @@ class WatchEventRouter:
 
 
 def seconds_until_reconcile(job: JsonObject, now: datetime) -> float | None:
-    """Seconds until a job needs a pass: 0 for now, its remaining TTL for a finished job, None for never. `job` is the
-    API object or the cache's trimmed copy."""
+    """Seconds until a job needs a pass: 0 if it needs one now; for a finished job the rest of
+    `ttlSecondsAfterFinished`, or None without such a field. `job`: the API object or the cache's trimmed copy."""
     if not is_finished_and_cleaned_up(job):
         return 0.0
     lifetime = integer_at(job, "spec", "runPolicy", "ttlSecondsAfterFinished")
@@ -151,5 +155,5 @@ def _key_of_job(part: JsonObject) -> JobKey:
 
 
 def _belongs_to(part: JsonObject, job: JsonObject) -> bool:
-    """Whether a cluster or a pod belongs to this job, and not to another one with its name."""
+    """Whether a cluster or a pod belongs to this job, and not to an earlier or later job with the same name."""
     return job_uid(part) == text_at(job, "metadata", "uid")

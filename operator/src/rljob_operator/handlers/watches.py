@@ -1,7 +1,7 @@
 """Watches jobs, clusters and pods with kopf.
 
-kopf runs in a thread with its own event loop, because it cancels every task of its loop when it ends. Sometimes it must
-be restarted: kopf checks only once which resources exist, and some errors of a watch end kopf.
+kopf runs in a thread with its own event loop, because kopf cancels every task of its loop when it ends. Sometimes kopf
+must be restarted: it checks only once which resources exist, and some errors of a watch end it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ WATCHED = {
 }
 """Group, version and plural of each kind, as kopf expects them."""
 FIRST_PAUSE_SECONDS = 1.0
+"""Pause before kopf is restarted after it has ended by itself; it doubles each time."""
 LONGEST_PAUSE_SECONDS = 30.0
+"""Upper limit of that pause. A run of kopf that lasts longer resets the pause."""
 STOP_SECONDS = 5.0
 CANCEL_SECONDS = 1.0
-"""Time from the end of one task of kopf to the cancellation of watchers that are still running."""
+"""Time from the end of the first task of kopf to the cancellation of watchers that are still running."""
 
 logger = logging.getLogger(__name__)
 
 
 class Watches:
-    """Runs all watches. `on_event` is called in the loop of `run` with each event's kind, type and object; the type is
-    empty for an object that existed before the watch."""
+    """Runs all watches. `on_event` is called, in the event loop of `run`, with the kind of object, the type of the
+    event and the object. The type is empty for an object that existed before the watch."""
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class Watches:
             self._thread.request_stop()
 
     def _registry(self, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
-        """Handlers for kopf. They run in kopf's thread and pass each event to `loop` at once."""
+        """Handlers for kopf. They run in kopf's thread and pass each event to `loop` immediately."""
         registry = kopf.OperatorRegistry()
 
         # kopf passes many keyword arguments; the handlers need only a few of them.
@@ -175,7 +177,8 @@ def _cancel_watchers() -> None:
 
 
 class _EndlessDelays:
-    """Backoff between retries of one request, in seconds. kopf starts a new iteration for each request."""
+    """Pauses between the retries of one request, in seconds: they never end, so kopf never gives up. kopf starts a new
+    iteration for each request."""
 
     def __iter__(self) -> Iterator[float]:
         return itertools.chain((0.5, 1.0, 2.0, 4.0), itertools.repeat(8.0))
@@ -215,7 +218,7 @@ async def _credentials(connection: Connection) -> kopf.ConnectionInfo:
     return kopf.ConnectionInfo(
         server=connection.server,
         ca_path=connection.ca_file,
-        insecure=not connection.verifies,
+        insecure=not connection.verifies_certificate,
         token=await connection.token(),
         certificate_path=connection.certificate_file,
         private_key_path=connection.private_key_file,

@@ -1,1 +1,1 @@
-"""All requests to the Kubernetes API server, and the reading of its objects."""
+"""Requests to the Kubernetes API server, and the parsing of its objects. `handlers.watches` has the watches."""

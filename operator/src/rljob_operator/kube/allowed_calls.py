@@ -1,7 +1,7 @@
-"""The calls to the API server that the operator's role allows: one method for each.
+"""The calls to the API server that the operator needs and that its role allows, except watches.
 
-Responses are checked: a proxy between the API server and this process may respond in its place, and such a response
-must not count as success or as a missing object.
+Responses are checked: a proxy between the API server and this process may respond in place of the API server, and such
+a response must not count as success or as a missing object.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ class ResourceType:
     """A kind of object and its URL path."""
 
     group_path: str
+    """Path of the API group and version, such as `/apis/ray.io/v1`."""
     plural: str
     kind: str
 
     def path(self, namespace: str | None, name: str = "") -> str:
-        """The path of the objects in a namespace (None: in all), or of the one with this name."""
+        """The path of the objects in a namespace (None: in all), or of the object with this name."""
         parts = [self.group_path, *(("namespaces", namespace) if namespace else ()), self.plural]
         return "/".join([*parts, name] if name else parts)
 
@@ -46,7 +47,9 @@ CLUSTERS = ResourceType("/apis/ray.io/v1", "rayclusters", "RayCluster")
 PODS = ResourceType(CORE_PATH, "pods", "Pod")
 SECRETS = ResourceType(CORE_PATH, "secrets", "Secret")
 CORE_EVENTS = ResourceType(CORE_PATH, "events", "Event")
+"""For reading events: the operator may list events only in this API group."""
 EVENTS = ResourceType("/apis/events.k8s.io/v1", "events", "Event")
+"""For creating events."""
 NETWORK_POLICIES = ResourceType("/apis/networking.k8s.io/v1", "networkpolicies", "NetworkPolicy")
 LEASES = ResourceType("/apis/coordination.k8s.io/v1", "leases", "Lease")
 
@@ -67,21 +70,21 @@ class KubeObjects:
         self._client = client
 
     async def get(self, kind: ResourceType, namespace: str, name: str) -> JsonObject:
-        """Gets one object. Raises NotFoundError, or ResourceTypeMissingError if its kind is unknown."""
-        answer = await self._client.request("GET", kind.path(namespace, name), resource=kind.plural)
-        return _require_object(answer, kind.kind, name)
+        """Gets one object. Raises NotFoundError, or ResourceTypeMissingError if the server does not know the kind."""
+        response = await self._client.request("GET", kind.path(namespace, name), resource=kind.plural)
+        return _require_object(response, kind.kind, name)
 
     async def list_all(
         self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
     ) -> tuple[JsonObject, ...]:
-        """The objects of a kind in a namespace (None: in all), by selectors. Raises ResourceTypeMissingError or
-        ForbiddenError."""
+        """The objects of a kind in a namespace (None: in all), optionally by a label selector and a field selector.
+        Raises ResourceTypeMissingError or ForbiddenError."""
         return (await self.listing(kind, namespace, labels=labels, fields=fields)).items
 
     async def listing(
         self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
     ) -> Listing:
-        """Like `list_all`, but also returns the version of the listing."""
+        """Like `list_all`, but also returns the resource version of the listing."""
         try:
             try:
                 return await self._pages(kind, namespace, labels, fields)
@@ -95,23 +98,23 @@ class KubeObjects:
     async def create(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> bool:
         """Creates an object; returns False if one with this name exists (it stays as it is). Raises RefusedError."""
         try:
-            answer = await self._client.request("POST", kind.path(namespace), resource=kind.plural, body=manifest)
+            response = await self._client.request("POST", kind.path(namespace), resource=kind.plural, body=manifest)
         except AlreadyExistsError:
             return False
-        _require_object(answer, kind.kind, text_at(manifest, "metadata", "name"))
+        _require_object(response, kind.kind, text_at(manifest, "metadata", "name"))
         return True
 
     async def create_strictly(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> JsonObject:
         """Creates an object with strict field validation; returns it as stored. Raises AlreadyExistsError,
         UnknownFieldError or RefusedError."""
-        answer = await self._client.request(
+        response = await self._client.request(
             "POST", kind.path(namespace), resource=kind.plural, query={"fieldValidation": "Strict"}, body=manifest
         )
-        return _require_object(answer, kind.kind, text_at(manifest, "metadata", "name"))
+        return _require_object(response, kind.kind, text_at(manifest, "metadata", "name"))
 
     async def apply(self, kind: ResourceType, namespace: str, name: str, manifest: JsonObject) -> None:
-        """Applies a manifest (server-side apply, forced over other field managers). Raises RefusedError."""
-        answer = await self._client.request(
+        """Applies a manifest (server-side apply; overwrites fields of other field managers). Raises RefusedError."""
+        response = await self._client.request(
             "PATCH",
             kind.path(namespace, name),
             resource=kind.plural,
@@ -119,28 +122,30 @@ class KubeObjects:
             body=manifest,
             content_type=APPLY_PATCH,
         )
-        _require_object(answer, kind.kind, name)
+        _require_object(response, kind.kind, name)
 
     async def replace(self, kind: ResourceType, namespace: str, name: str, manifest: JsonObject) -> None:
-        """Replaces an object. Raises ConflictError if it was changed since the `resourceVersion` in the manifest."""
-        answer = await self._client.request("PUT", kind.path(namespace, name), resource=kind.plural, body=manifest)
-        _require_object(answer, kind.kind, name)
+        """Replaces an object. Raises ConflictError if it was changed since the `resourceVersion` in the manifest, and
+        NotFoundError if it was deleted."""
+        response = await self._client.request("PUT", kind.path(namespace, name), resource=kind.plural, body=manifest)
+        _require_object(response, kind.kind, name)
 
     async def patch_job_status(
         self, namespace: str, name: str, patch: Mapping[str, object], resource_version: str
     ) -> JsonObject:
-        """Applies a merge patch to the job's status; returns the new job. Raises ConflictError if the job was changed
-        since that version."""
+        """Applies a merge patch to the job's status; returns the job as stored. Raises ConflictError if the job was
+        changed since `resource_version`."""
         body = {"metadata": {"resourceVersion": resource_version}, "status": patch}
         path = f"{JOBS.path(namespace, name)}/status"
-        answer = await self._client.request(
+        response = await self._client.request(
             "PATCH", path, resource="rljobs/status", body=body, content_type=MERGE_PATCH
         )
-        return _require_object(answer, JOBS.kind, name)
+        return _require_object(response, JOBS.kind, name)
 
     async def delete(self, kind: ResourceType, namespace: str, name: str, uid: str, version: str = "") -> bool:
-        """Deletes an object with this UID, and in the background what it owns; returns False if there is no such
-        object. With `version`, raises ConflictError if the object was changed since that version, or replaced."""
+        """Deletes the object with this name and UID; Kubernetes then deletes what the object owns. Returns False if
+        there is no such object. With a resource version, raises ConflictError if the object was changed since that
+        version, or replaced by another one of the same name."""
         body = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",
@@ -158,8 +163,8 @@ class KubeObjects:
         return True
 
     async def _require_missing(self, kind: ResourceType, error: ResourceTypeMissingError) -> None:
-        """Returns if API discovery confirms that the kind is not installed. Raises UnavailableError if the kind exists
-        or discovery fails: the Not Found may have come from a proxy."""
+        """Returns if API discovery confirms that the kind is not installed. Raises UnavailableError if the kind exists,
+        or if discovery responds with Not Found as well: `error` may then come from a proxy."""
         if kind.group_path == CORE_PATH:
             raise UnavailableError(str(error))
         try:
@@ -170,6 +175,7 @@ class KubeObjects:
             raise UnavailableError(str(error))
 
     async def _is_served(self, kind: ResourceType) -> bool:
+        """Whether API discovery lists the kind."""
         group, _, version = kind.group_path.removeprefix(f"{GROUPS_PATH}/").partition("/")
         groups = _require_list(await self._client.request("GET", GROUPS_PATH, resource="apis"), "APIGroupList")
         for each in objects_at(groups, "groups"):
@@ -198,8 +204,8 @@ class KubeObjects:
 
 
 def merge_patch(old: JsonObject, new: JsonObject) -> dict[str, object]:
-    """The smallest merge patch (RFC 7386) from `old` to `new`; empty if they are equal. A null in either means an
-    absent field."""
+    """The smallest merge patch (RFC 7386) that changes `old` to `new`; empty if they are equal. A null in `old` or
+    `new` counts as an absent field."""
     patch: dict[str, object] = {
         name: None for name, value in old.items() if value is not None and new.get(name) is None
     }
@@ -223,7 +229,7 @@ def without_nulls(document: JsonObject) -> JsonObject:
 
 def missing_fields(sent: JsonObject, stored: JsonObject, part: str = "spec") -> tuple[str, ...]:
     """Paths of the fields that were sent and are not stored, such as `spec.authOptions.secretName`. Changed values do
-    not count as missing, nor do entries of lists whose length has changed."""
+    not count as missing, nor do entries of lists whose length has changed. `part`: the field in which to search."""
     return tuple(_missing(part, sent.get(part), stored.get(part)))
 
 
@@ -236,24 +242,28 @@ def _without_nulls(value: object) -> object:
 def _missing(path: str, sent: object, stored: object) -> list[str]:
     found: list[str] = []
     if isinstance(sent, Mapping):
-        there: Mapping[object, object] = stored if isinstance(stored, Mapping) else {}
+        fields: Mapping[object, object] = stored if isinstance(stored, Mapping) else {}
         for name, value in sent.items():
-            found += _missing(f"{path}.{name}", value, there[name]) if name in there else [f"{path}.{name}"]
+            found += _missing(f"{path}.{name}", value, fields[name]) if name in fields else [f"{path}.{name}"]
     elif isinstance(sent, list) and isinstance(stored, list) and len(sent) == len(stored):
-        for index, (value, kept) in enumerate(zip(sent, stored, strict=True)):
-            found += _missing(f"{path}[{index}]", value, kept)
+        for index, (value, stored_value) in enumerate(zip(sent, stored, strict=True)):
+            found += _missing(f"{path}[{index}]", value, stored_value)
     return found
 
 
-def _require_object(answer: JsonObject, kind: str, name: str) -> JsonObject:
-    """Returns the response if it is the requested object. Raises UnavailableError."""
-    if text_at(answer, "kind") != kind or text_at(answer, "metadata", "name") != name:
-        raise UnavailableError(f"{kind} {name}: the response is not a {kind} with this name")
-    return answer
+def _require_object(response: JsonObject, kind: str, name: str) -> JsonObject:
+    """Returns the response if it is the requested object, otherwise raises UnavailableError."""
+    seen_kind, seen_name = text_at(response, "kind"), text_at(response, "metadata", "name")
+    if (seen_kind, seen_name) != (kind, name):
+        raise UnavailableError(
+            f"{kind} {name}: the response is not this object (seen: kind {seen_kind!r}, name {seen_name!r})"
+        )
+    return response
 
 
-def _require_list(answer: JsonObject, kind: str) -> JsonObject:
-    """Returns the response if it is a list of this kind. Raises UnavailableError."""
-    if text_at(answer, "kind") != kind:
-        raise UnavailableError(f"the response is not a {kind}")
-    return answer
+def _require_list(response: JsonObject, kind: str) -> JsonObject:
+    """Returns the response if it is of this kind, such as `PodList`, otherwise raises UnavailableError."""
+    seen_kind = text_at(response, "kind")
+    if seen_kind != kind:
+        raise UnavailableError(f"{kind}: the response is not such a list (seen: kind {seen_kind!r})")
+    return response

@@ -17,9 +17,11 @@ from rljob_operator.raw_json import JsonObject, at, object_at, optional_text_at,
 
 KINDS = (JOBS, CLUSTERS, PODS)
 DELETED = "DELETED"
+"""Type of a watch event about the deletion of an object."""
 KEPT_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
 KEPT_STATUS = ("observedGeneration", "phase", "gpus", "result", "handledRequests")
-"""The fields that are kept of a job that is finished and cleaned up; there may be many such jobs."""
+"""The metadata and status fields that the cache keeps of a job that is finished and cleaned up; there may be many such
+jobs. The cache also keeps their `spec.runPolicy`."""
 
 
 @dataclass(frozen=True)
@@ -29,26 +31,30 @@ class _Deleted:
     kind: ResourceType
     namespace: str
     version: int
+    """Resource version of the deletion."""
 
 
 class ObjectCache:
-    """The cache, for one event loop. `namespaces`: the namespaces that are listed; None for all."""
+    """The cache, for one event loop. `namespaces`: the namespaces that are listed; `(None,)` for all."""
 
     def __init__(self, namespaces: Sequence[str | None]) -> None:
         self._objects: dict[ResourceType, dict[tuple[str, str], JsonObject]] = {kind: {} for kind in KINDS}
         self._of_jobs: dict[tuple[ResourceType, str, str], dict[str, JsonObject]] = {}
         """For each kind, namespace and UID of a job: its clusters or pods, by name."""
         self._deleted: dict[str, _Deleted] = {}
+        """Deleted objects that are still remembered, by UID."""
         self._unlisted = {(kind, namespace) for kind in KINDS for namespace in namespaces}
+        """Kinds and namespaces that no listing has covered yet."""
         self._trimmed: set[tuple[str, str]] = set()
-        """Keys of jobs of which the cache has only a trimmed copy."""
+        """Namespaces and names of the jobs of which the cache has only a trimmed copy."""
         self._missing: set[ResourceType] = set()
         self._forbidden: dict[tuple[ResourceType, str | None], str] = {}
+        """For each kind and namespace that may not be listed: the API server's message."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether each kind was listed once in each namespace, or cannot be listed. Before that, an object that is not
-        in the cache may exist."""
+        """Whether each kind was listed at least once in each namespace, or cannot be listed there. Before that, an
+        object that is not in the cache may exist."""
         return not self._unlisted
 
     def job(self, namespace: str, name: str) -> JsonObject | None:
@@ -68,13 +74,13 @@ class ObjectCache:
         return tuple(self._objects[CLUSTERS].values())
 
     def of_job(self, kind: ResourceType, namespace: str, uid: str) -> tuple[JsonObject, ...]:
-        """All clusters or pods that carry a job's UID, by name."""
+        """All clusters or pods that carry a job's UID as a label, sorted by name."""
         found = self._of_jobs.get((kind, namespace, uid), {})
         return tuple(found[name] for name in sorted(found))
 
     def newest_version(self, kind: ResourceType, namespace: str, uid: str) -> int:
-        """The newest resource version of a job's clusters or pods; -1 if it has none. A listing requested later must
-        not be older."""
+        """The newest resource version of a job's clusters or pods; -1 if the job has none. A listing that is requested
+        from now on must not be older."""
         return max((_version(raw) for raw in self.of_job(kind, namespace, uid)), default=-1)
 
     def job_version(self, namespace: str, name: str) -> int:
@@ -113,8 +119,8 @@ class ObjectCache:
                 return False
             self._remove(kind, known)
             return True
-        gone = self._deleted.get(uid)
-        if gone is not None and _is_not_newer(version, gone.version):
+        deleted = self._deleted.get(uid)
+        if deleted is not None and _is_not_newer(version, deleted.version):
             return False
         if known is not None and _is_not_newer(version, _version(known)):
             return False
@@ -126,8 +132,9 @@ class ObjectCache:
     def replace(
         self, kind: ResourceType, namespace: str | None, listed: Iterable[JsonObject], version: str
     ) -> tuple[JsonObject, ...]:
-        """Stores a listing of a kind in a namespace (None: in all), removes the objects that it does not contain, and
-        returns the removed objects. Cached objects that are newer than the listing stay as they are."""
+        """Stores a listing of a kind in a namespace (None: in all), removes the cached objects that the listing does
+        not contain, and returns the removed objects. Cached objects that are newer than the listing stay as they are.
+        `version`: the resource version of the listing."""
         found = {_key(raw): raw for raw in listed}
         listed_at = version_number(version)
         removed = [
@@ -140,11 +147,11 @@ class ObjectCache:
         for raw in found.values():
             self.store(kind, "", raw)
         self._deleted = {
-            uid: gone
-            for uid, gone in self._deleted.items()
-            if gone.kind != kind
-            or namespace not in (None, gone.namespace)
-            or not _is_not_newer(gone.version, listed_at)
+            uid: deleted
+            for uid, deleted in self._deleted.items()
+            if deleted.kind != kind
+            or namespace not in (None, deleted.namespace)
+            or not _is_not_newer(deleted.version, listed_at)
         }
         self._missing.discard(kind)
         self._forbidden.pop((kind, namespace), None)
@@ -193,7 +200,7 @@ def job_uid(raw: JsonObject) -> str:
 
 def is_finished_and_cleaned_up(job: JsonObject) -> bool:
     """Whether the job is finished and cleaned up, and nobody has since changed its spec, deleted it or requested a
-    retry. The operator has nothing to do for such a job until its TTL is over."""
+    retry. The operator has nothing to do for such a job until `ttlSecondsAfterFinished` has passed."""
     metadata, status = object_at(job, "metadata"), object_at(job, "status")
     is_deleting = optional_text_at(metadata, "deletionTimestamp") is not None
     is_spec_observed = at(status, "observedGeneration") == at(metadata, "generation")
@@ -206,8 +213,8 @@ def is_finished_and_cleaned_up(job: JsonObject) -> bool:
 
 
 def reject_stale(what: str, version: str, known: int) -> None:
-    """Rejects a stale response: raises UnavailableError if its version is older than `known`, which was seen before the
-    request. An object that is missing in a stale response may exist."""
+    """Raises UnavailableError if a response is stale: its resource version is older than `known`, which was seen before
+    the request. An object that is missing in a stale response may exist."""
     if 0 <= version_number(version) < known:
         raise UnavailableError(f"{what}: stale response (version {version} is older than {known}, seen before)")
 
@@ -229,7 +236,7 @@ def _trimmed_copy(job: JsonObject) -> JsonObject:
 
 
 def _has_new_retry_request(job: JsonObject) -> bool:
-    """Whether a user has requested a retry that was not applied yet."""
+    """Whether a user has requested a retry that the operator has not handled yet."""
     request = text_at(object_at(job, "metadata", "annotations"), ANNOTATION_RETRY)
     return bool(request) and as_recorded(request) != text_at(job, "status", "handledRequests", "retry")
 

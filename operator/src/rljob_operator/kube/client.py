@@ -56,8 +56,8 @@ class KubeClient:
         body: JsonObject | None = None,
         content_type: str = JSON,
     ) -> JsonObject:
-        """Sends a request and returns the object in the response. `resource`: the plural, for metrics and messages.
-        Raises KubeError."""
+        """Sends a request and returns the JSON object in the response. `resource`: the plural name of the kind of
+        object, such as `pods`, for metrics and messages. Raises KubeError."""
         what = f"{VERBS[method]} {resource} {path}"
         code = "none"
         try:
@@ -71,13 +71,13 @@ class KubeClient:
         finally:
             verb = "list" if method == "GET" and path.endswith(f"/{resource}") else VERBS[method]
             self._metrics.kube_requests.labels(verb, resource, code).inc()
-        answer = _parse(data)
+        response = _parse(data)
         if status >= 400:
             text = data.decode(errors="replace")
-            raise error_of(what, status, answer, text, retry_after, is_read=method == "GET")
-        if not answer:
+            raise error_of(what, status, response, text, retry_after, is_read=method == "GET")
+        if not response:
             raise UnavailableError(f"{what}: the response is not a JSON object (HTTP {status})")
-        return answer
+        return response
 
     async def _send(
         self, method: str, path: str, query: Mapping[str, str], body: JsonObject | None, content_type: str

@@ -1,4 +1,4 @@
-"""The connection to the API server: the service account inside a pod, else a kubeconfig."""
+"""The connection to the API server: with the pod's service account, or outside a pod with a kubeconfig."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class Connection:
 
     @property
     def ca_file(self) -> str | None:
-        """Certificates to trust; None for the system's."""
+        """Path of a file with the certificates to trust; None for those of the system."""
         return _text(self.configuration.ssl_ca_cert)
 
     @property
-    def verifies(self) -> bool:
+    def verifies_certificate(self) -> bool:
         """Whether the server's certificate is checked."""
         return bool(self.configuration.verify_ssl)
 
     @property
     def certificate_file(self) -> str | None:
-        """The client certificate; None if there is none."""
+        """Path of the client certificate; None if there is none."""
         return _text(self.configuration.cert_file)
 
     @property
     def private_key_file(self) -> str | None:
-        """The private key of the client certificate; None if there is none."""
+        """Path of the private key of the client certificate; None if there is none."""
         return _text(self.configuration.key_file)
 
     async def token(self) -> str | None:
@@ -79,9 +79,9 @@ async def load_connection(kubeconfig: str | None) -> Connection:
 
 
 def _read_token(configuration: Configuration) -> None:
-    """Reads the token's file before each request, which is cheap: the kubelet keeps the file in memory. The library
-    itself (37.0.2) reads it once a minute by the node's clock: it could send an expired token for a minute, and for
-    longer if this clock is set back."""
+    """Reads the token's file; the library calls this before each request. That is cheap, because the file is in memory.
+    By itself, the library (37.0.2) reads the file once a minute by the node's clock: it could send an expired token for
+    a minute, and for longer if this clock is set back."""
     with suppress(OSError):
         token = Path(incluster_config.SERVICE_TOKEN_FILENAME).read_text().strip()
         if token:

@@ -8,7 +8,7 @@ from rljob_operator.raw_json import JsonObject, integer_at, text_at
 NOT_FOUND, CONFLICT, TOO_MANY_REQUESTS, SERVER_ERROR = 404, 409, 429, 500
 UNAUTHORIZED, FORBIDDEN, GONE = 401, 403, 410
 STRICT_DECODING = "strict decoding error"
-"""Part of the API server's message about fields that the definition of a kind does not have."""
+"""Part of the API server's message about fields that the definition of a kind of object does not have."""
 
 
 class KubeError(OperatorError):
@@ -32,7 +32,7 @@ class AlreadyExistsError(KubeError):
 
 
 class RefusedError(KubeError):
-    """The API server rejected the request: admission, validation, quota or permissions. Contains its message."""
+    """The API server rejected the request: admission, validation, quota or permissions. The message is the server's."""
 
 
 class UnknownFieldError(RefusedError):
@@ -53,7 +53,8 @@ class DefinitionOutdatedError(KubeError):
 
 
 class UnavailableError(KubeError):
-    """The API server is unreachable, overloaded or failing; the same request may succeed later."""
+    """The request cannot be executed now; the same request may succeed later. For example, the API server is
+    unreachable, overloaded or failing, does not accept the token, or has sent a response that cannot be used."""
 
     def __init__(self, message: str, retry_after_seconds: float = 0.0) -> None:
         self.retry_after_seconds = retry_after_seconds
@@ -65,16 +66,19 @@ def error_of(what: str, status: int, body: JsonObject, text: str, retry_after: s
     """The error for a response of status 400 or higher.
 
     Args:
-        what: The request, for the message.
+        what: The request, for the message, such as `get pods /api/v1/pods`.
+        status: The HTTP status.
         body: The response's Status object; empty if the response is not JSON.
         text: The response as received.
+        retry_after: The Retry-After header; empty if there is none.
+        is_read: Whether the request only reads.
     """
     explanation = text_at(body, "message") or text.strip()[:500] or "no explanation"
     message = f"{what}: {explanation} (HTTP {status})"
     if status == NOT_FOUND:
         # For an unknown kind, the response is plain text or a Status without the name of an object.
-        named = text_at(body, "reason") == "NotFound" and text_at(body, "details", "name")
-        return NotFoundError(message) if named else ResourceTypeMissingError(message)
+        names_object = text_at(body, "reason") == "NotFound" and text_at(body, "details", "name")
+        return NotFoundError(message) if names_object else ResourceTypeMissingError(message)
     if status == CONFLICT:
         return AlreadyExistsError(message) if text_at(body, "reason") == "AlreadyExists" else ConflictError(message)
     if status in (UNAUTHORIZED, TOO_MANY_REQUESTS) or status >= SERVER_ERROR:

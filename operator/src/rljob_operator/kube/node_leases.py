@@ -12,8 +12,8 @@ from rljob_operator.raw_json import text_at
 
 NODE_LEASES_NAMESPACE = "kube-node-lease"
 FORGOTTEN_AFTER_SECONDS = 60.0
-"""The record of a Lease that was not read for this long is dropped. The time without a renewal is then counted from the
-next read, because the operator does not know whether the Lease was renewed in between."""
+"""What this process remembers of a Lease is dropped if the Lease was not read for this long. The time without a renewal
+then counts from the next read, because the operator does not know whether the Lease was renewed in between."""
 REUSED_SECONDS = 2.0
 """How long one read of a Lease is used, so that the jobs on a node share it."""
 
@@ -26,26 +26,27 @@ class _SeenLease:
 
     renewed: str
     """Time of the last renewal by the kubelet's clock; only compared for equality."""
-    since: float
+    first_seen_at: float
     """When this renewal was first seen (monotonic seconds)."""
     read_at: float
-    """When it was last read (monotonic seconds)."""
+    """When the Lease was last read (monotonic seconds)."""
 
 
 class NodeLeases:
-    """Reads node leases and remembers when each was last renewed."""
+    """Reads the Leases of nodes, and remembers when it first saw the newest renewal of each."""
 
     def __init__(self, objects: KubeObjects, clock: ServerClock) -> None:
         self._objects = objects
         self._clock = clock
         self._seen: dict[str, _SeenLease] = {}
+        """By name of the node."""
         self._has_warned = False
 
     async def seconds_since_renewal(self, node: str) -> float:
-        """Seconds since this process first saw the newest renewal of the node's Lease; 0 if it cannot be read."""
+        """Seconds since this process first saw the newest renewal of the node's Lease; 0 if it could not be read."""
         seen = self._seen.get(node)
         if seen is not None and self._clock.monotonic() - seen.read_at < REUSED_SECONDS:
-            return self._clock.monotonic() - seen.since
+            return self._clock.monotonic() - seen.first_seen_at
         try:
             lease = await self._objects.get(LEASES, NODE_LEASES_NAMESPACE, node)
         except (ForbiddenError, NotFoundError) as error:
@@ -69,4 +70,4 @@ class NodeLeases:
         if seen is None or seen.renewed != renewed:
             seen = self._seen[node] = _SeenLease(renewed, now, now)
         seen.read_at = now
-        return now - seen.since
+        return now - seen.first_seen_at

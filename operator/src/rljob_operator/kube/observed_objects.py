@@ -1,6 +1,6 @@
-"""Parses API objects into the types of `reconcile.observed`: jobs and RayClusters. It sends no requests.
+"""Parses jobs and RayClusters, from API objects into the types of `reconcile.observed`. It sends no requests.
 
-Fields that another version of the operator wrote are tolerated (`rljob_api.tolerant_reading`).
+Fields of a job that this version of the operator does not know are tolerated (`rljob_api.tolerant_reading`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rljob_planner.job_memory import memory_shortage
 MAX_ATTEMPTS = 64
 """How many attempts are read from a status at most: the newest ones."""
 INVALID_CLUSTER_EVENTS = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus")
-"""Reasons of the events with which KubeRay rejects a RayCluster; it reports this only by events."""
+"""Reasons of the events with which KubeRay rejects a RayCluster. KubeRay reports a rejection only by events."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +59,11 @@ class _SpecReading:
     error: str | None
     """Why the spec could not be parsed; None if it could."""
     unknown_fields: tuple[str, ...]
+    """Paths of the fields that this operator does not know and ignores."""
     readable_policy: RunPolicy
-    """If the spec cannot be parsed: the readable part of its `runPolicy`."""
+    """If the spec cannot be parsed: the readable part of its `runPolicy`, with defaults for the rest."""
     memory_shortage: str
+    """The warning about GPU memory; empty if there is none."""
 
 
 class JobReader:
@@ -75,10 +77,10 @@ class JobReader:
         """Parses a job. An invalid spec becomes `spec_error`. An invalid status raises KubeError: without the status,
         the operator would start the job again."""
         key, spec = _key(raw), raw.get("spec")
-        kept = self._readings.get(key)
-        if kept is None or kept[0] != spec:
-            kept = self._readings[key] = (spec, _spec_reading(raw))
-        return _job_object(raw, kept[1])
+        cached = self._readings.get(key)
+        if cached is None or cached[0] != spec:
+            cached = self._readings[key] = (spec, _spec_reading(raw))
+        return _job_object(raw, cached[1])
 
     def forget(self, namespace: str, name: str) -> None:
         """Forgets a job that was deleted."""
@@ -86,7 +88,7 @@ class JobReader:
 
 
 def observed_cluster(raw: JsonObject, events: Iterable[JsonObject] = ()) -> ObservedCluster:
-    """Parses a RayCluster. `events`: events about it; needed only if it has no pods."""
+    """Parses a RayCluster. `events`: events about this cluster; needed only if the cluster has no pods."""
     metadata = object_at(raw, "metadata")
     return ObservedCluster(
         name=text_at(metadata, "name"),
@@ -99,7 +101,7 @@ def observed_cluster(raw: JsonObject, events: Iterable[JsonObject] = ()) -> Obse
 
 
 def controller_uid(raw: JsonObject) -> str | None:
-    """UID of the object's controlling owner."""
+    """UID of the object's controlling owner (`ownerReferences[].controller`); None if there is none."""
     for owner in objects_at(raw, "metadata", "ownerReferences"):
         if flag_at(owner, "controller"):
             return optional_text_at(owner, "uid")
@@ -107,7 +109,7 @@ def controller_uid(raw: JsonObject) -> str | None:
 
 
 def time_at(value: object, *path: str) -> datetime | None:
-    """The time at a path, in UTC; None if there is none or it is not a valid time."""
+    """The time at a path, in UTC; None if it is absent or invalid."""
     try:
         return datetime.fromisoformat(text_at(value, *path)).astimezone(UTC)
     except (ValueError, OverflowError):
@@ -160,7 +162,8 @@ def _spec_reading(raw: JsonObject) -> _SpecReading:
 
 
 def _memory_shortage(spec: RLJobSpec) -> str:
-    """The warning about GPU memory; empty if there is none or the estimate fails, which must not stop the job."""
+    """The warning about GPU memory; empty if there is none or if the estimate fails: a failed estimate must not stop
+    the job."""
     try:
         return memory_shortage(spec)
     except Exception:
@@ -169,7 +172,8 @@ def _memory_shortage(spec: RLJobSpec) -> str:
 
 
 def _status(raw: JsonObject, where: str) -> RLJobStatus:
-    """Parses the status. Raises KubeError if a field cannot be parsed that decisions depend on."""
+    """Parses the status. Raises KubeError if a field on which decisions depend cannot be parsed, or if the status has
+    lost its attempts. `where`: the job, for the message."""
     attempts = objects_at(raw, "attempts")
     if len(attempts) > MAX_ATTEMPTS:
         raw = {**raw, "attempts": list(attempts[-MAX_ATTEMPTS:])}
@@ -184,27 +188,30 @@ def _status(raw: JsonObject, where: str) -> RLJobStatus:
 
 
 def _num_attempts(status: RLJobStatus) -> int:
-    """How many attempts there have been at least, by the counters and by the planned next attempt: if that reuses a
-    cluster, there was an attempt that created it."""
+    """How many attempts there have been at least, according to the counters and the planned next attempt: if the next
+    attempt reuses a cluster, an earlier attempt has created it."""
     counted = status.counters.attempts if status.counters is not None else 0
     reuses_cluster = status.next_attempt is not None and status.next_attempt.same_cluster
     return max(counted, int(reuses_cluster))
 
 
-def _damaged(found: str) -> KubeError:
-    return KubeError(f"{found}; delete the job and create it again")
+def _damaged(message: str) -> KubeError:
+    return KubeError(f"{message}; delete the job and create it again")
 
 
 def _errors(error: ValidationError) -> list[ErrorDetails]:
+    """The errors, without those that only follow from another one."""
     return [each for each in error.errors(include_url=False) if not follows_from_another(each)]
 
 
-def _has_condition(raw: JsonObject, kind: str) -> bool:
+def _has_condition(raw: JsonObject, condition_type: str) -> bool:
+    """Whether the object has a condition of this type that is True."""
     conditions = objects_at(raw, "status", "conditions")
-    return any(text_at(each, "type") == kind and text_at(each, "status") == "True" for each in conditions)
+    return any(text_at(each, "type") == condition_type and text_at(each, "status") == "True" for each in conditions)
 
 
 def _pod_creation_error(raw: JsonObject) -> str | None:
+    """KubeRay's message, on one line, if it could not create a pod of the cluster; otherwise None."""
     for condition in objects_at(raw, "status", "conditions"):
         failed = text_at(condition, "type") == "ReplicaFailure" and text_at(condition, "status") == "True"
         if failed and text_at(condition, "reason").startswith("FailedCreate"):

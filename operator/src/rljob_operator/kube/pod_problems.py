@@ -1,4 +1,4 @@
-"""Finds out from a pod's status and events why it does not start or how it ended. It sends no requests."""
+"""Finds out from the status and events of a pod why the pod does not start or how it ended. It sends no requests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ LABEL_CLUSTER = "ray.io/cluster"
 LABEL_GROUP = "ray.io/group"
 LABEL_NODE_TYPE = "ray.io/node-type"
 START_PATIENCE = timedelta(seconds=8)
-"""Time from the scheduling of a pod until its events are read. A healthy pod needs some of it for its volumes."""
+"""Time from the scheduling of a pod until its events are read. A healthy pod needs seconds to mount its volumes."""
 LAST_STATE_MAX_AGE = timedelta(minutes=5)
-"""Age up to which `lastState.terminated` of a restarted container is taken as the cause of a problem of its pod."""
+"""Maximum age of `lastState.terminated` of a restarted container to count as a problem of the pod."""
 DELETION_PATIENCE_SECONDS = 60.0
-"""How long a pod may exist after its grace period before it counts as overdue."""
+"""How long a pod may exist after its grace period before its deletion counts as overdue."""
 
+# By `state.waiting.reason` of a container.
 WAITING_REASONS = {
     "ErrImagePull": Reason.IMAGE_PULL_FAILED,
     "ImagePullBackOff": Reason.IMAGE_PULL_FAILED,
@@ -34,6 +35,7 @@ WAITING_REASONS = {
     "RunContainerError": Reason.CONTAINER_CONFIG_ERROR,
     "CrashLoopBackOff": Reason.CONTAINER_CRASHING,
 }
+# By the reason of an event about the pod.
 EVENT_REASONS = {
     "FailedMount": Reason.VOLUME_MOUNT_FAILED,
     "FailedAttachVolume": Reason.VOLUME_MOUNT_FAILED,
@@ -42,7 +44,7 @@ EVENT_REASONS = {
 
 
 def observed_pod(raw: JsonObject, now: datetime, ages: Ages, events: Iterable[JsonObject] = ()) -> ObservedPod:
-    """Parses a pod of a RayCluster. `events`: events about it; needed only if `needs_events` is true."""
+    """Parses a pod of a RayCluster. `events`: events about this pod; needed only if `needs_events` is true."""
     labels = object_at(raw, "metadata", "labels")
     return ObservedPod(
         name=text_at(raw, "metadata", "name"),
@@ -59,17 +61,18 @@ def observed_pod(raw: JsonObject, now: datetime, ages: Ages, events: Iterable[Js
 
 
 def _seconds_overdue(raw: JsonObject, ages: Ages) -> float:
-    """Seconds since the pod should have been deleted; negative before that."""
-    gone_by = time_at(raw, "metadata", "deletionTimestamp")
-    if gone_by is None:
+    """Seconds since the end of the grace period of a pod that is being deleted; negative before that, and if the pod is
+    not being deleted."""
+    grace_end = time_at(raw, "metadata", "deletionTimestamp")
+    if grace_end is None:
         return -1.0
     # deletionTimestamp is the time of the request plus the grace period.
     grace_seconds = integer_at(raw, "metadata", "deletionGracePeriodSeconds") or 0
-    return ages.seconds(text_at(raw, "metadata", "uid"), ("gone", gone_by), gone_by, otherwise=-grace_seconds)
+    return ages.seconds(text_at(raw, "metadata", "uid"), ("overdue", grace_end), grace_end, otherwise=-grace_seconds)
 
 
 def _node_silent_seconds(raw: JsonObject, ages: Ages) -> float:
-    """Seconds since the pod's node became NotReady; 0 if it is ready."""
+    """Seconds since the pod's node became NotReady; 0 if `is_on_not_ready_node` is false."""
     since = time_at(_condition(raw, "Ready"), "lastTransitionTime")
     if not is_on_not_ready_node(raw):
         return 0.0
@@ -99,8 +102,8 @@ def is_on_not_ready_node(raw: JsonObject) -> bool:
 
 
 def needs_events(raw: JsonObject, now: datetime) -> bool:
-    """Whether only events can explain why the pod does not start: it was scheduled a while ago, but no container runs,
-    and its status shows no problem."""
+    """Whether only events can explain why the pod does not start: it was scheduled at least `START_PATIENCE` ago, no
+    container runs, and the pod's status shows no problem."""
     scheduled = _condition(raw, "PodScheduled")
     since = time_at(scheduled, "lastTransitionTime")
     if text_at(scheduled, "status") != "True" or since is None or now - since < START_PATIENCE:
@@ -114,10 +117,12 @@ def needs_events(raw: JsonObject, now: datetime) -> bool:
 
 
 def _ended(raw: JsonObject) -> bool:
+    """Whether none of the pod's containers will run again."""
     return text_at(raw, "status", "phase") in ("Succeeded", "Failed")
 
 
 def _problem(raw: JsonObject, now: datetime) -> PodProblem | None:
+    """The most important problem that the pod's status shows; None if it shows none."""
     return _memory_problem(raw, now) or _lost(raw) or _waiting_problem(raw) or _unschedulable(raw) or _crashed(raw)
 
 
@@ -135,7 +140,7 @@ def _memory_problem(raw: JsonObject, now: datetime) -> PodProblem | None:
 
 
 def _lost(raw: JsonObject) -> PodProblem | None:
-    """The problem of a pod that was evicted, preempted, or lost with its node; None for others."""
+    """The problem of a pod that was evicted, preempted, or lost with its node; None for other pods."""
     disruption = _condition(raw, "DisruptionTarget")
     if text_at(disruption, "status") == "True":
         message = _joined(text_at(disruption, "reason"), text_at(disruption, "message"))
@@ -147,6 +152,7 @@ def _lost(raw: JsonObject) -> PodProblem | None:
 
 
 def _waiting_problem(raw: JsonObject) -> PodProblem | None:
+    """The problem of the first container that waits with one of `WAITING_REASONS`."""
     for container in _containers(raw):
         waiting = text_at(container, "state", "waiting", "reason")
         reason = WAITING_REASONS.get(waiting)
@@ -161,13 +167,15 @@ def _waiting_problem(raw: JsonObject) -> PodProblem | None:
 def _unschedulable(raw: JsonObject) -> PodProblem | None:
     scheduled = _condition(raw, "PodScheduled")
     if text_at(scheduled, "status") == "False" and text_at(scheduled, "reason") == "Unschedulable":
-        return PodProblem(Reason.UNSCHEDULABLE, text_at(scheduled, "message") or "no node has enough resources")
+        return PodProblem(
+            Reason.UNSCHEDULABLE, text_at(scheduled, "message") or "the scheduler found no node for the pod"
+        )
     return None
 
 
 def _crashed(raw: JsonObject) -> PodProblem | None:
-    """The problem of a pod that has failed, or that has a container which fails again after each restart: between two
-    restarts, such a pod looks as if it were starting."""
+    """The problem of a pod that has failed, or that has a container which fails again after each restart: after a
+    restart, such a pod looks as if it were starting for the first time."""
     if text_at(raw, "status", "phase") != "Failed":
         return next((_crash(container) for container in _containers(raw) if _keeps_crashing(container)), None)
     for container in _containers(raw):
@@ -182,6 +190,7 @@ def _keeps_crashing(container: JsonObject) -> bool:
 
 
 def _crash(container: JsonObject) -> PodProblem:
+    """The problem of a container that has crashed."""
     return PodProblem(Reason.CONTAINER_CRASHING, f"container {text_at(container, 'name')}: {_termination(container)}")
 
 
@@ -196,7 +205,7 @@ def _termination(container: JsonObject) -> str:
 
 
 def _problem_in(events: Iterable[JsonObject]) -> PodProblem | None:
-    """The problem that the newest explaining event reports; None if no event explains one."""
+    """The problem that the newest event with one of `EVENT_REASONS` reports; None without such an event."""
     found = [event for event in events if text_at(event, "reason") in EVENT_REASONS]
     if not found:
         return None
@@ -212,13 +221,15 @@ def _containers(raw: JsonObject) -> tuple[JsonObject, ...]:
 
 
 def _ray_container(raw: JsonObject) -> JsonObject:
+    """The status of the container that runs Ray; empty if there is none yet."""
     containers = objects_at(raw, "status", "containerStatuses")
     return next((each for each in containers if text_at(each, "name") == RAY_CONTAINER), {})
 
 
-def _condition(raw: JsonObject, kind: str) -> JsonObject:
+def _condition(raw: JsonObject, condition_type: str) -> JsonObject:
+    """The condition of this type; empty if there is none."""
     for condition in objects_at(raw, "status", "conditions"):
-        if text_at(condition, "type") == kind:
+        if text_at(condition, "type") == condition_type:
             return condition
     return {}
 

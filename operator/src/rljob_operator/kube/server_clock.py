@@ -1,4 +1,5 @@
-"""A clock that follows the API server, so that all replicas agree whatever their nodes' clocks show.
+"""A clock that follows the API server, so that all replicas of the operator agree, whatever the clocks of their nodes
+show.
 
 It starts with the time in the API server's first response and advances with this machine's monotonic clock. If the
 server's clock or this node's clock jumps while the operator is running, no deadline moves.
@@ -17,9 +18,9 @@ JUMP_SECONDS = 5.0
 LARGEST_CORRECTION = 0.01
 """Drift is corrected by at most this fraction of the time since the last correction."""
 LONGEST_RESPONSE_SECONDS = 2.0
-"""Slower responses are ignored, because it is unknown when their time was written."""
+"""Slower responses are ignored, because it is unknown when the server wrote the time into them."""
 AVERAGE_TRUNCATED_SECONDS = 0.5
-"""What is cut off on average, because the Date header has whole seconds."""
+"""How much earlier the Date header is than the server's time, on average: the header has only whole seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class ServerClock:
     """The clock of one process, for all its threads.
 
     Args:
-        monotonic: Returns seconds that never jump.
+        monotonic: Returns the seconds of a clock that never jumps.
         time_before_first_response: Returns the time in UTC to use until the API server's first response.
     """
 
@@ -44,7 +45,7 @@ class ServerClock:
         self._has_jumped = False
 
     def monotonic(self) -> float:
-        """Seconds, for differences only."""
+        """Seconds of a clock that never jumps; only differences have a meaning."""
         return self._monotonic()
 
     def now(self) -> datetime:
@@ -59,14 +60,15 @@ class ServerClock:
 
     @property
     def is_steady(self) -> bool:
-        """Whether times that the cluster writes now can be compared with `now`. Before the first response, and after a
-        jump, they cannot."""
+        """Whether times that the cluster writes now can be compared with `now`. They cannot before the first response,
+        and after a jump of the API server's clock as long as that clock and this one differ by `JUMP_SECONDS` or more.
+        """
         with self._lock:
             return self._zero is not None and not self._has_jumped
 
     def update(self, date: str, requested_at: float) -> None:
-        """Updates the clock with the `Date` header of a response. `requested_at`: when the request was sent (monotonic
-        seconds)."""
+        """Updates the clock with the `Date` header of a response; a header that cannot be parsed is ignored.
+        `requested_at`: when the request was sent (monotonic seconds)."""
         arrived = self._monotonic()
         if arrived - requested_at > LONGEST_RESPONSE_SECONDS:
             return
@@ -97,22 +99,22 @@ class ServerClock:
 
 
 class Ages:
-    """Measures how long something has been in its state, from when this process first saw it. For the time
-    before, it uses the object's timestamp, if the clock is steady."""
+    """Measures for how long an object has been in a state. The time since this process first saw the state is measured;
+    the time before that is computed from the object's timestamp, if the clock was steady then."""
 
     def __init__(self, clock: ServerClock) -> None:
         self._clock = clock
         self._since: dict[tuple[str, Hashable], float] = {}
 
-    def seconds(self, uid: str, what: Hashable, since: datetime | None, otherwise: float = 0.0) -> float:
-        """For how many seconds `what` has been true for the object with this UID; negative if it begins in the future.
+    def seconds(self, uid: str, state: Hashable, since: datetime | None, otherwise: float = 0.0) -> float:
+        """For how many seconds the object with this UID has been in a state; negative if `since` is in the future.
 
         Args:
-            what: Any value that identifies the state of the object.
-            since: The object's timestamp.
-            otherwise: The age when this process first sees it, if `since` is missing or the clock is not steady.
+            state: Any value that identifies the state of the object.
+            since: When the state began, by the object's timestamp.
+            otherwise: The result at the first call for this state, if `since` is None or the clock is not steady.
         """
-        key = (uid, what)
+        key = (uid, state)
         if key not in self._since:
             age = otherwise
             if since is not None and self._clock.is_steady:

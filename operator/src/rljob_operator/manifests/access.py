@@ -1,8 +1,8 @@
 """Controls access to the Ray cluster of an attempt: Ray's token and the network policy.
 
 The token is derived from the operator's key, so the operator needs no permission to read Secrets; it may only create
-them. The policy allows traffic from the attempt's own pods and, to Ray's dashboard, from the operator. Outgoing traffic
-is open, for models, datasets and trackers.
+them. The policy allows connections to the attempt's pods only from each other and, on the port of Ray's dashboard, from
+the operator. Outgoing connections are not restricted, because the pods load models and datasets and report to trackers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def token_secret(job: JobIdentity, cluster: str, token: str) -> Manifest:
 
 
 def asks_for_token(ray_cluster: JsonObject) -> bool:
-    """Whether a stored RayCluster still turns on Ray's token authentication."""
+    """Whether a stored RayCluster turns on Ray's token authentication; a KubeRay that is too old drops the field."""
     options = ("spec", "authOptions")
     return text_at(ray_cluster, *options, "mode") == "token" and text_at(ray_cluster, *options, "secretName") != ""
 

@@ -19,11 +19,12 @@ class Defaults:
     image_pull_policy: str
     operator_namespace: str
     operator_pod_labels: Mapping[str, str]
-    """Labels by which a job's network policy gives the operator access."""
+    """Labels of the operator's pods; each job's network policy admits pods with these labels."""
 
     def __post_init__(self) -> None:
         if not is_ray_new_enough(self.ray_version):
             raise SettingsError(
                 f"the default Ray version (RLJOB_OPERATOR_RAY_VERSION): must be at least {MIN_RAY_VERSION}, such as"
-                f" 2.60.0 (seen: {self.ray_version!r}); set the chart's trainer.rayVersion, and an image with that Ray"
+                f" 2.60.0 (seen: {self.ray_version!r}); set the chart's trainer.image to an image with a newer Ray, and"
+                " trainer.rayVersion to the version of that Ray"
             )

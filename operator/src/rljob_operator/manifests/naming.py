@@ -1,23 +1,24 @@
 """Names of the objects of a job.
 
-Job names have at most 46 characters and cluster names add at most 4 (`-123`), because KubeRay truncates names longer
-than 50.
+Job names have at most 46 characters and cluster names add at most 4 (`-123`), because KubeRay truncates names of more
+than 50 characters.
 """
 
 from __future__ import annotations
 
 NUM_NAMES = 1000
+"""How many different cluster names a job has."""
 
 
 def cluster_name(job: str, attempt: int) -> str:
-    """Name of the RayCluster that an attempt creates. From attempt 1001 on, names repeat; the earlier cluster with the
-    same name was deleted long ago."""
+    """Name of the RayCluster that an attempt creates: `NAME-1` for the first. From attempt 1001 on, names repeat; the
+    earlier cluster with the same name was deleted long ago."""
     return f"{job}-{attempt if attempt < NUM_NAMES else attempt % NUM_NAMES}"
 
 
 def companion_name(cluster: str, job_uid: str) -> str:
-    """Name of a cluster's Secret and network policy. It contains the job's UID, because the garbage collector may still
-    be about to delete those of an earlier job with the same name."""
+    """Name of a cluster's Secret and network policy. It contains a part of the job's UID, because the garbage collector
+    may not yet have deleted the Secret and the policy of an earlier job with the same name."""
     return f"{cluster}-{job_uid[:8]}"
 
 

@@ -1,4 +1,4 @@
-"""Metadata that all created objects share: labels and the job as owner."""
+"""Metadata of all objects that the operator creates for a job: labels, and the job as owner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class JobIdentity:
 
 
 def labels(job: JobIdentity, attempt: int | None = None) -> Manifest:
-    """Labels of an object of the job, or of one attempt."""
+    """Labels of an object of the job; with the label of an attempt if a number is given."""
     of_attempt: Manifest = {} if attempt is None else {LABEL_ATTEMPT: str(attempt)}
     return {
         "app.kubernetes.io/managed-by": MANAGED_BY,
@@ -35,7 +35,7 @@ def labels(job: JobIdentity, attempt: int | None = None) -> Manifest:
 
 
 def metadata(job: JobIdentity, name: str, attempt: int | None = None) -> Manifest:
-    """Metadata of an object that is deleted together with the job."""
+    """Metadata of an object that the job owns: Kubernetes deletes the object after the job."""
     return {
         "name": name,
         "namespace": job.namespace,

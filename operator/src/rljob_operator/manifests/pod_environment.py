@@ -1,4 +1,4 @@
-"""Environment variables of a job's pods: those that the trainer relies on, then the job's own."""
+"""Environment variables of a job's pods: those that the trainer needs, then those of the job's `env`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.ownership import JobIdentity, Manifest
 
 HOOK_MARGIN_SECONDS = 5
-"""The stop hooks of a pod end their wait this long before the kubelet kills the pod."""
+"""The stop hook of a pod stops waiting for the trainer this long before the kubelet kills the pod."""
 
 FORBIDDEN_VARIABLES: Mapping[str, str] = MappingProxyType(
     {
@@ -47,20 +47,22 @@ FORBIDDEN_VARIABLES: Mapping[str, str] = MappingProxyType(
         "RAY_START_HOOK": "operator.is_",
     }
 )
-"""Variables that no job may set, with values that mean the same as unset.
+"""Variables that no job may set, with values that have the same effect as if the variable were unset.
 
-A Secret or ConfigMap of `envFrom` could contain them. The operator does not read these, so it sets the variables in
-`env`, which takes precedence over `envFrom`. Ray 2.60 imports and calls the functions of its hooks even if the name is
-empty, so the hooks name functions of the standard library that do nothing when called with no argument, a runtime
-environment, or two values. These values also replace those of the image. Variables that an image may need (PATH,
-PYTHONPATH, CUDA_VISIBLE_DEVICES, RLJOB_DEVICE) are not in this list. Other variables that RLJob relies on are set by
-this module, by KubeRay (RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_ADDRESS, ...), with the submission, or by the trainer in
-each worker process (RANK, ...). Every Ray setting has a variable, and this list does not cover all of them;
-`docs/cluster.md` says so."""
+A Secret or ConfigMap of `envFrom` could contain such a variable. The operator does not read Secrets and ConfigMaps, so
+it sets the variables in `env`, which takes precedence over `envFrom` and over the image. Ray 2.60 imports and calls the
+function that a hook variable names, even if the value is empty. So the values name functions of the standard library
+that do nothing here: Ray calls `builtins.dict` without arguments, `copy.copy` with a runtime environment, and
+`operator.is_` with two values.
+
+Variables that an image may need (PATH, PYTHONPATH, CUDA_VISIBLE_DEVICES, RLJOB_DEVICE) are not in this list. Other
+variables on which RLJob relies are set by this module, by KubeRay (RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_ADDRESS, ...),
+with the submission, or by the trainer in each worker process (RANK, ...). Every Ray setting has a variable, and this
+list does not cover all of them; `docs/cluster.md` says so."""
 
 
 def spec_document(job: JobIdentity, spec: RLJobSpec) -> str:
-    """The value of the variable `constants.ENV_SPEC`. Raises DocumentError if it is too large for a variable."""
+    """The value of the variable `constants.ENV_SPEC`. Raises DocumentError if it has more than `MAX_SPEC_BYTES`."""
     document = TrainerJob(name=job.name, namespace=job.namespace, uid=job.uid, spec=spec)
     # Kubernetes expands $(NAME) and $$ in values. The JSON escape means the same and is not expanded.
     text = dump_job(document).replace("$", "\\u0024")
@@ -79,7 +81,7 @@ def head_environment(job: JobIdentity, spec: RLJobSpec) -> list[JsonValue]:
 
 
 def worker_environment(spec: RLJobSpec) -> list[JsonValue]:
-    """Variables of every Ray container."""
+    """Variables of every Ray container, in worker pods and in the head pod."""
     folder = code_folder(spec)
     return [
         _variable(ENV_RUN_FOLDER, POD_RUN_FOLDER),
@@ -90,7 +92,7 @@ def worker_environment(spec: RLJobSpec) -> list[JsonValue]:
         _field(ENV_NODE_NAME, "spec.nodeName"),
         _variable(*RAY_WORKER_NICENESS),
         _grace(spec),
-        *_shadows(spec),
+        *_neutral_variables(spec),
         *([_variable("PYTHONPATH", folder)] if folder else []),
         *(wire(variable) for variable in spec.env),
     ]
@@ -102,7 +104,7 @@ def driver_log_environment(spec: RLJobSpec) -> list[JsonValue]:
 
 
 def code_folder(spec: RLJobSpec) -> str | None:
-    """Folder of the job's own Python code in the pods; None if it has none."""
+    """Folder of the job's own Python code in the pods; None if the job has no `code`."""
     if spec.code is None:
         return None
     return spec.code.image_path or POD_CODE_FOLDER
@@ -120,11 +122,13 @@ def without_defaults(value: WireModel) -> Manifest:
 
 
 def _grace(spec: RLJobSpec) -> Manifest:
+    """The variable with the seconds that a stop hook waits for the trainer."""
     return _variable(ENV_GRACE_SECONDS, str(max(1, spec.run_policy.grace_period_seconds - HOOK_MARGIN_SECONDS)))
 
 
-def _shadows(spec: RLJobSpec) -> list[JsonValue]:
-    """The variables of `FORBIDDEN_VARIABLES` that a Secret or ConfigMap of `envFrom` could set."""
+def _neutral_variables(spec: RLJobSpec) -> list[JsonValue]:
+    """The variables of `FORBIDDEN_VARIABLES` that a Secret or ConfigMap of `envFrom` could set, with the values there.
+    A source with a prefix can set only variables that begin with the prefix."""
     prefixes = {source.prefix or "" for source in spec.env_from}
     return [
         _variable(name, value)

@@ -34,9 +34,13 @@ from rljob_operator.manifests.volumes import (
 )
 
 USER_ID = 1000
+"""User of all containers, and group of the files on their volumes (`fsGroup`)."""
 STOP_DRIVER = "rljob_trainer.pod.stop_driver"
+"""Module that the stop hook of the head pod runs."""
 WAIT_FOR_WORKER_EXIT = "rljob_trainer.pod.wait_for_worker_exit"
+"""Module that the stop hook of worker pods runs."""
 DRIVER_LOG = "rljob_trainer.pod.driver_log"
+"""Module that the container with the driver's log runs."""
 
 
 @dataclass(frozen=True)
@@ -49,28 +53,29 @@ class PodMaker:
     defaults: Defaults
 
     def head(self) -> Manifest:
-        """Template of the head pod. Raises DocumentError if the spec is too large for the
-        environment variable in which the trainer gets it."""
+        """Template of the head pod. Raises DocumentError if the spec is too large for the environment variable in which
+        the trainer gets it."""
         volumes = [*pod_volumes(self.job, self.spec), ray_volume()]
         resources = _resources(self.spec.head.resources)
         environment = head_environment(self.job, self.spec)
-        ray = self._ray(environment, resources, volumes, STOP_DRIVER)
-        return self._template(self.spec.head.template, {}, [ray, self._driver_log()], volumes)
+        ray = self._ray_container(environment, resources, volumes, STOP_DRIVER)
+        return self._template(self.spec.head.template, {}, [ray, self._driver_log_container()], volumes)
 
     def worker(self, pool: Pool) -> Manifest:
         """Template of a pool's pods."""
         volumes = [*pod_volumes(self.job, self.spec), shared_memory_volume(pool.shared_memory)]
         resources = _resources(pool.resources, {pool.gpu_resource: str(pool.gpus_per_node)})
-        container = self._ray(worker_environment(self.spec), resources, volumes, WAIT_FOR_WORKER_EXIT)
+        container = self._ray_container(worker_environment(self.spec), resources, volumes, WAIT_FOR_WORKER_EXIT)
         return self._template(pool.template, {LABEL_POOL: pool.name}, [container], volumes)
 
     def _template(
-        self, overlay: PodOverlay, own_labels: Manifest, containers: list[JsonValue], volumes: list[MountedVolume]
+        self, overlay: PodOverlay, pool_label: Manifest, containers: list[JsonValue], volumes: list[MountedVolume]
     ) -> Manifest:
-        """A pod template. The job's own fields come first, so that they cannot override the operator's."""
+        """A pod template. The fields of the job (`overlay`) come first, so that they cannot override the operator's
+        fields. `pool_label`: empty for the head pod."""
         return {
             "metadata": {
-                "labels": {**overlay.labels, **labels(self.job, self.attempt), **own_labels},
+                "labels": {**overlay.labels, **labels(self.job, self.attempt), **pool_label},
                 "annotations": {**overlay.annotations},
             },
             "spec": {
@@ -95,7 +100,7 @@ class PodMaker:
             },
         }
 
-    def _ray(
+    def _ray_container(
         self, environment: list[JsonValue], resources: Manifest, volumes: list[MountedVolume], stop_hook: str
     ) -> Manifest:
         return {
@@ -107,7 +112,7 @@ class PodMaker:
             "volumeMounts": mounts(volumes),
         }
 
-    def _driver_log(self) -> Manifest:
+    def _driver_log_container(self) -> Manifest:
         volumes = [storage_volume(self.job, self.spec), ray_volume(read_only=True)]
         return {
             **self._container(DRIVER_LOG_CONTAINER),
@@ -121,6 +126,7 @@ class PodMaker:
         }
 
     def _container(self, name: str) -> Manifest:
+        """The fields that all containers share."""
         image = self.spec.image or self.defaults.trainer_image
         assert image is not None, "job_checks rejects a job without an image"
         return {
@@ -137,9 +143,9 @@ class PodMaker:
         }
 
 
-def _resources(given: Resources, gpus: dict[str, str] | None = None) -> Manifest:
-    """Requests and limits as specified, plus the GPUs in both."""
-    return {"requests": {**given.requests, **(gpus or {})}, "limits": {**given.limits, **(gpus or {})}}
+def _resources(specified: Resources, gpus: dict[str, str] | None = None) -> Manifest:
+    """Requests and limits as specified in the job, and the GPUs in both. `gpus`: such as `{"nvidia.com/gpu": "8"}`."""
+    return {"requests": {**specified.requests, **(gpus or {})}, "limits": {**specified.limits, **(gpus or {})}}
 
 
 def _scheduling(overlay: PodOverlay) -> Manifest:

@@ -1,4 +1,4 @@
-"""Builds the RayCluster of an attempt: a head without GPUs, and a worker group for each pool.
+"""Builds the RayCluster of an attempt: a head without GPUs, and for each pool a worker group, as KubeRay calls it.
 
 The operator never changes a RayCluster that exists.
 """
@@ -25,12 +25,12 @@ KIND = "RayCluster"
 
 def ray_cluster(job: JobIdentity, spec: RLJobSpec, attempt: int, defaults: Defaults, token_key_id: str) -> Manifest:
     """The manifest of the RayCluster. `token_key_id`: id of the key from which the cluster's token is derived. Raises
-    DocumentError if the spec is too large to pass on."""
+    DocumentError if the spec is too large for the environment variable in which the trainer gets it."""
     name = cluster_name(job.name, attempt)
     pods = PodMaker(job, spec, attempt, defaults)
     annotations: Manifest = {
         ANNOTATION_TOKEN_KEY: token_key_id,
-        # A restarted head would be empty, and the job would wait for a driver that no longer exists.
+        # A restarted head would not know the Ray job, and the operator would wait for a trainer that no longer exists.
         "ray.io/disable-provisioned-head-restart": "true",
     }
     return {
@@ -41,7 +41,7 @@ def ray_cluster(job: JobIdentity, spec: RLJobSpec, attempt: int, defaults: Defau
             "rayVersion": spec.ray_version or defaults.ray_version,
             "authOptions": {"mode": "token", "secretName": companion_name(name, job.uid)},
             "headGroupSpec": {
-                # No CPUs for Ray on the head: it runs the trainer's controller, and workers must run on the pools.
+                # To Ray, the head has no CPUs: only the trainer's controller runs there, and workers run in the pools.
                 "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0", "num-gpus": "0"},
                 "template": pods.head(),
             },
@@ -51,6 +51,7 @@ def ray_cluster(job: JobIdentity, spec: RLJobSpec, attempt: int, defaults: Defau
 
 
 def _worker_group(pool: Pool, template: Manifest) -> Manifest:
+    """KubeRay's worker group of a pool: equal worker pods. (To the trainer, a worker group is something else.)"""
     return {
         "groupName": pool.name,
         "replicas": pool.nodes,
@@ -66,17 +67,17 @@ def _worker_group(pool: Pool, template: Manifest) -> Manifest:
 
 
 def _shell_quoted(resources: Mapping[str, int]) -> str:
-    """JSON quoted for a shell, because KubeRay copies the parameters into a shell command unchanged."""
+    """The resources as JSON, quoted for a shell: KubeRay copies start parameters into a shell command unchanged."""
     text = json.dumps(resources, separators=(",", ":")).replace('"', '\\"')
     return f'"{text}"'
 
 
 def _num_cpus(pool: Pool) -> int:
-    """The number of CPUs that Ray is told a worker pod has. The trainer reserves one CPU for each GPU; one
-    more stays free for other tasks of Ray."""
+    """The number of CPUs that a worker pod has for Ray: at least one more than GPUs. The trainer reserves one CPU for
+    each GPU; one more stays free for other tasks of Ray."""
     return max(pool.gpus_per_node + 1, _whole_cpus(pool.resources))
 
 
 def _whole_cpus(resources: Resources) -> int:
-    """CPUs of the limit, else of the request, rounded up; 0 where neither is given."""
+    """CPUs of the limit, or of the request if there is no limit, rounded up; 0 if there is neither."""
     return math.ceil(number_of(resources.limits.get("cpu") or resources.requests.get("cpu") or "0"))

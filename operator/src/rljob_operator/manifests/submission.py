@@ -1,4 +1,4 @@
-"""Builds the requests to Ray's Jobs API that start a trainer, or the program that writes its stacks."""
+"""Builds the requests to Ray's Jobs API that start a trainer, or the program that writes the trainer's stack traces."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.ownership import JobIdentity, Manifest
 
 STOP_MARGIN_SECONDS = 10
-"""Time left of the grace period after Ray has killed a trainer that did not exit."""
+"""How much of the grace period is left when Ray kills a trainer that did not exit."""
 
 
 def stacks_submission_id(submission_id: str) -> str:
-    """Id in Ray's Jobs API of the program that writes a trainer's stacks."""
+    """Id in Ray's Jobs API of the program that writes the stack traces of a trainer. `submission_id`: the trainer's."""
     return f"{submission_id}-stacks"
 
 
 def stacks_submission(job: JobIdentity, submission_id: str, attempt: int) -> Manifest:
-    """Body of `POST /api/jobs/` that starts the program that writes the stacks of a trainer's processes."""
+    """Body of `POST /api/jobs/` that starts the program that writes the stack traces of all processes of a trainer."""
     return {
         "entrypoint": STACKS_ENTRYPOINT,
         "submission_id": stacks_submission_id(submission_id),
@@ -47,8 +47,8 @@ def submission(
     nodes: Iterable[tuple[str, int]] = (),
 ) -> Manifest:
     """Body of `POST /api/jobs/` that starts the trainer. The command is constant: user input is only data, passed in
-    the head pod's environment. `nodes`: node counts by pool, if they are lower than in the spec."""
-    by_pool = dict(nodes)
+    the head pod's environment. `nodes`: the number of nodes of each pool, if the attempt has fewer than the spec."""
+    nodes_by_pool = dict(nodes)
     run_state_file = f"{POD_RAY_LOG_FOLDER}/{run_state_file_name(submission_id)}"
     stop_wait_seconds = max(1, spec.run_policy.grace_period_seconds - STOP_MARGIN_SECONDS)
     return {
@@ -61,7 +61,7 @@ def submission(
                 ENV_RUN_STATE_FILE: run_state_file,
                 # Ray's own default is 3 s from SIGTERM to SIGKILL, too short for a checkpoint.
                 "RAY_JOB_STOP_WAIT_TIME_S": str(stop_wait_seconds),
-                **({ENV_POOL_NODES: json.dumps(by_pool)} if by_pool else {}),
+                **({ENV_POOL_NODES: json.dumps(nodes_by_pool)} if nodes_by_pool else {}),
             }
         },
         "metadata": {LABEL_JOB_UID: job.uid},

@@ -12,7 +12,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.ownership import JobIdentity, Manifest
 
 RAY_FOLDER = "/tmp/ray"
-"""Ray's folder for sessions; it contains `constants.POD_RAY_LOG_FOLDER`."""
+"""Ray's folder for its files in a pod; it contains `constants.POD_RAY_LOG_FOLDER`."""
 
 
 @dataclass(frozen=True)
@@ -20,21 +20,23 @@ class MountedVolume:
     """A volume of a pod and its mount in containers."""
 
     source: Manifest
+    """Entry of the pod's `volumes`."""
     mount: Manifest
+    """Entry of a container's `volumeMounts`."""
 
 
 def pod_volumes(job: JobIdentity, spec: RLJobSpec) -> list[MountedVolume]:
-    """The volumes of both head and workers: storage, scratch space, code, and the job's own volumes."""
+    """The volumes of head and worker pods: storage, cache, `code` if the job has it, and the job's `volumes`."""
     return [
         storage_volume(job, spec),
         _mounted("rljob-cache", {"emptyDir": {}}, POD_CACHE_FOLDER),
         *_code_volume(spec),
-        *(_own_volume(volume) for volume in spec.volumes),
+        *(_mounted_volume(volume) for volume in spec.volumes),
     ]
 
 
 def storage_volume(job: JobIdentity, spec: RLJobSpec) -> MountedVolume:
-    """The job's folder in its checkpoint storage."""
+    """The job's folder in the claim `checkpoint.storage`."""
     storage = spec.checkpoint.storage
     assert storage is not None, "job_checks rejects a job without storage"
     source: Manifest = {"persistentVolumeClaim": {"claimName": storage.persistent_volume_claim}}
@@ -42,12 +44,12 @@ def storage_volume(job: JobIdentity, spec: RLJobSpec) -> MountedVolume:
 
 
 def shared_memory_volume(size: str) -> MountedVolume:
-    """/dev/shm for Ray's object store and NCCL. KubeRay adds a volume for it only if the pod has none."""
+    """/dev/shm, for Ray's object store and NCCL. KubeRay adds such a volume only if the pod has none."""
     return _mounted("rljob-shm", {"emptyDir": {"medium": "Memory", "sizeLimit": size}}, "/dev/shm")
 
 
 def ray_volume(*, read_only: bool = False) -> MountedVolume:
-    """Ray's files in the head pod, shared by two containers."""
+    """Ray's files in the head pod, shared by its two containers."""
     return _mounted("rljob-ray", {"emptyDir": {}}, RAY_FOLDER, read_only=read_only)
 
 
@@ -62,6 +64,7 @@ def mounts(volumes: list[MountedVolume]) -> list[JsonValue]:
 
 
 def _code_volume(spec: RLJobSpec) -> list[MountedVolume]:
+    """The volume with the job's `code`; empty without `code`, and for code in the image."""
     if spec.code is None or spec.code.image_path is not None:
         return []
     if spec.code.config_map is not None:
@@ -71,14 +74,15 @@ def _code_volume(spec: RLJobSpec) -> list[MountedVolume]:
     return [_mounted("rljob-code", source, POD_CODE_FOLDER, read_only=True)]
 
 
-def _own_volume(volume: Volume) -> MountedVolume:
+def _mounted_volume(volume: Volume) -> MountedVolume:
+    """A volume of the job's `volumes`."""
     return _mounted(
-        volume.name, _own_source(volume), volume.mount_path, read_only=volume.read_only, sub_path=volume.sub_path
+        volume.name, _source(volume), volume.mount_path, read_only=volume.read_only, sub_path=volume.sub_path
     )
 
 
-def _own_source(volume: Volume) -> Manifest:
-    """The source of a job's own volume. Validation of `Volume` ensures that exactly one source is set."""
+def _source(volume: Volume) -> Manifest:
+    """The source of a volume of the job. Validation of `Volume` ensures that exactly one source is set."""
     if volume.persistent_volume_claim is not None:
         return {"persistentVolumeClaim": {"claimName": volume.persistent_volume_claim.claim_name}}
     if volume.config_map is not None:

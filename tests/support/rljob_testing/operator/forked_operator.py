@@ -57,7 +57,7 @@ QUICK: Mapping[str, float] = dict.fromkeys(
 )
 """Pauses between polls and after failures, and the factor by which tests that are not about them shorten them. Time
 limits keep their values, because a busy machine would exceed shorter ones."""
-LONG_LEASE: Mapping[str, float] = dict.fromkeys(("LEASE_SECONDS", "RENEW_SECONDS"), 0.1)
+LONG_LEASE: Mapping[str, float] = dict.fromkeys(("LEASE_SECONDS", "RENEW_DEADLINE_SECONDS"), 0.1)
 """Ten times the normal lease times, for tests that do not wait for a lease to expire: a pause of the machine then does
 not cost a leader its lease."""
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
