@@ -272,7 +272,7 @@ def lora_shape(shape: ModelShape, rank: int, targets: Sequence[str] | None, *, s
     return LoraShape(
         rank=rank,
         num_parameters=sum(rank * (inputs + outputs) * layers for inputs, outputs, layers in chosen),
-        num_layers=sum(layers for *_, layers in chosen),
+        num_linear_layers=sum(layers for *_, layers in chosen),
         input_sizes_per_layer=sum(inputs * layers for inputs, _, layers in chosen) // shape.num_layers,
         syncs_alone=syncs_alone,
     )

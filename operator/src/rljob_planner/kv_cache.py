@@ -131,7 +131,7 @@ def pass_bytes(rollout: RolloutWork, layout: RolloutLayout, num_requests: int | 
 
 
 GIB = 2**30
-_AS_SEEN = "measured on vLLM; no formula"
+_MEASURED = "measured on vLLM; no formula"
 GPU_BUCKET_BYTES = 256 * 2**20
 CPU_BUCKET_BYTES = 32 * 2**20
 """Sizes of a bucket: the bytes of weights that a weight sync gathers at once, on GPUs and on CPUs (trainer,
@@ -175,9 +175,9 @@ def engine_memory(pool: PlacedPool, workload: Workload, constants: Constants) ->
         )
         return EngineMemory(space, own_parts, (weights,), (weights,))
     others = (
-        Part("engine context", space.context, _AS_SEEN),
+        Part("engine context", space.context, _MEASURED),
         Part("engine activations", space.activations, f"{rollout.max_batched_tokens:,} tokens in a pass"),
-        Part("engine graphs", space.graphs, _AS_SEEN),
+        Part("engine graphs", space.graphs, _MEASURED),
     )
     without = (weights.num_bytes + sum(part.num_bytes for part in others)) / GIB
     formula = f"{rollout.memory_utilization:g} x {pool.gpu.memory_bytes / GIB:.1f} GiB - {without:.1f} GiB"
@@ -185,7 +185,7 @@ def engine_memory(pool: PlacedPool, workload: Workload, constants: Constants) ->
     awake = tuple(part for part in (weights, *others, cache) if part.num_bytes)
     if pool.gpu.is_cpu:
         return EngineMemory(space, awake, (weights,), (weights,))
-    sleeping = Part("sleeping engine", constants.sleeping_engine_bytes, _AS_SEEN)
+    sleeping = Part("sleeping engine", constants.sleeping_engine_bytes, _MEASURED)
     return EngineMemory(space, awake, (sleeping,), (sleeping, weights))
 
 

@@ -117,14 +117,14 @@ class TrainModel:
         return self.shape.layers_parameters + shard_elements(self.root_tensors)
 
     @property
-    def num_adapters(self) -> int:
+    def num_adapter_parameters(self) -> int:
         """Parameters of all adapters."""
         return 0 if self.lora is None else self.lora.num_parameters
 
     @property
-    def num_trained(self) -> int:
+    def num_trained_parameters(self) -> int:
         """Number of parameters that have a gradient and moments."""
-        return (self.num_adapters or self.num_parameters) if self.is_trained else 0
+        return (self.num_adapter_parameters or self.num_parameters) if self.is_trained else 0
 
     @property
     def whole_logits_tokens(self) -> int:

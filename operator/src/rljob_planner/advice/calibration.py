@@ -46,7 +46,7 @@ _CLOSE_ENOUGH = 1e-5
 """If a round lowers the loss by less than this share, the moves become smaller."""
 _LEAST_SECONDS = 1e-3
 """Shorter times count as this long, because logarithms of tiny times would dominate."""
-_LARGEST = 3.0
+_LARGEST_LOGARITHM = 3.0
 """The largest logarithm of a factor: a constant changes at most by a factor of 20."""
 
 
@@ -97,7 +97,7 @@ class Adjustable:
 
     def bounded(self, value: float) -> float:
         """The value within its bounds; an amount is not negative."""
-        return max(0.0, value) if self.unit else min(_LARGEST, max(-_LARGEST, value))
+        return max(0.0, value) if self.unit else min(_LARGEST_LOGARITHM, max(-_LARGEST_LOGARITHM, value))
 
 
 FORWARD_EFFICIENCY = Adjustable(0.3, ("forward_efficiency",))

@@ -93,7 +93,7 @@ def advice_of(workload: Workload, placement: Placement, constants: Constants) ->
     need more GPUs, come last."""
     now = step_time(workload, placement, constants)
     verdict = verdict_of(all_phases(workload, placement, constants))
-    changes_by_field = (*faster_jobs(workload, placement), *_own_pools(workload, placement))
+    changes_by_field = (*faster_jobs(workload, placement), *_separate_pools(workload, placement))
     found = []
     for changes in changes_by_field:
         advice = [_advice(each, placement, now, constants) for each in changes]
@@ -117,7 +117,7 @@ def together(workload: Workload, placement: Placement, constants: Constants) -> 
     return tuple(found)
 
 
-def _own_pools(workload: Workload, placement: Placement) -> Iterator[tuple[ChangedJob, ...]]:
+def _separate_pools(workload: Workload, placement: Placement) -> Iterator[tuple[ChangedJob, ...]]:
     """Jobs in which a frozen model or the critic moves from the actor's pool to a separate pool of one node. The model
     keeps its layout if the job file sets one."""
     home = placement.pool_of(Role.ACTOR)

@@ -81,7 +81,7 @@ def faster_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[Chan
             yield setting.changed(sorted(setting.faster, key=setting.distance))
 
 
-def own_layouts(workload: Workload, placement: Placement) -> Iterator[tuple[PlacedPool, Role, TrainLayout]]:
+def model_layouts(workload: Workload, placement: Placement) -> Iterator[tuple[PlacedPool, Role, TrainLayout]]:
     """The layout of each train role, with its pool. A reference that is the actor's model is left out, because it has
     the actor's layout."""
     for pool in placement.pools:
@@ -209,7 +209,7 @@ def _of_batches(workload: Workload, placement: Placement) -> _Settings:
     jobs = {each: (replace(workload, max_tokens_per_micro_batch=each), placement) for each in (*fewer, *more)}
     yield _Setting("spec.training.maxTokensPerMicroBatch", now, jobs.__getitem__, (fewer,), more, section)
     mini_batch, batch = workload.mini_batch_size, workload.batch_size
-    layouts = own_layouts(workload, placement)
+    layouts = model_layouts(workload, placement)
     ranks = [layout.num_data_ranks for _, role, layout in layouts if workload.models[role].is_trained]
 
     def job(value: int) -> Job:
@@ -225,7 +225,7 @@ def _of_batches(workload: Workload, placement: Placement) -> _Settings:
 
 
 def _of_shards(workload: Workload, placement: Placement) -> _Settings:
-    for pool, role, layout in own_layouts(workload, placement):
+    for pool, role, layout in model_layouts(workload, placement):
         now = layout.shard_size
         layouts = {each: replace(layout, shard_size=each) for each in divisors(layout.num_gpus) if each != now}
         jobs = _with_layouts(workload, placement, pool, role, layouts)
@@ -301,7 +301,7 @@ def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:
 
         larger = [each for each in sizes if each > now]
         yield _Setting("spec.roles.rollout.tensorParallel", now, job, (larger,), sizes, "tensor parallelism")
-    for pool, role, layout in own_layouts(workload, placement):
+    for pool, role, layout in model_layouts(workload, placement):
         now, shape = layout.sequence_parallel, workload.models[role].shape
         sizes = [each for each in divisors(layout.num_gpus) if each <= _MOST_TIMES * now and shape.spreads_over(each)]
         layouts = {each: replace(layout, sequence_parallel=each) for each in sizes if each != now}

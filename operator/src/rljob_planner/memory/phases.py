@@ -63,7 +63,7 @@ class _PoolMemory:
         self.engine = engine_memory(pool, workload, constants)
         self.asleep = () if self.engine is None else self.engine.asleep
         reference = workload.models.get(Role.REF)
-        self.actor_scores = Role.ACTOR in models and (
+        self.actor_has_scoring_pass = Role.ACTOR in models and (
             workload.needs_old_logprobs
             or workload.needs_mini_batch_pass
             or (reference is not None and reference.is_actor_without_adapters)
@@ -77,7 +77,7 @@ class _PoolMemory:
             awake = engine.awake if workload.rollout.is_vllm else engine.asleep
             start = (*self._in_rollout_mode(has_moments=False), *awake)
             yield self._phase(
-                Phase.ENGINE_START, start, kv_cache_shortage=engine.space.kv_cache_shortage, has_copies=False
+                Phase.ENGINE_START, start, kv_cache_shortage=engine.budget.kv_cache_shortage, has_copies=False
             )
             if workload.rollout.is_vllm:
                 yield self._phase(Phase.FIRST_WAKE, start, has_copies=False)
@@ -90,7 +90,7 @@ class _PoolMemory:
             yield self._phase(Phase.SYNC, (*self._in_trainer_mode(), *weights, buckets))
         if engine is not None:
             yield self._phase(Phase.GENERATION, (*self._in_rollout_mode(), *engine.awake))
-        scoring = [role for role in self.models if self._scores(role)]
+        scoring = [role for role in self.models if self._has_scoring_pass(role)]
         yield from _largest([self._pass(Phase.LOGPROBS, each, scoring_peak, workload.batch_size) for each in scoring])
         for phase, role in ((Phase.CRITIC_UPDATE, Role.CRITIC), (Phase.UPDATE, Role.ACTOR)):
             if role in self.models:
@@ -98,9 +98,9 @@ class _PoolMemory:
         # To be saved, offloaded moments are first loaded. Actor and critic are saved one after the other.
         yield from _largest([self._saving(role) for role, model in self.models.items() if model.is_trained])
 
-    def _scores(self, role: Role) -> bool:
+    def _has_scoring_pass(self, role: Role) -> bool:
         """Whether the role runs passes without backward on this pool."""
-        return self.actor_scores if role is Role.ACTOR else not self.models[role].is_actor_without_adapters
+        return self.actor_has_scoring_pass if role is Role.ACTOR else not self.models[role].is_actor_without_adapters
 
     def _saving(self, role: Role) -> PhaseMemory:
         state = self._state(role, has_parameters=True, fetches_moments=True)
@@ -115,7 +115,7 @@ class _PoolMemory:
         if reserved and not self.is_cpu:
             reserve = reserved * sum(part.num_bytes for part in parts)
             parts.append(Part("allocator's reserve", reserve, f"{reserved:.2f} x the memory of the pass"))
-        if role is not Role.ACTOR and self.actor_scores:
+        if role is not Role.ACTOR and self.actor_has_scoring_pass:
             # After a pass without backward, FSDP2 leaves the root's parameters gathered (engines/train/engine.py).
             actor = self.models[Role.ACTOR]
             num, each = shard_elements(actor.root_tensors), actor.compute_bytes

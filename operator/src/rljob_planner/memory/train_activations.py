@@ -54,7 +54,7 @@ def layer_bytes(model: TrainModel, *, has_experts: bool, exchanges_heads: bool) 
         mlp, in_mlp, mlp_forward = _experts(shape, m, is_whole=is_whole)
     else:
         mlp, in_mlp, mlp_forward = (m * each * shape.dense_width for each in (4, 2, 3))
-    adapters = m * model.lora.rank * model.lora.num_layers / shape.num_layers if model.lora else 0.0
+    adapters = m * model.lora.rank * model.lora.num_linear_layers / shape.num_layers if model.lora else 0.0
     sums = 5 * _SUM_BYTES
     of_queries = (sums if shape.has_qk_norm else 2 * m) * query
     forward = (m + 2 * _SUM_BYTES) * query if shape.has_qk_norm else 4 * m * query

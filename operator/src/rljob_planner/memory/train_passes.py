@@ -219,7 +219,7 @@ class _Passes:
         return self.gradient_shards * (1 - number / self.model.shape.num_layers)
 
     def gradients_formula(self, num_bytes: float) -> str:
-        whole = f"{MASTER_BYTES} x {self.model.num_trained:.4g}"
+        whole = f"{MASTER_BYTES} x {self.model.num_trained_parameters:.4g}"
         if num_bytes > self.gradient_shards:
             return f"{whole}, not yet reduced"
         shards = f"{whole} / {self.layout.shard_size}"

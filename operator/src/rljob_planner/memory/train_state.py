@@ -27,7 +27,7 @@ def gradient_bytes(model: TrainModel, layout: TrainLayout) -> int:
     """Bytes of gradients at the end of a micro-batch. They are shards. With deferred reduction they are whole
     gradients, which are kept until the last micro-batch of the update."""
     if model.defers_reduction:
-        return MASTER_BYTES * model.num_trained
+        return MASTER_BYTES * model.num_trained_parameters
     return MASTER_BYTES * trained_shard_elements(model, layout)
 
 
@@ -43,7 +43,7 @@ def parameters_part(model: TrainModel, layout: TrainLayout) -> Part:
 
 def moments_part(model: TrainModel, layout: TrainLayout) -> Part:
     """Shards of both moments. Moments exist after the first update."""
-    formula = f"{2 * MASTER_BYTES} x {model.num_trained:.4g} / {layout.shard_size}"
+    formula = f"{2 * MASTER_BYTES} x {model.num_trained_parameters:.4g} / {layout.shard_size}"
     return Part("moments", 2 * MASTER_BYTES * trained_shard_elements(model, layout), formula)
 
 

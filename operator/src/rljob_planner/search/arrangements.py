@@ -23,7 +23,7 @@ TIE_SHARE = 0.1
 more exact."""
 Grouping = tuple[tuple[Role, ...], ...]
 """Groups of roles. The roles of a group share a pool."""
-Cost = Callable[[StageSeconds], float]
+StepCost = Callable[[StageSeconds], float]
 """Computes the cost of an arrangement from the seconds of each stage on its slowest pool. The cost must not decrease
 when a stage takes longer."""
 
@@ -43,7 +43,7 @@ class Arrangement:
         return sum(option.size.num_gpus for option in self.options)
 
     @property
-    def shape(self) -> tuple[Schedule, frozenset[tuple[tuple[Role, ...], int]]]:
+    def combination(self) -> tuple[Schedule, frozenset[tuple[tuple[Role, ...], int]]]:
         """Schedule, groups of roles, and the node type of each group."""
         return self.schedule, frozenset((each.roles, each.size.kind) for each in self.options)
 
@@ -75,7 +75,7 @@ def best_arrangements(
     options: Mapping[tuple[Role, ...], Sequence[PoolOption]],
     grouped: Iterable[Grouping],
     capacity: Sequence[int],
-    cost: Cost,
+    cost: StepCost,
     *,
     num_wanted: int,
     schedule: Schedule = Schedule.SYNCHRONOUS,
@@ -86,19 +86,19 @@ def best_arrangements(
     of all combinations (TIE_SHARE). `capacity`: the number of nodes of each type.
     """
     parts = {roles: _by_kind(each) for roles, each in options.items()}
-    shapes = [
-        _Shape(chosen, cost, schedule)
+    combinations = [
+        _Combination(chosen, cost, schedule)
         for grouping in grouped
         if all(roles in parts for roles in grouping)
         for chosen in product(*(parts[roles] for roles in grouping))
     ]
     # The most promising come first, so that later ones can be pruned early.
-    shapes.sort(key=lambda shape: shape.bound)
+    combinations.sort(key=lambda combination: combination.bound)
     found: list[list[Arrangement]] = []
-    for shape in shapes:
+    for combination in combinations:
         costs = sorted(each[0].cost for each in found)
         limit = costs[num_wanted - 1] if len(costs) >= num_wanted else inf
-        if front := shape.best(capacity, limit, min(costs, default=inf)):
+        if front := combination.best(capacity, limit, min(costs, default=inf)):
             found.append(front)
     found.sort(key=lambda front: (front[0].cost, len(front[0].options), front[0].num_gpus))
     return found[:num_wanted]
@@ -115,10 +115,10 @@ def _by_kind(options: Iterable[PoolOption]) -> list[list[PoolOption]]:
     return list(kinds.values())
 
 
-class _Shape:
+class _Combination:
     """The arrangements of one grouping on given node types. `parts`: for each group the options on its node type."""
 
-    def __init__(self, parts: Sequence[Sequence[PoolOption]], cost: Cost, schedule: Schedule) -> None:
+    def __init__(self, parts: Sequence[Sequence[PoolOption]], cost: StepCost, schedule: Schedule) -> None:
         self._parts, self._cost, self._schedule = parts, cost, schedule
         self._fastest = [tuple(map(min, zip(*(each.seconds for each in part), strict=True))) for part in parts]
         self.bound = cost(longest(self._fastest))
@@ -126,7 +126,7 @@ class _Shape:
 
     def best(self, capacity: Sequence[int], limit: float, best_of_all: float) -> list[Arrangement]:
         """The cheapest arrangement, then those on fewer GPUs; empty if there is none. Only arrangements with a cost
-        below `limit`, or close to `best_of_all`, are searched. `best_of_all`: the lowest cost of all shapes so far."""
+        below `limit`, or close to `best_of_all`, are searched. `best_of_all`: the lowest cost of all combinations so far."""
         self._limit, self._best_of_all = limit, best_of_all
         self._choose((), list(capacity), 0)
         return sorted(self._front, key=lambda each: each.cost)

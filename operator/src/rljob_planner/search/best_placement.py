@@ -19,7 +19,7 @@ from rljob_planner.memory.job_changes import Change
 from rljob_planner.plan import DEFAULTS, Plan, plan_of
 from rljob_planner.plan_types import PhaseMemory
 from rljob_planner.search.arrangements import Arrangement, best_arrangements, groupings
-from rljob_planner.search.pool_options import PoolOption, SearchSpace, row_shares
+from rljob_planner.search.pool_options import PoolOption, SearchSpace, sequence_parallel_sizes
 from rljob_planner.search.ranking import Candidate, placement, ranked
 from rljob_planner.workload import Placement, Role, Schedule, Workload, can_run
 
@@ -172,7 +172,7 @@ def _check_layouts_exist(space: SearchSpace) -> None:
         if any(space.choices((role,), size) for size in space.sizes):
             continue
         where = f"spec.roles.{role}: no pool of this cluster has a layout for it"
-        most = max((ranks for size in space.sizes for ranks in row_shares(role, job, size)), default=1)
+        most = max((ranks for size in space.sizes for ranks in sequence_parallel_sizes(role, job, size)), default=1)
         if job.max_tokens_per_micro_batch * most < job.lengths.longest_row:
             raise PlanError(
                 f"{where} (seen: the longest row has {job.lengths.longest_row} tokens, maxTokensPerMicroBatch is"

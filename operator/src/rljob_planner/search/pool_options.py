@@ -200,8 +200,8 @@ class SearchSpace:
         return longest([stages, self._of_functions])
 
     def _seconds(self, choice: RoleChoice, size: PoolSize) -> StageSeconds:
-        site = NodeType(self.cluster[size.kind].gpu, size.gpus_per_node)
-        costs = pool_costs(self.workload, self._lengths, choice.layouts, choice.rollout, site, self.constants)
+        node_type = NodeType(self.cluster[size.kind].gpu, size.gpus_per_node)
+        costs = pool_costs(self.workload, self._lengths, choice.layouts, choice.rollout, node_type, self.constants)
         return stage_seconds({name: cost.seconds for name, cost in costs.items()}, self.workload)
 
 
@@ -249,13 +249,13 @@ def train_layouts(role: Role, workload: Workload, size: PoolSize) -> Iterator[Tr
     """The layouts of a train role that the contract accepts."""
     layouts = (
         TrainLayout(size.num_gpus, shards, shares)
-        for shares in row_shares(role, workload, size)
+        for shares in sequence_parallel_sizes(role, workload, size)
         for shards in shard_sizes(size)
     )
     return (layout for layout in layouts if is_allowed(workload, role, layout))
 
 
-def row_shares(role: Role, workload: Workload, size: PoolSize) -> list[int]:
+def sequence_parallel_sizes(role: Role, workload: Workload, size: PoolSize) -> list[int]:
     """Possible sizes of sequence parallelism for a role. They divide the GPUs of a node and the attention heads."""
     shape = workload.models[role].shape
     return [each for each in _sizes_within_a_node(size) if shape.spreads_over(each)]

@@ -10,7 +10,7 @@ from rljob_planner.search.arrangements import TIE_SHARE, Arrangement
 from rljob_planner.search.pool_options import SearchSpace, longest
 from rljob_planner.workload import PlacedPool, Placement, Role, Schedule
 
-WORTH = 2
+_LEAST_GPU_FACTOR = 2
 """A tie is preferred to the fastest arrangement if the GPUs of the fastest are at least this many times as many."""
 SMALL_SHARE = 0.01
 """A step may become longer by this share if it then needs fewer GPUs, has simpler layouts, or leaves more memory
@@ -54,10 +54,10 @@ def ranked(
     """
     fastest = min((front[0] for front in found), key=lambda each: each.cost)
     limit = (1 + TIE_SHARE) * fastest.cost
-    shapes = {front[0].shape: _roomier(space, _chosen(front, limit), limit) for front in found}
-    best = sorted(shapes.values(), key=lambda each: _order(each, limit))
-    on_fewer = shapes[fastest.shape]
-    if WORTH * on_fewer.num_gpus <= fastest.num_gpus:
+    candidates_by_combination = {front[0].combination: _roomier(space, _chosen(front, limit), limit) for front in found}
+    best = sorted(candidates_by_combination.values(), key=lambda each: _order(each, limit))
+    on_fewer = candidates_by_combination[fastest.combination]
+    if _LEAST_GPU_FACTOR * on_fewer.num_gpus <= fastest.num_gpus:
         best.insert(best.index(on_fewer) + 1, _roomier(space, fastest, limit))
 
     def candidate(each: Arrangement) -> Candidate:
@@ -95,7 +95,7 @@ def _chosen(front: Sequence[Arrangement], limit: float) -> Arrangement:
     fastest = front[0]
     ties = [each for each in front if each.cost <= limit]
     fewest = min(ties, key=lambda each: each.num_gpus, default=fastest)
-    if WORTH * fewest.num_gpus <= fastest.num_gpus:
+    if _LEAST_GPU_FACTOR * fewest.num_gpus <= fastest.num_gpus:
         return fewest
     as_fast = [each for each in ties if each.cost <= (1 + SMALL_SHARE) * fastest.cost]
     return min(as_fast, key=lambda each: each.num_gpus, default=fastest)

@@ -180,14 +180,14 @@ class Requests:
 
 
 def decode_speed(
-    work: RolloutWork, layout: RolloutLayout, site: NodeType, constants: Constants, mean_context: float
+    work: RolloutWork, layout: RolloutLayout, node_type: NodeType, constants: Constants, mean_context: float
 ) -> DecodeSpeed:
     """The speed of one engine whose sequences have `mean_context` tokens on average."""
     shape, parallel = work.shape, layout.tensor_parallel
     experts = shape.num_expert_layers * shape.num_experts * MLP_MATRICES * shape.hidden_size * shape.mlp_size
     others = shape.layers_parameters - experts + shape.embedding_parameters
-    reading = parallel * site.gpu.bandwidth * constants.decode_bandwidth_efficiency
-    computing = parallel * site.gpu.flops * constants.decode_compute_efficiency
+    reading = parallel * node_type.gpu.bandwidth * constants.decode_bandwidth_efficiency
+    computing = parallel * node_type.gpu.flops * constants.decode_compute_efficiency
     per_layer = parallel * kv_bytes_per_layer_token(shape, layout, work.weight_bytes)
     full, windows = shape.attention_layers
     window = min(float(shape.sliding_window or 0), mean_context)
@@ -204,7 +204,8 @@ def decode_speed(
         sequence_compute=(2 * shape.matmul_parameters + 4 * shape.query_size * windows * window) / computing,
         context_compute=4 * shape.query_size * full / computing,
         fixed=num_exchanges * constants.tensor_parallel_seconds + host,
-        per_sequence=constants.decode_sequence_seconds + num_exchanges * moved / site.bandwidth(parallel, constants),
+        per_sequence=constants.decode_sequence_seconds
+        + num_exchanges * moved / node_type.bandwidth(parallel, constants),
     )
 
 
@@ -218,7 +219,7 @@ def generation_cost(
     work: RolloutWork,
     requests: Requests,
     layout: RolloutLayout,
-    site: NodeType,
+    node_type: NodeType,
     sequences_at_once: float,
     constants: Constants,
 ) -> Cost:
@@ -228,11 +229,11 @@ def generation_cost(
     per_engine = max(1, math.ceil(requests.count / layout.num_engines))
     slots = max(1, min(per_engine, work.max_sequences, int(sequences_at_once)))
     context = live_context(requests.prompt, requests.lengths)
-    speed = decode_speed(work, layout, site, constants, context)
+    speed = decode_speed(work, layout, node_type, constants, context)
     prompt, lengths = requests.prompt, requests.lengths
     decoding = decode_time(speed, prompt, lengths, per_engine, slots, int(requests.count), refills=is_vllm)
     prompts = max(1.0, per_engine / requests.per_prompt) if is_vllm else float(per_engine)
-    reading = prompts * _prompt_seconds(work, prompt, layout, site, constants)
+    reading = prompts * _prompt_seconds(work, prompt, layout, node_type, constants)
     each = decoding.seconds / max(1, decoding.token_steps)
     formula = (
         f"{per_engine} responses on each of {layout.num_engines} engines, {slots} at once:"
@@ -257,16 +258,16 @@ def decode_time(
 
 
 def _prompt_seconds(
-    work: RolloutWork, prompt: float, layout: RolloutLayout, site: NodeType, constants: Constants
+    work: RolloutWork, prompt: float, layout: RolloutLayout, node_type: NodeType, constants: Constants
 ) -> float:
     """Seconds of the pass over one prompt. transformers computes logits for all tokens of the prompt, vLLM only for the
     last one."""
     shape = work.shape
     weights = shape.layer_matmul_parameters if work.is_vllm else shape.matmul_parameters
-    efficiency = constants.forward_efficiency_of(site.gpu.name, has_experts=shape.has_experts)
+    efficiency = constants.forward_efficiency_of(node_type.gpu.name, has_experts=shape.has_experts)
     products = 2 * weights * prompt / efficiency
     attention = 2 * shape.num_layers * shape.query_size * prompt * prompt / constants.attention_efficiency
-    return (products + attention) / (layout.tensor_parallel * site.gpu.flops)
+    return (products + attention) / (layout.tensor_parallel * node_type.gpu.flops)
 
 
 def _bound_by(decoding: Makespan, reading: float) -> str:
