@@ -80,7 +80,7 @@ def test_a_reward_model_has_its_own_source() -> None:
     judge = shape("Qwen/Qwen3-1.7B")
     model = workload_of(spec, {Role.ACTOR: shape(), Role.REWARD_MODEL: judge}).models[Role.REWARD_MODEL]
     assert (model.shape, model.head, model.offload) == (judge, Head.SCORE, ModelOffload(parameters=True))
-    with pytest.raises(PlanError, match=r"^rewardModel: the shape .*--model-config"):
+    with pytest.raises(PlanError, match=r"^rewardModel: the shape .*config.json"):
         workload_of(spec, {Role.ACTOR: shape()})
 
 

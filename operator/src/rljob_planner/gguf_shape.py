@@ -59,8 +59,8 @@ def shape_of_gguf(header: Buffer, name: str) -> ModelShape:
     size of the last tensor.
 
     Raises:
-        PlanError: the file is no GGUF file of version 2 or 3, its header is truncated or damaged, or the planner does not
-            know the model's architecture.
+        PlanError: the file is no GGUF file of version 2 or 3, its header is truncated or damaged, or the planner
+            does not know the model's architecture.
     """
     try:
         entries, tensors = _Reader(memoryview(header), name).header()

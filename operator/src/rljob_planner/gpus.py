@@ -76,8 +76,8 @@ L4            121  22.0   0.3    32
 A10G          70   22.0   0.6    32   a10
 MI300X        1307 191.9  5.3    448  mi300 instinctmi300x instinctmi300xoam
 """
-"""Per type: name, TFLOP/s, GiB of memory, memory bandwidth in TB/s, link bandwidth in GB/s, and other names of the
-type in lower case, without punctuation; most of them without the vendor, too."""
+"""Per type: name, TFLOP/s, GiB of memory, memory bandwidth in TB/s, link bandwidth in GB/s, and other names of the type
+in lower case, without punctuation; most of them without the vendor, too."""
 _ROWS = [row.split() for row in _TABLE.strip().splitlines()]
 
 
@@ -121,7 +121,8 @@ def _plain(name: str) -> str:
 
 
 def cpu_worker(memory_bytes: float, cores_per_worker: float) -> Gpu:
-    """A worker on CPU cores. `memory_bytes`: the memory of the node, which all its workers share. Speeds are guesses."""
+    """A worker on CPU cores. `memory_bytes`: the memory of the node, which all its workers share. Speeds are
+    guesses."""
     return Gpu(
         name=CPU_NAME,
         memory_bytes=memory_bytes,

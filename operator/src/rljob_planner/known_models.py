@@ -116,8 +116,8 @@ def known_model(name: str) -> ModelShape | None:
 
 
 def similar_names(name: str) -> list[str]:
-    """At most three names of the table that are similar to `name`, the most similar first. The part of `name`
-    before the slash (the owner on the hub) may be missing or wrong."""
+    """At most three names of the table that are similar to `name`, the most similar first. The part of `name` before
+    the slash (the owner on the hub) may be missing or wrong."""
     names = [each for each, _ in known_configs().values()]
     by_last = {each.rpartition("/")[2]: each for each in names}
     of_last = [by_last[each] for each in typing_errors.similar_names(name.rpartition("/")[2], by_last, max_names=3)]

@@ -99,8 +99,8 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
     if not isinstance(model_type, str) or model_type not in _FAMILIES:
         raise PlanError(
             f"{name}: the planner does not know this model type (config.json, model_type: {model_type!r}); it knows"
-            f" {', '.join(sorted(_FAMILIES))}; for an estimate of the policy, use --model-config FILE with the config.json"
-            " of a model that has one of these types and a similar size"
+            f" {', '.join(sorted(_FAMILIES))}; for an estimate of the policy, use --model-config FILE with the"
+            " config.json of a model that has one of these types and a similar size"
         )
     _reject_unknown_layers(config, name)
     reader = _Reader(config, _FAMILIES[model_type], name)
@@ -134,8 +134,8 @@ class _Reader:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST_NUMBER:
                 raise PlanError(
-                    f"{self.name}: {key} in config.json must be a whole number from 0 to {_LARGEST_NUMBER:,} (seen {value!r});"
-                    " correct it"
+                    f"{self.name}: {key} in config.json must be a whole number from 0 to {_LARGEST_NUMBER:,} (seen"
+                    f" {value!r}); correct it"
                 )
             return value
         return None
@@ -282,6 +282,6 @@ def _reject_unknown_layers(config: Config, name: str) -> None:
     if unknown:
         raise PlanError(
             f"{name}: the planner does not know this layer type (config.json, layer_types: {unknown[0]!r}); it knows"
-            f" {' and '.join(_KNOWN_LAYER_TYPES)}; for an estimate of the policy, use --model-config FILE with the config.json of"
-            " a model of similar size that has only these layer types"
+            f" {' and '.join(_KNOWN_LAYER_TYPES)}; for an estimate of the policy, use --model-config FILE"
+            " with the config.json of a model of similar size that has only these layer types"
         )

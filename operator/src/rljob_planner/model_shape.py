@@ -123,8 +123,8 @@ class ModelShape:
 
     @property
     def mlp_widths(self) -> tuple[int, ...]:
-        """The widths of the model's MLPs, as far as it has them: in layers without experts, of one expert, of the shared
-        expert. Two of them may be equal."""
+        """The widths of the model's MLPs, as far as it has them: in layers without experts, of one expert, of the
+        shared expert. Two of them may be equal."""
         dense = (self.dense_width,) if self.num_expert_layers < self.num_layers else ()
         of_experts = (self.mlp_size, self.shared_expert_size) if self.has_experts else ()
         return tuple(width for width in (*dense, *of_experts) if width)

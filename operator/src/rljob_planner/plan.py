@@ -60,8 +60,8 @@ class Plan:
 def plan_of(
     workload: Workload, placement: Placement, constants: Constants = DEFAULTS, *, with_proposals: bool = True
 ) -> Plan:
-    """The plan of a job on this placement. `with_proposals`: whether changes that make the job fit are searched for. The
-    search takes most of the time.
+    """The plan of a job on this placement. `with_proposals`: whether changes that make the job fit are searched for.
+    The search takes most of the time.
 
     Raises:
         KeyError: a role of the job is in no pool.
@@ -92,8 +92,8 @@ def plan_of(
 
 def _priced(proposals: Proposals, constants: Constants) -> tuple[Proposal, ...]:
     """The proposals with the seconds of a step, in the order in which they are shown: drastic ones (more nodes, LoRA)
-    last; among the rest, and among the drastic ones, those with fewer changes first, then those that are not tight, then
-    the fastest."""
+    last; among the rest, and among the drastic ones, those with fewer changes first, then those that are not tight,
+    then the fastest."""
 
     def cost(proposal: Proposal, seconds: Seconds) -> tuple[bool, int, bool, float]:
         is_drastic = any(change.is_drastic for change in proposal.changes)

@@ -126,7 +126,8 @@ class _Combination:
 
     def best(self, capacity: Sequence[int], limit: float, best_of_all: float) -> list[Arrangement]:
         """The cheapest arrangement, then those on fewer GPUs; empty if there is none. Only arrangements with a cost
-        below `limit`, or close to `best_of_all`, are searched. `best_of_all`: the lowest cost of all combinations so far."""
+        below `limit`, or close to `best_of_all`, are searched. `best_of_all`: the lowest cost of all combinations so
+        far."""
         self._limit, self._best_of_all = limit, best_of_all
         self._choose((), list(capacity), 0)
         return sorted(self._front, key=lambda each: each.cost)
