@@ -91,8 +91,8 @@ def cluster_of_nodes(
             found.setdefault(gpu.name, set()).add(label)
     if not counts:
         raise PlanError(
-            f"--from-cluster: no schedulable node has allocatable GPUs (seen {len(nodes)} nodes; looked for"
-            f" {', '.join(names)}); describe the cluster with --cluster, for example 4x8xH100"
+            f"--from-cluster: no node has allocatable GPUs (seen {len(nodes)} nodes; looked for"
+            f" {', '.join(names)}; cordoned nodes do not count); describe the cluster with --cluster, such as 4x8xH100"
         )
     groups = (NodeGroup(num, gpus, gpu) for (gpus, gpu), num in counts.items())
     cluster = tuple(sorted(groups, key=lambda group: (-group.num_gpus, group.gpu.name, -group.gpus_per_node)))

@@ -105,7 +105,7 @@ def memory_shortage(spec: RLJobSpec) -> str:
         :_MAX_SUGGESTIONS
     ]
     if not found:
-        return f"{text}; run `rljob plan` for changes that make it fit"
+        return f"{text}; no single change makes it fit; `rljob plan` tries several together"
     text += f"; to make it fit, set {'; or '.join(proposal_text(proposal) for proposal in found)}"
     has_gentle = any(not change.is_drastic for proposal in found for change in proposal.changes)
     return text if has_gentle else f"{text}; `rljob plan` may find two smaller changes that are enough together"

@@ -1,8 +1,8 @@
-"""The memory of one GPU of a pool in each phase of a run: computes the numbers for the table of docs/memory.md.
+"""Computes the memory of one GPU of a pool in each phase of a run. A table of docs/memory.md shows which state is on
+the device; its rollout mode is `_in_rollout_mode` here, and its trainer mode is `_in_trainer_mode`.
 
-That table has two kinds of rows, which are `_in_rollout_mode` and `_in_trainer_mode` here. Actor, reference, critic,
-reward model and rollout engine share one process (trainer, controller/model_roles.py and groups/fused_worker.py) and
-take turns (workers/hybrid.py, controller/training_step.py).
+Actor, reference, critic, reward model and rollout engine share one process (trainer, controller/model_roles.py and
+groups/fused_worker.py) and take turns (workers/hybrid.py, controller/training_step.py).
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ class _PoolMemory:
         self.layouts, self.is_cpu = pool.layouts, pool.gpu.is_cpu
         models = {role: workload.models[role] for role in TRAIN_ROLES if role in pool.layouts}
         # On CPUs, offload saves nothing, because offloaded tensors stay in the same memory.
-        here = ModelOffload()
-        self.models = {role: replace(each, offload=here) if self.is_cpu else each for role, each in models.items()}
+        no_offload = ModelOffload()
+        self.models = {
+            role: replace(each, offload=no_offload) if self.is_cpu else each for role, each in models.items()
+        }
         self.engine = engine_memory(pool, workload, constants)
         self.asleep = () if self.engine is None else self.engine.asleep
         reference = workload.models.get(Role.REF)
@@ -108,7 +110,8 @@ class _PoolMemory:
         return self._phase(Phase.CHECKPOINT, parts, is_saving=True)
 
     def _pass(self, phase: Phase, role: Role, peak: Callable[..., Parts], num_prompts: int) -> PhaseMemory:
-        """The peak of a pass over this many prompts per step or update, beside what the other models hold."""
+        """The memory at the peak of the role's pass over `num_prompts` prompts, together with what other models
+        hold."""
         layout, reserved = self.layouts[role], self.constants.allocator_factor - 1
         tokens = tokens_of_rank(self.workload, layout, num_prompts)
         parts = list(_owned(role, peak(self.models[role], layout, tokens, is_cpu=self.is_cpu)))
@@ -123,12 +126,12 @@ class _PoolMemory:
         return self._phase(phase, (*parts, *self._in_trainer_mode(but=role), *self.asleep))
 
     def _in_rollout_mode(self, *, has_moments: bool = True) -> Parts:
-        """State of all models on the device while the engine generates: all state that is not offloaded."""
+        """The state of all models that is on the device while the engine generates: what is not offloaded."""
         return tuple(part for role in self.models for part in self._state(role, has_moments=has_moments))
 
     def _in_trainer_mode(self, but: Role | None = None) -> Parts:
-        """State of all models on the device during passes: all state that is not offloaded, and the actor's parameters.
-        `but`: a role that is left out, because the memory of its pass includes its state."""
+        """The state of all models that is on the device during passes: what is not offloaded, and the actor's
+        parameters in any case. `but`: a role that is left out, because the memory of its pass includes its state."""
         others = (role for role in self.models if role is not but)
         return tuple(part for role in others for part in self._state(role, has_parameters=role is Role.ACTOR))
 
@@ -160,10 +163,12 @@ class _PoolMemory:
         return PhaseMemory(phase, self.pool.name, found, limit_of(self.pool), kv_cache_shortage)
 
     def _on_this_host(self, *, has_copies: bool, is_saving: bool) -> Iterable[Part]:
-        """Parts that are always in host memory. They count for workers on CPUs, whose memory is host memory."""
+        """Parts that are always in host memory, so only workers on CPUs count them. `has_copies`: whether a checkpoint
+        may have been saved before. `is_saving`: whether one is being saved."""
         if self.constants.process_bytes:
             yield Part("process", self.constants.process_bytes, f"without tensors ({self.constants.source})")
         every = self.workload.checkpoint_every_steps
+        # Copies stay in memory after the first save; a save after the last step does not count.
         stays = has_copies and every is not None and every < self.workload.num_steps
         for role, model in self.models.items():
             num = trained_shard_elements(model, self.layouts[role])
@@ -174,14 +179,16 @@ class _PoolMemory:
 
 
 def _largest(phases: list[PhaseMemory]) -> list[PhaseMemory]:
+    """The phase with the most bytes, in a list; empty if there are no phases."""
     return [max(phases, key=lambda phase: phase.total)] if phases else []
 
 
 @lru_cache(maxsize=4096)
 def _state_parts(role: Role, model: TrainModel, layout: TrainLayout) -> tuple[Parts, Parts]:
-    """Parameters and moments, whether offloaded or not."""
+    """Parameters and moments of a model, wherever they are."""
     return _owned(role, [parameters_part(model, layout)]), _owned(role, [moments_part(model, layout)])
 
 
 def _owned(role: Role, parts: Iterable[Part]) -> Parts:
+    """The parts with the role before the owner: `actor parameters`."""
     return tuple(Part(f"{role} {part.owner}", part.num_bytes, part.formula) for part in parts)
