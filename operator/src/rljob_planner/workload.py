@@ -39,11 +39,10 @@ class Head(StrEnum):
 
 @dataclass(frozen=True)
 class LoraShape:
-    """The sizes of a model's LoRA adapters."""
+    """The sizes of all LoRA adapters of a model."""
 
     rank: int
     num_parameters: int
-    """Parameters of all adapters."""
     num_linear_layers: int
     """The number of linear layers with an adapter, over all decoder layers."""
     input_sizes_per_layer: int = 0

@@ -65,8 +65,7 @@ class ChangedJob:
     changes_training: bool = False
     """Whether the change affects what the model learns."""
     direction: int = 0
-    """For a field whose value may go down or up (gpuMemoryUtilization): 0 for lower values, 1 for higher ones. Else
-    0."""
+    """If a field may go down or up, such as gpuMemoryUtilization: 0 for lower values, 1 for higher ones. Else 0."""
 
 
 def smaller_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[ChangedJob, ...]]:

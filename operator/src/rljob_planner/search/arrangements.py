@@ -2,9 +2,9 @@
 nodes of each group. Nodes of one type have the same GPU type and the same number of GPUs.
 
 The enumeration is that of HybridFlow (arXiv 2409.19256v2, section 6): the time of a step depends on the slowest pool of
-each stage. The search is branch and bound, so the result is the same as if all arrangements were tried. The lower bound
-of a branch is the cost of these times: for a group whose pool is chosen, the times of that pool; for each other group,
-in each stage, the shortest time of any of its options.
+each stage. The search is branch and bound, so the result is the same as if all arrangements were tried. A branch has
+chosen the pools of some groups. Its lower bound is the cost that follows if each other group takes, in each stage, the
+shortest time of any of its options.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rljob_planner.timing.step import StageSeconds
 from rljob_planner.workload import Role, Schedule, can_run
 
 TIE_SHARE = 0.1
-"""A step that is at most this share longer than the fastest counts as equally fast, because the models of time are not
-more exact."""
+"""A step that is at most this share longer than the fastest counts as equally fast, because predicted times are not
+more exact than this."""
 Grouping = tuple[tuple[Role, ...], ...]
 """Groups of roles. The roles of a group share a pool."""
 StepCost = Callable[[StageSeconds], float]
@@ -44,12 +44,12 @@ class Arrangement:
 
     @property
     def combination(self) -> tuple[Schedule, frozenset[tuple[tuple[Role, ...], int]]]:
-        """Schedule, groups of roles, and the node type of each group."""
+        """The schedule, the groups of roles, and the node type of each group."""
         return self.schedule, frozenset((each.roles, each.size.kind) for each in self.options)
 
     @property
     def is_supported(self) -> bool:
-        """Whether this version of the trainer can run it."""
+        """Whether this version of the trainer can run this arrangement."""
         return can_run((each.roles for each in self.options), self.schedule)
 
     @property
@@ -82,8 +82,8 @@ def best_arrangements(
 ) -> list[list[Arrangement]]:
     """The best arrangements for the best `num_wanted` combinations of grouping and node types, best first.
 
-    For each combination: its cheapest arrangement, then arrangements on fewer GPUs whose cost is close to the cheapest
-    of all combinations (TIE_SHARE). `capacity`: the number of nodes of each type.
+    For each combination: its cheapest arrangement, then arrangements on fewer GPUs. Among these are the best ones whose
+    cost is close to that of the cheapest of all combinations (TIE_SHARE). `capacity`: the number of nodes of each type.
     """
     parts = {roles: _by_kind(each) for roles, each in options.items()}
     combinations = [
@@ -105,8 +105,8 @@ def best_arrangements(
 
 
 def _by_kind(options: Iterable[PoolOption]) -> list[list[PoolOption]]:
-    """Options by node type, the smallest first. An option is left out if another one is at least as fast in every stage
-    and has no more nodes."""
+    """The options of each node type, those with the fewest nodes first. An option is left out if another one is at
+    least as fast in every stage and has no more nodes."""
     kinds: dict[int, list[PoolOption]] = {}
     for option in sorted(options, key=lambda each: (each.size.nodes, sum(each.seconds))):
         kept = kinds.setdefault(option.size.kind, [])
@@ -116,13 +116,15 @@ def _by_kind(options: Iterable[PoolOption]) -> list[list[PoolOption]]:
 
 
 class _Combination:
-    """The arrangements of one grouping on given node types. `parts`: for each group the options on its node type."""
+    """Searches the arrangements of one grouping on given node types. `parts`: for each group, the options on its node
+    type."""
 
     def __init__(self, parts: Sequence[Sequence[PoolOption]], cost: StepCost, schedule: Schedule) -> None:
         self._parts, self._cost, self._schedule = parts, cost, schedule
         self._fastest = [tuple(map(min, zip(*(each.seconds for each in part), strict=True))) for part in parts]
         self.bound = cost(longest(self._fastest))
         self._front: list[Arrangement] = []
+        """Those found so far that no other one beats or equals in both cost and GPUs."""
 
     def best(self, capacity: Sequence[int], limit: float, best_of_all: float) -> list[Arrangement]:
         """The cheapest arrangement, then those on fewer GPUs; empty if there is none. Only arrangements with a cost
@@ -153,8 +155,9 @@ class _Combination:
                 free[kind] += option.size.nodes
 
     def _is_of_use(self, bound: float, num_gpus: int) -> bool:
-        own = min((each.cost for each in self._front), default=inf)
-        is_tie = bound <= (1 + TIE_SHARE) * min(own, self._best_of_all)
-        if not (is_tie or bound < min(own, self._limit)):
+        """Whether arrangements with at least this cost and this number of GPUs can improve the result."""
+        cheapest = min((each.cost for each in self._front), default=inf)
+        is_tie = bound <= (1 + TIE_SHARE) * min(cheapest, self._best_of_all)
+        if not (is_tie or bound < min(cheapest, self._limit)):
             return False
         return not any(each.cost <= bound and each.num_gpus <= num_gpus for each in self._front)

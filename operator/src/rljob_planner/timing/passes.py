@@ -68,7 +68,7 @@ class Rows:
 
 
 def rows_of(count: float, prompt: float, lengths: Lengths) -> Rows:
-    """Rows with `count` responses. All prompts have the same length."""
+    """`count` rows whose responses have these lengths. All prompts are assumed to have the mean length `prompt`."""
     mean = lengths.mean
     square = prompt * prompt + 2 * prompt * mean + lengths.mean_square
     edge = 0.5 / max(1.0, count)
@@ -103,7 +103,7 @@ def update_operations(model: TrainModel, rows: Rows, num_parts: int = 1) -> Oper
 
 
 def _forward(model: TrainModel, rows: Rows) -> tuple[float, float, float]:
-    """Operations of the layers without attention, of the head, and of attention."""
+    """Operations of a forward pass: of the layers without attention, of the head, and of attention."""
     shape = model.shape
     layers = 2 * (shape.layer_matmul_parameters + model.num_adapter_parameters) * rows.tokens
     head = 2 * shape.embedding_parameters * rows.count * rows.response if model.head is Head.TOKENS else 0.0
@@ -130,8 +130,9 @@ def imbalance(rows: Rows, num_ranks: int) -> float:
 
 
 def num_micro_batches(rows: Rows, max_tokens: int, layout: TrainLayout) -> int:
-    """The number of micro-batches per worker. A micro-batch is filled with rows of similar length as long as they fit
-    (engines/train/micro_batching.py). On average, room for half a row stays empty."""
+    """The number of micro-batches per worker. `max_tokens`: maxTokensPerMicroBatch. A micro-batch is filled with rows
+    of similar length as long as they fit (engines/train/micro_batching.py). On average, room for half a row stays
+    empty."""
     budget = max_tokens * layout.sequence_parallel
     rows_per_rank = math.ceil(rows.count / layout.num_data_ranks)
     mean = max(1.0, rows.prompt + rows.response)
@@ -143,7 +144,7 @@ def num_micro_batches(rows: Rows, max_tokens: int, layout: TrainLayout) -> int:
 def pass_cost(
     model: TrainModel, rows: Rows, max_tokens: int, layout: TrainLayout, node_type: NodeType, constants: Constants
 ) -> Cost:
-    """The cost of a pass without backward over all rows."""
+    """The cost of a pass without backward over all rows. `max_tokens`: maxTokensPerMicroBatch."""
     links = communication_time(model, layout, node_type, constants)
     efficiency = constants.forward_efficiency_of(node_type.gpu.name, has_experts=model.shape.has_experts)
     count = num_micro_batches(rows, max_tokens, layout)
@@ -170,7 +171,7 @@ def update_cost(
     node_type: NodeType,
     constants: Constants,
 ) -> Cost:
-    """The cost of `num_updates` updates, each with a pass over `rows` and an optimizer step."""
+    """The cost of `num_updates` updates, each with a forward and a backward pass over `rows`, and an optimizer step."""
     links = communication_time(model, layout, node_type, constants)
     efficiency = constants.training_efficiency_of(node_type.gpu.name, has_experts=model.shape.has_experts)
     count = num_micro_batches(rows, max_tokens, layout)
@@ -203,9 +204,9 @@ def update_cost(
 def optimizer_seconds(
     model: TrainModel, layout: TrainLayout, node_type: NodeType, num_micro_batches: int
 ) -> tuple[float, float]:
-    """Seconds of one optimizer step: those for access to the GPU's memory, and those for offloaded state on the link to
-    the host. Offloaded moments are loaded and stored once. Offloaded gradients are stored after each micro-batch except
-    the last, and loaded for the next one (engines/train/offload.py)."""
+    """Seconds of one update, without its passes: for the optimizer's access to the GPU's memory, and for copies of
+    offloaded state on the link to the host. Offloaded moments are loaded and stored once. Offloaded gradients are
+    stored after each micro-batch except the last, and loaded for the next one (engines/train/offload.py)."""
     elements = (model.num_adapter_parameters or model.num_parameters) / layout.shard_size
     moved = 2 * MOMENT_BYTES * elements if model.offload.optimizer else 0.0
     if model.offload.gradients:
@@ -232,8 +233,12 @@ def _computing(
     of_attention, uneven = constants.attention_efficiency, imbalance(rows, layout.num_data_ranks)
     worked = operations.products / share + operations.attention / of_attention
     seconds = worked * uneven / (layout.num_gpus * node_type.gpu.flops)
-    each = node_type.gpu.flops / 1e12
-    peak = f"{layout.num_gpus} x {each:,.0f} TFLOP/s" if each >= 10 else f"{layout.num_gpus} x {each:.2g} TFLOP/s"
+    teraflops = node_type.gpu.flops / 1e12
+    peak = (
+        f"{layout.num_gpus} x {teraflops:,.0f} TFLOP/s"
+        if teraflops >= 10
+        else f"{layout.num_gpus} x {teraflops:.2g} TFLOP/s"
+    )
     return seconds, (
         f"({operations.products / 1e12:,.4g} TFLOP / {share:.2f}"
         f" + attention {operations.attention / 1e12:,.4g} / {of_attention:.2f}) / ({peak})"

@@ -28,11 +28,11 @@ from rljob_planner.workload import Placement, Role, RolloutLayout, Schedule, Tra
 def rollout_cost(
     workload: Workload, lengths: Lengths, layout: RolloutLayout, node_type: NodeType, constants: Constants
 ) -> Cost:
-    """The cost of generation in a step, with all rounds of dynamic sampling."""
+    """The cost of the generation in a step, with all rounds of dynamic sampling."""
     work, prompt = workload.rollout, workload.lengths.prompt_mean
     actor = workload.models.get(Role.ACTOR)
-    space = engine_budget(work, layout, node_type.gpu, constants, actor.lora if actor else None)
-    at_once = space.sequences_at_once(live_context(prompt, lengths))
+    budget = engine_budget(work, layout, node_type.gpu, constants, actor.lora if actor else None)
+    at_once = budget.sequences_at_once(live_context(prompt, lengths))
     per_prompt = workload.num_requests // workload.batch_size
     requests = Requests(workload.num_requests, per_prompt, prompt, lengths)
     cost = generation_cost(work, requests, layout, node_type, at_once, constants)
@@ -93,6 +93,7 @@ PHASES = (WEIGHT_SYNC, GENERATE, OLD_LOGPROB, REF, VALUES, REWARD, UPDATE_CRITIC
 StageSeconds = tuple[float, ...]
 """Seconds of the stages of a step: weight sync, generation, scores, passes, updates."""
 SYNC, GENERATION = range(2)
+"""Indices of the first two stages."""
 
 
 def stages_of(workload: Workload) -> tuple[tuple[str, ...], ...]:
@@ -166,14 +167,14 @@ def step_time(workload: Workload, placement: Placement, constants: Constants | N
     by_lengths = {each: _tasks(workload, placement, used, each) for each in dict.fromkeys(lengths)}
     cases = [by_lengths[each] for each in lengths]
     likely = cases[1]
-    ends = {name: _ends(name, [each[name].cost.seconds for each in cases], workload, used) for name in likely}
-    waits = [_waits({name: end[index] for name, end in ends.items()}, likely, workload) for index in range(3)]
+    ranges = {name: _range(name, [each[name].cost.seconds for each in cases], workload, used) for name in likely}
+    waits = [_waits({name: each[index] for name, each in ranges.items()}, likely, workload) for index in range(3)]
     kinds = {pool.name: pool.gpu.name for pool in placement.pools}
     phases = [
         PhaseTime(
             name=name,
             pool=task.pool,
-            seconds=Seconds(*ends[name]),
+            seconds=Seconds(*ranges[name]),
             bound_by=task.cost.bound_by,
             assumption=_assumption(name, task, kinds.get(task.pool, ""), workload, used),
             formula=task.cost.formula,
@@ -210,22 +211,22 @@ def _check_that_roles_have_pools(workload: Workload, placement: Placement) -> No
     placed = {role for pool in placement.pools for role in pool.roles}
     for role in workload.roles:
         is_the_actor = role in workload.models and workload.models[role].is_actor_without_adapters
-        place = Role.ACTOR if is_the_actor else role
-        if place not in placed:
-            raise KeyError(place)
+        placed_role = Role.ACTOR if is_the_actor else role
+        if placed_role not in placed:
+            raise KeyError(placed_role)
 
 
-def _ends(name: str, seconds: Sequence[float], workload: Workload, constants: Constants) -> tuple[float, float, float]:
+def _range(name: str, seconds: Sequence[float], workload: Workload, constants: Constants) -> tuple[float, float, float]:
     """Low, likely and high seconds of a phase. The range covers the possible mean lengths, and is widened by the
-    uncertainty of speeds. `seconds`: for a shorter, the likely and a longer mean length."""
+    uncertainty of speeds. `seconds`: likely seconds with a shorter, the likely and a longer mean length."""
     spread = constants.spread
     upwards = (1 + spread) * (_SMALL_FACTOR if _has_small_products(name, workload, constants) else 1)
     return min(seconds) * (1 - spread), seconds[1], max(seconds) * upwards
 
 
 def _has_small_products(name: str, workload: Workload, constants: Constants) -> bool:
-    """Whether the phase may be slower than the default constants say, which are for wide models and full
-    micro-batches."""
+    """Whether the phase may be slower than the default constants say, because these are for wide models and full
+    micro-batches. False with constants of a profile."""
     role = (_PASSES | _UPDATES).get(name)
     if role is None or role not in workload.models or constants.source != Constants().source:
         return False
@@ -250,7 +251,7 @@ def _waits(seconds: Mapping[str, float], tasks: Mapping[str, _Task], workload: W
 
 
 def _assumption(name: str, task: _Task, kind: str, workload: Workload, constants: Constants) -> str:
-    """The assumptions of a phase's estimate."""
+    """What the estimate of a phase assumes."""
     if name == GENERATE:
         has_experts = workload.rollout.shape.has_experts
         step = constants.expert_decode_step_seconds if has_experts else constants.decode_step_seconds
@@ -259,7 +260,9 @@ def _assumption(name: str, task: _Task, kind: str, workload: Workload, constants
     role = (_PASSES | _UPDATES).get(name)
     if role is None:
         return (
-            f"as the job says ({constants.source})" if task.pool == ON_HOST else f"link speeds from {constants.source}"
+            f"as measured in the run ({constants.source})"
+            if task.pool == ON_HOST
+            else f"link speeds from {constants.source}"
         )
     shape = workload.models[role].shape
     of_kind = constants.training_efficiency_of if name in _UPDATES else constants.forward_efficiency_of
