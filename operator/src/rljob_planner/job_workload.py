@@ -63,8 +63,8 @@ def model_sources(spec: RLJobSpec) -> dict[Role, ModelSource]:
     sources = {Role.ACTOR: ModelSource(policy.source, policy.revision, "spec.training.model.source")}
     if Role.CRITIC.value not in absent_roles(spec):
         critic = (training.critic or Critic()).model
-        own = ModelSource(critic.source or "", critic.revision, "spec.training.critic.model.source")
-        sources[Role.CRITIC] = own if critic.source else sources[Role.ACTOR]
+        critic_source = ModelSource(critic.source or "", critic.revision, "spec.training.critic.model.source")
+        sources[Role.CRITIC] = critic_source if critic.source else sources[Role.ACTOR]
     for index, reward in enumerate(training.rewards):
         if (model := reward.reward_model) is not None:
             field = f"spec.training.rewards[{index}].rewardModel.source"

@@ -1,7 +1,8 @@
 """Compares a run with its plan: the seconds of each phase, and the bytes of each owner and at each boundary between the
 parts of a step.
 
-A phase that was only predicted, or only measured, has a row with one value.
+A phase whose seconds were only predicted, or only measured, has a row with one value. Memory has rows only for what was
+predicted and measured.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from rljob_planner.workload import RolloutLayout, Workload
 CPU_BLOCK_TOKENS = 128
 """Tokens of one block of vLLM's KV cache on CPUs (vLLM 0.32). Models with latent attention have fewer, some hybrid
 models more."""
-_STATE = ("parameters", "moments", "rollout weights")
+_STAYING_OWNERS = ("parameters", "moments", "rollout weights")
 """An owner whose name ends with one of these stays in memory after an update."""
-_REUSED = "engine activations"
-"""The owner that reuses memory which the process's allocator has kept after an update."""
+_REUSING_OWNER = "engine activations"
+"""The owner whose memory is taken from what the process's allocator has kept after an update."""
 _UPDATES = (Phase.UPDATE, Phase.CRITIC_UPDATE)
 
 
@@ -41,10 +42,11 @@ def process_bytes(phases: Sequence[PhaseMemory], workload: Workload, layout: Rol
     kept = max(freed, default=0.0)
 
     def resident(phase: PhaseMemory) -> float:
+        """Memory of the process in this phase."""
         sizes = {part.owner: 0.0 for part in phase.parts}
         for part in phase.parts:
-            own = min(part.num_bytes, written) if part.owner == KV_CACHE else part.num_bytes
-            sizes[part.owner] += own if part.owner != _REUSED else 0.0
+            in_use = min(part.num_bytes, written) if part.owner == KV_CACHE else part.num_bytes
+            sizes[part.owner] += in_use if part.owner != _REUSING_OWNER else 0.0
         return sum(sizes.values()) + (0.0 if KV_CACHE in sizes else lent) + (0.0 if phase in updates else kept)
 
     return max(map(resident, phases), default=0.0)
@@ -68,7 +70,7 @@ def _stays(owner: str) -> bool:
     """Whether the owner's memory stays after an update: state, or memory of the process itself."""
     if "gathered" in owner or "whole" in owner:
         return False
-    return owner.endswith(_STATE) or owner == "process" or "checkpoints" in owner or "on the host" in owner
+    return owner.endswith(_STAYING_OWNERS) or owner == "process" or "checkpoints" in owner or "on the host" in owner
 
 
 STEP = "step"
@@ -84,7 +86,8 @@ _BOUNDARIES: Mapping[Phase, tuple[str, ...]] = {
     Phase.UPDATE: ("during_forward_backward", "during_optimizer_step"),
     Phase.CHECKPOINT: ("during_save",),
 }
-"""By phase: the boundaries of docs/memory.md at which its memory is measured. The largest value counts."""
+"""By phase: the names of the metrics that measure its memory at boundaries (docs/memory.md). The largest value
+counts."""
 _OWNERS: Mapping[str, tuple[str, ...]] = {
     "actor parameters": ("parameters",),
     "actor gradients": ("gradients",),
@@ -94,6 +97,7 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     "ref parameters": ("reference",),
     "rewardModel parameters": ("reward_model",),
 }
+"""By owner: the names of the metrics whose sum is its measured memory."""
 _COUNTED_ON_CPUS = ("parameters", "moments", "gradients", "rollout weights", "KV cache")
 """On CPUs, the metrics count the memory of owners whose names end with one of these. Other memory is only a part of the
 size of the process."""
@@ -147,7 +151,7 @@ def compared_times(step: StepTime, facts: RunFacts) -> tuple[ComparedTime, ...]:
 
 def compared_memory(phases: Sequence[PhaseMemory], facts: RunFacts, process: float) -> tuple[ComparedMemory, ...]:
     """Compares the memory of the actor's pool, because the metrics measure this pool: owners, then boundaries, then the
-    worker process. `process`: the predicted bytes of the process.
+    worker process. `phases`: those of this pool. `process`: the predicted bytes of the process.
 
     The process is compared only on CPUs. On GPUs its memory is host memory, which the plan does not cover."""
     found = (*_owners(phases, facts), *_boundaries(phases, facts))

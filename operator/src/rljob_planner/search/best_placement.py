@@ -142,11 +142,13 @@ def _nearest_miss(
     for proposal in (proposal for proposal in proposals if not any(change.is_drastic for change in proposal.changes)):
         found = search_again(SearchSpace(proposal.workload, space.cluster, space.constants))
         if found is not None and found.best_supported is not None:
-            changes = tuple(
-                each for each in proposal.changes if not any(part in each.field for part in _PLACEMENT_FIELDS)
-            )
+            changes = tuple(each for each in proposal.changes if not _is_set_by_placement(each.field))
             return replace(missed, candidates=found.candidates, best_supported=found.best_supported, changes=changes)
     return missed
+
+
+def _is_set_by_placement(field: str) -> bool:
+    return any(part in field for part in _PLACEMENT_FIELDS)
 
 
 def _on_more_nodes(space: SearchSpace) -> str:
@@ -187,7 +189,7 @@ def _check_layouts_exist(space: SearchSpace) -> None:
         sizes = sorted({size.num_gpus for size in space.sizes})
         raise PlanError(
             f"{where} (seen: batchSize {job.batch_size}, miniBatchSize {job.mini_batch_size}, groupSize"
-            f" {job.group_size}, pools of {', '.join(map(str, sizes))} GPUs); change batchSize,"
-            " miniBatchSize (both in spec.training) or spec.training.rollout.groupSize, so that batchSize x groupSize and miniBatchSize x groupSize"
-            " are multiples of the number of GPUs of a pool (divided by sequenceParallel if the role has it)"
+            f" {job.group_size}, pools of {', '.join(map(str, sizes))} GPUs); change batchSize, miniBatchSize (both in"
+            " spec.training) or spec.training.rollout.groupSize, so that batchSize x groupSize and miniBatchSize x"
+            " groupSize are multiples of the number of GPUs of a pool (divided by sequenceParallel if the role has it)"
         )
