@@ -21,7 +21,7 @@ _EFFICIENCIES = {
     "B200": 0.25,
     "GB200": 0.25,
 }
-"""From published runs of dense models with thousands of tokens per micro-batch (docs/planning.md lists them)."""
+"""From published runs of dense models with thousands of tokens per micro-batch (docs/architecture/planner-formulas.md lists them)."""
 
 Share = Annotated[float, Field(ge=1e-6, le=1)]
 FixedSeconds = Annotated[float, Field(ge=0, le=1e6)]

@@ -3,7 +3,7 @@
 The decoder layer is that of transformers 5.19: norms in float32, rotary positions, attention that keeps no matrix of
 scores (trainer, attention_kernels.py), and a gated MLP, or experts as two grouped products. The terms of the sums are
 the tensors that autograd saves, in the order of the layer's forward pass. Torch's memory tracker finds the same bytes
-(docs/planning.md).
+(docs/architecture/planner-formulas.md).
 
 The package's docstring explains the letters of formulas. Sizes are in bytes per token, unless stated otherwise.
 """
