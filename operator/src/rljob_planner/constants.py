@@ -21,7 +21,8 @@ _EFFICIENCIES = {
     "B200": 0.25,
     "GB200": 0.25,
 }
-"""From published runs of dense models with thousands of tokens per micro-batch (docs/architecture/planner-formulas.md lists them)."""
+"""By GPU type, from published runs of dense models with thousands of tokens per micro-batch. They are listed in
+docs/architecture/planner-formulas.md."""
 
 Share = Annotated[float, Field(ge=1e-6, le=1)]
 FixedSeconds = Annotated[float, Field(ge=0, le=1e6)]

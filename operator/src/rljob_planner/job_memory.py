@@ -1,5 +1,5 @@
-"""Estimates the memory of a job from its spec alone. The operator and `rljob explain` use this module: they have no
-options for GPU types, and read no files of models.
+"""Estimates the memory of a job from its spec alone. The operator and `rljob explain` use this module, because they
+have no options for GPU types and read no files of models.
 
 The GPU type of a pool comes from the node labels that the pool requires. The model's shape comes from the built-in
 table (`known_models`). Without the shapes of all models there is no estimate; GPU memory is estimated for the pools

@@ -36,6 +36,7 @@ LORA_RANK = 16
 _MAX_SEQUENCE_PARALLEL_FACTOR = 8
 """The largest factor by which sequence parallelism is increased."""
 Job = tuple[Workload, Placement]
+"""A changed job."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ _Settings = Iterator[_Setting]
 
 
 def _settings(workload: Workload, placement: Placement) -> _Settings:
+    """The settings of the job, in the order of what their `smaller` values cost."""
     every = (_of_engine, _of_batches, _of_shards, _of_models, _of_parallelism, _of_pools, _of_adapters)
     return chain.from_iterable(each(workload, placement) for each in every)
 

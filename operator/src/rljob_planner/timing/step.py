@@ -66,10 +66,10 @@ def training_cost(
         return NO_COST
     count = workload.mini_batch_size * workload.group_size * workload.trained_fraction
     rows = rows_of(count, workload.lengths.prompt_mean, lengths)
-    budget, updates = workload.max_tokens_per_micro_batch, workload.num_updates
-    cost = update_cost(model, rows, updates, budget, layout, node_type, constants)
+    max_tokens, updates = workload.max_tokens_per_micro_batch, workload.num_updates
+    cost = update_cost(model, rows, updates, max_tokens, layout, node_type, constants)
     if role is Role.ACTOR and workload.needs_mini_batch_pass:
-        whole = pass_cost(model, rows, budget, layout, node_type, constants)
+        whole = pass_cost(model, rows, max_tokens, layout, node_type, constants)
         formula = f"{cost.formula} + {updates} mini-batch passes x ({whole.formula})"
         return replace(cost, seconds=cost.seconds + updates * whole.seconds, formula=formula)
     return cost
