@@ -143,8 +143,8 @@ def host_parts(pool: PlacedPool, workload: Workload, constants: Constants) -> tu
         parts.append(Part(f"{role} copies for checkpoints", float(workers * copies)))
     rollout = workload.rollout
     if pool.rollout is not None and rollout.is_vllm and rollout.keeps_weights_on_host:
-        each = rollout.weight_bytes * rollout.shape.num_parameters / pool.rollout.tensor_parallel
-        parts.append(Part("sleeping rollout weights", workers * each))
+        engine_weights = rollout.weight_bytes * rollout.shape.num_parameters / pool.rollout.tensor_parallel
+        parts.append(Part("sleeping rollout weights", workers * engine_weights))
     return tuple(part for part in parts if part.num_bytes)
 
 

@@ -122,14 +122,14 @@ def sequence_kv_bytes(rollout: RolloutWork, layout: RolloutLayout, context: floa
 def pass_bytes(rollout: RolloutWork, layout: RolloutLayout, num_requests: int | None = None) -> float:
     """Activations of the largest forward pass, in bytes: the larger of (4F + 2H) b / TP per token, and the logits of
     all running sequences with the sampler's copies."""
-    shape, each = rollout.shape, rollout.weight_bytes
+    shape, weight_bytes = rollout.shape, rollout.weight_bytes
     of_experts = shape.mlp_size * (shape.experts_per_token if shape.has_experts else 1) + shape.shared_expert_size
     tokens, sequences = rollout.max_batched_tokens, rollout.max_sequences
     if num_requests is not None:
         tokens, sequences = min(tokens, num_requests * rollout.max_model_length), min(sequences, num_requests)
     width = 4 * max(shape.dense_mlp_size, of_experts) + 2 * shape.hidden_size
-    sampled = sequences * shape.vocabulary_size * (each + _SAMPLER_BYTES)
-    return max(tokens * each * width / layout.tensor_parallel, sampled)
+    sampled = sequences * shape.vocabulary_size * (weight_bytes + _SAMPLER_BYTES)
+    return max(tokens * weight_bytes * width / layout.tensor_parallel, sampled)
 
 
 GIB = 2**30
@@ -200,12 +200,12 @@ def bucket_part(pool: PlacedPool, workload: Workload, actor: TrainModel | None) 
     dtype, and no copy if the actor has the same dtype.
     """
     rollout = workload.rollout
-    each = rollout.weight_bytes
+    weight_bytes = rollout.weight_bytes
     layout = pool.layouts.get(Role.ACTOR)
-    largest = each * rollout.shape.largest_tensor_parameters
+    largest = weight_bytes * rollout.shape.largest_tensor_parameters
     if layout is not None and layout.shard_size == 1:
-        is_cast = actor is None or (4 if actor.lora is None else actor.compute_bytes) != each
-        return Part("buckets", float(largest if is_cast else 0), f"{each} x largest tensor")
+        is_cast = actor is None or (4 if actor.lora is None else actor.compute_bytes) != weight_bytes
+        return Part("buckets", float(largest if is_cast else 0), f"{weight_bytes} x largest tensor")
     bucket = CPU_BUCKET_BYTES if pool.gpu.is_cpu else GPU_BUCKET_BYTES
-    size = min(max(bucket, largest), each * rollout.shape.num_parameters)
+    size = min(max(bucket, largest), weight_bytes * rollout.shape.num_parameters)
     return Part("buckets", 2.0 * size, f"2 x {size / 2**20:.0f} MiB")

@@ -28,18 +28,19 @@ _UPDATES = (Phase.UPDATE, Phase.CRITIC_UPDATE)
 
 
 def process_bytes(phases: Sequence[PhaseMemory], workload: Workload, layout: RolloutLayout | None) -> float:
-    """Predicted host memory of the fullest worker process of a pool on CPUs, including libraries
+    """Predicted bytes of the fullest worker process of a pool on CPUs, at their largest; including libraries
     (`Constants.process_bytes`). `layout`: the layout of the rollout; None if the pool does not generate."""
     written = written_cache_bytes(workload, layout) if layout is not None else 0.0
     caches = [part.num_bytes for phase in phases for part in phase.parts if part.owner == KV_CACHE]
-    # A sleeping KV cache keeps its pages until the system needs them (`engines/rollout/vllm_engine`).
-    lends = workload.rollout.is_vllm and workload.rollout.max_model_length < CPU_BLOCK_TOKENS
-    lent = min([written, *caches]) if lends else 0.0
+    # If no sequence can fill a block, a sleeping KV cache keeps its pages until the system needs them. Otherwise it
+    # returns them immediately (`engines/rollout/vllm_engine`).
+    keeps_pages = workload.rollout.is_vllm and workload.rollout.max_model_length < CPU_BLOCK_TOKENS
+    sleeping_cache = min([written, *caches]) if keeps_pages else 0.0
     # The process's allocator keeps memory that an update frees. It is assumed to keep all of it, although large tensors
     # may be returned to the system.
     updates = [phase for phase in phases if phase.phase in _UPDATES]
     freed = [sum(part.num_bytes for part in phase.parts if not _stays(part.owner)) for phase in updates]
-    kept = max(freed, default=0.0)
+    kept_after_updates = max(freed, default=0.0)
 
     def resident(phase: PhaseMemory) -> float:
         """Memory of the process in this phase."""
@@ -47,7 +48,11 @@ def process_bytes(phases: Sequence[PhaseMemory], workload: Workload, layout: Rol
         for part in phase.parts:
             in_use = min(part.num_bytes, written) if part.owner == KV_CACHE else part.num_bytes
             sizes[part.owner] += in_use if part.owner != _REUSING_OWNER else 0.0
-        return sum(sizes.values()) + (0.0 if KV_CACHE in sizes else lent) + (0.0 if phase in updates else kept)
+        return (
+            sum(sizes.values())
+            + (0.0 if KV_CACHE in sizes else sleeping_cache)
+            + (0.0 if phase in updates else kept_after_updates)
+        )
 
     return max(map(resident, phases), default=0.0)
 

@@ -46,13 +46,15 @@ def phases_of(pool: PlacedPool, workload: Workload, constants: Constants) -> tup
 
 
 def limit_of(pool: PlacedPool) -> float:
-    """Memory that one worker may use, in bytes. On CPUs the workers of a node share its memory."""
+    """Memory that one worker may use, in bytes. On CPUs, each worker has an equal part of the node's memory."""
     if pool.gpu.is_cpu:
         return pool.gpu.memory_bytes / pool.gpus_per_node
     return pool.gpu.memory_bytes - DRIVER_BYTES
 
 
 class _PoolMemory:
+    """Computes the phases of one pool."""
+
     def __init__(self, pool: PlacedPool, workload: Workload, constants: Constants) -> None:
         self.pool, self.workload, self.constants = pool, workload, constants
         self.layouts, self.is_cpu = pool.layouts, pool.gpu.is_cpu
@@ -72,6 +74,7 @@ class _PoolMemory:
         )
 
     def phases(self) -> Iterator[PhaseMemory]:
+        """The phases in the order of a run."""
         engine, workload = self.engine, self.workload
         if engine is not None:
             # At the start, offloaded tensors are already in host memory, there are no moments yet, and the cache of
@@ -105,6 +108,7 @@ class _PoolMemory:
         return self.actor_has_scoring_pass if role is Role.ACTOR else not self.models[role].is_actor_without_adapters
 
     def _saving(self, role: Role) -> PhaseMemory:
+        """The memory while the role's model is saved."""
         state = self._state(role, has_parameters=True, fetches_moments=True)
         parts = (*state, *self._in_trainer_mode(but=role), *self.asleep)
         return self._phase(Phase.CHECKPOINT, parts, is_saving=True)
@@ -121,8 +125,9 @@ class _PoolMemory:
         if role is not Role.ACTOR and self.actor_has_scoring_pass:
             # After a pass without backward, FSDP2 leaves the root's parameters gathered (engines/train/engine.py).
             actor = self.models[Role.ACTOR]
-            num, each = shard_elements(actor.root_tensors), actor.compute_bytes
-            parts.append(Part("actor gathered parameters", float(each * num), f"{each} x {num}"))
+            elements, element_bytes = shard_elements(actor.root_tensors), actor.compute_bytes
+            formula = f"{element_bytes} x {elements}"
+            parts.append(Part("actor gathered parameters", float(element_bytes * elements), formula))
         return self._phase(phase, (*parts, *self._in_trainer_mode(but=role), *self.asleep))
 
     def _in_rollout_mode(self, *, has_moments: bool = True) -> Parts:

@@ -53,7 +53,7 @@ def layer_bytes(model: TrainModel, *, has_experts: bool, exchanges_heads: bool) 
     if has_experts:
         mlp, in_mlp, mlp_forward = _experts(shape, m, is_whole=is_whole)
     else:
-        mlp, in_mlp, mlp_forward = (m * each * shape.dense_width for each in (4, 2, 3))
+        mlp, in_mlp, mlp_forward = (m * tensors * shape.dense_width for tensors in (4, 2, 3))
     adapters = m * model.lora.rank * model.lora.num_linear_layers / shape.num_layers if model.lora else 0.0
     # In the backward pass of a norm: five float32 tensors.
     in_norm = 5 * _SUM_BYTES

@@ -1,8 +1,9 @@
 """Finds the best placement of a job's roles on a cluster. A placement says which roles share a pool, the number of
 nodes and the GPU type of each pool, and the layout of each role.
 
-The fastest placement that the search finds is the fastest of all that `pool_options` allows, by the planner's models of
-memory and time (tests/planner/test_search.py tries all of them).
+The search finds the fastest of all placements that `pool_options` allows, by the planner's models of memory and time
+(tests/planner/test_search.py tries all of them). The first of the result may be a simpler one that is nearly as fast
+(`ranking`).
 """
 
 from __future__ import annotations

@@ -234,10 +234,10 @@ def generation_cost(
     decoding = decode_time(speed, prompt, lengths, per_engine, slots, int(requests.count), refills=is_vllm)
     prompts = max(1.0, per_engine / requests.per_prompt) if is_vllm else float(per_engine)
     prompt_seconds = prompts * _prompt_seconds(work, prompt, layout, node_type, constants)
-    each = decoding.seconds / max(1, decoding.token_steps)
+    seconds_per_step = decoding.seconds / max(1, decoding.token_steps)
     formula = (
         f"{per_engine} responses on each of {layout.num_engines} engines, {slots} at once:"
-        f" {decoding.token_steps:,} decoding steps x {1e3 * each:.3g} ms = {decoding.seconds:.3g} s"
+        f" {decoding.token_steps:,} decoding steps x {1e3 * seconds_per_step:.3g} ms = {decoding.seconds:.3g} s"
         f" (with {slots} running {1e3 * speed.step(slots, slots * context):.3g} ms,"
         f" with one running {1e3 * speed.step(1, context):.3g} ms) + prompts {prompt_seconds:.3g} s"
     )
