@@ -48,11 +48,9 @@ def process_bytes(phases: Sequence[PhaseMemory], workload: Workload, layout: Rol
         for part in phase.parts:
             in_use = min(part.num_bytes, written) if part.owner == KV_CACHE else part.num_bytes
             sizes[part.owner] += in_use if part.owner != _REUSING_OWNER else 0.0
-        return (
-            sum(sizes.values())
-            + (0.0 if KV_CACHE in sizes else sleeping_cache)
-            + (0.0 if phase in updates else kept_after_updates)
-        )
+        cached = 0.0 if KV_CACHE in sizes else sleeping_cache
+        kept = 0.0 if phase in updates else kept_after_updates
+        return sum(sizes.values()) + cached + kept
 
     return max(map(resident, phases), default=0.0)
 

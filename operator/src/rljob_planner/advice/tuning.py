@@ -122,20 +122,20 @@ def together(workload: Workload, placement: Placement, constants: Constants) -> 
 def _separate_pools(workload: Workload, placement: Placement) -> Iterator[tuple[ChangedJob, ...]]:
     """Jobs in which a frozen model or the critic moves from the actor's pool to a separate pool of one node. The model
     keeps a shard size and a sequence parallelism that the job file sets."""
-    home = placement.pool_of(Role.ACTOR)
-    num_gpus, taken = home.gpus_per_node, {pool.name for pool in placement.pools}
+    actor_pool = placement.pool_of(Role.ACTOR)
+    num_gpus, taken = actor_pool.gpus_per_node, {pool.name for pool in placement.pools}
     for role in (Role.REF, Role.CRITIC, Role.REWARD_MODEL):
-        name, now = role.lower(), home.layouts.get(role)
+        name, now = role.lower(), actor_pool.layouts.get(role)
         if now is None or workload.models[role].is_actor_without_adapters or name in taken:
             continue
         layout = now.resized(num_gpus)
-        pool = PlacedPool(name, 1, num_gpus, home.gpu, {role: layout})
+        pool = PlacedPool(name, 1, num_gpus, actor_pool.gpu, {role: layout})
         divides = num_gpus % layout.shard_size == num_gpus % layout.sequence_parallel == 0
         if divides and is_allowed(workload, role, layout):
-            rest = {each: other for each, other in home.layouts.items() if each is not role}
-            left = placement.with_pool(home, replace(home, layouts=rest))
-            change = Change(f"spec.roles.{role}.pool", pool.name, home.name)
-            yield (ChangedJob(change, workload, replace(left, pools=(*left.pools, pool)), "separate pools"),)
+            other_layouts = {each: other for each, other in actor_pool.layouts.items() if each is not role}
+            remaining = placement.with_pool(actor_pool, replace(actor_pool, layouts=other_layouts))
+            change = Change(f"spec.roles.{role}.pool", pool.name, actor_pool.name)
+            yield (ChangedJob(change, workload, replace(remaining, pools=(*remaining.pools, pool)), "separate pools"),)
 
 
 def _advice(changed: ChangedJob, placement: Placement, now: StepTime, constants: Constants) -> Advice:
