@@ -160,7 +160,7 @@ def mixed(ascending: Sequence[float]) -> list[float]:
     return [ascending[index] for index in order]
 
 
-EXCHANGES_PER_LAYER = 2
+ALL_REDUCES_PER_LAYER = 2
 """Number of all-reduces per layer with tensor parallelism: after attention and after the MLP."""
 _MAX_SIMULATED = 256
 """The largest number of responses that are simulated one by one. If there are more, one simulated response stands for
@@ -191,7 +191,7 @@ def decode_speed(
     per_layer = parallel * kv_bytes_per_layer_token(shape, layout, work.weight_bytes)
     full, windows = shape.attention_layers
     window = min(float(shape.sliding_window or 0), mean_context)
-    num_exchanges = EXCHANGES_PER_LAYER * shape.num_layers if parallel > 1 else 0
+    num_all_reduces = ALL_REDUCES_PER_LAYER * shape.num_layers if parallel > 1 else 0
     moved = 2 * (parallel - 1) / parallel * shape.hidden_size * work.weight_bytes
     host = constants.expert_decode_step_seconds if shape.has_experts else constants.decode_step_seconds
     return DecodeSpeed(
@@ -203,9 +203,9 @@ def decode_speed(
         sequence_kv=per_layer * windows * window / reading,
         sequence_compute=(2 * shape.matmul_parameters + 4 * shape.query_size * windows * window) / computing,
         context_compute=4 * shape.query_size * full / computing,
-        fixed=num_exchanges * constants.tensor_parallel_seconds + host,
+        fixed=num_all_reduces * constants.tensor_parallel_seconds + host,
         per_sequence=constants.decode_sequence_seconds
-        + num_exchanges * moved / node_type.bandwidth(parallel, constants),
+        + num_all_reduces * moved / node_type.bandwidth(parallel, constants),
     )
 
 
