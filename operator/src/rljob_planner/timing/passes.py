@@ -234,11 +234,8 @@ def _computing(
     worked = operations.products / share + operations.attention / of_attention
     seconds = worked * uneven / (layout.num_gpus * node_type.gpu.flops)
     teraflops = node_type.gpu.flops / 1e12
-    peak = (
-        f"{layout.num_gpus} x {teraflops:,.0f} TFLOP/s"
-        if teraflops >= 10
-        else f"{layout.num_gpus} x {teraflops:.2g} TFLOP/s"
-    )
+    speed = f"{teraflops:,.0f}" if teraflops >= 10 else f"{teraflops:.2g}"
+    peak = f"{layout.num_gpus} x {speed} TFLOP/s"
     return seconds, (
         f"({operations.products / 1e12:,.4g} TFLOP / {share:.2f}"
         f" + attention {operations.attention / 1e12:,.4g} / {of_attention:.2f}) / ({peak})"

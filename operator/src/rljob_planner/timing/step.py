@@ -259,11 +259,7 @@ def _assumption(name: str, task: _Task, kind: str, workload: Workload, constants
         return "; ".join(each for each in (workload.lengths.assumption, reached, constants.source) if each)
     role = (_PASSES | _UPDATES).get(name)
     if role is None:
-        return (
-            f"as measured in the run ({constants.source})"
-            if task.pool == ON_HOST
-            else f"link speeds from {constants.source}"
-        )
+        return "as measured in the run" if task.pool == ON_HOST else f"link speeds from {constants.source}"
     shape = workload.models[role].shape
     of_kind = constants.training_efficiency_of if name in _UPDATES else constants.forward_efficiency_of
     whose = "the cores' guessed speed" if kind == CPU_NAME else "the GPU's stated speed"
