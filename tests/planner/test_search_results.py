@@ -207,7 +207,7 @@ def test_responses_that_divide_on_no_pool_are_named_as_the_cause() -> None:
     job = samples.workload(samples.trained_model(model), batch_size=3, mini_batch_size=3, group_size=5)
     with pytest.raises(PlanError) as refused:
         search(job, (NodeGroup(1, 8, samples.gpu()),))
-    assert "batchSize 3, miniBatchSize 3, groupSize 5, pools of 8 GPUs); change training.batchSize" in str(
+    assert "batchSize 3, miniBatchSize 3, groupSize 5, pools of 8 GPUs); change batchSize, miniBatchSize" in str(
         refused.value
     )
     assert "maxTokensPerMicroBatch" not in str(refused.value)
