@@ -113,7 +113,7 @@ def test_a_full_pod_is_explained_with_its_limit_and_offloaded_state() -> None:
         "64.0 GiB",
         f"actor copies for checkpoints {copies:.1f}, actor moments {moments:.1f}, libraries {libraries:.1f}",
         "increase spec.pools[0].resources.limits.memory",
-        f"spec.training.model.offload.optimizer: false ({total - moments:.1f} GiB)",
+        f"spec.training.model.offload.optimizer: false (then {total - moments:.1f} GiB)",
     )
 
 

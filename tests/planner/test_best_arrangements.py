@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import NodeGroup
-from rljob_planner.search.arrangements import TIE_SHARE, Arrangement, Cost, Grouping, best_arrangements, groupings
+from rljob_planner.search.arrangements import TIE_SHARE, Arrangement, Grouping, StepCost, best_arrangements, groupings
 from rljob_planner.search.pool_options import PoolOption, PoolSize, SearchSpace, longest, units_of
 from rljob_planner.search.ranking import ranked
 from rljob_planner.timing.step import StageSeconds
@@ -50,7 +50,7 @@ def pool_options(draw: st.DrawFn, grouped: Sequence[Grouping], gpus_per_node: Se
 
 
 def _by_trying_everything(
-    options: Options, grouped: Sequence[Grouping], capacity: Sequence[int], cost: Cost
+    options: Options, grouped: Sequence[Grouping], capacity: Sequence[int], cost: StepCost
 ) -> dict[Shape, set[tuple[float, int]]]:
     """Costs and GPUs of all arrangements, for each grouping on node types."""
     found: dict[Shape, set[tuple[float, int]]] = defaultdict(set)

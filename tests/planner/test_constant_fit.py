@@ -30,7 +30,7 @@ TRUE = replace(
 
 UPDATES, PASSES = (Adjustable(0.5, (f"{name}_efficiency",)) for name in ("training", "forward"))
 DECODING = (calibration.DECODE_STEP, calibration.DECODE_BANDWIDTH)
-PARTS = (calibration.PER_STEP, calibration.PER_PASS, calibration.PER_UPDATE, calibration.PER_SYNC)
+PARTS = (calibration.PER_STEP, calibration.PER_PASS, calibration.PER_UPDATE, calibration.PER_WAKE_UP)
 
 
 def fit(seen: Sequence[Observation], noise: float = 0.05) -> Constants:

@@ -84,7 +84,7 @@ def test_other_and_damaged_files_are_rejected() -> None:
         shape_of_gguf(b"PK\x03\x04" + bytes(100), "mine")
     with pytest.raises(PlanError, match=r"GGUF version \(seen 1\)"):
         shape_of_gguf(header(SIZES, TENSORS, version=1), "mine")
-    with pytest.raises(PlanError, match=r"damaged \(seen 18446744073709551615 tensors\)"):
+    with pytest.raises(PlanError, match=r"damaged \(seen 18446744073709551615 tensors and "):
         shape_of_gguf(b"GGUF" + struct.pack("<IQQ", 3, 2**64 - 1, 1), "mine")
     nested = text("deep") + struct.pack("<IIQ", ARRAY, ARRAY, 1) * 1
     with pytest.raises(PlanError, match=r"damaged \(seen a list of lists\)"):

@@ -80,7 +80,7 @@ def test_a_reward_model_has_its_own_source() -> None:
     judge = shape("Qwen/Qwen3-1.7B")
     model = workload_of(spec, {Role.ACTOR: shape(), Role.REWARD_MODEL: judge}).models[Role.REWARD_MODEL]
     assert (model.shape, model.head, model.offload) == (judge, Head.SCORE, ModelOffload(parameters=True))
-    with pytest.raises(PlanError, match=r"^rewardModel: the shape .*--model-config"):
+    with pytest.raises(PlanError, match=r"^rewardModel: the shape .*config.json"):
         workload_of(spec, {Role.ACTOR: shape()})
 
 
@@ -127,7 +127,7 @@ def test_adapters_are_beside_all_linear_layers() -> None:
     # Qwen3-0.6B: hidden 1024, queries 2048, keys and values 1024 each, MLP 3072; 28 layers of seven linear ones.
     attention = (1024 + 2048) + 2 * (1024 + 1024) + (2048 + 1024)
     assert lora.num_parameters == 28 * 4 * (attention + 3 * (1024 + 3072))
-    assert lora.num_layers == 28 * 7
+    assert lora.num_linear_layers == 28 * 7
     assert lora.input_sizes_per_layer == 3 * 1024 + 2048 + 2 * 1024 + 3072
     assert lora.syncs_alone
 
@@ -135,7 +135,7 @@ def test_adapters_are_beside_all_linear_layers() -> None:
 def test_adapters_may_be_limited_to_some_layers() -> None:
     lora = made({f"{T}.model.lora": {"rank": 4, "targets": ["self_attn.q_proj", "down_proj"]}}).models[Role.ACTOR].lora
     assert lora is not None
-    assert lora.num_layers == 28 * 2
+    assert lora.num_linear_layers == 28 * 2
     assert lora.num_parameters == 28 * 4 * ((1024 + 2048) + (3072 + 1024))
 
 
@@ -143,7 +143,7 @@ def test_adapters_beside_experts_are_those_of_the_attention_and_are_merged() -> 
     spec = spec_of(LORA)
     lora = workload_of(spec, {Role.ACTOR: shape("Qwen/Qwen3-30B-A3B")}).models[Role.ACTOR].lora
     assert lora is not None
-    assert lora.num_layers == 48 * 4
+    assert lora.num_linear_layers == 48 * 4
     assert not lora.syncs_alone
     assert made(LORA, is_cpu=True).rollout.adapter_rank is None
     assert made(LORA).rollout.adapter_rank == 4

@@ -126,7 +126,7 @@ def test_transformers_has_no_memory_limit() -> None:
 
 
 def test_adapters_take_memory_for_the_next_larger_rank() -> None:
-    lora = LoraShape(rank=20, num_parameters=20_000, num_layers=1)
+    lora = LoraShape(rank=20, num_parameters=20_000, num_linear_layers=1)
     space = engine_budget(llama(adapter_rank=20), RolloutLayout(1, 1), samples.gpu(), CONSTANTS, lora)
     assert space.adapters == 2 * 32_000
     halves = engine_budget(llama(adapter_rank=20), RolloutLayout(2, 2), samples.gpu(), CONSTANTS, lora)

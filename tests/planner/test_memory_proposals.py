@@ -298,5 +298,5 @@ def test_sequences_that_wait_are_mentioned() -> None:
     pool = samples.one_pool(job)
     plan, engine = plan_of(job, samples.placement(pool)), engine_memory(pool, job, CONSTANTS)
     assert engine is not None
-    assert plan.sequences_at_once == pytest.approx(engine.space.kv_cache / samples.GIB / 3.94, rel=0.02)
+    assert plan.sequences_at_once == pytest.approx(engine.budget.kv_cache / samples.GIB / 3.94, rel=0.02)
     assert any(note == Mentions("KV cache", "sequences of mean length", "gpuMemoryUtilization") for note in plan.notes)

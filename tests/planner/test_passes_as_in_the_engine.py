@@ -13,7 +13,7 @@ from rljob_planner.gpus import Gpu
 from rljob_planner.job_workload import lora_shape
 from rljob_planner.model_config import shape_of_config
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.timing.communication import NodeType, exchange
+from rljob_planner.timing.communication import NodeType, communication_time
 from rljob_planner.timing.lengths import Lengths
 from rljob_planner.timing.passes import (
     Operations,
@@ -139,7 +139,7 @@ def test_attention_is_half_of_what_torch_counts_forward(name: str, engine: dict[
 def test_bytes_equal_those_of_the_engine(name: str, engine: dict[str, engine_counts.Counts]) -> None:
     case = CASES[name]
     model, spread = train_model(case), layout(case)
-    links = exchange(model, spread, NodeType(UNIT_GPU, spread.num_gpus), UNIT)
+    links = communication_time(model, spread, NodeType(UNIT_GPU, spread.num_gpus), UNIT)
     share = (spread.shard_size - 1) / spread.shard_size
     found = engine[name].num_bytes
     gathered = found[engine_counts.GATHER] * share

@@ -15,7 +15,13 @@ from rljob_planner.job_placement import placement_of, spec_with
 from rljob_planner.job_workload import model_sources, workload_of
 from rljob_planner.plan_types import Verdict
 from rljob_planner.search.best_placement import search
-from rljob_planner.search.pool_options import PoolSize, rollout_layouts, row_shares, shard_sizes, train_layouts
+from rljob_planner.search.pool_options import (
+    PoolSize,
+    rollout_layouts,
+    sequence_parallel_sizes,
+    shard_sizes,
+    train_layouts,
+)
 from rljob_planner.workload import LoraShape, Role, RolloutLayout, RolloutWork, Schedule
 from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.messages import Mentions
@@ -201,7 +207,7 @@ def test_responses_that_divide_on_no_pool_are_named_as_the_cause() -> None:
     job = samples.workload(samples.trained_model(model), batch_size=3, mini_batch_size=3, group_size=5)
     with pytest.raises(PlanError) as refused:
         search(job, (NodeGroup(1, 8, samples.gpu()),))
-    assert "batchSize 3, miniBatchSize 3, groupSize 5, pools of 8 GPUs); change training.batchSize" in str(
+    assert "batchSize 3, miniBatchSize 3, groupSize 5, pools of 8 GPUs); change batchSize, miniBatchSize" in str(
         refused.value
     )
     assert "maxTokensPerMicroBatch" not in str(refused.value)
@@ -259,7 +265,7 @@ def test_on_nodes_of_any_size_the_divisors_of_a_node_are_tried() -> None:
     for per_node, expected in ((3, {1, 3}), (6, {1, 2, 3, 6}), (12, {1, 2, 3, 4, 6})):
         size = PoolSize(0, 1, per_node)
         assert {layout.tensor_parallel for layout in rollout_layouts(job, size)} == expected
-        assert set(row_shares(Role.ACTOR, job, size)) == expected
+        assert set(sequence_parallel_sizes(Role.ACTOR, job, size)) == expected
 
 
 PPO_FIELDS: dict[str, object] = {

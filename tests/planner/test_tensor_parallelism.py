@@ -10,7 +10,7 @@ from rljob_planner.errors import PlanError
 from rljob_planner.job_placement import check_layouts
 from rljob_planner.memory.job_changes import smaller_jobs
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.search.pool_options import PoolSize, rollout_layouts, row_shares
+from rljob_planner.search.pool_options import PoolSize, rollout_layouts, sequence_parallel_sizes
 from rljob_planner.workload import Role
 from rljob_testing.messages import Mentions
 from rljob_testing.planner import samples
@@ -47,7 +47,7 @@ def test_the_search_proposes_what_vllm_accepts(shape: ModelShape, sizes: set[int
 
 def test_sequence_parallelism_divides_heads_alone() -> None:
     job = samples.workload(samples.trained_model(replace(SHAPE, vocabulary_size=151936, mlp_size=9728)))
-    assert row_shares(Role.ACTOR, job, PoolSize(0, 1, 6)) == [1, 2, 3, 6]
+    assert sequence_parallel_sizes(Role.ACTOR, job, PoolSize(0, 1, 6)) == [1, 2, 3, 6]
 
 
 def test_a_job_with_a_size_that_vllm_refuses_is_refused_by_its_field() -> None:

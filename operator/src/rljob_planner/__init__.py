@@ -13,7 +13,7 @@ Read in this order:
 
 Units: memory in bytes (GiB in messages, 1 GiB = 2^30 bytes), time in seconds, lengths in tokens, bandwidths in bytes
 per second, speeds in floating-point operations per second (FLOP/s). Sizes of models and tensors are counts of elements.
-Memory is that of one GPU: the fullest GPU of its pool.
+Unless stated otherwise, memory is that of one GPU: the fullest GPU of its pool.
 
 Letters of formulas:
 
@@ -23,7 +23,7 @@ Letters of formulas:
     F  width of an MLP (of one expert)                 E   experts of a layer; k of them process a token
     V  vocabulary size                                 P   parameters of the model; P_l: of a layer, P_r: of the root
     W  GPUs that hold one copy in training (shards)    TP  GPUs that hold one copy in the rollout engine
-    m  bytes of an element in training passes          b   bytes of an element in the rollout engine
+    m  bytes of an element in a train engine's passes  b   bytes of an element in the rollout engine
 
 The root is the part of a model that belongs to no decoder layer: the embedding, the last norm and the output head.
 """

@@ -16,15 +16,15 @@ _GROUP = re.compile(r"(?P<nodes>\d{1,9})\s*x\s*(?P<gpus>\d{1,9})\s*x\s*(?P<kind>
 
 
 MOST_GPUS = 100_000
-"""The largest cluster that is accepted; larger numbers are probably typing errors."""
+"""The largest number of GPUs of a cluster that is accepted; larger numbers are probably typing errors."""
 
 
 def cluster_of_text(text: str, where: str = "--cluster", named: Callable[[str], Gpu] = gpu_named) -> Cluster:
     """Reads groups of equal nodes, separated by commas: nodes x GPUs per node x GPU type. `8xH100` is one node with
-    eight GPUs. `named` finds a GPU type by its name.
+    eight GPUs. `where`: the option that has the text, for messages. `named` finds a GPU type by its name.
 
     Raises:
-        PlanError: the text has another form, or the cluster has no GPU or too many.
+        PlanError: the text has another form, a GPU type is unknown, or the cluster has no GPU or too many.
     """
     groups = [_group(part.strip(), where, named) for part in text.split(",") if part.strip()]
     num_gpus = sum(group.num_gpus for group in groups)
@@ -70,12 +70,12 @@ _COUNT = re.compile(r"[0-9]{1,5}")
 def cluster_of_nodes(
     nodes: Iterable[Mapping[str, object]], resources: Iterable[str] = (DEFAULT_RESOURCE,), default: Gpu | None = None
 ) -> tuple[Cluster, dict[str, Label]]:
-    """Groups Node objects of the API by GPU type and number of GPUs, the largest group first. Cordoned nodes are left
-    out. Also returns, by the name of each GPU type, the label that selects its nodes. A type whose nodes do not all
-    have the same label is missing there.
+    """Groups Kubernetes nodes by GPU type and number of GPUs, the group with the most GPUs first. Cordoned nodes are
+    left out. Also returns, by the name of each GPU type, the label that selects its nodes. A type is missing there if
+    its nodes do not all have the same label.
 
-    `resources`: names of GPU resources in a node's `allocatable`. `default`: the GPU type of nodes whose labels name no
-    type or an unknown one.
+    `nodes`: Node objects as the API returns them. `resources`: names of GPU resources in a node's `allocatable`.
+    `default`: the GPU type of nodes whose labels name no type or an unknown one.
 
     Raises:
         PlanError: no node has GPUs, or a GPU type is unknown and there is no `default`.
@@ -91,8 +91,8 @@ def cluster_of_nodes(
             found.setdefault(gpu.name, set()).add(label)
     if not counts:
         raise PlanError(
-            f"--from-cluster: no node has allocatable GPUs (seen {len(nodes)} nodes; looked for {', '.join(names)});"
-            " describe the cluster with --cluster, for example 4x8xH100"
+            f"--from-cluster: no node has allocatable GPUs (seen {len(nodes)} nodes; looked for"
+            f" {', '.join(names)}; cordoned nodes do not count); describe the cluster with --cluster, such as 4x8xH100"
         )
     groups = (NodeGroup(num, gpus, gpu) for (gpus, gpu), num in counts.items())
     cluster = tuple(sorted(groups, key=lambda group: (-group.num_gpus, group.gpu.name, -group.gpus_per_node)))
@@ -112,7 +112,7 @@ def _gpu_type(node: Mapping[str, object], default: Gpu | None) -> tuple[Gpu, Lab
             raise
     if default is None:
         raise PlanError(
-            f"{where} has GPUs but no label that names their type ({PRODUCT_LABEL}); name it with --gpu NAME"
+            f"{where} has GPUs but no label that names their type ({PRODUCT_LABEL}); name the type with --gpu NAME"
         )
     return default, label
 
@@ -133,7 +133,7 @@ def allowed_gpus(pool: Pool, named: Callable[[str], Gpu] = gpu_named) -> list[Gp
     requires no type.
 
     Raises:
-        PlanError: it requires an unknown type.
+        PlanError: the pool requires an unknown type.
     """
     selector = pool.template.node_selector
     products = [selector[label] for label in SELECTORS if label in selector][:1] or _products_of_affinity(pool)
@@ -159,8 +159,8 @@ def _products_of_affinity(pool: Pool) -> list[str]:
 
 def gpus_of_pools(pools: Iterable[Pool], cluster: Cluster, allowed: Mapping[str, Collection[Gpu]]) -> dict[str, Gpu]:
     """The GPU type of each pool, by the pool's name. One pool after the other takes the first group of nodes that has
-    room for it. `allowed`: for pools that require one of some GPU types, by the pool's name. Pools with the fewest
-    allowed types come first.
+    room for it and a type that the pool allows. `allowed`: the allowed types by the pool's name; a pool without an
+    entry, or with an empty one, allows all types. Pools with the fewest allowed types come first.
 
     Raises:
         PlanError: no group has room for a pool.
@@ -190,8 +190,8 @@ def cluster_of_pools(pools: Iterable[Pool], gpus: Mapping[str, Gpu]) -> Cluster:
 
 
 def _take(pool: Pool, free: list[int]) -> bool:
-    """Places the pool's pods on the fullest nodes first. If they do not fit, returns False and takes nothing. `free`:
-    free GPUs of each node."""
+    """Takes GPUs for the pool's pods out of `free`, the free GPUs of each node: on nodes with the fewest free GPUs
+    first. If the pods do not fit, returns False and takes nothing."""
     left = sorted(free)
     for _ in range(pool.nodes):
         index = next((at for at, num_gpus in enumerate(left) if num_gpus >= pool.gpus_per_node), None)
@@ -203,7 +203,7 @@ def _take(pool: Pool, free: list[int]) -> bool:
 
 
 def _free_text(free: Iterable[tuple[NodeGroup, list[int]]]) -> str:
-    """Free GPUs, such as `3x8xH100, 1x2xH100`."""
+    """The free GPUs of nodes as text, such as `3x8xH100, 1x2xH100`."""
     counts = ((group, sorted(Counter(filter(None, gpus)).items(), reverse=True)) for group, gpus in free)
     texts = (f"{nodes}x{gpus}x{group.gpu.name}" for group, found in counts for gpus, nodes in found)
     return ", ".join(texts) or "nothing"

@@ -1,6 +1,6 @@
 """Numbers that no formula gives: the share of a GPU's stated speed that is reached in practice, and fixed costs.
 
-A profile (`rljob plan --calibrate`) replaces them with values that are fitted to runs on one machine.
+A profile (`rljob plan --calibrate`) replaces some of them with values that are fitted to runs on one machine.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _EFFICIENCIES = {
     "B200": 0.25,
     "GB200": 0.25,
 }
-"""From published runs of dense models with thousands of tokens per micro-batch (docs/planning.md lists them)."""
+"""By GPU type, from published runs of dense models with thousands of tokens per micro-batch. They are listed in
+docs/architecture/planner-formulas.md."""
 
 Share = Annotated[float, Field(ge=1e-6, le=1)]
-Fixed = Annotated[float, Field(ge=0, le=1e6)]
+FixedSeconds = Annotated[float, Field(ge=0, le=1e6)]
 """Seconds."""
 Bandwidth = Annotated[float, Field(ge=1e3, le=1e15)]
 Bytes = Annotated[float, Field(ge=0, le=1e15)]
@@ -51,13 +52,15 @@ class Constants:
     decode_bandwidth_efficiency: Share = 0.65
     """Share of the memory bandwidth that decoding reaches."""
     decode_compute_efficiency: Share = 0.5
-    decode_step_seconds: Fixed = 8e-3
+    """Share of the GPU's FLOP/s that decoding reaches."""
+    decode_step_seconds: FixedSeconds = 8e-3
     """Fixed cost of decoding one token of every running sequence: scheduler, sampling, kernel launches. Servers report
     1.5 ms; RL runs have shown 8 ms."""
-    expert_decode_step_seconds: Fixed = 16e-3
-    decode_sequence_seconds: Fixed = 2e-6
+    expert_decode_step_seconds: FixedSeconds = 16e-3
+    """The same for mixtures of experts."""
+    decode_sequence_seconds: FixedSeconds = 2e-6
     """Additional cost per running sequence and decoded token."""
-    tensor_parallel_seconds: Fixed = 12e-6
+    tensor_parallel_seconds: FixedSeconds = 12e-6
     """Latency of one all-reduce between the GPUs of a tensor-parallel engine; each layer needs two."""
     link_efficiency: Share = 0.8
     """Share of the link's bandwidth: NCCL reaches 380 of NVLink's 450 GB/s (NVIDIA/nccl issue 1264); PCIe is a little
@@ -68,16 +71,17 @@ class Constants:
     separate_sync_bandwidth: Bandwidth = 8.5e9
     """Bytes per second into each GPU in a weight sync to a rollout on GPUs of its own (verl,
     verl/checkpoint_engine/README: 8.25 to 9.44 GB/s over NCCL, NIXL and Mooncake)."""
-    sync_tensor_seconds: Fixed = 3.7e-4
+    sync_tensor_seconds: FixedSeconds = 3.7e-4
     """Cost of each tensor that the engine loads in a weight sync; it does not depend on the tensor's size. Source: a
     sync of the 18,867 tensors of Qwen3-30B-A3B takes 7 s on one node (slime, hebiao064.github.io/rl-weight-sync)."""
-    wake_seconds: Fixed = 0.0
-    """Fixed cost of a weight sync: the rollout engine wakes up before it, and goes to sleep after generation."""
-    pass_seconds: Fixed = 0.0
+    wake_seconds: FixedSeconds = 0.0
+    """Fixed cost per training step, counted as a part of the weight sync: the rollout engine wakes up and, after the
+    generation, goes to sleep."""
+    pass_seconds: FixedSeconds = 0.0
     """Fixed cost of a pass over one micro-batch."""
-    update_seconds: Fixed = 0.0
+    update_seconds: FixedSeconds = 0.0
     """Fixed cost of an optimizer step."""
-    step_seconds: Fixed = 3.0
+    step_seconds: FixedSeconds = 3.0
     """Fixed cost of a training step outside of its phases: calls, logging, data."""
     allocator_factor: Annotated[float, Field(ge=1, le=10)] = 1.07
     """Memory that torch's caching allocator reserves, divided by the memory that is allocated."""
@@ -88,12 +92,12 @@ class Constants:
     sleeping_engine_bytes: Bytes = 2.0 * 2**30
     """GPU memory that vLLM keeps while it sleeps."""
     process_bytes: Bytes = 0.0
-    """Host memory of a worker process besides its tensors, such as libraries. Used for jobs on CPUs only."""
+    """Host memory of a worker process besides its tensors, such as libraries. Phases count it only on CPUs."""
     spread: Annotated[float, Field(ge=0, le=0.9)] = 0.3
-    """Half of the width of a range of seconds, as a share of the likely value: 0.3 means 30 % to either side. A profile
-    has a smaller value."""
+    """Half of the width of a range of seconds, as a share of the likely value: 0.3 means 30 % to either side. In a
+    profile it is smaller if the fit is good."""
     source: str = "defaults"
-    """Where the constants come from: `defaults`, or the names of the runs that the profile was fitted to."""
+    """Where the constants come from: `defaults`, or the names of the runs to which the profile was fitted."""
 
     def training_efficiency_of(self, kind: str, *, has_experts: bool = False) -> float:
         """Efficiency of passes with backward on this GPU type."""

@@ -15,8 +15,10 @@ from rljob_planner.model_shape import ModelShape
 Buffer = bytes | memoryview
 
 _STRING, _ARRAY = 8, 9
+"""GGUF's numbers for the types of values that are not numbers."""
 _FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_LONGEST_KEPT = 64
+"""Formats of Python's `struct` by GGUF's number of a numeric type."""
+_LONGEST_KEPT_ARRAY = 64
 """Longer arrays of numbers are skipped, because they only describe the vocabulary."""
 _MAX_ENTRIES = 1_000_000
 
@@ -47,16 +49,18 @@ _KEYS = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
+"""Keys of config.json by the keys of GGUF, which in a file have the architecture before them: `qwen3.block_count`."""
 
 Value = int | str | list[object] | None
 
 
 def shape_of_gguf(header: Buffer, name: str) -> ModelShape:
-    """The shape of the model in a GGUF file. `header`: the file, or its beginning up to the last tensor's name and
-    size.
+    """The shape of the model in a GGUF file. `header`: the bytes of the file, or its first bytes up to the name and
+    size of the last tensor.
 
     Raises:
-        PlanError: the file is no GGUF file of version 2 or 3, is truncated, or has a model of an unknown architecture.
+        PlanError: the file is no GGUF file of version 2 or 3, its header is truncated or damaged, or the planner
+            does not know the model's architecture.
     """
     try:
         entries, tensors = _Reader(memoryview(header), name).header()
@@ -67,7 +71,7 @@ def shape_of_gguf(header: Buffer, name: str) -> ModelShape:
     if model_type is None:
         raise PlanError(
             f"{name}: the planner does not know this GGUF architecture (general.architecture: {architecture!r});"
-            " pass the config.json of a model of similar size with --model-config FILE"
+            " for an estimate of the policy, use --model-config FILE with the config.json of a model of similar size"
         )
     found = {key: entries.get(f"{architecture}.{each}") for each, key in _KEYS.items()}
     config: dict[str, object] = {key: value for key, value in found.items() if value is not None}
@@ -92,7 +96,7 @@ class _Reader:
             raise PlanError(f"{self.name}: unsupported GGUF version (seen {version}); use a file of version 2 or 3")
         num_tensors, num_entries = self.number("<Q"), self.number("<Q")
         if max(num_tensors, num_entries) > _MAX_ENTRIES:
-            raise self.damaged(f"{num_tensors} tensors")
+            raise self.damaged(f"{num_tensors} tensors and {num_entries} entries")
         entries = {self.text(): self.value(self.number("<I")) for _ in range(num_entries)}
         tensors: dict[str, list[int]] = {}
         for _ in range(num_tensors):
@@ -102,6 +106,7 @@ class _Reader:
         return entries, tensors
 
     def take(self, num_bytes: int) -> memoryview:
+        """The next `num_bytes` bytes."""
         begin, self.offset = self.offset, self.offset + num_bytes
         if self.offset > len(self.data):
             raise struct.error
@@ -113,6 +118,7 @@ class _Reader:
         return found
 
     def text(self) -> str:
+        """A string: its number of bytes, then the bytes in UTF-8."""
         return bytes(self.take(self.number("<Q"))).decode("utf-8", "replace")
 
     def value(self, kind: int) -> Value:
@@ -122,11 +128,11 @@ class _Reader:
         if kind in _FORMATS:
             return self.number(_FORMATS[kind])
         if kind != _ARRAY:
-            raise self.damaged(f"a value of kind {kind}")
+            raise self.damaged(f"a value of type {kind}")
         inner, length = self.number("<I"), self.number("<Q")
         if inner == _ARRAY:
             raise self.damaged("a list of lists")
-        if inner in _FORMATS and length > _LONGEST_KEPT:
+        if inner in _FORMATS and length > _LONGEST_KEPT_ARRAY:
             self.take(struct.calcsize(_FORMATS[inner]) * length)
             return None
         return [self.value(inner) for _ in range(length)]

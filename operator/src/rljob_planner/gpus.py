@@ -4,7 +4,7 @@ Sources. FLOP/s (dense BFloat16) and memory bandwidth: torch 2.13 (`_inductor/an
 (`tools/utils.py`), verl (`utils/flops_counter.py`) and data sheets; H100 and L4 without sparsity. Links: NVLink,
 Infinity Fabric or PCIe of one GPU, per direction. Memory is the total that torch reports. It is less than the data
 sheet says: messages in public issues show 79.1 GiB for an H100 (pytorch/torchtitan issue 1789), 44.4 for an L40S, 22.0
-for an A10 and 191.9 for an MI300X. For A100, H100 NVL, H200, H20, B200, GB200 and L4 there is no such source.
+for an A10 and 191.9 for an MI300X. For A100, H100 NVL, H200, H20, B200, GB200 and L4 no such message was found.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from rljob_planner.errors import PlanError
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU type. Speeds are those that the vendor states. `constants` has the share of them that is reached."""
+    """One GPU type, or the CPU cores of a worker. Speeds are those that the vendor states; `constants` has the share of
+    each speed that is reached."""
 
     name: str
     memory_bytes: float
-    """Total memory, as the driver reports it."""
+    """Total memory, as the driver reports it; of a CPU worker: the memory of its node, which it shares with others."""
     flops: float
     """FLOP/s of dense BFloat16 matrix products; of a CPU: in the dtype of its passes."""
     bandwidth: float
@@ -53,10 +54,10 @@ Cluster = tuple[NodeGroup, ...]
 
 
 _CORE_FLOPS = 192e9
-"""Upper bound of float32 FLOP/s per core: two vector units with 16 numbers each, multiply and add, at 3 GHz. A profile
-has the share of it that is reached."""
+"""Upper bound of float32 FLOP/s per core: two vector units with 16 numbers each, multiply and add, at 3 GHz.
+`Constants` has the share of this speed that is reached."""
 _CORE_BANDWIDTH = 15e9
-"""Memory bandwidth in bytes per second and core. A guess; a profile has the share of it that is reached."""
+"""Memory bandwidth in bytes per second and core. A guess; `Constants` has the share of it that is reached."""
 
 
 _TABLE = """
@@ -75,8 +76,8 @@ L4            121  22.0   0.3    32
 A10G          70   22.0   0.6    32   a10
 MI300X        1307 191.9  5.3    448  mi300 instinctmi300x instinctmi300xoam
 """
-"""Per type: name, TFLOP/s, GiB of memory, TB/s of memory, GB/s of the link, and other names in lower case without
-punctuation and vendor."""
+"""Per type: name, TFLOP/s, GiB of memory, memory bandwidth in TB/s, link bandwidth in GB/s, and other names of the type
+in lower case, without punctuation; most of them without the vendor, too."""
 _ROWS = [row.split() for row in _TABLE.strip().splitlines()]
 
 
@@ -94,7 +95,7 @@ _VENDORS = ("nvidia", "amd", "tesla")
 
 def gpu_named(name: str, where: str = "--gpu") -> Gpu:
     """The GPU type with this name: `H100`, `h100-80gb`, or a product name as in node labels and nvidia-smi
-    (`NVIDIA-H100-80GB-HBM3`).
+    (`NVIDIA-H100-80GB-HBM3`). `where`: the option or the node that has the name, for the message.
 
     Raises:
         PlanError: the name is not known; the message lists the known ones.
@@ -120,7 +121,8 @@ def _plain(name: str) -> str:
 
 
 def cpu_worker(memory_bytes: float, cores_per_worker: float) -> Gpu:
-    """A worker on CPU cores. `memory_bytes` is the memory of the node, which its workers share; speeds are guesses."""
+    """A worker on CPU cores. `memory_bytes`: the memory of the node, which all its workers share. Speeds are
+    guesses."""
     return Gpu(
         name=CPU_NAME,
         memory_bytes=memory_bytes,

@@ -1,8 +1,9 @@
-"""Estimates the memory of a job from its spec alone. The operator and `rljob explain` use it: they have no command-line
-options, and read no files of models.
+"""Estimates the memory of a job from its spec alone. The operator and `rljob explain` use this module, because they
+have no options for GPU types and read no files of models.
 
 The GPU type of a pool comes from the node labels that the pool requires. The model's shape comes from the built-in
-table (`known_models`). If one of the two is unknown, there is no estimate.
+table (`known_models`). Without the shapes of all models there is no estimate; GPU memory is estimated for the pools
+whose GPU type is known.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ def known_gpus(pool: Pool) -> list[Gpu]:
 
 
 def plan_from_spec(spec: RLJobSpec, *, with_proposals: bool = True) -> Plan | None:
-    """The plan of the job; None if no GPU type is known, or if a model is not in the table. Phases, verdict and fullest
-    phase cover only pools with a known GPU type. In the other pools everything fits.
+    """The plan of the job; None if no pool with roles has a known GPU type, or if a model is not in the table. Phases,
+    verdict and fullest phase cover only pools with a known GPU type; the plan takes the GPUs of other pools as
+    unlimited.
 
     Raises:
         PlanError: the planner cannot plan this job.
@@ -67,7 +69,8 @@ def plan_from_spec(spec: RLJobSpec, *, with_proposals: bool = True) -> Plan | No
 
 
 def _job(spec: RLJobSpec) -> tuple[Workload, Placement] | None:
-    """The job with unlimited GPUs in pools of an unknown type; None if the shape of a model is unknown."""
+    """Workload and placement of the job; None if the shape of a model is unknown. Pools of an unknown GPU type get GPUs
+    with unlimited memory."""
     shapes = known_shapes(spec)
     if shapes is None:
         return None
@@ -83,25 +86,26 @@ def known_shapes(spec: RLJobSpec) -> Mapping[Role, ModelShape] | None:
 
 
 def memory_shortage(spec: RLJobSpec) -> str:
-    """A warning that the job's GPU memory is too small, with proposals that make the job fit. Empty if the memory is
-    large enough or cannot be estimated. Because this is an estimate, the operator warns and does not reject the
-    job. The computation takes milliseconds; it must be short, because the operator handles nothing else meanwhile."""
+    """A warning that the job's GPU memory is too small, with proposals that make the job fit, if there are any. Empty
+    if the memory is large enough or cannot be estimated. Because this is an estimate, the operator warns and does not
+    reject the job. The computation must be short, because the operator does nothing else meanwhile; it takes
+    milliseconds."""
     try:
-        outlook = plan_from_spec(spec, with_proposals=False)
+        plan = plan_from_spec(spec, with_proposals=False)
     except PlanError:
         return ""
-    if outlook is None or outlook.verdict is not Verdict.TOO_LARGE:
+    if plan is None or plan.verdict is not Verdict.TOO_LARGE:
         return ""
-    worst = outlook.fullest_phase
-    pool = next(each for each in outlook.placement.pools if each.name == worst.pool)
+    worst = plan.fullest_phase
+    pool = next(each for each in plan.placement.pools if each.name == worst.pool)
     text = f"by estimate, the memory of pool {worst.pool} ({pool.gpu.name}) is too small: {phase_text(worst)}"
-    if fails_from_second_step(outlook.all_phases):
+    if fails_from_second_step(plan.all_phases):
         text += "; the first step would fit, but later steps would not, because they also hold the optimizer's moments"
-    found = find_proposals(outlook.workload, outlook.placement, Constants(), with_combinations=False).fitting[
+    found = find_proposals(plan.workload, plan.placement, Constants(), with_combinations=False).fitting[
         :_MAX_SUGGESTIONS
     ]
     if not found:
-        return f"{text}; run `rljob plan` for changes that make it fit"
+        return f"{text}; no single change makes it fit; `rljob plan` tries several together"
     text += f"; to make it fit, set {'; or '.join(proposal_text(proposal) for proposal in found)}"
     has_gentle = any(not change.is_drastic for proposal in found for change in proposal.changes)
     return text if has_gentle else f"{text}; `rljob plan` may find two smaller changes that are enough together"
@@ -127,8 +131,8 @@ instead."""
 
 
 def host_parts(pool: PlacedPool, workload: Workload, constants: Constants) -> tuple[Part, ...]:
-    """Host memory of all workers on one node of the pool, by owner. Not counted: Ray's object store, and pinned
-    buffers, which may take twice the size of what is offloaded."""
+    """Host memory of all workers on one node of the pool, by owner. Not counted: Ray's object store, and the rounding
+    of pinned buffers, which may take up to twice the size of what is offloaded."""
     workers = pool.gpus_per_node
     parts = [Part("libraries", workers * (constants.process_bytes or PROCESS_BYTES))]
     for role, layout in pool.layouts.items():
@@ -139,13 +143,13 @@ def host_parts(pool: PlacedPool, workload: Workload, constants: Constants) -> tu
         parts.append(Part(f"{role} copies for checkpoints", float(workers * copies)))
     rollout = workload.rollout
     if pool.rollout is not None and rollout.is_vllm and rollout.keeps_weights_on_host:
-        each = rollout.weight_bytes * rollout.shape.num_parameters / pool.rollout.tensor_parallel
-        parts.append(Part("sleeping rollout weights", workers * each))
+        engine_weights = rollout.weight_bytes * rollout.shape.num_parameters / pool.rollout.tensor_parallel
+        parts.append(Part("sleeping rollout weights", workers * engine_weights))
     return tuple(part for part in parts if part.num_bytes)
 
 
 def host_memory_advice(spec: RLJobSpec) -> dict[str, str]:
-    """By the name of each pool: a sentence on how much host memory its pods need, and how to reduce it. Empty if the
+    """By the name of each pool: a sentence on how much host memory a pod needs, and how to reduce this. Empty if the
     shape of a model is unknown.
 
     Raises:
@@ -170,7 +174,7 @@ def _host_memory_text(index: int, pool: Pool, placed: PlacedPool, workload: Work
         for field, model in offload_changes(workload, role, is_on=False):
             smaller = host_parts(placed, workload.with_model(role, model), Constants())
             left = sum(part.num_bytes for part in smaller)
-            advice.append(f"set {field}: false ({left / GIB:.1f} GiB)")
+            advice.append(f"set {field}: false (then {left / GIB:.1f} GiB)")
     largest = sorted(parts, key=lambda part: -part.num_bytes)
     shares = ", ".join(f"{part.owner} {part.num_bytes / GIB:.1f}" for part in largest)
     total = sum(part.num_bytes for part in parts) / GIB

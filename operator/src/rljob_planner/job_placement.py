@@ -15,12 +15,13 @@ from rljob_planner.workload import TRAIN_ROLES, PlacedPool, Placement, Role, Rol
 
 
 def placement_of(spec: RLJobSpec, gpus: Mapping[str, Gpu]) -> Placement:
-    """The placement that the spec describes. `gpus`: the GPU type of each pool, by the pool's name. A role without a
-    layout in the spec gets the trainer's default (engines/train/layout.py): all GPUs of its pool together hold one copy
-    of the model.
+    """The placement that the spec describes. `gpus`: the GPU type of each pool, by the pool's name. A train role
+    without a layout in the spec gets the trainer's default (engines/train/layout.py): all GPUs of its pool together
+    hold one copy of the model.
 
     Raises:
-        PlanError: a pool has no GPU type, a role names a pool that does not exist, or a size does not divide.
+        PlanError: a pool has no GPU type, a role names a pool that does not exist, or shardSize, sequenceParallel or
+            tensorParallel does not divide the GPUs that it must divide.
     """
     placed, absent = spec.placed_roles(), absent_roles(spec)
     names = [pool.name for pool in spec.pools]
@@ -37,9 +38,9 @@ def placement_of(spec: RLJobSpec, gpus: Mapping[str, Gpu]) -> Placement:
 def spec_with(spec: RLJobSpec, placement: Placement, labels: Mapping[str, Label] | None = None) -> RLJobSpec:
     """The spec with the pools and roles of this placement.
 
-    `labels`: node labels by the GPU type's name. A pool of that type then selects nodes with this label. A pool that
-    the spec already has keeps its other fields. Roles that the job does not use keep their fields. Default values are
-    left out, except for a pool's name or a sequenceParallel of 1 that is already in the spec.
+    `labels`: a node label for each GPU type, by the type's name. Pools of a type select nodes with its label. A pool
+    that the spec already has keeps its other fields. Roles that the job does not use keep their fields. Default values
+    are left out, except for a pool's name or a sequenceParallel of 1 that is already in the spec.
 
     Raises:
         PlanError: this version of the trainer cannot run the placement.
@@ -77,7 +78,9 @@ def _on_nodes_with(label: Label, pool: Pool) -> Pool:
 
 def _placed_pool(spec: RLJobSpec, pool: Pool, gpus: Mapping[str, Gpu], roles: list[Role]) -> PlacedPool:
     if pool.name not in gpus:
-        raise PlanError(f"spec.pools {pool.name}: unknown GPU type; name it with --gpu NAME or --cluster")
+        raise PlanError(
+            f"spec.pools {pool.name}: unknown GPU type (seen none); set --gpu {pool.name}=TYPE or --cluster"
+        )
     placed = spec.placed_roles()
     here = [role for role in roles if placed[role.value] == pool.name]
     num_gpus = pool.nodes * pool.gpus_per_node
@@ -91,14 +94,14 @@ def _placed_pool(spec: RLJobSpec, pool: Pool, gpus: Mapping[str, Gpu], roles: li
 
 
 def _train_layout(spec: RLJobSpec, role: Role, num_gpus: int) -> TrainLayout:
-    is_actor = role is Role.REF and reference_is_the_actor(spec)
-    written = spec.roles.actor if is_actor else spec.roles.train_role(role.value)
-    shard_size, shares = written.shard_size or num_gpus, written.num_sequence_ranks
+    is_the_actor = role is Role.REF and reference_is_the_actor(spec)
+    written = spec.roles.actor if is_the_actor else spec.roles.train_role(role.value)
+    shard_size, num_sequence_ranks = written.shard_size or num_gpus, written.num_sequence_ranks
     _check_divides(role.value, "shardSize", shard_size, num_gpus, "the GPUs of its pool")
-    _check_divides(role.value, "sequenceParallel", shares, num_gpus, "the GPUs of its pool")
+    _check_divides(role.value, "sequenceParallel", num_sequence_ranks, num_gpus, "the GPUs of its pool")
     is_fixed = written.shard_size is not None
     is_written = is_fixed or written.sequence_parallel is not None
-    return TrainLayout(num_gpus, shard_size, shares, has_fixed_shard_size=is_fixed, is_written=is_written)
+    return TrainLayout(num_gpus, shard_size, num_sequence_ranks, has_fixed_shard_size=is_fixed, is_written=is_written)
 
 
 def _check_divides(role: str, field: str, value: int, total: int, what: str) -> None:
@@ -107,22 +110,25 @@ def _check_divides(role: str, field: str, value: int, total: int, what: str) -> 
 
 
 def _role(spec: RLJobSpec, role: Role, pool: PlacedPool, name: str | None) -> TrainRole | RolloutRole:
+    """The role of the spec with the layout that it has on this pool. `name`: the value of the role's field `pool`."""
     if role is Role.ROLLOUT:
         assert pool.rollout is not None, "a pool with the rollout has the rollout's layout"
         return RolloutRole(pool=name, tensor_parallel=pool.rollout.tensor_parallel)
     layout = pool.layouts[role]
     shard_size = None if layout.shard_size == layout.num_gpus else layout.shard_size
-    is_written = spec.roles.train_role(role.value).sequence_parallel == 1
-    shares = layout.sequence_parallel if is_written or layout.sequence_parallel > 1 else None
+    writes_one = spec.roles.train_role(role.value).sequence_parallel == 1
+    sequence_parallel = layout.sequence_parallel if writes_one or layout.sequence_parallel > 1 else None
     if role is Role.REF and spec.training.model.lora is not None:
         # With LoRA, a reference without layout fields is the actor's model; with them it is a separate copy.
         if reference_is_the_actor(spec):
-            return TrainRole(pool=name, sequence_parallel=1 if is_written else None)
+            return TrainRole(pool=name, sequence_parallel=1 if writes_one else None)
         shard_size = layout.shard_size
     if role is Role.ACTOR:
         defers = spec.roles.actor.defer_gradient_reduction
-        return ActorRole(pool=name, shard_size=shard_size, sequence_parallel=shares, defer_gradient_reduction=defers)
-    return TrainRole(pool=name, shard_size=shard_size, sequence_parallel=shares)
+        return ActorRole(
+            pool=name, shard_size=shard_size, sequence_parallel=sequence_parallel, defer_gradient_reduction=defers
+        )
+    return TrainRole(pool=name, shard_size=shard_size, sequence_parallel=sequence_parallel)
 
 
 def check_layouts(workload: Workload, placement: Placement) -> None:
@@ -148,13 +154,16 @@ def _check_sizes(field: str, size: int, shape: ModelShape) -> None:
         widths = ", ".join(map(str, dict.fromkeys(shape.mlp_widths)))
         raise PlanError(
             f"{field}: must divide the vocabulary of {shape.name} ({shape.vocabulary_size}, which vLLM pads to a"
-            f" multiple of 64) and the width of its MLPs ({widths}) (seen {size}); choose a power of 2"
+            f" multiple of 64) and the width of its MLPs ({widths}) (seen {size}); choose a divisor of all, such as a"
+            " power of 2"
         )
 
 
 def _check_heads(field: str, size: int, shape: ModelShape) -> None:
     if not shape.spreads_over(size):
+        possible = [str(each) for each in range(1, shape.num_heads + 1) if shape.spreads_over(each)]
         raise PlanError(
             f"{field}: must divide the {shape.num_heads} attention heads of {shape.name}, and divide its"
-            f" {shape.num_kv_heads} key/value heads or be a multiple of them (seen {size}); choose another value"
+            f" {shape.num_kv_heads} key/value heads or be a multiple of them (seen {size});"
+            f" choose one of {', '.join(possible)}"
         )

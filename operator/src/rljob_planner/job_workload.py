@@ -39,11 +39,13 @@ MIN_STEPS_TO_COMPILE = 300
 
 @dataclass(frozen=True)
 class ModelSource:
-    """The source of a model, and the field of the job file with this source."""
+    """Where a model comes from."""
 
     source: str
+    """As in the job file: a name on the hub, a folder, a GGUF file or `package://...`."""
     revision: str | None
     field: str
+    """The field of the job file that has the source, for messages."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,14 @@ class LengthOptions:
 
 
 def model_sources(spec: RLJobSpec) -> dict[Role, ModelSource]:
-    """The source of the actor's model, and those of critic and reward model if the job has them. The reference has the
-    weights with which the actor starts, so it has no source."""
+    """The source of the actor's model, and those of critic and reward model if the job has them. The reference is left
+    out: it has the weights with which the actor starts."""
     training, policy = spec.training, spec.training.model
     sources = {Role.ACTOR: ModelSource(policy.source, policy.revision, "spec.training.model.source")}
     if Role.CRITIC.value not in absent_roles(spec):
         critic = (training.critic or Critic()).model
-        own = ModelSource(critic.source or "", critic.revision, "spec.training.critic.model.source")
-        sources[Role.CRITIC] = own if critic.source else sources[Role.ACTOR]
+        critic_source = ModelSource(critic.source or "", critic.revision, "spec.training.critic.model.source")
+        sources[Role.CRITIC] = critic_source if critic.source else sources[Role.ACTOR]
     for index, reward in enumerate(training.rewards):
         if (model := reward.reward_model) is not None:
             field = f"spec.training.rewards[{index}].rewardModel.source"
@@ -78,27 +80,28 @@ def workload_of(
     is_cpu: bool = False,
     lengths: LengthOptions | None = None,
 ) -> Workload:
-    """The work of a step. `shapes` must have a shape for each role of `model_sources`. A critic that is missing there
-    has the actor's shape.
+    """The work of a step. `shapes`: the shape of each model of `model_sources`, by role. If the critic's is missing,
+    the critic has the actor's shape.
 
     Raises:
-        PlanError: a shape is missing, or an option is out of its range.
+        PlanError: the shape of the actor or the reward model is missing, an option is out of its range, or
+            gradientCheckpointingEveryNthLayer is larger than the number of layers.
     """
     training = spec.training
     algorithm = resolve_algorithm(training.algorithm)
     models = _models(spec, shapes, is_cpu=is_cpu)
     mini_batch = training.mini_batch_size or training.batch_size
     has_single_update = mini_batch == training.batch_size and training.num_epochs_per_batch == 1
-    in_any_case = (
+    always_needs_old_logprobs = (
         (training.model.lora is not None and training.model.lora.dropout > 0)
         or algorithm.rollout_correction.rejection is not None
         or algorithm.kl.is_in_reward
         or algorithm.advantage.type is AdvantageType.OPTIMAL_TOKEN_BASELINE
     )
-    assumptions, generated = list(_assumptions(spec, models)), 1.0
+    assumptions, generation_factor = list(_assumptions(spec, models)), 1.0
     if has_dynamic_sampling(training.algorithm):
         assumptions.insert(0, f"Dynamic sampling is assumed to replace {REPLACED_GROUPS:.0%} of the groups.")
-        generated += min(1.0, ROUND_MARGIN * REPLACED_GROUPS / (1 - REPLACED_GROUPS))
+        generation_factor += min(1.0, ROUND_MARGIN * REPLACED_GROUPS / (1 - REPLACED_GROUPS))
     return Workload(
         name=name,
         batch_size=training.batch_size,
@@ -110,13 +113,13 @@ def workload_of(
         lengths=_lengths(spec, lengths or LengthOptions()),
         models=models,
         rollout=_rollout(spec, models[Role.ACTOR], is_cpu=is_cpu),
-        needs_old_logprobs=in_any_case or not has_single_update,
-        always_needs_old_logprobs=in_any_case,
+        needs_old_logprobs=always_needs_old_logprobs or not has_single_update,
+        always_needs_old_logprobs=always_needs_old_logprobs,
         needs_mini_batch_pass=algorithm.loss.type in NEEDS_BATCH_STATISTICS,
         checkpoint_every_steps=spec.checkpoint.every_steps,
         evaluation_every_steps=None if training.evaluation is None else training.evaluation.every_steps,
         waits_for_scores=resolved_value(algorithm.drop_zero_variance_groups),
-        generation_factor=generated,
+        generation_factor=generation_factor,
         has_greedy_responses=algorithm.advantage.type is AdvantageType.REMAX,
         assumptions=tuple(assumptions),
     )
@@ -158,7 +161,8 @@ def _models(spec: RLJobSpec, shapes: Mapping[Role, ModelShape], *, is_cpu: bool)
     model, absent, policy = spec.training.model, absent_roles(spec), shapes.get(Role.ACTOR)
     if policy is None or (Role.REWARD_MODEL not in shapes and Role.REWARD_MODEL.value not in absent):
         missing = Role.ACTOR if policy is None else Role.REWARD_MODEL
-        raise PlanError(f"{missing}: the shape of the model is unknown; pass its config.json with --model-config FILE")
+        advice = "pass this file with --model-config FILE" if policy is None else "use a source that has this file"
+        raise PlanError(f"{missing}: the shape of the model is unknown (seen no config.json); {advice}")
     nth = model.gradient_checkpointing_every_nth_layer
     if nth > policy.num_layers:
         raise PlanError(
@@ -245,8 +249,8 @@ def _rollout(spec: RLJobSpec, actor: TrainModel, *, is_cpu: bool) -> RolloutWork
 
 
 def _assumptions(spec: RLJobSpec, models: Mapping[Role, TrainModel]) -> Iterator[str]:
-    """Sentences on models that are counted because they may be needed, and on models with fewer positions than the
-    longest row has tokens."""
+    """Sentences on models that are counted because they may be needed, and on the first model that has fewer positions
+    than the longest row has tokens."""
     algorithm = resolve_algorithm(spec.training.algorithm)
     if Role.REF in models and algorithm.kl.coefficient == 0:
         yield "A reference is counted, because the job's own function may use its log-probabilities."
@@ -266,13 +270,13 @@ def _assumptions(spec: RLJobSpec, models: Mapping[Role, TrainModel]) -> Iterator
 
 def lora_shape(shape: ModelShape, rank: int, targets: Sequence[str] | None, *, syncs_alone: bool) -> LoraShape:
     """The adapters of this rank. `targets` has the last parts of the names of the modules that get an adapter, such as
-    `q_proj`; None means all linear layers. Fused matrices are counted as separate ones."""
+    `q_proj`; None means all linear layers. The parts of a fused matrix are counted as separate layers."""
     ends = None if targets is None else {target.rpartition(".")[2] for target in targets}
     chosen = [each for names, *each in _linear_layers(shape) if ends is None or ends.intersection(names.split())]
     return LoraShape(
         rank=rank,
         num_parameters=sum(rank * (inputs + outputs) * layers for inputs, outputs, layers in chosen),
-        num_layers=sum(layers for *_, layers in chosen),
+        num_linear_layers=sum(layers for *_, layers in chosen),
         input_sizes_per_layer=sum(inputs * layers for inputs, _, layers in chosen) // shape.num_layers,
         syncs_alone=syncs_alone,
     )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from rljob_api import names as likely
+from rljob_api import names as typing_errors
 from rljob_planner.model_config import shape_of_config
 from rljob_planner.model_shape import ModelShape
 
@@ -116,12 +116,12 @@ def known_model(name: str) -> ModelShape | None:
 
 
 def similar_names(name: str) -> list[str]:
-    """At most three names of the table that are similar to `name`, the most similar first. The owner in `name` may be
-    missing or wrong."""
+    """At most three names of the table that are similar to `name`, the most similar first. The part of `name` before
+    the slash (the owner on the hub) may be missing or wrong."""
     names = [each for each, _ in known_configs().values()]
     by_last = {each.rpartition("/")[2]: each for each in names}
-    of_last = [by_last[each] for each in likely.similar_names(name.rpartition("/")[2], by_last, max_names=3)]
-    return list(dict.fromkeys([*likely.similar_names(name, names, max_names=3), *of_last]))[:3]
+    of_last = [by_last[each] for each in typing_errors.similar_names(name.rpartition("/")[2], by_last, max_names=3)]
+    return list(dict.fromkeys([*typing_errors.similar_names(name, names, max_names=3), *of_last]))[:3]
 
 
 @cache

@@ -44,7 +44,9 @@ class EngineBudget:
     """Activations of the largest forward pass."""
     graphs: float
     kv_cache: float
-    """The rest of the engine's share of the GPU. Negative if the other parts together are larger than the share."""
+    """With vLLM on GPUs: the rest of the engine's share of the GPU; negative if the other parts together are larger
+    than the share. On CPUs: the size that the job sets. With transformers: the cache of the largest number of
+    sequences, each of the largest length."""
     rollout: RolloutWork
     layout: RolloutLayout
 
@@ -77,23 +79,23 @@ def engine_budget(
 ) -> EngineBudget:
     """The memory of an engine on one of its TP GPUs.
 
-    `lora`: the actor's adapters. `num_requests`: the sequences that the engine gets in a step. It is used on CPUs,
-    where vLLM runs no profiling pass: there it is the largest number of sequences in a forward pass.
+    `lora`: the actor's adapters. `num_requests`: the sequences that the engine gets in a step. Used only on CPUs, where
+    vLLM runs no profiling pass: no forward pass there has more sequences than this.
     """
-    shape, parallel, each, is_vllm = rollout.shape, layout.tensor_parallel, rollout.weight_bytes, rollout.is_vllm
+    shape, parallel, is_vllm = rollout.shape, layout.tensor_parallel, rollout.is_vllm
     on_gpu = is_vllm and not gpu.is_cpu
-    weights = each * shape.num_parameters / parallel
+    weights = rollout.weight_bytes * shape.num_parameters / parallel
     adapters = 0.0
     if rollout.adapter_rank is not None and lora is not None:
         # vLLM reserves memory for one adapter, with the rank rounded up.
-        room = next((rank for rank in ADAPTER_RANKS if rank >= lora.rank), lora.rank)
-        adapters = each * lora.num_parameters * room / lora.rank / parallel
+        reserved_rank = next((rank for rank in ADAPTER_RANKS if rank >= lora.rank), lora.rank)
+        adapters = rollout.weight_bytes * lora.num_parameters * reserved_rank / lora.rank / parallel
     context = constants.engine_context_bytes * (1 if parallel == 1 else 2) if on_gpu else 0.0
     graphs = constants.graph_bytes if on_gpu and rollout.compiles else 0.0
     activations = pass_bytes(rollout, layout, num_requests if gpu.is_cpu else None) if is_vllm else 0.0
     # The cache of transformers grows with the number of rows and their length.
-    all_rows = rollout.max_sequences * sequence_kv_bytes(rollout, layout, rollout.max_model_length)
-    kv_cache = float(rollout.cpu_kv_cache_bytes) if is_vllm else all_rows
+    largest_cache = rollout.max_sequences * sequence_kv_bytes(rollout, layout, rollout.max_model_length)
+    kv_cache = float(rollout.cpu_kv_cache_bytes) if is_vllm else largest_cache
     if on_gpu:
         others = weights + adapters + context + activations + graphs
         kv_cache = rollout.memory_utilization * gpu.memory_bytes - others
@@ -108,30 +110,30 @@ def kv_bytes_per_layer_token(shape: ModelShape, layout: RolloutLayout, number_by
 
 
 def sequence_kv_bytes(rollout: RolloutWork, layout: RolloutLayout, context: float) -> float:
-    """Bytes of the keys and values of a sequence with `context` tokens, in whole blocks. A layer with a sliding window
-    keeps at most as many tokens as the window has."""
+    """Bytes of the keys and values of a sequence with `context` tokens, in whole blocks per layer. A layer with a
+    sliding window keeps at most as many tokens as the window has."""
     shape, (num_full, num_windows) = rollout.shape, rollout.shape.attention_layers
-    seen = num_full * math.ceil(context / BLOCK_TOKENS)
+    num_blocks = num_full * math.ceil(context / BLOCK_TOKENS)
     if num_windows:
-        seen += num_windows * math.ceil(min(context, shape.sliding_window or 0) / BLOCK_TOKENS)
-    return kv_bytes_per_layer_token(shape, layout, rollout.weight_bytes) * seen * BLOCK_TOKENS
+        num_blocks += num_windows * math.ceil(min(context, shape.sliding_window or 0) / BLOCK_TOKENS)
+    return kv_bytes_per_layer_token(shape, layout, rollout.weight_bytes) * num_blocks * BLOCK_TOKENS
 
 
 def pass_bytes(rollout: RolloutWork, layout: RolloutLayout, num_requests: int | None = None) -> float:
     """Activations of the largest forward pass, in bytes: the larger of (4F + 2H) b / TP per token, and the logits of
     all running sequences with the sampler's copies."""
-    shape, each = rollout.shape, rollout.weight_bytes
+    shape, weight_bytes = rollout.shape, rollout.weight_bytes
     of_experts = shape.mlp_size * (shape.experts_per_token if shape.has_experts else 1) + shape.shared_expert_size
     tokens, sequences = rollout.max_batched_tokens, rollout.max_sequences
     if num_requests is not None:
         tokens, sequences = min(tokens, num_requests * rollout.max_model_length), min(sequences, num_requests)
     width = 4 * max(shape.dense_mlp_size, of_experts) + 2 * shape.hidden_size
-    sampled = sequences * shape.vocabulary_size * (each + _SAMPLER_BYTES)
-    return max(tokens * each * width / layout.tensor_parallel, sampled)
+    sampled = sequences * shape.vocabulary_size * (weight_bytes + _SAMPLER_BYTES)
+    return max(tokens * weight_bytes * width / layout.tensor_parallel, sampled)
 
 
 GIB = 2**30
-_AS_SEEN = "measured on vLLM; no formula"
+_MEASURED = "measured on vLLM; no formula"
 GPU_BUCKET_BYTES = 256 * 2**20
 CPU_BUCKET_BYTES = 32 * 2**20
 """Sizes of a bucket: the bytes of weights that a weight sync gathers at once, on GPUs and on CPUs (trainer,
@@ -145,8 +147,9 @@ class EngineMemory:
     """Memory of a rollout engine on one GPU of a pool. While vLLM is awake, it holds its whole share of the memory,
     even if it uses only a part."""
 
-    space: EngineBudget
+    budget: EngineBudget
     awake: Parts
+    """During generation."""
     asleep: Parts
     """During training and scoring. On CPUs, and with transformers, the weights stay in memory."""
     with_weights: Parts
@@ -159,49 +162,50 @@ def engine_memory(pool: PlacedPool, workload: Workload, constants: Constants) ->
     if layout is None:
         return None
     actor, requests = workload.models.get(Role.ACTOR), workload.requests_per_engine(layout)
-    space = engine_budget(rollout, layout, pool.gpu, constants, None if actor is None else actor.lora, requests)
+    budget = engine_budget(rollout, layout, pool.gpu, constants, None if actor is None else actor.lora, requests)
     formula = f"{rollout.weight_bytes} x {rollout.shape.num_parameters:.4g} / {layout.tensor_parallel}"
-    weights = Part(ROLLOUT_WEIGHTS, space.weights + space.adapters, formula)
+    weights = Part(ROLLOUT_WEIGHTS, budget.weights + budget.adapters, formula)
     if not rollout.is_vllm:
         # transformers decodes rows of equal length together (hf_engine.py). Worst case: all rows of a batch have the
-        # full length, and one layer's cache is held twice while it grows. The logits of all prompt tokens come earlier.
+        # full length, and one layer's cache is held twice while it grows. The logits of all prompt tokens are needed
+        # earlier, but are counted as well.
         rows = min(rollout.max_sequences, requests)
-        whole_rows = rows * space.sequence_bytes(lengths.longest_row) * (1 + 1 / rollout.shape.num_layers)
+        whole_rows = rows * budget.sequence_bytes(lengths.longest_row) * (1 + 1 / rollout.shape.num_layers)
         logits = rows * lengths.prompt_max * rollout.shape.vocabulary_size * rollout.weight_bytes
-        own_parts = (
+        awake_parts = (
             weights,
             Part(KV_CACHE, whole_rows, f"{rows} rows with {lengths.longest_row} tokens each"),
             Part("engine activations", logits, f"logits of {rows} prompts with {lengths.prompt_max} tokens each"),
         )
-        return EngineMemory(space, own_parts, (weights,), (weights,))
+        return EngineMemory(budget, awake_parts, (weights,), (weights,))
     others = (
-        Part("engine context", space.context, _AS_SEEN),
-        Part("engine activations", space.activations, f"{rollout.max_batched_tokens:,} tokens in a pass"),
-        Part("engine graphs", space.graphs, _AS_SEEN),
+        Part("engine context", budget.context, _MEASURED),
+        Part("engine activations", budget.activations, f"{rollout.max_batched_tokens:,} tokens in a pass"),
+        Part("engine graphs", budget.graphs, _MEASURED),
     )
     without = (weights.num_bytes + sum(part.num_bytes for part in others)) / GIB
     formula = f"{rollout.memory_utilization:g} x {pool.gpu.memory_bytes / GIB:.1f} GiB - {without:.1f} GiB"
-    cache = Part(KV_CACHE, max(0.0, space.kv_cache), "cpuKvCache" if pool.gpu.is_cpu else formula)
+    cache = Part(KV_CACHE, max(0.0, budget.kv_cache), "cpuKvCache" if pool.gpu.is_cpu else formula)
     awake = tuple(part for part in (weights, *others, cache) if part.num_bytes)
     if pool.gpu.is_cpu:
-        return EngineMemory(space, awake, (weights,), (weights,))
-    sleeping = Part("sleeping engine", constants.sleeping_engine_bytes, _AS_SEEN)
-    return EngineMemory(space, awake, (sleeping,), (sleeping, weights))
+        return EngineMemory(budget, awake, (weights,), (weights,))
+    sleeping = Part("sleeping engine", constants.sleeping_engine_bytes, _MEASURED)
+    return EngineMemory(budget, awake, (sleeping,), (sleeping, weights))
 
 
 def bucket_part(pool: PlacedPool, workload: Workload, actor: TrainModel | None) -> Part:
     """The buffers of a weight sync: two buckets, or twice the largest tensor if that is larger (weights/buckets.py).
 
-    If one GPU holds the whole actor, nothing is gathered. The buffer is then one tensor in the engine's dtype, and none
-    if the actor has the same dtype.
+    If one GPU holds the whole actor, nothing is gathered. There is then only a copy of one tensor in the engine's
+    dtype, and no copy if the actor has the same dtype.
     """
     rollout = workload.rollout
-    each = rollout.weight_bytes
+    weight_bytes = rollout.weight_bytes
     layout = pool.layouts.get(Role.ACTOR)
-    largest = each * rollout.shape.largest_tensor_parameters
+    largest = weight_bytes * rollout.shape.largest_tensor_parameters
     if layout is not None and layout.shard_size == 1:
-        is_cast = actor is None or (4 if actor.lora is None else actor.compute_bytes) != each
-        return Part("buckets", float(largest if is_cast else 0), f"{each} x largest tensor")
+        is_cast = actor is None or (4 if actor.lora is None else actor.compute_bytes) != weight_bytes
+        return Part("buckets", float(largest if is_cast else 0), f"{weight_bytes} x largest tensor")
     bucket = CPU_BUCKET_BYTES if pool.gpu.is_cpu else GPU_BUCKET_BYTES
-    size = min(max(bucket, largest), each * rollout.shape.num_parameters)
+    size = min(max(bucket, largest), weight_bytes * rollout.shape.num_parameters)
     return Part("buckets", 2.0 * size, f"2 x {size / 2**20:.0f} MiB")

@@ -1,7 +1,8 @@
 """Reads a model's shape from its `config.json`, with the same rules by which transformers 5.19 builds the model.
 
-A key that the file leaves out has the default of transformers' configuration class for the `model_type`. The numbers of
-parameters are exactly those of transformers' models; `tests/planner/test_model_config.py` compares them.
+A key that such files often leave out has the default of transformers' configuration class for the `model_type`. If
+another key is missing, the file is rejected. The numbers of parameters are exactly those of transformers' models;
+`tests/planner/test_model_config.py` compares them.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from rljob_planner.errors import PlanError
 from rljob_planner.model_shape import ModelShape
 
 Config = Mapping[str, object]
-_LARGEST = 10**9
+_LARGEST_NUMBER = 10**9
 _MOST_LAYERS = 10_000
-_KNOWN_LAYERS = ("full_attention", "sliding_attention")
+_KNOWN_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class _Family:
     mlp_bias_key: str | None = None
     """The key that turns biases of the MLP on."""
     every_nth_layer_is_full: int | None = None
-    """In models with sliding windows, every nth layer has full attention. None: only the layers that `layer_types`
-    lists as such."""
+    """In models with sliding windows: every nth layer has full attention, if the configuration does not say which
+    layers have it. None: no layer has it then."""
     window_key: str | None = None
     """The key that turns sliding windows on; None: a window that the configuration has is always used."""
     defaults: Config = field(default_factory=dict)
@@ -85,7 +86,8 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
     """The shape that a `config.json` describes; for a multimodal model, that of its `text_config`.
 
     Raises:
-        PlanError: unknown `model_type` or layer type, quantised weights, or a key that is missing or not a number.
+        PlanError: unknown `model_type` or layer type, quantised weights, or a required key that is missing or has an
+            impossible value.
     """
     _reject_quantised(config, name)
     nested = config.get("text_config")
@@ -97,8 +99,8 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
     if not isinstance(model_type, str) or model_type not in _FAMILIES:
         raise PlanError(
             f"{name}: the planner does not know this model type (config.json, model_type: {model_type!r}); it knows"
-            f" {', '.join(sorted(_FAMILIES))}; for an estimate, pass the config.json of a known model of similar size"
-            " with --model-config FILE"
+            f" {', '.join(sorted(_FAMILIES))}; for an estimate of the policy, use --model-config FILE with the"
+            " config.json of a model that has one of these types and a similar size"
         )
     _reject_unknown_layers(config, name)
     reader = _Reader(config, _FAMILIES[model_type], name)
@@ -107,42 +109,44 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
 
 
 class _Reader:
-    """Reads keys of a configuration. A missing key has the default of the model's family."""
+    """Reads keys of a configuration. A missing key has the default of the model's family, if there is one."""
 
     def __init__(self, config: Config, family: _Family, name: str) -> None:
         self.family, self.name, self.is_gpt_oss = family, name, config.get("model_type") == "gpt_oss"
         self.config: Config = {**family.defaults, **config}
 
     def number(self, key: str) -> int:
-        """The whole number under a required key. Raises PlanError if it is missing."""
+        """The whole number under a required key. Raises PlanError if the key is missing or has another value."""
         found = self.optional(key)
         if found is None:
             raise PlanError(
-                f"{self.name}: {key} is missing in config.json; pass the config.json of the model itself with"
-                " --model-config FILE"
+                f"{self.name}: {key} is missing in config.json; use the model's complete config.json (for the policy:"
+                " --model-config FILE)"
             )
         return found
 
     def optional(self, *keys: str) -> int | None:
-        """The whole number under the first of these keys that exists and is not null; None if there is none."""
+        """The whole number under the first of these keys that exists and is not null; None if there is none. Raises
+        PlanError if it is not a whole number or out of range."""
         for key in keys:
             value = self.config.get(key)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST_NUMBER:
                 raise PlanError(
-                    f"{self.name}: {key} in config.json must be a whole number from 0 to {_LARGEST:,} (seen {value!r});"
-                    " correct it"
+                    f"{self.name}: {key} in config.json must be a whole number from 0 to {_LARGEST_NUMBER:,} (seen"
+                    f" {value!r}); correct it"
                 )
             return value
         return None
 
     def flag(self, key: str | None, otherwise: bool) -> bool:
-        """A boolean; `otherwise` if it is missing."""
+        """The boolean under this key; `otherwise` if there is no key, or no boolean under it."""
         value = self.config.get(key) if key is not None else None
         return value if isinstance(value, bool) else otherwise
 
     def list_of(self, key: str) -> tuple[object, ...]:
+        """The entries of the list under this key; empty if there is no list."""
         value = self.config.get(key)
         return tuple(value) if isinstance(value, list | tuple) else ()
 
@@ -151,21 +155,22 @@ class _Reader:
 
 
 def _dense(reader: _Reader) -> ModelShape:
+    """The shape without the keys of experts and of latent attention."""
     family = reader.family
     hidden, heads, layers = (reader.number(key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
     if min(heads, layers, hidden) == 0 or layers > _MOST_LAYERS:
-        raise reader.no_model(f"{layers} layers, {heads} heads, size {hidden}")
+        raise reader.no_model(f"{layers} layers, {heads} heads, hidden size {hidden}")
     mlp, vocabulary = reader.number("intermediate_size"), reader.number("vocab_size")
     head_size = reader.optional("head_dim") or hidden // heads
     kv_heads = reader.optional("num_key_value_heads") or heads
     if head_size == 0:
-        raise reader.no_model(f"{heads} heads for a size of {hidden}")
+        raise reader.no_model(f"{heads} heads for a hidden size of {hidden}")
     query, kv = heads * head_size, kv_heads * head_size
     has_qk_norm = family.qk_norm != "none" and (family.qk_norm_key is None or reader.flag(family.qk_norm_key, False))
     has_bias = reader.flag(family.attention_bias_key, family.attention_bias != "none")
-    # The output has a bias, too, unless the family has biases at the inputs only.
+    # The output projection has a bias, too, unless the family has biases at the inputs only.
     bias = query + 2 * kv + (0 if family.attention_bias == "inputs" else hidden)
-    # Biases of the MLP; scales of norms of queries and keys, except for those of one head; attention sinks.
+    # Biases of the MLP; scales of norms of queries and keys that `has_qk_norm` does not count; attention sinks.
     others = 2 * mlp + hidden if reader.flag(family.mlp_bias_key, False) else 0
     others += query + kv - 2 * head_size if has_qk_norm and family.qk_norm == "whole" else 0
     others += heads if reader.is_gpt_oss else 0
@@ -239,7 +244,7 @@ def _with_latent_attention(reader: _Reader, plain: ModelShape) -> ModelShape:
     rotary, value, latent = (reader.number(key) for key in ("qk_rope_head_dim", "v_head_dim", "kv_lora_rank"))
     head_size = reader.number("qk_nope_head_dim") + rotary
     if min(head_size, value, latent) == 0:
-        raise reader.no_model(f"heads of {head_size} and {value}, a rank of {latent}")
+        raise reader.no_model(f"heads of size {head_size} and {value}, kv_lora_rank {latent}")
     query = heads * head_size
     matrices = query_rank * (hidden + query) if query_rank else hidden * query
     matrices += hidden * (latent + rotary) + latent * heads * (head_size - rotary + value) + heads * value * hidden
@@ -271,10 +276,12 @@ def _reject_unknown_layers(config: Config, name: str) -> None:
     """Raises PlanError for layers other than attention, because they have other parameters, caches and speeds than the
     planner's formulas assume."""
     types = config.get("layer_types")
-    unknown = [str(each)[:60] for each in types if each not in _KNOWN_LAYERS] if isinstance(types, list | tuple) else []
+    unknown = (
+        [str(each)[:60] for each in types if each not in _KNOWN_LAYER_TYPES] if isinstance(types, list | tuple) else []
+    )
     if unknown:
         raise PlanError(
             f"{name}: the planner does not know this layer type (config.json, layer_types: {unknown[0]!r}); it knows"
-            f" {' and '.join(_KNOWN_LAYERS)}; for an estimate, pass the config.json of a model of similar size that has"
-            " only these with --model-config FILE"
+            f" {' and '.join(_KNOWN_LAYER_TYPES)}; for an estimate of the policy, use --model-config FILE"
+            " with the config.json of a model of similar size that has only these layer types"
         )

@@ -15,6 +15,7 @@ MLP_MATRICES = 3
 
 
 VLLM_VOCABULARY_PADDING = 64
+"""vLLM pads the vocabulary to a multiple of this number."""
 
 
 class TensorSize(NamedTuple):
@@ -44,8 +45,8 @@ def gathered_elements(unit: Iterable[TensorSize], num_shards: int) -> int:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a decoder model, dense or with experts. Its layers are equal, except that some may have no
-    experts."""
+    """The sizes of a decoder model, dense or with experts. All layers have equal tensors, except that in a model with
+    experts some layers may have an ordinary MLP."""
 
     name: str
     num_layers: int
@@ -77,7 +78,7 @@ class ModelShape:
     other_layer_parameters: int = 0
     """Parameters per layer that do not follow from the other fields, such as MLP biases."""
     other_expert_layer_parameters: int = 0
-    """The same for layers with experts only."""
+    """Further such parameters of each layer with experts."""
     attention_matrix_parameters: int = 0
     """Attention parameters of a layer with other matrices than the usual four (DeepSeek's latent attention). 0: the
     usual four with H (2q + 2kv)."""
@@ -113,8 +114,8 @@ class ModelShape:
         return self.num_heads % num_gpus == 0 and (kv_heads % num_gpus == 0 or num_gpus % kv_heads == 0)
 
     def allows_tensor_parallel(self, num_gpus: int) -> bool:
-        """Whether vLLM can split this model over so many GPUs. It splits the heads, the width of every MLP, and the
-        vocabulary, which it pads to a multiple of 64 (vLLM, vocab_parallel_embedding.py and linear.py)."""
+        """Whether vLLM can split this model over `num_gpus` GPUs. It splits the heads, the width of every MLP, and the
+        vocabulary, which it pads (vLLM, vocab_parallel_embedding.py and linear.py)."""
         padded_vocabulary = -(-self.vocabulary_size // VLLM_VOCABULARY_PADDING) * VLLM_VOCABULARY_PADDING
         return self.spreads_over(num_gpus) and all(
             size % num_gpus == 0 for size in (padded_vocabulary, *self.mlp_widths)
@@ -122,7 +123,8 @@ class ModelShape:
 
     @property
     def mlp_widths(self) -> tuple[int, ...]:
-        """The different widths of the model's MLPs: in layers without experts, of one expert, of the shared expert."""
+        """The widths of the model's MLPs, as far as it has them: in layers without experts, of one expert, of the
+        shared expert. Two of them may be equal."""
         dense = (self.dense_width,) if self.num_expert_layers < self.num_layers else ()
         of_experts = (self.mlp_size, self.shared_expert_size) if self.has_experts else ()
         return tuple(width for width in (*dense, *of_experts) if width)
@@ -146,7 +148,8 @@ class ModelShape:
         """The tensors of one decoder layer."""
         hidden, query, kv = self.hidden_size, self.query_size, self.kv_size
         matrices = TensorSize(query, hidden), TensorSize(kv, hidden, 2), TensorSize(hidden, query)
-        # Biases of queries, keys and values come first (Qwen2 has only these). The rest are those of the output.
+        # Biases of queries, keys and values come first (Qwen2 has only these). The rest belong to the output
+        # projection.
         rest = self.attention_bias_size - query - 2 * kv
         biases = TensorSize(query), TensorSize(kv, 1, 2), TensorSize(rest)
         norms = (
@@ -183,10 +186,10 @@ class ModelShape:
         """Embedding, last norm and output head. A head that predicts a value or a score (output_head.py) has one row,
         and every rank holds it."""
         embedding = TensorSize(self.vocabulary_size, self.hidden_size)
-        rest = TensorSize(self.hidden_size)
+        norm = TensorSize(self.hidden_size)
         if not has_token_head:
-            return embedding, rest, TensorSize(1, self.hidden_size)
-        return (embedding, rest) if self.ties_head else (embedding, rest, embedding)
+            return embedding, norm, TensorSize(1, self.hidden_size)
+        return (embedding, norm) if self.ties_head else (embedding, norm, embedding)
 
     @cached_property
     def layers_parameters(self) -> int:
@@ -200,7 +203,7 @@ class ModelShape:
 
     @property
     def num_parameters(self) -> int:
-        """P, with the output head for tokens."""
+        """P: number of parameters, with the output head for tokens."""
         return self.layers_parameters + shard_elements(self.root_tensors())
 
     @property

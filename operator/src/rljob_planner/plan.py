@@ -30,10 +30,11 @@ class Plan:
     fullest_phase: PhaseMemory
     """The phase with the smallest share of free memory, of all pools."""
     proposals: tuple[Proposal, ...]
-    """Changes that make the job fit, the cheapest first; empty if the job fits with room to spare. Each has the seconds
-    of a step of the changed job."""
+    """Changes that make the job fit or, if it is tight, give it more room; the cheapest first. Empty if the job fits
+    with a tenth of its memory free, if no change is enough, or if none was searched for. Each has the seconds of a step
+    of the changed job."""
     nearest_miss: Proposal | None
-    """If no proposal that was tried makes the job fit: the one that comes closest."""
+    """If changes were tried and none is enough: the changes that come closest."""
     step: StepTime
     sequences_at_once: float
     """How many sequences one engine decodes at the same time: with vLLM on average, with transformers at most."""
@@ -59,39 +60,40 @@ class Plan:
 def plan_of(
     workload: Workload, placement: Placement, constants: Constants = DEFAULTS, *, with_proposals: bool = True
 ) -> Plan:
-    """The plan of a job on this placement. `with_proposals`: also search for changes that make the job fit, which takes
-    most of the time.
+    """The plan of a job on this placement. `with_proposals`: whether changes that make the job fit are searched for.
+    The search takes most of the time.
 
     Raises:
         KeyError: a role of the job is in no pool.
     """
     phases = {pool.name: phases_of(pool, workload, constants) for pool in placement.pools}
-    everything = tuple(phase for each in phases.values() for phase in each)
+    phases_of_all_pools = tuple(phase for each in phases.values() for phase in each)
     proposals = find_proposals(workload, placement, constants) if with_proposals else Proposals()
-    home = placement.pool_of(Role.ROLLOUT)
-    engine = engine_memory(home, workload, constants)
+    rollout_pool = placement.pool_of(Role.ROLLOUT)
+    engine = engine_memory(rollout_pool, workload, constants)
     assert engine is not None, "the pool of the rollout has an engine"
-    assert home.rollout is not None, "the pool of the rollout has its layout"
-    requests = workload.requests_per_engine(home.rollout)
+    assert rollout_pool.rollout is not None, "the pool of the rollout has its layout"
+    requests = workload.requests_per_engine(rollout_pool.rollout)
     context = live_context(workload.lengths.prompt_mean, lengths_of(workload.lengths))
-    at_once = min(engine.space.sequences_at_once(context), float(requests))
+    at_once = min(engine.budget.sequences_at_once(context), float(requests))
     return Plan(
         workload=workload,
         placement=placement,
         phases=phases,
-        verdict=verdict_of(everything),
-        fullest_phase=fullest_phase(everything),
+        verdict=verdict_of(phases_of_all_pools),
+        fullest_phase=fullest_phase(phases_of_all_pools),
         proposals=_priced(proposals, constants),
         nearest_miss=proposals.nearest_miss,
         step=step_time(workload, placement, constants),
         sequences_at_once=at_once,
-        notes=tuple(_notes(workload, placement, everything, requests, at_once)),
+        notes=tuple(_notes(workload, placement, phases_of_all_pools, requests, at_once)),
     )
 
 
 def _priced(proposals: Proposals, constants: Constants) -> tuple[Proposal, ...]:
-    """The proposals with the seconds of their step, in the order in which they are shown. Drastic ones come last.
-    Within each kind: fewer changes first, then those that fit with room to spare, then the fastest."""
+    """The proposals with the seconds of a step, in the order in which they are shown: drastic ones (more nodes, LoRA)
+    last; among the rest, and among the drastic ones, those with fewer changes first, then those that are not tight,
+    then the fastest."""
 
     def cost(proposal: Proposal, seconds: Seconds) -> tuple[bool, int, bool, float]:
         is_drastic = any(change.is_drastic for change in proposal.changes)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """The phases of a run for which a memory peak is computed. docs/memory.md lists what each holds in memory."""
+    """The phases of a run for which a memory peak is computed. docs/memory.md lists what is in memory during each."""
 
     ENGINE_START = "engine start"
     FIRST_WAKE = "first wake-up"
@@ -15,6 +15,7 @@ class Phase(StrEnum):
     SYNC = "weight sync"
     GENERATION = "generation"
     LOGPROBS = "log-probs"
+    """All passes without backward: log-probabilities of actor and reference, values, scores of the reward model."""
     CRITIC_UPDATE = "critic update"
     UPDATE = "update"
     CHECKPOINT = "checkpoint"
@@ -22,13 +23,13 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Part:
-    """The memory of one owner."""
+    """Memory that is used for one purpose (its owner)."""
 
     owner: str
-    """The owner's name: `actor parameters`, `KV cache`, `ref activations`, ..."""
+    """What the memory holds: `actor parameters`, `KV cache`, `ref activations`, ..."""
     num_bytes: float
     formula: str = ""
-    """The formula with its numbers, for `--explain`: `4 x 8.2e9 / 8`."""
+    """The formula with its numbers, for `--explain`: `4 x 8.2e9 / 8`. Empty if there is none."""
 
 
 Parts = tuple[Part, ...]
@@ -42,24 +43,24 @@ class PhaseMemory:
     pool: str
     parts: Parts
     limit: float
-    """Memory that the job may use."""
+    """Bytes that the job may use on the GPU."""
     kv_cache_shortage: float = 0.0
     """Bytes that the KV cache lacks to hold one sequence of the largest length; 0 if it is large enough."""
 
     @property
     def total(self) -> float:
-        """Sum of all parts."""
+        """Bytes of all parts."""
         return sum(part.num_bytes for part in self.parts)
 
     @property
     def spare(self) -> float:
-        """Free memory; negative if the phase does not fit."""
+        """Free bytes. Negative if the phase does not fit, or if its KV cache is too small for one sequence."""
         room = self.limit - self.total
         return min(room, -self.kv_cache_shortage) if self.kv_cache_shortage else room
 
 
 TIGHT_SHARE = 0.1
-"""A job with a smaller share of free memory than this hardly fits."""
+"""If a phase has a smaller share of free memory than this, the job is tight."""
 
 
 class Verdict(StrEnum):
@@ -68,6 +69,7 @@ class Verdict(StrEnum):
     FITS = "fits"
     """At least a tenth of the memory is free in every phase."""
     TIGHT = "tight"
+    """Every phase fits, but in some phase less than a tenth of the memory is free."""
     TOO_LARGE = "does not fit"
 
 
@@ -80,7 +82,7 @@ def verdict_of(phases: tuple[PhaseMemory, ...]) -> Verdict:
 
 def fails_from_second_step(phases: tuple[PhaseMemory, ...]) -> bool:
     """Whether the first step fits but later steps do not, because the optimizer's moments exist from the first update
-    on."""
+    on. Always false for transformers, because such a run has no phase LATER_WAKE."""
     too_large = {phase.phase for phase in phases if phase.spare < 0}
     return Phase.LATER_WAKE in too_large and too_large <= {Phase.LATER_WAKE, Phase.GENERATION, Phase.SYNC}
 
@@ -103,7 +105,8 @@ class Seconds:
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """One phase of a step, under the name of its metric: `timing_s/NAME` (docs/metrics.md)."""
+    """The time of one phase of a step. These phases are not those of `Phase`: each has the name of its metric,
+    `timing_s/NAME` (docs/metrics.md)."""
 
     name: str
     """`weight_sync`, `generate`, `reward`, `old_logprob`, `ref`, `values`, `update_critic`, `update_actor`, ..."""
@@ -112,11 +115,12 @@ class PhaseTime:
     bound_by: str
     """`compute`, `memory bandwidth`, `the network`, `the longest response`, ..."""
     assumption: str
+    """What the estimate assumes, as text: reached speeds, response lengths."""
     formula: str
     """The formula with its numbers, for `--explain`."""
     waited: Seconds
-    """The value of the metric: how long the controller waits for this phase after the phases before it have ended. Less
-    than `seconds` if the phase runs at the same time as a phase on another pool."""
+    """The expected value of the metric: how long the controller waits for this phase after the phases before it have
+    ended. Less than `seconds` if the phase runs at the same time as a phase on another pool."""
 
 
 @dataclass(frozen=True)

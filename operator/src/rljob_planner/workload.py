@@ -39,11 +39,11 @@ class Head(StrEnum):
 
 @dataclass(frozen=True)
 class LoraShape:
-    """The LoRA adapters of a model."""
+    """The sizes of all LoRA adapters of a model."""
 
     rank: int
     num_parameters: int
-    num_layers: int
+    num_linear_layers: int
     """The number of linear layers with an adapter, over all decoder layers."""
     input_sizes_per_layer: int = 0
     """Sum of the input widths of the adapted linear layers in one decoder layer."""
@@ -79,14 +79,14 @@ class TrainModel:
     checkpoints_activations: bool = False
     """Whether gradient checkpointing is on."""
     checkpoints_every_nth_layer: int = 1
-    """With gradient checkpointing: 1 recomputes every layer, 2 every second layer, ..."""
+    """With gradient checkpointing: 1 means that every layer is recomputed, 2 every second layer, ..."""
     lora: LoraShape | None = None
     offload: ModelOffload = field(default_factory=ModelOffload)
     defers_reduction: bool = False
     """Whether gradients are summed over ranks only after the last micro-batch of an update, not after each one."""
     is_actor_without_adapters: bool = False
-    """Whether this model is a reference that uses the actor's model with its adapters turned off. It takes no memory of
-    its own."""
+    """Whether this model is a reference that is the actor's model with its adapters turned off. Such a reference takes
+    no memory beside the actor's."""
 
     @property
     def is_wholly_trained(self) -> bool:
@@ -117,14 +117,14 @@ class TrainModel:
         return self.shape.layers_parameters + shard_elements(self.root_tensors)
 
     @property
-    def num_adapters(self) -> int:
+    def num_adapter_parameters(self) -> int:
         """Parameters of all adapters."""
         return 0 if self.lora is None else self.lora.num_parameters
 
     @property
-    def num_trained(self) -> int:
+    def num_trained_parameters(self) -> int:
         """Number of parameters that have a gradient and moments."""
-        return (self.num_adapters or self.num_parameters) if self.is_trained else 0
+        return (self.num_adapter_parameters or self.num_parameters) if self.is_trained else 0
 
     @property
     def whole_logits_tokens(self) -> int:
@@ -143,6 +143,7 @@ class RolloutWork:
     """Whether vLLM generates. Otherwise transformers does: it reserves no KV cache, and computes the prompt again for
     each response."""
     compiles: bool = True
+    """Whether vLLM compiles the model and uses CUDA graphs."""
     max_sequences: int = 256
     """The largest number of sequences that one engine decodes at the same time."""
     max_model_length: int = 4096
@@ -150,10 +151,10 @@ class RolloutWork:
     memory_utilization: float = 0.5
     """Share of the GPU's memory that vLLM may use while it is awake."""
     cpu_kv_cache_bytes: int = 1 << 30
-    """Size of the KV cache on CPUs."""
+    """Size of vLLM's KV cache on CPUs."""
     sync_every_steps: int = 1
     adapter_rank: int | None = None
-    """LoRA rank if the engine keeps adapters beside the weights."""
+    """LoRA rank if the engine keeps adapters beside the weights, else None."""
 
     @property
     def max_batched_tokens(self) -> int:
@@ -180,7 +181,8 @@ class TokenLengths:
     """Coefficient of variation (standard deviation divided by mean) of the log-normal distribution before
     truncation."""
     clipped_share: float | None = None
-    """Share of truncated responses. If it is known, `response_cv` is not used."""
+    """Share of truncated responses; None if unknown. If it is above 0 and below 1, the spread of the lengths follows
+    from this share instead of `response_cv`, except for the low and the high mean."""
     response_mean_low: float | None = None
     """Lower bound of the mean if the mean is a guess; it widens the range of seconds."""
     response_mean_high: float | None = None
@@ -215,7 +217,7 @@ class Workload:
     max_tokens_per_micro_batch: int
     lengths: TokenLengths
     models: Mapping[Role, TrainModel]
-    """The models of the job's train roles."""
+    """The models of the job's train roles, by role."""
     rollout: RolloutWork
     needs_old_logprobs: bool
     """Whether a separate pass computes the policy's log-probabilities before the first update. With one update per
@@ -226,7 +228,7 @@ class Workload:
     """Whether each mini-batch has an additional pass without gradient (Clip-Cov, KL-Cov)."""
     checkpoint_every_steps: int | None = None
     evaluation_every_steps: int | None = None
-    """0: evaluations run only before the first and after the last step; None: there are no evaluations."""
+    """0: evaluations run only before the first and after the last step. None: there are no evaluations."""
     waits_for_scores: bool = False
     """Whether the scores decide which responses are trained on. Then the controller waits for the scores before it
     starts the passes."""
@@ -239,8 +241,8 @@ class Workload:
     assumptions: tuple[str, ...] = ()
     """Further assumptions, as sentences."""
     reward_seconds: float = 0.0
-    """Measured seconds of a step's rewards; 0 if unknown. They count if the reward model takes less. Passes can run at
-    the same time."""
+    """Measured seconds of all rewards of a step; 0 if unknown. They are the time of the phase `reward`, unless the pass
+    of a reward model is predicted to take longer. Other passes can run at the same time."""
 
     def with_model(self, role: Role, model: TrainModel) -> Workload:
         """The same workload with another model in a role."""
@@ -253,7 +255,7 @@ class Workload:
 
     @property
     def num_requests(self) -> int:
-        """Responses per step that all engines generate, without further rounds of dynamic sampling."""
+        """Responses per step that all engines together generate, without further rounds of dynamic sampling."""
         return self.num_responses + (self.batch_size if self.has_greedy_responses else 0)
 
     def requests_per_engine(self, layout: RolloutLayout) -> int:
@@ -279,14 +281,14 @@ class TrainLayout:
     shard_size: int
     sequence_parallel: int = 1
     has_fixed_shard_size: bool = field(default=False, compare=False)
-    """Whether the job file sets the shard size. On a larger pool there are then more copies with the same shard size,
-    instead of one copy over more GPUs."""
+    """Whether the job file sets the shard size. Then a larger pool holds more copies with the same shard size, instead
+    of one copy on more GPUs."""
     is_written: bool = field(default=False, compare=False)
-    """Whether the job file sets the shard size or sequence parallelism, if only to the default."""
+    """Whether the job file sets the shard size or sequence parallelism, even to the default value."""
 
     @property
     def is_default(self) -> bool:
-        """Whether the role has no layout in the job file."""
+        """Whether the role has the default layout, and the job file does not set it."""
         return self.shard_size == self.num_gpus and self.sequence_parallel == 1 and not self.is_written
 
     @property
@@ -394,5 +396,5 @@ class Placement:
 
     @property
     def is_supported(self) -> bool:
-        """Whether this version of the trainer can run it."""
+        """Whether this version of the trainer can run this placement."""
         return can_run((pool.roles for pool in self.pools), self.schedule)

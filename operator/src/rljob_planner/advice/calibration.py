@@ -31,10 +31,9 @@ from rljob_planner.timing.step import OTHER, step_time
 from rljob_planner.workload import Placement, Role, Workload
 
 LEAST_STEPS = 3
-"""The smallest number of steps, without the first one, that a run must have. A median of fewer steps is not
-reliable."""
+"""The smallest number of steps that a run must have after its first one. A median of fewer steps is not reliable."""
 LARGEST_MISS = 1.5
-"""The largest accepted ratio between the predicted and the measured seconds of a step, in both directions. Steps that
+"""The largest accepted ratio of predicted to measured seconds of a step, and of measured to predicted ones. Steps that
 take more than this many times as long as the median step count as disturbed and are left out."""
 _LARGEST_SHARE = 0.02
 """The largest plausible fixed time of a pass or an update, as a share of a step."""
@@ -46,7 +45,7 @@ _CLOSE_ENOUGH = 1e-5
 """If a round lowers the loss by less than this share, the moves become smaller."""
 _LEAST_SECONDS = 1e-3
 """Shorter times count as this long, because logarithms of tiny times would dominate."""
-_LARGEST = 3.0
+_LARGEST_LOGARITHM = 3.0
 """The largest logarithm of a factor: a constant changes at most by a factor of 20."""
 
 
@@ -97,7 +96,7 @@ class Adjustable:
 
     def bounded(self, value: float) -> float:
         """The value within its bounds; an amount is not negative."""
-        return max(0.0, value) if self.unit else min(_LARGEST, max(-_LARGEST, value))
+        return max(0.0, value) if self.unit else min(_LARGEST_LOGARITHM, max(-_LARGEST_LOGARITHM, value))
 
 
 FORWARD_EFFICIENCY = Adjustable(0.3, ("forward_efficiency",))
@@ -110,7 +109,7 @@ DECODE_COMPUTE = Adjustable(0.5, ("decode_compute_efficiency",))
 PER_STEP = Adjustable(0.7, ("step_seconds",))
 PER_PASS = Adjustable(1.0, ("pass_seconds",), unit=0.05)
 PER_UPDATE = Adjustable(1.0, ("update_seconds",), unit=0.1)
-PER_SYNC = Adjustable(1.0, ("wake_seconds",), unit=1.0)
+PER_WAKE_UP = Adjustable(1.0, ("wake_seconds",), unit=1.0)
 
 
 def cpu_constants() -> Constants:
@@ -131,26 +130,27 @@ def calibrated(runs: Sequence[CalibrationRun], constants: Constants) -> Constant
     kinds = {pool.gpu.name for run in runs for pool in run.placement.pools}
     if len(kinds) != 1:
         raise PlanError(
-            f"--calibrate: the runs are on different GPU types ({', '.join(sorted(kinds))}); calibrate each type alone"
+            f"--calibrate: the runs are on different GPU types ({', '.join(sorted(kinds))}); calibrate each type"
+            " separately"
         )
     for run in runs:
         if len(run.facts.steps) < LEAST_STEPS:
             raise PlanError(
-                f"{run.name}: too few steps to calibrate (seen {run.facts.num_steps}, with the first); run at least"
-                f" {LEAST_STEPS + 1}"
+                f"{run.name}: too few steps to calibrate (seen {run.facts.num_steps}, with the first); use a run of"
+                f" at least {LEAST_STEPS + 1} steps"
             )
     is_cpu = any(pool.gpu.is_cpu for run in runs for pool in run.placement.pools)
-    # If no step has a pass without backward, the efficiency of such passes changes with that of updates. On CPUs,
-    # decoding is limited by compute, and the work per sequence runs on the same cores.
-    fixed = _LARGEST_SHARE * min(run.facts.step.median for run in runs)
-    small = [replace(each, unit=min(each.unit, fixed)) for each in (PER_PASS, PER_UPDATE)]
-    adjustables = [PASS_EFFICIENCY, FORWARD_EFFICIENCY, DECODE_STEP, DECODE_BANDWIDTH, PER_STEP, *small, PER_SYNC]
+    # PASS_EFFICIENCY also changes the efficiency of passes without backward, for runs that have no such passes. On
+    # CPUs, decoding is limited by compute, and the work per sequence runs on the same cores.
+    largest_fixed = _LARGEST_SHARE * min(run.facts.step.median for run in runs)
+    small = [replace(each, unit=min(each.unit, largest_fixed)) for each in (PER_PASS, PER_UPDATE)]
+    adjustables = [PASS_EFFICIENCY, FORWARD_EFFICIENCY, DECODE_STEP, DECODE_BANDWIDTH, PER_STEP, *small, PER_WAKE_UP]
     adjustables += [DECODE_SEQUENCE, DECODE_COMPUTE] if is_cpu else []
     fitted = fit(constants, [each for run in runs for each in observations_of(run)], adjustables)
     for run in runs:
         _check_fit(run, fitted)
     if is_cpu:
-        fitted = replace(fitted, process_bytes=_process_bytes(runs, fitted))
+        fitted = replace(fitted, process_bytes=_unexplained_bytes(runs, fitted))
     return replace(
         fitted,
         training_efficiency={kind: fitted.training_efficiency[kind] for kind in kinds},
@@ -182,9 +182,9 @@ def _check_fit(run: CalibrationRun, fitted: Constants) -> None:
         )
 
 
-def _process_bytes(runs: Sequence[CalibrationRun], constants: Constants) -> float:
-    """The measured memory of a worker process that the model does not explain, as a mean over the runs. It is the
-    memory of libraries, including buffers that they keep."""
+def _unexplained_bytes(runs: Sequence[CalibrationRun], constants: Constants) -> float:
+    """The measured memory of a worker process that the planner's formulas do not explain, as a mean over the runs: the
+    memory of libraries, including buffers that they keep. The constant as it is if no run has measured the process."""
     bare, found = replace(constants, process_bytes=0.0), []
     for run in (run for run in runs if "process" in run.facts.memory):
         workload, pool = workload_for_memory(run.workload, run.facts), run.placement.pool_of(Role.ACTOR)
@@ -210,27 +210,30 @@ def fit(
     kinds = {pool.gpu.name for each in observations for pool in each.placement.pools}
     training = {kind: constants.training_efficiency_of(kind) for kind in kinds}
     forward = {kind: constants.forward_efficiency_of(kind) for kind in kinds}
-    own = replace(
+    with_all_kinds = replace(
         constants,
         training_efficiency=dict(constants.training_efficiency) | training,
         forward_efficiency=dict(constants.forward_efficiency) | forward,
     )
-    problem = _Problem(own, observations, adjustables, noise)
+    problem = _Problem(with_all_kinds, observations, adjustables, noise)
     fitted = problem.constants_at(problem.least())
     errors = [_errors(each, fitted) for each in observations]
-    left = [each[STEP] for each in errors if STEP in each] or [error for each in errors for error in each.values()]
-    rms = math.sqrt(fmean(each * each for each in left)) if left else constants.spread
+    remaining = [each[STEP] for each in errors if STEP in each] or [error for each in errors for error in each.values()]
+    rms = math.sqrt(fmean(each * each for each in remaining)) if remaining else constants.spread
     return replace(fitted, spread=min(constants.spread, max(0.1, 2 * rms)))
 
 
 @dataclass(frozen=True)
 class _Problem:
+    """The loss function of a fit, and the search for its minimum."""
+
     constants: Constants
     observations: Sequence[Observation]
     adjustables: Sequence[Adjustable]
     noise: float
 
     def constants_at(self, values: Sequence[float]) -> Constants:
+        """The constants with these values of `Adjustable.applied`, one for each adjustable."""
         found = self.constants
         for adjustable, value in zip(self.adjustables, values, strict=True):
             found = adjustable.applied(found, value) if value else found

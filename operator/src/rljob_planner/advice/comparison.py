@@ -1,7 +1,8 @@
 """Compares a run with its plan: the seconds of each phase, and the bytes of each owner and at each boundary between the
 parts of a step.
 
-A phase that was only predicted, or only measured, has a row with one value.
+A phase whose seconds were only predicted, or only measured, has a row with one value. Memory has rows only for what was
+predicted and measured.
 """
 
 from __future__ import annotations
@@ -19,33 +20,37 @@ from rljob_planner.workload import RolloutLayout, Workload
 CPU_BLOCK_TOKENS = 128
 """Tokens of one block of vLLM's KV cache on CPUs (vLLM 0.32). Models with latent attention have fewer, some hybrid
 models more."""
-_STATE = ("parameters", "moments", "rollout weights")
+_STAYING_OWNERS = ("parameters", "moments", "rollout weights")
 """An owner whose name ends with one of these stays in memory after an update."""
-_REUSED = "engine activations"
-"""The owner that reuses memory which the process's allocator has kept after an update."""
+_REUSING_OWNER = "engine activations"
+"""The owner whose memory is taken from what the process's allocator has kept after an update."""
 _UPDATES = (Phase.UPDATE, Phase.CRITIC_UPDATE)
 
 
 def process_bytes(phases: Sequence[PhaseMemory], workload: Workload, layout: RolloutLayout | None) -> float:
-    """Predicted host memory of the fullest worker process of a pool on CPUs, including libraries
+    """Predicted bytes of the fullest worker process of a pool on CPUs, at their largest; including libraries
     (`Constants.process_bytes`). `layout`: the layout of the rollout; None if the pool does not generate."""
     written = written_cache_bytes(workload, layout) if layout is not None else 0.0
     caches = [part.num_bytes for phase in phases for part in phase.parts if part.owner == KV_CACHE]
-    # A sleeping KV cache keeps its pages until the system needs them (`engines/rollout/vllm_engine`).
-    lends = workload.rollout.is_vllm and workload.rollout.max_model_length < CPU_BLOCK_TOKENS
-    lent = min([written, *caches]) if lends else 0.0
+    # If no sequence can fill a block, a sleeping KV cache keeps its pages until the system needs them. Otherwise it
+    # returns them immediately (`engines/rollout/vllm_engine`).
+    keeps_pages = workload.rollout.is_vllm and workload.rollout.max_model_length < CPU_BLOCK_TOKENS
+    sleeping_cache = min([written, *caches]) if keeps_pages else 0.0
     # The process's allocator keeps memory that an update frees. It is assumed to keep all of it, although large tensors
     # may be returned to the system.
     updates = [phase for phase in phases if phase.phase in _UPDATES]
     freed = [sum(part.num_bytes for part in phase.parts if not _stays(part.owner)) for phase in updates]
-    kept = max(freed, default=0.0)
+    kept_after_updates = max(freed, default=0.0)
 
     def resident(phase: PhaseMemory) -> float:
+        """Memory of the process in this phase."""
         sizes = {part.owner: 0.0 for part in phase.parts}
         for part in phase.parts:
-            own = min(part.num_bytes, written) if part.owner == KV_CACHE else part.num_bytes
-            sizes[part.owner] += own if part.owner != _REUSED else 0.0
-        return sum(sizes.values()) + (0.0 if KV_CACHE in sizes else lent) + (0.0 if phase in updates else kept)
+            in_use = min(part.num_bytes, written) if part.owner == KV_CACHE else part.num_bytes
+            sizes[part.owner] += in_use if part.owner != _REUSING_OWNER else 0.0
+        cached = 0.0 if KV_CACHE in sizes else sleeping_cache
+        kept = 0.0 if phase in updates else kept_after_updates
+        return sum(sizes.values()) + cached + kept
 
     return max(map(resident, phases), default=0.0)
 
@@ -68,7 +73,7 @@ def _stays(owner: str) -> bool:
     """Whether the owner's memory stays after an update: state, or memory of the process itself."""
     if "gathered" in owner or "whole" in owner:
         return False
-    return owner.endswith(_STATE) or owner == "process" or "checkpoints" in owner or "on the host" in owner
+    return owner.endswith(_STAYING_OWNERS) or owner == "process" or "checkpoints" in owner or "on the host" in owner
 
 
 STEP = "step"
@@ -84,7 +89,8 @@ _BOUNDARIES: Mapping[Phase, tuple[str, ...]] = {
     Phase.UPDATE: ("during_forward_backward", "during_optimizer_step"),
     Phase.CHECKPOINT: ("during_save",),
 }
-"""By phase: the boundaries of docs/memory.md at which its memory is measured. The largest value counts."""
+"""By phase: the names of the metrics that measure its memory at boundaries (docs/memory.md). The largest value
+counts."""
 _OWNERS: Mapping[str, tuple[str, ...]] = {
     "actor parameters": ("parameters",),
     "actor gradients": ("gradients",),
@@ -94,6 +100,7 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     "ref parameters": ("reference",),
     "rewardModel parameters": ("reward_model",),
 }
+"""By owner: the names of the metrics whose sum is its measured memory."""
 _COUNTED_ON_CPUS = ("parameters", "moments", "gradients", "rollout weights", "KV cache")
 """On CPUs, the metrics count the memory of owners whose names end with one of these. Other memory is only a part of the
 size of the process."""
@@ -147,7 +154,7 @@ def compared_times(step: StepTime, facts: RunFacts) -> tuple[ComparedTime, ...]:
 
 def compared_memory(phases: Sequence[PhaseMemory], facts: RunFacts, process: float) -> tuple[ComparedMemory, ...]:
     """Compares the memory of the actor's pool, because the metrics measure this pool: owners, then boundaries, then the
-    worker process. `process`: the predicted bytes of the process.
+    worker process. `phases`: those of this pool. `process`: the predicted bytes of the process.
 
     The process is compared only on CPUs. On GPUs its memory is host memory, which the plan does not cover."""
     found = (*_owners(phases, facts), *_boundaries(phases, facts))

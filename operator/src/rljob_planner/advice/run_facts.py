@@ -21,14 +21,16 @@ _LEAST_SIGMA, _LARGEST_SIGMA = 0.01, 2.0
 
 @dataclass(frozen=True)
 class ObservedLengths:
-    """Lengths in tokens of one step, or means over several steps, with the shares of responses that were generated and
-    used."""
+    """Lengths in tokens of one step, or means over several steps; with the share of responses that were trained on, and
+    the factor by which dynamic sampling generated more."""
 
     prompt_mean: float
+    """0 if the metrics do not have it."""
     response_mean: float
-    """After truncation."""
+    """After truncation; 0 if the metrics do not have it."""
     response_max: float
-    """The longest response of a step. For several steps: the mean over the longest response of each step."""
+    """The longest response of a step; 0 if the metrics do not have it. For several steps: the mean over the longest
+    response of each step."""
     clip_ratio: float
     """Share of truncated responses."""
     trained_fraction: float = 1.0
@@ -43,7 +45,7 @@ class ObservedLengths:
         return cls(*map(fmean, zip(*map(astuple, steps), strict=True)))
 
     def token_lengths(self, planned: TokenLengths, num_responses: int) -> TokenLengths:
-        """These lengths in the planner's form. Limits come from `planned`, and also means that the metrics do not have.
+        """These lengths as `TokenLengths`. Limits, and means that the metrics do not have, come from `planned`.
         `num_responses`: responses per step."""
         prompt = _within(planned.prompt_max, self.prompt_mean, planned.prompt_mean)
         response = _within(planned.response_max, self.response_mean, planned.response_mean)
@@ -65,16 +67,18 @@ class ObservedLengths:
 
 
 def _within(limit: int, length: float, otherwise: float) -> float:
-    """The length, forced between 1 and `limit`; `otherwise` if it is 0, because the metrics do not have it."""
+    """`length`, but at least 1 and at most `limit`; `otherwise` if the metrics do not have this length (it is 0
+    then)."""
     return min(float(limit), max(1.0, length)) if length > 0 else otherwise
 
 
 def _sigma(mean: float, longest: float, num_responses: int) -> float:
-    """Standard deviation of the logarithm of the lengths of n responses, none of which is truncated.
+    """Standard deviation of the logarithm of the lengths of n responses, if none is truncated.
 
     The longest is approximately the quantile 1 - 1 / 2n, as in timing/lengths.py. With z, that quantile of the standard
     normal distribution, longest = exp(m + z s) and mean = exp(m + s^2 / 2) give s = z - sqrt(z^2 - 2 ln(longest /
-    mean)). If there is no solution, s = z is the nearest."""
+    mean)). If there is no solution, s = z is the nearest. The result is limited to the range from _LEAST_SIGMA to
+    _LARGEST_SIGMA."""
     if mean <= 0 or longest <= mean:
         return _LEAST_SIGMA
     z = _STANDARD.inv_cdf(1 - 0.5 / max(2, num_responses))
@@ -87,10 +91,10 @@ MetricsLine = Mapping[str, float]
 """One line of metrics.jsonl: metrics by name. `step` is the number of the step, from 1."""
 
 DURING_REWARDS = (OLD_LOGPROB, REF, VALUES)
-"""Phases during which rewards are computed."""
+"""Phases during which rewards are computed, if the passes do not wait for the scores."""
 NO_WAIT_SECONDS, NO_WAIT_SHARE = 0.01, 0.02
 """A wait for rewards counts as no wait if it is not longer than this many seconds, or than this share of the phases
-DURING_REWARDS. Requesting and fetching scores takes as long."""
+DURING_REWARDS. Even requesting and fetching scores takes as long as this."""
 STEP_SECONDS = "timing_s/step"
 
 
@@ -135,9 +139,10 @@ class RunFacts:
     first_memory: Mapping[str, float]
     """The same for the first step, which starts without the optimizer's moments."""
     token_imbalance: float | None
-    """Tokens of the busiest worker, divided by the mean over the workers. It is a mean over the steps."""
+    """Tokens of the busiest worker, divided by the mean over the workers; the mean of this over the steps. None if the
+    metrics do not have it."""
     has_gpu: bool
-    """Whether workers computed on GPUs. Only such workers report the rest of the memory that torch has allocated."""
+    """Whether workers computed on GPUs. Their metrics show this: only they have `memory/other_bytes_max`."""
     longest_prompt: float = 0.0
     """Tokens of the longest prompt; 0 if the metrics do not have it."""
 
@@ -159,8 +164,8 @@ class RunFacts:
 
 
 def facts_of(lines: Sequence[MetricsLine], batch_size: int, file: str = "metrics.jsonl") -> RunFacts:
-    """The measurements of a run with `batch_size` prompts per step. Several lines of one step are merged. `file` is
-    the name of their file in messages.
+    """The measurements of a run with `batch_size` prompts per step. Several lines of one step are merged. `file`: the
+    file of these lines, for messages.
 
     Raises:
         PlanError: there is no finished step.
@@ -189,7 +194,8 @@ def facts_of(lines: Sequence[MetricsLine], batch_size: int, file: str = "metrics
 
 
 def observed_workload(workload: Workload, facts: RunFacts | StepFacts) -> Workload:
-    """The job's work with the measured lengths and reward times of the run, or of one step, instead of assumed ones."""
+    """The job's work with measured lengths, shares and reward seconds instead of assumed ones: those of the run, or of
+    one step."""
     phases = {name: each.median if isinstance(each, Measured) else each for name, each in facts.phases.items()}
     seen = facts.lengths
     return replace(
@@ -202,9 +208,10 @@ def observed_workload(workload: Workload, facts: RunFacts | StepFacts) -> Worklo
 
 
 def workload_for_memory(workload: Workload, facts: RunFacts) -> Workload:
-    """The same as `observed_workload`, but for a comparison of memory. Rows have the mean length of the step that
-    trained on the most tokens, because the longest rows that a plan assumes hardly ever occur in a run. The longest
-    sequence of the engine has the longest prompt of the run, if the metrics have it."""
+    """The same as `observed_workload`, but for a comparison of memory. The longest row has the mean length in the step
+    that trained on the most tokens, times the share of responses that this step trained on; because rows as long as a
+    plan assumes hardly ever occur in a run. The longest sequence of the engine has the longest prompt of the run, if
+    the metrics have it."""
     steps = [each.lengths for each in facts.steps]
     fullest = max(steps, key=lambda each: each.trained_fraction * (each.prompt_mean + each.response_mean))
     observed = observed_workload(workload, facts)
@@ -220,9 +227,9 @@ def workload_for_memory(workload: Workload, facts: RunFacts) -> Workload:
 
 
 def _reward_seconds(workload: Workload, phases: Mapping[str, float]) -> float:
-    """Seconds of all rewards. `timing_s/reward` has only the time that the controller waited after the passes, which
-    ran at the same time (trainer, controller/training_step.py). If it did not wait, rewards took no longer than the
-    passes, and the result is 0."""
+    """Seconds of all rewards of a step. If passes ran at the same time, `timing_s/reward` has only the time that the
+    controller still waited after them (trainer, controller/training_step.py). If it did not wait, rewards took no
+    longer than the passes, and the result is 0, which means unknown."""
     waited = phases.get(REWARD, 0.0)
     if workload.waits_for_scores:
         return waited
@@ -253,6 +260,7 @@ def _step_facts(row: MetricsLine, batch_size: int) -> StepFacts:
 
 
 def _largest_memory(rows: Sequence[MetricsLine]) -> dict[str, float]:
+    """The largest value of each metric `memory/NAME_bytes_max`, by NAME."""
     found: dict[str, float] = {}
     for name, value in (item for row in rows for item in row.items()):
         short = name.removeprefix("memory/").removesuffix("_bytes_max")

@@ -1,5 +1,6 @@
 """Suggests changes that make the steps of a job shorter. Memory and time of each changed job are computed with the
-models of the plan. Only changes that help and fit are suggested. docs/tuning.md has a section about each change.
+models of the plan. Only changes that make steps shorter and fit into memory are suggested. docs/tuning.md has a section
+about each change.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from rljob_planner.workload import PlacedPool, Placement, Role, Workload
 LEAST_GAIN = 0.01
 """A change is suggested if its gain is at least this share of a step."""
 LEAST_GAIN_AT_A_PRICE = 0.03
-"""The same for changes that affect what is learned, or that need more GPUs."""
+"""The same for changes that affect learning, or that need more GPUs."""
 MOST_TOGETHER = 4
 """The largest number of changes that are combined."""
 NEARLY_AS_GOOD = 0.01
-"""If the gains of two values differ by less than this share of a step, the value nearer to the present one is
-suggested."""
+"""If the gains of two values of a field differ by less than this share of a step, the value nearer to the present one
+is suggested."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A change of one field, and its effect."""
+    """A suggested change of one field, and its effect."""
 
     changed: ChangedJob
     """The change, and the job with it."""
@@ -47,6 +48,7 @@ class Advice:
     """The phase with the smallest share of free memory, with the change."""
     verdict: Verdict
     more_gpus: int
+    """How many GPUs the changed job needs in addition."""
 
     @property
     def change(self) -> Change:
@@ -89,11 +91,11 @@ class RunReport:
 
 
 def advice_of(workload: Workload, placement: Placement, constants: Constants) -> tuple[Advice, ...]:
-    """For each field that helps, its best value. The largest gains come first; changes that affect learning, or that
-    need more GPUs, come last."""
+    """For each field that can make steps shorter, its best value. The largest gains come first; changes that affect
+    learning, or that need more GPUs, come last."""
     now = step_time(workload, placement, constants)
     verdict = verdict_of(all_phases(workload, placement, constants))
-    changes_by_field = (*faster_jobs(workload, placement), *_own_pools(workload, placement))
+    changes_by_field = (*faster_jobs(workload, placement), *_separate_pools(workload, placement))
     found = []
     for changes in changes_by_field:
         advice = [_advice(each, placement, now, constants) for each in changes]
@@ -117,23 +119,23 @@ def together(workload: Workload, placement: Placement, constants: Constants) -> 
     return tuple(found)
 
 
-def _own_pools(workload: Workload, placement: Placement) -> Iterator[tuple[ChangedJob, ...]]:
+def _separate_pools(workload: Workload, placement: Placement) -> Iterator[tuple[ChangedJob, ...]]:
     """Jobs in which a frozen model or the critic moves from the actor's pool to a separate pool of one node. The model
-    keeps its layout if the job file sets one."""
-    home = placement.pool_of(Role.ACTOR)
-    num_gpus, taken = home.gpus_per_node, {pool.name for pool in placement.pools}
+    keeps a shard size and a sequence parallelism that the job file sets."""
+    actor_pool = placement.pool_of(Role.ACTOR)
+    num_gpus, taken = actor_pool.gpus_per_node, {pool.name for pool in placement.pools}
     for role in (Role.REF, Role.CRITIC, Role.REWARD_MODEL):
-        name, now = role.lower(), home.layouts.get(role)
+        name, now = role.lower(), actor_pool.layouts.get(role)
         if now is None or workload.models[role].is_actor_without_adapters or name in taken:
             continue
         layout = now.resized(num_gpus)
-        pool = PlacedPool(name, 1, num_gpus, home.gpu, {role: layout})
+        pool = PlacedPool(name, 1, num_gpus, actor_pool.gpu, {role: layout})
         divides = num_gpus % layout.shard_size == num_gpus % layout.sequence_parallel == 0
         if divides and is_allowed(workload, role, layout):
-            rest = {each: other for each, other in home.layouts.items() if each is not role}
-            left = placement.with_pool(home, replace(home, layouts=rest))
-            change = Change(f"spec.roles.{role}.pool", pool.name, home.name)
-            yield (ChangedJob(change, workload, replace(left, pools=(*left.pools, pool)), "separate pools"),)
+            other_layouts = {each: other for each, other in actor_pool.layouts.items() if each is not role}
+            remaining = placement.with_pool(actor_pool, replace(actor_pool, layouts=other_layouts))
+            change = Change(f"spec.roles.{role}.pool", pool.name, actor_pool.name)
+            yield (ChangedJob(change, workload, replace(remaining, pools=(*remaining.pools, pool)), "separate pools"),)
 
 
 def _advice(changed: ChangedJob, placement: Placement, now: StepTime, constants: Constants) -> Advice:
@@ -156,12 +158,14 @@ def _advice(changed: ChangedJob, placement: Placement, now: StepTime, constants:
 
 
 def _waits(step: StepTime) -> dict[str, float]:
+    """By phase: the likely seconds that the controller waits for it."""
     return {phase.name: phase.waited.likely for phase in step.phases}
 
 
 def _best(changes: Sequence[Advice], now: StepTime, verdict: Verdict) -> Advice | None:
-    """The first of these changes of one field that is nearly as good as the best one that fits. If, by the model, the
-    job itself does not fit (although it has run), changes need not fit either."""
+    """Of these changes of one field, ordered by their distance from the present value: the first that is nearly as good
+    as the best one that fits. None if none gains enough. If the job itself does not fit by the planner's formulas
+    (although it has run), changes need not fit either."""
     allowed = [each for each in changes if each.verdict is not Verdict.TOO_LARGE or verdict is Verdict.TOO_LARGE]
     helpful = [each for each in allowed if each.share >= (LEAST_GAIN if each.is_free else LEAST_GAIN_AT_A_PRICE)]
     if not helpful:

@@ -1,4 +1,4 @@
-"""Memory of one GPU in each phase of a run, by owner, and changes that reduce it.
+"""Memory of one GPU in each phase of a run, by owner, and changes of the job that reduce this memory.
 
 Begin with `phases`, and read it beside the table of docs/memory.md. It adds up `train_state` (shards of parameters,
 gradients and moments), `train_passes` (the additional memory at the peak of a pass; `train_activations` has the bytes

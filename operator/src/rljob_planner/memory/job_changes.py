@@ -1,7 +1,7 @@
 """Changes of single fields of a job file, each with the job that has the change.
 
-`smaller_jobs` lists changes that need less memory (for `proposals`). `faster_jobs` lists changes that may make steps
-shorter (for `advice.tuning`). The contract accepts all of these jobs: sizes divide where they must (crds:
+`smaller_jobs` lists changes that may need less memory (for `proposals`). `faster_jobs` lists changes that may make
+steps shorter (for `advice.tuning`). The contract accepts all of these jobs: sizes divide where they must (crds:
 placement_rules.py, batch_size_rules.py). The caller computes memory and time of each changed job.
 """
 
@@ -30,11 +30,13 @@ MODEL_FIELDS = {
     Role.CRITIC: "spec.training.critic.model",
     Role.REWARD_MODEL: "spec.training.rewards[].rewardModel",
 }
+"""The field of the job file that has the settings of the role's model."""
 LORA_RANK = 16
 """Rank of the adapters if LoRA is proposed."""
-_MOST_TIMES = 8
+_MAX_SEQUENCE_PARALLEL_FACTOR = 8
 """The largest factor by which sequence parallelism is increased."""
 Job = tuple[Workload, Placement]
+"""A changed job."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,11 @@ class Change:
     field: str
     value: str
     before: str
+    """The present value; `none` for a job without LoRA."""
 
     @property
     def is_drastic(self) -> bool:
-        """Whether the changed job needs more GPUs, or trains adapters instead of all weights."""
+        """Whether the change adds nodes to a pool, or turns on LoRA."""
         return self.field.endswith((".nodes", ".lora"))
 
 
@@ -59,17 +62,17 @@ class ChangedJob:
     workload: Workload
     placement: Placement
     section: str = ""
-    """The section of docs/tuning.md that explains the change."""
+    """The section of docs/tuning.md that explains the change; empty if there is none."""
     changes_training: bool = False
     """Whether the change affects what the model learns."""
     direction: int = 0
-    """1 for values in the second direction of a field that may go down or up to need less memory."""
+    """If a field may go down or up, such as gpuMemoryUtilization: 0 for lower values, 1 for higher ones. Else 0."""
 
 
 def smaller_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[ChangedJob, ...]]:
-    """Changes that need less memory: for each field a ladder, that is, a list of changes, the smallest change first.
-    Fields are ordered by their cost: first those that cost little time, then more time, more GPUs, adapters instead of
-    full training."""
+    """Changes that may need less memory. For each field, and for each direction of its values, there is a ladder: a
+    list of changes, the smallest change first. Fields are ordered by their cost: first those that cost little time,
+    then those that cost more time, then more nodes, then LoRA."""
     for setting in _settings(workload, placement):
         yield from (setting.changed(values, at) for at, values in enumerate(setting.smaller) if values)
 
@@ -81,8 +84,8 @@ def faster_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[Chan
             yield setting.changed(sorted(setting.faster, key=setting.distance))
 
 
-def own_layouts(workload: Workload, placement: Placement) -> Iterator[tuple[PlacedPool, Role, TrainLayout]]:
-    """The layout of each train role, with its pool. A reference that is the actor's model is left out, because it has
+def model_layouts(workload: Workload, placement: Placement) -> Iterator[tuple[PlacedPool, Role, TrainLayout]]:
+    """Each train role with its pool and its layout. A reference that is the actor's model is left out, because it has
     the actor's layout."""
     for pool in placement.pools:
         for role, layout in pool.layouts.items():
@@ -128,10 +131,12 @@ class _Setting:
 
     field: str
     now: int
+    """The present value. For a field that is on or off: 1 or 0."""
     job: Callable[[int], Job]
     """Returns the job with this value of the field."""
     smaller: Sequence[Sequence[int]] = ()
-    """Lists of values that need less memory, the smallest change first. Some fields have one list in each direction."""
+    """Lists of values that may need less memory, the smallest change first. A field whose value may go down or up has
+    two lists."""
     faster: Sequence[int] = ()
     """Values that may make steps shorter, in any order."""
     section: str = ""
@@ -140,6 +145,7 @@ class _Setting:
     """Returns the value as it is written in the file."""
 
     def changed(self, values: Sequence[int], direction: int = 0) -> tuple[ChangedJob, ...]:
+        """The jobs with these values of the field."""
         changes = {each: Change(self.field, self.text(each), self.text(self.now)) for each in values}
         return tuple(
             ChangedJob(change, *self.job(each), self.section, self.changes_training, direction)
@@ -156,6 +162,7 @@ _Settings = Iterator[_Setting]
 
 
 def _settings(workload: Workload, placement: Placement) -> _Settings:
+    """The settings of the job, in the order of what their `smaller` values cost."""
     every = (_of_engine, _of_batches, _of_shards, _of_models, _of_parallelism, _of_pools, _of_adapters)
     return chain.from_iterable(each(workload, placement) for each in every)
 
@@ -191,9 +198,11 @@ def _of_engine(workload: Workload, placement: Placement) -> _Settings:
     field, section = f"{path}.maxNumSequences", "sequences at once"
     yield _Setting(field, now, lambda value: job(replace(rollout, max_sequences=value)), (fewer,), more, section)
     # Checkpoints and evaluations need a weight sync in the same step (crds: algorithm_rules.py).
-    fixed = [each for each in (workload.checkpoint_every_steps, workload.evaluation_every_steps) if each is not None]
+    intervals = [
+        each for each in (workload.checkpoint_every_steps, workload.evaluation_every_steps) if each is not None
+    ]
     now = rollout.sync_every_steps
-    rarer = [each for each in (2 * now, 4 * now) if not any(other % each for other in fixed)]
+    rarer = [each for each in (2 * now, 4 * now) if not any(other % each for other in intervals)]
     field, section = f"{path}.syncEverySteps", "weight sync"
     syncs = {each: job(replace(rollout, sync_every_steps=each)) for each in rarer}
     yield _Setting(field, now, syncs.__getitem__, (), rarer, section, True)
@@ -201,15 +210,15 @@ def _of_engine(workload: Workload, placement: Placement) -> _Settings:
 
 def _of_batches(workload: Workload, placement: Placement) -> _Settings:
     now = workload.max_tokens_per_micro_batch
-    shares = [layout.sequence_parallel for pool in placement.pools for layout in pool.layouts.values()]
+    ranks_per_row = [layout.sequence_parallel for pool in placement.pools for layout in pool.layouts.values()]
     # The ranks that share a row must together have room for the longest row.
-    least = -(-workload.lengths.longest_row // min(shares, default=1))
+    least = -(-workload.lengths.longest_row // min(ranks_per_row, default=1))
     fewer = [each for each in (*(now >> power for power in range(1, 20) if now >> power > least), least) if each < now]
     more, section = [now << power for power in range(1, 6)], "tokens of a micro-batch"
     jobs = {each: (replace(workload, max_tokens_per_micro_batch=each), placement) for each in (*fewer, *more)}
     yield _Setting("spec.training.maxTokensPerMicroBatch", now, jobs.__getitem__, (fewer,), more, section)
     mini_batch, batch = workload.mini_batch_size, workload.batch_size
-    layouts = own_layouts(workload, placement)
+    layouts = model_layouts(workload, placement)
     ranks = [layout.num_data_ranks for _, role, layout in layouts if workload.models[role].is_trained]
 
     def job(value: int) -> Job:
@@ -225,7 +234,7 @@ def _of_batches(workload: Workload, placement: Placement) -> _Settings:
 
 
 def _of_shards(workload: Workload, placement: Placement) -> _Settings:
-    for pool, role, layout in own_layouts(workload, placement):
+    for pool, role, layout in model_layouts(workload, placement):
         now = layout.shard_size
         layouts = {each: replace(layout, shard_size=each) for each in divisors(layout.num_gpus) if each != now}
         jobs = _with_layouts(workload, placement, pool, role, layouts)
@@ -238,7 +247,7 @@ def _of_models(workload: Workload, placement: Placement) -> _Settings:
     costs the least."""
 
     def switch(field: str, role: Role, model: TrainModel, *, is_on: bool, section: str = "") -> _Setting:
-        """A setting that turns the field on (`is_on`) or off. With a `section` it saves time, without one it saves
+        """A setting that turns the field on (`is_on`) or off. With a `section` this saves time, without one it saves
         memory."""
         job, values = (workload.with_model(role, model), placement), [int(is_on)]
         smaller, faster = ((), values) if section else ((values,), ())
@@ -252,8 +261,9 @@ def _of_models(workload: Workload, placement: Placement) -> _Settings:
         if model.defers_reduction:
             yield switch(f"spec.roles.{role}.{defers}", role, replace(model, defers_reduction=False), is_on=False)
         for field, changed in offload_changes(workload, role, is_on=True):
-            has_gradients = changed.offload.gradients and not model.offload.gradients
-            if not (has_gradients and (model.defers_reduction or layout.num_replicas > 1)):
+            turns_on_gradients = changed.offload.gradients and not model.offload.gradients
+            # The contract rejects offloaded gradients with deferred reduction, and with several copies.
+            if not (turns_on_gradients and (model.defers_reduction or layout.num_replicas > 1)):
                 yield switch(field, role, changed, is_on=True)
         for field, changed in offload_changes(workload, role, is_on=False):
             yield switch(field, role, changed, is_on=False, section="offload")
@@ -301,9 +311,10 @@ def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:
 
         larger = [each for each in sizes if each > now]
         yield _Setting("spec.roles.rollout.tensorParallel", now, job, (larger,), sizes, "tensor parallelism")
-    for pool, role, layout in own_layouts(workload, placement):
+    for pool, role, layout in model_layouts(workload, placement):
         now, shape = layout.sequence_parallel, workload.models[role].shape
-        sizes = [each for each in divisors(layout.num_gpus) if each <= _MOST_TIMES * now and shape.spreads_over(each)]
+        sizes = [each for each in divisors(layout.num_gpus) if each <= _MAX_SEQUENCE_PARALLEL_FACTOR * now]
+        sizes = [each for each in sizes if shape.spreads_over(each)]
         layouts = {each: replace(layout, sequence_parallel=each) for each in sizes if each != now}
         jobs = _with_layouts(workload, placement, pool, role, layouts)
         larger, smaller = [each for each in jobs if each > now], [each for each in jobs if each < now]
@@ -312,7 +323,7 @@ def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:
 
 
 def _of_pools(workload: Workload, placement: Placement) -> _Settings:
-    """More nodes."""
+    """More nodes for each pool."""
     for index, pool in enumerate(placement.pools):
         larger = {factor * pool.nodes: _larger(pool, factor) for factor in (2, 4, 8, 16)}
         jobs = {nodes: (workload, placement.with_pool(pool, each)) for nodes, each in larger.items()}
@@ -355,8 +366,8 @@ def _larger(pool: PlacedPool, factor: int) -> PlacedPool:
 def _with_layouts(
     workload: Workload, placement: Placement, pool: PlacedPool, role: Role, layouts: Mapping[int, TrainLayout]
 ) -> dict[int, Job]:
-    """The job with each of these layouts of a role, by the layout's number. Layouts that the contract rejects are left
-    out. A reference that is the actor's model gets the actor's layout."""
+    """The job with each of these layouts of a role. `layouts`: by the new value of the field, as in the result. Layouts
+    that the contract rejects are left out. A reference that is the actor's model gets the actor's layout."""
     reference = workload.models.get(Role.REF)
     both = role is Role.ACTOR and reference is not None and reference.is_actor_without_adapters
     roles = (role, Role.REF) if both else (role,)

@@ -33,7 +33,8 @@ class Proposal:
     """The phase with the smallest share of free memory, over all pools."""
     verdict: Verdict
     missing: float
-    """Bytes that all phases lack: to fit or, if the job hardly fits, to leave a tenth of the memory free."""
+    """Bytes that are missing, summed over all phases. If the job without changes does not fit: bytes that a phase lacks
+    to fit. If that job is tight: bytes that a phase lacks to leave a tenth of the memory free."""
     step_seconds: Seconds | None = None
     """Seconds of a step of the changed job, if they were computed."""
 
@@ -43,9 +44,10 @@ class Proposals:
     """The result of a search."""
 
     fitting: tuple[Proposal, ...] = ()
-    """Proposals that make the job fit, or give it more room. Gentle ones come before drastic ones (more GPUs, LoRA)."""
+    """Proposals that make the job fit or, if it is tight, leave a tenth free. Gentle ones come before drastic ones
+    (more nodes, LoRA)."""
     nearest_miss: Proposal | None = None
-    """If no proposal makes the job fit: the one that comes closest."""
+    """If changes were tried and none is enough: the changes that come closest."""
 
 
 def fullest_phase(phases: Iterable[PhaseMemory]) -> PhaseMemory:
@@ -66,8 +68,8 @@ def find_proposals(
     workload: Workload, placement: Placement, constants: Constants, *, with_combinations: bool = True
 ) -> Proposals:
     """Proposals that make the job fit or, if it hardly fits, leave a tenth of the memory free; none if a tenth is free
-    already. With `with_combinations`, changes are combined if no single gentle one is enough; that takes ten times as
-    long."""
+    already. With `with_combinations`, changes are combined if no single gentle one is enough; that takes about ten
+    times as long."""
     return _Search(workload, placement, constants).found(with_combinations=with_combinations)
 
 
@@ -116,8 +118,11 @@ class _Search:
     def _together(
         self, workload: Workload, placement: Placement, missing: float, changes: tuple[Change, ...] = ()
     ) -> list[Proposal]:
-        """Combines up to MAX_CHANGES changes. Greedy: each round adds the change after which the fewest bytes are
-        missing, so not all combinations are tried."""
+        """Combines up to MAX_CHANGES changes into one proposal, in a list; empty if they are not enough. Each round
+        adds the change after which the fewest bytes are missing, so not all combinations are tried.
+
+        `missing`: the missing bytes of this job, which already has `changes`.
+        """
         fields = {change.field for change in changes}
         changed = [each for ladder in smaller_jobs(workload, placement) for each in ladder]
         proposals = [self._proposal(each, *changes) for each in changed if each.change.field not in fields]
@@ -138,14 +143,17 @@ class _Search:
         return proposal
 
     def _missing(self, phases: Iterable[PhaseMemory]) -> float:
+        """See `Proposal.missing`."""
         return sum(max(0.0, self.margin * phase.limit - phase.spare) for phase in phases)
 
     def _is_better(self, proposal: Proposal) -> bool:
+        """Whether the proposal has a better verdict than the job without changes."""
         order = (Verdict.FITS, Verdict.TIGHT, Verdict.TOO_LARGE)
         return order.index(proposal.verdict) < order.index(self.verdict)
 
     def _gentlest(self, ladder: Sequence[Proposal]) -> list[Proposal]:
-        """The first value of a ladder that leaves a tenth of the memory free, else the first value that fits."""
+        """In a list: the first proposal of a ladder that leaves a tenth of the memory free, else the first one that
+        fits. Empty if there is none."""
         better = [proposal for proposal in ladder if self._is_better(proposal)]
         roomy = [proposal for proposal in better if proposal.verdict is Verdict.FITS]
         return (roomy or better)[:1]

@@ -3,7 +3,7 @@
 The decoder layer is that of transformers 5.19: norms in float32, rotary positions, attention that keeps no matrix of
 scores (trainer, attention_kernels.py), and a gated MLP, or experts as two grouped products. The terms of the sums are
 the tensors that autograd saves, in the order of the layer's forward pass. Torch's memory tracker finds the same bytes
-(docs/planning.md).
+(docs/architecture/planner-formulas.md).
 
 The package's docstring explains the letters of formulas. Sizes are in bytes per token, unless stated otherwise.
 """
@@ -17,7 +17,7 @@ from rljob_planner.model_shape import ModelShape
 from rljob_planner.workload import Head, TrainModel
 
 _SUM_BYTES = 4
-"""Bytes of an element in norms, softmax and sums over tiles, which are float32."""
+"""Bytes of an element in norms, softmax and sums over tiles, which are computed in float32."""
 GPU_TILE_BYTES = 128 * 2**20
 CPU_TILE_BYTES = 4 * 2**20
 """Bytes of a tile of logits, on GPUs and on CPUs (trainer, engines/train/token_logprobs.py)."""
@@ -53,23 +53,24 @@ def layer_bytes(model: TrainModel, *, has_experts: bool, exchanges_heads: bool) 
     if has_experts:
         mlp, in_mlp, mlp_forward = _experts(shape, m, is_whole=is_whole)
     else:
-        mlp, in_mlp, mlp_forward = (m * each * shape.dense_width for each in (4, 2, 3))
-    adapters = m * model.lora.rank * model.lora.num_layers / shape.num_layers if model.lora else 0.0
-    sums = 5 * _SUM_BYTES
-    of_queries = (sums if shape.has_qk_norm else 2 * m) * query
+        mlp, in_mlp, mlp_forward = (m * tensors * shape.dense_width for tensors in (4, 2, 3))
+    adapters = m * model.lora.rank * model.lora.num_linear_layers / shape.num_layers if model.lora else 0.0
+    # In the backward pass of a norm: five float32 tensors.
+    in_norm = 5 * _SUM_BYTES
+    of_queries = (in_norm if shape.has_qk_norm else 2 * m) * query
     forward = (m + 2 * _SUM_BYTES) * query if shape.has_qk_norm else 4 * m * query
     return LayerBytes(
         kept=2 * norm + attention + mlp + adapters,
         in_mlp=in_mlp + m * hidden,
         in_attention=norm + attention + of_queries + 2 * m * hidden,
-        at_end=norm + sums * hidden + m * hidden,
+        at_end=norm + in_norm * hidden + m * hidden,
         forward=3 * m * hidden + max(m * hidden + mlp_forward, forward),
     )
 
 
 def _experts(shape: ModelShape, m: int, *, is_whole: bool) -> tuple[float, float, float]:
     """Bytes per token of the MLP in a layer with experts: those that are kept, the additional ones in the backward
-    pass, and those in a forward pass without backward. They are for k experts with copies of their inputs and outputs,
+    pass, and those in a forward pass without backward. Counted are k experts with copies of their inputs and outputs,
     the router's choice, and the shared expert."""
     chosen = shape.experts_per_token
     width = chosen * shape.mlp_size + shape.shared_expert_size
@@ -84,9 +85,11 @@ class HeadBytes(NamedTuple):
     """Bytes of the output head for all tokens of a micro-batch, in addition to those that the layers keep."""
 
     backward: float
+    """In the head's forward and backward pass."""
     norm: float
     """In the backward pass of the last norm, which follows that of the head."""
     forward: float
+    """In a forward pass without backward."""
 
 
 def head_bytes(model: TrainModel, num_tokens: int, *, is_cpu: bool) -> HeadBytes:

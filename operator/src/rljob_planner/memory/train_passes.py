@@ -1,7 +1,7 @@
-"""Peak memory of a train engine's passes. Memory is computed at several moments of an update, or of a pass without
-backward, and the largest sum is the peak.
+"""Peak memory of a train engine's passes. Memory is computed at several points of an update, or of a pass without
+backward; the largest of them is the peak. Moments are those of AdamW.
 
-The moments of an update in their order, with files of the trainer (engines/train):
+The points of an update in their order, with files of the trainer (engines/train):
 
 1. The root's parameters are gathered. They are one unit of FSDP2, which leaves them gathered until the end
    (`sharded_model.py`).
@@ -36,8 +36,8 @@ from rljob_planner.plan_types import Part, Parts
 from rljob_planner.workload import MASTER_BYTES, Head, TrainLayout, TrainModel, Workload
 
 
-class _Moment(NamedTuple):
-    """Bytes at one moment of a pass, beside the state that stays on the device."""
+class _Point(NamedTuple):
+    """Bytes at one point of a pass, in addition to the state that stays on the device."""
 
     name: str
     activations: float = 0.0
@@ -47,7 +47,7 @@ class _Moment(NamedTuple):
     gradients: float = 0.0
     """Shards of gradients; with deferred reduction, the whole gradients that are kept instead."""
     moments: float = 0.0
-    """Offloaded moments that are loaded for the optimizer step."""
+    """AdamW's moments, if they are offloaded and loaded for the optimizer step."""
 
     @property
     def total(self) -> float:
@@ -67,7 +67,8 @@ def train_peak(model: TrainModel, layout: TrainLayout, micro_batch_tokens: int, 
 
 @lru_cache(maxsize=4096)
 def scoring_peak(model: TrainModel, layout: TrainLayout, micro_batch_tokens: int, *, is_cpu: bool = False) -> Parts:
-    """The peak of passes without backward. Moments are in memory unless they are offloaded; gradients are not."""
+    """The peak of passes without backward. AdamW's moments are in memory unless they are offloaded; there are no
+    gradients."""
     passes = _Passes(model, layout, micro_batch_tokens, is_cpu=is_cpu)
     return passes.peak(passes.of_scoring())
 
@@ -81,8 +82,8 @@ def tokens_of_rank(workload: Workload, layout: TrainLayout, num_prompts: int) ->
 
 
 class _Passes:
-    """Computes the moments of passes. All sizes are in bytes. A list with two entries is for a layer without experts
-    and for a layer with experts."""
+    """Computes the points of passes. All sizes are in bytes. A list with two entries is for a layer without experts and
+    for a layer with experts."""
 
     def __init__(self, model: TrainModel, layout: TrainLayout, num_tokens: int, *, is_cpu: bool) -> None:
         self.model, self.layout, self.num_tokens, self.is_cpu = model, layout, num_tokens, is_cpu
@@ -94,10 +95,12 @@ class _Passes:
         self.root = m * gathered_elements(model.root_tensors, shards)
         self.units = [m * (each + adapters) for each in base]
         """Parameters of a whole layer."""
+        # Elements of a whole layer that have a gradient, if the model is trained.
         self.trained = [adapters, adapters] if model.lora is not None else base
         self.has_buffers = shards > 1
         """Whether gathering needs a buffer. A single rank does not need one."""
         self.input = m * shape.hidden_size * num_tokens
+        """A layer's input."""
         exchanges = layout.sequence_parallel > 1
         self.layers = [layer_bytes(model, has_experts=each, exchanges_heads=exchanges) for each in kinds]
         self.head = head_bytes(model, num_tokens, is_cpu=is_cpu)
@@ -105,11 +108,11 @@ class _Passes:
         self.head_gradient = m * rows * shape.hidden_size if model.is_wholly_trained else 0
         """The whole gradient of the output head, from the start of the backward pass."""
         # self.kept[i]: bytes that are kept from the forward to the backward pass for everything before layer i. They
-        # are inputs of all layers (rotary positions, token positions, tokens), and activations of the layers before.
+        # are tensors that all layers use (rotary positions, token positions, tokens), and what the layers before keep.
         self.kept = [num_tokens * float(2 * m * shape.head_size + 4 * 8)]
         for number in range(shape.num_layers):
-            own = self.input if self.is_recomputed(number) else self.layers[self.has_experts(number)].kept * num_tokens
-            self.kept.append(self.kept[-1] + own)
+            whole = self.layers[self.has_experts(number)].kept * num_tokens
+            self.kept.append(self.kept[-1] + (self.input if self.is_recomputed(number) else whole))
 
     def has_experts(self, number: int) -> bool:
         return self.model.shape.has_experts and number >= self.model.shape.num_dense_layers
@@ -117,33 +120,34 @@ class _Passes:
     def is_recomputed(self, number: int) -> bool:
         return self.model.checkpoints_activations and number % self.model.checkpoints_every_nth_layer == 0
 
-    def peak(self, passing: Iterator[_Moment]) -> Parts:
-        """The largest of these moments together with the state, and its parts by owner."""
+    def peak(self, candidates: Iterator[_Point]) -> Parts:
+        """The state together with the bytes at the largest of these points, by owner."""
         model, layout, tokens, m = self.model, self.layout, self.num_tokens, self.model.compute_bytes
-        moment = max(passing, key=lambda each: each.total)
+        point = max(candidates, key=lambda each: each.total)
         parameters, moments = parameters_part(model, layout), moments_part(model, layout)
-        own_moments = 0 if model.offload.optimizer else moments.num_bytes
-        whole = f"{m} bytes per element, {MASTER_BYTES} while summed over ranks (peak: {moment.name})"
+        resident_moments = 0 if model.offload.optimizer else moments.num_bytes
+        whole = f"{m} bytes per element, {MASTER_BYTES} while summed over ranks (peak: {point.name})"
         gathered = f"{m} x {self.root / m:.4g} (root) + gathered layers + buffers"
-        activations = f"{tokens:,} tokens x {moment.activations / tokens:,.0f} bytes (peak: {moment.name})"
+        activations = f"{tokens:,} tokens x {point.activations / tokens:,.0f} bytes (peak: {point.name})"
         parts = (
             parameters,
-            Part("moments", own_moments + moment.moments, moments.formula),
-            Part("gradients", moment.gradients, self.gradients_formula(moment.gradients)),
-            Part("gathered parameters", moment.gathered, gathered),
-            Part("whole gradients", moment.whole_gradients, whole),
-            Part("activations", moment.activations, activations),
+            Part("moments", resident_moments + point.moments, moments.formula),
+            Part("gradients", point.gradients, self.gradients_formula(point.gradients)),
+            Part("gathered parameters", point.gathered, gathered),
+            Part("whole gradients", point.whole_gradients, whole),
+            Part("activations", point.activations, activations),
         )
         return tuple(part for part in parts if part.num_bytes)
 
-    def of_update(self) -> Iterator[_Moment]:
+    def of_update(self) -> Iterator[_Point]:
+        """The points of an update that can be its peak."""
         num_layers, kept = self.model.shape.num_layers, self.kept[-1]
         gradients = self.gradients(num_layers)
         at_head = self.root + self.next_layer(num_layers)
         yield self.gathering(gradients)
         for share, head in self.heads():
-            yield _Moment("output head", share * kept + head.backward, at_head, self.head_gradient, gradients)
-        yield _Moment("last norm", kept + self.head.norm, at_head, self.head_gradient, gradients)
+            yield _Point("output head", share * kept + head.backward, at_head, self.head_gradient, gradients)
+        yield _Point("last norm", kept + self.head.norm, at_head, self.head_gradient, gradients)
         # The backward pass frees activations layer by layer, so only the last layers can be the peak. With offload,
         # gradients grow during the backward pass, so the first layer can be the peak, too.
         every = self.model.checkpoints_every_nth_layer if self.model.checkpoints_activations else 1
@@ -153,28 +157,30 @@ class _Passes:
         if self.model.lora is None:
             yield from self.end_of_backward()
         moments = moments_part(self.model, self.layout).num_bytes if self.model.offload.optimizer else 0
-        yield _Moment("optimizer step", gradients=self.gradient_shards, moments=moments)
+        yield _Point("optimizer step", gradients=self.gradient_shards, moments=moments)
 
-    def of_scoring(self) -> Iterator[_Moment]:
+    def of_scoring(self) -> Iterator[_Point]:
+        """The points of a pass without backward that can be its peak."""
         last = self.model.shape.num_layers - 1
         yield self.gathering(0.0)
         for kind in {self.has_experts(0), self.has_experts(last)}:
             # As in `gathering`, but the sharded copy of this layer in the buffer is already freed.
             unit = self.units[kind]
             buffer = unit if self.has_buffers else 0
-            yield _Moment("gathering a layer", 2 * self.input, self.root + unit + 2 * buffer)
+            yield _Point("gathering a layer", 2 * self.input, self.root + unit + 2 * buffer)
             forward = self.layers[kind].forward * self.num_tokens
-            yield _Moment("activations of a layer", forward, self.root + unit + buffer)
+            yield _Point("activations of a layer", forward, self.root + unit + buffer)
         for _, head in self.heads():
-            yield _Moment("output head", head.forward, self.root + self.units[self.has_experts(last)])
+            yield _Point("output head", head.forward, self.root + self.units[self.has_experts(last)])
 
-    def gathering(self, gradients: float) -> _Moment:
-        """The moment when the root is gathered. The root's buffer is kept until the first layer's parameters are copied
-        out of their own buffer (torch, `FSDPParamGroup.wait_for_unshard`)."""
+    def gathering(self, gradients: float) -> _Point:
+        """The point at which the root is gathered. The root's buffer is kept until the first layer's parameters are
+        copied out of their own buffer (torch, `FSDPParamGroup.wait_for_unshard`)."""
         gathered = self.root + self.units[self.has_experts(0)]
-        return _Moment("gathering the root", self.input, (2 if self.has_buffers else 1) * gathered, 0.0, gradients)
+        return _Point("gathering the root", self.input, (2 if self.has_buffers else 1) * gathered, 0.0, gradients)
 
-    def of_layer(self, number: int) -> Iterator[_Moment]:
+    def of_layer(self, number: int) -> Iterator[_Point]:
+        """The points of the backward pass of layer `number`."""
         kind, model, tokens = self.has_experts(number), self.model, self.num_tokens
         layer, m, gradients = self.layers[kind], model.compute_bytes, self.gradients(number + 1)
         before = self.kept[number]
@@ -192,52 +198,53 @@ class _Passes:
         all_gradients = whole + m * self.trained[kind]
         # The gradient of the down projection comes first in a dense layer.
         down_gradient = 0 if kind or model.lora is not None else m * model.shape.hidden_size * model.shape.dense_width
-        yield _Moment("MLP of a layer", in_layer + layer.in_mlp * tokens, gathered, whole + down_gradient, gradients)
-        yield _Moment("attention of a layer", before + layer.in_attention * tokens, gathered, all_gradients, gradients)
-        yield _Moment("end of a layer", before + layer.at_end * tokens, gathered, all_gradients, gradients)
+        yield _Point("MLP of a layer", in_layer + layer.in_mlp * tokens, gathered, whole + down_gradient, gradients)
+        yield _Point("attention of a layer", before + layer.in_attention * tokens, gathered, all_gradients, gradients)
+        yield _Point("end of a layer", before + layer.at_end * tokens, gathered, all_gradients, gradients)
 
-    def end_of_backward(self) -> Iterator[_Moment]:
-        """The moments when the root's gradients are summed over ranks."""
+    def end_of_backward(self) -> Iterator[_Point]:
+        """The points at which the root's gradients are summed over ranks."""
         model, shards, root = self.model, self.layout.shard_size, self.model.root_tensors
         gradients = gradient_bytes(model, self.layout)
         trained = model.compute_bytes * shard_elements(root)
         both = trained + (self.head_gradient if model.shape.ties_head and model.head is Head.TOKENS else 0)
-        yield _Moment("end of backward", 0.0, self.root, both + self.reduced(0), gradients)
+        yield _Point("end of backward", 0.0, self.root, both + self.reduced(0), gradients)
         in_sums = MASTER_BYTES * gathered_elements(root, shards)
         if model.defers_reduction:
             # In memory: the sum over micro-batches, and its sum over ranks. The layers' gradients are already reduced.
-            yield _Moment("end of backward", 0.0, 0.0, 2 * in_sums, self.gradient_shards)
+            yield _Point("end of backward", 0.0, 0.0, 2 * in_sums, self.gradient_shards)
         else:
             # The whole gradients are copied, then freed. After that, memory for the sum is allocated.
-            yield _Moment("end of backward", 0.0, 0.0, in_sums + max(trained, in_sums / shards), gradients)
+            yield _Point("end of backward", 0.0, 0.0, in_sums + max(trained, in_sums / shards), gradients)
 
     def gradients(self, number: int) -> float:
-        """Bytes of gradient shards when the backward pass of the second micro-batch reaches layer `number`. With
-        offload, the device holds only gradients of this micro-batch, for the layers whose backward pass is done."""
+        """Bytes of gradients (`_Point.gradients`) when the backward pass of the second micro-batch reaches layer
+        `number`. With offload, the device holds only gradients of this micro-batch, for the layers whose backward pass
+        is done."""
         if not self.model.offload.gradients:
             return gradient_bytes(self.model, self.layout)
         return self.gradient_shards * (1 - number / self.model.shape.num_layers)
 
     def gradients_formula(self, num_bytes: float) -> str:
-        whole = f"{MASTER_BYTES} x {self.model.num_trained:.4g}"
+        whole = f"{MASTER_BYTES} x {self.model.num_trained_parameters:.4g}"
         if num_bytes > self.gradient_shards:
             return f"{whole}, not yet reduced"
         shards = f"{whole} / {self.layout.shard_size}"
         return shards if num_bytes == self.gradient_shards else f"{shards} x {num_bytes / self.gradient_shards:.2g}"
 
     def heads(self) -> Iterator[tuple[float, HeadBytes]]:
-        """The cases of the output head, each with its share of all tokens: the head for all tokens, and the head for
-        the largest number of tokens whose logits are computed without tiles."""
+        """The two cases in which the output head can need the most memory, each with its share of all tokens: all
+        tokens, and the largest number of tokens whose logits are computed without tiles."""
         yield 1.0, self.head
         fewer = self.model.whole_logits_tokens
         if fewer < self.num_tokens and self.model.head is Head.TOKENS:
             yield fewer / self.num_tokens, head_bytes(self.model, fewer, is_cpu=self.is_cpu)
 
     def next_layer(self, number: int) -> float:
-        """Bytes of the next layer of the backward pass, `number` - 1, which is gathered early into its buffer."""
+        """Bytes of the layer that the backward pass reaches next, `number` - 1. Its parameters are gathered early."""
         return self.units[self.has_experts(number - 1)] if number and self.has_buffers else 0
 
     def reduced(self, number: int) -> float:
-        """Bytes of a layer's gradients in float32 while they are summed over ranks. They are kept until those of the
-        layer before are reduced. 0 with deferred reduction, where they replace the whole gradients."""
+        """Bytes of a layer's gradients in float32 while they are summed over ranks. They are kept until the gradients
+        of layer `number` - 1 are summed. 0 with deferred reduction, where they replace the whole gradients."""
         return 0 if self.model.defers_reduction else MASTER_BYTES * self.trained[self.has_experts(number)]

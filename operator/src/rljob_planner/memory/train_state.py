@@ -24,15 +24,15 @@ def trained_shard_elements(model: TrainModel, layout: TrainLayout) -> int:
 
 
 def gradient_bytes(model: TrainModel, layout: TrainLayout) -> int:
-    """Bytes of gradients at the end of a micro-batch. They are shards. With deferred reduction they are whole
+    """Bytes of a rank's gradients at the end of a micro-batch: those of its shards or, with deferred reduction, whole
     gradients, which are kept until the last micro-batch of the update."""
     if model.defers_reduction:
-        return MASTER_BYTES * model.num_trained
+        return MASTER_BYTES * model.num_trained_parameters
     return MASTER_BYTES * trained_shard_elements(model, layout)
 
 
 def parameters_part(model: TrainModel, layout: TrainLayout) -> Part:
-    """Shards of the base model and of its adapters."""
+    """Shards of the base model and of its adapters. 0 bytes for a reference that is the actor's model."""
     formula = f"{_base_bytes(model)} x {model.num_parameters:.4g} / {layout.shard_size}"
     if model.lora is not None:
         formula += f" + {MASTER_BYTES} x {model.lora.num_parameters:.4g} / {layout.shard_size}"
@@ -42,14 +42,14 @@ def parameters_part(model: TrainModel, layout: TrainLayout) -> Part:
 
 
 def moments_part(model: TrainModel, layout: TrainLayout) -> Part:
-    """Shards of both moments. Moments exist after the first update."""
-    formula = f"{2 * MASTER_BYTES} x {model.num_trained:.4g} / {layout.shard_size}"
+    """Shards of both moments, which exist from the first update on."""
+    formula = f"{2 * MASTER_BYTES} x {model.num_trained_parameters:.4g} / {layout.shard_size}"
     return Part("moments", 2 * MASTER_BYTES * trained_shard_elements(model, layout), formula)
 
 
 def host_bytes(model: TrainModel, layout: TrainLayout) -> tuple[Part, ...]:
-    """The largest state that offload moves to host memory. Pinned buffers may take up to twice as much
-    (docs/memory.md)."""
+    """The state that offload moves to host memory, at its largest; only parts whose offload is on. Pinned buffers may
+    take up to twice as much (docs/memory.md)."""
     gradients = Part("gradients", MASTER_BYTES * trained_shard_elements(model, layout))
     parts = {
         parameters_part(model, layout): model.offload.parameters,

@@ -2,9 +2,9 @@
 nodes of each group. Nodes of one type have the same GPU type and the same number of GPUs.
 
 The enumeration is that of HybridFlow (arXiv 2409.19256v2, section 6): the time of a step depends on the slowest pool of
-each stage. The search is branch and bound, so the result is the same as if all arrangements were tried. The lower bound
-of a branch is the cost of these times: for a group whose pool is chosen, the times of that pool; for each other group,
-in each stage, the shortest time of any of its options.
+each stage. The search is branch and bound, so the result is the same as if all arrangements were tried. A branch has
+chosen the pools of some groups. Its lower bound is the cost that follows if each other group takes, in each stage, the
+shortest time of any of its options.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rljob_planner.timing.step import StageSeconds
 from rljob_planner.workload import Role, Schedule, can_run
 
 TIE_SHARE = 0.1
-"""A step that is at most this share longer than the fastest counts as equally fast, because the models of time are not
-more exact."""
+"""A step that is at most this share longer than the fastest counts as equally fast, because predicted times are not
+more exact than this."""
 Grouping = tuple[tuple[Role, ...], ...]
 """Groups of roles. The roles of a group share a pool."""
-Cost = Callable[[StageSeconds], float]
+StepCost = Callable[[StageSeconds], float]
 """Computes the cost of an arrangement from the seconds of each stage on its slowest pool. The cost must not decrease
 when a stage takes longer."""
 
@@ -43,13 +43,13 @@ class Arrangement:
         return sum(option.size.num_gpus for option in self.options)
 
     @property
-    def shape(self) -> tuple[Schedule, frozenset[tuple[tuple[Role, ...], int]]]:
-        """Schedule, groups of roles, and the node type of each group."""
+    def combination(self) -> tuple[Schedule, frozenset[tuple[tuple[Role, ...], int]]]:
+        """The schedule, the groups of roles, and the node type of each group."""
         return self.schedule, frozenset((each.roles, each.size.kind) for each in self.options)
 
     @property
     def is_supported(self) -> bool:
-        """Whether this version of the trainer can run it."""
+        """Whether this version of the trainer can run this arrangement."""
         return can_run((each.roles for each in self.options), self.schedule)
 
     @property
@@ -75,38 +75,38 @@ def best_arrangements(
     options: Mapping[tuple[Role, ...], Sequence[PoolOption]],
     grouped: Iterable[Grouping],
     capacity: Sequence[int],
-    cost: Cost,
+    cost: StepCost,
     *,
     num_wanted: int,
     schedule: Schedule = Schedule.SYNCHRONOUS,
 ) -> list[list[Arrangement]]:
     """The best arrangements for the best `num_wanted` combinations of grouping and node types, best first.
 
-    For each combination: its cheapest arrangement, then arrangements on fewer GPUs whose cost is close to the cheapest
-    of all combinations (TIE_SHARE). `capacity`: the number of nodes of each type.
+    For each combination: its cheapest arrangement, then arrangements on fewer GPUs. Among these are the best ones whose
+    cost is close to that of the cheapest of all combinations (TIE_SHARE). `capacity`: the number of nodes of each type.
     """
     parts = {roles: _by_kind(each) for roles, each in options.items()}
-    shapes = [
-        _Shape(chosen, cost, schedule)
+    combinations = [
+        _Combination(chosen, cost, schedule)
         for grouping in grouped
         if all(roles in parts for roles in grouping)
         for chosen in product(*(parts[roles] for roles in grouping))
     ]
     # The most promising come first, so that later ones can be pruned early.
-    shapes.sort(key=lambda shape: shape.bound)
+    combinations.sort(key=lambda combination: combination.bound)
     found: list[list[Arrangement]] = []
-    for shape in shapes:
+    for combination in combinations:
         costs = sorted(each[0].cost for each in found)
         limit = costs[num_wanted - 1] if len(costs) >= num_wanted else inf
-        if front := shape.best(capacity, limit, min(costs, default=inf)):
+        if front := combination.best(capacity, limit, min(costs, default=inf)):
             found.append(front)
     found.sort(key=lambda front: (front[0].cost, len(front[0].options), front[0].num_gpus))
     return found[:num_wanted]
 
 
 def _by_kind(options: Iterable[PoolOption]) -> list[list[PoolOption]]:
-    """Options by node type, the smallest first. An option is left out if another one is at least as fast in every stage
-    and has no more nodes."""
+    """The options of each node type, those with the fewest nodes first. An option is left out if another one is at
+    least as fast in every stage and has no more nodes."""
     kinds: dict[int, list[PoolOption]] = {}
     for option in sorted(options, key=lambda each: (each.size.nodes, sum(each.seconds))):
         kept = kinds.setdefault(option.size.kind, [])
@@ -115,18 +115,21 @@ def _by_kind(options: Iterable[PoolOption]) -> list[list[PoolOption]]:
     return list(kinds.values())
 
 
-class _Shape:
-    """The arrangements of one grouping on given node types. `parts`: for each group the options on its node type."""
+class _Combination:
+    """Searches the arrangements of one grouping on given node types. `parts`: for each group, the options on its node
+    type."""
 
-    def __init__(self, parts: Sequence[Sequence[PoolOption]], cost: Cost, schedule: Schedule) -> None:
+    def __init__(self, parts: Sequence[Sequence[PoolOption]], cost: StepCost, schedule: Schedule) -> None:
         self._parts, self._cost, self._schedule = parts, cost, schedule
         self._fastest = [tuple(map(min, zip(*(each.seconds for each in part), strict=True))) for part in parts]
         self.bound = cost(longest(self._fastest))
         self._front: list[Arrangement] = []
+        """Those found so far that no other one beats or equals in both cost and GPUs."""
 
     def best(self, capacity: Sequence[int], limit: float, best_of_all: float) -> list[Arrangement]:
         """The cheapest arrangement, then those on fewer GPUs; empty if there is none. Only arrangements with a cost
-        below `limit`, or close to `best_of_all`, are searched. `best_of_all`: the lowest cost of all shapes so far."""
+        below `limit`, or close to `best_of_all`, are searched. `best_of_all`: the lowest cost of all combinations so
+        far."""
         self._limit, self._best_of_all = limit, best_of_all
         self._choose((), list(capacity), 0)
         return sorted(self._front, key=lambda each: each.cost)
@@ -152,8 +155,9 @@ class _Shape:
                 free[kind] += option.size.nodes
 
     def _is_of_use(self, bound: float, num_gpus: int) -> bool:
-        own = min((each.cost for each in self._front), default=inf)
-        is_tie = bound <= (1 + TIE_SHARE) * min(own, self._best_of_all)
-        if not (is_tie or bound < min(own, self._limit)):
+        """Whether arrangements with at least this cost and this number of GPUs can improve the result."""
+        cheapest = min((each.cost for each in self._front), default=inf)
+        is_tie = bound <= (1 + TIE_SHARE) * min(cheapest, self._best_of_all)
+        if not (is_tie or bound < min(cheapest, self._limit)):
             return False
         return not any(each.cost <= bound and each.num_gpus <= num_gpus for each in self._front)

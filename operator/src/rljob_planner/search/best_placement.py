@@ -1,8 +1,9 @@
-"""Finds the best placement of a job's roles on a cluster. A placement says which roles share a pool, and the number of
-nodes, the GPU type and the layout of each pool.
+"""Finds the best placement of a job's roles on a cluster. A placement says which roles share a pool, the number of
+nodes and the GPU type of each pool, and the layout of each role.
 
-By the planner's models of memory and time, no combination of `pool_options` is faster than the result
-(tests/planner/test_search.py tries all of them).
+The search finds the fastest of all placements that `pool_options` allows, by the planner's models of memory and time
+(tests/planner/test_search.py tries all of them). The first of the result may be a simpler one that is nearly as fast
+(`ranking`).
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from rljob_planner.memory.job_changes import Change
 from rljob_planner.plan import DEFAULTS, Plan, plan_of
 from rljob_planner.plan_types import PhaseMemory
 from rljob_planner.search.arrangements import Arrangement, best_arrangements, groupings
-from rljob_planner.search.pool_options import PoolOption, SearchSpace, row_shares
+from rljob_planner.search.pool_options import PoolOption, SearchSpace, sequence_parallel_sizes
 from rljob_planner.search.ranking import Candidate, placement, ranked
 from rljob_planner.workload import Placement, Role, Schedule, Workload, can_run
 
 MAX_CHANGED_JOBS = 4
 """The largest number of changed jobs that are searched if the job itself does not fit."""
 _LARGER = (2, 4, 8, 16)
-"""If the job does not fit, clusters with so many times as many nodes are tried."""
+"""If the job does not fit, clusters with 2, 4, 8 and 16 times as many nodes are tried."""
 _PLACEMENT_FIELDS = ("spec.pools", "tensorParallel", "sequenceParallel", "shardSize")
-"""A field with one of these parts in its path is set by the placement."""
+"""Fields with one of these parts in their path are set by the placement, not by a change of the job."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,15 @@ class SearchResult:
     """The best placements, best first: ties with the fastest, the simplest first; then the others by seconds of a
     step."""
     best_supported: Candidate | None = None
-    """The best placement that this version of the trainer can run. It may be missing in `candidates`."""
+    """The best placement that this version of the trainer can run; None if there is none. It may be missing in
+    `candidates`."""
     nearest_miss: Plan | None = None
     """If nothing fits: the plan of the closest placement, with proposals that make it fit."""
     advice: tuple[str, ...] = ()
     """If nothing fits: sentences about the closest placement, and about the number of nodes on which the job fits."""
     changes: tuple[Change, ...] = ()
-    """If nothing fits: one or two changes with which the job fits on these GPUs. Fields that the placement sets are
-    left out, and changes that affect learning are not made."""
+    """If nothing fits: the changes with which the job fits on these GPUs. Changes of fields that the placement sets are
+    left out. LoRA and more nodes are not used."""
 
 
 def search(
@@ -65,18 +67,18 @@ def search(
         PlanError: the cluster has no GPUs, or no pool has a valid layout for a role.
     """
     if not any(group.num_gpus for group in cluster):
-        raise PlanError("the cluster: it has no GPUs (seen 0); describe one with GPUs, for example 4x8xH100")
+        raise PlanError("the cluster: has no GPUs (seen 0); describe a cluster with GPUs, for example 4x8xH100")
     space = SearchSpace(workload, cluster, constants)
     _check_layouts_exist(space)
-    again = partial(_candidates, num_wanted=num_wanted, pool_names=pool_names)
-    return again(space) or _nearest_miss(space, pool_names, again)
+    search_again = partial(_candidates, num_wanted=num_wanted, pool_names=pool_names)
+    return search_again(space) or _nearest_miss(space, pool_names, search_again)
 
 
 def best_by_grouping(
     space: SearchSpace, schedule: Schedule, num_wanted: int, *, supported_only: bool = False
 ) -> list[list[Arrangement]]:
-    """For each grouping of roles and choice of node types: the fastest arrangement that fits, then those on fewer GPUs
-    that are as good. The fastest come first."""
+    """The best `num_wanted` combinations of grouping and node types, the fastest first. For each: its fastest
+    arrangement that fits, then arrangements on fewer GPUs."""
     grouped = list(groupings(space.roles))
     if schedule is Schedule.ONE_STEP_OFF:
         # Generation and training can only run at the same time if the rollout has a separate pool.
@@ -98,10 +100,11 @@ def _candidates(space: SearchSpace, *, num_wanted: int, pool_names: Sequence[str
 
 
 def _nearest_miss(
-    space: SearchSpace, pool_names: Sequence[str], again: Callable[[SearchSpace], SearchResult | None]
+    space: SearchSpace, pool_names: Sequence[str], search_again: Callable[[SearchSpace], SearchResult | None]
 ) -> SearchResult:
-    """The search result if nothing fits: the placement whose fullest GPU lacks the least memory, and the best
-    placements of a changed job. The placement is one that this version of the trainer can run, if there is any.
+    """The search result if nothing fits: the closest placement, whose fullest GPU lacks the least memory, and the best
+    placements of a changed job. If there is a placement that this version of the trainer can run, the closest placement
+    is one of these.
 
     Raises:
         PlanError: there is no placement, even if memory is ignored.
@@ -138,15 +141,20 @@ def _nearest_miss(
     tried = [*plan.proposals, *filter(None, [plan.nearest_miss])]
     proposals = [proposal for proposal in tried if proposal.workload != plan.workload][:MAX_CHANGED_JOBS]
     for proposal in (proposal for proposal in proposals if not any(change.is_drastic for change in proposal.changes)):
-        found = again(SearchSpace(proposal.workload, space.cluster, space.constants))
+        found = search_again(SearchSpace(proposal.workload, space.cluster, space.constants))
         if found is not None and found.best_supported is not None:
-            own = tuple(each for each in proposal.changes if not any(part in each.field for part in _PLACEMENT_FIELDS))
-            return replace(missed, candidates=found.candidates, best_supported=found.best_supported, changes=own)
+            changes = tuple(each for each in proposal.changes if not _is_set_by_placement(each.field))
+            return replace(missed, candidates=found.candidates, best_supported=found.best_supported, changes=changes)
     return missed
 
 
+def _is_set_by_placement(field: str) -> bool:
+    return any(part in field for part in _PLACEMENT_FIELDS)
+
+
 def _on_more_nodes(space: SearchSpace) -> str:
-    """A sentence about the number of nodes on which the unchanged job fits in a supported placement."""
+    """A sentence that says on how many nodes the unchanged job fits in a supported placement, or that it fits on
+    none."""
     for factor in _LARGER:
         larger = tuple(replace(group, nodes=factor * group.nodes) for group in space.cluster)
         tried = SearchSpace(space.workload, larger, space.constants)
@@ -172,17 +180,17 @@ def _check_layouts_exist(space: SearchSpace) -> None:
         if any(space.choices((role,), size) for size in space.sizes):
             continue
         where = f"spec.roles.{role}: no pool of this cluster has a layout for it"
-        most = max((ranks for size in space.sizes for ranks in row_shares(role, job, size)), default=1)
+        most = max((ranks for size in space.sizes for ranks in sequence_parallel_sizes(role, job, size)), default=1)
         if job.max_tokens_per_micro_batch * most < job.lengths.longest_row:
             raise PlanError(
                 f"{where} (seen: the longest row has {job.lengths.longest_row} tokens, maxTokensPerMicroBatch is"
                 f" {job.max_tokens_per_micro_batch}, at most {most} GPUs share a row); increase"
-                " training.maxTokensPerMicroBatch or reduce rollout.maxNewTokens"
+                " spec.training.maxTokensPerMicroBatch or reduce spec.training.rollout.maxNewTokens"
             )
         sizes = sorted({size.num_gpus for size in space.sizes})
         raise PlanError(
             f"{where} (seen: batchSize {job.batch_size}, miniBatchSize {job.mini_batch_size}, groupSize"
-            f" {job.group_size}, pools of {', '.join(map(str, sizes))} GPUs); change training.batchSize,"
-            " training.miniBatchSize or rollout.groupSize, so that batchSize x groupSize and miniBatchSize x groupSize"
-            " are multiples of the number of GPUs of a pool (divided by sequenceParallel if the role has it)"
+            f" {job.group_size}, pools of {', '.join(map(str, sizes))} GPUs); change batchSize, miniBatchSize (both in"
+            " spec.training) or spec.training.rollout.groupSize, so that batchSize x groupSize and miniBatchSize x"
+            " groupSize are multiples of the number of GPUs of a pool (divided by sequenceParallel if the role has it)"
         )

@@ -70,7 +70,7 @@ class RoleChoice:
 
     @property
     def lacking_bytes(self) -> float:
-        """Bytes that the phases lack on one GPU: the sum over all phases that do not fit."""
+        """Bytes that are missing on one GPU, summed over the phases that do not fit."""
         return sum(max(0.0, -phase.spare) for phase in self.phases)
 
     @property
@@ -80,7 +80,7 @@ class RoleChoice:
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """Criteria by which layouts are compared; lower is better. They are: minus the shard size of each role, the
+        """Numbers by which layouts are compared; lower is better. They are: minus the shard size of each role, the
         number of roles with sequence parallelism, the seconds of each stage, the memory of each phase."""
         shards = (-layout.shard_size for layout in self.layouts.values())
         return (*shards, self.num_sequence_parallel, *self.seconds, *(phase.total for phase in self.phases))
@@ -98,7 +98,7 @@ class PoolOption:
 
 
 class SearchSpace:
-    """All options of one job on one cluster. Results are cached."""
+    """Finds the options of one job on one cluster. Results are cached."""
 
     def __init__(self, workload: Workload, cluster: Cluster, constants: Constants) -> None:
         self.workload = workload
@@ -117,7 +117,8 @@ class SearchSpace:
         self._fitting = cache(self._fitting_choices)
 
     def _fastest(self, roles: tuple[Role, ...], size: PoolSize) -> list[PoolOption]:
-        """Options that fit. An option is left out if another one is at least as fast in every stage."""
+        """The options of these roles that fit. An option is left out if another one is at least as fast in every
+        stage."""
         kept: list[PoolOption] = []
         combinations = product(*(self._fitting(unit, size) for unit in units_of(roles)))
         options = [_option(roles, size, each) for each in combinations]
@@ -127,8 +128,8 @@ class SearchSpace:
         return kept
 
     def smallest(self, roles: tuple[Role, ...], size: PoolSize) -> PoolOption | None:
-        """The option that needs the least memory. It may not fit, and its seconds are not computed. None if the
-        contract accepts no layout."""
+        """The option that needs the least memory, even if it does not fit. Its seconds are not computed. None if the
+        contract accepts no layout of one of the roles."""
         units = [self.choices(unit, size) for unit in units_of(roles)]
         if not all(units):
             return None
@@ -137,8 +138,9 @@ class SearchSpace:
         )
 
     def simpler_or_smaller(self, option: PoolOption, index: int) -> Iterator[PoolOption]:
-        """The same option with another layout for the choice at `index`: one with less sequence parallelism, or one
-        that needs less memory. Simpler layouts come first, then those that need less memory."""
+        """The same option with another layout for the choice at `index`: one with fewer sequence-parallel roles, or
+        with as many and less memory. The rollout keeps its layout. The options with the fewest such roles come first,
+        then those that need the least memory."""
 
         def burden(choice: RoleChoice) -> tuple[int, float]:
             return choice.num_sequence_parallel, choice.most_bytes
@@ -152,6 +154,7 @@ class SearchSpace:
                     yield other
 
     def _fits(self, option: PoolOption) -> bool:
+        """Whether the memory of these choices together is enough. A single choice was already checked alone."""
         return len(option.choices) == 1 or all(phase.spare >= 0 for phase in self.phases(option))
 
     def phases(self, option: PoolOption) -> tuple[PhaseMemory, ...]:
@@ -166,7 +169,7 @@ class SearchSpace:
         return PlacedPool(name, size.nodes, size.gpus_per_node, self.cluster[size.kind].gpu, layouts, rollout)
 
     def _choices(self, unit: tuple[Role, ...], size: PoolSize) -> list[RoleChoice]:
-        """All layouts that the contract accepts. Their seconds are not computed."""
+        """All choices that the contract accepts for these roles. Their seconds are not computed."""
         found = []
         trained = [role for role in unit if role is not Role.ROLLOUT]
         engines = list(rollout_layouts(self.workload, size)) if Role.ROLLOUT in unit else [None]
@@ -180,8 +183,8 @@ class SearchSpace:
         return found
 
     def _fitting_choices(self, unit: tuple[Role, ...], size: PoolSize) -> list[RoleChoice]:
-        """Layouts that fit if the roles are alone on the pool. A layout is left out if another one is at least as good
-        by every criterion (`RoleChoice.costs`)."""
+        """The choices that fit if these roles are alone on the pool. A choice is left out if another one with the same
+        rollout layout is at least as good by every number of `RoleChoice.costs`."""
         fit = [each for each in self.choices(unit, size) if all(phase.spare >= 0 for phase in each.phases)]
         found = [replace(each, seconds=self._seconds(each, size)) for each in fit]
         found.sort(key=lambda each: (sum(each.seconds), each.num_sequence_parallel, each.most_bytes))
@@ -196,12 +199,13 @@ class SearchSpace:
         return total_seconds(self.stages(stages), schedule) + self.constants.step_seconds
 
     def stages(self, stages: StageSeconds) -> StageSeconds:
-        """The same seconds with those of reward functions, which run on the host instead of a pool."""
+        """The same seconds, or those of reward functions if these are longer. They run on the host instead of a
+        pool."""
         return longest([stages, self._of_functions])
 
     def _seconds(self, choice: RoleChoice, size: PoolSize) -> StageSeconds:
-        site = NodeType(self.cluster[size.kind].gpu, size.gpus_per_node)
-        costs = pool_costs(self.workload, self._lengths, choice.layouts, choice.rollout, site, self.constants)
+        node_type = NodeType(self.cluster[size.kind].gpu, size.gpus_per_node)
+        costs = pool_costs(self.workload, self._lengths, choice.layouts, choice.rollout, node_type, self.constants)
         return stage_seconds({name: cost.seconds for name, cost in costs.items()}, self.workload)
 
 
@@ -212,8 +216,8 @@ def _option(roles: tuple[Role, ...], size: PoolSize, choices: Sequence[RoleChoic
 
 
 def units_of(roles: Sequence[Role]) -> list[tuple[Role, ...]]:
-    """Groups of roles whose layouts are chosen together. Only actor and rollout are such a group, because the weight
-    sync depends on both layouts."""
+    """Divides roles into units; the layouts of a unit are chosen together. Actor and rollout are one unit, because the
+    weight sync depends on both layouts. Each other role is a unit alone."""
     both = tuple(role for role in roles if role in (Role.ACTOR, Role.ROLLOUT))
     rest: list[tuple[Role, ...]] = [(role,) for role in roles if role not in both]
     return [both, *rest] if both else rest
@@ -225,7 +229,7 @@ def is_no_worse(seconds: StageSeconds, other: StageSeconds) -> bool:
 
 
 def longest(seconds: Iterable[StageSeconds]) -> StageSeconds:
-    """For each stage the longest of its seconds."""
+    """For each stage, its longest time in any of `seconds`."""
     return tuple(map(max, zip(*seconds, strict=True)))
 
 
@@ -248,14 +252,14 @@ def node_counts(num_nodes: int) -> list[int]:
 def train_layouts(role: Role, workload: Workload, size: PoolSize) -> Iterator[TrainLayout]:
     """The layouts of a train role that the contract accepts."""
     layouts = (
-        TrainLayout(size.num_gpus, shards, shares)
-        for shares in row_shares(role, workload, size)
+        TrainLayout(size.num_gpus, shards, sequence_parallel)
+        for sequence_parallel in sequence_parallel_sizes(role, workload, size)
         for shards in shard_sizes(size)
     )
     return (layout for layout in layouts if is_allowed(workload, role, layout))
 
 
-def row_shares(role: Role, workload: Workload, size: PoolSize) -> list[int]:
+def sequence_parallel_sizes(role: Role, workload: Workload, size: PoolSize) -> list[int]:
     """Possible sizes of sequence parallelism for a role. They divide the GPUs of a node and the attention heads."""
     shape = workload.models[role].shape
     return [each for each in _sizes_within_a_node(size) if shape.spreads_over(each)]
@@ -275,5 +279,5 @@ def _sizes_within_a_node(size: PoolSize) -> list[int]:
 
 def shard_sizes(size: PoolSize) -> list[int]:
     """Possible shard sizes: a number of GPUs that divides those of a node, or whole nodes."""
-    over = [size.gpus_per_node * nodes for nodes in divisors(size.nodes)[1:]]
-    return [*divisors(size.gpus_per_node), *over]
+    several_nodes = [size.gpus_per_node * nodes for nodes in divisors(size.nodes)[1:]]
+    return [*divisors(size.gpus_per_node), *several_nodes]

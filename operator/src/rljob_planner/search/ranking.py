@@ -10,8 +10,9 @@ from rljob_planner.search.arrangements import TIE_SHARE, Arrangement
 from rljob_planner.search.pool_options import SearchSpace, longest
 from rljob_planner.workload import PlacedPool, Placement, Role, Schedule
 
-WORTH = 2
-"""A tie is preferred to the fastest arrangement if the GPUs of the fastest are at least this many times as many."""
+_LEAST_GPU_FACTOR = 2
+"""A tie on fewer GPUs is preferred to the fastest arrangement if the fastest needs at least this many times as many
+GPUs."""
 SMALL_SHARE = 0.01
 """A step may become longer by this share if it then needs fewer GPUs, has simpler layouts, or leaves more memory
 free."""
@@ -27,13 +28,13 @@ class Candidate:
     plan: Plan
     """The plan of the placement, without proposals."""
     is_tie: bool
-    """Whether its step counts as equally fast as the fastest (TIE_SHARE)."""
+    """Whether a step counts as equally fast as that of the fastest placement (TIE_SHARE)."""
     reasons: tuple[str, ...] = ()
-    """Sentences that say why it is not the first; empty for the first."""
+    """Phrases that say why the candidate is not the first; empty for the first."""
 
     @property
     def is_supported(self) -> bool:
-        """Whether this version of the trainer can run it."""
+        """Whether this version of the trainer can run the placement."""
         return self.plan.placement.is_supported
 
     @property
@@ -48,16 +49,16 @@ def ranked(
     """The best candidates, and the best candidate that this version can run.
 
     There is one candidate for each combination of grouping and node types. An exception is the combination with the
-    fastest arrangement: if its candidate needs at most half of the GPUs of the fastest arrangement, the fastest one
-    comes next, to show the gain of more GPUs. `found`: for each combination its fastest arrangement, then those on
-    fewer GPUs that are as good.
+    fastest arrangement: if its candidate needs at most half of the GPUs of the fastest arrangement, the fastest one is
+    the next candidate, to show the gain of more GPUs. `found`: for each combination its fastest arrangement, then
+    arrangements on fewer GPUs.
     """
     fastest = min((front[0] for front in found), key=lambda each: each.cost)
     limit = (1 + TIE_SHARE) * fastest.cost
-    shapes = {front[0].shape: _roomier(space, _chosen(front, limit), limit) for front in found}
-    best = sorted(shapes.values(), key=lambda each: _order(each, limit))
-    on_fewer = shapes[fastest.shape]
-    if WORTH * on_fewer.num_gpus <= fastest.num_gpus:
+    candidates_by_combination = {front[0].combination: _roomier(space, _chosen(front, limit), limit) for front in found}
+    best = sorted(candidates_by_combination.values(), key=lambda each: _order(each, limit))
+    on_fewer = candidates_by_combination[fastest.combination]
+    if _LEAST_GPU_FACTOR * on_fewer.num_gpus <= fastest.num_gpus:
         best.insert(best.index(on_fewer) + 1, _roomier(space, fastest, limit))
 
     def candidate(each: Arrangement) -> Candidate:
@@ -95,7 +96,7 @@ def _chosen(front: Sequence[Arrangement], limit: float) -> Arrangement:
     fastest = front[0]
     ties = [each for each in front if each.cost <= limit]
     fewest = min(ties, key=lambda each: each.num_gpus, default=fastest)
-    if WORTH * fewest.num_gpus <= fastest.num_gpus:
+    if _LEAST_GPU_FACTOR * fewest.num_gpus <= fastest.num_gpus:
         return fewest
     as_fast = [each for each in ties if each.cost <= (1 + SMALL_SHARE) * fastest.cost]
     return min(as_fast, key=lambda each: each.num_gpus, default=fastest)
@@ -118,7 +119,8 @@ def _roomier(space: SearchSpace, chosen: Arrangement, tie_limit: float) -> Arran
 
 
 def _order(chosen: Arrangement, limit: float) -> tuple[bool, tuple[int, ...], float]:
-    """Sort key: ties with the fastest come first, the simplest of them first; then the others by seconds."""
+    """Sort key: ties with the fastest come first, supported and simple ones at the beginning; then the others by
+    seconds."""
     if chosen.cost > limit:
         return True, (), chosen.cost
     overlaps = chosen.schedule is not Schedule.SYNCHRONOUS
@@ -126,8 +128,8 @@ def _order(chosen: Arrangement, limit: float) -> tuple[bool, tuple[int, ...], fl
 
 
 def _reasons(space: SearchSpace, mine: Arrangement, first: Arrangement, limit: float) -> Iterator[str]:
-    """Why `mine` is not the first. If it is slower, this includes the stage with the most additional seconds, and the
-    GPUs of the pool that is slowest in this stage."""
+    """Phrases that say why `mine` is not the first. If it is slower than a tie, one phrase names the stage with the
+    most additional seconds, and the GPUs of the pool that is slowest in this stage."""
     share = mine.cost / first.cost - 1
     longer = f"{abs(share):.0%} {'longer' if share > 0 else 'shorter'}"
     if mine.cost <= limit:
@@ -135,9 +137,9 @@ def _reasons(space: SearchSpace, mine: Arrangement, first: Arrangement, limit: f
         if first.is_supported and not mine.is_supported:
             yield "this version cannot run it"
         names = ("pool{s}", "node type{s}", "role{s} with sequence parallelism", "GPU{s}")
-        for name, own, other in zip(names, mine.complications, first.complications, strict=True):
-            if own > other:
-                yield f"{own} {name.format(s='' if own == 1 else 's')} instead of {other}"
+        for name, my_count, first_count in zip(names, mine.complications, first.complications, strict=True):
+            if my_count > first_count:
+                yield f"{my_count} {name.format(s='' if my_count == 1 else 's')} instead of {first_count}"
         return
     yield f"{longer} than the first"
     if mine.schedule is not first.schedule:

@@ -28,7 +28,7 @@ LONGEST_RESPONSE = "the longest response"
 
 @dataclass(frozen=True)
 class Cost:
-    """The time of one phase of a step, on one pool."""
+    """The time of one phase of a step on one pool, with its formula."""
 
     seconds: float
     bound_by: str
@@ -53,8 +53,8 @@ class NodeType:
     gpus_per_node: int
 
     def bandwidth(self, num_gpus: int, constants: Constants, distance: int = 1) -> float:
-        """Bytes per second into each GPU in an all-gather or reduction among `num_gpus` GPUs, of which every
-        `distance`-th takes part.
+        """Bytes per second into each GPU in an all-gather or reduction. Of `num_gpus` GPUs, every `distance`-th takes
+        part.
 
         Across nodes, each byte enters a node once, over the network cards of all its GPUs that take part. The links
         then pass it on to the other GPUs of the node.
@@ -66,13 +66,13 @@ class NodeType:
         return min(link, in_a_node * self.gpu.network_bandwidth * constants.network_efficiency)
 
     def link_name(self, num_gpus: int) -> str:
-        """The name of the slower of the two connections: network or link."""
+        """The name of the connection: NETWORK if these GPUs are on several nodes, else LINK."""
         return NETWORK if num_gpus > self.gpus_per_node else LINK
 
 
 @dataclass(frozen=True)
 class CommunicationTime:
-    """Seconds that one GPU spends on communication."""
+    """Seconds that one GPU of a model in training spends on communication."""
 
     per_pass: float
     """All-gathers of a forward pass over one micro-batch."""
@@ -85,23 +85,25 @@ class CommunicationTime:
     The GPU computes nothing during it."""
 
 
-def exchange(model: TrainModel, layout: TrainLayout, site: NodeType, constants: Constants) -> CommunicationTime:
+def communication_time(
+    model: TrainModel, layout: TrainLayout, node_type: NodeType, constants: Constants
+) -> CommunicationTime:
     """The time of all communication of a model with this layout."""
     shape, shards, copies, parallel = model.shape, layout.shard_size, layout.num_replicas, layout.sequence_parallel
-    whole = (shards - 1) / shards / site.bandwidth(shards, constants)
-    trained = MASTER_BYTES * (model.num_adapters or model.num_parameters)
-    among_copies = site.bandwidth(layout.num_gpus, constants, shards)
+    whole = (shards - 1) / shards / node_type.bandwidth(shards, constants)
+    trained = MASTER_BYTES * (model.num_adapter_parameters or model.num_parameters)
+    among_copies = node_type.bandwidth(layout.num_gpus, constants, shards)
     over_copies = 2 * (copies - 1) / copies * trained / shards / among_copies
     kv_size = shape.kv_size * max(1.0, parallel / shape.num_kv_heads)
     heads = model.compute_bytes * shape.num_layers * 2 * (shape.query_size + kv_size)
     reduced = trained * whole
     # The root stays gathered between the forward and the backward pass.
-    again = model.compute_bytes * (shape.layers_parameters + model.num_adapters) * whole
+    again = model.compute_bytes * (shape.layers_parameters + model.num_adapter_parameters) * whole
     return CommunicationTime(
-        per_pass=model.compute_bytes * (model.num_parameters + model.num_adapters) * whole,
+        per_pass=model.compute_bytes * (model.num_parameters + model.num_adapter_parameters) * whole,
         per_backward=again + (0.0 if model.defers_reduction else reduced),
         per_update=over_copies + (reduced if model.defers_reduction else 0.0),
-        per_token=heads * (parallel - 1) / parallel / site.bandwidth(parallel, constants),
+        per_token=heads * (parallel - 1) / parallel / node_type.bandwidth(parallel, constants),
     )
 
 
@@ -116,23 +118,24 @@ def sync_cost(
     layout: TrainLayout | None,
     work: RolloutWork,
     rollout: RolloutLayout,
-    site: NodeType,
+    node_type: NodeType,
     constants: Constants,
 ) -> Cost:
     """The cost of weight syncs per step, on the rollout's GPUs. `layout`: the actor's layout; None if the actor is on
-    other GPUs. If the job syncs every nth step, a step has 1/n of the cost of a sync."""
+    other GPUs. If the job syncs every nth step, a step has 1/n of the cost of a sync; but the wake-up, and copies
+    between GPU and host, are counted in every step."""
     syncs_alone = actor.lora is not None and actor.lora.syncs_alone
-    whole = actor.num_adapters if syncs_alone else actor.shape.num_parameters
+    whole = actor.num_adapter_parameters if syncs_alone else actor.shape.num_parameters
     moved = work.weight_bytes * whole
     nth, wake = work.sync_every_steps, constants.wake_seconds
-    every = f", every {nth} steps" if nth > 1 else ""
+    interval = f", every {nth} steps" if nth > 1 else ""
     if layout is None:
-        network = site.gpu.network_bandwidth * constants.network_efficiency
+        network = node_type.gpu.network_bandwidth * constants.network_efficiency
         bandwidth = min(constants.separate_sync_bandwidth, network)
-        formula = f"{moved / 1e9:.3g} GB / {bandwidth / 1e9:.3g} GB/s{every}"
+        formula = f"{moved / 1e9:.3g} GB / {bandwidth / 1e9:.3g} GB/s{interval}"
         return Cost(moved / bandwidth / nth + wake, NETWORK, formula)
-    shards, gpu = layout.shard_size, site.gpu
-    bandwidth = site.bandwidth(shards, constants)
+    shards, gpu = layout.shard_size, node_type.gpu
+    bandwidth = node_type.bandwidth(shards, constants)
     gathering = moved * (shards - 1) / shards / bandwidth
     copying = whole * _COPY_BYTES_PER_NUMBER * _NUM_COPIES / gpu.bandwidth
     host = 0.0 if gpu.is_cpu else _host_bytes(actor, layout, work, rollout) / gpu.host_bandwidth
@@ -140,18 +143,18 @@ def sync_cost(
     loading = num_tensors * constants.sync_tensor_seconds
     formula = (
         f"{moved / 1e9:.3g} GB x {shards - 1}/{shards} / {bandwidth / 1e9:.3g} GB/s = {gathering:.3g} s + copies"
-        f" {copying:.3g} s + {num_tensors:,} tensors {loading:.3g} s{every} + host {host:.3g} s + fixed {wake:.3g} s"
+        f" {copying:.3g} s + {num_tensors:,} tensors {loading:.3g} s{interval} + host {host:.3g} s + fixed {wake:.3g} s"
     )
-    link = site.link_name(shards)
+    link = node_type.link_name(shards)
     bound_by = longest((link, gathering), (MEMORY_BANDWIDTH, copying), (HOST, host), (FIXED, loading + wake))
     return Cost((gathering + copying + loading) / nth + host + wake, bound_by, formula)
 
 
 def _num_tensors(actor: TrainModel, work: RolloutWork) -> int:
-    """The number of tensors that the engine loads. vLLM gets them as they are on the hub; transformers gets them fused,
-    as in its modules."""
+    """The number of tensors that the engine loads in a weight sync. vLLM gets each expert's matrices as separate
+    tensors, as they are on the hub; transformers gets those of a layer fused, as in its modules."""
     if actor.lora and actor.lora.syncs_alone:
-        return 2 * actor.lora.num_layers
+        return 2 * actor.lora.num_linear_layers
     shape, matrices, sparse = actor.shape, MLP_MATRICES, actor.shape.num_expert_layers
     per_layer = 4 + shape.num_norms_per_layer + (2 if shape.has_qk_norm else 0)
     experts = matrices * shape.num_experts if work.is_vllm else 2

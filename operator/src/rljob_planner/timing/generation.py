@@ -1,9 +1,9 @@
 """Time of generation: how fast one engine decodes, and how long all engines take for the responses of a step.
 
 A decoding step computes one token of each running sequence. It takes the longer of two times: for reading all weights
-and the whole KV cache, and for computing (roofline model). All-reduces between the engine's GPUs and the host's work
-are added. The pass over the prompts is limited by compute. It runs once per prompt if the engine caches prefixes
-(vLLM), otherwise once per response. The job and the KV cache limit how many sequences run at the same time
+and the whole KV cache, and for computing (roofline model). The time of all-reduces between the engine's GPUs, and of
+the host's work, is added. The pass over the prompts is limited by compute. It runs once per prompt if the engine caches
+prefixes (vLLM), otherwise once per response. The job and the KV cache limit how many sequences run at the same time
 (`kv_cache`).
 
 Engines get equal numbers of responses; all wait for the engine with the longest response.
@@ -25,10 +25,10 @@ from rljob_planner.timing.lengths import Lengths
 from rljob_planner.workload import RolloutLayout, RolloutWork
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
-"""Golden ratio; multiples of it modulo 1 are spread evenly."""
+"""Inverse of the golden ratio. Its multiples modulo 1 are spread evenly between 0 and 1."""
 _FEW = 1 / 8
-"""When the running sequences are fewer than this share of their largest number, the engine is said to wait for the
-longest responses."""
+"""If fewer than this share of the largest number of sequences are running, the engine counts as waiting for the longest
+responses."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class DecodeSpeed:
     """Time per running sequence and step for the host's work and for the data of all-reduces."""
 
     def bounds(self, live: float, context: float) -> tuple[float, float]:
-        """Seconds of one step for reading memory, and for computing. The expected share of experts that are read is
+        """Seconds of one step for reading memory, and for computing. The expected share of the experts that are read is
         1 - (1 - k / E)^live."""
         reading = self.weights + live * self.sequence_kv + context * self.kv
         if self.num_experts:
@@ -72,12 +72,12 @@ class DecodeSpeed:
         return max(self.bounds(live, context)) + self.overhead(live)
 
     def overhead(self, live: float) -> float:
-        """Seconds of one step that are added to those for memory or compute."""
+        """Seconds of one step for the host's work and all-reduces, which are added to those for memory or compute."""
         return self.fixed + live * self.per_sequence
 
     def steps(self, live: float, context: float, count: int) -> tuple[float, float]:
-        """Seconds of `count` steps without overhead, and how many of these seconds are in steps that are limited by
-        compute. Each step adds `live` tokens to the context."""
+        """Seconds of `count` steps without overhead, and the part of these seconds that is in steps limited by compute.
+        Each step adds `live` tokens to the context."""
         reading, computing = self.bounds(live, context)
         slope, steeper = live * self.kv, live * self.context_compute
         # Both times grow linearly. One is larger before the lines cross, the other is larger after that.
@@ -117,8 +117,8 @@ def makespan(
     weight: float = 1.0,
     refills: bool = True,
 ) -> Makespan:
-    """The time to decode responses of these lengths (in tokens). They start in this order, at most `slots` of them run
-    at the same time.
+    """The time in which one engine decodes responses of these lengths (in tokens). The responses start in this order,
+    and at most `slots` of them run at the same time.
 
     Args:
         prompt: cached tokens with which each response begins.
@@ -129,7 +129,7 @@ def makespan(
     running: list[tuple[int, float]] = []
     position, admitted = 0, 0
     seconds = in_compute = in_overhead = in_tail = context = 0.0
-    most = min(slots, len(lengths))
+    most_live = min(slots, len(lengths))
     while running or admitted < len(lengths):
         if refills or not running:
             while admitted < len(lengths) and len(running) < slots:
@@ -143,7 +143,7 @@ def makespan(
         seconds += working + overhead
         in_compute += by_compute
         in_overhead += overhead
-        if live < most * _FEW:
+        if live < most_live * _FEW:
             in_tail += working + overhead
         position += count
         context += count * live
@@ -160,8 +160,8 @@ def mixed(ascending: Sequence[float]) -> list[float]:
     return [ascending[index] for index in order]
 
 
-EXCHANGES_PER_LAYER = 2
-"""All-reduces per layer with tensor parallelism: after attention and after the MLP."""
+ALL_REDUCES_PER_LAYER = 2
+"""Number of all-reduces per layer with tensor parallelism: after attention and after the MLP."""
 _MAX_SIMULATED = 256
 """The largest number of responses that are simulated one by one. If there are more, one simulated response stands for
 several."""
@@ -180,18 +180,18 @@ class Requests:
 
 
 def decode_speed(
-    work: RolloutWork, layout: RolloutLayout, site: NodeType, constants: Constants, mean_context: float
+    work: RolloutWork, layout: RolloutLayout, node_type: NodeType, constants: Constants, mean_context: float
 ) -> DecodeSpeed:
     """The speed of one engine whose sequences have `mean_context` tokens on average."""
     shape, parallel = work.shape, layout.tensor_parallel
     experts = shape.num_expert_layers * shape.num_experts * MLP_MATRICES * shape.hidden_size * shape.mlp_size
     others = shape.layers_parameters - experts + shape.embedding_parameters
-    reading = parallel * site.gpu.bandwidth * constants.decode_bandwidth_efficiency
-    computing = parallel * site.gpu.flops * constants.decode_compute_efficiency
+    reading = parallel * node_type.gpu.bandwidth * constants.decode_bandwidth_efficiency
+    computing = parallel * node_type.gpu.flops * constants.decode_compute_efficiency
     per_layer = parallel * kv_bytes_per_layer_token(shape, layout, work.weight_bytes)
     full, windows = shape.attention_layers
     window = min(float(shape.sliding_window or 0), mean_context)
-    num_exchanges = EXCHANGES_PER_LAYER * shape.num_layers if parallel > 1 else 0
+    num_all_reduces = ALL_REDUCES_PER_LAYER * shape.num_layers if parallel > 1 else 0
     moved = 2 * (parallel - 1) / parallel * shape.hidden_size * work.weight_bytes
     host = constants.expert_decode_step_seconds if shape.has_experts else constants.decode_step_seconds
     return DecodeSpeed(
@@ -203,8 +203,9 @@ def decode_speed(
         sequence_kv=per_layer * windows * window / reading,
         sequence_compute=(2 * shape.matmul_parameters + 4 * shape.query_size * windows * window) / computing,
         context_compute=4 * shape.query_size * full / computing,
-        fixed=num_exchanges * constants.tensor_parallel_seconds + host,
-        per_sequence=constants.decode_sequence_seconds + num_exchanges * moved / site.bandwidth(parallel, constants),
+        fixed=num_all_reduces * constants.tensor_parallel_seconds + host,
+        per_sequence=constants.decode_sequence_seconds
+        + num_all_reduces * moved / node_type.bandwidth(parallel, constants),
     )
 
 
@@ -218,7 +219,7 @@ def generation_cost(
     work: RolloutWork,
     requests: Requests,
     layout: RolloutLayout,
-    site: NodeType,
+    node_type: NodeType,
     sequences_at_once: float,
     constants: Constants,
 ) -> Cost:
@@ -228,19 +229,19 @@ def generation_cost(
     per_engine = max(1, math.ceil(requests.count / layout.num_engines))
     slots = max(1, min(per_engine, work.max_sequences, int(sequences_at_once)))
     context = live_context(requests.prompt, requests.lengths)
-    speed = decode_speed(work, layout, site, constants, context)
+    speed = decode_speed(work, layout, node_type, constants, context)
     prompt, lengths = requests.prompt, requests.lengths
     decoding = decode_time(speed, prompt, lengths, per_engine, slots, int(requests.count), refills=is_vllm)
     prompts = max(1.0, per_engine / requests.per_prompt) if is_vllm else float(per_engine)
-    reading = prompts * _prompt_seconds(work, prompt, layout, site, constants)
-    each = decoding.seconds / max(1, decoding.token_steps)
+    prompt_seconds = prompts * _prompt_seconds(work, prompt, layout, node_type, constants)
+    seconds_per_step = decoding.seconds / max(1, decoding.token_steps)
     formula = (
         f"{per_engine} responses on each of {layout.num_engines} engines, {slots} at once:"
-        f" {decoding.token_steps:,} decoding steps x {1e3 * each:.3g} ms = {decoding.seconds:.3g} s"
+        f" {decoding.token_steps:,} decoding steps x {1e3 * seconds_per_step:.3g} ms = {decoding.seconds:.3g} s"
         f" (with {slots} running {1e3 * speed.step(slots, slots * context):.3g} ms,"
-        f" with one running {1e3 * speed.step(1, context):.3g} ms) + prompts {reading:.3g} s"
+        f" with one running {1e3 * speed.step(1, context):.3g} ms) + prompts {prompt_seconds:.3g} s"
     )
-    return Cost(decoding.seconds + reading, _bound_by(decoding, reading), formula)
+    return Cost(decoding.seconds + prompt_seconds, _bound_by(decoding, prompt_seconds), formula)
 
 
 @lru_cache(maxsize=4096)
@@ -257,22 +258,23 @@ def decode_time(
 
 
 def _prompt_seconds(
-    work: RolloutWork, prompt: float, layout: RolloutLayout, site: NodeType, constants: Constants
+    work: RolloutWork, prompt: float, layout: RolloutLayout, node_type: NodeType, constants: Constants
 ) -> float:
     """Seconds of the pass over one prompt. transformers computes logits for all tokens of the prompt, vLLM only for the
     last one."""
     shape = work.shape
     weights = shape.layer_matmul_parameters if work.is_vllm else shape.matmul_parameters
-    efficiency = constants.forward_efficiency_of(site.gpu.name, has_experts=shape.has_experts)
+    efficiency = constants.forward_efficiency_of(node_type.gpu.name, has_experts=shape.has_experts)
     products = 2 * weights * prompt / efficiency
     attention = 2 * shape.num_layers * shape.query_size * prompt * prompt / constants.attention_efficiency
-    return (products + attention) / (layout.tensor_parallel * site.gpu.flops)
+    return (products + attention) / (layout.tensor_parallel * node_type.gpu.flops)
 
 
-def _bound_by(decoding: Makespan, reading: float) -> str:
-    total = decoding.seconds + reading
+def _bound_by(decoding: Makespan, prompt_seconds: float) -> str:
+    """What more than half of the generation's time depends on."""
+    total = decoding.seconds + prompt_seconds
     if decoding.in_overhead > total / 2:
         return LAUNCHES
     if decoding.in_tail > total / 2:
         return LONGEST_RESPONSE
-    return COMPUTE if decoding.in_compute + reading > total / 2 else MEMORY_BANDWIDTH
+    return COMPUTE if decoding.in_compute + prompt_seconds > total / 2 else MEMORY_BANDWIDTH

@@ -22,8 +22,9 @@ _NUM_MOMENT_POINTS = 512
 
 @dataclass(frozen=True)
 class Lengths:
-    """The distribution of response lengths in tokens. `location` and `scale`: mean and standard deviation of the
-    natural logarithm before truncation. With scale 0, all responses have the same length. `cap`: the limit."""
+    """The distribution of response lengths in tokens. `cap`: the limit. `location` and `scale`: mean and standard
+    deviation of the natural logarithm of the length, before truncation. With scale 0, all responses have the same
+    length."""
 
     cap: int
     location: float = 0.0
@@ -63,7 +64,8 @@ class Lengths:
 
 @lru_cache(maxsize=256)
 def lengths_of(lengths: TokenLengths, mean: float | None = None) -> Lengths:
-    """The distribution of a job's response lengths. `mean` is used instead of the job's mean if it is given."""
+    """The distribution of a job's response lengths. If `mean` is given, it is used instead of the job's mean, and the
+    spread is that of `response_cv`."""
     cap = lengths.response_max
     wanted = lengths.response_mean if mean is None else mean
     if wanted >= cap:
@@ -72,10 +74,10 @@ def lengths_of(lengths: TokenLengths, mean: float | None = None) -> Lengths:
     clipped = lengths.clipped_share
     if clipped is not None and mean is None and 0 < clipped < 1:
 
-        def share_above(each: float) -> float:
-            return Lengths(cap, _location(wanted, each, cap), each).clipped_share - clipped
+        def excess_share(tried_scale: float) -> float:
+            return Lengths(cap, _location(wanted, tried_scale, cap), tried_scale).clipped_share - clipped
 
-        scale = _bisected(share_above, 1e-3, 2.5)
+        scale = _bisected(excess_share, 1e-3, 2.5)
     return Lengths(cap, _location(wanted, scale, cap), scale)
 
 
@@ -90,7 +92,7 @@ def _clipped_mean(location: float, scale: float, cap: float) -> float:
 
 
 def _location(mean: float, scale: float, cap: float) -> float:
-    """The location for which the mean after truncation is `mean`. It is found by bisection, up to a location at which
+    """The location for which the mean after truncation is `mean`. The search by bisection ends at a location at which
     nearly all responses are truncated."""
     if scale == 0:
         return math.log(max(mean, 1e-9))

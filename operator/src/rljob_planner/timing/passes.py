@@ -23,7 +23,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rljob_planner.constants import Constants
-from rljob_planner.timing.communication import COMPUTE, HOST, MEMORY_BANDWIDTH, Cost, NodeType, exchange, longest
+from rljob_planner.timing.communication import (
+    COMPUTE,
+    HOST,
+    MEMORY_BANDWIDTH,
+    Cost,
+    NodeType,
+    communication_time,
+    longest,
+)
 from rljob_planner.timing.lengths import Lengths
 from rljob_planner.workload import MASTER_BYTES, Head, TrainLayout, TrainModel
 
@@ -60,7 +68,7 @@ class Rows:
 
 
 def rows_of(count: float, prompt: float, lengths: Lengths) -> Rows:
-    """Rows with `count` responses. All prompts have the same length."""
+    """`count` rows whose responses have these lengths. All prompts are assumed to have the mean length `prompt`."""
     mean = lengths.mean
     square = prompt * prompt + 2 * prompt * mean + lengths.mean_square
     edge = 0.5 / max(1.0, count)
@@ -91,13 +99,13 @@ def update_operations(model: TrainModel, rows: Rows, num_parts: int = 1) -> Oper
     of_weights = 2 if model.lora else 3
     in_tiles = rows.count * rows.response / num_parts > model.whole_logits_tokens
     products = layers * (of_weights + again) + head * (of_weights + in_tiles)
-    return Operations(products + 2 * model.num_adapters * rows.tokens, attention * (3 + again))
+    return Operations(products + 2 * model.num_adapter_parameters * rows.tokens, attention * (3 + again))
 
 
 def _forward(model: TrainModel, rows: Rows) -> tuple[float, float, float]:
-    """Operations of the layers without attention, of the head, and of attention."""
+    """Operations of a forward pass: of the layers without attention, of the head, and of attention."""
     shape = model.shape
-    layers = 2 * (shape.layer_matmul_parameters + model.num_adapters) * rows.tokens
+    layers = 2 * (shape.layer_matmul_parameters + model.num_adapter_parameters) * rows.tokens
     head = 2 * shape.embedding_parameters * rows.count * rows.response if model.head is Head.TOKENS else 0.0
     # The pairs of tokens in a row of which one attends to the other are half of the square of the row's length. With a
     # sliding window, a token attends to at most as many tokens as the window has.
@@ -122,8 +130,9 @@ def imbalance(rows: Rows, num_ranks: int) -> float:
 
 
 def num_micro_batches(rows: Rows, max_tokens: int, layout: TrainLayout) -> int:
-    """The number of micro-batches per worker. A micro-batch is filled with rows of similar length as long as they fit
-    (engines/train/micro_batching.py). On average, room for half a row stays empty."""
+    """The number of micro-batches per worker. `max_tokens`: maxTokensPerMicroBatch. A micro-batch is filled with rows
+    of similar length as long as they fit (engines/train/micro_batching.py). On average, room for half a row stays
+    empty."""
     budget = max_tokens * layout.sequence_parallel
     rows_per_rank = math.ceil(rows.count / layout.num_data_ranks)
     mean = max(1.0, rows.prompt + rows.response)
@@ -133,20 +142,22 @@ def num_micro_batches(rows: Rows, max_tokens: int, layout: TrainLayout) -> int:
 
 
 def pass_cost(
-    model: TrainModel, rows: Rows, max_tokens: int, layout: TrainLayout, site: NodeType, constants: Constants
+    model: TrainModel, rows: Rows, max_tokens: int, layout: TrainLayout, node_type: NodeType, constants: Constants
 ) -> Cost:
-    """The cost of a pass without backward over all rows."""
-    links = exchange(model, layout, site, constants)
-    efficiency = constants.forward_efficiency_of(site.gpu.name, has_experts=model.shape.has_experts)
+    """The cost of a pass without backward over all rows. `max_tokens`: maxTokensPerMicroBatch."""
+    links = communication_time(model, layout, node_type, constants)
+    efficiency = constants.forward_efficiency_of(node_type.gpu.name, has_experts=model.shape.has_experts)
     count = num_micro_batches(rows, max_tokens, layout)
-    computing, formula = _computing(forward_operations(model, rows), rows, layout, site, constants, efficiency)
+    computing, formula = _computing(forward_operations(model, rows), rows, layout, node_type, constants, efficiency)
     communicating = count * links.per_pass
     others = {
         "exchange of heads": links.per_token * rows.tokens / layout.num_gpus,
-        "host": _parameter_copies(model, layout, site),
+        "host": _parameter_copies(model, layout, node_type),
         "fixed": count * constants.pass_seconds,
     }
-    bound_by = longest((COMPUTE, computing), (site.link_name(layout.shard_size), communicating), (HOST, others["host"]))
+    bound_by = longest(
+        (COMPUTE, computing), (node_type.link_name(layout.shard_size), communicating), (HOST, others["host"])
+    )
     formula = _formula(formula, count, communicating, others)
     return Cost(max(computing, communicating) + sum(others.values()), bound_by, formula)
 
@@ -157,18 +168,18 @@ def update_cost(
     num_updates: int,
     max_tokens: int,
     layout: TrainLayout,
-    site: NodeType,
+    node_type: NodeType,
     constants: Constants,
 ) -> Cost:
-    """The cost of `num_updates` updates, each with a pass over `rows` and an optimizer step."""
-    links = exchange(model, layout, site, constants)
-    efficiency = constants.training_efficiency_of(site.gpu.name, has_experts=model.shape.has_experts)
+    """The cost of `num_updates` updates, each with a forward and a backward pass over `rows`, and an optimizer step."""
+    links = communication_time(model, layout, node_type, constants)
+    efficiency = constants.training_efficiency_of(node_type.gpu.name, has_experts=model.shape.has_experts)
     count = num_micro_batches(rows, max_tokens, layout)
     operations = update_operations(model, rows, count * layout.num_gpus)
-    computing, formula = _computing(operations, rows, layout, site, constants, efficiency)
+    computing, formula = _computing(operations, rows, layout, node_type, constants, efficiency)
     communicating = count * (links.per_pass + links.per_backward)
     passes = 3 if model.checkpoints_activations else 2
-    optimizer, copied = optimizer_seconds(model, layout, site, count)
+    optimizer, copied = optimizer_seconds(model, layout, node_type, count)
     others = {
         "exchange of heads": passes * links.per_token * rows.tokens / layout.num_gpus,
         "once per update": links.per_update,
@@ -178,52 +189,53 @@ def update_cost(
     }
     bound_by = longest(
         (COMPUTE, computing),
-        (site.link_name(layout.shard_size), communicating),
+        (node_type.link_name(layout.shard_size), communicating),
         (MEMORY_BANDWIDTH, optimizer),
         (HOST, copied),
-        (site.link_name(layout.num_gpus), links.per_update),
+        (node_type.link_name(layout.num_gpus), links.per_update),
     )
     once = max(computing, communicating) + sum(others.values())
     formula = _formula(formula, count, communicating, others)
     formula = f"{num_updates} updates x ({formula})" if num_updates > 1 else formula
-    loading = _parameter_copies(model, layout, site)
+    loading = _parameter_copies(model, layout, node_type)
     return Cost(num_updates * once + loading, bound_by, formula + (f" + host {loading:.3g} s" if loading else ""))
 
 
 def optimizer_seconds(
-    model: TrainModel, layout: TrainLayout, site: NodeType, num_micro_batches: int
+    model: TrainModel, layout: TrainLayout, node_type: NodeType, num_micro_batches: int
 ) -> tuple[float, float]:
-    """Seconds of one optimizer step: those for access to the GPU's memory, and those for offloaded state on the link to
-    the host. Offloaded moments are loaded and stored once. Offloaded gradients are stored after each micro-batch except
-    the last, and loaded for the next one (engines/train/offload.py)."""
-    elements = (model.num_adapters or model.num_parameters) / layout.shard_size
+    """Seconds of one update, without its passes: for the optimizer's access to the GPU's memory, and for copies of
+    offloaded state on the link to the host. Offloaded moments are loaded and stored once. Offloaded gradients are
+    stored after each micro-batch except the last, and loaded for the next one (engines/train/offload.py)."""
+    elements = (model.num_adapter_parameters or model.num_parameters) / layout.shard_size
     moved = 2 * MOMENT_BYTES * elements if model.offload.optimizer else 0.0
     if model.offload.gradients:
         moved += 2 * MASTER_BYTES * elements * (num_micro_batches - 1)
-    host = 0.0 if site.gpu.is_cpu else moved / site.gpu.host_bandwidth
-    return (ADAMW_BYTES + NORM_BYTES) * elements / site.gpu.bandwidth, host
+    host = 0.0 if node_type.gpu.is_cpu else moved / node_type.gpu.host_bandwidth
+    return (ADAMW_BYTES + NORM_BYTES) * elements / node_type.gpu.bandwidth, host
 
 
-def _parameter_copies(model: TrainModel, layout: TrainLayout, site: NodeType) -> float:
+def _parameter_copies(model: TrainModel, layout: TrainLayout, node_type: NodeType) -> float:
     """Seconds to copy offloaded parameters for a call (engines/train/engine.py, workers/critic.py). Those of a frozen
     model are only loaded, because the host keeps a copy. Those of a critic are loaded and stored. Those of the actor
     are loaded once per step; this is a part of `weight_sync`."""
-    if not model.offload.parameters or site.gpu.is_cpu or (model.is_trained and model.head is not Head.VALUE):
+    if not model.offload.parameters or node_type.gpu.is_cpu or (model.is_trained and model.head is not Head.VALUE):
         return 0.0
     moved = 2 * MASTER_BYTES if model.is_trained else model.compute_bytes
-    return moved * model.num_parameters / layout.shard_size / site.gpu.host_bandwidth
+    return moved * model.num_parameters / layout.shard_size / node_type.gpu.host_bandwidth
 
 
 def _computing(
-    operations: Operations, rows: Rows, layout: TrainLayout, site: NodeType, constants: Constants, share: float
+    operations: Operations, rows: Rows, layout: TrainLayout, node_type: NodeType, constants: Constants, share: float
 ) -> tuple[float, str]:
     """Seconds in which the busiest worker computes, and the formula with its numbers. `share`: the share of the GPU's
     speed that matrix products reach."""
     of_attention, uneven = constants.attention_efficiency, imbalance(rows, layout.num_data_ranks)
     worked = operations.products / share + operations.attention / of_attention
-    seconds = worked * uneven / (layout.num_gpus * site.gpu.flops)
-    each = site.gpu.flops / 1e12
-    peak = f"{layout.num_gpus} x {each:,.0f} TFLOP/s" if each >= 10 else f"{layout.num_gpus} x {each:.2g} TFLOP/s"
+    seconds = worked * uneven / (layout.num_gpus * node_type.gpu.flops)
+    teraflops = node_type.gpu.flops / 1e12
+    speed = f"{teraflops:,.0f}" if teraflops >= 10 else f"{teraflops:.2g}"
+    peak = f"{layout.num_gpus} x {speed} TFLOP/s"
     return seconds, (
         f"({operations.products / 1e12:,.4g} TFLOP / {share:.2f}"
         f" + attention {operations.attention / 1e12:,.4g} / {of_attention:.2f}) / ({peak})"

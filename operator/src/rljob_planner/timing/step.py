@@ -26,16 +26,16 @@ from rljob_planner.workload import Placement, Role, RolloutLayout, Schedule, Tra
 
 
 def rollout_cost(
-    workload: Workload, lengths: Lengths, layout: RolloutLayout, site: NodeType, constants: Constants
+    workload: Workload, lengths: Lengths, layout: RolloutLayout, node_type: NodeType, constants: Constants
 ) -> Cost:
-    """The cost of generation in a step, with all rounds of dynamic sampling."""
+    """The cost of the generation in a step, with all rounds of dynamic sampling."""
     work, prompt = workload.rollout, workload.lengths.prompt_mean
     actor = workload.models.get(Role.ACTOR)
-    space = engine_budget(work, layout, site.gpu, constants, actor.lora if actor else None)
-    at_once = space.sequences_at_once(live_context(prompt, lengths))
+    budget = engine_budget(work, layout, node_type.gpu, constants, actor.lora if actor else None)
+    at_once = budget.sequences_at_once(live_context(prompt, lengths))
     per_prompt = workload.num_requests // workload.batch_size
     requests = Requests(workload.num_requests, per_prompt, prompt, lengths)
-    cost = generation_cost(work, requests, layout, site, at_once, constants)
+    cost = generation_cost(work, requests, layout, node_type, at_once, constants)
     rounds = workload.generation_factor
     if rounds == 1:
         return cost
@@ -43,7 +43,7 @@ def rollout_cost(
 
 
 def scoring_cost(
-    role: Role, workload: Workload, lengths: Lengths, layout: TrainLayout, site: NodeType, constants: Constants
+    role: Role, workload: Workload, lengths: Lengths, layout: TrainLayout, node_type: NodeType, constants: Constants
 ) -> Cost:
     """The cost of the role's pass without backward. The pass computes old log-probabilities (actor), log-probabilities
     of the reference, values (critic) or scores (reward model)."""
@@ -54,11 +54,11 @@ def scoring_cost(
         count = workload.num_requests * workload.generation_factor
     rows = rows_of(count, workload.lengths.prompt_mean, lengths)
     model = workload.models[role]
-    return pass_cost(model, rows, workload.max_tokens_per_micro_batch, layout, site, constants)
+    return pass_cost(model, rows, workload.max_tokens_per_micro_batch, layout, node_type, constants)
 
 
 def training_cost(
-    role: Role, workload: Workload, lengths: Lengths, layout: TrainLayout, site: NodeType, constants: Constants
+    role: Role, workload: Workload, lengths: Lengths, layout: TrainLayout, node_type: NodeType, constants: Constants
 ) -> Cost:
     """The cost of all updates of the role in a step. A frozen model has no cost."""
     model = workload.models[role]
@@ -66,10 +66,10 @@ def training_cost(
         return NO_COST
     count = workload.mini_batch_size * workload.group_size * workload.trained_fraction
     rows = rows_of(count, workload.lengths.prompt_mean, lengths)
-    budget, updates = workload.max_tokens_per_micro_batch, workload.num_updates
-    cost = update_cost(model, rows, updates, budget, layout, site, constants)
+    max_tokens, updates = workload.max_tokens_per_micro_batch, workload.num_updates
+    cost = update_cost(model, rows, updates, max_tokens, layout, node_type, constants)
     if role is Role.ACTOR and workload.needs_mini_batch_pass:
-        whole = pass_cost(model, rows, budget, layout, site, constants)
+        whole = pass_cost(model, rows, max_tokens, layout, node_type, constants)
         formula = f"{cost.formula} + {updates} mini-batch passes x ({whole.formula})"
         return replace(cost, seconds=cost.seconds + updates * whole.seconds, formula=formula)
     return cost
@@ -93,6 +93,7 @@ PHASES = (WEIGHT_SYNC, GENERATE, OLD_LOGPROB, REF, VALUES, REWARD, UPDATE_CRITIC
 StageSeconds = tuple[float, ...]
 """Seconds of the stages of a step: weight sync, generation, scores, passes, updates."""
 SYNC, GENERATION = range(2)
+"""Indices of the first two stages."""
 
 
 def stages_of(workload: Workload) -> tuple[tuple[str, ...], ...]:
@@ -121,7 +122,7 @@ def pool_costs(
     lengths: Lengths,
     layouts: Mapping[Role, TrainLayout],
     rollout: RolloutLayout | None,
-    site: NodeType,
+    node_type: NodeType,
     constants: Constants,
 ) -> dict[str, Cost]:
     """The cost of each phase that runs on one pool, by the phase's name. `layouts` and `rollout` are the layouts of the
@@ -129,8 +130,10 @@ def pool_costs(
     found: dict[str, Cost] = {}
     if rollout is not None:
         actor = layouts.get(Role.ACTOR)
-        found[WEIGHT_SYNC] = sync_cost(workload.models[Role.ACTOR], actor, workload.rollout, rollout, site, constants)
-        found[GENERATE] = rollout_cost(workload, lengths, rollout, site, constants)
+        found[WEIGHT_SYNC] = sync_cost(
+            workload.models[Role.ACTOR], actor, workload.rollout, rollout, node_type, constants
+        )
+        found[GENERATE] = rollout_cost(workload, lengths, rollout, node_type, constants)
     calls = [(name, role, scoring_cost) for name, role in (_PASSES | {REWARD: Role.REWARD_MODEL}).items()]
     calls += [(name, role, training_cost) for name, role in _UPDATES.items()]
     for name, role, cost in calls:
@@ -138,7 +141,7 @@ def pool_costs(
         # A reference that is the actor without its adapters runs on the actor's GPUs.
         layout = layouts.get(Role.ACTOR if model is not None and model.is_actor_without_adapters else role)
         if model is not None and layout is not None:
-            found[name] = cost(role, workload, lengths, layout, site, constants)
+            found[name] = cost(role, workload, lengths, layout, node_type, constants)
     if REWARD in found and found[REWARD].seconds < workload.reward_seconds:
         # The rewards of the run took longer than the reward model should, so they set the time of this phase.
         del found[REWARD]
@@ -164,14 +167,14 @@ def step_time(workload: Workload, placement: Placement, constants: Constants | N
     by_lengths = {each: _tasks(workload, placement, used, each) for each in dict.fromkeys(lengths)}
     cases = [by_lengths[each] for each in lengths]
     likely = cases[1]
-    ends = {name: _ends(name, [each[name].cost.seconds for each in cases], workload, used) for name in likely}
-    waits = [_waits({name: end[index] for name, end in ends.items()}, likely, workload) for index in range(3)]
+    ranges = {name: _range(name, [each[name].cost.seconds for each in cases], workload, used) for name in likely}
+    waits = [_waits({name: each[index] for name, each in ranges.items()}, likely, workload) for index in range(3)]
     kinds = {pool.name: pool.gpu.name for pool in placement.pools}
     phases = [
         PhaseTime(
             name=name,
             pool=task.pool,
-            seconds=Seconds(*ends[name]),
+            seconds=Seconds(*ranges[name]),
             bound_by=task.cost.bound_by,
             assumption=_assumption(name, task, kinds.get(task.pool, ""), workload, used),
             formula=task.cost.formula,
@@ -192,38 +195,38 @@ def step_time(workload: Workload, placement: Placement, constants: Constants | N
 
 def _tasks(workload: Workload, placement: Placement, constants: Constants, lengths: Lengths) -> dict[str, _Task]:
     """All phases of the job, in the order in which the controller waits for them."""
-    _refuse_unplaced_roles(workload, placement)
+    _check_that_roles_have_pools(workload, placement)
     found: dict[str, _Task] = {}
     for pool in placement.pools:
-        site = NodeType(pool.gpu, pool.gpus_per_node)
-        costs = pool_costs(workload, lengths, pool.layouts, pool.rollout, site, constants)
+        node_type = NodeType(pool.gpu, pool.gpus_per_node)
+        costs = pool_costs(workload, lengths, pool.layouts, pool.rollout, node_type, constants)
         found |= {name: _Task(pool.name, cost) for name, cost in costs.items()}
     if REWARD not in found and (seconds := workload.reward_seconds):
         found[REWARD] = _Task(ON_HOST, Cost(seconds, "rewards", f"{seconds:.3g} s"))
     return {name: found[name] for name in PHASES if name in found}
 
 
-def _refuse_unplaced_roles(workload: Workload, placement: Placement) -> None:
+def _check_that_roles_have_pools(workload: Workload, placement: Placement) -> None:
     """Raises KeyError if a role of the job has no pool. Otherwise the time of its phases would be silently missing."""
     placed = {role for pool in placement.pools for role in pool.roles}
     for role in workload.roles:
         is_the_actor = role in workload.models and workload.models[role].is_actor_without_adapters
-        place = Role.ACTOR if is_the_actor else role
-        if place not in placed:
-            raise KeyError(place)
+        placed_role = Role.ACTOR if is_the_actor else role
+        if placed_role not in placed:
+            raise KeyError(placed_role)
 
 
-def _ends(name: str, seconds: Sequence[float], workload: Workload, constants: Constants) -> tuple[float, float, float]:
+def _range(name: str, seconds: Sequence[float], workload: Workload, constants: Constants) -> tuple[float, float, float]:
     """Low, likely and high seconds of a phase. The range covers the possible mean lengths, and is widened by the
-    uncertainty of speeds. `seconds`: for a shorter, the likely and a longer mean length."""
+    uncertainty of speeds. `seconds`: likely seconds with a shorter, the likely and a longer mean length."""
     spread = constants.spread
     upwards = (1 + spread) * (_SMALL_FACTOR if _has_small_products(name, workload, constants) else 1)
     return min(seconds) * (1 - spread), seconds[1], max(seconds) * upwards
 
 
 def _has_small_products(name: str, workload: Workload, constants: Constants) -> bool:
-    """Whether the phase may be slower than the default constants say, which are for wide models and full
-    micro-batches."""
+    """Whether the phase may be slower than the default constants say, because these are for wide models and full
+    micro-batches. False with constants of a profile."""
     role = (_PASSES | _UPDATES).get(name)
     if role is None or role not in workload.models or constants.source != Constants().source:
         return False
@@ -248,7 +251,7 @@ def _waits(seconds: Mapping[str, float], tasks: Mapping[str, _Task], workload: W
 
 
 def _assumption(name: str, task: _Task, kind: str, workload: Workload, constants: Constants) -> str:
-    """The assumptions of a phase's estimate."""
+    """What the estimate of a phase assumes."""
     if name == GENERATE:
         has_experts = workload.rollout.shape.has_experts
         step = constants.expert_decode_step_seconds if has_experts else constants.decode_step_seconds
@@ -256,9 +259,7 @@ def _assumption(name: str, task: _Task, kind: str, workload: Workload, constants
         return "; ".join(each for each in (workload.lengths.assumption, reached, constants.source) if each)
     role = (_PASSES | _UPDATES).get(name)
     if role is None:
-        return (
-            f"as the job says ({constants.source})" if task.pool == ON_HOST else f"link speeds from {constants.source}"
-        )
+        return "as measured in the run" if task.pool == ON_HOST else f"link speeds from {constants.source}"
     shape = workload.models[role].shape
     of_kind = constants.training_efficiency_of if name in _UPDATES else constants.forward_efficiency_of
     whose = "the cores' guessed speed" if kind == CPU_NAME else "the GPU's stated speed"
