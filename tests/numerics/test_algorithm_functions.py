@@ -189,7 +189,7 @@ def test_unusable_advantages_are_rejected_at_once(module: str, path: str, messag
 
 
 def test_an_advantage_is_tried_on_groups_of_the_jobs_size(module: str) -> None:
-    with pytest.raises(ConfigurationError, match="for 2 of 6 responses, first for number 2"):
+    with pytest.raises(ConfigurationError, match="for 2 of 6 responses, first at index 2"):
         estimator_of(f"{module}:normalized", group_size=2)
 
 

@@ -19,15 +19,16 @@ def attempt_folder(run_folder: Path, attempt: int) -> Path:
 
 
 def newest_attempt(run_folder: Path) -> int | None:
-    """Returns the number of the attempt whose folder was modified last; None if there is no folder."""
+    """Returns the number of the attempt whose folder was modified last; None if there is no folder, or if the folders
+    cannot be read."""
     attempts = _attempts(run_folder)
     return attempts[0][1] if attempts else None
 
 
 def prune_attempts(run_folder: Path, running: int) -> None:
-    """Removes the folders of old attempts and keeps the newest NUM_ATTEMPTS_KEPT, including the `running` one. Errors
-    are ignored. The modification time decides which folders are old, because a job that is deleted and created again
-    starts at attempt 1 again."""
+    """Removes the folders of old attempts and keeps the newest NUM_ATTEMPTS_KEPT, including that of the attempt with
+    the number `running`. Errors are ignored. The modification time decides which folders are old, because a job that is
+    deleted and created again starts at attempt 1 again."""
     others = [folder for _, number, folder in _attempts(run_folder) if number != running]
     for folder in others[NUM_ATTEMPTS_KEPT - 1 :]:
         shutil.rmtree(folder, ignore_errors=True)

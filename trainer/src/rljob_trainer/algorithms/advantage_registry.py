@@ -53,6 +53,7 @@ from rljob_trainer.algorithms.token_advantages import (
 from rljob_trainer.errors import ConfigurationError
 
 TRIAL_GROUP_SIZE = 4
+"""The number of responses per group in the trial of a user's function, if the caller specifies none."""
 
 SettingsT = TypeVar("SettingsT", bound=WireModel)
 MakeEstimator = Callable[[Advantage], AdvantageEstimator]
@@ -60,9 +61,11 @@ MakeEstimator = Callable[[Advantage], AdvantageEstimator]
 
 
 def advantage_estimator(resolved: Algorithm, group_size: int = TRIAL_GROUP_SIZE) -> AdvantageEstimator:
-    """The estimator that the job names. A user's function is loaded, and tried on made-up groups of `group_size`.
+    """The estimator that the job names. A user's function is loaded, and tried on made-up groups of `group_size`
+    responses.
 
-    Raises ConfigurationError if a user's function cannot be loaded or fails the trial."""
+    Raises ConfigurationError if a user's function cannot be loaded, fails the trial, or does not read the KL penalties
+    although the job puts KL into the reward."""
     chosen = resolved.advantage
     if chosen.type is AdvantageType.FUNCTION:
         return _user_estimator(resolved, group_size)

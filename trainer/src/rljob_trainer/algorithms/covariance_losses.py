@@ -28,7 +28,8 @@ from rljob_trainer.algorithms.policy_losses import (
 from rljob_trainer.algorithms.selection import drawn_keys, largest, nth_largest
 
 IS_CHOSEN = "is_chosen"
-"""The result of this choice: float32 [N], 1 for the tokens that are treated differently, 0 for the others."""
+"""Name of the result of a choice in `LossInputs.whole`: float32 [N], 1 for the tokens that are treated differently, 0
+for the others."""
 CHOSEN_SUM = "pg_cov_frac"
 """The number of chosen tokens."""
 
@@ -51,8 +52,9 @@ class _Means:
 
 
 def choose_to_clip(inputs: WholeInputs, reduce: Reduce, settings: ClipCov) -> Mapping[str, Tensor]:
-    """Collective. Returns IS_CHOSEN for Clip-Cov: a random `tokenShare` of the mini-batch's tokens (at least one),
-    drawn by `drawn_keys` from those whose covariance is between the bounds and whose ratio PPO would not clip."""
+    """Collective. Returns IS_CHOSEN for Clip-Cov: as many tokens as `tokenShare` of the mini-batch (at least one),
+    drawn by `drawn_keys` from those whose covariance is between the bounds and whose ratio PPO would not clip. If there
+    are fewer such tokens, all of them are chosen."""
     means = _means(inputs, reduce)
     covariances_N = means.covariances(inputs.logprobs_N, inputs.advantages_N)
     is_between_N = (covariances_N > settings.covariance_low) & (covariances_N < settings.covariance_high)
@@ -85,9 +87,9 @@ def clipped_without_chosen(inputs: LossInputs, settings: ClipCov) -> TokenLosses
     """
     is_chosen_N = inputs.whole[IS_CHOSEN]
     # With an advantage of 0 a token has no loss, no gradient and is never counted as clipped.
-    kept = replace(inputs, advantages_N=inputs.advantages_N * (1.0 - is_chosen_N))
+    masked = replace(inputs, advantages_N=inputs.advantages_N * (1.0 - is_chosen_N))
     bounds = {"clip_ratio_low": settings.clip_ratio_low, "clip_ratio_high": settings.clip_ratio_high}
-    found = clipped_surrogate(kept, Clipped(**bounds, dual_clip_ratio=NO_DUAL_CLIP))
+    found = clipped_surrogate(masked, Clipped(**bounds, dual_clip_ratio=NO_DUAL_CLIP))
     return TokenLosses(found.losses_N, {**found.sums, CHOSEN_SUM: is_chosen_N.sum()})
 
 

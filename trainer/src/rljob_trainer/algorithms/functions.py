@@ -5,9 +5,9 @@ A plain function computes an advantage per response, or a loss that needs no opt
     def advantage(inputs: ResponseInputs) -> Tensor: ...      # [B]
     def loss(inputs: LossInputs) -> Tensor: ...               # [N]
 
-A function that needs more is decorated with `token_advantage` or `policy_loss_function`. Before the first step each
-function is tried on small made-up inputs (`function_trial`), so that most mistakes are found before a model is loaded.
-Its results are also checked in every step.
+An advantage per token is decorated with `token_advantage`, a loss that needs optional inputs with
+`policy_loss_function`. Before the first step each function is tried on small made-up inputs (`function_trial`), so that
+most mistakes are found before a model is loaded. Its results are also checked in every step.
 
 Legend: B responses, N response tokens.
 """
@@ -148,8 +148,8 @@ def refuse_not_finite(loss: PolicyLoss, metrics: Mapping[str, float]) -> None:
     each micro-batch would make the host wait for the device."""
     if share := metrics.get(METRIC_PREFIX + NOT_FINITE_SUM, 0.0):
         raise NamedFunction(LOSS_FIELD, loss.name).error(
-            f"returned NaN or infinity for {share:.3g} of the tokens; look for divisions, logarithms and exponentials "
-            "of unbounded values in it"
+            f"returned NaN or infinity for a share of {share:.3g} of the tokens; look for divisions, logarithms and "
+            "exponentials of unbounded values in this function"
         )
 
 

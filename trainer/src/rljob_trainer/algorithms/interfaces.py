@@ -34,10 +34,10 @@ class Reduce(Protocol):
     same shape. The argument is not changed."""
 
     def sum(self, values: Tensor) -> Tensor:
-        """Elementwise over the workers, in the dtype of `values`."""
+        """The elementwise sum over the workers, in the dtype of `values`."""
 
     def max(self, values: Tensor) -> Tensor:
-        """Elementwise over the workers, in the dtype of `values`."""
+        """The elementwise maximum over the workers, in the dtype of `values`."""
 
 
 class OneWorker:
@@ -112,8 +112,8 @@ class AdvantageEstimator:
     for_tokens: Callable[[TokenInputs, Reduce], TokenAdvantages] | None = None
     """Returns one advantage per token."""
     needs: frozenset[str] = frozenset()
-    """The optional inputs that the estimator reads. `for_responses`: GREEDY_REWARDS, NAMED_REWARDS. `for_tokens`: names
-    of ADVANTAGE_COLUMNS, VALUES and SQUARES."""
+    """The optional inputs that the estimator reads. `for_responses` can read GREEDY_REWARDS and NAMED_REWARDS,
+    `for_tokens` can read ADVANTAGE_COLUMNS and SQUARES."""
 
     def __post_init__(self) -> None:
         if (self.for_responses is None) == (self.for_tokens is None):
@@ -127,13 +127,12 @@ class AdvantageEstimator:
 
 @dataclass(frozen=True)
 class HeadOutputs:
-    """The outputs of the model's output head that a loss needs in addition to log-probabilities. Both have no
-    gradient."""
+    """Which outputs of the model's output head a loss needs in addition to log-probabilities. They have no gradient."""
 
     entropy: bool = False
-    """Entropy in nats of the distribution that each token was sampled from."""
+    """Whether it needs, for each token, the entropy in nats of the distribution that the token was sampled from."""
     squares: bool = False
-    """Sum of the squared probabilities of the whole vocabulary at each token."""
+    """Whether it needs, for each token, the sum of the squared probabilities of the whole vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -194,9 +193,10 @@ class PolicyLoss:
     needs: frozenset[str] = frozenset()
     """The columns that the loss reads from `LossInputs.columns`: names of `LOSS_COLUMNS`."""
     wanted: HeadOutputs = HeadOutputs()
+    """The optional outputs of the output head that the loss reads."""
     whole_pass: Callable[[WholeInputs, Reduce], Mapping[str, Tensor]] | None = None
-    """Runs before each update. Returns [N] tensors (a value per token) and 0-d tensors under names of its choice.
-    `compute` finds them in `LossInputs.whole`. Costs one more forward pass over the mini-batch."""
+    """Runs before each update on the whole mini-batch. Returns [N] tensors (a value per token) and 0-d tensors by name;
+    the names are free. `compute` finds them in `LossInputs.whole`. Costs one more forward pass over the mini-batch."""
 
 
 OLD_LOGPROBS = "old_logprobs"

@@ -22,7 +22,8 @@ from rljob_trainer.algorithms.interfaces import LossInputs, TokenLosses
 from rljob_trainer.algorithms.kl import MAX_LOG_RATIO
 
 CLIPPED_SUM = "pg_clipfrac"
-"""The number of tokens whose ratio is outside the trust region in the direction that the advantage pushes."""
+"""The number of tokens whose ratio is outside the trust region in the direction that the advantage pushes (CISPO: in
+any direction)."""
 DUAL_CLIPPED_SUM = "pg_clipfrac_lower"
 """The number of tokens with a negative advantage whose loss was limited by the dual clip."""
 KL_SUM = "ppo_kl"

@@ -26,7 +26,7 @@ _OF_SEQUENCE = (RolloutCorrectionType.SEQUENCE_TRUNCATED, RolloutCorrectionType.
 @torch.no_grad()
 def correction_weights(log_ratios_N: Tensor, segments: Segments, correction: RolloutCorrection) -> Tensor:
     """Importance weights by which each token's policy loss is multiplied, [N], without gradient. `correction` is
-    resolved and its type is not None.
+    resolved and its type is not `None`.
 
     w is exp(log-ratio) of the token, or exp(sum of the log-ratios) of its response. Without a lower bound the weight is
     min(w, maxRatio). With a lower bound it is w if w is in [minRatio, maxRatio], otherwise 0. Log-ratios are clamped to

@@ -1,7 +1,9 @@
 """Distributes sequences across workers so that all have about the same number of tokens.
 
 Greedy number partitioning: the longest item first, each item goes to the emptiest partition that has room. Then the
-fullest partition exchanges items with emptier ones for as long as this reduces the largest sum.
+fullest partition exchanges items with emptier ones for as long as this reduces the largest sum. A partition is fuller
+or emptier than another if the sum of its lengths is larger or smaller; it has room if it has fewer than its number of
+items.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def balanced_partitions(lengths: Sequence[int] | npt.NDArray[np.integer], num_pa
     """
     given = np.asarray(lengths)
     if given.ndim != 1 or (given.size and not np.issubdtype(given.dtype, np.integer)):
-        raise DataError(f"balanced_partitions: lengths must be whole numbers (seen: {given.dtype} {given.shape})")
+        raise DataError(
+            f"balanced_partitions: lengths must be a list of integers (seen: {given.dtype}, shape {list(given.shape)})"
+        )
     if num_partitions < 1 or len(given) < num_partitions or len(given) % num_partitions:
         raise DataError(
             f"balanced_partitions: {len(given)} lengths cannot be divided equally among {num_partitions} partitions; "
@@ -62,10 +66,11 @@ def _greedy_assignment(lengths: npt.NDArray[np.int64], num_partitions: int) -> n
 
 
 def _exchange(items: npt.NDArray[np.int64], length_of: npt.NDArray[np.int64]) -> None:
-    """Exchanges items between rows, in place, until no exchange is found that reduces the largest sum.
+    """Exchanges items between partitions (rows of `items`), in place, until all sums are close enough, or until no
+    exchange is found that reduces the largest sum.
 
-    It terminates, because each exchange reduces the larger of two sums, and the other sum stays below the old larger
-    one."""
+    The loop ends, because each exchange reduces the larger of two sums, and the other sum stays below the old value of
+    the larger one."""
     lengths = length_of[items]
     loads = lengths.sum(axis=1)
     enough = loads.mean() * (1 + CLOSE_ENOUGH)
@@ -86,16 +91,18 @@ def _exchange(items: npt.NDArray[np.int64], length_of: npt.NDArray[np.int64]) ->
 
 
 def _best_exchange(full: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> tuple[int, int] | None:
-    """The indices in both rows of the two items whose exchange reduces the larger sum the most; None if none does."""
+    """The indices, in both partitions, of the two items whose exchange reduces the larger sum the most; None if no
+    exchange reduces this sum."""
     gap = full.sum() - other.sum()
     order = np.argsort(other, kind="stable")
     ascending = other[order]
-    # An exchange moves (item of full - item of other) tokens; moving half of the gap is optimal.
+    # An exchange moves (item of full - item of other) tokens; moving half of the gap is optimal. `change` is the new
+    # larger sum minus the old one.
     after = np.searchsorted(ascending, full - gap / 2)
     candidates = np.clip(np.stack((after - 1, after)), 0, len(other) - 1)
     moved = full - ascending[candidates]
-    fuller = np.maximum(-moved, moved - gap)
-    side, here = divmod(int(fuller.argmin()), len(full))
-    if fuller[side, here] >= 0:
+    change = np.maximum(-moved, moved - gap)
+    side, here = divmod(int(change.argmin()), len(full))
+    if change[side, here] >= 0:
         return None
     return here, int(order[candidates[side, here]])
