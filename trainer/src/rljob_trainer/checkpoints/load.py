@@ -60,6 +60,7 @@ class Found:
     folder: Path
     manifest: Manifest
     digest: str
+    """Digest of the manifest."""
     rejected: tuple[Rejected, ...]
     """Newer checkpoints that are damaged, newest first. The caller should report them."""
 
@@ -217,7 +218,7 @@ def open_known_checkpoint(folder: Path) -> CheckpointReader:
 
 
 def load_into(named: Iterable[tuple[str, torch.Tensor | DTensor]], reader: CheckpointReader) -> None:
-    """Fills the tensors in place. Each rank reads its own blocks, for any number of ranks at the save.
+    """Fills the tensors in place. Each rank reads its own blocks. Any number of ranks may have saved the checkpoint.
 
     Tensors of the checkpoint that are not in `named` are ignored. Raises CheckpointError if a tensor is missing or has
     another shape or dtype, DamagedError if bytes have changed. Some tensors may be filled then; loading another

@@ -42,6 +42,7 @@ MAX_FAILED = 100
 """The check stops after this many failed distinct answers: probably the column is wrong, and each further answer could
 take as long as the time limit."""
 NUM_ROWS_NAMED = 5
+"""Rows that an error message names."""
 NUM_ROWS_LOGGED = 20
 """Skipped rows of one batch that are logged."""
 ADVICE = "fix or remove these rows, or name another column"
@@ -88,7 +89,7 @@ def check_rewards(
     doing: Callable[[str], None] = lambda _: None,
 ) -> DrawnRowFilter | None:
     """Waits until every scorer is loaded, then does step 2. Returns the check for rows that are drawn during training;
-    None if all rows are already checked.
+    None if all rows are already checked, or if no scorer is MathAnswer.
 
     `pools` has one pool per scorer; all are closed, except the one that checks drawn rows. `doing` is called with the
     progress. Raises ConfigurationError if a scorer cannot be loaded, DatasetError that names the rows whose answers
@@ -238,7 +239,8 @@ _RAISED_BY_MACHINE = tuple(
     for name, kind in vars(builtins).items()
     if isinstance(kind, type) and issubclass(kind, MACHINE_ERRORS)
 )
-"""How the detail of such an outcome begins: also with the name of a subclass, such as FileNotFoundError."""
+"""How `RewardOutcome.detail` begins if the scorer raised one of MACHINE_ERRORS or a subclass, such as
+FileNotFoundError."""
 
 
 def _is_lack_of_resources(outcome: RewardOutcome) -> bool:

@@ -29,7 +29,7 @@ class AutoSettings(WireModel):
     dtype: Dtype
     rollout_engine: RolloutEngine
     rollout_compile: Compile
-    """For vLLM."""
+    """`ALWAYS` or `NEVER`; `NEVER` for all engines except vLLM."""
     hub_model: HubModel | None = None
     """The policy's initial model if it is on the hub: source of the reference weights and the tokenizer. None for a
     local model."""
@@ -37,7 +37,7 @@ class AutoSettings(WireModel):
     local_model: str | None = None
     """Fingerprint of a local model (`models.source.fingerprint`); None for a model on the hub."""
     lora: Lora | None = None
-    """The adapters that are trained; their `sync` is not `AUTO`."""
+    """The adapters that are trained, with a `sync` that is not `AUTO`; None without adapters."""
 
 
 def resolve_auto(
@@ -90,7 +90,7 @@ def resolve_auto(
     )
 
 
-def chosen_engine(spec: RLJobSpec, saved: AutoSettings | None) -> RolloutEngine:
+def requested_engine(spec: RLJobSpec, saved: AutoSettings | None) -> RolloutEngine:
     """Returns the engine that the job names, else the one stored in the checkpoint, else `Auto`."""
     engine = spec.training.rollout.engine
     return saved.rollout_engine if saved and engine is RolloutEngine.AUTO else engine
@@ -99,13 +99,13 @@ def chosen_engine(spec: RLJobSpec, saved: AutoSettings | None) -> RolloutEngine:
 def selected_engine(spec: RLJobSpec, saved: AutoSettings | None) -> RolloutEngine:
     """Returns `VLLM` or `HuggingFace`. Raises ConfigurationError if the engine is not installed, or if `Auto` selects
     HuggingFace although the job sets tensorParallel."""
-    engine, tensor_parallel = select_engine(chosen_engine(spec, saved)), spec.roles.rollout.tensor_parallel
+    engine, tensor_parallel = select_engine(requested_engine(spec, saved)), spec.roles.rollout.tensor_parallel
     if engine is RolloutEngine.HUGGING_FACE and tensor_parallel > 1:
         reason = "the run started with it" if saved else "vLLM is not installed"
         raise ConfigurationError(
             "spec.roles.rollout.tensorParallel: the HuggingFace engine does not support tensor parallelism, and "
-            f"training.rollout.engine: Auto has selected it because {reason} (seen: {tensor_parallel}); set it to 1, "
-            "or install the trainer's `cpu` or `gpu` extra and set engine: VLLM"
+            f"training.rollout.engine: Auto has selected it because {reason} (seen: {tensor_parallel}); set "
+            "tensorParallel: 1, or install the trainer's `cpu` or `gpu` extra and set engine: VLLM"
         )
     return engine
 

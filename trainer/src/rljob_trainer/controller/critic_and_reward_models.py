@@ -51,9 +51,9 @@ def critic_model(
     cache_folder: Path,
     job_folder: Path,
 ) -> ModelLocation | None:
-    """Finds and checks the critic's initial model; None for the policy's own model. Raises ConfigurationError if the
-    model cannot be read, has other tokens than the policy, has a shorter maximum length, or cannot be split over the
-    critic's GPUs."""
+    """Finds and checks the critic's initial model; None if the critic starts from the policy's model. Raises
+    ConfigurationError if the model cannot be read, has other tokens than the policy, is too short for the job's rows,
+    or cannot be split over the critic's GPUs."""
     named = critic_of(spec).model
     if named.source is None:
         return None
@@ -99,8 +99,8 @@ def scoring_model(
     job_folder: Path,
 ) -> ScoringModel | None:
     """Finds and checks the reward model; None if the job has none. Raises ConfigurationError if the model cannot be
-    read, has no score head or several labels, cannot be split over its GPUs, or has a chat template that rejects the
-    prompts."""
+    read, has no score head or several labels, cannot be split over its GPUs, has a chat template that rejects the
+    prompts, or cannot read the policy's tokens or rows of that length."""
     found = reward_with_model(spec)
     if found is None:
         return None
@@ -175,8 +175,8 @@ def _check_head(folder: Path) -> None:
 
 
 def _ends_with_response(tokenizer: Tokenizer, prompts: Sequence[PromptRow]) -> bool:
-    """Whether a conversation ends with the response's end token. Some chat templates add text after it, and the model
-    was trained with that text."""
+    """Whether a conversation ends with the response's end token; True if the prompts are not chats. Some chat templates
+    add text after the end token, and the reward model was trained with that text."""
     row = next((row for row in prompts if row.messages is not None), None)
     return row is None or _conversation(tokenizer, row)[-1] in tokenizer.eos_token_ids
 

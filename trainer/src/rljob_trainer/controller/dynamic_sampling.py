@@ -3,7 +3,7 @@ is full.
 
 A step takes the first groups with different scores, in the order of their prompts in the data. Prompts after the last
 taken one return to the stream. So the result of a step, and the position of the stream after it, are the same as if
-prompts were drawn one by one; the number of prompts per round only affects the time (if each request has its own seed).
+prompts were drawn one by one; the number of prompts per round only affects the time (with `rollout.perRequestSeeds`).
 
 Source: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2 and equation 11.
 
@@ -60,11 +60,12 @@ class DynamicSampling:
         the workers."""
 
     def filled(self, prompts: Sequence[PromptRow], step: int, generate: Generate) -> StepRows:
-        """Generates responses in rounds until there are as many groups with different scores as `prompts`, the prompts
-        of the first round. Returns these groups.
+        """Generates responses in rounds, at most `maxRounds`, until there are as many groups with different scores as
+        `prompts`. The first round uses `prompts`. Returns these groups. If they are too few after the last round,
+        groups with equal scores, which are not trained on, fill the batch (`onMaxRounds: TrainOnFewer`).
 
-        Raises BatchNotFullError if there are too few after the last round and `onMaxRounds` is `Fail`, and whatever
-        `generate` raises. After an error the position of the prompt stream is undefined."""
+        Raises BatchNotFullError if they are too few and `onMaxRounds` is `Fail`, and whatever `generate` raises. After
+        an error the position of the prompt stream is undefined."""
         num_wanted, num_rounds = len(prompts), 1
         everything = generate(prompts, 0)
         is_kept_G = self._is_kept(everything)

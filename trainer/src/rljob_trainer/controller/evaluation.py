@@ -15,6 +15,7 @@ from rljob_trainer.observability.samples import Sample, SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
 
 EVALUATION_STREAM = 1
+"""The stream of `sample_seeds` for evaluations."""
 
 
 class Evaluation:

@@ -37,9 +37,9 @@ class MismatchWatch:
         self.max_rejected = MOST_REJECTED
 
     def step_done(self, step: int, metrics: Metrics) -> None:
-        """Warns if a step's mean difference is larger than usual, and again each time the difference has doubled. Steps
-        with stale responses are skipped, because older weights are expected to differ. Also warns if more than half of
-        the tokens are rejected."""
+        """Warns if a step's mean difference is larger than usual, and again each time the difference has doubled. For
+        this, steps with stale responses are skipped, because older weights are expected to differ. Also warns if more
+        than half of the tokens are rejected, and again each time the accepted fraction has halved."""
         mean = metrics.get(LOGPROB_DIFF_MEAN, 0.0)
         if mean > self.max_difference and metrics[STALENESS_MAX] == 0:
             self.max_difference = 2 * mean

@@ -53,7 +53,7 @@ from rljob_trainer.workers.rollout import RolloutWorker
 
 
 def num_workers_of(spec: RLJobSpec, role: str) -> int:
-    """Returns the number of processes of a role: one for each GPU of its pool."""
+    """Returns the number of processes of a role: one for each GPU (on CPUs: each CPU share) of its pool."""
     [pool] = [pool for pool in spec.pools if pool.name == placed_roles(spec, [role])[role]]
     return pool.nodes * pool.gpus_per_node
 
@@ -84,7 +84,7 @@ def num_data_ranks_of(spec: RLJobSpec, role: str) -> int:
 
 
 def mini_batch_rows_of(spec: RLJobSpec, role: str) -> int:
-    """Returns a worker's share of a mini-batch, in responses."""
+    """Returns the number of responses of a mini-batch that each data rank of the role gets."""
     training = spec.training
     num_prompts = training.mini_batch_size or training.batch_size
     return num_prompts * training.rollout.group_size // num_data_ranks_of(spec, role)
@@ -200,8 +200,8 @@ def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
 
 def placed_roles(spec: RLJobSpec, roles: Sequence[str]) -> dict[str, str]:
     """Returns the pool of each of these roles; a role without a pool in the job runs on the actor's pool."""
-    places = spec.placed_roles()
-    return {role: places.get(role, places[ACTOR]) for role in roles}
+    pools = spec.placed_roles()
+    return {role: pools.get(role, pools[ACTOR]) for role in roles}
 
 
 def step_plan(job: TrainerJob) -> StepPlan:

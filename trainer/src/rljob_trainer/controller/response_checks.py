@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def check_responses(training: Training, model_folder: Path, prompts: Sequence[PromptRow]) -> None:
-    """Raises ConfigurationError if no response can end although truncated responses are masked, or if the pattern of a
+    """Raises ConfigurationError if no response can end and truncated responses are masked, or if the pattern of a
     Format reward can never match. Logs a warning for probable mistakes."""
     tokenizer = Tokenizer(model_folder)
     _check_ends(training, model_folder, tokenizer, are_chats=any(row.messages is not None for row in prompts))

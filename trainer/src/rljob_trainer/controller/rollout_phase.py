@@ -218,8 +218,8 @@ class RolloutPhase:
             responses = batch.only([RESPONSE_TEXTS, RESPONSE_LENGTHS]).union(inputs.only(REWARD_COLUMNS))
             scoring = self._scoring(self.reward.start_scoring(responses), batch.union(inputs.only(MODEL_COLUMNS)))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
-        kept = batch.slice(0, len(repeated)) if with_greedy else batch
-        return Rollout(repeated, kept, self.weights, scoring)
+        sampled = batch.slice(0, len(repeated)) if with_greedy else batch
+        return Rollout(repeated, sampled, self.weights, scoring)
 
     def _scoring(self, by_rewards: PendingResult[DataProto], batch: DataProto) -> Scoring:
         """Returns the pending scores. Also starts the call of the reward model, if there is one, with rows ordered so

@@ -127,7 +127,7 @@ def check_row_lengths(model_folder: Path, training: Training, prompts: Prompts |
     config = read_config(model_folder)
     limits = [
         (position_limit(config), "max_position_embeddings in its config.json"),
-        (choose_attention(config).max_row_tokens, "beyond it, its rotary frequencies depend on the row's length"),
+        (choose_attention(config).max_row_tokens, "for longer rows its rotary frequencies depend on the row's length"),
     ]
     limit, reason = min(((limit, why) for limit, why in limits if limit is not None), default=(None, ""))
     lengths = {DATASET: 1} if prompts is None else prompts.longest_of
@@ -136,12 +136,14 @@ def check_row_lengths(model_folder: Path, training: Training, prompts: Prompts |
     if limit is None or longest + new <= limit:
         return
     dataset = training.dataset if field == DATASET or training.evaluation is None else training.evaluation.dataset
-    prompt = "a prompt of one token" if longest == 1 else f"the longest prompt ({longest} tokens)"
+    prompt, advice = "a prompt of one token", "reduce maxNewTokens"
+    if longest > 1:
+        prompt = f"the longest prompt ({longest} tokens)"
+        advice = "reduce maxNewTokens, or maxPromptTokens with overlongPrompt: Drop"
     raise ConfigurationError(
         f"{field}.maxPromptTokens ({dataset.max_prompt_tokens}) and spec.training.rollout.maxNewTokens ({new}): "
         f"{prompt} and its response may have {longest + new} tokens, but the maximum of the model in {model_folder} is "
-        f"{limit} ({reason}); reduce maxNewTokens, or maxPromptTokens with overlongPrompt: Drop, or choose another "
-        "model"
+        f"{limit} ({reason}); {advice}, or choose another model"
     )
 
 

@@ -60,6 +60,7 @@ from rljob_trainer.workers.reward_model import TEXT_COLUMNS, TOKEN_COLUMNS
 log = logging.getLogger(__name__)
 
 ReportActivity = Callable[[str], None]
+"""Called with the text of a slow activity that has started or made progress, such as `loads the data`."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Workers:
     scoring_model: RewardModelWorkers | None
     num_devices: int
     processes: Mapping[str, WorkerProcesses]
-    """By pool."""
+    """The worker processes by the name of their pool."""
 
     @property
     def trained(self) -> tuple[TrainedGroup, ...]:
@@ -140,7 +141,7 @@ def started_workers(
             return spawn(processes)
 
         doing(f"loads models on {num_workers} workers")
-        with ThreadPoolExecutor(max_workers=len(started)) as builders:  # All pools at once.
+        with ThreadPoolExecutor(max_workers=len(started)) as builders:  # All pools at the same time.
             built = [builders.submit(build, *each) for each in started]
             activity = ActivityWatch(log_folder, lambda how: doing(f"loads models; {how}"))
             while wait(built, timeout=LOOK_SECONDS).not_done:
@@ -176,8 +177,8 @@ def _reward_model_workers(
 
 
 def shipped_code(settings: Settings) -> ShippedCode | None:
-    """Returns the folder that is copied to a remote cluster, without the output of runs. A Ray job already has its
-    code."""
+    """Returns the folder that is copied to a remote cluster, without the output of runs. None if nothing is copied: the
+    user has named no folder, or the trainer is a Ray job, to which Ray has already copied the code."""
     folder = settings.shipped_code
     if folder is None or settings.is_ray_job:
         return None

@@ -63,7 +63,8 @@ class Saves:
         self._write_late_seconds()
 
     def save_on_request(self, cursor: CursorState, kl_coefficient: float | None = None) -> int:
-        """Saves and commits a checkpoint of the current state; returns its number of steps. Raises CheckpointError."""
+        """Saves and commits a checkpoint of the current state, unless it is already saved or no step is done yet.
+        Returns the number of completed steps. Raises CheckpointError."""
         step = self.reporter.state.progress.step
         if step > 0 and step != self.checkpointing.last_begun_step:
             self._begin(step, cursor, kl_coefficient)

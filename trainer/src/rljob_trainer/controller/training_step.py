@@ -7,7 +7,7 @@ Scores are computed at the same time as the forward passes for log-probabilities
 scores, the step waits for them before the forward passes. Dynamic sampling repeats rollout and selection until the
 batch is full.
 
-Values per token stay on the workers; the controller has a few numbers per response. If these numbers are enough, the
+Numbers per token stay on the workers; the controller has a few numbers per response. If these are enough, the
 controller computes the advantages, otherwise the workers do. Responses that are not used in the update need no forward
 pass, unless the KL is part of the reward. All others are distributed so that the workers have about the same work.
 Policy filtration draws the rows of the updates after the advantages are computed. Independent calls are started
@@ -60,6 +60,7 @@ from rljob_trainer.workers.protocols import ActorGroup, CriticGroup, PendingResu
 Result = TypeVar("Result")
 
 TRAINING_STREAM = 0
+"""The stream of `sample_seeds` for training."""
 FORWARD_COLUMNS = (TOKENS, RESPONSE_MASK, IS_TRAINED)
 """Columns that the forward passes for log-probabilities and values need."""
 VALUE_COLUMNS = (*FORWARD_COLUMNS, VALUES, RETURNS)
@@ -249,8 +250,8 @@ class TrainingStep:
 
     def _controlled_kl(self, metrics: Metrics, rows: StepRows, step: int) -> dict[str, float]:
         """Returns the step's KL coefficient as a metric, if there is a KL term, and computes the coefficient of the
-        next step. If the policy was not updated, the coefficient stays the same, because then the KL does not reflect
-        it."""
+        next step. If the policy was not updated, the coefficient stays the same, because then the measured KL is not
+        its effect."""
         if not self.plan.algorithm.kl.coefficient:
             return {}
         used = self.kl_coefficient.value
@@ -260,7 +261,7 @@ class TrainingStep:
 
 
 class KlCoefficient:
-    """The KL coefficient of the next step, which an adaptive controller may change."""
+    """The KL coefficient of the next step. With an adaptive KL controller it changes after each step."""
 
     def __init__(self, kl: Kl) -> None:
         self.kl = kl

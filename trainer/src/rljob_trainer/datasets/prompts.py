@@ -66,7 +66,8 @@ class _RenderedPrompt:
     prompt: str
     source_prompt: str
     messages: tuple[ChatMessage, ...] | None
-    """The messages from which the chat template has rendered `prompt`, with special tokens; None for plain text."""
+    """The messages from which the chat template has rendered `prompt`; None for plain text. A rendered prompt already
+    contains the special tokens."""
     turn_beginning: str = ""
     plain_turn_beginning: str = ""
 
@@ -113,8 +114,10 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
         num_rows += len(chunk)
     if not prompts:
         raise DatasetError(
-            f"{where}: none of its {num_rows} rows is usable; "
-            + ("increase maxPromptTokens" if num_rows else "the dataset is empty")
+            f"{where}: all {num_rows} prompts have more than {dataset.max_prompt_tokens} tokens; increase "
+            "maxPromptTokens"
+            if num_rows
+            else f"{where}: the dataset has no rows; name another file, split or dataset"
         )
     if len(prompts) < num_rows:
         log.warning(
