@@ -164,7 +164,7 @@ BAD_ADVANTAGES = [
     ("{m}:informed", r"{m}:informed is a policy loss; name it in algorithm\.loss\.function"),
     ("{m}:of_tokens", r"{m}:of_tokens\(inputs, reduce\) cannot be called as function\(inputs\).*@token_advantage\(\)"),
     ("{m}:by_length", r"\[12\] of int32.*advantage per response.*floating-point"),
-    ("{m}:normalized", r"NaN.* 4 of 12 responses.*number 4, whose reward is 1"),
+    ("{m}:normalized", r"NaN.* 4 of 12 responses.*index 4, where the reward is 1"),
     ("{m}:exits", r"{m}:exits raised SystemExit"),
     ("{m}:draws", r"equal inputs.*no random numbers"),
     ("{m}:huge", r"NaN.* 12 of 12 responses"),
