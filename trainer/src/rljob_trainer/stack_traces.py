@@ -115,6 +115,7 @@ def take_stacks(traced: Sequence[TracedProcess], seconds: float) -> list[Stacks]
 
 
 def _take(traced: Sequence[TracedProcess], deadline: float) -> list[Stacks]:
+    """Takes the stacks of processes of which no two share a file. `deadline`: as `time.monotonic` counts."""
     states = [_state(each) for each in traced]
     before = [_size(each.file) for each in traced]
     got_signal = [state not in NOT_RUNNING and _send_signal(each) for each, state in zip(traced, states, strict=True)]
@@ -152,6 +153,7 @@ def _key(run_folder: str | Path) -> str:
 
 
 def _traced(folder: Path, key: str) -> Iterator[TracedProcess]:
+    """Yields the process with this folder in /proc if it is a traced process of the run with this key."""
     try:
         files = sorted((folder / "fd").iterdir())
     except OSError:
@@ -172,6 +174,7 @@ def _traced(folder: Path, key: str) -> Iterator[TracedProcess]:
 
 
 def _send_signal(process: TracedProcess) -> bool:
+    """Returns whether the signal was sent."""
     # Checked just before the signal: after an exec the process has no handler, and the signal would end it.
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", _read(process.file.parent.parent / "status"), re.MULTILINE)
     if caught is None or not int(caught[1], 16) >> (DUMP_SIGNAL - 1) & 1:

@@ -1,9 +1,8 @@
 """Distributes sequences across workers so that all have about the same number of tokens.
 
 Greedy number partitioning: the longest item first, each item goes to the emptiest partition that has room. Then the
-fullest partition exchanges items with emptier ones for as long as this reduces the largest sum. A partition is fuller
-or emptier than another if the sum of its lengths is larger or smaller; it has room if it has fewer than its number of
-items.
+fullest partition exchanges items with emptier ones for as long as this reduces the largest sum. Full and empty refer to
+the sum of a partition's lengths. A partition has room while it has fewer than lengths / partitions items.
 """
 
 from __future__ import annotations

@@ -65,14 +65,14 @@ def resolve_auto(
         log.warning("spec.training.model.dtype is %s, but the checkpoint was trained in %s", dtype, saved.dtype)
     engine = selected_engine(spec, saved)
     lora = _resolved_lora(spec, engine, device_type, saved, has_experts=has_experts)
-    before = saved.hub_model if saved else None
-    if before and (hub_model is None or hub_model.revision != before.revision):
+    saved_model = saved.hub_model if saved else None
+    if saved_model and (hub_model is None or hub_model.revision != saved_model.revision):
         log.warning(
             "spec.training.model is %s, but the run of the checkpoint started from %s at commit %s: reference model "
             "and tokenizer may differ",
             f"{hub_model.source} at commit {hub_model.revision}" if hub_model else spec.training.model.source,
-            before.source,
-            before.revision,
+            saved_model.source,
+            saved_model.revision,
         )
     if saved and saved.local_model and saved.local_model != local_model:
         log.warning(

@@ -86,7 +86,7 @@ def built_run(
     with ExitStack() as stack:
         # Before devices are reserved, scoring processes on the controller's node find rewards and answers that fail.
         reward = reward_settings(job, settings)
-        checks = start_check_pools(reward, stack)
+        check_pools = start_check_pools(reward, stack)
         doing("finds the model and loads its tokenizer")
         policy = found_policy(job.spec, settings, saved)
         doing("loads the data")
@@ -97,7 +97,7 @@ def built_run(
             job.spec, settings, policy, prompts, saved.hub_role_models if saved else HubRoleModels()
         )
         log.info("data: %s", prompts)
-        drawn_row_filter = check_rewards(reward.scorers, checks, prompts.training, prompts.held_out, doing)
+        drawn_row_filter = check_rewards(reward.scorers, check_pools, prompts.training, prompts.held_out, doing)
         doing("connects to Ray and reserves devices")
         device_type = stack.enter_context(connected_ray(job, settings))
         choices = resolve_auto(

@@ -53,6 +53,7 @@ from rljob_trainer.workers.trained_worker import ADAPTER_PREFIX, MODEL_PREFIX
 log = logging.getLogger(__name__)
 
 NUM_TRAINING_SAMPLES_LOGGED = 8
+"""The number of responses of each step that are written to `samples.jsonl`."""
 
 
 class Controller:

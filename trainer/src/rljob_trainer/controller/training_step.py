@@ -9,7 +9,8 @@ batch is full.
 
 Numbers per token stay on the workers; the controller has a few numbers per response. If these are enough, the
 controller computes the advantages, otherwise the workers do. Responses that are not used in the update need no forward
-pass, unless the KL is part of the reward. All others are distributed so that the workers have about the same work.
+pass, unless the KL is part of the reward. The rows of an update are distributed so that the workers have about the same
+work.
 Policy filtration draws the rows of the updates after the advantages are computed. Independent calls are started
 together: they run at the same time on different pools, and one after the other on the same pool.
 
