@@ -154,5 +154,7 @@ def test_an_advantage_on_tokens_has_to_place_the_kl_in_the_reward() -> None:
         if is_right:
             check_algorithm(spec)
             continue
-        with pytest.raises(ConfigurationError, match=r"kl\.placement: .*:returns works on tokens .* 'kl_penalties'"):
+        with pytest.raises(
+            ConfigurationError, match=r"kl\.placement: .*:returns computes .* per token .* 'kl_penalties'"
+        ):
             check_algorithm(spec)

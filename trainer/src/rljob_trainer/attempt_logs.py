@@ -41,9 +41,9 @@ def keep_tail(log_file: Path, folder: Path, role: str, rank: int) -> Path:
         log.seek(max(0, log_file.stat().st_size - MAX_TAIL_BYTES))
         tail = log.read(MAX_TAIL_BYTES)
     folder.mkdir(parents=True, exist_ok=True)
-    kept = folder / f"worker-{re.sub(r'[^A-Za-z0-9]+', '+', role)[:100]}-rank{rank}.log"
-    kept.write_bytes(tail)
-    return kept
+    copy = folder / f"worker-{re.sub(r'[^A-Za-z0-9]+', '+', role)[:100]}-rank{rank}.log"
+    copy.write_bytes(tail)
+    return copy
 
 
 def _attempts(run_folder: Path) -> list[tuple[int, int, Path]]:

@@ -223,8 +223,9 @@ def _innermost_frames(text: str, main_thread: int) -> tuple[str, str]:
     # In a forked process the thread that forked is the main thread, under another identifier; it may be the only one.
     section = sections.get(main_thread) or (next(iter(sections.values())) if len(sections) == 1 else "")
     frames = [(found[1], f"{found[1]}:{found[2]} {found[3]}") for found in _FRAME.finditer(section)]
-    own = [frame for file, frame in frames if not _LIBRARIES.search(file) and not file.startswith("<")]
-    return (frames[0][1] if frames else "unknown: its main thread runs no Python code"), (own[0] if own else "")
+    outside = [frame for file, frame in frames if not _LIBRARIES.search(file) and not file.startswith("<")]
+    innermost = frames[0][1] if frames else "unknown: the main thread runs no Python code"
+    return innermost, outside[0] if outside else ""
 
 
 def _text(process: TracedProcess, start: int) -> str:

@@ -76,8 +76,9 @@ def _user_estimator(resolved: Algorithm, group_size: int) -> AdvantageEstimator:
     found = load_advantage(function_path(resolved.advantage.function, ADVANTAGE_FIELD), group_size)
     if resolved.kl.is_in_reward and found.level is Level.TOKEN and KL_PENALTIES not in found.needs:
         raise ConfigurationError(
-            f"spec.training.algorithm.kl.placement: KL is part of the reward, but {found.name} works on tokens and "
-            f"does not read the KL penalties; add {KL_PENALTIES!r} to its `needs`, or set `placement: Loss`"
+            f"spec.training.algorithm.kl.placement: KL is part of the reward, but {found.name} computes advantages "
+            f"per token and does not read the KL penalties; add {KL_PENALTIES!r} to its `needs`, or set "
+            "`placement: Loss`"
         )
     return found
 

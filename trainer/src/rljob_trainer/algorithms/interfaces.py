@@ -19,7 +19,7 @@ from rljob_trainer.algorithms.segments import Segments
 
 
 class Level(Enum):
-    """What an advantage estimator works on, which decides where it runs."""
+    """Whether an advantage estimator computes a number per response or per token. This decides where it runs."""
 
     RESPONSE = auto()
     """One number per response, on the controller, which has all responses of the step."""
@@ -95,7 +95,7 @@ class TokenInputs:
 
 @dataclass(frozen=True)
 class TokenAdvantages:
-    """The result of an estimator that works on tokens, for one worker's responses."""
+    """The result of an estimator that computes advantages per token, for one worker's responses."""
 
     advantages_N: Tensor
     returns_N: Tensor | None = None

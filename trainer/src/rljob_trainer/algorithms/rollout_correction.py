@@ -49,10 +49,11 @@ def correction_weights(log_ratios_N: Tensor, segments: Segments, correction: Rol
 def is_kept(log_ratios_N: Tensor, segments: Segments, rejection: RolloutRejection) -> Tensor:
     """[N] bool: whether each token is trained on. `rejection` is resolved.
 
-    The estimate of a token is its own, or the sum, mean or maximum over its response. With K1 a token is kept if the
-    ratio exp(log-ratio) is in [min, max]. With K2 = log-ratio^2 / 2 or K3 = exp(log-ratio) - 1 - log-ratio it is kept
-    if the estimate is at most max. Log-ratios are clamped to +-20. The ratio is trainer / rollout engine, as in the
-    weights. verl's rejection uses the inverse, so its bounds lo_hi are 1/hi and 1/lo here.
+    The estimate that decides about a token is that of the token itself, or the sum, mean or maximum over its response.
+    With K1 a token is trained on if the ratio exp(log-ratio) is in [min, max]. With K2 = log-ratio^2 / 2 or K3 =
+    exp(log-ratio) - 1 - log-ratio a token is trained on if the estimate is at most max. Log-ratios are clamped to +-20.
+    The ratio is trainer / rollout engine, as in the weights. verl's rejection uses the inverse, so its bounds lo_hi are
+    1/hi and 1/lo here.
 
     Source: estimators as in `kl`; masks by the geometric mean of ratios, Zheng et al. 2025, arXiv 2507.18071 (GSPO)."""
     clamped_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

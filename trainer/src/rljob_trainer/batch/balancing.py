@@ -17,7 +17,7 @@ from rljob_trainer.errors import DataError
 
 MAX_SUM = 2.0**63
 CLOSE_ENOUGH = 1e-4
-"""The search stops when the largest sum exceeds the mean by less than this share of the mean."""
+"""The search stops when the largest sum exceeds the mean by less than this fraction of the mean."""
 NUM_TRIES = 32
 """The search stops if no exchange with any of this number of emptiest partitions helps."""
 

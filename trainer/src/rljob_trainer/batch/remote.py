@@ -43,7 +43,8 @@ class Shard(Protocol):
 
 
 class ShardReference(ABC):
-    """A reference to one shard in a store. It must be hashable, and equal only to references to the same shard."""
+    """A reference to one shard in a store. References must be hashable, and equal only if they are to the same
+    shard."""
 
     @classmethod
     @abstractmethod

@@ -73,8 +73,8 @@ class Found:
 def find_newest_complete(root: Path, start_number: int, digests: bool = True) -> Found | None:
     """Finds the checkpoint that this start resumes from; None if there is none and the run begins at step 0.
 
-    Damaged checkpoints are skipped. With `digests` every byte is verified. Without it only manifests and file sizes are
-    checked; then changed bytes in a file of the right size are found later, by `load_into`.
+    Damaged checkpoints are skipped. With `digests` every byte is verified. Otherwise only manifests and file sizes are
+    checked; changed bytes in a file of the right size are then found later, by `load_into`.
 
     Raises CheckpointError if checkpoints were committed but all are damaged, because a run must not silently restart
     from step 0. Raises FencedError if a later start exists.

@@ -107,8 +107,8 @@ def _entry(tensor: ShardedTensor, file_name: str, written: WrittenFile) -> Tenso
 
 
 class HostBuffers:
-    """CPU memory for one rank's copies. It is reused for every save, because allocating pinned memory and first writes
-    to new memory are slow."""
+    """CPU memory for one rank's copies. The memory is reused for every save, because allocating pinned memory and first
+    writes to new memory are slow."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}

@@ -137,7 +137,7 @@ class AnswerParser:
         again = {key: row for key, row in new.items() if _may_succeed_later(outcomes[key])}
         outcomes |= self._outcomes(again)
         for key, row in new.items():
-            if _is_lack_of_resources(outcomes[key]) and not (may_blame_answers and self._can_score()):
+            if _is_machine_failure(outcomes[key]) and not (may_blame_answers and self._can_score()):
                 raise ResourceError(self._no_resources_message(row, outcomes[key]))
         self._reasons |= {key: self._reason(row, outcomes[key]) for key, row in new.items()}
 
@@ -161,7 +161,7 @@ class AnswerParser:
             case RewardStatus.TIMEOUT:
                 return f"{_seen(row)}, for which the scorer {outcome.detail} ({self._where}.timeoutSeconds)"
         first_line = outcome.detail.partition("\n")[0]
-        if _is_lack_of_resources(outcome):
+        if _is_machine_failure(outcome):
             return f"{_seen(row)}, for which the scorer {excerpt(first_line, MAX_REASON_CHARACTERS)}, twice"
         what = first_line.removeprefix("raised ").removeprefix("ValueError: ")
         return f"{_seen(row)}, which cannot be scored: {excerpt(what, MAX_REASON_CHARACTERS)}"
@@ -243,15 +243,15 @@ _RAISED_BY_MACHINE = tuple(
 FileNotFoundError."""
 
 
-def _is_lack_of_resources(outcome: RewardOutcome) -> bool:
-    """Whether the scoring process died, ran out of memory or could not read a file, which is probably not the answer's
-    fault."""
+def _is_machine_failure(outcome: RewardOutcome) -> bool:
+    """Whether the scoring process died, ran out of memory, or could not read a file or import a module. Probably the
+    answer did not cause this."""
     return outcome.has_died or outcome.detail.startswith(_RAISED_BY_MACHINE)
 
 
 def _may_succeed_later(outcome: RewardOutcome) -> bool:
     # After a SIGKILL the pool has already tried a second time.
-    return outcome.status is RewardStatus.TIMEOUT or (_is_lack_of_resources(outcome) and not outcome.was_killed)
+    return outcome.status is RewardStatus.TIMEOUT or (_is_machine_failure(outcome) and not outcome.was_killed)
 
 
 def _distinct(rows: Sequence[PromptRow]) -> dict[AnswerKey, PromptRow]:

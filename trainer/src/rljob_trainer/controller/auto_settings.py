@@ -91,7 +91,8 @@ def resolve_auto(
 
 
 def requested_engine(spec: RLJobSpec, saved: AutoSettings | None) -> RolloutEngine:
-    """Returns the engine that the job names, else the one stored in the checkpoint, else `Auto`."""
+    """Returns the engine that the job names. For `Auto` returns the engine that the checkpoint stores, or `Auto` if
+    there is no checkpoint."""
     engine = spec.training.rollout.engine
     return saved.rollout_engine if saved and engine is RolloutEngine.AUTO else engine
 

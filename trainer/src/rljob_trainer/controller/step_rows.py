@@ -83,8 +83,8 @@ class StepRows:
 
     def distributed_batch(self) -> DataProto:
         """Returns the rollout's batch in the order of the workers, and marks the rows that need forward passes. With KL
-        in the reward these are all kept rows, because a masked response still counts in its group's mean and its reward
-        includes its KL."""
+        in the reward these are all rows of the kept groups, because a masked response still counts in its group's mean
+        and its reward includes its KL."""
         is_read_B = self.is_kept_B if self.plan.algorithm.kl.is_in_reward else self.is_trained_B
         marked = self.rollout.batch.only(TOKEN_COLUMNS).with_columns({IS_TRAINED: is_read_B})
         return marked.reorder(self.order_B) if self.plan.num_data_ranks > 1 else marked

@@ -191,7 +191,8 @@ class TrainingStep:
         return batch, metrics
 
     def _inputs(self, rewards_B: torch.Tensor, rows: StepRows) -> ResponseInputs:
-        """Returns the inputs of an advantage estimator that works on one number per response; kept responses only."""
+        """Returns the inputs of an advantage estimator that computes one number per response, only with the responses
+        of the kept groups."""
         rollout, is_kept_B, greedy_B = rows.rollout, rows.is_kept_B, rows.rollout.greedy_rewards_B
         named = rollout.named_rewards_B if self.compares_by_name else {}
         return ResponseInputs(

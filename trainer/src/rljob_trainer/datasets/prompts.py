@@ -274,8 +274,8 @@ def without_held_out(
     The original prompts are compared, before templates are applied. Each run of white space counts as one space.
     """
     held_out = {_comparable(row.source_prompt) for row in held_out_rows}
-    kept = [row for row in training_rows if _comparable(row.source_prompt) not in held_out]
-    return kept, len(training_rows) - len(kept)
+    others = [row for row in training_rows if _comparable(row.source_prompt) not in held_out]
+    return others, len(training_rows) - len(others)
 
 
 def _comparable(prompt: str) -> str:
