@@ -85,8 +85,8 @@ class DataProto:
         and tuples, and arrays of objects or strings. In `meta`, lists become tuples.
 
         verl makes object columns of arrays and of lists of numbers; this method does not. TensorDicts are not
-        supported. Raises DataError with the column's name for anything else, and for numbers that the column's dtype
-        cannot represent."""
+        supported. Raises DataError with the column's name for anything else, and for numbers outside the range of the
+        column's dtype."""
         local = coerced_columns(columns)
         return DataProto(local.tensors, local.objects, coerced_meta(meta or {}), local.ragged)
 

@@ -20,7 +20,7 @@ from rljob_trainer.controller.auto_settings import (
     resolved_spec,
     selected_engine,
 )
-from rljob_trainer.controller.critic_and_reward_models import critic_model, scoring_model
+from rljob_trainer.controller.critic_and_reward_models import critic_model, found_reward_model
 from rljob_trainer.controller.hub_models import (
     HubModel,
     HubRoleModels,
@@ -148,7 +148,7 @@ def found_models(
     folders, critic = (settings.cache_folder, settings.job_folder), None
     if needs_critic(spec):
         critic = critic_model(pinned, policy.folder, prompts, layout_of(spec, CRITIC), *folders)
-    scored = scoring_model(pinned, policy.folder, prompts.rows, layout_of(spec, REWARD_MODEL), *folders)
-    hub_role_models = hub_role_models_of(spec, critic, scored.location if scored else None)
+    reward_model = found_reward_model(pinned, policy.folder, prompts.rows, layout_of(spec, REWARD_MODEL), *folders)
+    hub_role_models = hub_role_models_of(spec, critic, reward_model.location if reward_model else None)
     warn_if_reward_model_changed(saved, hub_role_models)
-    return Models(policy.location, critic, scored), hub_role_models
+    return Models(policy.location, critic, reward_model), hub_role_models

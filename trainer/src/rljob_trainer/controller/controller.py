@@ -94,7 +94,7 @@ class Controller:
         )
         weights = {reward.name: reward.weight for reward in training.rewards}
         self.rollout = RolloutPhase(
-            run.workers.hybrid, run.workers.reward, weights, self.timer, stop, run.workers.scoring_model
+            run.workers.hybrid, run.workers.reward, weights, self.timer, stop, run.workers.reward_model
         )
         self.training_step = TrainingStep(
             step_plan(job),

@@ -104,7 +104,7 @@ def critic_settings(spec: RLJobSpec, dtype: torch.dtype) -> CriticSettings:
 
 
 @dataclass(frozen=True)
-class ScoringModel:
+class FoundRewardModel:
     """The reward model: where it is, and its settings."""
 
     location: ModelLocation
@@ -118,7 +118,7 @@ class Models:
     policy: ModelLocation
     critic: ModelLocation | None = None
     """The critic's initial model; None: the policy's initial model."""
-    reward: ScoringModel | None = None
+    reward_model: FoundRewardModel | None = None
     """The reward model, if there is one."""
 
 
@@ -164,9 +164,11 @@ def model_roles(job: TrainerJob, models: Models, longest_prompt: int) -> list[Ro
     if needs_critic(job.spec):
         critic = critic_settings(job.spec, dtype)
         roles.append(RoleSpec(CRITIC, CriticWorker, partial(make_critic, critic, models.critic or model)))
-    if (scoring := models.reward) is not None:
-        settings = replace(scoring.settings, engine=replace(scoring.settings.engine, compute_dtype=dtype))
-        roles.append(RoleSpec(REWARD_MODEL, RewardModelWorker, partial(make_reward_model, settings, scoring.location)))
+    if (reward_model := models.reward_model) is not None:
+        settings = replace(reward_model.settings, engine=replace(reward_model.settings.engine, compute_dtype=dtype))
+        roles.append(
+            RoleSpec(REWARD_MODEL, RewardModelWorker, partial(make_reward_model, settings, reward_model.location))
+        )
     return [
         *roles,
         RoleSpec(ROLLOUT, RolloutWorker, partial(make_rollout, generator)),

@@ -173,11 +173,11 @@ class RolloutPhase:
         weights: Mapping[str, float],
         timer: PhaseTimer,
         stop: StopRequest,
-        model_reward: RewardModelWorkers | None = None,
+        reward_model: RewardModelWorkers | None = None,
     ) -> None:
         self.hybrid = hybrid
         self.reward = reward
-        self.model_reward = model_reward
+        self.reward_model = reward_model
         self.weights = weights
         self.timer = timer
         self.stop = stop
@@ -224,14 +224,14 @@ class RolloutPhase:
     def _scoring(self, by_rewards: PendingResult[DataProto], batch: DataProto) -> Scoring:
         """Returns the pending scores. Also starts the call of the reward model, if there is one, with rows ordered so
         that each of its workers gets about the same number of tokens."""
-        if self.model_reward is None:
+        if self.reward_model is None:
             return Scoring(by_rewards)
         order_B = None
-        num_ranks = self.model_reward.num_data_ranks
+        num_ranks = self.reward_model.num_data_ranks
         if num_ranks > 1 and len(batch) % num_ranks == 0:
             order_B = balanced_order(batch[RESPONSE_LENGTHS], num_ranks, len(batch))
             batch = batch.reorder(order_B)
-        by_model = self.model_reward.group.compute_scores(batch.only(self.model_reward.columns))
+        by_model = self.reward_model.group.compute_scores(batch.only(self.reward_model.columns))
         return Scoring(by_rewards, by_model, order_B)
 
     def scored(self, rollout: Rollout) -> Rollout:

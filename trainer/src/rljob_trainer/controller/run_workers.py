@@ -15,8 +15,8 @@ from rljob_api.constants import ENV_RUN_FOLDER, LOGS_FOLDER
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.rollout import Compile
 from rljob_trainer.controller.model_roles import (
+    FoundRewardModel,
     Models,
-    ScoringModel,
     model_roles,
     num_data_ranks_of,
     placed_roles,
@@ -72,7 +72,7 @@ class Workers:
     reward: RewardGroup
     reference: ReferenceGroup | None
     critic: CriticGroup | None
-    scoring_model: RewardModelWorkers | None
+    reward_model: RewardModelWorkers | None
     num_devices: int
     processes: Mapping[str, WorkerProcesses]
     """The worker processes by the name of their pool."""
@@ -154,7 +154,7 @@ def started_workers(
             reward=groups[REWARD].seen_as(RewardGroup),
             reference=groups[REFERENCE].seen_as(ReferenceGroup) if REFERENCE in groups else None,
             critic=groups[CRITIC].seen_as(CriticGroup) if CRITIC in groups else None,
-            scoring_model=_reward_model_workers(job, models.reward, groups),
+            reward_model=_reward_model_workers(job, models.reward_model, groups),
             num_devices=num_workers,
             processes={group.pool: processes for group, _, processes in started},
         )
@@ -168,11 +168,11 @@ def _environment(job: TrainerJob, settings: Settings, device_type: str) -> dict[
 
 
 def _reward_model_workers(
-    job: TrainerJob, scored: ScoringModel | None, groups: Mapping[str, WorkerGroup]
+    job: TrainerJob, found: FoundRewardModel | None, groups: Mapping[str, WorkerGroup]
 ) -> RewardModelWorkers | None:
-    if scored is None:
+    if found is None:
         return None
-    columns = TOKEN_COLUMNS if scored.settings.reads_tokens else TEXT_COLUMNS
+    columns = TOKEN_COLUMNS if found.settings.reads_tokens else TEXT_COLUMNS
     group = groups[REWARD_MODEL].seen_as(RewardModelGroup)
     return RewardModelWorkers(group, columns, num_data_ranks_of(job.spec, REWARD_MODEL))
 

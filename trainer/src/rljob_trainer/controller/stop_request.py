@@ -1,5 +1,6 @@
 """Stop requests by signal. Before training starts, a signal stops the run immediately, because nothing would be lost.
-During training, the first SIGINT or SIGTERM finishes the step and saves; a second SIGINT stops immediately."""
+During training, the first SIGINT or SIGTERM ends the training with a checkpoint, after the current step has finished or
+was abandoned; a second SIGINT stops the run immediately."""
 
 from __future__ import annotations
 

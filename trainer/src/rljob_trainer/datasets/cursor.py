@@ -88,8 +88,8 @@ class PromptCursor(Generic[Row]):
 
     def return_rows(self, num_rows: int) -> None:
         """Returns the last `num_rows` rows to the stream, so that they are drawn again. At least as many must have been
-        drawn. Afterwards the state is as if they had not been drawn. At an epoch boundary it is the end of the old
-        epoch, not the beginning of the new one."""
+        drawn. Afterwards the state is as if they had not been drawn. At an epoch boundary the position is the end of
+        the old epoch, not the beginning of the new one."""
         if not num_rows:
             return
         # Goes back over rows that were skipped, too: the next batch skips them again. Goes back one usable row too far
