@@ -9,7 +9,9 @@ from pathlib import Path
 from rljob_api.constants import ATTEMPT_LOGS_PREFIX, LOGS_FOLDER, attempt_logs_folder
 
 NUM_ATTEMPTS_KEPT = 10
+"""Attempts whose log folders are kept; older ones are removed."""
 MAX_TAIL_BYTES = 1 << 20
+"""Maximum size of the copied end of a worker's log."""
 _FOLDER = re.compile(rf"{ATTEMPT_LOGS_PREFIX}([1-9][0-9]{{0,9}})")
 
 

@@ -22,6 +22,7 @@ from rljob_trainer.algorithms.interfaces import ResponseInputs
 from rljob_trainer.algorithms.whitening import whitened_responses
 
 STD_EPSILON = 1e-6
+"""Added to a standard deviation before a division."""
 
 
 def group_relative_advantages(inputs: ResponseInputs, settings: GroupRelative) -> Tensor:

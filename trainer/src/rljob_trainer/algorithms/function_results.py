@@ -29,10 +29,11 @@ from rljob_trainer.observability.metrics import (
 from rljob_trainer.user_functions import last_lines
 
 METRIC_PREFIX = "actor/"
+"""Before the name of a sum in the metrics."""
 NOT_FINITE_SUM = "not_finite"
 """Added to the sums of a user's loss: the number of tokens whose loss is NaN or infinite."""
 
-_TAKEN_METRICS = (POLICY_LOSS, ENTROPY, KL_LOSS, KL_COEFFICIENT, GRADIENT_NORM, LEARNING_RATE, NUM_SKIPPED_UPDATES)
+_RESERVED_METRICS = (POLICY_LOSS, ENTROPY, KL_LOSS, KL_COEFFICIENT, GRADIENT_NORM, LEARNING_RATE, NUM_SKIPPED_UPDATES)
 _SUM_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -130,7 +131,7 @@ class NamedFunction:
         if not isinstance(name, str) or not _SUM_NAME.fullmatch(name):
             raise self.error(f"named a sum {name!r}; use lower-case letters, digits and underscores")
         metric = METRIC_PREFIX + name
-        if metric in _TAKEN_METRICS or name == NOT_FINITE_SUM or reduction_of(metric) is Reduction.SUM:
+        if metric in _RESERVED_METRICS or name == NOT_FINITE_SUM or reduction_of(metric) is Reduction.SUM:
             raise self.error(
                 f"named a sum {name!r}; it is reported as {metric}, a mean over tokens, but this metric name is "
                 "reserved for other values; use another name"

@@ -36,6 +36,7 @@ LOGPROB_DIFFERENCES = (0.1, 0.0)
 """Differences of new and old log-probabilities to try: one that is within every trust region, and 0 as in a step's
 first update."""
 TOLERANCE = 1e-4
+"""Relative and absolute tolerance for results that must be equal up to rounding."""
 
 WITHOUT_TOKENS = "in a trial of a worker without any token; such a worker must call `reduce` like the others"
 ON_SEVERAL_WORKERS = "in a trial with three workers: two that share the rows, and one without any token"
@@ -144,6 +145,7 @@ def _with_hint(circumstances: str) -> Iterator[None]:
 
 
 def _tried_losses(loss: PolicyLoss, inputs: LossInputs, named: NamedFunction) -> Tensor:
+    """Returns the losses of these inputs. Raises AlgorithmFunctionError unless they and their gradient are finite."""
     found = loss.compute(inputs)
     if num_bad := int(found.sums[NOT_FINITE_SUM]):
         raise named.error(

@@ -156,6 +156,9 @@ def refuse_not_finite(loss: PolicyLoss, metrics: Mapping[str, float]) -> None:
 def _checked_for_responses(
     function: Callable[[ResponseInputs], object], named: NamedFunction
 ) -> Callable[[ResponseInputs], Tensor]:
+    """Returns the function with checks of its results, and with errors that name it. The next three functions do the
+    same."""
+
     def for_responses(inputs: ResponseInputs) -> Tensor:
         with named.naming_errors():
             given = function(inputs)

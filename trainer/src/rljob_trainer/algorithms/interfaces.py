@@ -200,8 +200,11 @@ class PolicyLoss:
 
 
 OLD_LOGPROBS = "old_logprobs"
+"""Log-probabilities by the weights before the step's first update."""
 ROLLOUT_LOGPROBS = "rollout_logprobs"
+"""Log-probabilities that the rollout engine computed when it sampled the tokens."""
 REF_LOGPROBS = "ref_logprobs"
+"""Log-probabilities by the reference."""
 LOSS_COLUMNS = (ROLLOUT_LOGPROBS, REF_LOGPROBS)
 """What a loss may declare in `needs`. The old log-probabilities are always available."""
 KL_PENALTIES = "kl_penalties"
@@ -213,6 +216,8 @@ VALUES = "values"
 SQUARES = "squared_probabilities"
 """Sum of the squared probabilities of the whole vocabulary at each token, by the weights of OLD_LOGPROBS."""
 GREEDY_REWARDS = "greedy_rewards"
+"""See `ResponseInputs.greedy_rewards_B`."""
 NAMED_REWARDS = "named_rewards"
+"""See `ResponseInputs.named_rewards`."""
 ADVANTAGE_COLUMNS = (OLD_LOGPROBS, ROLLOUT_LOGPROBS, REF_LOGPROBS, KL_PENALTIES, VALUES)
 """What a user's own estimator on tokens may declare in `needs`."""

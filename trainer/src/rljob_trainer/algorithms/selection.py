@@ -19,6 +19,7 @@ from rljob_trainer.algorithms.segments import Segments
 DIGIT_BITS, NUM_PASSES = 11, 3
 """A 32-bit key is read as NUM_PASSES digits of DIGIT_BITS bits."""
 NUM_DIGITS = 1 << DIGIT_BITS
+"""The number of different digits."""
 
 
 @dataclass(frozen=True)

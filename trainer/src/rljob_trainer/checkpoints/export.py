@@ -249,6 +249,7 @@ def _parts(specs: Mapping[str, TensorSpec], max_file_bytes: int) -> Sequence[Seq
 
 
 def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> None:
+    """Copies the configuration, the tokenizer and the generation settings, with `dtype` in config.json."""
     for path in sorted(source.iterdir()):
         is_index = path.name.endswith(".index.json")
         if path.is_file() and path.suffix in _COPIED_SUFFIXES and not is_index and path.name != _CONFIG_FILE:

@@ -59,6 +59,7 @@ def _outdated(root: Path, start_number: int, visible: list[CheckpointFolder], ke
 
 
 def _leftovers(root: Path, start_number: int, visible: list[CheckpointFolder]) -> list[CheckpointFolder]:
+    """Returns what earlier starts left behind, and failed saves of this start (see `prune`)."""
     newest_step = max((folder.step for folder in visible if folder.start_number == start_number), default=0)
     return [
         folder

@@ -47,6 +47,7 @@ NUM_ROWS_LOGGED = 20
 """Skipped rows of one batch that are logged."""
 ADVICE = "fix or remove these rows, or name another column"
 KNOWN_GOOD_ANSWER = "1"
+"""An answer that MathAnswer can score."""
 MAX_ANSWER_CHARACTERS = 80
 MAX_REASON_CHARACTERS = 300
 USUAL_KEYS = ("ground_truth", "answer", "final_answer", "value")

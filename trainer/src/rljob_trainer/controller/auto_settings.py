@@ -112,6 +112,7 @@ def selected_engine(spec: RLJobSpec, saved: AutoSettings | None) -> RolloutEngin
 
 
 def _resolved_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, saved: AutoSettings | None) -> Compile:
+    """Returns `ALWAYS` or `NEVER`. Raises ConfigurationError if the engine or this machine cannot compile."""
     wanted = spec.training.rollout.compile
     if wanted is not Compile.AUTO or saved is None or saved.rollout_engine is not engine:
         return select_compile(wanted, engine, device_type, spec.training.steps)
@@ -128,6 +129,8 @@ def _resolved_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, 
 def _resolved_lora(
     spec: RLJobSpec, engine: RolloutEngine, device_type: str, saved: AutoSettings | None, *, has_experts: bool
 ) -> Lora | None:
+    """Returns the job's adapters with a resolved `sync`; None without adapters. Raises ConfigurationError if the engine
+    does not support them."""
     wanted = spec.training.model.lora
     if wanted is None:
         return None

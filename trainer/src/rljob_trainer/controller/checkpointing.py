@@ -199,6 +199,8 @@ class Checkpointing:
         return committed
 
     def _point(self, found: Found) -> ResumePoint:
+        """Reads the state of a found checkpoint. Raises ConfigurationError if the checkpoint belongs to another job,
+        CheckpointError if its state is invalid."""
         state = state_of(found.manifest)
         if state.job_name != self.job_name:
             raise ConfigurationError(

@@ -81,7 +81,7 @@ class DynamicSampling:
             num_returned = len(is_kept_G) - 1 - int(taken[-1])
             self.cursor.return_rows(num_returned)
         elif self.settings.on_max_rounds is MaxRoundsPolicy.FAIL:
-            raise BatchNotFullError(self._not_full(step, num_wanted, is_kept_G, everything))
+            raise BatchNotFullError(self._not_full_message(step, num_wanted, is_kept_G, everything))
         else:
             taken = spread_groups(is_kept_G, num_wanted, self.plan.rows_per_update // self.group_size)
         batch = _rows_of_groups(everything, taken, self.group_size)
@@ -109,7 +109,7 @@ class DynamicSampling:
             differs_B = differs_B & ~zero_variance_mask(rollout.named_rewards_B[self.settings.reward], groups_B)
         return differs_B[:: self.group_size]
 
-    def _not_full(self, step: int, num_wanted: int, is_kept_G: torch.Tensor, everything: Rollout) -> str:
+    def _not_full_message(self, step: int, num_wanted: int, is_kept_G: torch.Tensor, everything: Rollout) -> str:
         by_name = f", or all scores of {self.settings.reward!r}," if self.settings.reward is not None else ""
         return (
             f"spec.training.algorithm.dynamicSampling.maxRounds: the batch of step {step + 1} is not full after "

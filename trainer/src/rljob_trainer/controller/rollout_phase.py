@@ -61,6 +61,7 @@ from rljob_trainer.workers.protocols import HybridGroup, PendingResult, RewardGr
 from rljob_trainer.workers.reward import STATUSES
 
 MAX_SEED = 2**31
+"""Upper bound of seeds (exclusive)."""
 MAX_PROMPT_CHARACTERS = 200
 """Characters of a prompt that a message shows."""
 REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS)

@@ -78,6 +78,7 @@ class Saves:
             self.checkpointing.begin(step, cursor, self.groups, kl_coefficient)
 
     def _finish(self, *, wait: bool) -> None:
+        """Commits and reports the save in progress, if there is one and it is on disk. `wait`: waits until it is."""
         pending = self.checkpointing.pending
         if pending is None:
             return

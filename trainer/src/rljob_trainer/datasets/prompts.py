@@ -150,6 +150,7 @@ def _rendered_prompt(
     turn: AssistantTurn,
     where: str,
 ) -> _RenderedPrompt:
+    """Applies the prompt template and the chat template to a row. Raises DatasetError."""
     value = _value_at(raw, prompt_field, f"{where}.promptField")
     messages = _messages(value)
     if messages is None and not isinstance(value, str):
@@ -242,6 +243,8 @@ def _messages(value: object) -> list[ChatMessage] | None:
 
 
 def _encode(texts: Sequence[_RenderedPrompt], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """Returns the tokens of each prompt. Special tokens are added only to plain text, because the chat template has
+    written them into the others."""
     token_ids: list[tuple[int, ...]] = [()] * len(texts)
     for has_special_tokens in (False, True):
         indices = [index for index, text in enumerate(texts) if (text.messages is not None) is has_special_tokens]
@@ -254,6 +257,8 @@ def _encode(texts: Sequence[_RenderedPrompt], tokenizer: Tokenizer) -> list[tupl
 
 
 def _fits(num_tokens: int, raw: RawRow, dataset: Dataset, where: str) -> bool:
+    """Whether the prompt is used; False if it is too long and is dropped. Raises DatasetError if it is empty, or too
+    long with `overlongPrompt: Fail`."""
     if num_tokens == 0:
         raise DatasetError(f"{raw.location}: the prompt is empty; add text, or remove the row")
     if num_tokens <= dataset.max_prompt_tokens:
