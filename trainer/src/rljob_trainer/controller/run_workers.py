@@ -118,8 +118,7 @@ def started_workers(
                 *model_roles(job, models, longest_prompt),
             )
         }
-        # GPUs of the cluster are reserved even if the workers compute on CPUs: this keeps workers off the head node,
-        # which has no GPU.
+        # GPUs are reserved even if workers compute on CPUs: this keeps workers off the head node, which has no GPU.
         pools = pool_settings_of(job.spec, num_cpus_per_device=1, cluster_resources=cluster_resources())
         plan = plan_roles([pool.name for pool in pools], placed_roles(job.spec, tuple(roles)))
         log.info("workers: building %d on %s; their logs are in %s", num_workers, device_type, log_folder)
