@@ -108,7 +108,7 @@ class WorkerDiedError(TrainerError):
 
 
 class DataLostError(WorkerDiedError):
-    """Data in the object store is lost because the process or node that held it died."""
+    """Data in the object store is lost because the process or node that stored it died."""
 
 
 class CallTimeoutError(TrainerError, TimeoutError):

@@ -162,7 +162,7 @@ def _imported(module_name: str, path: str, where: str) -> ModuleType:
             raise _missing_module(error.name, path, where) from error
         raise _import_failed(error, path, where) from error
     except BaseException as error:
-        # A user's module may raise anything while it is imported, even SystemExit. All of it is the job's fault.
+        # A user's module may raise anything while it is imported, even SystemExit. Every such error is the job's fault.
         raise _import_failed(error, path, where) from error
     _refuse_hidden(path, where, is_found=True)
     return module

@@ -84,14 +84,14 @@ def _user_estimator(resolved: Algorithm, group_size: int) -> AdvantageEstimator:
 
 
 def _plain(compute: Callable[[ResponseInputs], Tensor], *, needs: Iterable[str] = ()) -> MakeEstimator:
-    """For an estimator on responses that has no settings."""
+    """For an estimator that computes one advantage per response and has no settings."""
     return lambda chosen: AdvantageEstimator(resolved_value(chosen.type), for_responses=compute, needs=frozenset(needs))
 
 
 def _on_responses(
     kind: type[SettingsT], compute: Callable[[ResponseInputs, SettingsT], Tensor], *, needs: Iterable[str] = ()
 ) -> MakeEstimator:
-    """For an estimator on responses that has a block of settings."""
+    """For an estimator that computes one advantage per response and has a block of settings."""
 
     def make(chosen: Advantage) -> AdvantageEstimator:
         settings = chosen.settings(kind)
@@ -108,7 +108,7 @@ def _on_tokens(
     *,
     needs: Iterable[str] = (),
 ) -> MakeEstimator:
-    """For an estimator on tokens that has a block of settings."""
+    """For an estimator that computes one advantage per token and has a block of settings."""
 
     def make(chosen: Advantage) -> AdvantageEstimator:
         settings = chosen.settings(kind)

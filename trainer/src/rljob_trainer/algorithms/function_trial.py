@@ -40,12 +40,13 @@ TOLERANCE = 1e-4
 
 WITHOUT_TOKENS = "in a trial of a worker without any token; such a worker must call `reduce` like the others"
 ON_SEVERAL_WORKERS = "in a trial with three workers: two that share the rows, and one without any token"
+"""Hints that are added to the errors of a trial (`_with_hint`)."""
 
 
 def try_advantage(estimator: AdvantageEstimator, named: NamedFunction, group_size: int) -> None:
     """Raises AlgorithmFunctionError if the function fails, is not deterministic, or returns something invalid.
 
-    An advantage on tokens must not depend on how rows are distributed across workers."""
+    An advantage per token must not depend on how rows are distributed across workers."""
     if estimator.for_responses is not None:
         once_B, again_B = (estimator.for_responses(_responses(group_size)) for _ in range(2))
         _refuse_unequal(once_B, again_B, named)
@@ -138,6 +139,7 @@ def _try_whole_pass(
 
 @contextmanager
 def _with_hint(circumstances: str) -> Iterator[None]:
+    """Adds the circumstances of a trial to errors of the block."""
     try:
         yield
     except AlgorithmFunctionError as error:

@@ -54,8 +54,8 @@ class OneWorker:
 
 @dataclass(frozen=True)
 class ResponseInputs:
-    """All responses of a step (at least one), on the controller. Groups that were filtered out are not included;
-    truncated responses are, even if they are not trained on."""
+    """All responses of a step (at least one), on the controller. Groups that were filtered out are not included.
+    Truncated responses are included, even if they are not trained on."""
 
     rewards_B: Tensor
     """float32: the score of each response, minus its KL penalty if the job puts KL into the reward."""
@@ -130,9 +130,9 @@ class HeadOutputs:
     """Which outputs of the model's output head a loss needs in addition to log-probabilities. They have no gradient."""
 
     entropy: bool = False
-    """Whether it needs, for each token, the entropy in nats of the distribution that the token was sampled from."""
+    """Whether the loss needs, for each token, the entropy in nats of the distribution that it was sampled from."""
     squares: bool = False
-    """Whether it needs, for each token, the sum of the squared probabilities of the whole vocabulary."""
+    """Whether the loss needs, for each token, the sum of the squared probabilities of the whole vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ LOSS_COLUMNS = (ROLLOUT_LOGPROBS, REF_LOGPROBS)
 """What a loss may declare in `needs`. The old log-probabilities are always available."""
 KL_PENALTIES = "kl_penalties"
 """The KL penalty of each token (coefficient x KL estimate), to be subtracted from its reward. Zeros unless the job puts
-KL into the reward. In such a job an estimator on tokens must need this column, because only the estimator can subtract
+KL into the reward. In such a job an estimator with `for_tokens` must need this column, because only it can subtract
 the penalties token by token."""
 VALUES = "values"
 """The critic's values before the update: the return that the critic expects from each token on."""
@@ -220,4 +220,4 @@ GREEDY_REWARDS = "greedy_rewards"
 NAMED_REWARDS = "named_rewards"
 """See `ResponseInputs.named_rewards`."""
 ADVANTAGE_COLUMNS = (OLD_LOGPROBS, ROLLOUT_LOGPROBS, REF_LOGPROBS, KL_PENALTIES, VALUES)
-"""What a user's own estimator on tokens may declare in `needs`."""
+"""What a user's own estimator with `for_tokens` may declare in `needs`."""

@@ -29,8 +29,8 @@ def correction_weights(log_ratios_N: Tensor, segments: Segments, correction: Rol
     resolved and its type is not `None`.
 
     w is exp(log-ratio) of the token, or exp(sum of the log-ratios) of its response. Without a lower bound the weight is
-    min(w, maxRatio). With a lower bound it is w if w is in [minRatio, maxRatio], otherwise 0. Log-ratios are clamped to
-    +-20.
+    min(w, maxRatio). With a lower bound the weight is w if w is in [minRatio, maxRatio], otherwise 0. Log-ratios are
+    clamped to +-20.
 
     Source: truncated importance sampling, Ionides 2008, doi 10.1198/106186008X320456; for rollout engines, Yao et al.
     2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; with both bounds, IcePop, Ling Team

@@ -86,8 +86,8 @@ def ordered_keys(values_C: Tensor) -> Tensor:
 def drawn_keys(rollout_logprobs_N: Tensor, segments: Segments, positions_C: Tensor) -> Tensor:
     """[C] int64 in [0, 2^32): a pseudo-random key for the token at each of these positions.
 
-    It is a hash of the token's position in its response and of the bits of the float64 sum of the response's rollout
-    log-probabilities. Both are the same in a resumed run and on any number of workers. Identical responses with
+    The key is a hash of the token's position in its response and of the bits of the float64 sum of the response's
+    rollout log-probabilities. Both are the same in a resumed run and on any number of workers. Identical responses with
     identical log-probabilities have identical keys."""
     sums_B = segments.sum(rollout_logprobs_N.double())
     ends_B = segments.lengths_B.cumsum(0)

@@ -1,5 +1,5 @@
-"""Advantages computed token by token. They run on the workers, each with its own rows; statistics over all workers go
-through `Reduce`.
+"""Advantages computed token by token. These functions run on the workers, each with its own rows; statistics over all
+workers go through `Reduce`.
 
 A response gets its reward at its last token, and each token's KL penalty is subtracted at that token. The reward of a
 response without tokens is ignored.

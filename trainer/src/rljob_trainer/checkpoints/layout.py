@@ -156,8 +156,8 @@ def is_committed(folder: Path) -> bool:
 
 
 def digest_of(data: bytes | memoryview) -> str:
-    """Returns the SHA-256 digest. CPUs have instructions for it (1.4 GB/s on one core, faster than the storage), and
-    `sha256sum` can check it."""
+    """Returns the SHA-256 digest. CPUs have instructions for SHA-256 (1.4 GB/s on one core, faster than the storage),
+    and the program `sha256sum` can check the digest."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 

@@ -1,7 +1,7 @@
 """Loading: finds the newest intact checkpoint, and reads the blocks that a rank needs.
 
 Every byte that a run resumes from is read once, and verified with its digest by the rank that reads it. So the search
-only checks manifests, and names and sizes of files. It reads everything only after a rank has found damage.
+only checks manifests, and names and sizes of files. The search reads everything only after a rank has found damage.
 """
 
 from __future__ import annotations
@@ -209,8 +209,9 @@ def open_checkpoint(folder: Path) -> CheckpointReader:
 
 
 def open_known_checkpoint(folder: Path) -> CheckpointReader:
-    """Opens a reader for a checkpoint that this start has written or resumed from. Its bytes were already hashed when
-    they were written or verified when they were loaded, so only manifest, headers and sizes are checked.
+    """Opens a reader for a checkpoint that this start has written or resumed from. The bytes of such a checkpoint were
+    already hashed when they were written, or verified when they were loaded. So only manifest, headers and sizes are
+    checked.
 
     Raises DamagedError.
     """

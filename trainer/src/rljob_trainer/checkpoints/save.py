@@ -73,7 +73,7 @@ def num_shard_bytes(tensors: Sequence[ShardedTensor]) -> int:
 
 
 def save_shard(folder: Path, rank: int, tensors: Sequence[ShardedTensor]) -> ShardRecord:
-    """Writes this rank's blocks. They are durable on return, but part of a checkpoint only after `commit`.
+    """Writes this rank's blocks. The blocks are durable on return, but part of a checkpoint only after `commit`.
 
     Raises CheckpointError with the folder, and the bytes needed and free. Then no part of the file remains.
     """

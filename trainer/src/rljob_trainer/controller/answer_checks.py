@@ -4,9 +4,9 @@
 2. For every distinct answer: scores an empty response with it, in the reward's scoring processes, in parallel, within
    the reward's time limit.
 
-For a training set of more than MAX_ROWS_PARSED rows step 2 would take too long. There it is done for rows when they are
-drawn; a row that fails is skipped, counted and logged. Held-out rows are always checked in advance, because every
-evaluation scores all of them.
+For a training set of more than MAX_ROWS_PARSED rows step 2 would take too long. For such a set, step 2 is done for each
+row when the row is drawn; a row that fails is skipped, counted and logged. Held-out rows are always checked in advance,
+because every evaluation scores all of them.
 
 A failing process does not mean that the data is wrong: an answer at which a process died or ran out of memory is tried
 once more, and so is an answer that timed out. If a process dies again, this attempt ends with ResourceError, because a

@@ -89,7 +89,7 @@ class ResumePoint:
 @dataclass(frozen=True)
 class PendingSave:
     """A save in progress: its folder, and the controller's state when the workers' state was copied. If an evaluation
-    follows the same step, the copy is made before it."""
+    follows the same step, the copy is made before the evaluation."""
 
     folder: Path
     state: ControllerState

@@ -1,5 +1,5 @@
 """Warns if the rollout engine and the trainer compute different log-probabilities from the same weights
-(training/inference mismatch), and if most tokens are rejected because of it."""
+(training/inference mismatch), and if rollout correction rejects most tokens because of this mismatch."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def position_limit(config: PreTrainedConfig) -> int | None:
     """Returns the maximum row length of a model, in tokens, computed as in vLLM; None if its configuration has no
     limit."""
     text = config.get_text_config()
-    # Some model types use another key in config.json. transformers maps it to this attribute.
+    # Some model types use another key in config.json. transformers maps such a key to this attribute.
     positions: int | None = getattr(text, "max_position_embeddings", None)
     rope = text.to_dict().get("rope_parameters") or {}
     # Some scaling types are not included in max_position_embeddings. Of these, only linear scaling leaves short rows

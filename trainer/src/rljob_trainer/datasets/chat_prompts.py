@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rljob_trainer.errors import ChatTemplateError, DatasetError
 
 if TYPE_CHECKING:
-    # Importing it loads transformers.
+    # Importing this module loads transformers.
     from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 
 CHANGES = ("{} 1", "1 {}")

@@ -16,7 +16,7 @@ from rljob_trainer.errors import DatasetError
 from rljob_trainer.models.assistant_turn import AssistantTurn
 
 if TYPE_CHECKING:
-    # Importing it loads transformers.
+    # Importing this module loads transformers.
     from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -46,8 +46,8 @@ class PromptRow:
     messages: tuple[ChatMessage, ...] | None = None
     """The chat from which `prompt` was rendered; None for a plain text prompt."""
     turn_beginning: str = ""
-    """The beginning of the assistant's turn that the chat template has written, such as `<think>\n`. It is the end of
-    `prompt`, but rewards get it as the beginning of the response."""
+    """The beginning of the assistant's turn that the chat template has written, such as `<think>\n`. This text is the
+    end of `prompt`, but rewards get it as the beginning of the response."""
     plain_turn_beginning: str = ""
     """The same without special tokens, for a reward model that reads texts."""
     location: str = field(default="", compare=False)
