@@ -83,7 +83,7 @@ def test_a_function_that_needs_the_reference_gets_one_wherever_it_stands() -> No
 def test_a_layout_of_a_model_that_no_function_needs_is_rejected(role: str, column: str, field: str) -> None:
     algorithm: training_runs.Document = {"loss": function("plain"), "advantage": function("returns")}
     job = training_runs.merged(training_runs.small_job(algorithm=algorithm), {"spec": {"roles": {role: {field: 1}}}})
-    with pytest.raises(ConfigurationError, match=rf"spec\.roles\.{role}: nothing needs .* its layout .*'{column}'"):
+    with pytest.raises(ConfigurationError, match=rf"spec\.roles\.{role}: nothing needs .* shardSize .*'{column}'"):
         check_algorithm(RLJob.from_wire(job).spec)
 
 

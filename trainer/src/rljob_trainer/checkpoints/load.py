@@ -101,8 +101,8 @@ def refuse_existing(root: Path) -> None:
     existing = [folder.name for folder in list_checkpoint_folders(root) if is_committed(folder.path)]
     if existing:
         raise ConfigurationError(
-            f"checkpoint.resume: is Never, but {root} contains {len(existing)} checkpoints (newest: {existing[0]}); "
-            f"set it to Auto to resume, or use another folder"
+            f"spec.checkpoint.resume: is Never, but {root} contains {len(existing)} checkpoints (newest: "
+            f"{existing[0]}); set it to Auto to resume, or use another folder"
         )
 
 

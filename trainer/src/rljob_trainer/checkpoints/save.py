@@ -61,7 +61,7 @@ def begin_save(root: Path, step: int, start_number: int, num_bytes: int = 0) -> 
         if num_bytes > free:
             raise CheckpointError(
                 f"{folder}: not enough free space for the checkpoint: {num_bytes:,} bytes needed, {free:,} bytes free; "
-                f"free some space or reduce checkpoint.keep. Earlier checkpoints are unchanged"
+                "free some space, for example by removing old checkpoints. Earlier checkpoints are unchanged"
             )
         make_folder(folder)
     return folder

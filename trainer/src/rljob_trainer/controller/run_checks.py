@@ -101,7 +101,8 @@ def _refuse_role(spec: RLJobSpec, name: str, role: TrainRole, model: str, advice
         )
     if (role.shard_size, role.sequence_parallel) != (None, None):
         raise ConfigurationError(
-            f"spec.roles.{name}: nothing needs {model}, so its layout would be ignored; remove it, or {advice}"
+            f"spec.roles.{name}: nothing needs {model}, so shardSize and sequenceParallel would have no effect; remove "
+            f"them, or {advice}"
         )
 
 
