@@ -89,7 +89,8 @@ def with_nodes_of_attempt(job: TrainerJob, nodes: Mapping[str, int]) -> TrainerJ
             "use the same version for both"
         )
     log.info(
-        "this attempt runs on fewer nodes: %s", ", ".join(f"{number} of pool {name}" for name, number in nodes.items())
+        "this attempt runs on fewer nodes than the job specifies: %s",
+        ", ".join(f"{number} of pool {name}" for name, number in nodes.items()),
     )
     return job.model_copy(update={"spec": spec})
 

@@ -33,6 +33,7 @@ class MismatchWatch:
         """`spec.training.model.dtype` must not be `Auto`."""
         self.dtype = spec.training.model.dtype
         self.corrects = spec.training.algorithm.rollout_correction.type is not RolloutCorrectionType.NONE
+        self.can_sync_more_often = spec.training.rollout.sync_every_steps > 1
         self.max_difference = USUAL_DIFFERENCE[self.dtype]
         self.max_rejected = MOST_REJECTED
 
@@ -47,11 +48,13 @@ class MismatchWatch:
         rejected = metrics.get(REJECTED_FRACTION, 0.0)
         if rejected > self.max_rejected:
             self.max_rejected = (1 + rejected) / 2
+            more_often = ", or sync the weights more often (rollout.syncEverySteps)" if self.can_sync_more_often else ""
             log.warning(
-                "step %d: algorithm.rolloutCorrection.rejection rejects %.0f %% of the tokens; widen its bounds, or "
-                "sync the weights more often (rollout.syncEverySteps)",
+                "step %d: training.algorithm.rolloutCorrection.rejection rejects %.0f %% of the tokens; widen its "
+                "bounds%s",
                 step,
                 100 * rejected,
+                more_often,
             )
 
     def _warn_of_difference(self, step: int, metrics: Metrics) -> None:

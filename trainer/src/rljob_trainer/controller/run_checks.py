@@ -214,7 +214,7 @@ def check_lora(model_folder: Path, lora: Lora | None) -> bool:
     if lora is None:
         return False
     model = build_on_meta(model_folder)
-    log.info("lora: rank %d beside %d linear layers", lora.rank, len(target_layers(model, lora.targets)))
+    log.info("lora: adapters of rank %d for %d linear layers", lora.rank, len(target_layers(model, lora.targets)))
     add_adapters(model, lora)
     return has_experts(model)
 

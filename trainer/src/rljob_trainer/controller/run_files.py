@@ -72,7 +72,7 @@ class RunOutput:
             draw_plots(self.run_folder)
         except Exception as error:
             again = shlex.join(["rljob", "plot", str(self.run_folder)])
-            log.warning("metrics or plots are incomplete (%s); draw them again with `%s`", error, again)
+            log.warning("metrics or plots are incomplete (%s); draw the plots again with `%s`", error, again)
 
     def summary(self) -> str | None:
         """Returns the held-out scores of the first and the last evaluation; None with fewer than two evaluations."""
