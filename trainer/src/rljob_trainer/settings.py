@@ -59,7 +59,7 @@ class Settings:
     """Base of relative dataset paths."""
     attempt: int
     pool_nodes: Mapping[str, int]
-    """Number of nodes by pool name, such as `{"train": 2}`, if this attempt runs on fewer nodes than the job asks for;
+    """Number of nodes by pool name, such as `{"train": 2}`, if this attempt runs on fewer nodes than the job specifies;
     else empty."""
     start_number: int
     """Grows with every start on the same checkpoint folder; a later start fences the earlier ones."""
