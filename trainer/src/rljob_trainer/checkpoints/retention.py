@@ -19,8 +19,8 @@ def prune(root: Path, start_number: int, keep: int) -> list[Path]:
     would be read from caches, which proves nothing about the storage. Two kinds of checkpoints are known to be good
     without reading tensors. The first kind was written by this start: every rank hashed the bytes that it wrote, and
     all files were synced before the commit. The second kind is the checkpoint from which this start has resumed: its
-    ranks have verified every byte. Nothing is removed unless at least one of these checkpoints is kept, so one kept
-    checkpoint is always known to be good.
+    ranks have verified every byte. Older checkpoints are removed only if at least one of the kept ones is of these
+    kinds. So one kept checkpoint is always known to be good.
 
     `prune` also removes what earlier starts left behind (folders without a manifest, checkpoints that are not accepted)
     and failed saves of this start. A failed save is older than this start's newest checkpoint; a save in progress is
