@@ -52,7 +52,7 @@ def resolve_auto(
     """Resolves the settings of this start.
 
     `saved`: the choices in the checkpoint that the run resumes from. `hub_model`: the job's model if it is on the hub;
-    `local_model`: the fingerprint of a local model. `has_experts`: whether the model has experts, which matters only for
+    `local_model`: the fingerprint of a local model. `has_experts`: whether the model has experts; this matters only for
     adapters.
 
     Raises ConfigurationError if the rollout engine is not installed, cannot compile, or does not support adapters or

@@ -2,7 +2,7 @@
 is full.
 
 A step takes the first groups with different scores, in the order of their prompts in the data. Prompts after the last
-taken one return to the stream. So the result of a step, and the position of the stream after it, are the same as if
+group that is taken return to the stream. So the result of a step, and the position of the stream after it, are the same as if
 prompts were drawn one by one; the number of prompts per round only affects the time (with `rollout.perRequestSeeds`).
 
 Source: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2 and equation 11.
@@ -39,7 +39,8 @@ from rljob_trainer.observability.metrics import (
 
 MARGIN = 1.25
 """A further round has this many times the number of prompts that is expected to fill the batch. Without a margin about
-half of these rounds would not fill it, and a round takes as long as its longest response, even with few prompts."""
+half of these rounds would not fill the batch, and a round takes as long as its longest response, even with few
+prompts."""
 
 Generate = Callable[[Sequence[PromptRow], int], Rollout]
 """(prompts, number of prompts drawn before in the same step) -> scored responses to these prompts."""
