@@ -252,7 +252,7 @@ def test_losses_that_are_not_finite_are_counted_and_rejected_at_the_end_of_the_s
     loss = loss_of(f"{module}:reinforce")
     found = loss.compute(loss_inputs([-1.0, torch.nan, -torch.inf, -2.0]))
     share = found.sums["not_finite"].item() / 4
-    with pytest.raises(AlgorithmFunctionError, match=f"{module}:reinforce .*NaN.* 0.5 of the tokens"):
+    with pytest.raises(AlgorithmFunctionError, match=f"{module}:reinforce .*NaN.* 50 % of the tokens"):
         refuse_not_finite(loss, {"actor/not_finite": share})
     refuse_not_finite(loss, {"actor/not_finite": 0.0})
     refuse_not_finite(loss, {})
