@@ -164,7 +164,7 @@ BAD_ADVANTAGES = [
     ("{m}:informed", r"{m}:informed is a policy loss; name it in algorithm\.loss\.function"),
     ("{m}:of_tokens", r"{m}:of_tokens\(inputs, reduce\) cannot be called as function\(inputs\).*@token_advantage\(\)"),
     ("{m}:by_length", r"\[12\] of int32.*advantage per response.*floating-point"),
-    ("{m}:normalized", r"NaN.* 4 of 12 responses.*number 4, whose reward is 1"),
+    ("{m}:normalized", r"NaN.* 4 of 12 responses.*index 4, where the reward is 1"),
     ("{m}:exits", r"{m}:exits raised SystemExit"),
     ("{m}:draws", r"equal inputs.*no random numbers"),
     ("{m}:huge", r"NaN.* 12 of 12 responses"),
@@ -189,7 +189,7 @@ def test_unusable_advantages_are_rejected_at_once(module: str, path: str, messag
 
 
 def test_an_advantage_is_tried_on_groups_of_the_jobs_size(module: str) -> None:
-    with pytest.raises(ConfigurationError, match="for 2 of 6 responses, first for number 2"):
+    with pytest.raises(ConfigurationError, match="for 2 of 6 responses, first at index 2"):
         estimator_of(f"{module}:normalized", group_size=2)
 
 
@@ -252,7 +252,7 @@ def test_losses_that_are_not_finite_are_counted_and_rejected_at_the_end_of_the_s
     loss = loss_of(f"{module}:reinforce")
     found = loss.compute(loss_inputs([-1.0, torch.nan, -torch.inf, -2.0]))
     share = found.sums["not_finite"].item() / 4
-    with pytest.raises(AlgorithmFunctionError, match=f"{module}:reinforce .*NaN.* 0.5 of the tokens"):
+    with pytest.raises(AlgorithmFunctionError, match=f"{module}:reinforce .*NaN.* 50 % of the tokens"):
         refuse_not_finite(loss, {"actor/not_finite": share})
     refuse_not_finite(loss, {"actor/not_finite": 0.0})
     refuse_not_finite(loss, {})

@@ -83,7 +83,7 @@ def test_a_function_that_needs_the_reference_gets_one_wherever_it_stands() -> No
 def test_a_layout_of_a_model_that_no_function_needs_is_rejected(role: str, column: str, field: str) -> None:
     algorithm: training_runs.Document = {"loss": function("plain"), "advantage": function("returns")}
     job = training_runs.merged(training_runs.small_job(algorithm=algorithm), {"spec": {"roles": {role: {field: 1}}}})
-    with pytest.raises(ConfigurationError, match=rf"spec\.roles\.{role}: nothing needs .* its layout .*'{column}'"):
+    with pytest.raises(ConfigurationError, match=rf"spec\.roles\.{role}: nothing needs .* shardSize .*'{column}'"):
         check_algorithm(RLJob.from_wire(job).spec)
 
 
@@ -154,5 +154,7 @@ def test_an_advantage_on_tokens_has_to_place_the_kl_in_the_reward() -> None:
         if is_right:
             check_algorithm(spec)
             continue
-        with pytest.raises(ConfigurationError, match=r"kl\.placement: .*:returns works on tokens .* 'kl_penalties'"):
+        with pytest.raises(
+            ConfigurationError, match=r"kl\.placement: .*:returns computes .* per token .* 'kl_penalties'"
+        ):
             check_algorithm(spec)

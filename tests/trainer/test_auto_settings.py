@@ -80,7 +80,7 @@ def test_tensor_parallelism_is_rejected_if_auto_selects_an_engine_without_it(is_
         selected_engine(spread_spec(2), before)
     assert str(caught.value).startswith("spec.roles.rollout.tensorParallel: the HuggingFace engine ")
     assert ("the run started with it" if is_kept else "vLLM is not installed") in str(caught.value)
-    assert "(seen: 2); set it to 1" in str(caught.value)
+    assert "(seen: 2); set tensorParallel: 1" in str(caught.value)
 
 
 def test_tensor_parallelism_is_accepted_with_vllm() -> None:

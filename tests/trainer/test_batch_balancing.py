@@ -96,5 +96,5 @@ def test_lengths_that_cannot_be_distributed_are_rejected() -> None:
             balanced_partitions(lengths, num_partitions)
     with pytest.raises(DataError, match=r"negative \(seen: -4\)"):
         balanced_partitions([1, -4], 2)
-    with pytest.raises(DataError, match=r"whole numbers \(seen: float64 \(2,\)\)"):
+    with pytest.raises(DataError, match=r"integers \(seen: float64, shape \[2\]\)"):
         balanced_partitions(np.array([1.0, 2.0]), 2)

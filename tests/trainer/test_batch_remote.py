@@ -138,7 +138,9 @@ def test_union_accepts_a_remote_column_of_both_only_for_the_same_rows() -> None:
     assert chosen.remote[0].shards != same.remote[0].shards
     assert data_protos.rows_of(chosen.union(same)) == data_protos.rows_of(part(0, 7).rows([5, 1]))
     for other in (batch.rows([5, 2]), batch.rows([1, 5]), chosen.rename({"id": "wide", "wide": "id"})):
-        with pytest.raises(DataError, match=r"union: remote column '.*' is not the same rows in both; fetch both"):
+        with pytest.raises(
+            DataError, match=r"union: remote column '.*' refers to different rows or shards.*; fetch it in both"
+        ):
             chosen.union(other)
     with pytest.raises(DataError, match="'id' is remote in one batch and tensor in another; fetch it first"):
         chosen.union(chosen.fetched(["id"]))
@@ -151,7 +153,7 @@ def test_concat_rejects_a_mixture_of_remote_and_local() -> None:
     ):
         DataProto.concat([batch, batch.fetched(["wide"])])
     with pytest.raises(
-        DataError, match="remote column 'id' is 'id' in one store and 'wide' in another; fetch it first"
+        DataError, match=r"remote column 'id' is called 'id' in .* one batch and 'wide' in .* another; fetch it first"
     ):
         DataProto.concat([batch, batch.rename({"id": "wide", "wide": "id"})])
 

@@ -41,6 +41,6 @@ def test_the_same_numbers_are_drawn_after_a_restore() -> None:
 @pytest.mark.parametrize("document", [None, {}, {"torch_cpu": 1}, "text"])
 def test_a_foreign_document_is_rejected(document: JsonValue) -> None:
     before = capture_random_state()
-    with pytest.raises(CheckpointError, match=r"random state of the checkpoint: .*; it was not written"):
+    with pytest.raises(CheckpointError, match=r"random state of the checkpoint: .*; the checkpoint was not written"):
         restore_random_state(document)
     assert capture_random_state() == before

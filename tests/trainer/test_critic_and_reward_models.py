@@ -15,7 +15,7 @@ from rljob_testing.models import tiny_models
 from rljob_testing.training import training_runs
 from rljob_testing.training.joined_workers import FinishedCall
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.critic_and_reward_models import critic_model, scoring_model
+from rljob_trainer.controller.critic_and_reward_models import critic_model, found_reward_model
 from rljob_trainer.controller.prompt_sets import Prompts
 from rljob_trainer.controller.rollout_phase import RewardModelWorkers, RolloutPhase
 from rljob_trainer.controller.stop_request import StopRequest
@@ -62,7 +62,7 @@ def uses_tokens(
     """Whether the reward model receives tokens."""
     spec = reward_job(source).spec
     rows = (prompt, PromptRow(1, "", "", (3,) * longest, None, {}))
-    found = scoring_model(spec, policy, rows, ParallelLayout.of(1), source.parent, source.parent)
+    found = found_reward_model(spec, policy, rows, ParallelLayout.of(1), source.parent, source.parent)
     assert found is not None
     assert found.settings.reward == "score"
     return found.settings.reads_tokens

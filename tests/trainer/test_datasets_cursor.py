@@ -72,9 +72,12 @@ def test_the_state_is_plain_json() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (cursor(9), r"saved with rows 10, but now it is 9; resume with the same data and seed, or start a new job"),
-        (cursor(10, seed=1), r"saved with seed 0, but now it is 1"),
-        (cursor(10, shuffle=False), r"saved with shuffle True, but now it is False"),
+        (
+            cursor(9),
+            r"number of rows was 10 when .*, but now it is 9; resume with the same data and seed, or start a new job",
+        ),
+        (cursor(10, seed=1), r"seed was 0 when .*, but now it is 1"),
+        (cursor(10, shuffle=False), r"shuffle setting was True when .*, but now it is False"),
     ],
 )
 def test_a_state_of_other_data_is_rejected(other: PromptCursor[int], message: str) -> None:

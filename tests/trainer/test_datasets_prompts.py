@@ -249,7 +249,7 @@ def test_overlong_prompts_are_skipped_if_the_job_says_so(
     assert (row.index, row.prompt) == (1, "12")
     assert "1 of 2 prompts have more than 3 tokens and are dropped" in caplog.text
     short = file_dataset("a.jsonl", max_prompt_tokens=1, overlong_prompt=OverlongPrompt.DROP)
-    with pytest.raises(DatasetError, match="none of its 2 rows is usable; increase maxPromptTokens"):
+    with pytest.raises(DatasetError, match="all 2 prompts have more than 1 tokens; increase maxPromptTokens"):
         load_prompts(short, tokenizer, tmp_path, WHERE)
 
 
@@ -258,7 +258,7 @@ def test_overlong_prompts_are_skipped_if_the_job_says_so(
     [
         ("missing.jsonl", r"spec\.training\.dataset\.file\.path: 'missing\.jsonl' not found \(looked for "),
         ("table.csv", r"'table\.csv' is neither a \.jsonl nor a \.parquet file"),
-        ("empty.jsonl", r"none of its 0 rows is usable; the dataset is empty"),
+        ("empty.jsonl", r"the dataset has no rows; name another"),
         ("folder.jsonl", r"folder\.jsonl: is not a file"),
         ("fake.parquet", r"fake\.parquet: not a readable Parquet file"),
         ("package://no_such_package/a.jsonl", r"no Python package 'no_such_package' is installed"),

@@ -58,9 +58,9 @@ def test_rejecting_most_of_a_step_is_logged(caplog: pytest.LogCaptureFixture) ->
     for step, rejected in enumerate([0.5, 0.6, 0.7, 1.0], 1):
         watch.step_done(step, {REJECTED_FRACTION: rejected})
     second, fourth = (record.getMessage() for record in caplog.records)
-    assert second.startswith("step 2: algorithm.rolloutCorrection.rejection")
+    assert second.startswith("step 2: training.algorithm.rolloutCorrection.rejection")
     assert "60 %" in second
-    assert fourth.startswith("step 4: algorithm.rolloutCorrection.rejection")
+    assert fourth.startswith("step 4: training.algorithm.rolloutCorrection.rejection")
     assert "100 %" in fourth
 
 

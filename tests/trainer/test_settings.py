@@ -15,10 +15,10 @@ from rljob_trainer.__main__ import with_nodes_of_attempt
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.settings import (
     PodSettings,
-    driver_environment,
     read_pod_settings,
     read_settings,
     run_state_target,
+    set_driver_environment,
     set_environment,
     worker_environment,
 )
@@ -99,7 +99,7 @@ def test_downloads_go_into_the_named_cache(
         monkeypatch.delenv(name)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    driver_environment()
+    set_driver_environment()
     # The workers are on other nodes, where the same folder is another volume.
     assert worker_environment("cpu", None).get("HF_HUB_CACHE") == expected
 

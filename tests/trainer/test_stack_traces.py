@@ -117,7 +117,7 @@ def test_a_hanging_process_shows_where_it_hangs(tmp_path: Path, start: Start, wa
         [stacks] = taken(tmp_path)
     assert (stacks.process_id, stacks.role, stacks.rank) == (process.pid, "first_role", 3)
     number = line_of(way, line)
-    assert stacks.innermost_frame == stacks.innermost_user_frame == f"{tmp_path}/program.py:{number} {way}"
+    assert stacks.innermost_frame == stacks.innermost_frame_outside_libraries == f"{tmp_path}/program.py:{number} {way}"
     assert stacks.state == ("R" if way == "computing" else "S")
     assert f'File "{tmp_path}/program.py", line {number} in {way}' in stacks.text
 

@@ -6,6 +6,6 @@ A tensor's name ends with its shape, one letter per dimension: `logprobs_N`, `hi
 the whole trainer; a module that needs more letters lists them in its docstring.
 
 B responses (rows); N response tokens of all rows; L tokens of all rows, prompts and responses; M tokens that the model
-reads; T tokens of the longest row; V vocabulary; D hidden size; G groups (responses to one prompt); 1 a dimension of
-size one.
+reads; T tokens of the longest row; V vocabulary; D hidden size; G groups (all responses to one prompt are one group); 1
+a dimension of size one.
 """

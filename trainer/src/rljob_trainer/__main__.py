@@ -1,4 +1,5 @@
-"""The trainer as a program: `python -m rljob_trainer`, with its job in the environment (see `rljob_api.constants`)."""
+"""The trainer's entry point: `python -m rljob_trainer`. The job and all settings come from environment variables (see
+`settings`)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.early_checks import refuse_missing
 from rljob_trainer.errors import ConfigurationError, ResourceError, TrainerError, WorkerDiedError
 from rljob_trainer.observability.log import set_up_logging
-from rljob_trainer.settings import Settings, driver_environment, read_settings, run_state_target
+from rljob_trainer.settings import Settings, read_settings, run_state_target, set_driver_environment
 from rljob_trainer.stack_traces import StackFile
 from rljob_trainer.user_functions import refuse_hiding_modules
 
@@ -30,7 +31,7 @@ log = logging.getLogger("rljob_trainer")
 
 
 def main() -> int:
-    """Runs the job; the exit code is one of `rljob_api.constants.ExitCode`."""
+    """Runs the job. Returns the exit code of the process, one of `rljob_api.constants.ExitCode`."""
     accept_all_characters()
     set_up_logging()
     stop = StopRequest()
@@ -38,11 +39,12 @@ def main() -> int:
     reporter: RunReporter | None = None
     settings: Settings | None = None
     try:
-        driver_environment()
+        set_driver_environment()
         settings = read_settings()
         StackFile(settings.run_folder, "controller")
         job = with_nodes_of_attempt(load_job(settings.spec_text), settings.pool_nodes)
-        # The state file is written first: the storage of checkpoints may hang, and torch takes seconds to load.
+        # The run state is written before two things that take long: the storage of checkpoints may hang, and loading
+        # torch takes seconds.
         reporter = reporter_of(job, settings)
         report_resume(reporter, job, settings)
         refuse_missing(job.spec, settings.job_folder)
@@ -55,11 +57,11 @@ def main() -> int:
 
         return run_job(job, settings, reporter, stop)
     except KeyboardInterrupt:
-        return stopped_at_once(reporter, stop)
+        return report_immediate_stop(reporter, stop)
     except (TrainerError, ContractError) as error:
         if stop.is_requested and not stop.is_training:
             # The stop request interrupted the setup, which then failed with this error.
-            return stopped_at_once(reporter, stop)
+            return report_immediate_stop(reporter, stop)
         log.error("%s", error)
         report_end(reporter, error)
         keep_worker_log(error, settings)
@@ -72,8 +74,9 @@ def main() -> int:
 
 
 def with_nodes_of_attempt(job: TrainerJob, nodes: Mapping[str, int]) -> TrainerJob:
-    """Returns the job with the node counts of this attempt, which may be lower than in the job's spec. Raises
-    ConfigurationError if the job cannot run on that many nodes."""
+    """Returns the job with the node counts of this attempt, which may be lower than in the job's spec. `nodes` maps
+    names of pools to node counts. Raises ConfigurationError if the job has no such pool or cannot run on that many
+    nodes."""
     if not nodes:
         return job
     unknown = nodes.keys() - {pool.name for pool in job.spec.pools}
@@ -86,13 +89,14 @@ def with_nodes_of_attempt(job: TrainerJob, nodes: Mapping[str, int]) -> TrainerJ
             "use the same version for both"
         )
     log.info(
-        "this attempt runs on fewer nodes: %s", ", ".join(f"{number} of pool {name}" for name, number in nodes.items())
+        "this attempt runs on fewer nodes than the job specifies: %s",
+        ", ".join(f"{number} of pool {name}" for name, number in nodes.items()),
     )
     return job.model_copy(update={"spec": spec})
 
 
-def stopped_at_once(reporter: RunReporter | None, stop: StopRequest) -> ExitCode:
-    """Logs and reports that the run was stopped without saving."""
+def report_immediate_stop(reporter: RunReporter | None, stop: StopRequest) -> ExitCode:
+    """Logs and reports that the run was stopped without saving. Returns the exit code."""
     lost = "progress since the last checkpoint is lost" if stop.is_training else "training had not started"
     log.error("stopped immediately, without saving; %s", lost)
     report_end(reporter, None)
@@ -100,7 +104,7 @@ def stopped_at_once(reporter: RunReporter | None, stop: StopRequest) -> ExitCode
 
 
 def reporter_of(job: TrainerJob, settings: Settings) -> RunReporter:
-    """Creates the reporter, which writes the first run state. Raises ResourceError if the file cannot be written."""
+    """Creates the reporter, which writes the first run state. Raises ResourceError if this file cannot be written."""
     try:
         return RunReporter(
             settings.run_state_file,
@@ -149,10 +153,12 @@ def keep_worker_log(error: TrainerError | ContractError, settings: Settings | No
 
 
 def report_end(reporter: RunReporter | None, error: Exception | SystemExit | None) -> None:
-    """Writes the final run state. Never raises OSError: a write error must not hide why the run ended."""
+    """Writes the final run state. `error` is None if the run was stopped. Never raises OSError: a write error must not
+    hide why the run ended."""
     try:
         if reporter is None and (target := run_state_target()):
-            # The job could not be read, so its name and its number of steps are unknown.
+            # The run ended before there was a reporter, usually because the job is invalid. Its name and its number of
+            # steps may be unknown, so they are left empty.
             path, attempt = target
             reporter = RunReporter(path, "", attempt, 0, 1, time.time)
         if reporter is not None and error is not None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from rljob_api.constants import ATTEMPT_LOGS_PREFIX, LOGS_FOLDER, attempt_logs_folder
 
 NUM_ATTEMPTS_KEPT = 10
+"""Attempts whose log folders are kept; older ones are removed."""
 MAX_TAIL_BYTES = 1 << 20
+"""Maximum size of the copied end of a worker's log."""
 _FOLDER = re.compile(rf"{ATTEMPT_LOGS_PREFIX}([1-9][0-9]{{0,9}})")
 
 
@@ -19,15 +21,16 @@ def attempt_folder(run_folder: Path, attempt: int) -> Path:
 
 
 def newest_attempt(run_folder: Path) -> int | None:
-    """Returns the number of the attempt whose folder was modified last; None if there is no folder."""
+    """Returns the number of the attempt whose folder was modified last; None if there is no folder, or if the folders
+    cannot be read."""
     attempts = _attempts(run_folder)
     return attempts[0][1] if attempts else None
 
 
 def prune_attempts(run_folder: Path, running: int) -> None:
-    """Removes the folders of old attempts and keeps the newest NUM_ATTEMPTS_KEPT, including the `running` one. Errors
-    are ignored. The modification time decides which folders are old, because a job that is deleted and created again
-    starts at attempt 1 again."""
+    """Removes the folders of old attempts and keeps the newest NUM_ATTEMPTS_KEPT, including that of the attempt with
+    the number `running`. Errors are ignored. The modification time decides which folders are old, because a job that is
+    deleted and created again starts at attempt 1 again."""
     others = [folder for _, number, folder in _attempts(run_folder) if number != running]
     for folder in others[NUM_ATTEMPTS_KEPT - 1 :]:
         shutil.rmtree(folder, ignore_errors=True)
@@ -40,9 +43,9 @@ def keep_tail(log_file: Path, folder: Path, role: str, rank: int) -> Path:
         log.seek(max(0, log_file.stat().st_size - MAX_TAIL_BYTES))
         tail = log.read(MAX_TAIL_BYTES)
     folder.mkdir(parents=True, exist_ok=True)
-    kept = folder / f"worker-{re.sub(r'[^A-Za-z0-9]+', '+', role)[:100]}-rank{rank}.log"
-    kept.write_bytes(tail)
-    return kept
+    copy = folder / f"worker-{re.sub(r'[^A-Za-z0-9]+', '+', role)[:100]}-rank{rank}.log"
+    copy.write_bytes(tail)
+    return copy
 
 
 def _attempts(run_folder: Path) -> list[tuple[int, int, Path]]:

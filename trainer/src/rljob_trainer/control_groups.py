@@ -8,13 +8,13 @@ from pathlib import Path, PurePosixPath
 
 
 def control_group_folders(controller: str, file_system: Path = Path("/")) -> Iterator[Path]:
-    """Yields the folders with a controller's files (`cpu`, `memory`): first this process's own group, then all visible
-    parents. File names differ between cgroup versions 1 and 2, and some folders may not exist."""
+    """Yields the folders with the files of a cgroup controller (`cpu` or `memory`): first this process's own group,
+    then all visible parents. File names differ between cgroup versions 1 and 2, and some folders may not exist."""
     mounted = file_system / "sys/fs/cgroup"
     for hierarchy, group in _groups(file_system / "proc/self/cgroup", controller):
         top = mounted / hierarchy
-        # Inside a container this path may be the path on the host, which does not exist in the container. Then the top
-        # folder is the container's own group.
+        # Inside a container `group` may be the path on the host, which does not exist in the container. Then the folder
+        # `top` is the container's own group.
         yield from (top / group, *(top / parent for parent in PurePosixPath(group).parents))
 
 
@@ -27,13 +27,14 @@ def read_or_empty(file: Path) -> str:
 
 
 def _groups(file: Path, controller: str) -> Iterator[tuple[str, str]]:
-    """The hierarchy's folder (empty for version 2) and the group's relative path, from lines `id:controllers:path`."""
+    """Yields the folder of the hierarchy (empty for version 2) and the relative path of the group, from lines
+    `id:controllers:path`."""
     for line in read_or_empty(file).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
             yield "", path.lstrip("/")
         elif controller in controllers.split(","):
-            # This name is a link to the folder of all controllers that share the hierarchy.
+            # The controller's name is a link to the folder of all controllers that share the hierarchy.
             yield controller, path.lstrip("/")
 
 

@@ -14,8 +14,8 @@ from rljob_trainer.user_functions import refuse_missing_module
 
 
 def refuse_missing(spec: RLJobSpec, job_folder: Path) -> None:
-    """Does not import the user's code. Raises ConfigurationError for the first file, folder or module that is
-    missing."""
+    """Raises ConfigurationError for the first file, folder or module of the job that is missing. Does not import the
+    user's code."""
     for where, path in _functions(spec):
         refuse_missing_module(path, where)
     for where, dataset in _datasets(spec):

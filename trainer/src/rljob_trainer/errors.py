@@ -108,7 +108,7 @@ class WorkerDiedError(TrainerError):
 
 
 class DataLostError(WorkerDiedError):
-    """Data in the object store is lost because the process or node that held it died."""
+    """Data in the object store is lost because the process or node that stored it died."""
 
 
 class CallTimeoutError(TrainerError, TimeoutError):
@@ -120,6 +120,7 @@ class NonFiniteUpdateError(TrainerError):
 
 
 MAX_DESCRIPTION = 500
+"""Maximum length of a library's error in a message, in characters."""
 
 
 def described(error: Exception) -> str:
@@ -143,12 +144,13 @@ STORAGE_ERRNOS = frozenset(
     )
 )
 """Error numbers of a storage problem. First line: the disk or file system fails (ENOTCONN: a FUSE server has died).
-Second line: the disk or quota is full. Third line: the process or machine cannot open another file."""
+Second line: the disk or quota is full. Third line: the process or machine cannot open another file, or has no memory
+left."""
 _RUST_ERRNO = re.compile(r"\(os error (\d+)\)")
 
 
 def storage_failure(error: BaseException | None) -> str | None:
-    """Returns the problem in one line if the error, its cause or its context is a storage problem (STORAGE_ERRNOS),
+    """Returns the problem in one line if the error, or an error that led to it, is a storage problem (STORAGE_ERRNOS),
     else None. After a storage problem the caller should raise ResourceError, because the content of the file is not at
     fault.
 
@@ -167,8 +169,8 @@ def storage_failure(error: BaseException | None) -> str | None:
 
 @contextmanager
 def storage_checked(where: str) -> Iterator[None]:
-    """If an error of the block is a storage problem, converts it into a ResourceError that starts with `where`. A
-    TrainerError passes unchanged."""
+    """If an error of the block is a storage problem, converts it into a ResourceError that starts with `where`. Other
+    errors pass unchanged, and so does any TrainerError."""
     try:
         yield
     except TrainerError:
@@ -182,10 +184,10 @@ def storage_checked(where: str) -> Iterator[None]:
 
 
 @contextmanager
-def about_field(field: str, named: str) -> Iterator[None]:
-    """In messages of configuration errors of the block, replaces the field prefix `named` by `field`. Checks that are
-    used for several models write the policy's field."""
+def about_field(field: str, policy_field: str) -> Iterator[None]:
+    """In messages of configuration errors of the block, replaces `policy_field` by `field`: a check that is used for
+    several models writes the policy's field into its message, whichever model it checks."""
     try:
         yield
     except ConfigurationError as error:
-        raise ConfigurationError(str(error).replace(named, field)) from error
+        raise ConfigurationError(str(error).replace(policy_field, field)) from error

@@ -17,18 +17,18 @@ from rljob_trainer.settings import variables_named
 if TYPE_CHECKING:
     from torch import UntypedStorage
 
-MAPPED_BYTES = 128 << 20
-"""Freed allocations up to this size are kept; larger ones go back to the system. The embedding of SmolLM2 (108 MiB) is
-kept."""
-LEAST_MAPPED_BYTES = 32 << 20
-"""Fallback if the C library rejects MAPPED_BYTES (32 MiB is the documented maximum, mallopt(3))."""
+MAX_KEPT_BYTES = 128 << 20
+"""The process keeps freed allocations up to this size; larger ones go back to the system. The embedding of SmolLM2 (108
+MiB) is kept."""
+FALLBACK_MAX_KEPT_BYTES = 32 << 20
+"""Used if the C library rejects MAX_KEPT_BYTES (32 MiB is the documented maximum, mallopt(3))."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of `mallopt` (mallopt(3))."""
-_NEVER = -1
+_NEVER_TRIM = -1
 _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
 _TUNABLES = "GLIBC_TUNABLES"
-_OWN_TUNABLES = re.compile(r"glibc\.malloc\.(trim_threshold|mmap_threshold|mmap_max|top_pad)=")
+_HEAP_TUNABLES = re.compile(r"glibc\.malloc\.(trim_threshold|mmap_threshold|mmap_max|top_pad)=")
 _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 """Files with the limit and the usage, for cgroup version 2 and version 1."""
 _CACHED = ("inactive_file", "active_file")
@@ -37,7 +37,8 @@ but the kernel drops them when memory is needed."""
 
 
 class HostMemory:
-    """Memory of the machine or the container. A container sees its machine's total but may have a lower limit."""
+    """Memory of the machine or the container. A process in a container sees the machine's memory, but the container may
+    have a lower limit."""
 
     def __init__(self, file_system: Path = Path("/")) -> None:
         self._file_system = file_system
@@ -48,21 +49,21 @@ class HostMemory:
 
     def keep_freed(self) -> bool:
         """Makes this process keep freed memory for new tensors of its main thread, in which workers compute. Returns
-        False if nothing was changed, because the user has set the allocator's variables or because there is no glibc.
+        False if this is not possible: the user has set the allocator's variables, or the C library is not glibc.
 
         By default glibc returns the free end of its heap to the system and requests it again later. The system fills
-        each new page with zeros. This takes a seventh of the time of an update of 135 million parameters. With this
-        setting the heap never shrinks, and it gets fragmented: it may be larger than all tensors that exist at the same
-        time."""
+        each new page with zeros. Without this setting, filling pages takes a seventh of the time of an update of 135
+        million parameters. With it the heap never shrinks, and it gets fragmented: it may be larger than all tensors
+        that exist at the same time."""
         set_by_user = variables_named((*_VARIABLES, _TUNABLES))
-        if _OWN_TUNABLES.search(set_by_user.pop(_TUNABLES, "")) or set_by_user:
+        if _HEAP_TUNABLES.search(set_by_user.pop(_TUNABLES, "")) or set_by_user:
             return False
         set_parameter = getattr(ctypes.CDLL(None), "mallopt", None)
         if set_parameter is None:
             return False
         # Setting only the trim threshold would make glibc map every tensor separately.
-        is_set = set_parameter(_MMAP_THRESHOLD, MAPPED_BYTES) or set_parameter(_MMAP_THRESHOLD, LEAST_MAPPED_BYTES)
-        return bool(is_set and set_parameter(_TRIM_THRESHOLD, _NEVER))
+        is_set = any(set_parameter(_MMAP_THRESHOLD, size) for size in (MAX_KEPT_BYTES, FALLBACK_MAX_KEPT_BYTES))
+        return bool(is_set and set_parameter(_TRIM_THRESHOLD, _NEVER_TRIM))
 
     def return_free_memory(self) -> None:
         """Returns the process's free memory to the system, if the C library supports this. Later allocations request
@@ -90,11 +91,12 @@ class HostMemory:
 
     def make_reclaimable(self, storages: Iterable[UntypedStorage]) -> None:
         """Lets the system reclaim the whole pages of these storages when it needs memory. A page that is written to
-        first stays, at no cost. The content of the other pages is undefined: zeros or the old data. Raises OSError.
+        before it is reclaimed stays, at no cost. The content of the other pages is undefined: zeros or the old data.
+        Raises OSError.
 
-        The pages count as resident memory of the process. In the statistics of the machine and of the control group
-        they are inactive file pages, which are reclaimed first. Pages that were written to are counted in this way,
-        too, until the kernel scans them."""
+        Until they are reclaimed, the pages count as resident memory of the process. In the statistics of the machine
+        and of the control group they are inactive file pages, which are reclaimed first. Pages that were written to
+        again are still counted as inactive file pages until the kernel scans them."""
         for begin, length in _whole_pages(storages):
             # Some kernels do not support MADV_FREE, and some sandboxes block it.
             if _advise(begin, length, mmap.MADV_FREE) and (error := _advise(begin, length, mmap.MADV_DONTNEED)):

@@ -31,14 +31,16 @@ from rljob_trainer.errors import ConfigurationError
 
 NUM_THREADS_VARIABLE = "OMP_NUM_THREADS"
 SPIN_COUNT_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "100000"
-"""How long a thread spins for the next parallel loop before it sleeps: one to a few milliseconds. A step of a small
-model has thousands of such loops, several per millisecond. Waking threads for each loop (OMP_WAIT_POLICY=PASSIVE) made
-a step 25 % longer; never sleeping (ACTIVE) takes the cores away from all other processes."""
+"""How many rounds a thread spins before it sleeps while it waits for the next parallel loop: this number takes one to a
+few milliseconds. A step of a small model has thousands of such loops, several per millisecond. Waking threads for each
+loop (OMP_WAIT_POLICY=PASSIVE) made a step 25 % longer; never sleeping (ACTIVE) takes the cores away from all other
+processes."""
 COMPILER_CACHE_VARIABLES = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
-"""Variables with compiler caches, and their folders inside rljob's cache folder."""
+"""Variables that set the folders of compiler caches, with the name of each folder in `compiled/` of rljob's cache
+folder."""
 PYTHON_PATH = "PYTHONPATH"
 HUB_CACHE_VARIABLE = "HF_HUB_CACHE"
-"""Where the Hugging Face library keeps what it downloads."""
+"""Sets the folder in which the Hugging Face library stores downloads."""
 MAX_NUMBER = 2_147_483_647
 """Largest attempt number and start number: int32, as in the API."""
 DEFAULT_GRACE_SECONDS = 60.0
@@ -49,6 +51,7 @@ class Settings:
     """Settings of this run from environment variables; everything else is in the job."""
 
     spec_text: str
+    """The job as JSON, see `rljob_api.contract_documents.load_job`."""
     run_folder: Path
     checkpoint_folder: Path
     run_state_file: Path
@@ -56,7 +59,7 @@ class Settings:
     """Base of relative dataset paths."""
     attempt: int
     pool_nodes: Mapping[str, int]
-    """Number of nodes by pool name, such as `{"train": 2}`, if this attempt runs on fewer nodes than the job asks for;
+    """Number of nodes by pool name, such as `{"train": 2}`, if this attempt runs on fewer nodes than the job specifies;
     else empty."""
     start_number: int
     """Grows with every start on the same checkpoint folder; a later start fences the earlier ones."""
@@ -67,6 +70,7 @@ class Settings:
     shipped_code: Path | None
     """A folder that is copied to the workers of a remote cluster as their working directory."""
     cache_folder: Path
+    """See `cache_folder()`."""
     num_threads: int | None
     """CPU threads per worker process; None: each takes an equal share of its node's usable cores."""
     is_ray_job: bool
@@ -138,7 +142,7 @@ def pod_and_node() -> tuple[str | None, str | None]:
 
 
 def run_folder_or_none() -> str | None:
-    """Returns the run folder if it is set, without checks."""
+    """Returns the value of the variable for the run folder, without checks; None if it is not set."""
     return os.environ.get(ENV_RUN_FOLDER) or None
 
 
@@ -162,7 +166,7 @@ def read_pod_settings() -> PodSettings:
 
 
 def cache_folder() -> Path:
-    """Returns the folder that keeps models between runs."""
+    """Returns the folder with files that later runs on this machine use again: models and compiled code."""
     return Path(os.path.expanduser(_cache()))
 
 
@@ -217,21 +221,22 @@ def worker_environment(device_type: str, num_threads: int | None, *, compiles: b
 
 
 def set_environment(variables: Mapping[str, str]) -> None:
-    """Sets these variables in this process. Call it before importing the libraries that read them. The process's own
-    PYTHONPATH entries stay and come first, because Ray puts the copy of the job's folder there."""
-    own = _entries(os.environ.get(PYTHON_PATH, ""))
-    theirs = [entry for entry in _entries(variables.get(PYTHON_PATH, "")) if entry not in own]
+    """Sets these variables in this process. Call this before importing the libraries that read them. The PYTHONPATH
+    entries that the process already has stay and come first, because Ray puts the copy of the job's folder there."""
+    present = _entries(os.environ.get(PYTHON_PATH, ""))
+    added = [entry for entry in _entries(variables.get(PYTHON_PATH, "")) if entry not in present]
     # `~` is expanded here, because the home folder may differ between machines.
     variables = {
         name: os.path.expanduser(value) if name in COMPILER_CACHE_VARIABLES else value
         for name, value in variables.items()
     }
-    os.environ.update({**variables, **({PYTHON_PATH: os.pathsep.join([*own, *theirs])} if own or theirs else {})})
-    index = max((sys.path.index(entry) for entry in own if entry in sys.path), default=0) + 1
-    sys.path[index:index] = [entry for entry in theirs if entry not in sys.path]
+    python_path = os.pathsep.join([*present, *added])
+    os.environ.update({**variables, **({PYTHON_PATH: python_path} if python_path else {})})
+    index = max((sys.path.index(entry) for entry in present if entry in sys.path), default=0) + 1
+    sys.path[index:index] = [entry for entry in added if entry not in sys.path]
 
 
-def driver_environment() -> None:
+def set_driver_environment() -> None:
     """Sets variables in the controller's process that libraries read when they are imported."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -260,7 +265,8 @@ def _entries(path: str) -> list[str]:
 
 
 def _number(name: str, default: int) -> int:
-    """Reads an integer from 1 to MAX_NUMBER. Raises ConfigurationError for any other value."""
+    """Reads an integer from 1 to MAX_NUMBER; `default` if the variable is unset or empty. Raises ConfigurationError for
+    any other value."""
     text = os.environ.get(name)
     if text is None or text == "":
         return default

@@ -12,13 +12,14 @@ PACKAGE_SCHEME = "package://"
 
 
 def local_path(text: str, base_folder: Path, where: str) -> Path:
-    """Returns the path that `text` names: inside a Python package for `package://`, else relative to `base_folder`.
+    """Returns the path that `text` names: `package://<package>/<path>` is a path inside an installed Python package,
+    any other relative path starts at `base_folder`, and a leading `~` is the home folder.
 
     Raises ConfigurationError, starting with `where`, if the package is not installed or the path does not exist.
     """
     if text.startswith(PACKAGE_SCHEME):
         return _package_path(text, where)
-    # Unlike pathlib, these raise no error for an unknown user (`~name`) and for a name that is too long.
+    # Unlike pathlib, os.path raises no error for an unknown user (`~name`) and for a name that is too long.
     path = base_folder / os.path.expanduser(text)
     if not os.path.exists(path):
         raise ConfigurationError(f"{where}: {text!r} not found (looked for {path}); check the path")
@@ -28,7 +29,8 @@ def local_path(text: str, base_folder: Path, where: str) -> Path:
 def looks_local(text: str, base_folder: Path) -> bool:
     """Whether `text` names a path rather than a Hugging Face repository.
 
-    `owner/name` can be either; it counts as a path if that path exists.
+    `name` and `owner/name` can be either; they count as a path if that path exists. A text with more parts, such as
+    `a/b/c`, is always a path.
     """
     if text.startswith((PACKAGE_SCHEME, "/", "./", "../", "~")):
         return True
@@ -53,6 +55,6 @@ def _package_path(text: str, where: str) -> Path:
             return candidate
     present = sorted(path.name for path in candidates[0].parent.glob("*") if not path.name.startswith("_"))[:10]
     raise ConfigurationError(
-        f"{where}: the package {package} has no {inner!r} (its folder contains: {', '.join(present) or 'nothing'}); "
-        "check the path"
+        f"{where}: the package {package} has no {inner!r} (the folder {candidates[0].parent} contains: "
+        f"{', '.join(present) or 'nothing'}); check the path"
     )

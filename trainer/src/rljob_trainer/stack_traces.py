@@ -1,4 +1,4 @@
-"""Takes the Python stacks of running processes from outside, without their cooperation.
+"""Gets the Python stacks of running processes from another process, even if they hang.
 
 A traced process has a file in memory (memfd) whose name says what the process is, and a signal handler of
 `faulthandler`. The handler is C code: it writes the stacks of all threads into the file, whatever Python or native code
@@ -47,7 +47,8 @@ class StackFile:
         self._run_folder = run_folder
         self._descriptor = -1
         if sys.platform == "linux":
-            # Without a handler the signal kills the process: before `rename` below, and while the interpreter exits.
+            # Without this line the signal would kill the process while faulthandler's handler is not installed: before
+            # `rename` below, and while the interpreter exits.
             signal.signal(DUMP_SIGNAL, signal.SIG_IGN)
         self.rename(role, rank)
 
@@ -73,6 +74,7 @@ class TracedProcess:
     main_thread: int
     """Thread identifier as faulthandler prints it."""
     file: Path
+    """The StackFile's file, as `/proc/<process>/fd/<number>`."""
     identity: tuple[int, int]
     """Device and inode of the file. A process and its forks share one file."""
 
@@ -85,17 +87,17 @@ class Stacks:
     role: str
     rank: int | None
     title: str
-    """Its command line. Ray writes the name of the running worker method there."""
+    """The command line of the process. Ray writes the name of the running worker method there."""
     state: str
     """The kernel's state letter, such as `S`; if there are no stacks, also the reason in words."""
     wait_channel: str
-    """The kernel function in which it waits; empty if unknown."""
+    """The kernel function in which the process waits; empty if unknown."""
     text: str
-    """The stacks of all threads, most recent call first; empty if it did not respond."""
+    """The stacks of all threads, most recent call first; empty if the process wrote none."""
     innermost_frame: str
-    """The innermost frame of its main thread, or why it is unknown."""
-    innermost_user_frame: str
-    """The innermost frame of its main thread that is not in a library."""
+    """The innermost frame of the main thread, or why it is unknown."""
+    innermost_frame_outside_libraries: str
+    """The innermost frame of the main thread in code of the trainer or of the user; empty if there is none."""
 
 
 def traced_processes(run_folder: str | Path, processes: Path = Path("/proc")) -> list[TracedProcess]:
@@ -106,13 +108,14 @@ def traced_processes(run_folder: str | Path, processes: Path = Path("/proc")) ->
 
 
 def take_stacks(traced: Sequence[TracedProcess], seconds: float) -> list[Stacks]:
-    """Takes the stacks of all processes at the same time. A process that does not respond within `seconds` has an empty
-    text."""
+    """Takes the stacks of all these processes, at the same time except for processes that share a file. A process that
+    has not responded when `seconds` have passed since the call has an empty text."""
     deadline = time.monotonic() + seconds
     return [stacks for each in _without_shared_files(traced) for stacks in _take(each, deadline)]
 
 
 def _take(traced: Sequence[TracedProcess], deadline: float) -> list[Stacks]:
+    """Takes the stacks of processes of which no two share a file. `deadline`: as `time.monotonic` counts."""
     states = [_state(each) for each in traced]
     before = [_size(each.file) for each in traced]
     got_signal = [state not in NOT_RUNNING and _send_signal(each) for each, state in zip(traced, states, strict=True)]
@@ -150,6 +153,7 @@ def _key(run_folder: str | Path) -> str:
 
 
 def _traced(folder: Path, key: str) -> Iterator[TracedProcess]:
+    """Yields the process with this folder in /proc if it is a traced process of the run with this key."""
     try:
         files = sorted((folder / "fd").iterdir())
     except OSError:
@@ -170,6 +174,7 @@ def _traced(folder: Path, key: str) -> Iterator[TracedProcess]:
 
 
 def _send_signal(process: TracedProcess) -> bool:
+    """Returns whether the signal was sent."""
     # Checked just before the signal: after an exec the process has no handler, and the signal would end it.
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", _read(process.file.parent.parent / "status"), re.MULTILINE)
     if caught is None or not int(caught[1], 16) >> (DUMP_SIGNAL - 1) & 1:
@@ -186,7 +191,7 @@ def _stacks(process: TracedProcess, start: int, got_signal: bool) -> Stacks:
     wait_channel = _read(folder / "wchan").strip("0\n")
     title = _read(folder / "cmdline").replace("\0", " ").strip()
     if text:
-        innermost_frame, innermost_user_frame = _innermost_frames(text, process.main_thread)
+        innermost_frame, innermost_frame_outside_libraries = _innermost_frames(text, process.main_thread)
     else:
         why = NOT_RUNNING.get(state) or ("did not respond" if got_signal else "starting or exiting")
         why = why if state else "no longer running"
@@ -194,7 +199,7 @@ def _stacks(process: TracedProcess, start: int, got_signal: bool) -> Stacks:
         innermost_frame = (
             f"unknown: the process is {why}" if why != "did not respond" else "unknown: it did not respond"
         )
-        innermost_user_frame = ""
+        innermost_frame_outside_libraries = ""
         if wait_channel:
             innermost_frame += f"; it waits in the kernel function {wait_channel}"
     return Stacks(
@@ -206,7 +211,7 @@ def _stacks(process: TracedProcess, start: int, got_signal: bool) -> Stacks:
         wait_channel,
         text,
         innermost_frame,
-        innermost_user_frame,
+        innermost_frame_outside_libraries,
     )
 
 
@@ -218,8 +223,9 @@ def _innermost_frames(text: str, main_thread: int) -> tuple[str, str]:
     # In a forked process the thread that forked is the main thread, under another identifier; it may be the only one.
     section = sections.get(main_thread) or (next(iter(sections.values())) if len(sections) == 1 else "")
     frames = [(found[1], f"{found[1]}:{found[2]} {found[3]}") for found in _FRAME.finditer(section)]
-    own = [frame for file, frame in frames if not _LIBRARIES.search(file) and not file.startswith("<")]
-    return (frames[0][1] if frames else "unknown: its main thread runs no Python code"), (own[0] if own else "")
+    outside = [frame for file, frame in frames if not _LIBRARIES.search(file) and not file.startswith("<")]
+    innermost = frames[0][1] if frames else "unknown: the main thread runs no Python code"
+    return innermost, outside[0] if outside else ""
 
 
 def _text(process: TracedProcess, start: int) -> str:
@@ -248,7 +254,7 @@ def _size(file: Path) -> int:
 
 def _state(process: TracedProcess) -> str:
     """Returns the kernel's state letter; empty if the process no longer exists."""
-    # The process name before it is in parentheses and may contain any character.
+    # The state follows the name of the process, which is in parentheses and may contain any character.
     return _read(process.file.parent.parent / "stat").rpartition(")")[2].strip()[:1]
 
 

@@ -18,7 +18,7 @@ from types import ModuleType
 from rljob_api.names import similar_names, standard_library_clash
 from rljob_trainer.errors import ConfigurationError
 
-OUR_FOLDER = Path(__file__).parent
+TRAINER_FOLDER = Path(__file__).parent
 MAX_FRAMES = 3
 """Maximum number of traceback frames in a message; the trainer's own frames are left out."""
 
@@ -45,7 +45,8 @@ def find_named(path: str, where: str) -> object:
 
 def refuse_missing_module(path: str, where: str) -> None:
     """Raises ConfigurationError, starting with `where`, if the module that `path` names cannot be found. Imports
-    nothing. If a package's own code could create the submodule, the submodule counts as found."""
+    nothing. If only an import could show whether the module exists (for example because the code of its package may
+    create it), the module counts as found."""
     if problem := standard_library_clash(path):
         raise ConfigurationError(f"{where}: {problem}")
     name, *inner = path.partition(":")[0].split(".")
@@ -71,7 +72,7 @@ def plain_function(found: object, path: str, where: str) -> tuple[Callable[..., 
     try:
         signature = inspect.signature(found)
     except (ValueError, TypeError) as error:
-        # Functions written in C may have none.
+        # Functions written in C may have no signature.
         raise ConfigurationError(
             f"{where}: {path} has no signature that Python can read ({error}); name a plain function"
         ) from error
@@ -91,7 +92,7 @@ def refuse_hiding_modules(error: Exception) -> None:
         file = vars(module).get("__file__")
         if "." in name or name == "__main__" or not isinstance(file, str) or _is_installed(Path(file)):
             continue
-        if Path(file).is_relative_to(OUR_FOLDER) or not _comes_from(error, name, Path(file)):
+        if Path(file).is_relative_to(TRAINER_FOLDER) or not _comes_from(error, name, Path(file)):
             continue
         is_standard = name in sys.stdlib_module_names
         if is_standard or PathFinder.find_spec(name, libraries) is not None:
@@ -111,7 +112,7 @@ def kind_of(found: object) -> str:
 def last_lines(error: BaseException) -> str:
     """Formats the error with the last frames of its traceback outside the trainer."""
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(OUR_FOLDER)]
+    theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(TRAINER_FOLDER)]
     lines = [*traceback.format_list(theirs[-MAX_FRAMES:]), *traceback.format_exception_only(error)]
     return "".join(lines).rstrip()
 
@@ -161,7 +162,7 @@ def _imported(module_name: str, path: str, where: str) -> ModuleType:
             raise _missing_module(error.name, path, where) from error
         raise _import_failed(error, path, where) from error
     except BaseException as error:
-        # A user's module may raise anything while it is imported, even SystemExit. All of it is the job's fault.
+        # A user's module may raise anything while it is imported, even SystemExit. Every such error is the job's fault.
         raise _import_failed(error, path, where) from error
     _refuse_hidden(path, where, is_found=True)
     return module
@@ -169,7 +170,7 @@ def _imported(module_name: str, path: str, where: str) -> ModuleType:
 
 def _missing_module(name: str, path: str, where: str) -> ConfigurationError:
     *parents, last = name.split(".")
-    files = {file.stem: file for file in _own_modules(parents)}
+    files = {file.stem: file for file in _user_modules(parents)}
     near = similar_names(last, files)
     advice = "add its folder to PYTHONPATH, or to spec.code on a cluster"
     if near:
@@ -177,7 +178,7 @@ def _missing_module(name: str, path: str, where: str) -> ConfigurationError:
     return ConfigurationError(f"{where}: no module {name!r} (looking for {path}); {advice}")
 
 
-def _own_modules(parents: list[str]) -> Iterator[Path]:
+def _user_modules(parents: list[str]) -> Iterator[Path]:
     """Yields the user's files and folders that can be imported as submodules of the package `parents`, or as top-level
     modules if `parents` is empty."""
     for folder in (Path(each, *parents) for each in sys.path):
@@ -219,4 +220,4 @@ def _is_installed(file: Path) -> bool:
 
 
 def _import_failed(error: BaseException, path: str, where: str) -> ConfigurationError:
-    return ConfigurationError(f"{where}: importing {path} failed; fix it:\n{last_lines(error)}")
+    return ConfigurationError(f"{where}: importing {path} failed; fix this error:\n{last_lines(error)}")

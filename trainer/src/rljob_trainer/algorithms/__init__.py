@@ -7,7 +7,7 @@
 4. `advantage_registry` and `loss_registry` choose the functions that a job names.
 5. `functions`, `function_results`, `function_trial` and `several_workers` load, check and try a user's own functions.
 
-A user's own function imports everything that it needs from this package.
+A user's own function can import all types that it needs from this package.
 """
 
 from rljob_trainer.algorithms.functions import policy_loss_function, token_advantage

@@ -53,6 +53,7 @@ from rljob_trainer.algorithms.token_advantages import (
 from rljob_trainer.errors import ConfigurationError
 
 TRIAL_GROUP_SIZE = 4
+"""The number of responses per group in the trial of a user's function, if the caller specifies none."""
 
 SettingsT = TypeVar("SettingsT", bound=WireModel)
 MakeEstimator = Callable[[Advantage], AdvantageEstimator]
@@ -60,9 +61,11 @@ MakeEstimator = Callable[[Advantage], AdvantageEstimator]
 
 
 def advantage_estimator(resolved: Algorithm, group_size: int = TRIAL_GROUP_SIZE) -> AdvantageEstimator:
-    """The estimator that the job names. A user's function is loaded, and tried on made-up groups of `group_size`.
+    """The estimator that the job names. A user's function is loaded, and tried on made-up groups of `group_size`
+    responses.
 
-    Raises ConfigurationError if a user's function cannot be loaded or fails the trial."""
+    Raises ConfigurationError if a user's function cannot be loaded, fails the trial, or does not read the KL penalties
+    although the job puts KL into the reward."""
     chosen = resolved.advantage
     if chosen.type is AdvantageType.FUNCTION:
         return _user_estimator(resolved, group_size)
@@ -73,21 +76,22 @@ def _user_estimator(resolved: Algorithm, group_size: int) -> AdvantageEstimator:
     found = load_advantage(function_path(resolved.advantage.function, ADVANTAGE_FIELD), group_size)
     if resolved.kl.is_in_reward and found.level is Level.TOKEN and KL_PENALTIES not in found.needs:
         raise ConfigurationError(
-            f"spec.training.algorithm.kl.placement: KL is part of the reward, but {found.name} works on tokens and "
-            f"does not read the KL penalties; add {KL_PENALTIES!r} to its `needs`, or set `placement: Loss`"
+            f"spec.training.algorithm.kl.placement: KL is part of the reward, but {found.name} computes advantages "
+            f"per token and does not read the KL penalties; add {KL_PENALTIES!r} to its `needs`, or set "
+            "`placement: Loss`"
         )
     return found
 
 
 def _plain(compute: Callable[[ResponseInputs], Tensor], *, needs: Iterable[str] = ()) -> MakeEstimator:
-    """For an estimator on responses that has no settings."""
+    """For an estimator that computes one advantage per response and has no settings."""
     return lambda chosen: AdvantageEstimator(resolved_value(chosen.type), for_responses=compute, needs=frozenset(needs))
 
 
 def _on_responses(
     kind: type[SettingsT], compute: Callable[[ResponseInputs, SettingsT], Tensor], *, needs: Iterable[str] = ()
 ) -> MakeEstimator:
-    """For an estimator on responses that has a block of settings."""
+    """For an estimator that computes one advantage per response and has a block of settings."""
 
     def make(chosen: Advantage) -> AdvantageEstimator:
         settings = chosen.settings(kind)
@@ -104,7 +108,7 @@ def _on_tokens(
     *,
     needs: Iterable[str] = (),
 ) -> MakeEstimator:
-    """For an estimator on tokens that has a block of settings."""
+    """For an estimator that computes one advantage per token and has a block of settings."""
 
     def make(chosen: Advantage) -> AdvantageEstimator:
         settings = chosen.settings(kind)

@@ -3,9 +3,10 @@
 Legend: B responses, G groups (all responses to one prompt are one group).
 
 Each function runs once per step on the controller. The controller has the whole batch, so groups are complete for any
-number of workers. Group ids are arbitrary integers. Each function returns [B] in the dtype of the rewards and computes
-in float64. In float32 the mean of rewards that are all 0.1 has a rounding error, and the division by the tiny standard
-deviation would magnify it. A group of one has no baseline: its mean is taken as 0 and its standard deviation as 1.
+number of workers. Group ids are arbitrary integers. The advantages are [B] in the dtype of the rewards. Means and
+standard deviations are computed in float64: in float32 the mean of rewards that are all 0.1 has a rounding error, and
+the division by the tiny standard deviation would magnify it. A group of one has no baseline: its mean is taken as 0 and
+its standard deviation as 1.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rljob_trainer.algorithms.interfaces import ResponseInputs
 from rljob_trainer.algorithms.whitening import whitened_responses
 
 STD_EPSILON = 1e-6
+"""Added to a standard deviation before a division."""
 
 
 def group_relative_advantages(inputs: ResponseInputs, settings: GroupRelative) -> Tensor:
@@ -46,12 +48,13 @@ def pass_at_k_advantages(inputs: ResponseInputs, settings: GroupRelativePassAtK)
     order_B = wide_B.argsort(descending=True, stable=True)
     # Sorted by group, and within a group by descending reward.
     order_B = order_B[groups.index_B[order_B].argsort(stable=True)]
-    best_G = groups.sizes_G.cumsum(0) - groups.sizes_G
-    second_G = order_B[(best_G + 1).clamp_(max=len(order_B) - 1)]
-    gains_G = wide_B[order_B[best_G]] - wide_B[second_G].masked_fill_(groups.is_single_G, 0.0)
+    starts_G = groups.sizes_G.cumsum(0) - groups.sizes_G
+    best_G = order_B[starts_G]
+    second_G = order_B[(starts_G + 1).clamp_(max=len(order_B) - 1)]
+    gains_G = wide_B[best_G] - wide_B[second_G].masked_fill_(groups.is_single_G, 0.0)
     if settings.normalize_by_std:
         gains_G /= groups.stds(groups.centered(wide_B)) + STD_EPSILON
-    return torch.zeros_like(wide_B).index_copy_(0, order_B[best_G], gains_G).to(inputs.rewards_B.dtype)
+    return torch.zeros_like(wide_B).index_copy_(0, best_G, gains_G).to(inputs.rewards_B.dtype)
 
 
 def gdpo_advantages(inputs: ResponseInputs) -> Tensor:
@@ -121,7 +124,7 @@ def gpg_advantages(inputs: ResponseInputs) -> Tensor:
     Source: GPG, Chu et al. 2025, arXiv 2504.02546. Alpha compensates for responses that count in the loss's denominator
     but have no gradient. A group of one counts as having a gradient. verl's alpha is responses / responses with a
     reward other than 0. So verl treats failures in mixed groups as if they had no gradient, and groups that are all
-    correct as if they had one. When to use: together with the GPG loss, one update per step.
+    correct as if they had a gradient. When to use: together with the GPG loss, one update per step.
     """
     rewards_B, groups_B = inputs.rewards_B, inputs.groups_B
     has_gradient_B = ~zero_variance_mask(rewards_B, groups_B)
@@ -132,8 +135,9 @@ def gpg_advantages(inputs: ResponseInputs) -> Tensor:
 def zero_variance_mask(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
     """[B]: True for responses in a group of two or more whose rewards are all exactly equal.
 
-    Such a group's advantages are all 0 before any whitening. It contributes no gradient, but counts in the denominators
-    of the loss unless it is filtered out (dynamic sampling: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2).
+    An advantage that compares the responses of a group is 0 for all of them, before any whitening. Then the group
+    contributes no gradient, but counts in the denominators of the loss unless it is filtered out (dynamic sampling:
+    DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2).
     """
     groups = _Groups.of(rewards_B, groups_B)
     lowest_G, highest_G = (groups.extreme(rewards_B, which) for which in ("amin", "amax"))
@@ -150,6 +154,8 @@ def _group_relative(rewards_B: Tensor, groups_B: Tensor, *, by_std: bool) -> Ten
 
 @dataclass(frozen=True)
 class _Groups:
+    """Which response is in which group, with operations on the values of each group."""
+
     index_B: Tensor
     """The index of each response's group in the [G] tensors, from 0."""
     sizes_G: Tensor

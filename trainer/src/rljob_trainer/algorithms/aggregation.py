@@ -57,9 +57,9 @@ def aggregate_loss(
         case LossAggregation.TOKEN_SUM:
             return losses_N.sum() * dp_size
         case LossAggregation.SEQUENCE_MEAN_TOKEN_MEAN:
-            # Multiplying by a constant share is three times as fast as a differentiable mean over each row.
-            shares_B = (dp_size / num_sequences) / segments.lengths_B.clamp(min=1)
-            return (losses_N * segments.spread(shares_B.to(losses_N.dtype))).sum()
+            # Multiplying by a constant factor is three times as fast as a differentiable mean over each row.
+            factors_B = (dp_size / num_sequences) / segments.lengths_B.clamp(min=1)
+            return (losses_N * segments.spread(factors_B.to(losses_N.dtype))).sum()
         case LossAggregation.SEQUENCE_MEAN_TOKEN_SUM:
             return losses_N.sum() * (dp_size / num_sequences)
         case LossAggregation.SEQUENCE_MEAN_TOKEN_SUM_NORM:

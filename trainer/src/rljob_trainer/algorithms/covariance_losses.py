@@ -2,8 +2,8 @@
 tokens reduce the policy's entropy the most (Cui et al. 2025, arXiv 2505.22617, section 3).
 
 A token's covariance is (A - mean A) (logprob - mean logprob), with means over the mini-batch of all workers before the
-update; verl 0.9.1 uses means and shares of a micro-batch. Tokens are chosen before each update, for the whole
-mini-batch. This costs one more forward pass per update.
+update; verl 0.9.1 takes means, and chooses tokens, within each micro-batch. Here the tokens are chosen before each
+update, for the whole mini-batch. This costs one more forward pass per update.
 
 Legend: N response tokens, C tokens that are chosen or can be chosen.
 """
@@ -28,7 +28,8 @@ from rljob_trainer.algorithms.policy_losses import (
 from rljob_trainer.algorithms.selection import drawn_keys, largest, nth_largest
 
 IS_CHOSEN = "is_chosen"
-"""The result of this choice: float32 [N], 1 for the tokens that are treated differently, 0 for the others."""
+"""Name of the result of a choice in `LossInputs.whole`: float32 [N], 1 for the tokens that are treated differently, 0
+for the others."""
 CHOSEN_SUM = "pg_cov_frac"
 """The number of chosen tokens."""
 
@@ -45,14 +46,15 @@ class _Means:
         """[N]: the covariance of each token."""
         return (logprobs_N - self.logprob) * (advantages_N - self.advantage)
 
-    def num_chosen(self, token_share: float) -> int:
-        """The number of tokens in this share of the mini-batch, at least one."""
-        return max(1, int(token_share * self.num_tokens))
+    def num_chosen(self, token_fraction: float) -> int:
+        """The number of tokens in this fraction of the mini-batch, at least one."""
+        return max(1, int(token_fraction * self.num_tokens))
 
 
 def choose_to_clip(inputs: WholeInputs, reduce: Reduce, settings: ClipCov) -> Mapping[str, Tensor]:
-    """Collective. Returns IS_CHOSEN for Clip-Cov: a random `tokenShare` of the mini-batch's tokens (at least one),
-    drawn by `drawn_keys` from those whose covariance is between the bounds and whose ratio PPO would not clip."""
+    """Collective. Returns IS_CHOSEN for Clip-Cov: the fraction `tokenShare` of the mini-batch's tokens (at least one
+    token), drawn by `drawn_keys` from those whose covariance is between the bounds and whose ratio PPO would not clip.
+    If there are fewer such tokens, all of them are chosen."""
     means = _means(inputs, reduce)
     covariances_N = means.covariances(inputs.logprobs_N, inputs.advantages_N)
     is_between_N = (covariances_N > settings.covariance_low) & (covariances_N < settings.covariance_high)
@@ -65,8 +67,8 @@ def choose_to_clip(inputs: WholeInputs, reduce: Reduce, settings: ClipCov) -> Ma
 
 
 def choose_to_penalize(inputs: WholeInputs, reduce: Reduce, settings: KlCov) -> Mapping[str, Tensor]:
-    """Collective. Returns IS_CHOSEN for KL-Cov: the `tokenShare` of the mini-batch's tokens (at least one) with the
-    largest covariances. Ties are broken by `drawn_keys`."""
+    """Collective. Returns IS_CHOSEN for KL-Cov: the fraction `tokenShare` of the mini-batch's tokens (at least one
+    token) with the largest covariances. Ties are broken by `drawn_keys`."""
     means = _means(inputs, reduce)
     covariances_N = means.covariances(inputs.logprobs_N, inputs.advantages_N)
 
@@ -85,9 +87,9 @@ def clipped_without_chosen(inputs: LossInputs, settings: ClipCov) -> TokenLosses
     """
     is_chosen_N = inputs.whole[IS_CHOSEN]
     # With an advantage of 0 a token has no loss, no gradient and is never counted as clipped.
-    kept = replace(inputs, advantages_N=inputs.advantages_N * (1.0 - is_chosen_N))
+    masked = replace(inputs, advantages_N=inputs.advantages_N * (1.0 - is_chosen_N))
     bounds = {"clip_ratio_low": settings.clip_ratio_low, "clip_ratio_high": settings.clip_ratio_high}
-    found = clipped_surrogate(kept, Clipped(**bounds, dual_clip_ratio=NO_DUAL_CLIP))
+    found = clipped_surrogate(masked, Clipped(**bounds, dual_clip_ratio=NO_DUAL_CLIP))
     return TokenLosses(found.losses_N, {**found.sums, CHOSEN_SUM: is_chosen_N.sum()})
 
 

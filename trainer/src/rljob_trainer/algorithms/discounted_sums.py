@@ -3,10 +3,10 @@
 A plain recurrence takes one step per value of the longest row, and each step works on one value per row. Here the
 values of all rows are cut into blocks of 64, independent of rows. The sums within blocks are one product with a
 triangular matrix of powers of the factor. The carry from a block to the previous block follows the same recurrence,
-over 1/64 of the values. It is added to the last value of each block before the product. Blocks within which a row ends
-are summed value by value, in parallel.
+over 1/64 of the values. Before the product, this carry is added to the last value of each block. Blocks in which a row
+ends before the block's last value are summed value by value, all blocks in parallel.
 
-Legend: N values, C blocks, K values of a block, E blocks in which a row ends before the last value.
+Legend: N values, C blocks, K values of a block, E blocks in which a row ends before the block's last value.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Blocks:
     end_positions: Integers
     """The position within that block of each row's last value."""
     split_E: Integers
-    """The blocks in which a row ends before the last value."""
+    """The blocks in which a row ends before the block's last value."""
 
     @staticmethod
     def of(lengths: Integers) -> _Blocks:
@@ -97,8 +97,8 @@ def _sums_in_place(buffer: Tensor, lengths: Integers, factor: float) -> Tensor:
     powers = np.power(factor, np.arange(WIDTH))
     powers[powers < NEGLIGIBLE] = 0.0
     position_K = np.arange(WIDTH)
-    steps_KK = position_K[:, None] - position_K
-    triangle_KK = torch.from_numpy(np.where(steps_KK >= 0, powers[steps_KK], 0.0)).to(values_CK)
+    distances_KK = position_K[:, None] - position_K
+    triangle_KK = torch.from_numpy(np.where(distances_KK >= 0, powers[distances_KK], 0.0)).to(values_CK)
     blocks = _Blocks.of(lengths)
     split_E = torch.from_numpy(blocks.split_E).to(buffer.device)
     factors_EK = torch.from_numpy(blocks.has_next_EK()).to(values_CK).mul_(factor)
@@ -107,10 +107,10 @@ def _sums_in_place(buffer: Tensor, lengths: Integers, factor: float) -> Tensor:
         totals_C[split_E] = _sums_one_by_one(values_CK[split_E], factors_EK)[:, 0]
         _carry(values_CK, totals_C, blocks, factor)
     split_EK = _sums_one_by_one(values_CK[split_E], factors_EK)
-    found_CK = values_CK.new_empty(min(len(values_CK), VALUES_AT_ONCE // WIDTH), WIDTH)
-    for start in range(0, len(values_CK), len(found_CK)):
-        part_CK = values_CK[start : start + len(found_CK)]
-        part_CK.copy_(torch.mm(part_CK, triangle_KK, out=found_CK[: len(part_CK)]))
+    products_CK = values_CK.new_empty(min(len(values_CK), VALUES_AT_ONCE // WIDTH), WIDTH)
+    for start in range(0, len(values_CK), len(products_CK)):
+        part_CK = values_CK[start : start + len(products_CK)]
+        part_CK.copy_(torch.mm(part_CK, triangle_KK, out=products_CK[: len(part_CK)]))
     values_CK[split_E] = split_EK
     return buffer[:num_values]
 

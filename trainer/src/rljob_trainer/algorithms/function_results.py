@@ -29,16 +29,17 @@ from rljob_trainer.observability.metrics import (
 from rljob_trainer.user_functions import last_lines
 
 METRIC_PREFIX = "actor/"
+"""Before the name of a sum in the metrics."""
 NOT_FINITE_SUM = "not_finite"
 """Added to the sums of a user's loss: the number of tokens whose loss is NaN or infinite."""
 
-_TAKEN_METRICS = (POLICY_LOSS, ENTROPY, KL_LOSS, KL_COEFFICIENT, GRADIENT_NORM, LEARNING_RATE, NUM_SKIPPED_UPDATES)
+_RESERVED_METRICS = (POLICY_LOSS, ENTROPY, KL_LOSS, KL_COEFFICIENT, GRADIENT_NORM, LEARNING_RATE, NUM_SKIPPED_UPDATES)
 _SUM_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True)
 class NamedFunction:
-    """A user's function, for error messages. All methods raise AlgorithmFunctionError."""
+    """Names a user's function in errors, and checks its results. The checks raise AlgorithmFunctionError."""
 
     where: str
     """The job's field, such as `spec.training.algorithm.loss.function.path`."""
@@ -71,9 +72,9 @@ class NamedFunction:
         if not bool(finite.all()):
             first = int(finite.logical_not().nonzero()[0, 0])
             raise self.error(
-                f"returned NaN or infinity for {int(finite.logical_not().sum())} of {len(values)} {what}, first for "
-                f"number {first}, whose reward is {float(like[first]):g}; return finite numbers, also for groups whose "
-                "rewards are all equal"
+                f"returned NaN or infinity for {int(finite.logical_not().sum())} of {len(values)} {what}, first at "
+                f"index {first}, where the reward is {float(like[first]):g}; return finite numbers, also for groups "
+                "whose rewards are all equal"
             )
         return values
 
@@ -107,7 +108,9 @@ class NamedFunction:
             raise self.error(f"returned {_described(given)} from its whole pass; return a mapping of names to tensors")
         for name, value in given.items():
             if not isinstance(name, str) or name in (*ADVANTAGE_COLUMNS, "advantages"):
-                raise self.error(f"named a value of its whole pass {name!r}; use a name that no column has")
+                raise self.error(
+                    f"named a value of its whole pass {name!r}; use a name that no column has, as a string"
+                )
             if not isinstance(value, Tensor) or (value.dim() and value.shape != logprobs_N.shape):
                 raise self.error(
                     f"returned {_described(value)} as {name!r} from its whole pass; return a value per token, "
@@ -128,8 +131,11 @@ class NamedFunction:
         if not isinstance(name, str) or not _SUM_NAME.fullmatch(name):
             raise self.error(f"named a sum {name!r}; use lower-case letters, digits and underscores")
         metric = METRIC_PREFIX + name
-        if metric in _TAKEN_METRICS or name == NOT_FINITE_SUM or reduction_of(metric) is Reduction.SUM:
-            raise self.error(f"named a sum {name!r}; it is reported as {metric}, a mean over tokens: take another name")
+        if metric in _RESERVED_METRICS or name == NOT_FINITE_SUM or reduction_of(metric) is Reduction.SUM:
+            raise self.error(
+                f"named a sum {name!r}; it is reported as {metric}, a mean over tokens, but this metric name is "
+                "reserved for other values; use another name"
+            )
         if not isinstance(value, Tensor) or value.dim():
             raise self.error(f"returned {_described(value)} as the sum {name!r}; return a tensor of shape []")
         return value.detach().to(device, non_blocking=True)

@@ -1,6 +1,6 @@
 """Tries a user's advantage or loss on small made-up inputs before a model is loaded.
 
-Legend: B responses, N response tokens, G responses of a group.
+Legend: B responses, N response tokens, S responses of one group.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ LOGPROB_DIFFERENCES = (0.1, 0.0)
 """Differences of new and old log-probabilities to try: one that is within every trust region, and 0 as in a step's
 first update."""
 TOLERANCE = 1e-4
+"""Relative and absolute tolerance for results that must be equal up to rounding."""
 
 WITHOUT_TOKENS = "in a trial of a worker without any token; such a worker must call `reduce` like the others"
 ON_SEVERAL_WORKERS = "in a trial with three workers: two that share the rows, and one without any token"
+"""Hints that are added to the errors of a trial (`_with_hint`)."""
 
 
 def try_advantage(estimator: AdvantageEstimator, named: NamedFunction, group_size: int) -> None:
     """Raises AlgorithmFunctionError if the function fails, is not deterministic, or returns something invalid.
 
-    An advantage on tokens must not depend on how rows are distributed across workers."""
+    An advantage per token must not depend on how rows are distributed across workers."""
     if estimator.for_responses is not None:
         once_B, again_B = (estimator.for_responses(_responses(group_size)) for _ in range(2))
         _refuse_unequal(once_B, again_B, named)
@@ -80,11 +82,11 @@ def try_loss(loss: PolicyLoss, named: NamedFunction) -> None:
     if loss.whole_pass is not None:
         with _with_hint(WITHOUT_TOKENS):
             loss.whole_pass(_whole_inputs(_loss_inputs((), 0.0, loss)), OneWorker())
-    for spread in LOGPROB_DIFFERENCES:
-        inputs = _loss_inputs(LENGTHS, spread, loss)
+    for difference in LOGPROB_DIFFERENCES:
+        inputs = _loss_inputs(LENGTHS, difference, loss)
         if loss.whole_pass is not None:
             inputs = replace(inputs, whole=loss.whole_pass(_whole_inputs(inputs), OneWorker()))
-            _try_whole_pass(loss.whole_pass, inputs, _loss_inputs((), spread, loss), named)
+            _try_whole_pass(loss.whole_pass, inputs, _loss_inputs((), difference, loss), named)
         together_N = _tried_losses(loss, inputs, named)
         alone_N = torch.cat([_tried_losses(loss, each, named) for each in _rows_alone(inputs)])
         if not torch.allclose(alone_N, together_N, rtol=TOLERANCE, atol=TOLERANCE):
@@ -137,6 +139,7 @@ def _try_whole_pass(
 
 @contextmanager
 def _with_hint(circumstances: str) -> Iterator[None]:
+    """Adds the circumstances of a trial to errors of the block."""
     try:
         yield
     except AlgorithmFunctionError as error:
@@ -144,6 +147,7 @@ def _with_hint(circumstances: str) -> Iterator[None]:
 
 
 def _tried_losses(loss: PolicyLoss, inputs: LossInputs, named: NamedFunction) -> Tensor:
+    """Returns the losses of these inputs. Raises AlgorithmFunctionError unless they and their gradient are finite."""
     found = loss.compute(inputs)
     if num_bad := int(found.sums[NOT_FINITE_SUM]):
         raise named.error(
@@ -160,8 +164,8 @@ def _tried_losses(loss: PolicyLoss, inputs: LossInputs, named: NamedFunction) ->
 
 def _responses(group_size: int) -> ResponseInputs:
     """Three groups: one with different rewards, one with equal rewards, one with negative rewards."""
-    different_G = torch.linspace(0.0, 1.0, group_size)
-    rewards_B = torch.cat([different_G, torch.ones(group_size), different_G - 1.5])
+    different_S = torch.linspace(0.0, 1.0, group_size)
+    rewards_B = torch.cat([different_S, torch.ones(group_size), different_S - 1.5])
     groups_B = torch.arange(3).repeat_interleave(group_size)
     return ResponseInputs(rewards_B, groups_B, torch.arange(len(rewards_B)) % 7 + 1)
 
@@ -188,7 +192,8 @@ def _on_three_workers(inputs: TokenInputs, group_size: int) -> Iterator[TokenInp
         )
 
 
-def _loss_inputs(lengths: Sequence[int], spread: float, loss: PolicyLoss) -> LossInputs:
+def _loss_inputs(lengths: Sequence[int], difference: float, loss: PolicyLoss) -> LossInputs:
+    """Rows of these lengths. Old log-probabilities differ from new ones by `difference`, up and down in turns."""
     segments = Segments.of(lengths, CPU)
     num_tokens = segments.num_values
     logprobs_N = -torch.linspace(0.05, 3.0, num_tokens)
@@ -196,7 +201,7 @@ def _loss_inputs(lengths: Sequence[int], spread: float, loss: PolicyLoss) -> Los
     return LossInputs(
         segments=segments,
         logprobs_N=logprobs_N.clone().requires_grad_(),
-        old_logprobs_N=logprobs_N + spread * alternating_N,
+        old_logprobs_N=logprobs_N + difference * alternating_N,
         advantages_N=torch.tensor([1.0, -0.5, 0.0]).repeat(num_tokens)[:num_tokens],
         columns=_columns(loss.needs, num_tokens),
         entropy_N=torch.linspace(0.1, 2.0, num_tokens) if loss.wanted.entropy else None,
@@ -216,7 +221,7 @@ def _whole_inputs(inputs: LossInputs) -> WholeInputs:
 
 
 def _rows_alone(inputs: LossInputs) -> Iterator[LossInputs]:
-    """Each row as a micro-batch of its own."""
+    """Yields each row as a separate micro-batch."""
     lengths = list(inputs.segments.lengths)
 
     def part(values: Tensor, row: int) -> Tensor:

@@ -5,9 +5,9 @@ A plain function computes an advantage per response, or a loss that needs no opt
     def advantage(inputs: ResponseInputs) -> Tensor: ...      # [B]
     def loss(inputs: LossInputs) -> Tensor: ...               # [N]
 
-A function that needs more is decorated with `token_advantage` or `policy_loss_function`. Before the first step each
-function is tried on small made-up inputs (`function_trial`), so that most mistakes are found before a model is loaded.
-Its results are also checked in every step.
+An advantage per token is decorated with `token_advantage`, a loss that needs optional inputs with
+`policy_loss_function`. Before the first step each function is tried on small made-up inputs (`function_trial`), so that
+most mistakes are found before a model is loaded. Its results are also checked in every step.
 
 Legend: B responses, N response tokens.
 """
@@ -107,7 +107,7 @@ def load_advantage(path: str, group_size: int) -> AdvantageEstimator:
             for_tokens=None if found.for_tokens is None else _checked_for_tokens(found.for_tokens, named),
         )
     else:
-        function = _plain_function(found, named, "decorate a function that works on tokens with @token_advantage()")
+        function = _plain_function(found, named, "decorate an advantage per token with @token_advantage()")
         estimator = AdvantageEstimator(path, for_responses=_checked_for_responses(function, named))
     with _as_configuration_error():
         try_advantage(estimator, named, group_size)
@@ -125,7 +125,7 @@ def load_policy_loss(path: str) -> PolicyLoss:
         whole_pass = None if found.whole_pass is None else _checked_whole_pass(found.whole_pass, named)
         loss = replace(found, name=path, compute=_checked_compute(found.compute, named), whole_pass=whole_pass)
     else:
-        function = _plain_function(found, named, "decorate a function that needs more with @policy_loss_function(...)")
+        function = _plain_function(found, named, "declare optional inputs with @policy_loss_function(...)")
         loss = PolicyLoss(path, _checked_compute(function, named))
     with _as_configuration_error():
         try_loss(loss, named)
@@ -146,16 +146,19 @@ def refuse_not_finite(loss: PolicyLoss, metrics: Mapping[str, float]) -> None:
 
     `metrics` are those of a step, including the loss's sums. This is checked once per step, because reading the sums of
     each micro-batch would make the host wait for the device."""
-    if share := metrics.get(METRIC_PREFIX + NOT_FINITE_SUM, 0.0):
+    if fraction := metrics.get(METRIC_PREFIX + NOT_FINITE_SUM, 0.0):
         raise NamedFunction(LOSS_FIELD, loss.name).error(
-            f"returned NaN or infinity for {share:.3g} of the tokens; look for divisions, logarithms and exponentials "
-            "of unbounded values in it"
+            f"returned NaN or infinity for {100 * fraction:.3g} % of the tokens; look for divisions, logarithms and "
+            "exponentials of unbounded values in this function"
         )
 
 
 def _checked_for_responses(
     function: Callable[[ResponseInputs], object], named: NamedFunction
 ) -> Callable[[ResponseInputs], Tensor]:
+    """Returns the function with checks of its results, and with errors that name it. The next three functions do the
+    same."""
+
     def for_responses(inputs: ResponseInputs) -> Tensor:
         with named.naming_errors():
             given = function(inputs)

@@ -19,7 +19,7 @@ from rljob_trainer.algorithms.segments import Segments
 
 
 class Level(Enum):
-    """What an advantage estimator works on, which decides where it runs."""
+    """Whether an advantage estimator computes a number per response or per token. This decides where it runs."""
 
     RESPONSE = auto()
     """One number per response, on the controller, which has all responses of the step."""
@@ -34,10 +34,10 @@ class Reduce(Protocol):
     same shape. The argument is not changed."""
 
     def sum(self, values: Tensor) -> Tensor:
-        """Elementwise over the workers, in the dtype of `values`."""
+        """The elementwise sum over the workers, in the dtype of `values`."""
 
     def max(self, values: Tensor) -> Tensor:
-        """Elementwise over the workers, in the dtype of `values`."""
+        """The elementwise maximum over the workers, in the dtype of `values`."""
 
 
 class OneWorker:
@@ -54,8 +54,8 @@ class OneWorker:
 
 @dataclass(frozen=True)
 class ResponseInputs:
-    """All responses of a step (at least one), on the controller. Groups that were filtered out are not included;
-    truncated responses are, even if they are not trained on."""
+    """All responses of a step (at least one), on the controller. Groups that were filtered out are not included.
+    Truncated responses are included, even if they are not trained on."""
 
     rewards_B: Tensor
     """float32: the score of each response, minus its KL penalty if the job puts KL into the reward."""
@@ -95,7 +95,7 @@ class TokenInputs:
 
 @dataclass(frozen=True)
 class TokenAdvantages:
-    """The result of an estimator that works on tokens, for one worker's responses."""
+    """The result of an estimator that computes advantages per token, for one worker's responses."""
 
     advantages_N: Tensor
     returns_N: Tensor | None = None
@@ -112,8 +112,8 @@ class AdvantageEstimator:
     for_tokens: Callable[[TokenInputs, Reduce], TokenAdvantages] | None = None
     """Returns one advantage per token."""
     needs: frozenset[str] = frozenset()
-    """The optional inputs that the estimator reads. `for_responses`: GREEDY_REWARDS, NAMED_REWARDS. `for_tokens`: names
-    of ADVANTAGE_COLUMNS, VALUES and SQUARES."""
+    """The optional inputs that the estimator reads. `for_responses` can read GREEDY_REWARDS and NAMED_REWARDS,
+    `for_tokens` can read ADVANTAGE_COLUMNS and SQUARES."""
 
     def __post_init__(self) -> None:
         if (self.for_responses is None) == (self.for_tokens is None):
@@ -127,13 +127,12 @@ class AdvantageEstimator:
 
 @dataclass(frozen=True)
 class HeadOutputs:
-    """The outputs of the model's output head that a loss needs in addition to log-probabilities. Both have no
-    gradient."""
+    """Which outputs of the model's output head a loss needs in addition to log-probabilities. They have no gradient."""
 
     entropy: bool = False
-    """Entropy in nats of the distribution that each token was sampled from."""
+    """Whether the loss needs, for each token, the entropy in nats of the distribution that it was sampled from."""
     squares: bool = False
-    """Sum of the squared probabilities of the whole vocabulary at each token."""
+    """Whether the loss needs, for each token, the sum of the squared probabilities of the whole vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -194,25 +193,31 @@ class PolicyLoss:
     needs: frozenset[str] = frozenset()
     """The columns that the loss reads from `LossInputs.columns`: names of `LOSS_COLUMNS`."""
     wanted: HeadOutputs = HeadOutputs()
+    """The optional outputs of the output head that the loss reads."""
     whole_pass: Callable[[WholeInputs, Reduce], Mapping[str, Tensor]] | None = None
-    """Runs before each update. Returns [N] tensors (a value per token) and 0-d tensors under names of its choice.
-    `compute` finds them in `LossInputs.whole`. Costs one more forward pass over the mini-batch."""
+    """Runs before each update on the whole mini-batch. Returns [N] tensors (a value per token) and 0-d tensors by name;
+    the names are free. `compute` finds them in `LossInputs.whole`. Costs one more forward pass over the mini-batch."""
 
 
 OLD_LOGPROBS = "old_logprobs"
+"""Log-probabilities by the weights before the step's first update."""
 ROLLOUT_LOGPROBS = "rollout_logprobs"
+"""Log-probabilities that the rollout engine computed when it sampled the tokens."""
 REF_LOGPROBS = "ref_logprobs"
+"""Log-probabilities by the reference."""
 LOSS_COLUMNS = (ROLLOUT_LOGPROBS, REF_LOGPROBS)
 """What a loss may declare in `needs`. The old log-probabilities are always available."""
 KL_PENALTIES = "kl_penalties"
 """The KL penalty of each token (coefficient x KL estimate), to be subtracted from its reward. Zeros unless the job puts
-KL into the reward. In such a job an estimator on tokens must need this column, because only the estimator can subtract
+KL into the reward. In such a job an estimator with `for_tokens` must need this column, because only it can subtract
 the penalties token by token."""
 VALUES = "values"
 """The critic's values before the update: the return that the critic expects from each token on."""
 SQUARES = "squared_probabilities"
 """Sum of the squared probabilities of the whole vocabulary at each token, by the weights of OLD_LOGPROBS."""
 GREEDY_REWARDS = "greedy_rewards"
+"""See `ResponseInputs.greedy_rewards_B`."""
 NAMED_REWARDS = "named_rewards"
+"""See `ResponseInputs.named_rewards`."""
 ADVANTAGE_COLUMNS = (OLD_LOGPROBS, ROLLOUT_LOGPROBS, REF_LOGPROBS, KL_PENALTIES, VALUES)
-"""What a user's own estimator on tokens may declare in `needs`."""
+"""What a user's own estimator with `for_tokens` may declare in `needs`."""

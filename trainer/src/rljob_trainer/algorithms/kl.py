@@ -14,7 +14,7 @@ from rljob_api.v1alpha1.kl import KlController, KlEstimator
 from rljob_trainer.algorithms.segments import Segments
 
 MAX_ERROR = 0.2
-"""The relative error of an adaptive controller is clamped to +- this."""
+"""The adaptive coefficient responds to a relative error of the KL of at most +- this."""
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +- this before they are exponentiated: here, in losses and in rollout correction."""
 MAX_K3 = 10.0

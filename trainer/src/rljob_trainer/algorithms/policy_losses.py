@@ -22,7 +22,8 @@ from rljob_trainer.algorithms.interfaces import LossInputs, TokenLosses
 from rljob_trainer.algorithms.kl import MAX_LOG_RATIO
 
 CLIPPED_SUM = "pg_clipfrac"
-"""The number of tokens whose ratio is outside the trust region in the direction that the advantage pushes."""
+"""The number of tokens whose ratio is outside the trust region in the direction that the advantage pushes (CISPO: in
+any direction)."""
 DUAL_CLIPPED_SUM = "pg_clipfrac_lower"
 """The number of tokens with a negative advantage whose loss was limited by the dual clip."""
 KL_SUM = "ppo_kl"
@@ -38,8 +39,8 @@ def clipped_surrogate(inputs: LossInputs, settings: Clipped) -> TokenLosses:
     """PPO: max(-A r, -A clip(r, 1 - low, 1 + high)), [N].
 
     Source: Schulman et al. 2017, arXiv 1707.06347, equation 7; separate bounds: DAPO, arXiv 2503.14476, section 3.1.
-    Dual clip: if A < 0 the loss is at most -A `dualClipRatio` (Ye et al. 2019, arXiv 1912.09729, equation 5); 0 turns
-    it off. When to use: the default.
+    Dual clip: if A < 0 the loss is at most -A `dualClipRatio` (Ye et al. 2019, arXiv 1912.09729, equation 5);
+    `dualClipRatio: 0` turns this off. When to use: the default.
     """
     advantages_N = inputs.advantages_N
     log_ratio_N = clamped_log_ratio(inputs)
@@ -57,7 +58,7 @@ def clipped_losses(ratio_N: Tensor, advantages_N: Tensor, low: float, high: floa
     """max(-A r, -A clip(r, 1 - low, 1 + high)), and whether the second (clipped) term is the larger, [N] each."""
     unclipped_N = -advantages_N * ratio_N
     clipped_N = -advantages_N * ratio_N.clamp(1.0 - low, 1.0 + high)
-    # Not torch.maximum: for equal terms it would give half the gradient to each, and the clipped term has none.
+    # Not torch.maximum: for equal terms it would give half of the gradient to the clipped term, which has none.
     is_clipped_N = clipped_N > unclipped_N
     return clipped_N.where(is_clipped_N, unclipped_N), is_clipped_N
 

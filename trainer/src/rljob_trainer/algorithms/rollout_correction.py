@@ -26,11 +26,11 @@ _OF_SEQUENCE = (RolloutCorrectionType.SEQUENCE_TRUNCATED, RolloutCorrectionType.
 @torch.no_grad()
 def correction_weights(log_ratios_N: Tensor, segments: Segments, correction: RolloutCorrection) -> Tensor:
     """Importance weights by which each token's policy loss is multiplied, [N], without gradient. `correction` is
-    resolved and its type is not None.
+    resolved and its type is not `None`.
 
     w is exp(log-ratio) of the token, or exp(sum of the log-ratios) of its response. Without a lower bound the weight is
-    min(w, maxRatio). With a lower bound it is w if w is in [minRatio, maxRatio], otherwise 0. Log-ratios are clamped to
-    +-20.
+    min(w, maxRatio). With a lower bound the weight is w if w is in [minRatio, maxRatio], otherwise 0. Log-ratios are
+    clamped to +-20.
 
     Source: truncated importance sampling, Ionides 2008, doi 10.1198/106186008X320456; for rollout engines, Yao et al.
     2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; with both bounds, IcePop, Ling Team
@@ -49,10 +49,11 @@ def correction_weights(log_ratios_N: Tensor, segments: Segments, correction: Rol
 def is_kept(log_ratios_N: Tensor, segments: Segments, rejection: RolloutRejection) -> Tensor:
     """[N] bool: whether each token is trained on. `rejection` is resolved.
 
-    The estimate of a token is its own, or the sum, mean or maximum over its response. With K1 a token is kept if the
-    ratio exp(log-ratio) is in [min, max]. With K2 = log-ratio^2 / 2 or K3 = exp(log-ratio) - 1 - log-ratio it is kept
-    if the estimate is at most max. Log-ratios are clamped to +-20. The ratio is trainer / rollout engine, as in the
-    weights. verl's rejection uses the inverse, so its bounds lo_hi are 1/hi and 1/lo here.
+    The estimate that decides about a token is that of the token itself, or the sum, mean or maximum over its response.
+    With K1 a token is trained on if the ratio exp(log-ratio) is in [min, max]. With K2 = log-ratio^2 / 2 or K3 =
+    exp(log-ratio) - 1 - log-ratio a token is trained on if the estimate is at most max. Log-ratios are clamped to +-20.
+    The ratio is trainer / rollout engine, as in the weights. verl's rejection uses the inverse, so its bounds lo_hi are
+    1/hi and 1/lo here.
 
     Source: estimators as in `kl`; masks by the geometric mean of ratios, Zheng et al. 2025, arXiv 2507.18071 (GSPO)."""
     clamped_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

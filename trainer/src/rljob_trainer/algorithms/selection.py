@@ -1,7 +1,7 @@
 """Selects the tokens with the largest values of a whole mini-batch, and draws pseudo-random keys for tokens. Results do
 not depend on how rows are distributed across workers and micro-batches.
 
-Legend: B rows, N response tokens of one worker, C candidates among them, D bins of a histogram.
+Legend: B rows, N response tokens of one worker, C candidates among them, H bins of a histogram.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rljob_trainer.algorithms.segments import Segments
 DIGIT_BITS, NUM_PASSES = 11, 3
 """A 32-bit key is read as NUM_PASSES digits of DIGIT_BITS bits."""
 NUM_DIGITS = 1 << DIGIT_BITS
+"""The number of different digits."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +38,21 @@ def nth_largest(keys_C: Tensor, nth: int, reduce: Reduce) -> Threshold:
 
     With fewer than `nth` keys the result is the smallest key; without any key it is -1. Radix selection: finds the key
     digit by digit, with one histogram over all workers for each digit."""
-    # Only the `nth` largest of each worker are candidates. These are few, so they are processed on the host.
+    # On each worker only the first `nth` keys in descending order are candidates. They are few, so the host processes
+    # them.
     candidates_C = keys_C[_largest_here(keys_C, nth)].cpu().numpy()
     key, num_above, num_equal = 0, 0, 0
     for shift in range(DIGIT_BITS * (NUM_PASSES - 1), -1, -DIGIT_BITS):
         digits_C = (candidates_C >> shift) & (NUM_DIGITS - 1)
-        counts_D = reduce.sum(torch.from_numpy(np.bincount(digits_C, minlength=NUM_DIGITS))).numpy()
-        num_at_least_D = counts_D[::-1].cumsum()
-        num_keys = int(num_at_least_D[-1])
+        counts_H = reduce.sum(torch.from_numpy(np.bincount(digits_C, minlength=NUM_DIGITS))).numpy()
+        num_at_least_H = counts_H[::-1].cumsum()
+        num_keys = int(num_at_least_H[-1])
         if num_keys == 0:
             return Threshold(-1, 0, 0)
-        position = int(np.searchsorted(num_at_least_D, min(nth - num_above, num_keys)))
+        position = int(np.searchsorted(num_at_least_H, min(nth - num_above, num_keys)))
         digit = NUM_DIGITS - 1 - position
-        num_equal = int(counts_D[digit])
-        num_above += int(num_at_least_D[position]) - num_equal
+        num_equal = int(counts_H[digit])
+        num_above += int(num_at_least_H[position]) - num_equal
         key = key << DIGIT_BITS | digit
         candidates_C = candidates_C[digits_C == digit]
     return Threshold(key, num_above, num_equal)
@@ -84,8 +86,8 @@ def ordered_keys(values_C: Tensor) -> Tensor:
 def drawn_keys(rollout_logprobs_N: Tensor, segments: Segments, positions_C: Tensor) -> Tensor:
     """[C] int64 in [0, 2^32): a pseudo-random key for the token at each of these positions.
 
-    It is a hash of the token's position in its response and of the bits of the float64 sum of the response's rollout
-    log-probabilities. Both are the same in a resumed run and on any number of workers. Identical responses with
+    The key is a hash of the token's position in its response and of the bits of the float64 sum of the response's
+    rollout log-probabilities. Both are the same in a resumed run and on any number of workers. Identical responses with
     identical log-probabilities have identical keys."""
     sums_B = segments.sum(rollout_logprobs_N.double())
     ends_B = segments.lengths_B.cumsum(0)

@@ -1,11 +1,11 @@
-"""Advantages computed token by token. They run on the workers, each with its own rows; statistics over all workers go
-through `Reduce`.
+"""Advantages computed token by token. These functions run on the workers, each with its own rows; statistics over all
+workers go through `Reduce`.
 
 A response gets its reward at its last token, and each token's KL penalty is subtracted at that token. The reward of a
 response without tokens is ignored.
 
-Legend: N response tokens of this worker, L rows with at least one token, G groups, P token positions of the longest
-response of all workers.
+Legend: N response tokens of this worker, F rows with at least one token (filled rows), G groups, P token positions of
+the longest response of all workers.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def optimal_token_baseline_advantages(
     weights_N = _sums_so_far(energies_N, segments).add_(WEIGHT_EPSILON)
     groups_N, positions_N = segments.spread(inputs.groups_B), segments.positions_N
     if len(groups_N) and int(inputs.groups_B.min()) < 0:
-        raise ValueError(f"groups: ids must be at least 0 (got {int(inputs.groups_B.min())}); number the prompts")
+        raise ValueError(
+            f"groups: ids must be at least 0 (got {int(inputs.groups_B.min())}); number the prompts from 0"
+        )
     sizes = torch.stack([each.max() + 1 if len(each) else each.new_zeros(()) for each in (groups_N, positions_N)])
     num_groups, num_positions = reduce.max(sizes).tolist()
     cells_N = groups_N * num_positions + positions_N
@@ -106,8 +108,8 @@ def optimal_token_baseline_advantages(
 def _token_rewards(inputs: TokenInputs) -> Tensor:
     """[N]: the reward of the response at its last token (0 elsewhere) minus each token's KL penalty."""
     penalties_N, lengths_B = inputs.columns[KL_PENALTIES], inputs.segments.lengths_B
-    rewards_L = inputs.rewards_B[lengths_B > 0].to(penalties_N.dtype)
-    return (-penalties_N).index_add(0, last_positions(inputs.segments), rewards_L)
+    rewards_F = inputs.rewards_B[lengths_B > 0].to(penalties_N.dtype)
+    return (-penalties_N).index_add(0, last_positions(inputs.segments), rewards_F)
 
 
 def _sums_so_far(values_N: Tensor, segments: Segments) -> Tensor:

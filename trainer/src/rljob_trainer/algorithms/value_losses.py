@@ -19,7 +19,7 @@ VALUE_SUM = "vpred_mean"
 """The sum of the values."""
 
 ROUNDING = 1e-12
-"""A variance below this share of the mean square of returns and values is a rounding error."""
+"""A variance below this fraction of the mean square of returns and values is a rounding error."""
 
 
 @dataclass(frozen=True)

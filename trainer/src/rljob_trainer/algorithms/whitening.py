@@ -11,6 +11,7 @@ from torch import Tensor
 from rljob_trainer.algorithms.interfaces import Reduce
 
 WHITENING_EPSILON = 1e-8
+"""Added to the variance."""
 VALUES_AT_ONCE = 1 << 17
 """The batch is converted to float64 in parts of one mebibyte, which stay in a core's cache."""
 

@@ -1,7 +1,8 @@
 """Distributes sequences across workers so that all have about the same number of tokens.
 
 Greedy number partitioning: the longest item first, each item goes to the emptiest partition that has room. Then the
-fullest partition exchanges items with emptier ones for as long as this reduces the largest sum.
+fullest partition exchanges items with emptier ones for as long as this reduces the largest sum. Full and empty refer to
+the sum of a partition's lengths. A partition has room while it has fewer than lengths / partitions items.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rljob_trainer.errors import DataError
 
 MAX_SUM = 2.0**63
 CLOSE_ENOUGH = 1e-4
-"""The search stops when the largest sum exceeds the mean by less than this share of the mean."""
+"""The search stops when the largest sum exceeds the mean by less than this fraction of the mean."""
 NUM_TRIES = 32
 """The search stops if no exchange with any of this number of emptiest partitions helps."""
 
@@ -29,7 +30,9 @@ def balanced_partitions(lengths: Sequence[int] | npt.NDArray[np.integer], num_pa
     """
     given = np.asarray(lengths)
     if given.ndim != 1 or (given.size and not np.issubdtype(given.dtype, np.integer)):
-        raise DataError(f"balanced_partitions: lengths must be whole numbers (seen: {given.dtype} {given.shape})")
+        raise DataError(
+            f"balanced_partitions: lengths must be a list of integers (seen: {given.dtype}, shape {list(given.shape)})"
+        )
     if num_partitions < 1 or len(given) < num_partitions or len(given) % num_partitions:
         raise DataError(
             f"balanced_partitions: {len(given)} lengths cannot be divided equally among {num_partitions} partitions; "
@@ -62,10 +65,11 @@ def _greedy_assignment(lengths: npt.NDArray[np.int64], num_partitions: int) -> n
 
 
 def _exchange(items: npt.NDArray[np.int64], length_of: npt.NDArray[np.int64]) -> None:
-    """Exchanges items between rows, in place, until no exchange is found that reduces the largest sum.
+    """Exchanges items between partitions (rows of `items`), in place, until all sums are close enough, or until no
+    exchange is found that reduces the largest sum.
 
-    It terminates, because each exchange reduces the larger of two sums, and the other sum stays below the old larger
-    one."""
+    The loop ends, because each exchange reduces the larger of two sums, and the other sum stays below the old value of
+    the larger one."""
     lengths = length_of[items]
     loads = lengths.sum(axis=1)
     enough = loads.mean() * (1 + CLOSE_ENOUGH)
@@ -86,16 +90,18 @@ def _exchange(items: npt.NDArray[np.int64], length_of: npt.NDArray[np.int64]) ->
 
 
 def _best_exchange(full: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> tuple[int, int] | None:
-    """The indices in both rows of the two items whose exchange reduces the larger sum the most; None if none does."""
+    """The indices, in both partitions, of the two items whose exchange reduces the larger sum the most; None if no
+    exchange reduces this sum."""
     gap = full.sum() - other.sum()
     order = np.argsort(other, kind="stable")
     ascending = other[order]
-    # An exchange moves (item of full - item of other) tokens; moving half of the gap is optimal.
+    # An exchange moves (item of full - item of other) tokens; moving half of the gap is optimal. `change` is the new
+    # larger sum minus the old one.
     after = np.searchsorted(ascending, full - gap / 2)
     candidates = np.clip(np.stack((after - 1, after)), 0, len(other) - 1)
     moved = full - ascending[candidates]
-    fuller = np.maximum(-moved, moved - gap)
-    side, here = divmod(int(fuller.argmin()), len(full))
-    if fuller[side, here] >= 0:
+    change = np.maximum(-moved, moved - gap)
+    side, here = divmod(int(change.argmin()), len(full))
+    if change[side, here] >= 0:
         return None
     return here, int(order[candidates[side, here]])

@@ -43,6 +43,7 @@ def coerced_columns(columns: Mapping[str, object]) -> LocalColumns:
 
 
 def _add_sequence(local: LocalColumns, name: str, where: str, values: Sequence[object]) -> None:
+    """Adds a list or tuple to `local`: numbers as a tensor column, tensors as a ragged one, others as objects."""
     kinds = set(map(type, values))
     dtype = _number_dtype(kinds)
     try:

@@ -16,7 +16,8 @@ Column = torch.Tensor | tuple[object, ...] | RaggedColumn | RemoteBlock
 
 
 def object_column(name: str, values: Iterable[object]) -> tuple[object, ...]:
-    """An object column, one value per row. Raises DataError with the column's name if `values` is not a list."""
+    """An object column, one value per row. Raises DataError with the column's name if `values` is a string or not
+    iterable."""
     _check_name(name)
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise DataError(f"batch: object column '{name}' needs one value per row (seen: {values!r:.80})")
@@ -101,7 +102,10 @@ def check_same(where: str, name: str, left: Column, right: Column) -> None:
             is_same = left.same_as(right)
         case RemoteBlock(), RemoteBlock():
             if not left.is_same_column(name, right):
-                raise DataError(f"{where}: remote column '{name}' is not the same rows in both; fetch both to compare")
+                raise DataError(
+                    f"{where}: remote column '{name}' refers to different rows or shards in the two batches; fetch it "
+                    "in both to compare the values"
+                )
             return
         case _:
             try:

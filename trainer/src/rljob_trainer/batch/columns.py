@@ -16,11 +16,12 @@ from rljob_trainer.errors import DataError
 
 BYTES_PER_NUMBER = 8
 LARGE_BYTES = 4 << 20
+"""From this size on, the result of `concat_tensors` is allocated by NumPy."""
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def take_tensor(column: torch.Tensor, positions: Positions) -> torch.Tensor:
-    """The rows at `positions`; a view where they are consecutive, else a copy."""
+    """The rows at `positions`; a view if `positions` is a range, else a copy."""
     if isinstance(positions, range):
         return column[positions.start : positions.stop]
     index = torch.from_numpy(positions).to(column.device)
@@ -35,7 +36,8 @@ def with_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def tensor_of_array(where: str, array: npt.NDArray[np.generic]) -> torch.Tensor:
     """A tensor that shares the array's memory if torch supports its layout, otherwise a copy. Raises DataError,
-    starting with `where`, for a dtype that torch does not have, and for a masked array, whose mask would be lost."""
+    starting with `where`, for a dtype that torch does not have, for an array without dimensions, and for a masked
+    array, whose mask would be lost."""
     if isinstance(array, np.ma.MaskedArray):
         raise DataError(f"{where} is a masked array, whose mask would be lost; fill it, or pass the mask as a column")
     if not array.ndim:

@@ -85,7 +85,8 @@ class DataProto:
         and tuples, and arrays of objects or strings. In `meta`, lists become tuples.
 
         verl makes object columns of arrays and of lists of numbers; this method does not. TensorDicts are not
-        supported. Raises DataError with the column's name for anything else, and for numbers of more than 64 bits."""
+        supported. Raises DataError with the column's name for anything else, and for numbers outside the range of the
+        column's dtype."""
         local = coerced_columns(columns)
         return DataProto(local.tensors, local.objects, coerced_meta(meta or {}), local.ragged)
 
@@ -154,7 +155,8 @@ class DataProto:
         return local_bytes(name, self._column(name))
 
     def num_bytes(self) -> int:
-        """The size in bytes of the pickled batch: local columns, and 8 bytes per row for each remote block."""
+        """The approximate size of the pickled batch in bytes: local columns (objects are estimated), and 8 bytes per
+        row for each remote block."""
         return sum(map(self.column_bytes, self.column_names())) + len(self.remote) * len(self) * BYTES_PER_ROW
 
     def tensor_versions(self) -> dict[str, int]:
@@ -170,14 +172,14 @@ class DataProto:
         """The named columns of any kind, without meta. Raises DataError (verl: KeyError) for unknown names.
 
         Instead of verl's `pop`, which removes columns from a batch, use `only` and `without`."""
-        return replace(self._kept({name: name for name in checked_names("only", names)}), meta={})
+        return replace(self._selected({name: name for name in checked_names("only", names)}), meta={})
 
     def without(self, names: Iterable[str]) -> DataProto:
         """All columns except the named ones, and meta. Raises DataError for unknown names."""
         dropped = set(checked_names("without", names))
         for name in dropped:
             self._column(name)
-        return self._kept({name: name for name in self.column_names() if name not in dropped})
+        return self._selected({name: name for name in self.column_names() if name not in dropped})
 
     def rename(self, names: Mapping[str, str]) -> DataProto:
         """Renames columns of any kind (verl: tensors only); `names` maps old to new names and may swap names.
@@ -185,10 +187,11 @@ class DataProto:
         Raises DataError for an unknown name, or if two columns would have the same name."""
         for name in names:
             self._column(name)
-        return self._kept({name: names.get(name, name) for name in self.column_names()})
+        return self._selected({name: names.get(name, name) for name in self.column_names()})
 
-    def _kept(self, names: Mapping[str, str]) -> DataProto:
-        """The named columns and meta. `names` maps names in this batch to names in the result."""
+    def _selected(self, names: Mapping[str, str]) -> DataProto:
+        """A batch with only the named columns, and with all of meta. `names` maps names in this batch to names in the
+        result."""
         for name in names:
             self._column(name)
         new_names = list(names.values())
@@ -216,13 +219,13 @@ class DataProto:
     ) -> DataProto:
         """A batch with these columns and values added or replaced."""
         new = {**(tensors or {}), **(objects or {}), **(ragged or {})}
-        kept = self._kept({name: name for name in self.column_names() if name not in new})
+        others = self._selected({name: name for name in self.column_names() if name not in new})
         return DataProto(
-            {**kept.tensors, **(tensors or {})},
-            {**kept.objects, **{name: object_column(name, column) for name, column in (objects or {}).items()}},
+            {**others.tensors, **(tensors or {})},
+            {**others.objects, **{name: object_column(name, column) for name, column in (objects or {}).items()}},
             {**self.meta, **(meta or {})},
-            {**kept.ragged, **(ragged or {})},
-            kept.remote,
+            {**others.ragged, **(ragged or {})},
+            others.remote,
         )
 
     def with_remote(self, blocks: Iterable[RemoteBlock]) -> DataProto:
@@ -232,8 +235,9 @@ class DataProto:
     def fetched(self, names: Iterable[str] | None = None) -> DataProto:
         """The same batch with these remote columns (by default all) fetched; local columns are unchanged.
 
-        Consecutive rows of one shard become views of the store's memory; other rows are copied. Raises DataError for
-        unknown names, and if shards do not match each other."""
+        If all rows of the batch are consecutive rows of one shard, columns are views of the store's memory where
+        possible; otherwise they are copies. Raises DataError for unknown names, and if shards do not match each
+        other."""
         wanted = set(self.column_names() if names is None else checked_names("fetched", names))
         for name in wanted:
             self._column(name)

@@ -25,7 +25,8 @@ from rljob_trainer.batch.wire import PackedTensor, pack, unpack
 from rljob_trainer.errors import DataError
 
 LONG_ROW = 128
-"""From this mean length on, copying rows one by one is faster than gathering all elements by index."""
+"""From this mean number of elements per row on, copying rows one by one is faster than gathering all elements by
+index."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +70,8 @@ class RaggedColumn:
         bool). Raises DataError if rows differ in more than their length, or if no dtype can be inferred.
         """
         given = [
-            tensor_of_array(f"ragged column: row {place}", row) if isinstance(row, np.ndarray) else row
-            for place, row in enumerate(rows)
+            tensor_of_array(f"ragged column: row {number}", row) if isinstance(row, np.ndarray) else row
+            for number, row in enumerate(rows)
         ]
         tensors = [row for row in given if isinstance(row, torch.Tensor)]
         sequences = [row for row in given if not isinstance(row, torch.Tensor)]
@@ -109,7 +110,8 @@ class RaggedColumn:
         return self.take_rows(row_positions(index, len(self)))
 
     def take_rows(self, positions: Positions) -> RaggedColumn:
-        """The rows at positions that were already checked. Consecutive rows are a view."""
+        """The rows at positions that were already checked; the values are a view if `positions` is a range, else a
+        copy."""
         if isinstance(positions, range):
             start, stop = self.offsets[positions.start], self.offsets[positions.stop]
             return RaggedColumn(self.values[int(start) : int(stop)], self.lengths[positions.start : positions.stop])

@@ -1,7 +1,8 @@
 """Columns of a batch that are stored in an object store, as shards that workers put there.
 
-Two small arrays say which rows of which shards a batch consists of. Operations on rows only index these arrays, so a
-batch can be sliced, shuffled and sent without moving its data. Data moves when a column is fetched.
+For each block of columns, two small arrays say in which rows of which shards the batch's rows are. Operations on rows
+only index these arrays, so a batch can be sliced, shuffled and sent without moving its data. Data moves when a column
+is fetched.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Shard(Protocol):
 
 
 class ShardReference(ABC):
-    """A reference to one shard in a store. It must be hashable, and equal only to references to the same shard."""
+    """A reference to one shard in a store. References must be hashable, and equal only if they are to the same
+    shard."""
 
     @classmethod
     @abstractmethod
@@ -52,7 +54,7 @@ class ShardReference(ABC):
 
 @dataclass(frozen=True)
 class LocalColumns:
-    """Columns that have been fetched, by kind."""
+    """Columns in the memory of this process, by kind."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     objects: dict[str, tuple[object, ...]] = field(default_factory=dict)
@@ -122,7 +124,8 @@ class RemoteBlock:
         return np.array_equal(self.shard_of_row, renumbered[other.shard_of_row])
 
     def local_columns(self, names: Iterable[str], shard_of: Mapping[ShardReference, Shard]) -> LocalColumns:
-        """The columns `names` of the batch, from fetched shards. Consecutive rows of one shard are views.
+        """The columns `names` of the batch, from fetched shards. If all rows are consecutive rows of one shard, tensors
+        and ragged values are views, otherwise copies.
 
         Raises DataError if a shard lacks a column or rows of it, or if shards differ in a column's kind, dtype or
         shape.
@@ -147,7 +150,7 @@ class RemoteBlock:
         return local
 
     def _pieces(self) -> tuple[list[_Piece], Positions | None]:
-        """The rows to take from each shard, and the order to bring them into; None if they are already in order."""
+        """The rows to take from each shard, and the order to bring them into (None if they are already in order)."""
         if not len(self):
             return [_Piece(0, range(0))], None
         is_start = np.ones(len(self), dtype=np.bool_)
@@ -216,8 +219,8 @@ def _concat(blocks: Sequence[RemoteBlock], names: Sequence[str]) -> RemoteBlock:
         for name, source in columns.items():
             if block.columns[name] != source:
                 raise DataError(
-                    f"concat: remote column '{name}' is '{source}' in one store and '{block.columns[name]}' in "
-                    "another; fetch it first"
+                    f"concat: remote column '{name}' is called '{source}' in the shards of one batch and "
+                    f"'{block.columns[name]}' in those of another; fetch it first"
                 )
         numbers = [number_of.setdefault(shard, len(number_of)) for shard in block.shards]
         shard_of_row.append(np.array(numbers, dtype=np.int32)[block.shard_of_row])

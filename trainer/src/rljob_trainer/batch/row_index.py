@@ -51,7 +51,7 @@ def row_positions(index: RowIndex, num_rows: int) -> Positions:
 
 
 def reordered_rows(order: RowIndex, num_rows: int) -> Positions:
-    """The rows in a new order. Raises DataError unless it names each row once."""
+    """The rows in a new order. Raises DataError unless `order` names each row once."""
     positions = row_positions(order, num_rows)
     if not np.array_equal(np.sort(positions), np.arange(num_rows)):
         raise DataError(f"reorder: the order must name each of {num_rows} rows once; use rows() to select rows")

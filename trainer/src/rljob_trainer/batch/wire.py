@@ -27,7 +27,7 @@ class PackedTensor:
 
 
 def pack(name: str, tensor: torch.Tensor) -> PackedTensor:
-    """Packs a tensor for pickling. Shares its memory if it is contiguous and on the CPU, otherwise copies it.
+    """Packs a tensor for pickling. Shares memory with a tensor that is contiguous and on the CPU; copies others.
 
     Only the elements of a view are packed, not those of the tensor behind it; a gradient is not packed. Raises
     DataError with the column's name for tensors that are not plain bytes (sparse, quantized, distributed).

@@ -44,8 +44,8 @@ def write_merged_huggingface(
     on_progress: OnProgress = ignore_progress,
 ) -> None:
     """Like `write_huggingface`, for the model in `source` merged with adapters: the checkpoint's tensors whose names
-    begin with `prefix`. The adapters are also written to ADAPTER_FOLDER, in float32; `base_model` is written into those
-    files as the adapters' base model."""
+    begin with `prefix`. The adapters are also written to ADAPTER_FOLDER, in float32, with `base_model` as their base
+    model; except if peft would apply them to the wrong layers (`names_shared_with_experts`)."""
 
     def write_adapters(export: Path) -> None:
         names = [name for name in adapters.names if name.startswith(prefix)]
@@ -65,8 +65,8 @@ def write_merged_huggingface(
 
 
 class MergedWeights:
-    """The tensors of a merged model. Each is computed from the model's files and a checkpoint's adapters when it is
-    read. Names have no prefix."""
+    """The tensors of a merged model. A tensor is computed from the model's files and a checkpoint's adapters when
+    `read` is called. Names have no prefix."""
 
     def __init__(self, files: WeightFiles, adapters: CheckpointReader, prefix: str, scaling: float) -> None:
         self.folder = files.folder

@@ -1,7 +1,7 @@
 """Exports a model as a Hugging Face folder, which `AutoModelForCausalLM.from_pretrained` and vLLM can load.
 
-The weights come from a committed checkpoint. This needs only one process and no collective, so a failing rank cannot
-make it hang. One tensor at a time is copied from file to file, without computing digests.
+The weights come from a committed checkpoint. The export needs only one process and no collective, so a failing rank
+cannot make it hang. One tensor at a time is copied from file to file, without computing digests.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def export_dtype(choice: ExportDtype, source: Path) -> torch.dtype:
     """Returns the dtype of an export of the model in the folder `source`.
 
     For `Auto` this is the dtype with which `from_pretrained` would load the source: the dtype in its config.json,
-    otherwise that of its first weight file (a model of the hub may have no weights on the controller). In all other
-    cases, and for any other dtype, it is float32.
+    otherwise that of the first floating-point tensor in its first weight file. It is float32 if neither exists (a model
+    of the hub may have no weights on the controller) or if the source has another dtype than those in _DTYPES.
     """
     if choice is not ExportDtype.AUTO:
         return torch.float32 if choice is ExportDtype.FLOAT32 else torch.bfloat16
@@ -98,8 +98,9 @@ def write_huggingface(
     copied, with `dtype` as the model's dtype. The weights are the tensors of the checkpoint whose names begin with
     `prefix`; the rest of a name is the tensor's name in the `transformers` model. The weights are written with the
     names and layouts of the model's files on the hub; floating-point tensors are converted to `dtype`, and tied tensors
-    are left out. Only one saved tensor (all experts of a layer are one) and its converted form are in memory at a time.
-    `write_more` may add files to the folder. `on_progress` is called after each tensor.
+    are left out. Only the saved tensors that are converted together (mostly a single one, such as all experts of a
+    layer) and their converted form are in memory at a time. `write_more` may add files to the folder. `on_progress` is
+    called after each tensor.
 
     Raises CheckpointError if a tensor of the model is missing, unknown or of another shape (`from_pretrained` would
     fill it with random numbers and only warn), if a value is out of range for `dtype`, or if reading or writing fails.
@@ -134,9 +135,9 @@ class _ExportedTensors:
         self._converted: dict[str, torch.Tensor] = {}
         self.specs: dict[str, TensorSpec] = {}
         """Specs of the written tensors by their names on the hub, in the order in which they are read."""
-        kept = float32_names(model, saved)
+        in_float32 = float32_names(model, saved)
         for group in self._hub.groups(saved):
-            wanted = torch.float32 if kept.intersection(group) else dtype
+            wanted = torch.float32 if in_float32.intersection(group) else dtype
             for name, tensor in self._hub.converted({each: saved[each] for each in group}).items():
                 self._group_of[name] = group
                 self.specs[name] = TensorSpec(
@@ -248,6 +249,7 @@ def _parts(specs: Mapping[str, TensorSpec], max_file_bytes: int) -> Sequence[Seq
 
 
 def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> None:
+    """Copies the configuration, the tokenizer and the generation settings, with `dtype` in config.json."""
     for path in sorted(source.iterdir()):
         is_index = path.name.endswith(".index.json")
         if path.is_file() and path.suffix in _COPIED_SUFFIXES and not is_index and path.name != _CONFIG_FILE:

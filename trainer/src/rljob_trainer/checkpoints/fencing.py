@@ -70,7 +70,7 @@ def announce_start(root: Path, start_number: int) -> None:
             create_absent(path, seal(record)[0])
         except FileExistsError as error:
             raise FencedError(
-                f"{root}: start {start_number} was already announced; give each start of the job its own number"
+                f"{root}: start {start_number} was already announced; give each start of the job a different number"
             ) from error
     refuse_if_fenced(root, start_number)
 

@@ -156,8 +156,8 @@ def is_committed(folder: Path) -> bool:
 
 
 def digest_of(data: bytes | memoryview) -> str:
-    """Returns the SHA-256 digest. CPUs have instructions for it (1.4 GB/s on one core, faster than the storage), and
-    `sha256sum` can check it."""
+    """Returns the SHA-256 digest. CPUs have instructions for SHA-256 (1.4 GB/s on one core, faster than the storage),
+    and the program `sha256sum` can check the digest."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
@@ -172,7 +172,7 @@ DocumentType = TypeVar("DocumentType", bound=WireModel)
 
 
 def read_sealed(path: Path, document_type: type[DocumentType]) -> tuple[DocumentType, str]:
-    """Reads the document of a sealed file, which another version may have written. Returns it and its digest.
+    """Reads the document of a sealed file, which another version may have written. Returns the document and its digest.
 
     Raises DamagedError, naming the file and the check that failed.
     """
@@ -216,9 +216,10 @@ def _read(name: str, content: bytes, document_type: type[DocumentType]) -> Readi
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, str]:
-    """Reads the manifest of a complete checkpoint. Returns it and its digest, which identifies the whole checkpoint.
+    """Reads the manifest of a complete checkpoint. Returns the manifest and its digest, which identifies the whole
+    checkpoint.
 
-    Raises DamagedError if it is missing, damaged, of another folder, or of an unsupported version.
+    Raises DamagedError if the manifest is missing, damaged, of another folder, or of an unsupported version.
     """
     manifest, digest = read_sealed(folder / MANIFEST_FILE, Manifest)
     if folder_name(manifest.step, manifest.start_number) != folder.name:

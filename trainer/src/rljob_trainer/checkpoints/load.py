@@ -1,7 +1,7 @@
 """Loading: finds the newest intact checkpoint, and reads the blocks that a rank needs.
 
 Every byte that a run resumes from is read once, and verified with its digest by the rank that reads it. So the search
-only checks manifests, and names and sizes of files. It reads everything only after a rank has found damage.
+only checks manifests, and names and sizes of files. The search reads everything only after a rank has found damage.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Found:
     folder: Path
     manifest: Manifest
     digest: str
+    """Digest of the manifest."""
     rejected: tuple[Rejected, ...]
     """Newer checkpoints that are damaged, newest first. The caller should report them."""
 
@@ -72,8 +73,8 @@ class Found:
 def find_newest_complete(root: Path, start_number: int, digests: bool = True) -> Found | None:
     """Finds the checkpoint that this start resumes from; None if there is none and the run begins at step 0.
 
-    Damaged checkpoints are skipped. With `digests` every byte is verified. Without it only manifests and file sizes are
-    checked; then changed bytes in a file of the right size are found later, by `load_into`.
+    Damaged checkpoints are skipped. With `digests` every byte is verified. Otherwise only manifests and file sizes are
+    checked; changed bytes in a file of the right size are then found later, by `load_into`.
 
     Raises CheckpointError if checkpoints were committed but all are damaged, because a run must not silently restart
     from step 0. Raises FencedError if a later start exists.
@@ -100,8 +101,8 @@ def refuse_existing(root: Path) -> None:
     existing = [folder.name for folder in list_checkpoint_folders(root) if is_committed(folder.path)]
     if existing:
         raise ConfigurationError(
-            f"checkpoint.resume: is Never, but {root} contains {len(existing)} checkpoints (newest: {existing[0]}); "
-            f"set it to Auto to resume, or use another folder"
+            f"spec.checkpoint.resume: is Never, but {root} contains {len(existing)} checkpoints (newest: "
+            f"{existing[0]}); set it to Auto to resume, or use another folder"
         )
 
 
@@ -208,8 +209,9 @@ def open_checkpoint(folder: Path) -> CheckpointReader:
 
 
 def open_known_checkpoint(folder: Path) -> CheckpointReader:
-    """Opens a reader for a checkpoint that this start has written or resumed from. Its bytes were already hashed when
-    they were written or verified when they were loaded, so only manifest, headers and sizes are checked.
+    """Opens a reader for a checkpoint that this start has written or resumed from. The bytes of such a checkpoint were
+    already hashed when they were written, or verified when they were loaded. So only manifest, headers and sizes are
+    checked.
 
     Raises DamagedError.
     """
@@ -217,7 +219,7 @@ def open_known_checkpoint(folder: Path) -> CheckpointReader:
 
 
 def load_into(named: Iterable[tuple[str, torch.Tensor | DTensor]], reader: CheckpointReader) -> None:
-    """Fills the tensors in place. Each rank reads its own blocks, for any number of ranks at the save.
+    """Fills the tensors in place. Each rank reads its own blocks. Any number of ranks may have saved the checkpoint.
 
     Tensors of the checkpoint that are not in `named` are ignored. Raises CheckpointError if a tensor is missing or has
     another shape or dtype, DamagedError if bytes have changed. Some tensors may be filled then; loading another

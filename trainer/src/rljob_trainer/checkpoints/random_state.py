@@ -69,7 +69,7 @@ def restore_random_state(document: JsonValue) -> None:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(
-            f"random state of the checkpoint: {where}: {first['msg']}; it was not written by this program"
+            f"random state of the checkpoint: {where}: {first['msg']}; the checkpoint was not written by rljob"
         ) from error
     torch.set_rng_state(_decode(state.torch_cpu))
     if torch.cuda.is_available():

@@ -15,16 +15,16 @@ def prune(root: Path, start_number: int, keep: int) -> list[Path]:
     """Keeps the `keep` newest intact checkpoints and removes older ones. Returns the folders that were removed.
 
     A checkpoint counts as intact if its manifest is valid and all files exist with the right sizes. Tensors are not
-    read. Otherwise training would wait at every save until the whole model and its optimizer state are read. Much of
-    this would come from caches, and so prove nothing about the storage. Two kinds of checkpoints are known to be good
+    read. Otherwise training would wait at every save until the whole model and its optimizer state are read. Much of it
+    would be read from caches, which proves nothing about the storage. Two kinds of checkpoints are known to be good
     without reading tensors. The first kind was written by this start: every rank hashed the bytes that it wrote, and
     all files were synced before the commit. The second kind is the checkpoint from which this start has resumed: its
-    ranks have verified every byte. Nothing is removed unless at least one of these checkpoints is kept, so one kept
-    checkpoint is always known to be good.
+    ranks have verified every byte. Older checkpoints are removed only if at least one of the kept ones is of these
+    kinds. So one kept checkpoint is always known to be good.
 
-    It also removes what earlier starts left behind (folders without a manifest, checkpoints that are not accepted) and
-    failed saves of this start. A failed save is older than this start's newest checkpoint; a save in progress is newer.
-    Call `prune` after a commit, and so after `announce_start` and `accept_up_to`.
+    `prune` also removes what earlier starts left behind (folders without a manifest, checkpoints that are not accepted)
+    and failed saves of this start. A failed save is older than this start's newest checkpoint; a save in progress is
+    newer. Call `prune` after a commit, and so after `announce_start` and `accept_up_to`.
 
     Raises FencedError if a later start exists, CheckpointError if removing fails.
     """
@@ -45,20 +45,21 @@ def _outdated(root: Path, start_number: int, visible: list[CheckpointFolder], ke
     if len(visible) <= keep:
         return []
     resumed_from = name_of_resumed(root, start_number)
-    num_kept, is_one_known = 0, False
+    num_kept, is_one_known_good = 0, False
     for index, folder in enumerate(visible):
         if num_kept == keep:
-            return visible[index:] if is_one_known else []
+            return visible[index:] if is_one_known_good else []
         try:
             check_checkpoint(folder.path, digests=False)
         except DamagedError:
             continue
         num_kept += 1
-        is_one_known |= folder.start_number == start_number or folder.name == resumed_from
+        is_one_known_good |= folder.start_number == start_number or folder.name == resumed_from
     return []
 
 
 def _leftovers(root: Path, start_number: int, visible: list[CheckpointFolder]) -> list[CheckpointFolder]:
+    """Returns what earlier starts left behind, and failed saves of this start (see `prune`)."""
     newest_step = max((folder.step for folder in visible if folder.start_number == start_number), default=0)
     return [
         folder

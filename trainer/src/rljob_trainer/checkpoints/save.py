@@ -47,7 +47,8 @@ def begin_save(root: Path, step: int, start_number: int, num_bytes: int = 0) -> 
     """Creates the folder of a new checkpoint; only called by the controller.
 
     `num_bytes` is the sum of `num_shard_bytes` over the ranks. It is compared with the free space before anything is
-    written; 0 skips this check. The kept checkpoints need their space in addition.
+    written; 0 skips this check. The new checkpoint needs this space in addition to all existing ones, because old ones
+    are removed later.
 
     Raises FencedError, and CheckpointError if there is too little space or if the step is already saved.
     """
@@ -60,7 +61,7 @@ def begin_save(root: Path, step: int, start_number: int, num_bytes: int = 0) -> 
         if num_bytes > free:
             raise CheckpointError(
                 f"{folder}: not enough free space for the checkpoint: {num_bytes:,} bytes needed, {free:,} bytes free; "
-                f"free some space or reduce checkpoint.keep. Earlier checkpoints are unchanged"
+                "free some space, for example by removing old checkpoints. Earlier checkpoints are unchanged"
             )
         make_folder(folder)
     return folder
@@ -72,7 +73,7 @@ def num_shard_bytes(tensors: Sequence[ShardedTensor]) -> int:
 
 
 def save_shard(folder: Path, rank: int, tensors: Sequence[ShardedTensor]) -> ShardRecord:
-    """Writes this rank's blocks. They are durable on return, but part of a checkpoint only after `commit`.
+    """Writes this rank's blocks. The blocks are durable on return, but part of a checkpoint only after `commit`.
 
     Raises CheckpointError with the folder, and the bytes needed and free. Then no part of the file remains.
     """
@@ -106,12 +107,13 @@ def _entry(tensor: ShardedTensor, file_name: str, written: WrittenFile) -> Tenso
 
 
 class HostBuffers:
-    """CPU memory for one rank's copies. It is reused for every save, because allocating pinned memory and first writes
-    to new memory are slow."""
+    """CPU memory for one rank's copies. The memory is reused for every save, because allocating pinned memory and first
+    writes to new memory are slow."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
         self.pending: PendingShard | None = None
+        """The latest save from this memory; it may be finished."""
 
     def copy(self, tensors: Sequence[ShardedTensor]) -> list[ShardedTensor]:
         """Returns copies of the tensors in this memory; waits for copies from a device to finish."""
@@ -175,8 +177,9 @@ def commit(
     """Makes the ranks' files a checkpoint by writing the manifest. Only called by the controller, after all ranks have
     finished.
 
-    Raises FencedError if a later start exists, and CheckpointError if records are missing, files differ from the
-    records, or the pieces do not cover every tensor exactly once. Then the folder is not a checkpoint.
+    Raises CheckpointError if records are missing, files differ from the records, or the pieces do not cover every
+    tensor exactly once; then the folder is not a checkpoint. Raises CheckpointError if writing fails, and FencedError
+    if a later start exists; then the folder may be a checkpoint, but this start must not report it.
     """
     refuse_if_fenced(root, start_number)
     manifest = _manifest(folder, step, start_number, records, extra)
@@ -223,8 +226,8 @@ def _manifest(
 def discard_save(folder: Path) -> None:
     """Removes the files of a failed save. Only called by the controller, when no rank is writing.
 
-    It does not touch a committed checkpoint. It raises nothing, because it is called while an error is handled; `prune`
-    removes what remains.
+    Does not touch a committed checkpoint. Never raises OSError, because this is called while another error is handled;
+    `prune` removes what remains.
     """
     with suppress(OSError):
         if folder.exists() and not is_committed(folder):

@@ -17,6 +17,7 @@ from rljob_trainer.checkpoints.layout import MANIFEST_FILE, TEMPORARY_SUFFIX
 
 _MAX_WRITE_BYTES = 64 * 1024 * 1024
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
+"""Error numbers of link(2) on file systems without hard links."""
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:

@@ -56,6 +56,7 @@ class WrittenFile:
     num_bytes: int
     header_digest: str
     tensor_digests: dict[str, str]
+    """By tensor name."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ class Span:
 
 
 def read_header(path: Path) -> tuple[bytes, dict[str, Span]]:
-    """Returns the first part of a safetensors file, and the byte range of each tensor.
+    """Returns the first part of a safetensors file (length and header), and the byte range of each tensor.
 
     Raises DamagedError if the file or its header is missing or unreadable.
     """

@@ -4,9 +4,9 @@
 2. For every distinct answer: scores an empty response with it, in the reward's scoring processes, in parallel, within
    the reward's time limit.
 
-For a training set of more than MAX_ROWS_PARSED rows step 2 would take too long. There it is done for rows when they are
-drawn; a row that fails is skipped, counted and logged. Held-out rows are always checked in advance, because every
-evaluation scores all of them.
+For a training set of more than MAX_ROWS_PARSED rows step 2 would take too long. For such a set, step 2 is done for each
+row when the row is drawn; a row that fails is skipped, counted and logged. Held-out rows are always checked in advance,
+because every evaluation scores all of them.
 
 A failing process does not mean that the data is wrong: an answer at which a process died or ran out of memory is tried
 once more, and so is an answer that timed out. If a process dies again, this attempt ends with ResourceError, because a
@@ -42,10 +42,12 @@ MAX_FAILED = 100
 """The check stops after this many failed distinct answers: probably the column is wrong, and each further answer could
 take as long as the time limit."""
 NUM_ROWS_NAMED = 5
+"""Rows that an error message names."""
 NUM_ROWS_LOGGED = 20
 """Skipped rows of one batch that are logged."""
 ADVICE = "fix or remove these rows, or name another column"
 KNOWN_GOOD_ANSWER = "1"
+"""An answer that MathAnswer can score."""
 MAX_ANSWER_CHARACTERS = 80
 MAX_REASON_CHARACTERS = 300
 USUAL_KEYS = ("ground_truth", "answer", "final_answer", "value")
@@ -88,7 +90,7 @@ def check_rewards(
     doing: Callable[[str], None] = lambda _: None,
 ) -> DrawnRowFilter | None:
     """Waits until every scorer is loaded, then does step 2. Returns the check for rows that are drawn during training;
-    None if all rows are already checked.
+    None if all rows are already checked, or if no scorer is MathAnswer.
 
     `pools` has one pool per scorer; all are closed, except the one that checks drawn rows. `doing` is called with the
     progress. Raises ConfigurationError if a scorer cannot be loaded, DatasetError that names the rows whose answers
@@ -136,7 +138,7 @@ class AnswerParser:
         again = {key: row for key, row in new.items() if _may_succeed_later(outcomes[key])}
         outcomes |= self._outcomes(again)
         for key, row in new.items():
-            if _is_lack_of_resources(outcomes[key]) and not (may_blame_answers and self._can_score()):
+            if _is_machine_failure(outcomes[key]) and not (may_blame_answers and self._can_score()):
                 raise ResourceError(self._no_resources_message(row, outcomes[key]))
         self._reasons |= {key: self._reason(row, outcomes[key]) for key, row in new.items()}
 
@@ -160,7 +162,7 @@ class AnswerParser:
             case RewardStatus.TIMEOUT:
                 return f"{_seen(row)}, for which the scorer {outcome.detail} ({self._where}.timeoutSeconds)"
         first_line = outcome.detail.partition("\n")[0]
-        if _is_lack_of_resources(outcome):
+        if _is_machine_failure(outcome):
             return f"{_seen(row)}, for which the scorer {excerpt(first_line, MAX_REASON_CHARACTERS)}, twice"
         what = first_line.removeprefix("raised ").removeprefix("ValueError: ")
         return f"{_seen(row)}, which cannot be scored: {excerpt(what, MAX_REASON_CHARACTERS)}"
@@ -238,18 +240,19 @@ _RAISED_BY_MACHINE = tuple(
     for name, kind in vars(builtins).items()
     if isinstance(kind, type) and issubclass(kind, MACHINE_ERRORS)
 )
-"""How the detail of such an outcome begins: also with the name of a subclass, such as FileNotFoundError."""
+"""How `RewardOutcome.detail` begins if the scorer raised one of MACHINE_ERRORS or a subclass, such as
+FileNotFoundError."""
 
 
-def _is_lack_of_resources(outcome: RewardOutcome) -> bool:
-    """Whether the scoring process died, ran out of memory or could not read a file, which is probably not the answer's
-    fault."""
+def _is_machine_failure(outcome: RewardOutcome) -> bool:
+    """Whether the scoring process died, ran out of memory, or could not read a file or import a module. Probably the
+    answer did not cause this."""
     return outcome.has_died or outcome.detail.startswith(_RAISED_BY_MACHINE)
 
 
 def _may_succeed_later(outcome: RewardOutcome) -> bool:
     # After a SIGKILL the pool has already tried a second time.
-    return outcome.status is RewardStatus.TIMEOUT or (_is_lack_of_resources(outcome) and not outcome.was_killed)
+    return outcome.status is RewardStatus.TIMEOUT or (_is_machine_failure(outcome) and not outcome.was_killed)
 
 
 def _distinct(rows: Sequence[PromptRow]) -> dict[AnswerKey, PromptRow]:

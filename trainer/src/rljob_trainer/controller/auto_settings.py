@@ -29,7 +29,7 @@ class AutoSettings(WireModel):
     dtype: Dtype
     rollout_engine: RolloutEngine
     rollout_compile: Compile
-    """For vLLM."""
+    """`ALWAYS` or `NEVER`; `NEVER` for all engines except vLLM."""
     hub_model: HubModel | None = None
     """The policy's initial model if it is on the hub: source of the reference weights and the tokenizer. None for a
     local model."""
@@ -37,7 +37,7 @@ class AutoSettings(WireModel):
     local_model: str | None = None
     """Fingerprint of a local model (`models.source.fingerprint`); None for a model on the hub."""
     lora: Lora | None = None
-    """The adapters that are trained; their `sync` is not `AUTO`."""
+    """The adapters that are trained, with a `sync` that is not `AUTO`; None without adapters."""
 
 
 def resolve_auto(
@@ -52,7 +52,7 @@ def resolve_auto(
     """Resolves the settings of this start.
 
     `saved`: the choices in the checkpoint that the run resumes from. `hub_model`: the job's model if it is on the hub;
-    `local_model`: the fingerprint of a local one. `has_experts`: whether the model has experts, which matters only for
+    `local_model`: the fingerprint of a local model. `has_experts`: whether the model has experts; this matters only for
     adapters.
 
     Raises ConfigurationError if the rollout engine is not installed, cannot compile, or does not support adapters or
@@ -65,14 +65,14 @@ def resolve_auto(
         log.warning("spec.training.model.dtype is %s, but the checkpoint was trained in %s", dtype, saved.dtype)
     engine = selected_engine(spec, saved)
     lora = _resolved_lora(spec, engine, device_type, saved, has_experts=has_experts)
-    before = saved.hub_model if saved else None
-    if before and (hub_model is None or hub_model.revision != before.revision):
+    saved_model = saved.hub_model if saved else None
+    if saved_model and (hub_model is None or hub_model.revision != saved_model.revision):
         log.warning(
             "spec.training.model is %s, but the run of the checkpoint started from %s at commit %s: reference model "
             "and tokenizer may differ",
             f"{hub_model.source} at commit {hub_model.revision}" if hub_model else spec.training.model.source,
-            before.source,
-            before.revision,
+            saved_model.source,
+            saved_model.revision,
         )
     if saved and saved.local_model and saved.local_model != local_model:
         log.warning(
@@ -90,8 +90,9 @@ def resolve_auto(
     )
 
 
-def chosen_engine(spec: RLJobSpec, saved: AutoSettings | None) -> RolloutEngine:
-    """Returns the engine that the job names, else the one stored in the checkpoint, else `Auto`."""
+def requested_engine(spec: RLJobSpec, saved: AutoSettings | None) -> RolloutEngine:
+    """Returns the engine that the job names. For `Auto` returns the engine that the checkpoint stores, or `Auto` if
+    there is no checkpoint."""
     engine = spec.training.rollout.engine
     return saved.rollout_engine if saved and engine is RolloutEngine.AUTO else engine
 
@@ -99,18 +100,19 @@ def chosen_engine(spec: RLJobSpec, saved: AutoSettings | None) -> RolloutEngine:
 def selected_engine(spec: RLJobSpec, saved: AutoSettings | None) -> RolloutEngine:
     """Returns `VLLM` or `HuggingFace`. Raises ConfigurationError if the engine is not installed, or if `Auto` selects
     HuggingFace although the job sets tensorParallel."""
-    engine, tensor_parallel = select_engine(chosen_engine(spec, saved)), spec.roles.rollout.tensor_parallel
+    engine, tensor_parallel = select_engine(requested_engine(spec, saved)), spec.roles.rollout.tensor_parallel
     if engine is RolloutEngine.HUGGING_FACE and tensor_parallel > 1:
         reason = "the run started with it" if saved else "vLLM is not installed"
         raise ConfigurationError(
             "spec.roles.rollout.tensorParallel: the HuggingFace engine does not support tensor parallelism, and "
-            f"training.rollout.engine: Auto has selected it because {reason} (seen: {tensor_parallel}); set it to 1, "
-            "or install the trainer's `cpu` or `gpu` extra and set engine: VLLM"
+            f"training.rollout.engine: Auto has selected it because {reason} (seen: {tensor_parallel}); set "
+            "tensorParallel: 1, or install the trainer's `cpu` or `gpu` extra and set engine: VLLM"
         )
     return engine
 
 
 def _resolved_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, saved: AutoSettings | None) -> Compile:
+    """Returns `ALWAYS` or `NEVER`. Raises ConfigurationError if the engine or this machine cannot compile."""
     wanted = spec.training.rollout.compile
     if wanted is not Compile.AUTO or saved is None or saved.rollout_engine is not engine:
         return select_compile(wanted, engine, device_type, spec.training.steps)
@@ -127,6 +129,8 @@ def _resolved_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, 
 def _resolved_lora(
     spec: RLJobSpec, engine: RolloutEngine, device_type: str, saved: AutoSettings | None, *, has_experts: bool
 ) -> Lora | None:
+    """Returns the job's adapters with a resolved `sync`; None without adapters. Raises ConfigurationError if the engine
+    does not support them."""
     wanted = spec.training.model.lora
     if wanted is None:
         return None

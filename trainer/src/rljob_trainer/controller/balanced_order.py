@@ -3,7 +3,7 @@
 Workers wait for each other in each update, so the worker with the most tokens determines the time. Which rows an update
 trains on does not depend on the number of workers; only the assignment of rows to workers does.
 
-Legend: B rows of a batch, M rows of an update, over all workers.
+Legend: B rows of a batch, W workers.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from rljob_trainer.batch.balancing import balanced_partitions
 
 def balanced_order(lengths_B: torch.Tensor, num_workers: int, rows_per_update: int) -> torch.Tensor:
     """Returns [B] int64, a permutation of the rows. If it is split into `num_workers` equal consecutive parts, part w
-    is the share of worker w: first the worker's rows of the first update, then those of the second update, and so on.
-    `lengths_B`: [B] int64, tokens of each row, 0 for rows that need no computation.
+    has the rows of worker w: first the worker's rows of the first update, then those of the second update, and so on.
+    `lengths_B`: int64, tokens of each row, 0 for rows that need no computation. `rows_per_update`: rows of an update
+    over all workers.
 
-    Raises DataError if M is not divisible by the number of workers."""
-    shares: list[list[int]] = [[] for _ in range(num_workers)]
+    Raises DataError if the number of rows of an update is not divisible by the number of workers."""
+    rows_of_workers: list[list[int]] = [[] for _ in range(num_workers)]
     for start in range(0, len(lengths_B), rows_per_update):
         lengths = lengths_B[start : start + rows_per_update].numpy()
-        for share, positions in zip(shares, balanced_partitions(lengths, num_workers), strict=True):
-            share.extend(start + position for position in positions)
-    return torch.tensor([position for share in shares for position in share], dtype=torch.int64)
+        for rows, positions in zip(rows_of_workers, balanced_partitions(lengths, num_workers), strict=True):
+            rows.extend(start + position for position in positions)
+    return torch.tensor([row for rows in rows_of_workers for row in rows], dtype=torch.int64)
 
 
 def imbalance(lengths_B: torch.Tensor, num_workers: int) -> float:

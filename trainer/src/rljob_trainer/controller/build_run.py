@@ -1,4 +1,5 @@
-"""Sets up a run: data, rewards, models and worker groups. The reward's processes load at the same time."""
+"""Sets up a run: rewards, data, models and worker groups. The scoring processes start first, and load the rewards while
+the controller loads the data."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from rljob_trainer.controller.auto_settings import (
     resolved_spec,
     selected_engine,
 )
-from rljob_trainer.controller.critic_and_reward_models import critic_model, scoring_model
+from rljob_trainer.controller.critic_and_reward_models import critic_model, found_reward_model
 from rljob_trainer.controller.hub_models import (
     HubModel,
     HubRoleModels,
@@ -62,11 +63,13 @@ class Run:
     """The resolved job: no `Auto`, and every model of the hub at a commit."""
     choices: AutoSettings
     model_folder: Path
+    """Local folder with the configuration and the tokenizer of the policy's initial model."""
     model_location: ModelLocation
+    """Where every worker finds the policy's initial model."""
     prompts: Prompts
     workers: Workers
-    drawn_rows: DrawnRowFilter | None = None
-    """Checks rows when they are drawn; None if all rows were checked in advance."""
+    drawn_row_filter: DrawnRowFilter | None = None
+    """Checks rows when they are drawn; None if drawn rows need no check."""
 
 
 @contextmanager
@@ -76,14 +79,14 @@ def built_run(
     """Yields a run that is ready to train, and tears everything down at the end, also after errors.
 
     `saved`: the resolved settings of the checkpoint that the run resumes from. `doing`: called with a description of
-    each slow activity. Errors in the job are found before Ray is started and devices are reserved. Raises
+    each slow activity. Most errors in the job are found before Ray is started and devices are reserved. Raises
     ConfigurationError, DatasetError, ResourceError, WorkerError or WorkerDiedError, each naming the cause."""
     engine = selected_engine(job.spec, saved)
     check_algorithm(job.spec)
     with ExitStack() as stack:
         # Before devices are reserved, scoring processes on the controller's node find rewards and answers that fail.
         reward = reward_settings(job, settings)
-        checks = start_check_pools(reward, stack)
+        check_pools = start_check_pools(reward, stack)
         doing("finds the model and loads its tokenizer")
         policy = found_policy(job.spec, settings, saved)
         doing("loads the data")
@@ -94,7 +97,7 @@ def built_run(
             job.spec, settings, policy, prompts, saved.hub_role_models if saved else HubRoleModels()
         )
         log.info("data: %s", prompts)
-        drawn_rows = check_rewards(reward.scorers, checks, prompts.training, prompts.held_out, doing)
+        drawn_row_filter = check_rewards(reward.scorers, check_pools, prompts.training, prompts.held_out, doing)
         doing("connects to Ray and reserves devices")
         device_type = stack.enter_context(connected_ray(job, settings))
         choices = resolve_auto(
@@ -104,24 +107,26 @@ def built_run(
         job = job.model_copy(update={"spec": resolved_spec(job.spec, choices)})
         groups = started_workers(job, settings, models, reward, prompts.longest, device_type, doing)
         workers = stack.enter_context(groups)
-        yield Run(job, choices, policy.folder, policy.location, prompts, workers, drawn_rows)
+        yield Run(job, choices, policy.folder, policy.location, prompts, workers, drawn_row_filter)
 
 
 @dataclass(frozen=True)
 class FoundPolicy:
-    """The model that training starts from. Either `hub_model` or `local_model` is set. A resumed run compares it with
-    the model in the checkpoint."""
+    """The model that training starts from. Either `hub_model` or `local_model` is set. A resumed run compares this
+    model with the one that the checkpoint names."""
 
     folder: Path
-    """Local folder with its configuration and tokenizer."""
+    """Local folder with the model's configuration and tokenizer."""
     location: ModelLocation
+    """Where every worker finds the model."""
     hub_model: HubModel | None
     local_model: str | None
+    """Fingerprint of a local model."""
 
 
 def found_policy(spec: RLJobSpec, settings: Settings, saved: AutoSettings | None) -> FoundPolicy:
-    """Finds the policy's initial model. Raises ConfigurationError if it cannot be read, if maxNewTokens exceeds its
-    maximum length, or if it is not the base model of the checkpoint's adapters."""
+    """Finds the policy's initial model. Raises ConfigurationError if the model cannot be read, if maxNewTokens exceeds
+    the model's maximum length, or if the job's adapters or their base model are not those of the checkpoint."""
     named = spec.training.model
     log.info("model: %s", named.source)
     is_local = looks_local(named.source, settings.job_folder)
@@ -143,7 +148,7 @@ def found_models(
     folders, critic = (settings.cache_folder, settings.job_folder), None
     if needs_critic(spec):
         critic = critic_model(pinned, policy.folder, prompts, layout_of(spec, CRITIC), *folders)
-    scored = scoring_model(pinned, policy.folder, prompts.rows, layout_of(spec, REWARD_MODEL), *folders)
-    hub_role_models = hub_role_models_of(spec, critic, scored.location if scored else None)
+    reward_model = found_reward_model(pinned, policy.folder, prompts.rows, layout_of(spec, REWARD_MODEL), *folders)
+    hub_role_models = hub_role_models_of(spec, critic, reward_model.location if reward_model else None)
     warn_if_reward_model_changed(saved, hub_role_models)
-    return Models(policy.location, critic, scored), hub_role_models
+    return Models(policy.location, critic, reward_model), hub_role_models

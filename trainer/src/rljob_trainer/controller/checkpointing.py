@@ -42,15 +42,15 @@ class ControllerState(WireModel):
 
     job_name: str
     step: Count
-    """Also the policy version."""
+    """Number of completed steps, and the version of the policy's weights."""
     cursor: CursorState
     random_states: tuple[JsonValue, ...]
     """One per worker; restored only if the number of workers is the same. Sampling does not need them, because its
     seeds depend on the step."""
     is_evaluated: Flag
-    """Whether an evaluation that is due after this step was done; a stop may have come before the evaluation."""
+    """False if an evaluation is due after this step, but was not done yet, for example because of a stop."""
     kl_coefficient: NonNegativeNumber | None = None
-    """KL coefficient of the next step if an adaptive controller changes it; None: the job's coefficient."""
+    """KL coefficient of the next step if the coefficient is adaptive; None: the job's coefficient."""
     choices: AutoSettings
     """The resolved `Auto` settings."""
 
@@ -89,7 +89,7 @@ class ResumePoint:
 @dataclass(frozen=True)
 class PendingSave:
     """A save in progress: its folder, and the controller's state when the workers' state was copied. If an evaluation
-    follows the same step, the copy is made before it."""
+    follows the same step, the copy is made before the evaluation."""
 
     folder: Path
     state: ControllerState
@@ -104,6 +104,7 @@ class Checkpointing:
         self.start_number = start_number
         self.job_name = job_name
         self.last_begun_step: int | None = None
+        """The number of completed steps at the latest save that was begun, or in the checkpoint that was loaded."""
         self.pending: PendingSave | None = None
         self.newest: Path | None = None
         """The newest checkpoint that this start has committed or resumed from."""
@@ -113,10 +114,10 @@ class Checkpointing:
 
     def find(self) -> ResumePoint | None:
         """Finds the checkpoint to resume from (None: start from step 0), and announces this start, which fences earlier
-        starts: they can no longer write.
+        starts: they can no longer commit checkpoints.
 
-        Raises ConfigurationError if `resume: Never` is set and checkpoints exist, CheckpointError if checkpoints exist
-        and none is usable."""
+        Raises ConfigurationError if `resume: Never` is set and checkpoints exist, or if the checkpoints belong to
+        another job; CheckpointError if checkpoints exist and none is usable."""
         if self.spec.resume is Resume.NEVER:
             refuse_existing(self.root)
         found = find_newest_complete(self.root, self.start_number, digests=False)
@@ -127,11 +128,11 @@ class Checkpointing:
         return point
 
     def load(self, point: ResumePoint, groups: Sequence[TrainedGroup], num_workers: int) -> ResumePoint:
-        """Loads the checkpoint on all workers. Random states are restored only if the number of workers (`num_workers`,
-        of the first group) is the same as when it was saved.
+        """Loads the checkpoint on all workers. Random states are restored only if the number of workers of the first
+        group (`num_workers`) is the same as when the checkpoint was saved.
 
-        Returns `point`, or an older checkpoint if the workers have found `point` damaged. Raises CheckpointError if
-        none is usable."""
+        Returns `point`, or an older checkpoint if a worker and the controller have found `point` damaged. Raises
+        CheckpointError if no checkpoint is usable, or if only a worker finds `point` damaged."""
         try:
             _load(groups, point)
         except DamagedError as error:
@@ -198,6 +199,8 @@ class Checkpointing:
         return committed
 
     def _point(self, found: Found) -> ResumePoint:
+        """Reads the state of a found checkpoint. Raises ConfigurationError if the checkpoint belongs to another job,
+        CheckpointError if its state is invalid."""
         state = state_of(found.manifest)
         if state.job_name != self.job_name:
             raise ConfigurationError(

@@ -1,7 +1,6 @@
 """The single controller: one process that drives all workers through the run, keeps the run's state, and reports it.
 
-start -> evaluate -> (step -> begin save? -> metrics -> evaluate?)* -> end saves -> export
-resume ------------> (step ...
+start or resume -> evaluate? -> (step -> begin save? -> metrics -> evaluate?)* -> end saves -> export
 """
 
 from __future__ import annotations
@@ -54,6 +53,7 @@ from rljob_trainer.workers.trained_worker import ADAPTER_PREFIX, MODEL_PREFIX
 log = logging.getLogger(__name__)
 
 NUM_TRAINING_SAMPLES_LOGGED = 8
+"""The number of responses of each step that are written to `samples.jsonl`."""
 
 
 class Controller:
@@ -90,11 +90,11 @@ class Controller:
             seed=training.seed,
             shuffle=training.dataset.shuffle,
             digest=run.prompts.digest,
-            are_usable=run.drawn_rows.are_usable if run.drawn_rows else None,
+            are_usable=run.drawn_row_filter.are_usable if run.drawn_row_filter else None,
         )
         weights = {reward.name: reward.weight for reward in training.rewards}
         self.rollout = RolloutPhase(
-            run.workers.hybrid, run.workers.reward, weights, self.timer, stop, run.workers.scoring_model
+            run.workers.hybrid, run.workers.reward, weights, self.timer, stop, run.workers.reward_model
         )
         self.training_step = TrainingStep(
             step_plan(job),
@@ -118,8 +118,8 @@ class Controller:
             )
 
     def train(self, first_step: int, *, is_evaluated: bool) -> bool:
-        """Trains from `first_step` completed steps to the end. Returns True if all steps are done, False after a stop
-        request.
+        """Trains until all steps are done; `first_step` steps are already done. Returns True if all steps are done,
+        False after a stop request.
 
         `is_evaluated`: whether an evaluation that is due after `first_step` steps was already done. Raises
         TrainerError; complete checkpoints stay."""
@@ -148,7 +148,7 @@ class Controller:
         self.training_step.kl_coefficient.restore(state.kl_coefficient)
 
     def save_on_stop(self) -> int:
-        """Saves a checkpoint of the current state and returns its number of steps."""
+        """Saves a checkpoint of the current state, see `Saves.save_on_request`."""
         return self.saves.save_on_request(self.cursor.state(), self.training_step.kl_coefficient.value_to_save)
 
     def export(self, folder: Path) -> Path | None:
@@ -164,17 +164,19 @@ class Controller:
         log.info("exporting the model as %s", str(dtype).removeprefix("torch."))
         saved, model = open_known_checkpoint(self.checkpointing.newest), self.job.spec.training.model
         if model.lora is None:
-            write_huggingface(folder, source, saved, MODEL_PREFIX, dtype, on_progress=self._exported)
+            write_huggingface(folder, source, saved, MODEL_PREFIX, dtype, on_progress=self._report_export)
         else:
             adapters = AdapterSettings(model.lora, self.job.spec.training.seed)
             base = self.run_parts.model_location.folder(
-                lambda size: self.reporter.doing(f"exports the model; {size // 10**6} MB of the base model downloaded")
+                lambda num_bytes: self.reporter.doing(
+                    f"exports the model; {num_bytes // 10**6} MB of the base model downloaded"
+                )
             )
-            write_merged_huggingface(folder, base, saved, ADAPTER_PREFIX, adapters, model, dtype, self._exported)
+            write_merged_huggingface(folder, base, saved, ADAPTER_PREFIX, adapters, model, dtype, self._report_export)
         return folder
 
-    def _exported(self, number: int, of: int) -> None:
-        self.reporter.doing(f"exports the model; {number} of {of} tensors read")
+    def _report_export(self, num_read: int, num_tensors: int) -> None:
+        self.reporter.doing(f"exports the model; {num_read} of {num_tensors} tensors read")
 
     def _step(self, step: int) -> None:
         self.timeline.begin(step + 1)
@@ -195,7 +197,7 @@ class Controller:
         num_tokens = rollout.num_tokens()
         metrics.update(self.timer.take())
         metrics.update(self.run_parts.workers.hybrid.take_seconds())
-        if self.run_parts.drawn_rows is not None:
+        if self.run_parts.drawn_row_filter is not None:
             metrics[ROWS_LEFT_OUT] = float(self.cursor.num_left_out - num_left_out)
         metrics[CONTROLLER_SENT_BYTES] = float(traffic.sent_bytes)
         metrics[CONTROLLER_RECEIVED_BYTES] = float(traffic.received_bytes)
@@ -240,7 +242,7 @@ class StepTimeline:
             self._take()
 
     def end(self, step: int) -> None:
-        """Writes the file; a write error is only logged. Raises WorkerDiedError."""
+        """Writes the step's timeline; a write error is only logged. Raises WorkerDiedError."""
         if step not in self.steps:
             return
         path = timeline_file(self.run_folder, step)

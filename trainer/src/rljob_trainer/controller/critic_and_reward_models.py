@@ -15,7 +15,7 @@ from rljob_api.v1alpha1.model import Model
 from rljob_api.v1alpha1.reward import Reward, RewardModel
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.engine_settings import critic_of, reward_model_engine
-from rljob_trainer.controller.model_roles import ScoringModel
+from rljob_trainer.controller.model_roles import FoundRewardModel
 from rljob_trainer.controller.prompt_sets import Prompts
 from rljob_trainer.controller.run_checks import (
     check_layouts,
@@ -51,9 +51,9 @@ def critic_model(
     cache_folder: Path,
     job_folder: Path,
 ) -> ModelLocation | None:
-    """Finds and checks the critic's initial model; None for the policy's own model. Raises ConfigurationError if the
-    model cannot be read, has other tokens than the policy, has a shorter maximum length, or cannot be split over the
-    critic's GPUs."""
+    """Finds and checks the critic's initial model; None if the critic starts from the policy's model. Raises
+    ConfigurationError if the model cannot be read, has other tokens than the policy, is too short for the job's rows,
+    or cannot be split over the critic's GPUs."""
     named = critic_of(spec).model
     if named.source is None:
         return None
@@ -90,17 +90,17 @@ def reward_with_model(spec: RLJobSpec) -> tuple[str, Reward, RewardModel] | None
     return None
 
 
-def scoring_model(
+def found_reward_model(
     spec: RLJobSpec,
     policy_folder: Path,
     prompts: Sequence[PromptRow],
     layout: ParallelLayout,
     cache_folder: Path,
     job_folder: Path,
-) -> ScoringModel | None:
+) -> FoundRewardModel | None:
     """Finds and checks the reward model; None if the job has none. Raises ConfigurationError if the model cannot be
-    read, has no score head or several labels, cannot be split over its GPUs, or has a chat template that rejects the
-    prompts."""
+    read, has no score head or several labels, cannot be split over its GPUs, has a chat template that rejects the
+    prompts, or cannot read the policy's tokens or rows of that length."""
     found = reward_with_model(spec)
     if found is None:
         return None
@@ -118,11 +118,11 @@ def scoring_model(
         policy, tokenizer = Tokenizer(policy_folder), Tokenizer(folder)
         is_alike = policy.vocabulary() == tokenizer.vocabulary() and policy.chat_template == tokenizer.chat_template
         reads_tokens = is_alike and _ends_with_response(tokenizer, prompts)
-        longest = position_limit(config)
+        limit = position_limit(config)
         if reads_tokens:
             check_vocabulary_size(read_config(policy_folder), config, named.source)
             check_vocabulary(folder, max(max(prompt.token_ids) for prompt in prompts))
-            _check_positions(spec, named.source, longest, max(len(prompt.token_ids) for prompt in prompts))
+            _check_positions(spec, named.source, limit, max(len(prompt.token_ids) for prompt in prompts))
         else:
             log.info(
                 "reward model: its inputs are texts that it tokenizes itself, because %s",
@@ -133,7 +133,7 @@ def scoring_model(
             _check_conversations(tokenizer, prompts)
     # float32 is a placeholder: the dtype is only known after `Auto` is resolved.
     engine = reward_model_engine(spec, torch.float32, layout)
-    return ScoringModel(location, RewardModelSettings(engine, reward.name, field, reads_tokens, longest))
+    return FoundRewardModel(location, RewardModelSettings(engine, reward.name, field, reads_tokens, limit))
 
 
 def _check_positions(spec: RLJobSpec, source: str, limit: int | None, longest_prompt: int) -> None:
@@ -175,8 +175,8 @@ def _check_head(folder: Path) -> None:
 
 
 def _ends_with_response(tokenizer: Tokenizer, prompts: Sequence[PromptRow]) -> bool:
-    """Whether a conversation ends with the response's end token. Some chat templates add text after it, and the model
-    was trained with that text."""
+    """Whether a conversation ends with the response's end token; True if the prompts are not chats. Some chat templates
+    add text after the end token, and the reward model was trained with that text."""
     row = next((row for row in prompts if row.messages is not None), None)
     return row is None or _conversation(tokenizer, row)[-1] in tokenizer.eos_token_ids
 

@@ -2,8 +2,9 @@
 is full.
 
 A step takes the first groups with different scores, in the order of their prompts in the data. Prompts after the last
-taken one return to the stream. So the result of a step, and the position of the stream after it, are the same as if
-prompts were drawn one by one; the number of prompts per round only affects the time (if each request has its own seed).
+group that is taken return to the stream. So the result of a step, and the position of the stream after the step, are
+the same as if prompts were drawn one by one. The number of prompts per round only affects the time, provided that
+`rollout.perRequestSeeds` is set.
 
 Source: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2 and equation 11.
 
@@ -39,7 +40,8 @@ from rljob_trainer.observability.metrics import (
 
 MARGIN = 1.25
 """A further round has this many times the number of prompts that is expected to fill the batch. Without a margin about
-half of these rounds would not fill it, and a round takes as long as its longest response, even with few prompts."""
+half of these rounds would not fill the batch, and a round takes as long as its longest response, even with few
+prompts."""
 
 Generate = Callable[[Sequence[PromptRow], int], Rollout]
 """(prompts, number of prompts drawn before in the same step) -> scored responses to these prompts."""
@@ -60,11 +62,12 @@ class DynamicSampling:
         the workers."""
 
     def filled(self, prompts: Sequence[PromptRow], step: int, generate: Generate) -> StepRows:
-        """Generates responses in rounds until there are as many groups with different scores as `prompts`, the prompts
-        of the first round. Returns these groups.
+        """Generates responses in rounds, at most `maxRounds`, until there are as many groups with different scores as
+        `prompts`. The first round uses `prompts`. Returns these groups. If they are too few after the last round,
+        groups with equal scores, which are not trained on, fill the batch (`onMaxRounds: TrainOnFewer`).
 
-        Raises BatchNotFullError if there are too few after the last round and `onMaxRounds` is `Fail`, and whatever
-        `generate` raises. After an error the position of the prompt stream is undefined."""
+        Raises BatchNotFullError if they are too few and `onMaxRounds` is `Fail`, and whatever `generate` raises. After
+        an error the position of the prompt stream is undefined."""
         num_wanted, num_rounds = len(prompts), 1
         everything = generate(prompts, 0)
         is_kept_G = self._is_kept(everything)
@@ -80,7 +83,7 @@ class DynamicSampling:
             num_returned = len(is_kept_G) - 1 - int(taken[-1])
             self.cursor.return_rows(num_returned)
         elif self.settings.on_max_rounds is MaxRoundsPolicy.FAIL:
-            raise BatchNotFullError(self._not_full(step, num_wanted, is_kept_G, everything))
+            raise BatchNotFullError(self._not_full_message(step, num_wanted, is_kept_G, everything))
         else:
             taken = spread_groups(is_kept_G, num_wanted, self.plan.rows_per_update // self.group_size)
         batch = _rows_of_groups(everything, taken, self.group_size)
@@ -108,7 +111,7 @@ class DynamicSampling:
             differs_B = differs_B & ~zero_variance_mask(rollout.named_rewards_B[self.settings.reward], groups_B)
         return differs_B[:: self.group_size]
 
-    def _not_full(self, step: int, num_wanted: int, is_kept_G: torch.Tensor, everything: Rollout) -> str:
+    def _not_full_message(self, step: int, num_wanted: int, is_kept_G: torch.Tensor, everything: Rollout) -> str:
         by_name = f", or all scores of {self.settings.reward!r}," if self.settings.reward is not None else ""
         return (
             f"spec.training.algorithm.dynamicSampling.maxRounds: the batch of step {step + 1} is not full after "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -15,6 +16,7 @@ from rljob_trainer.observability.samples import Sample, SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
 
 EVALUATION_STREAM = 1
+"""The stream of `sample_seeds` for evaluations."""
 
 
 class Evaluation:
@@ -35,8 +37,8 @@ class Evaluation:
         self.rollout = rollout
         self.timer = timer
         self.seed = seed
-        self.greedy = SamplingSettings(0.0, 1.0, 0, max_new_tokens, stop)
-        self.sampled = SamplingSettings(spec.temperature, 1.0, 0, max_new_tokens, stop)
+        self.greedy = SamplingSettings(temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=max_new_tokens, stop=stop)
+        self.sampled = replace(self.greedy, temperature=spec.temperature)
 
     def is_due(self, step: int, num_steps: int) -> bool:
         """Whether to evaluate after `step` steps of `num_steps`."""

@@ -89,7 +89,7 @@ def warn_if_reward_model_changed(saved: HubRoleModels, role_models: HubRoleModel
     if was and (now is None or (now.source, now.revision) != (was.source, was.revision)):
         log.warning(
             "the reward model is %s, but the run of the checkpoint used %s at commit %s: the scores may differ",
-            f"{now.source} at commit {now.revision}" if now else "another model",
+            f"{now.source} at commit {now.revision}" if now else "not on the hub",
             was.source,
             was.revision,
         )

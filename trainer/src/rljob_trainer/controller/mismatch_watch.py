@@ -1,5 +1,5 @@
 """Warns if the rollout engine and the trainer compute different log-probabilities from the same weights
-(training/inference mismatch), and if most tokens are rejected because of it."""
+(training/inference mismatch), and if rollout correction rejects most tokens because of this mismatch."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ class MismatchWatch:
         """`spec.training.model.dtype` must not be `Auto`."""
         self.dtype = spec.training.model.dtype
         self.corrects = spec.training.algorithm.rollout_correction.type is not RolloutCorrectionType.NONE
+        self.can_sync_more_often = spec.training.rollout.sync_every_steps > 1
         self.max_difference = USUAL_DIFFERENCE[self.dtype]
         self.max_rejected = MOST_REJECTED
 
     def step_done(self, step: int, metrics: Metrics) -> None:
-        """Warns if a step's mean difference is larger than usual, and again each time the difference has doubled. Steps
-        with stale responses are skipped, because older weights are expected to differ. Also warns if more than half of
-        the tokens are rejected."""
+        """Warns if a step's mean difference is larger than usual, and again each time the difference has doubled. For
+        this, steps with stale responses are skipped, because older weights are expected to differ. Also warns if more
+        than half of the tokens are rejected, and again each time the accepted fraction has halved."""
         mean = metrics.get(LOGPROB_DIFF_MEAN, 0.0)
         if mean > self.max_difference and metrics[STALENESS_MAX] == 0:
             self.max_difference = 2 * mean
@@ -47,11 +48,13 @@ class MismatchWatch:
         rejected = metrics.get(REJECTED_FRACTION, 0.0)
         if rejected > self.max_rejected:
             self.max_rejected = (1 + rejected) / 2
+            more_often = ", or sync the weights more often (rollout.syncEverySteps)" if self.can_sync_more_often else ""
             log.warning(
-                "step %d: algorithm.rolloutCorrection.rejection rejects %.0f %% of the tokens; widen its bounds, or "
-                "sync the weights more often (rollout.syncEverySteps)",
+                "step %d: training.algorithm.rolloutCorrection.rejection rejects %.0f %% of the tokens; widen its "
+                "bounds%s",
                 step,
                 100 * rejected,
+                more_often,
             )
 
     def _warn_of_difference(self, step: int, metrics: Metrics) -> None:

@@ -53,7 +53,7 @@ from rljob_trainer.workers.rollout import RolloutWorker
 
 
 def num_workers_of(spec: RLJobSpec, role: str) -> int:
-    """Returns the number of processes of a role: one for each GPU of its pool."""
+    """Returns the number of processes of a role: one for each GPU (on CPUs: each CPU share) of its pool."""
     [pool] = [pool for pool in spec.pools if pool.name == placed_roles(spec, [role])[role]]
     return pool.nodes * pool.gpus_per_node
 
@@ -84,7 +84,7 @@ def num_data_ranks_of(spec: RLJobSpec, role: str) -> int:
 
 
 def mini_batch_rows_of(spec: RLJobSpec, role: str) -> int:
-    """Returns a worker's share of a mini-batch, in responses."""
+    """Returns the number of responses of a mini-batch that each data rank of the role gets."""
     training = spec.training
     num_prompts = training.mini_batch_size or training.batch_size
     return num_prompts * training.rollout.group_size // num_data_ranks_of(spec, role)
@@ -104,7 +104,7 @@ def critic_settings(spec: RLJobSpec, dtype: torch.dtype) -> CriticSettings:
 
 
 @dataclass(frozen=True)
-class ScoringModel:
+class FoundRewardModel:
     """The reward model: where it is, and its settings."""
 
     location: ModelLocation
@@ -118,7 +118,7 @@ class Models:
     policy: ModelLocation
     critic: ModelLocation | None = None
     """The critic's initial model; None: the policy's initial model."""
-    reward: ScoringModel | None = None
+    reward_model: FoundRewardModel | None = None
     """The reward model, if there is one."""
 
 
@@ -164,9 +164,11 @@ def model_roles(job: TrainerJob, models: Models, longest_prompt: int) -> list[Ro
     if needs_critic(job.spec):
         critic = critic_settings(job.spec, dtype)
         roles.append(RoleSpec(CRITIC, CriticWorker, partial(make_critic, critic, models.critic or model)))
-    if (scoring := models.reward) is not None:
-        settings = replace(scoring.settings, engine=replace(scoring.settings.engine, compute_dtype=dtype))
-        roles.append(RoleSpec(REWARD_MODEL, RewardModelWorker, partial(make_reward_model, settings, scoring.location)))
+    if (reward_model := models.reward_model) is not None:
+        settings = replace(reward_model.settings, engine=replace(reward_model.settings.engine, compute_dtype=dtype))
+        roles.append(
+            RoleSpec(REWARD_MODEL, RewardModelWorker, partial(make_reward_model, settings, reward_model.location))
+        )
     return [
         *roles,
         RoleSpec(ROLLOUT, RolloutWorker, partial(make_rollout, generator)),
@@ -200,8 +202,8 @@ def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
 
 def placed_roles(spec: RLJobSpec, roles: Sequence[str]) -> dict[str, str]:
     """Returns the pool of each of these roles; a role without a pool in the job runs on the actor's pool."""
-    places = spec.placed_roles()
-    return {role: places.get(role, places[ACTOR]) for role in roles}
+    pools = spec.placed_roles()
+    return {role: pools.get(role, pools[ACTOR]) for role in roles}
 
 
 def step_plan(job: TrainerJob) -> StepPlan:

@@ -79,11 +79,12 @@ def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -
     for where, dataset, prompts in datasets:
         unanswered = [row.location for row in prompts if row.answer is None]
         if unanswered and (len(unanswered) < len(prompts) or needs_answers):
+            why = "the reward MathAnswer needs one" if needs_answers else "the other rows have one"
             raise DatasetError(
-                f"{where}.answerField: {len(unanswered)} of {len(prompts)} rows have no answer, but the reward needs "
-                f"one (first: {unanswered[0]}); name the column with the answer, or remove these rows"
+                f"{where}.answerField: {len(unanswered)} of {len(prompts)} rows have no answer, but {why} (first: "
+                f"{unanswered[0]}); name the column with the answer, or remove these rows"
             )
         if needs_answers:
             refuse_unusable(prompts, where, dataset.answer_field)
-    kept, num_removed = without_held_out(rows, held_out)
-    return Prompts(tuple(kept), tuple(held_out), num_removed)
+    training_rows, num_removed = without_held_out(rows, held_out)
+    return Prompts(tuple(training_rows), tuple(held_out), num_removed)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def check_responses(training: Training, model_folder: Path, prompts: Sequence[PromptRow]) -> None:
-    """Raises ConfigurationError if no response can end although truncated responses are masked, or if the pattern of a
+    """Raises ConfigurationError if no response can end and truncated responses are masked, or if the pattern of a
     Format reward can never match. Logs a warning for probable mistakes."""
     tokenizer = Tokenizer(model_folder)
     _check_ends(training, model_folder, tokenizer, are_chats=any(row.messages is not None for row in prompts))
@@ -45,6 +45,8 @@ def check_responses(training: Training, model_folder: Path, prompts: Sequence[Pr
 
 
 def _check_ends(training: Training, model_folder: Path, tokenizer: Tokenizer, *, are_chats: bool) -> None:
+    """Checks that responses can end with an end token of the model or with a stop string, and that the end token is the
+    one with which the chat template ends a turn."""
     num_tokens: int = read_config(model_folder).get_text_config().vocab_size
     ends = [token for token in tokenizer.eos_token_ids if 0 <= token < num_tokens]
     stops = [stop for stop in training.rollout.stop if stop in _decoded(tokenizer, stop)]
@@ -86,6 +88,7 @@ def _check_pattern(
     prompts: Sequence[PromptRow],
     stop: Sequence[str],
 ) -> None:
+    """Raises ConfigurationError if every match of the pattern contains a text that no response contains."""
     beginnings = {row.turn_beginning for row in prompts}
 
     def seen(*texts: str) -> str:
@@ -126,6 +129,7 @@ def _without_overlap(text: str, beginning: str) -> str:
 
 
 def _warn_of_beginnings(where: str, pattern: str, prompts: Sequence[PromptRow]) -> None:
+    """Logs a warning if the pattern begins in another way than the responses that rewards get."""
     wanted = literal_beginning(pattern)
     for beginning in {row.turn_beginning for row in prompts}:
         given = beginning.lstrip()

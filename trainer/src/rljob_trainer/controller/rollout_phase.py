@@ -61,6 +61,7 @@ from rljob_trainer.workers.protocols import HybridGroup, PendingResult, RewardGr
 from rljob_trainer.workers.reward import STATUSES
 
 MAX_SEED = 2**31
+"""Upper bound of seeds (exclusive)."""
 MAX_PROMPT_CHARACTERS = 200
 """Characters of a prompt that a message shows."""
 REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS)
@@ -173,11 +174,11 @@ class RolloutPhase:
         weights: Mapping[str, float],
         timer: PhaseTimer,
         stop: StopRequest,
-        model_reward: RewardModelWorkers | None = None,
+        reward_model: RewardModelWorkers | None = None,
     ) -> None:
         self.hybrid = hybrid
         self.reward = reward
-        self.model_reward = model_reward
+        self.reward_model = reward_model
         self.weights = weights
         self.timer = timer
         self.stop = stop
@@ -218,20 +219,20 @@ class RolloutPhase:
             responses = batch.only([RESPONSE_TEXTS, RESPONSE_LENGTHS]).union(inputs.only(REWARD_COLUMNS))
             scoring = self._scoring(self.reward.start_scoring(responses), batch.union(inputs.only(MODEL_COLUMNS)))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
-        kept = batch.slice(0, len(repeated)) if with_greedy else batch
-        return Rollout(repeated, kept, self.weights, scoring)
+        sampled = batch.slice(0, len(repeated)) if with_greedy else batch
+        return Rollout(repeated, sampled, self.weights, scoring)
 
     def _scoring(self, by_rewards: PendingResult[DataProto], batch: DataProto) -> Scoring:
         """Returns the pending scores. Also starts the call of the reward model, if there is one, with rows ordered so
         that each of its workers gets about the same number of tokens."""
-        if self.model_reward is None:
+        if self.reward_model is None:
             return Scoring(by_rewards)
         order_B = None
-        num_ranks = self.model_reward.num_data_ranks
+        num_ranks = self.reward_model.num_data_ranks
         if num_ranks > 1 and len(batch) % num_ranks == 0:
             order_B = balanced_order(batch[RESPONSE_LENGTHS], num_ranks, len(batch))
             batch = batch.reorder(order_B)
-        by_model = self.model_reward.group.compute_scores(batch.only(self.model_reward.columns))
+        by_model = self.reward_model.group.compute_scores(batch.only(self.reward_model.columns))
         return Scoring(by_rewards, by_model, order_B)
 
     def scored(self, rollout: Rollout) -> Rollout:

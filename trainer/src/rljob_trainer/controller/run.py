@@ -66,7 +66,7 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
                 reporter.stopping()
                 step = controller.save_on_stop()
                 reporter.stopped()
-                saved = "; its checkpoint is complete" if step else "; there is no checkpoint"
+                saved = "; the checkpoint of this step is complete" if step else "; there is no checkpoint"
                 log.warning("stopped as requested after step %d%s", step, saved)
                 return ExitCode.INTERRUPTED
             exported = controller.export(settings.run_folder / "export")

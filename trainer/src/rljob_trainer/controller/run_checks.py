@@ -101,7 +101,8 @@ def _refuse_role(spec: RLJobSpec, name: str, role: TrainRole, model: str, advice
         )
     if (role.shard_size, role.sequence_parallel) != (None, None):
         raise ConfigurationError(
-            f"spec.roles.{name}: nothing needs {model}, so its layout would be ignored; remove it, or {advice}"
+            f"spec.roles.{name}: nothing needs {model}, so shardSize and sequenceParallel would have no effect; remove "
+            f"them, or {advice}"
         )
 
 
@@ -127,7 +128,7 @@ def check_row_lengths(model_folder: Path, training: Training, prompts: Prompts |
     config = read_config(model_folder)
     limits = [
         (position_limit(config), "max_position_embeddings in its config.json"),
-        (choose_attention(config).max_row_tokens, "beyond it, its rotary frequencies depend on the row's length"),
+        (choose_attention(config).max_row_tokens, "for longer rows its rotary frequencies depend on the row's length"),
     ]
     limit, reason = min(((limit, why) for limit, why in limits if limit is not None), default=(None, ""))
     lengths = {DATASET: 1} if prompts is None else prompts.longest_of
@@ -136,12 +137,14 @@ def check_row_lengths(model_folder: Path, training: Training, prompts: Prompts |
     if limit is None or longest + new <= limit:
         return
     dataset = training.dataset if field == DATASET or training.evaluation is None else training.evaluation.dataset
-    prompt = "a prompt of one token" if longest == 1 else f"the longest prompt ({longest} tokens)"
+    prompt, advice = "a prompt of one token", "reduce maxNewTokens"
+    if longest > 1:
+        prompt = f"the longest prompt ({longest} tokens)"
+        advice = "reduce maxNewTokens, or maxPromptTokens with overlongPrompt: Drop"
     raise ConfigurationError(
         f"{field}.maxPromptTokens ({dataset.max_prompt_tokens}) and spec.training.rollout.maxNewTokens ({new}): "
         f"{prompt} and its response may have {longest + new} tokens, but the maximum of the model in {model_folder} is "
-        f"{limit} ({reason}); reduce maxNewTokens, or maxPromptTokens with overlongPrompt: Drop, or choose another "
-        "model"
+        f"{limit} ({reason}); {advice}, or choose another model"
     )
 
 
@@ -149,7 +152,7 @@ def position_limit(config: PreTrainedConfig) -> int | None:
     """Returns the maximum row length of a model, in tokens, computed as in vLLM; None if its configuration has no
     limit."""
     text = config.get_text_config()
-    # Some model types use another key in config.json. transformers maps it to this attribute.
+    # Some model types use another key in config.json. transformers maps such a key to this attribute.
     positions: int | None = getattr(text, "max_position_embeddings", None)
     rope = text.to_dict().get("rope_parameters") or {}
     # Some scaling types are not included in max_position_embeddings. Of these, only linear scaling leaves short rows
@@ -211,7 +214,7 @@ def check_lora(model_folder: Path, lora: Lora | None) -> bool:
     if lora is None:
         return False
     model = build_on_meta(model_folder)
-    log.info("lora: rank %d beside %d linear layers", lora.rank, len(target_layers(model, lora.targets)))
+    log.info("lora: adapters of rank %d for %d linear layers", lora.rank, len(target_layers(model, lora.targets)))
     add_adapters(model, lora)
     return has_experts(model)
 

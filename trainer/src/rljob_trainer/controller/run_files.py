@@ -40,7 +40,8 @@ class RunOutput:
         self.files = MetricLog(sinks)  # Without the terminal.
         self.metrics = MetricLog([*sinks, self.progress])
         self.samples = SampleLog(run_folder, resumed_from_step)
-        self.scores: dict[int, Metrics] = {}
+        self.evaluations: dict[int, Metrics] = {}
+        """The metrics of each evaluation by the number of steps before it."""
 
     def start(self, step: int) -> None:
         """Starts the progress display; `step` steps are already done."""
@@ -60,7 +61,7 @@ class RunOutput:
         """Writes the results of an evaluation after `step` steps, and shows a few samples on the terminal."""
         self.metrics.write(step, metrics)
         self.samples.write(samples)
-        self.scores[step] = metrics
+        self.evaluations[step] = metrics
         self.progress.show(sample_table(f"held-out prompts after step {step}", samples[:NUM_SAMPLES_SHOWN]))
 
     def close(self) -> None:
@@ -71,17 +72,18 @@ class RunOutput:
             draw_plots(self.run_folder)
         except Exception as error:
             again = shlex.join(["rljob", "plot", str(self.run_folder)])
-            log.warning("metrics or plots are incomplete (%s); draw them again with `%s`", error, again)
+            log.warning("metrics or plots are incomplete (%s); draw the plots again with `%s`", error, again)
 
     def summary(self) -> str | None:
         """Returns the held-out scores of the first and the last evaluation; None with fewer than two evaluations."""
-        if len(self.scores) < 2:
+        if len(self.evaluations) < 2:
             return None
-        first, last = self.scores[min(self.scores)], self.scores[max(self.scores)]
+        first_step, last_step = min(self.evaluations), max(self.evaluations)
+        first, last = self.evaluations[first_step], self.evaluations[last_step]
         labels = {EVAL_GREEDY: "greedy", EVAL_SAMPLED: "sampled"}
         found = {label: (first[name], last[name]) for name, label in labels.items() if name in first and name in last}
-        # Percentages only make sense for scores from 0 to 1. Weighted sums may be outside of this range.
+        # Percentages are only meaningful for scores from 0 to 1. Weighted sums may be outside of this range.
         are_shares = all(0 <= score <= 1 for scores in found.values() for score in scores)
         form = ".1%" if are_shares else ".3f"
         parts = [f"{label} {before:{form}} -> {after:{form}}" for label, (before, after) in found.items()]
-        return f"held-out score, step {min(self.scores)} -> {max(self.scores)}: {', '.join(parts)}"
+        return f"held-out score, step {first_step} -> {last_step}: {', '.join(parts)}"

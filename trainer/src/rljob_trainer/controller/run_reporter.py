@@ -55,10 +55,7 @@ WallClock = Callable[[], float]
 
 
 class RunReporter:
-    """The only writer of an attempt's RunState file. Every method rewrites the file.
-
-    All methods raise OSError if the file cannot be written.
-    """
+    """The only writer of an attempt's RunState file. The methods rewrite the file, and raise OSError if this fails."""
 
     def __init__(
         self,
@@ -111,8 +108,8 @@ class RunReporter:
         self._change(progress=self._progress(**self._scores(metrics)))
 
     def doing(self, activity: str) -> None:
-        """Reports that a slow activity has started or made progress. This shows that the run is alive. During training
-        it is written at most every `ACTIVITY_SECONDS`."""
+        """Reports that a slow activity has started or made progress. This shows that the run is alive. Once training
+        has started, the file is rewritten for this at most every `ACTIVITY_SECONDS`."""
         now = self._wall_clock()
         # abs(), because a clock that was set back must not suppress updates.
         is_recent = abs(now - self._activity_written_at) < ACTIVITY_SECONDS

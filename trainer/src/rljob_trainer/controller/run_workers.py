@@ -15,8 +15,8 @@ from rljob_api.constants import ENV_RUN_FOLDER, LOGS_FOLDER
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.rollout import Compile
 from rljob_trainer.controller.model_roles import (
+    FoundRewardModel,
     Models,
-    ScoringModel,
     model_roles,
     num_data_ranks_of,
     placed_roles,
@@ -60,6 +60,7 @@ from rljob_trainer.workers.reward_model import TEXT_COLUMNS, TOKEN_COLUMNS
 log = logging.getLogger(__name__)
 
 ReportActivity = Callable[[str], None]
+"""Called with the text of a slow activity that has started or made progress, such as `loads the data`."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,10 @@ class Workers:
     reward: RewardGroup
     reference: ReferenceGroup | None
     critic: CriticGroup | None
-    scoring_model: RewardModelWorkers | None
+    reward_model: RewardModelWorkers | None
     num_devices: int
     processes: Mapping[str, WorkerProcesses]
-    """By pool."""
+    """The worker processes by the name of their pool."""
 
     @property
     def trained(self) -> tuple[TrainedGroup, ...]:
@@ -117,7 +118,7 @@ def started_workers(
                 *model_roles(job, models, longest_prompt),
             )
         }
-        # GPUs that are declared but not used for computing are reserved, too: this keeps workers off the head node.
+        # GPUs are reserved even if workers compute on CPUs: this keeps workers off the head node, which has no GPU.
         pools = pool_settings_of(job.spec, num_cpus_per_device=1, cluster_resources=cluster_resources())
         plan = plan_roles([pool.name for pool in pools], placed_roles(job.spec, tuple(roles)))
         log.info("workers: building %d on %s; their logs are in %s", num_workers, device_type, log_folder)
@@ -140,7 +141,7 @@ def started_workers(
             return spawn(processes)
 
         doing(f"loads models on {num_workers} workers")
-        with ThreadPoolExecutor(max_workers=len(started)) as builders:  # All pools at once.
+        with ThreadPoolExecutor(max_workers=len(started)) as builders:  # All pools at the same time.
             built = [builders.submit(build, *each) for each in started]
             activity = ActivityWatch(log_folder, lambda how: doing(f"loads models; {how}"))
             while wait(built, timeout=LOOK_SECONDS).not_done:
@@ -152,7 +153,7 @@ def started_workers(
             reward=groups[REWARD].seen_as(RewardGroup),
             reference=groups[REFERENCE].seen_as(ReferenceGroup) if REFERENCE in groups else None,
             critic=groups[CRITIC].seen_as(CriticGroup) if CRITIC in groups else None,
-            scoring_model=_reward_model_workers(job, models.reward, groups),
+            reward_model=_reward_model_workers(job, models.reward_model, groups),
             num_devices=num_workers,
             processes={group.pool: processes for group, _, processes in started},
         )
@@ -166,18 +167,18 @@ def _environment(job: TrainerJob, settings: Settings, device_type: str) -> dict[
 
 
 def _reward_model_workers(
-    job: TrainerJob, scored: ScoringModel | None, groups: Mapping[str, WorkerGroup]
+    job: TrainerJob, found: FoundRewardModel | None, groups: Mapping[str, WorkerGroup]
 ) -> RewardModelWorkers | None:
-    if scored is None:
+    if found is None:
         return None
-    columns = TOKEN_COLUMNS if scored.settings.reads_tokens else TEXT_COLUMNS
+    columns = TOKEN_COLUMNS if found.settings.reads_tokens else TEXT_COLUMNS
     group = groups[REWARD_MODEL].seen_as(RewardModelGroup)
     return RewardModelWorkers(group, columns, num_data_ranks_of(job.spec, REWARD_MODEL))
 
 
 def shipped_code(settings: Settings) -> ShippedCode | None:
-    """Returns the folder that is copied to a remote cluster, without the output of runs. A Ray job already has its
-    code."""
+    """Returns the folder that is copied to a remote cluster, without the output of runs. None if nothing is copied: the
+    user has named no folder, or the trainer is a Ray job, to which Ray has already copied the code."""
     folder = settings.shipped_code
     if folder is None or settings.is_ray_job:
         return None

@@ -2,7 +2,7 @@
 
 A save starts after a step, before the step's metrics are written, and blocks training during the copy. It is committed
 as a checkpoint once it is on disk: after a later step, before the next save, or at the end of the run. So the metrics
-of a step include the time of its save, and they are on disk before a run can resume from its checkpoint.
+of a step include the time of its save, and these metrics are on disk before a run can resume from the checkpoint.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Saves:
         self._write_late_seconds()
 
     def save_on_request(self, cursor: CursorState, kl_coefficient: float | None = None) -> int:
-        """Saves and commits a checkpoint of the current state; returns its number of steps. Raises CheckpointError."""
+        """Saves and commits a checkpoint of the current state, unless it is already saved or no step is done yet.
+        Returns the number of completed steps. Raises CheckpointError."""
         step = self.reporter.state.progress.step
         if step > 0 and step != self.checkpointing.last_begun_step:
             self._begin(step, cursor, kl_coefficient)
@@ -77,6 +78,8 @@ class Saves:
             self.checkpointing.begin(step, cursor, self.groups, kl_coefficient)
 
     def _finish(self, *, wait: bool) -> None:
+        """Commits and reports the save in progress, if there is one and it is on disk. `wait`: first waits for
+        the disk."""
         pending = self.checkpointing.pending
         if pending is None:
             return
@@ -92,6 +95,6 @@ class Saves:
         on request."""
         late = self.timer.take()
         if late:
-            # If a step has two values, readers use the last one. So this one must be the total.
+            # If a step has two values, readers use the last one. So this value must be the total.
             total = {name: self.newest_seconds.get(name, 0.0) + seconds for name, seconds in late.items()}
             self.output.saved(self.reporter.state.progress.step, total)

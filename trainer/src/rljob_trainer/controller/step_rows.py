@@ -42,9 +42,9 @@ class StepRows:
     rollout: Rollout
     """The rollout; its scores may be added later."""
     is_kept_B: torch.Tensor
-    """bool: whether the response counts in its group."""
+    """bool: whether the response counts for the advantages of its group; False if the whole group is dropped."""
     is_trained_B: torch.Tensor
-    """bool: whether the response is used in the update: it is kept, and not masked as truncated."""
+    """bool: whether the response is used in the update: its group is kept, and it is not masked as truncated."""
     lengths_B: torch.Tensor
     """int64: tokens of prompt and response; 0 if the response is not used in the update."""
     everything: Rollout | None = None
@@ -83,8 +83,8 @@ class StepRows:
 
     def distributed_batch(self) -> DataProto:
         """Returns the rollout's batch in the order of the workers, and marks the rows that need forward passes. With KL
-        in the reward these are all kept rows, because a masked response still counts in its group's mean and its reward
-        includes its KL."""
+        in the reward these are all rows of the kept groups, because a masked response still counts in its group's mean
+        and its reward includes its KL."""
         is_read_B = self.is_kept_B if self.plan.algorithm.kl.is_in_reward else self.is_trained_B
         marked = self.rollout.batch.only(TOKEN_COLUMNS).with_columns({IS_TRAINED: is_read_B})
         return marked.reorder(self.order_B) if self.plan.num_data_ranks > 1 else marked
@@ -97,7 +97,8 @@ class StepRows:
         return batch.rows(positions_B[rows.order_B]), rows
 
     def for_critic(self, batch: DataProto) -> DataProto:
-        """Reorders the actor's batch for the critic's workers if the critic has another number of workers."""
+        """Returns the actor's batch in the order for the critic's workers, which differs if the critic has another
+        number of data ranks."""
         if self.plan.num_critic_ranks == self.plan.num_data_ranks:
             return batch
         critics_B = balanced_order(self.lengths_B, self.plan.num_critic_ranks, self.plan.rows_per_update)

@@ -1,5 +1,6 @@
 """Stop requests by signal. Before training starts, a signal stops the run immediately, because nothing would be lost.
-During training, the first SIGINT or SIGTERM finishes the step and saves; a second SIGINT stops immediately."""
+During training, the first SIGINT or SIGTERM ends the training with a checkpoint, after the current step has finished or
+was abandoned; a second SIGINT stops the run immediately."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 
 RESEND_SECONDS = 0.05
+"""Pause before a signal is sent again whose KeyboardInterrupt was dropped."""
 
 UnraisableHook = Callable[["sys.UnraisableHookArgs"], object]
 
@@ -24,6 +26,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.is_requested = False
         self.is_training = False
+        """Set by the run when training starts."""
 
     def install(self) -> None:
         """Installs the handlers for SIGINT and SIGTERM."""
@@ -38,9 +41,9 @@ class StopRequest:
             raise KeyboardInterrupt
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        at_once = not self.is_training or (self.is_requested and number == signal.SIGINT)
+        is_immediate = not self.is_training or (self.is_requested and number == signal.SIGINT)
         self.is_requested = True
-        if at_once:
+        if is_immediate:
             raise KeyboardInterrupt
 
     def _hook_before(self, previous: UnraisableHook) -> UnraisableHook:

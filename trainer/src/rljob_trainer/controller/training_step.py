@@ -7,9 +7,10 @@ Scores are computed at the same time as the forward passes for log-probabilities
 scores, the step waits for them before the forward passes. Dynamic sampling repeats rollout and selection until the
 batch is full.
 
-Values per token stay on the workers; the controller has a few numbers per response. If these numbers are enough, the
+Numbers per token stay on the workers; the controller has a few numbers per response. If these are enough, the
 controller computes the advantages, otherwise the workers do. Responses that are not used in the update need no forward
-pass, unless the KL is part of the reward. All others are distributed so that the workers have about the same work.
+pass, unless the KL is part of the reward. The rows of an update are distributed so that the workers have about the same
+work.
 Policy filtration draws the rows of the updates after the advantages are computed. Independent calls are started
 together: they run at the same time on different pools, and one after the other on the same pool.
 
@@ -60,6 +61,7 @@ from rljob_trainer.workers.protocols import ActorGroup, CriticGroup, PendingResu
 Result = TypeVar("Result")
 
 TRAINING_STREAM = 0
+"""The stream of `sample_seeds` for training."""
 FORWARD_COLUMNS = (TOKENS, RESPONSE_MASK, IS_TRAINED)
 """Columns that the forward passes for log-probabilities and values need."""
 VALUE_COLUMNS = (*FORWARD_COLUMNS, VALUES, RETURNS)
@@ -189,7 +191,8 @@ class TrainingStep:
         return batch, metrics
 
     def _inputs(self, rewards_B: torch.Tensor, rows: StepRows) -> ResponseInputs:
-        """Returns the inputs of an advantage estimator that works on one number per response; kept responses only."""
+        """Returns the inputs of an advantage estimator that computes one number per response, only with the responses
+        of the kept groups."""
         rollout, is_kept_B, greedy_B = rows.rollout, rows.is_kept_B, rows.rollout.greedy_rewards_B
         named = rollout.named_rewards_B if self.compares_by_name else {}
         return ResponseInputs(
@@ -249,8 +252,8 @@ class TrainingStep:
 
     def _controlled_kl(self, metrics: Metrics, rows: StepRows, step: int) -> dict[str, float]:
         """Returns the step's KL coefficient as a metric, if there is a KL term, and computes the coefficient of the
-        next step. If the policy was not updated, the coefficient stays the same, because then the KL does not reflect
-        it."""
+        next step. If the policy was not updated, the coefficient stays the same, because then the measured KL is not
+        its effect."""
         if not self.plan.algorithm.kl.coefficient:
             return {}
         used = self.kl_coefficient.value
@@ -260,7 +263,7 @@ class TrainingStep:
 
 
 class KlCoefficient:
-    """The KL coefficient of the next step, which an adaptive controller may change."""
+    """The KL coefficient of the next step. With an adaptive KL controller it changes after each step."""
 
     def __init__(self, kl: Kl) -> None:
         self.kl = kl

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rljob_trainer.errors import ChatTemplateError, DatasetError
 
 if TYPE_CHECKING:
-    # Importing it loads transformers.
+    # Importing this module loads transformers.
     from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 
 CHANGES = ("{} 1", "1 {}")
@@ -37,7 +37,7 @@ class ChatTemplate:
         if roles[-1] == "assistant":
             raise DatasetError(
                 f"{location}: the chat in column {self._prompt_field!r} ends with an assistant's turn "
-                f"({messages[-1]['content']!r:.80}), but the policy would start another one after it; end the chat "
+                f"({messages[-1]['content']!r:.80}), but the policy would start another such turn; end the chat "
                 "with a user's turn (is the last message the answer?)"
             )
         try:

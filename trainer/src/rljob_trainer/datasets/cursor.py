@@ -88,8 +88,8 @@ class PromptCursor(Generic[Row]):
 
     def return_rows(self, num_rows: int) -> None:
         """Returns the last `num_rows` rows to the stream, so that they are drawn again. At least as many must have been
-        drawn. Afterwards the state is as if they had not been drawn. At an epoch boundary it is the end of the old
-        epoch, not the beginning of the new one."""
+        drawn. Afterwards the state is as if they had not been drawn. At an epoch boundary the position is the end of
+        the old epoch, not the beginning of the new one."""
         if not num_rows:
             return
         # Goes back over rows that were skipped, too: the next batch skips them again. Goes back one usable row too far
@@ -119,14 +119,14 @@ class PromptCursor(Generic[Row]):
         """Restores a saved position. Raises ConfigurationError if the number of rows or their order has changed."""
         here = self.state()
         for name, saved, now in (
-            ("rows", state.num_rows, here.num_rows),
+            ("number of rows", state.num_rows, here.num_rows),
             ("seed", state.seed, here.seed),
-            ("shuffle", state.shuffle, here.shuffle),
+            ("shuffle setting", state.shuffle, here.shuffle),
         ):
             if saved != now:
                 raise ConfigurationError(
-                    f"spec.training.dataset: the checkpoint was saved with {name} {saved}, but now it is {now}; resume "
-                    "with the same data and seed, or start a new job"
+                    f"spec.training.dataset: the {name} was {saved} when the checkpoint was saved, but now it is "
+                    f"{now}; resume with the same data and seed, or start a new job"
                 )
         if state.digest != here.digest:
             log.warning("spec.training.dataset: the prompts differ from those of the checkpoint's run")

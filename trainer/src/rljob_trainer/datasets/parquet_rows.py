@@ -47,8 +47,8 @@ def _python_rows(batch: pyarrow.RecordBatch, num_before: int, path: Path) -> lis
 
 
 def _first_unreadable(batch: pyarrow.RecordBatch, first_row: int) -> tuple[str, Exception] | None:
-    """Returns row and column of the first value that cannot be converted to Python, and the error. It may differ from
-    the error of `to_pylist`, which reads column by column."""
+    """Returns row and column of the first value that cannot be converted to Python, and the error. This error may
+    differ from that of `to_pylist`, which reads column by column."""
     for row in range(batch.num_rows):
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             try:

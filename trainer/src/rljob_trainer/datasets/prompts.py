@@ -16,7 +16,7 @@ from rljob_trainer.errors import DatasetError
 from rljob_trainer.models.assistant_turn import AssistantTurn
 
 if TYPE_CHECKING:
-    # Importing it loads transformers.
+    # Importing this module loads transformers.
     from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -46,8 +46,8 @@ class PromptRow:
     messages: tuple[ChatMessage, ...] | None = None
     """The chat from which `prompt` was rendered; None for a plain text prompt."""
     turn_beginning: str = ""
-    """The beginning of the assistant's turn that the chat template has written, such as `<think>\n`. It is the end of
-    `prompt`, but rewards get it as the beginning of the response."""
+    """The beginning of the assistant's turn that the chat template has written, such as `<think>\n`. This text is the
+    end of `prompt`, but rewards get it as the beginning of the response."""
     plain_turn_beginning: str = ""
     """The same without special tokens, for a reward model that reads texts."""
     location: str = field(default="", compare=False)
@@ -66,7 +66,8 @@ class _RenderedPrompt:
     prompt: str
     source_prompt: str
     messages: tuple[ChatMessage, ...] | None
-    """The messages from which the chat template has rendered `prompt`, with special tokens; None for plain text."""
+    """The messages from which the chat template has rendered `prompt`; None for plain text. A rendered prompt already
+    contains the special tokens."""
     turn_beginning: str = ""
     plain_turn_beginning: str = ""
 
@@ -113,8 +114,10 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
         num_rows += len(chunk)
     if not prompts:
         raise DatasetError(
-            f"{where}: none of its {num_rows} rows is usable; "
-            + ("increase maxPromptTokens" if num_rows else "the dataset is empty")
+            f"{where}: all {num_rows} prompts have more than {dataset.max_prompt_tokens} tokens; increase "
+            "maxPromptTokens"
+            if num_rows
+            else f"{where}: the dataset has no rows; name another file, split or dataset"
         )
     if len(prompts) < num_rows:
         log.warning(
@@ -147,6 +150,7 @@ def _rendered_prompt(
     turn: AssistantTurn,
     where: str,
 ) -> _RenderedPrompt:
+    """Applies the prompt template and the chat template to a row. Raises DatasetError."""
     value = _value_at(raw, prompt_field, f"{where}.promptField")
     messages = _messages(value)
     if messages is None and not isinstance(value, str):
@@ -239,6 +243,8 @@ def _messages(value: object) -> list[ChatMessage] | None:
 
 
 def _encode(texts: Sequence[_RenderedPrompt], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """Returns the tokens of each prompt. Special tokens are added only to plain text, because the chat template has
+    written them into the others."""
     token_ids: list[tuple[int, ...]] = [()] * len(texts)
     for has_special_tokens in (False, True):
         indices = [index for index, text in enumerate(texts) if (text.messages is not None) is has_special_tokens]
@@ -251,6 +257,8 @@ def _encode(texts: Sequence[_RenderedPrompt], tokenizer: Tokenizer) -> list[tupl
 
 
 def _fits(num_tokens: int, raw: RawRow, dataset: Dataset, where: str) -> bool:
+    """Whether the prompt is used; False if it is too long and is dropped. Raises DatasetError if it is empty, or too
+    long with `overlongPrompt: Fail`."""
     if num_tokens == 0:
         raise DatasetError(f"{raw.location}: the prompt is empty; add text, or remove the row")
     if num_tokens <= dataset.max_prompt_tokens:
@@ -271,8 +279,8 @@ def without_held_out(
     The original prompts are compared, before templates are applied. Each run of white space counts as one space.
     """
     held_out = {_comparable(row.source_prompt) for row in held_out_rows}
-    kept = [row for row in training_rows if _comparable(row.source_prompt) not in held_out]
-    return kept, len(training_rows) - len(kept)
+    others = [row for row in training_rows if _comparable(row.source_prompt) not in held_out]
+    return others, len(training_rows) - len(others)
 
 
 def _comparable(prompt: str) -> str:

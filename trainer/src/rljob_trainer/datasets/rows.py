@@ -109,6 +109,7 @@ def _read_json_lines(path: Path) -> Iterator[RawRow]:
 
 
 def _refuse_deep(columns: Mapping[str, object], location: str) -> None:
+    """Raises DatasetError for a column with more than MAX_DEPTH levels of nested lists or dictionaries."""
     for name, value in columns.items():
         level, depth = [value], 0
         while level := [item for each in level if isinstance(each, list | tuple | Mapping) for item in _items(each)]:
@@ -135,6 +136,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _json_object(line: bytes, location: str, encoding: str) -> Mapping[str, object]:
+    """Parses one line. Raises DatasetError unless it is a JSON object."""
     try:
         columns: object = json.loads(line.rstrip().decode(encoding))
     except UnicodeDecodeError as error:
