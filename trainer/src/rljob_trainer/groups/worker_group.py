@@ -96,8 +96,8 @@ class WorkerGroup:
         """Splits the arguments and calls the ranks. A blocking method returns the gathered result, any other a Pending.
 
         Raises DispatchError with the method's name before any rank is called, if the mode cannot split the arguments or
-        they cannot be pickled; TypeError if there are too many or too few arguments by name; WorkerDiedError. A
-        blocking method also raises the errors of `Pending.result`."""
+        they cannot be pickled; TypeError if arguments are passed by name and do not match the parameters;
+        WorkerDiedError. A blocking method also raises the errors of `Pending.result`."""
         where = f"{self._role}.{method}"
         if named:
             arguments = self._in_order(method, arguments, named)

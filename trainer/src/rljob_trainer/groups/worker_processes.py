@@ -84,8 +84,8 @@ class WorkerProcesses:
         self.while_waiting: Callable[[], None] | None = None
         """A function that a thread calls about every second while it waits for a call, and before it starts one."""
         self._executes: dict[tuple[int, str, str], tuple[ActorMethod, ActorMethod]] = {}
-        """(rank, role, method) -> the actor's `execute` and `execute_by_name` with the call's name, which Ray builds
-        slowly."""
+        """(rank, role, method) -> the actor's methods `execute` and `execute_by_name`, with the call's name as
+        option."""
         self._forgotten: list[deque[str]] = [deque() for _ in handles]
         """By rank: the keys of cached results that its next call will let it drop."""
         self._sending = threading.Lock()
