@@ -60,7 +60,7 @@ def check_logprob_parity(
         try:
             found = engine_logprobs(rows)
         except Exception as error:
-            if not is_misfit(error):
+            if not is_model_mismatch(error):
                 raise
             raise ConfigurationError(
                 f"spec.training.model.source: the trainer cannot call a '{config.model_type}' model "
@@ -82,7 +82,7 @@ def check_logprob_parity(
         )
 
 
-def is_misfit(error: Exception) -> bool:
+def is_model_mismatch(error: Exception) -> bool:
     """Whether an error means that the engine calls the model incorrectly. Other errors come from memory, from a device,
     or from the trainer itself."""
     if isinstance(error, OTHER_ERRORS):
