@@ -360,11 +360,15 @@ def _start_error(error: Exception, settings: VllmSettings) -> Exception:
     text = str(error) or type(error).__name__
     # vLLM 0.32.0 has no error class for a lack of memory. `test_memory_shortage.py` fails if vLLM's messages change.
     if isinstance(error, torch.OutOfMemoryError) or "memory" in text.lower():
-        kind = HostMemoryError if settings.device_type == "cpu" else DeviceMemoryError
+        if settings.device_type == "cpu":
+            kind: type[ResourceError] = HostMemoryError
+            setting = f"cpuKvCache (now {settings.cpu_kv_cache_bytes} bytes)"
+        else:
+            kind = DeviceMemoryError
+            setting = f"gpuMemoryUtilization (now {settings.gpu_memory_utilization})"
         return kind(
-            f"spec.training.rollout: vLLM does not have enough memory ({text}); change cpuKvCache on CPUs (now "
-            f"{settings.cpu_kv_cache_bytes} bytes) or gpuMemoryUtilization on GPUs (now "
-            f"{settings.gpu_memory_utilization}), or reduce maxNumSequences"
+            f"spec.training.rollout: vLLM does not have enough memory ({text}); change {setting}, or reduce "
+            "maxNumSequences"
         )
     if isinstance(error, AssertionError | ValueError):
         # Assertions mostly fail because sizes are not divisible by the tensor-parallel size.
