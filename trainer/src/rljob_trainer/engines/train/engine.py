@@ -28,10 +28,10 @@ from rljob_trainer.engines.train.layout import ParallelLayout, meshes_of
 from rljob_trainer.engines.train.logprob_parity import check_logprob_parity
 from rljob_trainer.engines.train.lora import (
     adapter_tensors,
+    adapters_in_inference,
     base_tensors,
     draw_adapters,
     lora_layers,
-    adapters_in_inference,
 )
 from rljob_trainer.engines.train.model import (
     check_bfloat16,
