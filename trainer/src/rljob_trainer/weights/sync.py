@@ -50,8 +50,7 @@ def merged_tensors(
     """Collective. Yields the source's whole tensors as `whole_tensors` does, with the adapters merged into them. The
     source is not changed.
 
-    Tensors are merged one at a time, in float32. So in addition to `whole_tensors`, this needs only the memory of one
-    tensor."""
+    Tensors are merged one at a time, in float32, so this needs no second whole model in memory."""
     pairs = adapter_pairs(source.named_adapters())
     adapter_names = {name for pair in pairs.values() for name in (pair.first_name, pair.second_name)}
     matrices: dict[str, torch.Tensor] = {}

@@ -20,8 +20,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 
 MAX_WASTED_PRODUCTS = 250_000
-"""Rows are padded if padding adds at most this many products per row on average. For a row of n tokens, padding adds (T
-* T - n * n) * H * D products. This many products take as long as one more kernel call, forward and backward (measured
+"""Rows are padded if padding adds at most this many products per row on average. For a row of n tokens, padding adds
+(T^2 - n^2) * H * D products. This many products take as long as one more kernel call, forward and backward (measured
 in float32 on one core with H x D of 4 x 64, 14 x 64 and 4 x 16, and 8 to 64 rows of 4 to 200 tokens)."""
 MAX_WIDENED_TOKENS = 128
 """On CPUs, attention of bfloat16 rows with at most this many tokens is computed in float32. For these rows bfloat16
@@ -236,5 +236,6 @@ def _variable_length(
 
 @cache
 def _arguments(function: Callable[..., object]) -> frozenset[str]:
-    """The names of a function's parameters. The variable-length kernel has other ones in other versions of torch."""
+    """The names of a function's parameters. The variable-length kernel has other parameters in other versions of
+    torch."""
     return frozenset(inspect.signature(function).parameters)

@@ -4,7 +4,8 @@ The actor, the critic and frozen models such as the reference each have a traini
 rollout engine). Every rank of the process group builds it; all ranks must call collective methods in the same order.
 
 Master weights, gradients and optimizer state of a trained model are float32 shards; forward and backward passes run in
-`compute_dtype`. The shards of frozen weights (of a frozen model, or below trained adapters) are in `compute_dtype`.
+`compute_dtype`. The shards of frozen weights (all weights of a frozen model, or all but the adapters with LoRA) are in
+`compute_dtype`.
 
 Legend: B rows, N response tokens of all rows.
 """

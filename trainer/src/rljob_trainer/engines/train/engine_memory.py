@@ -124,8 +124,9 @@ def check_device_memory(memory: EngineMemory, settings: OffloadSettings, device:
 
 def check_memory(needed: int, available: int | None, problem: str, advice: str, *, is_shared: bool = True) -> None:
     """Collective. Raises ResourceError on all ranks if any rank needs more bytes than are available. With `is_shared`
-    all ranks of a machine together need the sum (host memory); otherwise each rank has memory of its own (a device).
-    `available` None means unknown, and counts as enough. `problem` and `advice` begin and end the message."""
+    the ranks of a machine share the available memory (of the host), so the sum of their needs counts; otherwise each
+    rank has memory of its own (of its device). `available` None means unknown, and counts as enough. `problem` and
+    `advice` begin and end the message."""
     of_this_rank = (socket.gethostname(), needed, available)
     of_all_ranks: list[tuple[str, int, int | None]] = [of_this_rank] * dist.get_world_size()
     dist.all_gather_object(of_all_ranks, of_this_rank)

@@ -43,8 +43,7 @@ UNRELATED_TEXTS = re.compile(r"gloo|NCCL|can't allocate memory|CUDA error|CUBLAS
 tensor on the wrong device ("cuda:0 and cpu"), because that is an incorrect call of the model."""
 
 Logprobs = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""Rows of tokens (int64 [T], on the host) -> for each row, the log-probability of every token but the first, [T -
-1]."""
+"""Rows of tokens (int64 [T], on the host) -> for each row [T - 1], the log-probability of all tokens but the first."""
 
 
 def check_logprob_parity(
