@@ -156,9 +156,9 @@ class WorkerProcesses:
     ) -> StartedCall:
         """Sends a call of a role's method to its ranks and returns without waiting for the results.
 
-        `ranks`: the ranks of the calling group, in its order; the numbers in `call` and `returns` are indices of this
-        list. `returns`: how each rank returns its result. `cached`: if set, ranks that store their result also cache
-        it, under this handle's key.
+        `ranks`: the ranks of the calling group among all processes, in its order. The ranks in `call` and `returns` are
+        indices of this list. `returns`: how each rank returns its result. `cached`: if set, ranks that store their
+        result also cache it, under this handle's key.
 
         Raises WorkerDiedError if a process is known to be dead."""
         check_connected(f"{role}.{method}")
@@ -227,8 +227,8 @@ class WorkerProcesses:
         )
 
     def close(self) -> None:
-        """Ends all processes: asks them to close if they are built, then kills them. Does nothing if the connection to
-        Ray is closed.
+        """Ends the watch and all processes: asks the processes to close if they are built, then kills them. Without a
+        connection to Ray, only ends the watch.
 
         After `attach_processes` it also releases the placement groups of the processes, because the program that
         reserved them may no longer exist."""
@@ -240,7 +240,7 @@ class WorkerProcesses:
             try:
                 ray.get([handle.close.remote() for handle in self.handles], timeout=CLOSE_TIMEOUT_SECONDS)
             except RayError:
-                log.debug("workers did not close in time; killing them")
+                log.debug("not all workers have closed; killing them")
         for handle in self.handles:
             ray.kill(handle)
         if self.is_attached:

@@ -74,7 +74,8 @@ class GroupRecord:
     """One per rank."""
     log_folder: Path | None
     group_ids: tuple[str, ...] = ()
-    """Ids of the placement groups that the processes run in; they are released when the processes end."""
+    """Ids of the placement groups that the processes run in. A program that has attached to the processes and ends them
+    releases these groups."""
     positions: Mapping[tuple[str, str], Sequence[MeshPosition | TrainerError]] = field(default_factory=dict)
     """(role, mesh) -> for each rank its position, or the error that computing it raised."""
 
@@ -91,7 +92,7 @@ class Returns(Enum):
     STORED = auto()
     """The result is a batch that stays in the object store; the caller gets references (see `object_store.stored`)."""
     NOTHING = auto()
-    """Nothing is returned, because a peer returns the result of this share."""
+    """Nothing is returned, because another rank with the same share returns the result."""
 
 
 TASK_PREFIX = "RayWorker."
