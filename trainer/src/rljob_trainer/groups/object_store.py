@@ -86,7 +86,7 @@ def check_picklable(arguments: Sequence[object]) -> None:
         except Exception as error:
             raise DispatchError(
                 f"argument {index + 1} ({type(argument).__name__}) cannot be sent to the workers, because it cannot be "
-                f"pickled ({error}); pass plain values, tensors or a DataProto"
+                f"pickled ({error}); pass plain values, tensors or a DataProto instead"
             ) from None
 
 
