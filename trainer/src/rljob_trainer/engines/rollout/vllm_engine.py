@@ -245,6 +245,7 @@ class VllmEngine(AdapterEngine):
         )
 
     def _counted(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields the weights, and counts the bytes of this rank's part."""
         for name, tensor in weights:
             self.num_weight_bytes += tensor.nbytes // self.tensor_parallel
             yield name, tensor
@@ -357,6 +358,7 @@ def _forget_packed_experts(model: torch.nn.Module) -> None:
 
 
 def _start_error(error: Exception, settings: VllmSettings) -> Exception:
+    """Returns the error for a job whose vLLM did not start, with advice that depends on vLLM's `error`."""
     text = str(error) or type(error).__name__
     # vLLM 0.32.0 has no error class for a lack of memory. `test_memory_shortage.py` fails if vLLM's messages change.
     if isinstance(error, torch.OutOfMemoryError) or "memory" in text.lower():

@@ -88,7 +88,7 @@ class TrainEngine:
             draw_adapters(self.language_model.named_parameters(), settings.adapters.seed)
         self.model.eval()
         check_logprob_parity(
-            self.model.language_model, self._reference_logprobs, self._engine_logprobs, self._max_over_all_ranks
+            self.model.language_model, self._transformers_logprobs, self._engine_logprobs, self._max_over_all_ranks
         )
         if self.model.router is not None:
             log.info(
@@ -360,10 +360,12 @@ class TrainEngine:
         return float(found.item())
 
     @torch.no_grad()
-    def _reference_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _transformers_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
         """The log-probabilities (or values) by the module's own forward pass, for the check of `logprob_parity`."""
         on_device = [row.to(self.device) for row in rows]
-        method = TokenModel.own_logprobs if self.settings.head is Head.TOKENS else TokenModel.own_values
+        method = (
+            TokenModel.transformers_logprobs if self.settings.head is Head.TOKENS else TokenModel.transformers_values
+        )
         return [each.cpu() for each in self.model(partial(method, rows=on_device))]
 
     @torch.no_grad()

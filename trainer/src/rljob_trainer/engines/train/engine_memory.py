@@ -87,6 +87,7 @@ def check_host_memory(settings: TrainEngineSettings, memory: EngineMemory) -> No
     moments = memory.moments_to_come
     needed = {
         "parameters": memory.parameters if offload.parameters and settings.device.type == "cuda" else 0,
+        # A gradient has the size of one of the two moments.
         "gradients": moments // 2 if offload.gradients else 0,
         "optimizer": moments if offload.optimizer else 0,
     }

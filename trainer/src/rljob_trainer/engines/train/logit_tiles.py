@@ -1,7 +1,7 @@
 """The computations of `token_logprobs` on one tile of the logits at a time.
 
-Legend: N response tokens, V vocabulary, D hidden size; R tokens and C columns (of the vocabulary) of one tile; 1 a
-dimension that is broadcast.
+Legend: N response tokens, V vocabulary, D hidden size; R rows (tokens) and C columns (of the vocabulary) of one tile; 1
+a dimension that is broadcast.
 
 Tiles are processed column by column: all tokens for some columns, then the next columns. So the weight's gradient for
 these columns is complete before the next ones begin, and a 16-bit weight needs no second, weight-sized float32 sum.

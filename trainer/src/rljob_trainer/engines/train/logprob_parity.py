@@ -48,15 +48,15 @@ Logprobs = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 def check_logprob_parity(
     language_model: nn.Module,
-    own_logprobs: Logprobs,
+    transformers_logprobs: Logprobs,
     engine_logprobs: Logprobs,
     max_over_ranks: Callable[[float], float],
 ) -> None:
     """Collective. Every rank compares the same rows, and `max_over_ranks` makes the result equal on all ranks.
 
-    `own_logprobs` must call the model's own forward pass on each row alone; it is called with eager attention. Raises
-    ConfigurationError if the engine cannot call the model; on all ranks, if the log-probabilities differ by more than
-    TOLERANCE or are not finite."""
+    `transformers_logprobs` must call the model's own forward pass on each row alone; it is called with eager attention.
+    Raises ConfigurationError if the engine cannot call the model; on all ranks, if the log-probabilities differ by more
+    than TOLERANCE or are not finite."""
     config: PreTrainedConfig = language_model.config
     rows = sample_rows(config)
     with short_windows(language_model):
@@ -70,7 +70,7 @@ def check_logprob_parity(
                 f"({type(error).__name__}: {error}); choose a model of another type"
             ) from error
         with eager_attention(language_model):
-            expected = own_logprobs(rows)
+            expected = transformers_logprobs(rows)
     difference = max_over_ranks(largest_difference(found, expected))
     if math.isinf(difference):
         raise ConfigurationError(

@@ -23,7 +23,7 @@ def plan_micro_batches(
     worker's number of micro-batches and returns the largest number of any worker. Empty micro-batches are added up to
     this number, because every forward and backward pass is a collective that all workers must join. Raises
     ConfigurationError if a row is longer than `max_tokens`."""
-    plans: list[list[int]] = []
+    micro_batches: list[list[int]] = []
     num_tokens = 0
     for row in sorted((row for row, length in enumerate(lengths) if length), key=lambda index: -lengths[index]):
         length = lengths[row]
@@ -32,14 +32,14 @@ def plan_micro_batches(
                 f"spec.training.maxTokensPerMicroBatch: a sequence is longer than one micro-batch ({length} tokens, "
                 f"limit {max_tokens}); increase maxTokensPerMicroBatch, or reduce maxPromptTokens or maxNewTokens"
             )
-        num_tokens += lengths[plans[-1][0]] if is_padded and plans else length
-        if plans and num_tokens <= max_tokens:
-            plans[-1].append(row)
+        num_tokens += lengths[micro_batches[-1][0]] if is_padded and micro_batches else length
+        if micro_batches and num_tokens <= max_tokens:
+            micro_batches[-1].append(row)
         else:
-            plans.append([row])
+            micro_batches.append([row])
             num_tokens = length
-    num_micro_batches = largest_count(len(plans))
-    return plans + [[] for _ in range(num_micro_batches - len(plans))]
+    num_micro_batches = largest_count(len(micro_batches))
+    return micro_batches + [[] for _ in range(num_micro_batches - len(micro_batches))]
 
 
 def in_batch_order(values: Sequence[Tensor], micro_batches: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:

@@ -66,7 +66,7 @@ class MicroBatch:
     """The number of tokens at the end of `tokens_M` that belong to no row of the batch."""
 
     @property
-    def own_tokens(self) -> slice:
+    def non_filler_tokens(self) -> slice:
         """The tokens that are not filler tokens, as indices among the tokens that this rank's layers process."""
         end = len(self.tokens_M) - self.num_filler_tokens
         if self.piece is None:

@@ -1,6 +1,6 @@
 """Log-probabilities of given tokens, entropy and squared probabilities, computed directly from hidden states.
 
-Legend: N response tokens, V vocabulary, D hidden size; R tokens and C columns (of the vocabulary) of one tile.
+Legend: N response tokens, V vocabulary, D hidden size; R rows (tokens) and C columns (of the vocabulary) of one tile.
 
 Whole logits would be the largest tensor of a training step, and PyTorch keeps them, their log-softmax and the gradients
 of both. Here only one tile of the logits exists at a time (`logit_tiles`). The forward pass computes each tile once.
