@@ -4,8 +4,7 @@ The actor, the critic and frozen models such as the reference each have a traini
 rollout engine). Every rank of the process group builds it; all ranks must call collective methods in the same order.
 
 Master weights, gradients and optimizer state of a trained model are float32 shards; forward and backward passes run in
-`compute_dtype`. The shards of frozen weights (all weights of a frozen model, or all but the adapters with LoRA) are in
-`compute_dtype`.
+`compute_dtype`. The shards of frozen weights (with LoRA, all but the adapters) are in `compute_dtype`.
 
 Legend: B rows, N response tokens of all rows.
 """
@@ -363,9 +362,8 @@ class TrainEngine:
     def _transformers_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
         """The log-probabilities (or values) by the module's own forward pass, for the check of `logprob_parity`."""
         on_device = [row.to(self.device) for row in rows]
-        method = (
-            TokenModel.transformers_logprobs if self.settings.head is Head.TOKENS else TokenModel.transformers_values
-        )
+        has_logprobs = self.settings.head is Head.TOKENS
+        method = TokenModel.transformers_logprobs if has_logprobs else TokenModel.transformers_values
         return [each.cpu() for each in self.model(partial(method, rows=on_device))]
 
     @torch.no_grad()

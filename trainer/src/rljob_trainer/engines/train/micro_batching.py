@@ -32,6 +32,7 @@ def plan_micro_batches(
                 f"spec.training.maxTokensPerMicroBatch: a sequence is longer than one micro-batch ({length} tokens, "
                 f"limit {max_tokens}); increase maxTokensPerMicroBatch, or reduce maxPromptTokens or maxNewTokens"
             )
+        # The first row of a micro-batch is its longest.
         num_tokens += lengths[micro_batches[-1][0]] if is_padded and micro_batches else length
         if micro_batches and num_tokens <= max_tokens:
             micro_batches[-1].append(row)
