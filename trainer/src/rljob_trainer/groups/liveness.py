@@ -1,8 +1,8 @@
-"""Monitors all worker processes in the background, so that a death is detected within seconds.
+"""Monitors all worker processes in the background, so that the death of a process is detected within seconds.
 
 For the ranks of a pending call, Ray reports a death itself. The watch is for the processes of the pool that do not take
 part in the call: without it, the call could run for minutes after one of them has died. Ray detects a dead process
-immediately, and a lost or frozen node by its health checks.
+immediately, and a lost or frozen node later, by its health checks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ray.exceptions import ActorUnavailableError, RayError
 from rljob_trainer.errors import WorkerDiedError
 
 PING_INTERVAL_SECONDS = 1.0
+"""The time between two checks of the pending pings."""
 
 _WATCHES: WeakSet[LivenessWatch] = WeakSet()
 

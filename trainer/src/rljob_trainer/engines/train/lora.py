@@ -37,7 +37,7 @@ FIRST, SECOND = ".lora_A.", ".lora_B."
 """Parts of the names of A and B, in memory and in files."""
 FILE_PREFIX = "base_model.model."
 """The prefix of names in peft's files."""
-WHERE = "spec.training.model.lora.targets"
+TARGETS_FIELD = "spec.training.model.lora.targets"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def target_layers(language_model: nn.Module, targets: Sequence[str] | None) -> l
     for target in targets:
         if not any(_is_target(name, target) for name in names):
             raise ConfigurationError(
-                f"{WHERE}: no linear layer of the decoder's layers is called {target!r}; name some of "
+                f"{TARGETS_FIELD}: no linear layer of the decoder's layers is called {target!r}; name some of "
                 f"{', '.join(endings)}, or leave targets out for all of them"
             )
     return [name for name in names if any(_is_target(name, target) for target in targets)]
