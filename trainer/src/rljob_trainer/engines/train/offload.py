@@ -49,19 +49,19 @@ class HostedStorages:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._hosts: dict[int, Tensor] = {}
         """The pinned host memory of each storage, which is used again for later moves; empty on CPUs."""
-        self._away: list[tuple[UntypedStorage, Tensor]] = []
+        self._on_host: list[tuple[UntypedStorage, Tensor]] = []
         """The storages that are on the host, each with its copy."""
         self._has_arrived = True
         """Whether the current stream has waited for the last copies to the device."""
 
     @property
-    def is_away(self) -> bool:
+    def is_on_host(self) -> bool:
         """Whether the storages are on the host."""
-        return bool(self._away)
+        return bool(self._on_host)
 
     def move_to_host(self) -> None:
         """Moves the storages to the host, if they are on the device."""
-        if self._away:
+        if self._on_host:
             return
         self.wait()
         if self._stream is not None:
@@ -73,22 +73,22 @@ class HostedStorages:
                 host = self._copied_to_host(storage, host)
             if self._stream is not None:
                 self._hosts[key] = host
-            self._away.append((storage, host))
+            self._on_host.append((storage, host))
             storage.resize_(0)
 
     def fetch(self) -> None:
         """Starts to copy the storages back, if they are on the host; call `wait` before they are used."""
-        if not self._away:
+        if not self._on_host:
             return
-        for storage, host in self._away:
+        for storage, host in self._on_host:
             storage.resize_(host.numel())
         with torch.cuda.stream(self._stream):
             if self._stream is not None:
                 # The newly allocated memory may still be in use by earlier work of the current stream.
                 self._stream.wait_stream(torch.cuda.current_stream(self._device))
-            for storage, host in self._away:
+            for storage, host in self._on_host:
                 _bytes_of(storage, self._device).copy_(host, non_blocking=True)
-        self._away = []
+        self._on_host = []
         self._has_arrived = False
 
     def wait(self) -> None:
@@ -116,29 +116,30 @@ class HostedGradients:
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = [each for each in parameters if each.requires_grad]
         self._hosts: dict[nn.Parameter, Tensor] = {}
-        self._away: set[nn.Parameter] = set()
-        """The parameters for which the sum of the gradients of this update's earlier micro-batches is on the host."""
+        """The host memory for each parameter's sum of gradients."""
+        self._on_host: set[nn.Parameter] = set()
+        """The parameters whose sum, over this update's earlier micro-batches, is on the host."""
 
     @torch.no_grad()
     def after_micro_batch(self, *, is_first: bool, is_last: bool) -> None:
         """Adds the sums of earlier micro-batches to the gradients of this one. Moves the new sums to the host, unless
         this was the last micro-batch of the update."""
         if is_first:
-            self._away.clear()
+            self._on_host.clear()
         for parameter in self._parameters:
-            is_away = parameter in self._away
+            is_on_host = parameter in self._on_host
             if parameter.grad is None:
                 # This micro-batch did not use the parameter.
-                if not (is_away and is_last):
+                if not (is_on_host and is_last):
                     continue
                 parameter.grad = torch.zeros_like(parameter)
             gradient = local_part(parameter.grad)
-            if is_away:
+            if is_on_host:
                 # One commutative addition, so the result has the same bits as on the device.
                 gradient.add_(self._hosts[parameter].to(gradient.device, non_blocking=True))
-                self._away.discard(parameter)
+                self._on_host.discard(parameter)
             if not is_last:
-                self._away.add(parameter)
+                self._on_host.add(parameter)
                 host = self._hosts.get(parameter)
                 if host is None:
                     host = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=gradient.is_cuda)
