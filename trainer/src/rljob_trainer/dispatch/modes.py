@@ -25,7 +25,7 @@ class Dispatch(StrEnum):
     DP_COMPUTE = "DP_COMPUTE"
     """Every argument and the result are lists with one element per data-parallel rank."""
     DP_COMPUTE_PROTO = "DP_COMPUTE_PROTO"
-    """DataProto arguments are split by data-parallel rank (with padding rows if the rows are not divisible), every
+    """DataProto arguments are split by data-parallel rank (with padding rows if their number is not divisible), every
     worker gets all other arguments; the caller gets the concatenated results without the padding rows."""
     DP_COMPUTE_PROTO_WITH_FUNC = "DP_COMPUTE_PROTO_WITH_FUNC"
     """As DP_COMPUTE_PROTO; the first argument is a function, which every worker gets."""

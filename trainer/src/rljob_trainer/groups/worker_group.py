@@ -184,8 +184,8 @@ def built_groups(
     """Starts a process in every slot of a pool, builds all roles in each process, and yields the groups by role name.
     Ends the processes afterwards.
 
-    Errors that a worker raises while it is built are raised unchanged. Also raises WorkerDiedError and
-    ResourceError."""
+    If a worker cannot be built, raises the worker's error: a TrainerError unchanged, any other error as WorkerError.
+    Also raises WorkerDiedError and ResourceError."""
     processes = start_processes(pool, worker_environment(settings.device_type, settings.num_threads))
     try:
         processes.build(pool.slots(), settings, roles)

@@ -106,8 +106,8 @@ class WorkerProcesses:
     def build(self, slots: Sequence[Slot], settings: BuildSettings, roles: Sequence[RoleSpec]) -> None:
         """Builds all roles in all processes, one process per slot.
 
-        Errors of workers are raised unchanged, as far as they are TrainerErrors, else as WorkerError. Also raises
-        WorkerDiedError, and ResourceError if processes do not start in time."""
+        If a worker cannot be built, raises the worker's error: a TrainerError unchanged, any other error as
+        WorkerError. Also raises WorkerDiedError, and ResourceError if processes do not start in time."""
         results = self._started([handle.info.remote() for handle in self.handles])
         infos = tuple(_expect(ProcessInfo, info) for info in results)
         # Stored before the roles are built, so that an error can name a process that dies while it builds them.
