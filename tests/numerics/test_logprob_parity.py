@@ -101,7 +101,7 @@ def from_pretrained(folder: Path) -> PreTrainedModel:
 
 @torch.no_grad()
 def accept(model: nn.Module, engine: Logprobs | None = None) -> None:
-    own = TokenModel(model, choose_attention(model.config), None).own_logprobs
+    own = TokenModel(model, choose_attention(model.config), None).transformers_logprobs
     check_logprob_parity(
         model, own, engine or (lambda rows: planned_logprobs(model, rows)), lambda difference: difference
     )
@@ -152,7 +152,7 @@ def test_a_loaded_model_equals_that_of_from_pretrained(name: str, tmp_path: Path
 def test_flat_and_padded_rows_have_the_gradient_of_the_models_own_forward(name: str) -> None:
     model = tiny_models.make(name)
     rows = random_rows(LENGTHS[Kernel.PER_ROW])
-    reference = gradients(TokenModel(model, PADDED_ROWS, None).own_logprobs(rows), model)
+    reference = gradients(TokenModel(model, PADDED_ROWS, None).transformers_logprobs(rows), model)
     padded = gradients(planned_logprobs(model, rows, PADDED_ROWS), model)
     use_flat_attention(model)
     flat = gradients(planned_logprobs(model, rows, FLAT_ROWS), model)
@@ -249,7 +249,7 @@ def long_window() -> MistralConfig:
 
 def test_logprobs_that_are_not_finite_are_rejected_on_every_rank() -> None:
     model = tiny_models.make("llama")
-    own = TokenModel(model, choose_attention(model.config), None).own_logprobs
+    own = TokenModel(model, choose_attention(model.config), None).transformers_logprobs
 
     def spoiled(rows: Sequence[Tensor]) -> list[Tensor]:
         first, *others = own(rows)

@@ -163,6 +163,6 @@ def test_weights_that_transformers_keeps_in_float32_are_synced_in_float32() -> N
     tensors = tensors_of(tiny_models.make("deepseek_v3"))
     kept = float32_names(tiny_models.make("deepseek_v3"), tensors)
     assert kept == {"model.layers.1.mlp.gate.e_score_correction_bias"}
-    found = dict(whole_tensors(tensors.items(), torch.bfloat16, kept=kept))
+    found = dict(whole_tensors(tensors.items(), torch.bfloat16, as_float32=kept))
     assert {name for name, tensor in found.items() if tensor.dtype == torch.float32} == kept
     assert float32_names(tiny_models.make("qwen3"), tensors_of(tiny_models.make("qwen3"))) == frozenset()

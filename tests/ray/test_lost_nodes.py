@@ -110,7 +110,7 @@ def test_the_node_of_a_killed_worker_is_asked_for_the_cause(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A process has to start there, which can take longer on a busy machine than the limit allows.
-    monkeypatch.setattr(worker_failure, "ASK_SECONDS", 240.0)
+    monkeypatch.setattr(worker_failure, "COUNTER_TIMEOUT_SECONDS", 240.0)
     with one_node(cluster, "127.0.0.5", tmp_path) as node:
         end(node.processes.record.infos[0].process_id)
         with pytest.raises(WorkerDiedError, match=r"on 127.0.0.5\) died: .*not out of memory.*kill -9"):

@@ -154,13 +154,13 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
     lent, rollouts, num_forgotten = [], [], 0
     engine = engines[-1]
     for fills_blocks, leftover_processes in (
-        (engine.fills_blocks, None),
-        (engine.fills_blocks, None),
-        (engine.fills_blocks, None),
-        (engine.fills_blocks, 60),
+        (engine.can_fill_blocks, None),
+        (engine.can_fill_blocks, None),
+        (engine.can_fill_blocks, None),
+        (engine.can_fill_blocks, 60),
         (True, 0),
     ):
-        engine.fills_blocks = fills_blocks
+        engine.can_fill_blocks = fills_blocks
         if leftover_processes is not None:
             for storage in engine.kv_cache:
                 # In bfloat16 0.0115, or zero: the system's content of pages that no process has written to.

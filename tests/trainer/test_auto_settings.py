@@ -139,7 +139,7 @@ def test_without_a_compiler_vllm_does_not_compile(
     assert resolve_auto(spec(), "cpu", kept(Compile.ALWAYS)).rollout_compile is Compile.NEVER
     assert "spec.training.rollout.compile: " in caplog.text
     assert "continues without" in caplog.text
-    with pytest.raises(ConfigurationError, match=r"rollout\.compile: compiling on CPUs .*\(seen: Always\)"):
+    with pytest.raises(ConfigurationError, match=r"rollout\.compile: compilation on CPUs .*\(seen: Always\)"):
         resolve_auto(spec("Always"), "cpu", None)
 
 

@@ -149,7 +149,7 @@ def test_a_method_can_be_removed() -> None:
 
 def test_an_invalid_mode_is_rejected() -> None:
     for name in ("", 5):
-        with pytest.raises(DispatchError, match="name of a mode must be a string"):
+        with pytest.raises(DispatchError, match="name of a mode must be a non-empty string"):
             register_dispatch_mode(name, split_one_to_all, gather_list)  # type: ignore[arg-type]
     with pytest.raises(DispatchError, match="mode 'NEW' needs two functions"):
         register_dispatch_mode("NEW", split_one_to_all, None)  # type: ignore[arg-type]

@@ -25,11 +25,13 @@ class Dispatch(StrEnum):
     DP_COMPUTE = "DP_COMPUTE"
     """Every argument and the result are lists with one element per data-parallel rank."""
     DP_COMPUTE_PROTO = "DP_COMPUTE_PROTO"
-    """DataProto arguments are split by data-parallel rank, others are copied; the results are concatenated."""
+    """DataProto arguments are split by data-parallel rank (with padding rows if their number is not divisible), every
+    worker gets all other arguments; the caller gets the concatenated results without the padding rows."""
     DP_COMPUTE_PROTO_WITH_FUNC = "DP_COMPUTE_PROTO_WITH_FUNC"
     """As DP_COMPUTE_PROTO; the first argument is a function, which every worker gets."""
     DP_COMPUTE_METRIC = "DP_COMPUTE_METRIC"
-    """Arguments as DP_COMPUTE_PROTO; the result is a dictionary of metrics, reduced over the workers."""
+    """Arguments as for DP_COMPUTE_PROTO, but without padding rows: the number of rows must be divisible. The result is
+    a dictionary of metrics, reduced over the data-parallel ranks."""
 
 
 class Execute(StrEnum):
@@ -37,8 +39,8 @@ class Execute(StrEnum):
 
     ALL = "ALL"
     RANK_ZERO = "RANK_ZERO"
-    """Only worker 0 runs, with its share. The caller gets a list with one result, or only that result in modes that
-    concatenate or reduce."""
+    """Only worker 0 runs, with its share. In modes that return a list the caller gets a list with its result, in all
+    other modes the result itself."""
 
 
 Split = Callable[[Sequence[MeshPosition], Arguments], SplitCall]
@@ -52,8 +54,9 @@ result."""
 class DispatchMode:
     """The split and gather functions of a mode.
 
-    `by_data_rank`: only one rank per data rank returns a result; its peers return nothing. `keeps_data` (needs
-    `by_data_rank`): the columns of the workers' batches stay in the object store, and the caller gets references."""
+    `by_data_rank`: only one rank per data rank returns a result; the other ranks with the same share return nothing.
+    `keeps_data`: the result of every rank is a DataProto; its columns stay in the object store, except those with one
+    number per row, and the caller gets references to them."""
 
     split: Split
     gather: Gather
@@ -92,11 +95,13 @@ _added: dict[str, DispatchMode] = {}
 def register_dispatch_mode(
     name: str, split: Split, gather: Gather, *, by_data_rank: bool = False, keeps_data: bool = False
 ) -> None:
-    """Adds a mode under a new name. Call it in the module of the worker class, before the class.
+    """Adds a mode under a new name. Call it in the module of the worker class, before the class. A second call with the
+    same arguments has no effect.
 
-    Raises DispatchError if the name is taken or not a string, or if `split` or `gather` is not a function."""
+    Raises DispatchError if another mode has the name, if the name is empty or not a string, or if `split` or `gather`
+    is not a function."""
     if not isinstance(name, str) or not name:
-        raise DispatchError(f"register_dispatch_mode: the name of a mode must be a string (seen: {name!r})")
+        raise DispatchError(f"register_dispatch_mode: the name of a mode must be a non-empty string (seen: {name!r})")
     if not callable(split) or not callable(gather):
         raise DispatchError(f"register_dispatch_mode: mode {name!r} needs two functions (seen: {split!r}, {gather!r})")
     mode = DispatchMode(split, gather, by_data_rank, keeps_data)
@@ -106,10 +111,15 @@ def register_dispatch_mode(
 
 
 def dispatch_mode(name: str) -> DispatchMode:
-    """Returns the mode of that name. Raises DispatchError if this process does not know it: `register` has checked the
-    name in the process that defined the class, which may be another one."""
+    """Returns the mode of that name.
+
+    Raises DispatchError if this process does not know the name. `register` has checked the name, but perhaps in another
+    process: the one that defined the worker class."""
     if not is_dispatch_mode(name):
-        raise DispatchError(f"unknown dispatch mode {name!r} in this process; add it with register_dispatch_mode")
+        raise DispatchError(
+            f"unknown dispatch mode {name!r} in this process; add it with register_dispatch_mode in the "
+            "module of the worker class"
+        )
     return _BUILT_IN[name] if name in _BUILT_IN else _added[name]
 
 

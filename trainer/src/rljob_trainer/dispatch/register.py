@@ -1,6 +1,6 @@
 """`@register`: a worker method declares how its arguments are split over a worker group and its results gathered.
 
-Mistakes raise an error when the class is defined, with the method's name.
+A mistake raises a DispatchError with the method's name when the class is defined.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ R = TypeVar("R")
 @dataclass(frozen=True)
 class Registration:
     """The arguments of `@register`. `dispatch` is the name of a mode; `mesh` names the worker's mesh that defines the
-    data-parallel ranks. If `blocking` is false, the caller immediately gets a `Pending`."""
+    data-parallel ranks. If `blocking` is False, the call does not wait for the result: the caller gets a `Pending`."""
 
     dispatch: str
     execute: Execute
@@ -40,10 +40,10 @@ def register(
     blocking: bool = True,
     mesh: str = DEFAULT_MESH,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Marks a worker method (it may be `async`) as callable from the controller through its group.
+    """Marks a method of a worker (it may be `async`) as callable from the controller through the worker's group.
 
-    Raises DispatchError for anything that is not a method, for keyword-only and **kwargs parameters, for arguments of
-    the wrong type, and for an unknown mode."""
+    Raises DispatchError for anything that is not a method, for private methods and generators, for keyword-only and
+    **kwargs parameters, for an unknown mode, and for other arguments of the wrong type."""
     if isinstance(dispatch, FunctionType):
         raise DispatchError(f"{dispatch.__qualname__}: write @register(...) with parentheses")
 
@@ -94,7 +94,7 @@ def registrations(worker_class: type) -> dict[str, Registration]:
     """Returns all registered methods of a worker class, also inherited ones: name -> registration.
 
     Raises DispatchError for a registered method inside a wrapper such as staticmethod, and for an unregistered method
-    that overrides a registered one. A subclass can remove a method by setting its name to None."""
+    that overrides a registered one. A subclass can remove an inherited method by setting its name to None."""
     found: dict[str, Registration] = {}
     for name in dir(worker_class):
         registration = _find(worker_class, name)
@@ -112,7 +112,7 @@ def registration_of(worker_class: type, method: str) -> Registration:
 
 
 def _find(worker_class: type, name: str) -> Registration | None:
-    """Returns the registration of a class attribute; None if it has none."""
+    """Returns the registration of a class attribute; None if the attribute does not exist or is not registered."""
     owners = [base for base in worker_class.__mro__ if name in vars(base)]
     if not owners:
         return None
@@ -152,8 +152,8 @@ def _attached(value: object) -> Registration | None:
 
 def check_protocol(protocol: type, worker_class: type) -> None:
     """Checks that every method of the Protocol is registered on the worker class, with the same parameter names, order
-    and defaults. The Protocol may have fewer methods. Types are not compared, because a mode may return another type to
-    the caller than the worker returns.
+    and defaults. The worker class may have more methods. Types are not compared, because a mode may return another type
+    to the caller than the worker returns.
 
     Raises DispatchError with all differences."""
     registered = registrations(worker_class)
@@ -183,6 +183,6 @@ def protocol_methods(protocol: type) -> list[str]:
 
 
 def _parameters(owner: type, method: str) -> list[str]:
-    """Returns names and defaults of a method's parameters, without self."""
+    """Returns each parameter of a method as a string with name and default, such as `rows=1`, without self."""
     parameters = list(inspect.signature(getattr(owner, method)).parameters.values())[1:]
     return [str(each.replace(annotation=each.empty)) for each in parameters]

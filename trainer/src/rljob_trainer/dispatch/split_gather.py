@@ -20,24 +20,26 @@ Arguments = tuple[object, ...]
 
 @dataclass(frozen=True)
 class SplitCall:
-    """The arguments of every rank. Rank r runs with `shares[share_of_rank[r]]`. Peers have the same share, which is
-    sent once. Ranks that are not in `share_of_rank` do not run. `num_padded_rows`: rows that were added, and that
-    gathering must remove."""
+    """The arguments of every rank: rank r runs with `shares[share_of_rank[r]]`. Several ranks may have the same share,
+    which is then stored only once. Ranks that are not in `share_of_rank` do not run."""
 
     shares: tuple[Arguments, ...]
     share_of_rank: dict[int, int]
+    """Rank -> index of its arguments in `shares`."""
     num_padded_rows: int = 0
+    """The number of padding rows at the end of the batch; the gather function must remove them from the result."""
 
     def of_rank(self, rank: int) -> Arguments:
         """Returns the arguments of one rank."""
         return self.shares[self.share_of_rank[rank]]
 
     def only_rank_zero(self) -> SplitCall:
-        """Returns the call for rank 0 alone. The share of rank 0 contains only some of the padding rows, or none."""
+        """Returns the call for rank 0 alone. Its share may contain some of the padding rows, which are at the end of
+        the last shares; `num_padded_rows` of the returned call counts only these."""
         share = self.share_of_rank[0]
         num_rows = next((len(each) for each in self.shares[share] if isinstance(each, DataProto)), 0)
-        num_after = num_rows * (len(self.shares) - 1 - share)
-        num_padded_rows = min(num_rows, max(0, self.num_padded_rows - num_after))
+        num_rows_after = num_rows * (len(self.shares) - 1 - share)
+        num_padded_rows = min(num_rows, max(0, self.num_padded_rows - num_rows_after))
         return SplitCall(self.shares, {0: share}, num_padded_rows)
 
     def check(self, num_ranks: int) -> None:
@@ -45,12 +47,13 @@ class SplitCall:
         wrong = [rank for rank in self.share_of_rank if rank not in range(num_ranks)]
         if wrong or not self.share_of_rank:
             raise DispatchError(
-                f"the split function returned ranks {wrong or 'none'} (there are: 0 to {num_ranks - 1}); fix it"
+                f"the split function returned ranks {wrong or 'none'} (there are: 0 to {num_ranks - 1}); correct this "
+                "function of the mode"
             )
-        if lost := [share for share in self.share_of_rank.values() if share not in range(len(self.shares))]:
+        if unknown := [share for share in self.share_of_rank.values() if share not in range(len(self.shares))]:
             raise DispatchError(
-                f"the split function returned share indices {lost} (there are {len(self.shares)} shares, numbered from "
-                "0); fix it"
+                f"the split function returned share indices {unknown} (there are {len(self.shares)} shares, numbered "
+                "from 0); correct this function of the mode"
             )
 
 
@@ -65,22 +68,22 @@ def split_rank_zero(_positions: Sequence[MeshPosition], arguments: Arguments) ->
 
 
 def split_all_to_all(positions: Sequence[MeshPosition], arguments: Arguments) -> SplitCall:
-    """Gives element r of every argument to rank r. Raises DispatchError unless every argument is a list with one
-    element per rank."""
+    """Gives element r of every argument to rank r. Raises DispatchError unless every argument is a list or tuple with
+    one element per rank."""
     shares = _elements(arguments, len(positions), "one per worker")
     return SplitCall(shares, {rank: rank for rank in range(len(positions))})
 
 
 def split_lists(positions: Sequence[MeshPosition], arguments: Arguments) -> SplitCall:
-    """Gives element d of every argument to data rank d. Raises DispatchError unless every argument is a list with one
-    element per data rank."""
+    """Gives element d of every argument to data rank d. Raises DispatchError unless every argument is a list or tuple
+    with one element per data rank."""
     shares = _elements(arguments, positions[0].num_data_ranks, "one per data-parallel rank")
     return SplitCall(shares, _by_data_rank(positions))
 
 
 def split_batches(positions: Sequence[MeshPosition], arguments: Arguments) -> SplitCall:
-    """Splits every DataProto into equal consecutive parts, with padding rows if its length is not divisible; every rank
-    gets all other arguments.
+    """Splits every DataProto into equal consecutive parts, one per data rank; every rank gets all other arguments. If
+    the number of rows is not divisible by the number of data ranks, padding rows are added at the end.
 
     Raises DispatchError for batches of different lengths, and for a batch without rows."""
     num_data_ranks = positions[0].num_data_ranks
@@ -98,7 +101,8 @@ def split_batches(positions: Sequence[MeshPosition], arguments: Arguments) -> Sp
 
 
 def check_lengths(where: str, arguments: Sequence[object]) -> None:
-    """Raises DispatchError, starting with `where`, for batches of different lengths, and for batches without rows."""
+    """Raises DispatchError for batches of different lengths, and for batches without rows. `where` begins the
+    message."""
     lengths = {len(argument) for argument in arguments if isinstance(argument, DataProto)}
     if len(lengths) > 1:
         raise DispatchError(f"{where}: all batches of a call must have the same length (seen: {sorted(lengths)})")
@@ -115,7 +119,8 @@ def split_batches_for_function(positions: Sequence[MeshPosition], arguments: Arg
 
 
 def split_batches_evenly(positions: Sequence[MeshPosition], arguments: Arguments) -> SplitCall:
-    """Like `split_batches`, without padding. Raises DispatchError if the number of rows is not divisible."""
+    """Like `split_batches`, without padding. Also raises DispatchError if the number of rows is not divisible by the
+    number of data ranks."""
     call = split_batches(positions, arguments)
     if call.num_padded_rows:
         length = next(len(argument) for argument in arguments if isinstance(argument, DataProto))
@@ -126,25 +131,27 @@ def split_batches_evenly(positions: Sequence[MeshPosition], arguments: Arguments
     return call
 
 
-def gather_list(_positions: Sequence[MeshPosition], call: SplitCall, results: Sequence[object]) -> object:
-    """Returns a list with the result of every rank that ran."""
-    return [results[index] for index, _ in enumerate(sorted(call.share_of_rank))]
+def gather_list(_positions: Sequence[MeshPosition], _call: SplitCall, results: Sequence[object]) -> object:
+    """Returns a list with the result of every rank that ran, in the order of the ranks."""
+    return list(results)
 
 
 def gather_only(_positions: Sequence[MeshPosition], _call: SplitCall, results: Sequence[object]) -> object:
-    """Returns the result of the only rank that ran."""
+    """Returns the result of the first rank that ran; with `split_rank_zero`, only rank 0 runs."""
     return results[0]
 
 
 def gather_data_ranks(positions: Sequence[MeshPosition], call: SplitCall, results: Sequence[object]) -> object:
-    """Returns a list with one result per data rank, from the rank that returns the result of the share."""
+    """Returns a list with one result per data rank, in the order of the data ranks. If only one rank ran, the list has
+    only its result."""
     return _collected_results(positions, call, results)
 
 
 def gather_batches(positions: Sequence[MeshPosition], call: SplitCall, results: Sequence[object]) -> object:
     """Concatenates the batches in the order of the data ranks and removes the padding rows.
 
-    Raises DispatchError if a result is not a batch, or if its number of rows makes removing the padding impossible."""
+    Raises DispatchError if a result is not a batch. If there are padding rows, also raises it if a result has another
+    number of rows than the rank's arguments, because the padding rows cannot be found then."""
     batches = [_batch(result) for result in _collected_results(positions, call, results)]
     batch = DataProto.concat(batches)
     if not call.num_padded_rows:
@@ -154,7 +161,8 @@ def gather_batches(positions: Sequence[MeshPosition], call: SplitCall, results: 
         raise DispatchError(
             f"{call.num_padded_rows} padding rows were added to split the batch evenly, but the workers' results have "
             f"{[len(each) for each in batches]} rows instead of {num_rows_given} each, so the padding cannot be "
-            "removed; return one row per input row, or pass a batch with a divisible number of rows"
+            "removed; let the method return one row per input row, or pass a batch whose number of rows is divisible "
+            f"by {len(call.shares)}"
         )
     return batch.slice(0, len(batch) - call.num_padded_rows)
 
@@ -167,7 +175,7 @@ def gather_metrics(positions: Sequence[MeshPosition], call: SplitCall, results: 
 def _collected_results(positions: Sequence[MeshPosition], call: SplitCall, results: Sequence[object]) -> list[object]:
     ran = sorted(call.share_of_rank)
     if len(ran) == 1:
-        # The only result counts, even if this rank would normally not return it.
+        # Only one rank ran, so its result is used, even if another rank normally returns the result of its share.
         return list(results)
     collected = sorted((positions[rank].data_rank, i) for i, rank in enumerate(ran) if positions[rank].is_collected)
     return [results[index] for _, index in collected]
@@ -182,7 +190,7 @@ def _elements(arguments: Arguments, num_elements: int, what: str) -> tuple[Argum
         if not isinstance(argument, list | tuple) or len(argument) != num_elements:
             seen = f"{len(argument)} elements" if isinstance(argument, list | tuple) else type(argument).__name__
             raise DispatchError(
-                f"argument {index + 1} must be a list of {num_elements} elements, {what} (seen: {seen})"
+                f"argument {index + 1} must be a list or tuple of {num_elements} elements, {what} (seen: {seen})"
             )
     columns = [argument for argument in arguments if isinstance(argument, list | tuple)]
     return tuple(tuple(column[part] for column in columns) for part in range(num_elements))
@@ -196,7 +204,7 @@ def _batch(result: object) -> DataProto:
 
 def _metrics(result: object) -> Metrics:
     if not isinstance(result, Mapping):
-        raise DispatchError(f"the method must return metrics (got {type(result).__name__})")
+        raise DispatchError(f"the method must return a dictionary of metrics (got {type(result).__name__})")
     return {name: _number(name, value) for name, value in result.items()}
 
 

@@ -1,4 +1,4 @@
-"""The base class of workers, and the context that each worker gets.
+"""The base class of workers, and the context that each worker is built with.
 
 Workers are plain Python objects and do not use Ray, so each can be built in an ordinary process.
 """
@@ -15,17 +15,22 @@ from rljob_trainer.dispatch.register import registrations
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """Rank, address and device of one worker. `device_type` is `cpu` or `cuda`; `num_threads` is the number of CPU
-    threads of this process."""
+    """The rank, rendezvous address and device of one worker process."""
 
     rank: int
     world_size: int
+    """The number of ranks."""
     local_rank: int
+    """This rank's number on its node, from 0."""
     node_rank: int
+    """The node's number, from 0. Ranks with the same number run on the same node."""
     master_address: str
+    """The address of rank 0, where the ranks meet to form the process group."""
     master_port: int
     device_type: str
+    """`cpu` or `cuda`."""
     num_threads: int
+    """The number of CPU threads of this process."""
     device_number: int = 0
     """Index of this rank's GPU among those that the process sees."""
 
@@ -36,7 +41,7 @@ class WorkerContext:
 
 
 class Worker:
-    """Base class: one role on one rank."""
+    """The base class of workers. A worker is one role on one rank."""
 
     def __init_subclass__(cls) -> None:
         """Raises DispatchError for registered methods that a group cannot call (see `registrations`)."""

@@ -1,5 +1,5 @@
-"""Measures the device memory of tensors, and releases memory that one engine of a process caches, so that the process's
-other engine can use it.
+"""Measures the device memory of tensors. Also releases the freed memory that is cached after one engine of a process
+(training or rollout) has run, so that the process's other engine can use it.
 
 Tensors may share memory, so storages are counted, not tensors.
 """
@@ -20,7 +20,7 @@ from rljob_trainer.host_memory import HOST_MEMORY
 
 @torch.no_grad()
 def distinct_storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
-    """The storages of the tensors, each once, without empty ones; for a DTensor the storage of this rank's part."""
+    """The storages of the tensors, each once, without empty storages; for a DTensor the storage of this rank's part."""
     # Under no_grad `to_local` creates no new tensor, which matters for the thousands of tensors of a model.
     parts = (each.to_local() if isinstance(each, DTensor) else each for each in tensors)
     found = {storage._cdata: storage for storage in (each.untyped_storage() for each in parts)}
@@ -39,40 +39,43 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 class DeviceMemory:
-    """The device memory of one process. Freed memory is cached on a GPU by torch's allocator, on CPUs by the C
+    """The device memory of one process. Freed memory is cached: on a GPU by torch's allocator, on CPUs by the C
     library."""
 
     def __init__(self, context: WorkerContext) -> None:
-        """Collective."""
+        """Collective over all ranks."""
         self.device_type = context.device_type
         self.node_peers = _node_peers(context)
         self.num_node_ranks = 1 if self.node_peers is None else dist.get_world_size(self.node_peers)
 
     def return_free_memory(self) -> None:
-        """Releases memory that torch's allocator caches, so that the other engine can use it."""
+        """Releases the freed memory of a GPU that torch's allocator caches, so that the other engine can use it. Does
+        nothing on CPUs."""
         if self.device_type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
 
     def give_back_after_loading(self) -> None:
-        """Like `return_free_memory`, and on CPUs also releases memory that was freed after loading."""
+        """Releases the memory that was only needed while models were loaded; on CPUs, too."""
         self.return_free_memory()
         if self.device_type == "cpu":
             HOST_MEMORY.return_free_memory()
 
     def make_room_for_cache(self, num_bytes: int) -> None:
-        """Collective over the ranks of a node. Call it before each rank wakes a KV cache of `num_bytes`."""
+        """Collective over the ranks of a node. Each rank calls it before it wakes its KV cache of `num_bytes`."""
         if self.node_peers is not None:
-            # Ranks of a node share its memory, so all must have freed their buffers of the weight sync before any cache
-            # is woken.
+            # The ranks of a node share its memory. So all of them must have freed their buffers of the weight sync
+            # before one wakes its cache.
             dist.barrier(self.node_peers)
         if self.device_type == "cpu":
-            # The C library keeps the memory that updates have freed, but vLLM does not allocate the cache from it.
+            # The C library keeps the memory that updates have freed, but vLLM allocates the cache directly from the
+            # system.
             HOST_MEMORY.return_free_memory_if_below(self.num_node_ranks * num_bytes)
 
 
 def _node_peers(context: WorkerContext) -> dist.ProcessGroup | None:
-    """Collective. The process group of the ranks on this rank's node; None if no other rank runs there."""
+    """Collective over all ranks. The process group of the ranks on this rank's node; None if no other rank runs
+    there."""
     nodes = [0] * context.world_size
     dist.all_gather_object(nodes, context.node_rank)
     found: dist.ProcessGroup | None = None

@@ -1,4 +1,4 @@
-"""Joining and leaving the process group that all ranks of a worker group share."""
+"""Joins and leaves the process group of all ranks of a worker group, and gathers tensors in it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from rljob_trainer.host_memory import HOST_MEMORY
 from rljob_trainer.settings import export_rank
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""A collective that waits longer than this for another rank fails."""
 
 
 def join_process_group(context: WorkerContext) -> None:
     """Collective over all ranks. Joins the default process group: gloo on CPUs; on GPUs NCCL, and gloo for CPU tensors.
+    Also sets the rank's environment variables (RANK, WORLD_SIZE, ...), the number of threads, and the current GPU.
 
     Raises ResourceError if a GPU was assigned but torch finds none."""
-    # vLLM uses the local rank as the number of the device.
+    # Exported as LOCAL_RANK, which vLLM uses as the number of the device.
     device_number = context.device_number if context.device_type == "cuda" else context.local_rank
     export_rank(context.rank, context.world_size, device_number, context.master_address, context.master_port)
     torch.set_num_threads(context.num_threads)
@@ -43,12 +45,12 @@ def join_process_group(context: WorkerContext) -> None:
     )
 
 
-def all_gather_flat(everything: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> None:
-    """Collective. Fills `everything` with the `own` of all ranks, one after the other."""
+def all_gather_flat(gathered: Tensor, own_part: Tensor, group: dist.ProcessGroup | None) -> None:
+    """Collective over the group. Fills `gathered` with `own_part` of every rank, in the order of the ranks."""
     # torch 2.11 has `all_gather_into_tensor`; later versions deprecate that name.
     has_new_name = "all_gather_single" in vars(dist)
     gather = dist.all_gather_single if has_new_name else dist.all_gather_into_tensor
-    gather(everything, own, group=group)
+    gather(gathered, own_part, group=group)
 
 
 def leave_process_group() -> None:

@@ -1,4 +1,4 @@
-"""Pending calls: waits for the results of all ranks, and turns failures into one error that names the cause."""
+"""Pending calls: waits for the results of all ranks, and raises one error, the cause, if several ranks fail."""
 
 from __future__ import annotations
 
@@ -21,43 +21,45 @@ T = TypeVar("T")
 FAILURE_GRACE_SECONDS = 5.0
 """How long to wait for the other ranks after the first failure: some never finish, because they wait for the failed
 rank in a collective."""
-FOLLOW_UP = re.compile(
+PEER_FAILED = re.compile(
     r"closed by peer|[Cc]onnection (?:reset|refused|was closed|was likely closed|closed)|[Bb]roken pipe"
     r"|remote process exited|caused pair closure|Socket closed|[Tt]imed out waiting|Socket Timeout"
     r"|NCCL (?:communicator was aborted|timeout)|ncclRemoteError"
 )
-"""Error texts of collectives (gloo, NCCL, torch's store) on a rank whose peer has failed."""
+"""Matches the errors of collectives (gloo, NCCL, torch's store) on a rank whose peer has failed."""
 
 UNREADABLE = (RaySystemError, UnserializableException)
 """Ray's errors for a result that arrived but cannot be unpickled. Other Ray errors mean that a process or node is
 lost."""
 
-LIVENESS_SECONDS = 1.0
-"""How often a waiting call checks whether any process has died."""
+LIVENESS_CHECK_SECONDS = 1.0
+"""The time between two checks, in a waiting call, whether any process has died."""
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """The ranks of one call: their result references, and `what`, the call's name in errors, such as
-    `actor.update_policy`."""
+class StartedCall:
+    """A call that was sent to some or all ranks of a group, and the references to their results."""
 
-    what: str
+    name: str
+    """The call's name in errors, such as `actor.update_policy`."""
     references: Mapping[int, ray.ObjectRef]
+    """Rank -> reference to its result."""
     location_of: Callable[[int], WorkerLocation]
+    """Returns where a rank runs."""
     raise_if_dead: Callable[[], None]
-    """Raises if any process of the group has died, even if the process is not part of this call."""
+    """Raises WorkerDiedError if any process of the pool has died, even if the process is not part of this call."""
 
     def results(self, timeout_seconds: float | None = None) -> list[object]:
         """Waits for all results and returns them in the order of the ranks.
 
-        If several ranks fail, the cause is raised and not a consequence: first a TrainerError that a worker raised;
-        then a dead rank (its peers fail in their collectives, often before the death is known); then the first failure
-        that does not blame a peer (`FOLLOW_UP`). After the first failure the other ranks have `FAILURE_GRACE_SECONDS`
-        to finish.
+        If several ranks fail, the cause is raised and not an error that follows from it. In this order: a TrainerError
+        that a worker raised; the death of a rank (its peers fail in their collectives, often before the death is
+        known); the first error that does not blame a peer (`PEER_FAILED`). After the first error the other ranks have
+        `FAILURE_GRACE_SECONDS` to finish.
 
-        Raises TrainerError as the worker raised it, WorkerError, WorkerDiedError, CallTimeoutError; ResourceError if
-        the connection to Ray is closed."""
-        check_connected(self.what)
+        Raises a worker's TrainerError unchanged, WorkerError for a worker's other errors, WorkerDiedError, and
+        CallTimeoutError; ResourceError if the connection to Ray is closed."""
+        check_connected(self.name)
         ranks = sorted(self.references)
         references = [self.references[rank] for rank in ranks]
         deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -65,26 +67,27 @@ class Ranks:
             remaining = deadline - time.monotonic()
             try:
                 # The normal case: one wait for all ranks.
-                return list(ray.get(references, timeout=max(0.0, min(remaining, LIVENESS_SECONDS))))
+                return list(ray.get(references, timeout=max(0.0, min(remaining, LIVENESS_CHECK_SECONDS))))
             except RayTaskError:
                 # Must come before GetTimeoutError: if a worker raised a GetTimeoutError, Ray's error is both types.
                 return self._results_one_by_one(ranks)
             except GetTimeoutError:
-                if remaining <= LIVENESS_SECONDS:
-                    raise CallTimeoutError(f"{self.what}: no result within {timeout_seconds:g} s") from None
+                if remaining <= LIVENESS_CHECK_SECONDS:
+                    raise CallTimeoutError(f"{self.name}: no result within {timeout_seconds:g} s") from None
                 self.raise_if_dead()
             except RayError:
                 return self._results_one_by_one(ranks)
 
     def done(self) -> bool:
         """Whether `results` returns without waiting."""
-        check_connected(self.what)
+        check_connected(self.name)
         references = list(self.references.values())
         ready, _ = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
         return len(ready) == len(references)
 
     def _results_one_by_one(self, ranks: list[int]) -> list[object]:
-        """Like `results`, after a rank has failed: collects the errors of the other ranks, and raises the cause."""
+        """Like `results`, for a call in which a rank has failed: collects the errors of the ranks, until one has died
+        or the time for the others is over, and raises the cause."""
         results: dict[int, object] = {}
         errors: list[TrainerError] = []
         deaths: list[WorkerDiedError] = []
@@ -101,13 +104,18 @@ class Ranks:
             except RayTaskError as error:
                 errors.append(self._failed(rank, error))
             except UNREADABLE as error:
-                errors.append(WorkerError(f"{self.what}: worker rank {rank}: its result cannot be unpickled: {error}"))
+                errors.append(
+                    WorkerError(
+                        f"{self.name}: worker rank {rank}: its result cannot be unpickled "
+                        f"({error}); return only objects whose classes the controller can import"
+                    )
+                )
             except RayError as error:
                 deaths.append(self._died(rank, error))
                 break
             if errors and deadline is None:
                 deadline = time.monotonic() + FAILURE_GRACE_SECONDS
-        causes = [error for error in errors if not FOLLOW_UP.search(str(error))]
+        causes = [error for error in errors if not PEER_FAILED.search(str(error))]
         if deaths:
             raise next((error for error in causes if not isinstance(error, WorkerError)), deaths[0])
         if errors:
@@ -115,11 +123,11 @@ class Ranks:
         return [results[rank] for rank in ranks]
 
     def _failed(self, rank: int, error: RayTaskError) -> TrainerError:
-        """Returns a TrainerError as it was raised; any other error becomes a WorkerError with the worker's
-        traceback."""
+        """Returns the error that the caller gets for a rank's error: a TrainerError unchanged, a WorkerError with the
+        call and the rank before its text, and for any other error a WorkerError with the worker's traceback."""
         failed: TrainerError
         worker = self._failed_worker(rank)
-        where = f"{self.what}: worker rank {rank}{worker.location}"
+        where = f"{self.name}: worker rank {rank}{worker.location}"
         if isinstance(error.cause, TrainerError) and type(error.cause) is not WorkerError:
             failed = error.cause
         elif isinstance(error.cause, WorkerError):
@@ -131,12 +139,12 @@ class Ranks:
         return failed
 
     def _failed_worker(self, rank: int) -> FailedWorker:
-        return self.location_of(rank).failed_worker(rank, self.what.partition(".")[0])
+        return self.location_of(rank).failed_worker(rank, self.name.partition(".")[0])
 
     def _died(self, rank: int, error: RayError) -> WorkerDiedError:
         location = self.location_of(rank)
         cause = failure_cause(error, location)
-        died = WorkerDiedError(f"worker rank {rank} ({location}) died in {self.what}: {cause}{location.log_hint}")
+        died = WorkerDiedError(f"worker rank {rank} ({location}) died in {self.name}: {cause}{location.log_hint}")
         died.known_cause = cause.known_cause
         died.worker = self._failed_worker(rank)
         return died
@@ -145,27 +153,29 @@ class Ranks:
 class Pending(Generic[T]):
     """The future result of a non-blocking call. It can be passed as an argument to another call."""
 
-    def __init__(self, ranks: Ranks, gather: Callable[[list[object]], T], parts: tuple[object, ...] = ()) -> None:
-        """`parts`: the result as arguments for other calls, one part per data rank, whose concatenation is the whole
-        result; empty if it cannot be passed on in parts."""
-        self.ranks = ranks
+    def __init__(self, call: StartedCall, gather: Callable[[list[object]], T], parts: tuple[object, ...] = ()) -> None:
+        """`gather` makes the caller's result from the results of the ranks. `parts`: one part of the result per data
+        rank, as an argument for other calls; empty if the result cannot be passed on in parts."""
+        self.call = call
         self.parts = parts
         self._gather = gather
         self._result: tuple[T] | None = None
 
     def done(self) -> bool:
         """Whether `result` returns without waiting."""
-        return self._result is not None or self.ranks.done()
+        return self._result is not None or self.call.done()
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError(
-            "a Pending must be an argument itself, it cannot be inside another argument; pass its result() instead"
+            "a Pending cannot be inside another argument, such as a list; pass it as a separate argument, or pass its "
+            "result()"
         )
 
     def result(self, timeout_seconds: float | None = None) -> T:
-        """Waits for the result and returns it, the same one each time.
+        """Waits for the result and returns it; later calls return the same object.
 
-        Raises CallTimeoutError after the timeout (the call may continue), the error of a worker, or WorkerDiedError."""
+        Raises CallTimeoutError after the timeout (the workers continue with the call), and the other errors of
+        `StartedCall.results`."""
         if self._result is None:
-            self._result = (self._gather(self.ranks.results(timeout_seconds)),)
+            self._result = (self._gather(self.call.results(timeout_seconds)),)
         return self._result[0]

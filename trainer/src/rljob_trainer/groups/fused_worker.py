@@ -11,27 +11,28 @@ from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.errors import DispatchError
 
 WorkerFactory = Callable[[WorkerContext, Mapping[str, Worker]], Worker]
-"""Builds the worker of one role. The second argument has the workers that were built before in the same process, by
-role name."""
+"""Builds the worker of one role. The second argument has the workers that the process has already built, by role
+name."""
 
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """One role: its name, its worker class, and a factory that builds the worker with further arguments, such as a
-    `functools.partial`. Without a factory the class is called with the context alone. Class and factory must be
-    picklable."""
+    """One role. Class and factory must be picklable."""
 
     name: str
     worker_class: type[Worker]
     factory: WorkerFactory | None = None
+    """Builds the worker, for a class that needs more arguments than the context. None: the class is called with the
+    context alone."""
 
 
 class FusedWorker:
-    """The workers of all roles of one process. They are built in the given order; later ones may use earlier ones."""
+    """The workers of all roles of one process. They are built in the order of `roles`; the factory of a role gets the
+    workers of the roles before it."""
 
     def __init__(self, context: WorkerContext, roles: Sequence[RoleSpec]) -> None:
-        """Raises DispatchError for a duplicate role name, and for a factory that does not build the role's worker
-        class. Errors of factories are raised unchanged."""
+        """Raises DispatchError for a duplicate role name, and for a factory that returns anything but a worker of the
+        role's class. Errors of factories are raised unchanged."""
         self.workers: dict[str, Worker] = {}
         for role in roles:
             if role.name in self.workers:
@@ -40,12 +41,13 @@ class FusedWorker:
             if not isinstance(worker, role.worker_class):
                 raise DispatchError(
                     f"fused worker: role '{role.name}' has the worker class {role.worker_class.__name__}, but its "
-                    f"factory builds a {type(worker).__name__}; make them equal"
+                    f"factory builds a {type(worker).__name__}; let the factory return a worker of this class"
                 )
             self.workers[role.name] = worker
 
     def execute(self, role: str, method: str, arguments: tuple[object, ...]) -> object:
-        """Calls a registered method of a role's worker. Raises DispatchError if there is no such method."""
+        """Calls a registered method of a role's worker. Raises DispatchError if the role does not exist, or if its
+        worker has no such method; the method's own errors are raised unchanged."""
         worker = self._worker(role)
         registration_of(type(worker), method)
         bound: Callable[..., object] = worker.__getattribute__(method)
@@ -63,5 +65,7 @@ class FusedWorker:
 
     def _worker(self, role: str) -> Worker:
         if role not in self.workers:
-            raise DispatchError(f"fused worker: no role '{role}' (there are: {', '.join(self.workers)})")
+            raise DispatchError(
+                f"fused worker: no role '{role}' (there are: {', '.join(self.workers)}); use one of these"
+            )
         return self.workers[role]

@@ -1,8 +1,8 @@
-"""Monitors all worker processes in the background, so that a death is detected within seconds.
+"""Monitors all worker processes in the background, so that the death of a process is detected within seconds.
 
-For the ranks of a pending call Ray reports a death itself. This watch covers all other processes: a call to one group
-should not run for minutes after a process of another group has died. Ray detects a dead process immediately, and a lost
-or frozen node by its health checks.
+For the ranks of a pending call, Ray reports a death itself. The watch is for the processes of the pool that do not take
+part in the call: without it, the call could run for minutes after one of them has died. Ray detects a dead process
+immediately, and a lost or frozen node later, by its health checks.
 """
 
 from __future__ import annotations
@@ -17,36 +17,38 @@ from ray.exceptions import ActorUnavailableError, RayError
 
 from rljob_trainer.errors import WorkerDiedError
 
-INTERVAL_SECONDS = 1.0
+PING_INTERVAL_SECONDS = 1.0
+"""The time between two checks of the pending pings."""
 
-_RUNNING: WeakSet[LivenessWatch] = WeakSet()
+_WATCHES: WeakSet[LivenessWatch] = WeakSet()
 
 MakeError = Callable[[int, RayError], WorkerDiedError]
-"""(rank, Ray's error) -> the error that names the rank, where it ran, and the cause."""
+"""(rank, Ray's error) -> an error that names the rank, where it ran, and the cause of its death."""
 
 
 def end_watches() -> None:
-    """Closes all watches of this process. Call it before closing the connection to Ray: a ping after that would open a
-    new connection."""
-    for watch in list(_RUNNING):
+    """Closes all watches of this process. Call it before the connection to Ray is closed: a later ping would open a new
+    connection."""
+    for watch in list(_WATCHES):
         watch.close()
 
 
 class LivenessWatch:
-    """A thread that keeps a pending ping to every process. A process responds to the ping between two other calls. If
-    the process is dead, the ping fails."""
+    """A thread with one pending ping to each process of a pool. A process answers the ping between two other calls. If
+    the process is dead, the ping fails, and the watch ends."""
 
-    def __init__(self, handles: list[ActorHandle], error_of: MakeError) -> None:
+    def __init__(self, handles: list[ActorHandle], make_error: MakeError) -> None:
+        """Starts the watch. `handles`: the Ray actors, by rank."""
         self._handles = handles
-        self._error_of = error_of
+        self._make_error = make_error
         self._is_closed = threading.Event()
         self._error: WorkerDiedError | None = None
         self._thread = threading.Thread(target=self._run, name="liveness", daemon=True)
-        _RUNNING.add(self)
+        _WATCHES.add(self)
         self._thread.start()
 
     def raise_if_dead(self) -> None:
-        """Raises WorkerDiedError for the process whose death was detected first."""
+        """Raises WorkerDiedError if a process has died: for the one whose death was detected first."""
         if self._error is not None:
             raise self._error
 
@@ -72,5 +74,5 @@ class LivenessWatch:
                     # The process does not respond at the moment. Ping again until Ray knows whether it is dead.
                     continue
                 except RayError as error:
-                    self._error = self._error or self._error_of(rank, error)
-            self._is_closed.wait(INTERVAL_SECONDS)
+                    self._error = self._error or self._make_error(rank, error)
+            self._is_closed.wait(PING_INTERVAL_SECONDS)

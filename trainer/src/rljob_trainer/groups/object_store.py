@@ -1,8 +1,8 @@
 """Batches in Ray's object store: how workers store their results, and how later calls read them.
 
 A worker's result stays on its node. The controller gets the columns with one number per row, and references to the
-others. A worker that gets the references reads the data from the store: without a copy on the same node, with one
-transfer from another node.
+other columns. A worker that gets the references reads the data from the store: without a copy if the data is on the
+same node, else with one transfer between the nodes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from rljob_trainer.batch.remote import RemoteBlock, ShardReference
 from rljob_trainer.errors import DataLostError, DispatchError, TrainerError, WorkerError
 
 LARGE_COLUMN_BYTES = 1 << 20
-"""Columns of at least this size become separate objects, so that reading one does not transfer the others."""
+"""A column of at least this size becomes an object of its own, so that it can be read without the other columns. All
+smaller columns of a batch are in one object."""
 INLINE_ARGUMENT_BYTES = 64 << 10
-"""Batches up to this size are sent with the call; Ray itself inlines arguments below 100 KB."""
+"""Batches up to this size are sent with the call, larger ones are put into the store. (Ray itself sends arguments below
+100 KB with the call.)"""
 
 
 @dataclass
 class Traffic:
-    """Payload of the batches that this process has sent and received, in bytes. In the controller's process it excludes
-    what workers read directly from each other's shards."""
+    """The payload of the batches that this process has sent and received, in bytes. The controller's counts do not
+    include what workers read directly from each other's shards."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -47,13 +49,13 @@ TRAFFIC = Traffic()
 
 @dataclass(frozen=True)
 class RayShard(ShardReference):
-    """A shard in Ray's object store."""
+    """A reference to a shard (a part of a batch) in Ray's object store."""
 
     reference: ray.ObjectRef
 
     @classmethod
     def fetch_all(cls, references: Sequence[Self]) -> list[DataProto]:
-        """Waits for all shards and maps them into this process. Raises DataLostError."""
+        """Waits for all shards and maps them into this process. Raises the errors of `get_batches`."""
         batches = get_batches([shard.reference for shard in references])
         TRAFFIC.received_bytes += num_batch_bytes(batches)
         return batches
@@ -61,7 +63,7 @@ class RayShard(ShardReference):
 
 @dataclass(frozen=True)
 class StoredArgument:
-    """A placeholder for a batch argument that is in the store; several ranks read the same one."""
+    """A placeholder for a batch argument that is in the store. Several ranks may read the same object."""
 
     reference: ray.ObjectRef
 
@@ -69,8 +71,8 @@ class StoredArgument:
 def check_picklable(arguments: Sequence[object]) -> None:
     """Raises DispatchError for the first argument that cannot be pickled.
 
-    This is checked before the first rank is called, because ranks that were already called would wait for the others.
-    Types that are known to be picklable are skipped."""
+    This is checked before the first rank is called. Otherwise, the ranks that were already called would wait for the
+    other ranks. Types that are known to be picklable are not tried."""
     for index, argument in enumerate(arguments):
         match argument:
             case None | bool() | int() | float() | str() | bytes() | torch.Tensor() | ray.ObjectRef():
@@ -84,7 +86,7 @@ def check_picklable(arguments: Sequence[object]) -> None:
         except Exception as error:
             raise DispatchError(
                 f"argument {index + 1} ({type(argument).__name__}) cannot be sent to the workers, because it cannot be "
-                f"pickled: {error}"
+                f"pickled ({error}); pass plain values, tensors or a DataProto instead"
             ) from None
 
 
@@ -106,8 +108,10 @@ def num_batch_bytes(values: Sequence[object]) -> int:
 
 
 def get_batches(references: Sequence[ray.ObjectRef]) -> list[DataProto]:
-    """Reads the batches of these references. Raises DataLostError if the process or node that held one has died, and
-    the error of the call that should have computed one."""
+    """Reads the batches of these references.
+
+    Raises DataLostError if the process or node that held a batch has died. If the call that should have computed a
+    batch has failed, raises the call's TrainerError, or a WorkerError for any other error."""
     try:
         return [_batch(value) for value in ray.get(list(references))]
     except RayTaskError as error:
@@ -123,17 +127,19 @@ def get_batches(references: Sequence[ray.ObjectRef]) -> list[DataProto]:
 
 def stored(batch: DataProto) -> DataProto:
     """Puts the columns of a batch into this node's object store, except those with one number per row. Returns the
-    batch with references. Columns that already are references stay as they are."""
-    light = [name for name, column in batch.tensors.items() if column.dim() == 1]
-    heavy = [name for name in batch.column_names() if name not in light and not batch.is_remote(name)]
-    kept = batch.without(heavy)
-    large = [name for name in heavy if batch.column_bytes(name) >= LARGE_COLUMN_BYTES]
-    small = [name for name in heavy if name not in large]
-    groups = [*([small] if small else []), *([name] for name in large)]
-    shards = [RayShard(ray.put(batch.only(group))) for group in groups]
-    TRAFFIC.sent_bytes += batch.only(heavy).num_bytes()
-    return kept.with_remote(
-        [RemoteBlock.of_shard(shard, group, len(batch)) for shard, group in zip(shards, groups, strict=True)]
+    batch with references to the stored columns. Columns that already are references stay as they are."""
+    one_number_per_row = [name for name, column in batch.tensors.items() if column.dim() == 1]
+    to_store = [name for name in batch.column_names() if name not in one_number_per_row and not batch.is_remote(name)]
+    large = [name for name in to_store if batch.column_bytes(name) >= LARGE_COLUMN_BYTES]
+    small = [name for name in to_store if name not in large]
+    columns_of_objects = [*([small] if small else []), *([name] for name in large)]
+    shards = [RayShard(ray.put(batch.only(names))) for names in columns_of_objects]
+    TRAFFIC.sent_bytes += batch.only(to_store).num_bytes()
+    return batch.without(to_store).with_remote(
+        [
+            RemoteBlock.of_shard(shard, names, len(batch))
+            for shard, names in zip(shards, columns_of_objects, strict=True)
+        ]
     )
 
 

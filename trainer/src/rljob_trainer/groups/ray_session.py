@@ -21,30 +21,33 @@ from rljob_trainer.groups.liveness import end_watches
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
+"""How long to try to reach the cluster's address."""
 MAX_STARTS = 3
-"""Ray's own processes must start within 15 s, which the first start on a cold or busy machine can exceed."""
+"""How often to try to start Ray. Its processes must start within 15 s, and the first start on a cold or busy machine
+can take longer."""
 _SOCKET_PATH_TOO_LONG = "AF_UNIX path length"
-"""In Ray's error for a temporary folder with a long path, such as a batch system's TMPDIR."""
+"""A part of Ray's error if its temporary folder has a long path, such as a batch system's TMPDIR."""
 
 
 @dataclass(frozen=True)
 class ShippedCode:
-    """A folder that is copied to every node of a cluster, without the files that its .gitignore or `excludes` (in the
-    same syntax) matches."""
+    """A folder that is copied to every node of a cluster, without the files that its .gitignore excludes."""
 
     folder: Path
     excludes: tuple[str, ...] = ()
+    """More files that are not copied, as patterns in the syntax of .gitignore."""
 
 
 @contextmanager
 def ray_session(
     address: str | None, num_cpus: int, num_gpus: int, shipped: ShippedCode | None = None
 ) -> Iterator[None]:
-    """Connects to the cluster at `address`, which gets a copy of the `shipped` code, or starts a local one with
-    `num_cpus` and `num_gpus` (logical numbers). Disconnects at the end.
+    """Connects to the cluster at `address`, which gets a copy of the `shipped` code; disconnects at the end. If
+    `address` is None or empty, starts a local cluster that declares `num_cpus` and `num_gpus`, and stops it at the end.
 
-    Raises ConfigurationError if the code cannot be copied, ResourceError if Ray cannot be reached or started (ports,
-    memory, disk)."""
+    Raises ConfigurationError if the code cannot be copied or the path of Ray's temporary folder is too long,
+    ResourceError if Ray cannot be reached or started (ports, memory, disk), and KeyboardInterrupt if SIGTERM arrives
+    while Ray connects or starts."""
     try:
         with _kept_signal_handler():
             if address:
@@ -53,21 +56,22 @@ def ray_session(
                 _start(num_cpus, num_gpus)
         yield
     finally:
-        # Also after a failed connection: `ray.init` does not close the connections that it had already opened, so the
-        # next session of this process would read nodes and placement groups from the wrong cluster.
+        # Also after a failed `ray.init`, which does not close the connections that it has already opened. The next
+        # session of this process would read nodes and placement groups from the wrong cluster.
         end_watches()
         ray.shutdown()
 
 
 def check_connected(what: str) -> None:
-    """Raises ResourceError if the connection to Ray is closed. Without this check Ray would join or start another
-    cluster."""
+    """Raises ResourceError if the connection to Ray is closed. `what` begins the message. Without this check Ray would
+    join or start another cluster."""
     if not ray.is_initialized():
         raise ResourceError(f"{what}: the connection to Ray is closed; make calls within `ray_session`")
 
 
 def cluster_resources() -> dict[str, float]:
-    """Returns the total resources of all living nodes, by Ray's names. GPUs may be declared without existing."""
+    """Returns the total resources of all living nodes, by Ray's names. They are declared numbers: a node
+    may have fewer GPUs than it declares."""
     return dict(ray.cluster_resources())
 
 
@@ -93,7 +97,8 @@ def _connect(address: str, shipped: ShippedCode | None) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raises OSError if no process listens at `address`, a `host:port`. Ray itself would wait for minutes."""
+    """Raises OSError if no process listens at `address` within CONNECT_SECONDS. Ray itself would wait for minutes.
+    Checks only addresses of the form `host:port`."""
     host, _, port = address.rpartition(":")
     if "/" in host or not port.isdecimal():
         return
@@ -110,10 +115,10 @@ def _check_reachable(address: str) -> None:
 
 
 def _start(num_cpus: int, num_gpus: int) -> None:
-    """Starts a local cluster, with retries. Ray reports a failed start as a bare Exception and leaves the processes of
-    that start running, so they are killed here."""
+    """Starts a local cluster, with retries. If a start fails, Ray raises a bare Exception and leaves the processes of
+    this start running, so they are killed here."""
     for start in range(1, MAX_STARTS + 1):
-        others = _children()
+        children_before = _children()
         try:
             ray.init(
                 # Without this, Ray would join another user's cluster on this machine.
@@ -125,22 +130,23 @@ def _start(num_cpus: int, num_gpus: int) -> None:
                 logging_level=logging.ERROR,
             )
         except Exception as error:
-            for pid in _children() - others:
+            for pid in _children() - children_before:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
             if _SOCKET_PATH_TOO_LONG in str(error):
                 raise ConfigurationError(
-                    "Ray: the path of its temporary folder is too long for sockets, which may have 107 characters"
-                    f" ({_one_line(error)}); export RAY_TMPDIR with a shorter path, such as RAY_TMPDIR=/tmp"
+                    "Ray: the path of its temporary folder is too long, because the path of a socket in it may have at "
+                    f"most 107 characters ({_one_line(error)}); export RAY_TMPDIR with a shorter path, such as "
+                    "RAY_TMPDIR=/tmp"
                 ) from error
             if start == MAX_STARTS:
-                files = isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError)
+                is_file_error = isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError)
                 raise ResourceError(
                     f"Ray: could not be started on this machine in {MAX_STARTS} attempts ({_one_line(error)}); check "
                     + (
                         "that HOME and the temporary folder can be written (Ray keeps a token in HOME/.ray)"
-                        if files
+                        if is_file_error
                         else "free memory, CPU load, and disk space in /tmp/ray and /dev/shm"
                     )
                 ) from error
@@ -151,12 +157,13 @@ def _start(num_cpus: int, num_gpus: int) -> None:
 
 @contextmanager
 def _kept_signal_handler() -> Iterator[None]:
-    """Restores the SIGTERM handler after the block. Ray installs its own, which ends the process immediately, without
-    saving."""
+    """Restores the SIGTERM handler after the block. In the block, Ray installs its own handler, which would later end
+    the process without saving."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
     except SystemExit as error:
+        # SIGTERM has arrived in the block, and Ray's handler has raised this.
         raise KeyboardInterrupt from error
     finally:
         signal.signal(signal.SIGTERM, handler)

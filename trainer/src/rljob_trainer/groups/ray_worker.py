@@ -1,7 +1,9 @@
-"""The Ray actor of a worker. It is thin, so that its process can set its environment variables before it imports torch.
+"""The Ray actor of a worker process. It does little itself, so that it can set environment variables before torch is
+imported.
 
-Ray uses its prestarted processes only for actors without their own runtime environment. So the variables come as an
-argument, and nothing that reads them is imported before they are set.
+The variables are an argument of the actor, and not part of a runtime environment, because Ray uses its prestarted
+processes only for actors without a runtime environment. Nothing that reads the variables is imported before they are
+set.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RayWorker:
-    """The class of the actor, created by `start_processes`. It delegates to a WorkerSide in the same process."""
+    """The class of the actor; `start_processes` creates one per worker process. It delegates to a WorkerSide."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """`environment`: variables that libraries read when they are imported."""
@@ -35,7 +37,7 @@ class RayWorker:
         self.side = WorkerSide()
 
     def ping(self) -> None:
-        """Does nothing. Its call fails once the process has died, which `LivenessWatch` checks."""
+        """Does nothing. If the process has died, the call fails: so `LivenessWatch` detects deaths."""
 
     def info(self) -> ProcessInfo:
         """See WorkerSide.info."""
@@ -51,7 +53,7 @@ class RayWorker:
         self.side.build(context, roles, log_file)
 
     def keep_record(self, record: GroupRecord) -> None:
-        """Stores the record of the whole group."""
+        """Stores the record of the whole group, for `attach_processes`."""
         self.side.record = record
 
     def kept_record(self) -> GroupRecord | None:

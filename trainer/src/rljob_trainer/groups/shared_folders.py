@@ -1,4 +1,4 @@
-"""Checks that every worker can see the run's folders. This is checked before models are loaded; otherwise the first
+"""Checks that every worker process sees the run's folders, before models are loaded. Without this check, the first
 checkpoint would fail."""
 
 from __future__ import annotations
@@ -13,39 +13,40 @@ from typing import Protocol
 from rljob_trainer.errors import ConfigurationError
 
 WAIT_SECONDS = 10.0
-"""How long a new file may take to become visible on another node, for example on NFS."""
+"""How long a new file may take until another node sees it, for example on NFS."""
 POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class UnseenFiles:
-    """Files that a process does not see, and the address of its node."""
+    """The files that a process does not see; none if it sees all of them."""
 
     address: str
+    """The address of the process's node."""
     files: list[Path]
 
 
 class NodeProcesses(Protocol):
-    """Processes on the nodes of a run."""
+    """Processes on the nodes of a run, such as the WorkerProcesses of a pool."""
 
     def unseen(self, files: Sequence[Path]) -> list[UnseenFiles]:
         """Returns for each process the files that it does not see."""
         ...
 
 
-def check_shared(folders: Mapping[str, Path], onlookers: Sequence[NodeProcesses]) -> None:
-    """Writes a marker file into each folder, and asks all processes whether they see it. `folders`: paths by the names
-    for messages. Missing folders are created.
+def check_shared(folders: Mapping[str, Path], pools: Sequence[NodeProcesses]) -> None:
+    """Writes a marker file into each folder, asks all processes of all pools whether they see it, and removes it.
+    `folders`: name of the folder in messages -> its path. Missing folders are created.
 
-    Raises ConfigurationError that names the folder and a node that does not see the file."""
+    Raises ConfigurationError that names a folder and a node that does not see its marker file."""
     marker = f".seen-by-all-{uuid.uuid4().hex}"
     name_of = {folder / marker: name for name, folder in folders.items()}
     try:
         for file in name_of:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
-        for onlooker in onlookers:
-            for unseen in onlooker.unseen(list(name_of)):
+        for processes in pools:
+            for unseen in processes.unseen(list(name_of)):
                 for file in unseen.files:
                     raise ConfigurationError(
                         f"{name_of[file]} {file.parent}: node {unseen.address} does not see files that the controller "

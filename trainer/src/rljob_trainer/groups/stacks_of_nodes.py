@@ -1,9 +1,9 @@
-"""Collects the stacks of a run's processes from all other nodes of the Ray cluster. `pod.dump_stacks` starts it as
-`python -m rljob_trainer.groups.stacks_of_nodes RUN_FOLDER`.
+"""A program that prints the stack traces of a run's processes on all other nodes of the Ray cluster. `pod.dump_stacks`
+starts it as `python -m rljob_trainer.groups.stacks_of_nodes RUN_FOLDER`.
 
-Prints JSON lines: first `{"nodes": [...]}` with the addresses of the nodes, then one line per node when it responds:
-`{"node": address, "processes": [...]}` or `{"node": address, "reason": text}`. It has no timeout; the caller kills it.
-"""
+It prints JSON lines: first `{"nodes": [...]}` with the addresses of the other living nodes; then a line for each of
+them as soon as the node responds, `{"node": address, "processes": [...]}`, or fails, `{"node": address, "reason":
+text}`. It has no timeout: the caller kills it if it takes too long."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from rljob_trainer.pod.dump_stacks import stacks_here
 
 
 def main() -> int:
-    """Returns 0 if Ray responds."""
+    """Prints the stack traces and returns 0. If Ray does not respond, raises Ray's error, which ends the program."""
     run_folder = Path(sys.argv[1])
-    # `auto` finds the cluster of the Ray job to which this program belongs; if it is started by hand, that of this
-    # node.
+    # `auto` finds the cluster of the Ray job that has started this program; if a person has started it, the cluster of
+    # this node.
     ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
-    own = ray.get_runtime_context().get_node_id()
-    others = {node["NodeID"]: node for node in ray.nodes() if node["NodeID"] != own}
-    alive = {identity: str(node["NodeManagerAddress"]) for identity, node in others.items() if node["Alive"]}
+    own_id = ray.get_runtime_context().get_node_id()
+    others = {node["NodeID"]: node for node in ray.nodes() if node["NodeID"] != own_id}
+    alive = {node_id: str(node["NodeManagerAddress"]) for node_id, node in others.items() if node["Alive"]}
     _print({"nodes": sorted(alive.values())})
     task = ray.remote(stacks_here)
-    asked: dict[ray.ObjectRef, str] = {}
-    for identity, address in alive.items():
-        there = NodeAffinitySchedulingStrategy(identity, soft=False)
-        asked[task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(run_folder)] = address
-    while asked:
-        [ready], _ = ray.wait(list(asked), num_returns=1)
-        address = asked.pop(ready)
+    address_of_task: dict[ray.ObjectRef, str] = {}
+    for node_id, address in alive.items():
+        on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        started = task.options(num_cpus=0, max_retries=0, scheduling_strategy=on_node).remote(run_folder)
+        address_of_task[started] = address
+    while address_of_task:
+        [ready], _ = ray.wait(list(address_of_task), num_returns=1)
+        address = address_of_task.pop(ready)
         try:
             _print({"node": address, "processes": ray.get(ready)})
         except RayError as error:

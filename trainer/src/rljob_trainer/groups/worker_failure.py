@@ -1,7 +1,7 @@
 """Finds out why a worker process died, from Ray's error, the kernel's counters and the end of the worker's log.
 
 If a process exits in Python, Ray knows its exit code. If it is killed or crashes, Ray only knows that the connection
-was closed. Then the kernel's counter of out-of-memory kills and the last lines of the worker's log show the cause.
+was closed. Then the kernel's counter of out-of-memory kills and the end of the worker's log show the cause.
 """
 
 from __future__ import annotations
@@ -19,37 +19,44 @@ from rljob_api.constants import ErrorCause
 from rljob_trainer.control_groups import control_group_folders, read_or_empty
 from rljob_trainer.errors import FailedWorker
 
-ASK_SECONDS = 10.0
-"""Timeout for reading the counter on the worker's node; the node may be lost, too."""
-LAST_BYTES = 1 << 16
+COUNTER_TIMEOUT_SECONDS = 10.0
+"""Timeout for reading the counter on the worker's node. Perhaps the whole node is lost, and nothing responds."""
+LOG_END_BYTES = 1 << 16
+"""How much of the end of a log is searched for a crash."""
 CRASH = re.compile(r"\*\*\* (SIG[A-Z]+) received at time=(\d+)")
-"""Written by Ray's fault handler when a process crashes; stacks of all threads may follow."""
+"""A line that Ray's fault handler writes into the log when a process crashes: the signal, and the time in seconds since
+1970."""
 CRASH_SECONDS = 60.0
-"""An older crash in the log belongs to an earlier process with the same log file."""
+"""A crash that is longer ago than this belongs to an earlier process with the same log file."""
 
 
 @dataclass(frozen=True)
 class MemoryKills:
-    """The kernel's counter of processes killed because memory ran out: its file, and its value when the worker was
-    built."""
+    """The kernel's counter of processes that it has killed because memory ran out."""
 
     counter: Path
+    """The file that contains the counter in a line `oom_kill NUMBER`."""
     count: int
+    """The counter's value when the worker process started."""
 
 
 @dataclass(frozen=True)
 class WorkerLocation:
-    """Where a rank runs: process, node, pod and log file, as known when it was built."""
+    """Where a rank runs: process, node, pod and log file, as the process reported them when it started."""
 
     process: int | None = None
     """Process id; None before the process has reported it."""
     address: str = ""
+    """Address of the Ray node."""
     roles: tuple[str, ...] = ()
     log_file: Path | None = None
     node_id: str | None = None
+    """Ray's id of the node."""
     memory_kills: MemoryKills | None = None
     pod: str | None = None
+    """Name of the Kubernetes pod; None outside Kubernetes."""
     node_name: str | None = None
+    """Name of the Kubernetes node; None outside Kubernetes."""
 
     def __str__(self) -> str:
         if self.process is None:
@@ -59,7 +66,8 @@ class WorkerLocation:
         return f"{roles}process {self.process} on {where}"
 
     def failed_worker(self, rank: int, called: str = "") -> FailedWorker:
-        """Describes this rank for an error. `called` is the role whose method was called, if known."""
+        """Describes this rank for an error. `called` is the role whose method was called; empty if not known. If it is
+        not a role of this rank, the description names all roles."""
         role = called if called in self.roles else ", ".join(self.roles)
         return FailedWorker(role or "worker", rank, self.pod, self.node_name, self.log_file)
 
@@ -70,8 +78,8 @@ class WorkerLocation:
 
 
 def memory_kills(file_system: Path = Path("/")) -> MemoryKills | None:
-    """Reads the counter of this process's container, or else that of its machine. Returns None if there is no counter
-    (before Linux 4.13)."""
+    """Reads the counter of this process's container, or, if the container has none, the counter of its machine. Returns
+    None if there is no counter (before Linux 4.13)."""
     counters = [
         folder / name
         for folder in control_group_folders("memory", file_system)
@@ -91,15 +99,16 @@ class FailureCause:
     text: str
     """The cause in a sentence, for an error message."""
     known_cause: ErrorCause | None = None
-    """The cause for the operator, if it is known for certain."""
+    """The cause as a code for the operator, if it is known for certain."""
 
     def __str__(self) -> str:
         return self.text
 
 
 def failure_cause(error: RayError, location: WorkerLocation) -> FailureCause:
-    """Returns why a worker process died: the text of Ray's error without identifiers. If Ray only knows that the
-    connection was closed, the cause comes from the end of the worker's log and the kernel's counter on its node."""
+    """Returns why a worker process died, from Ray's `error`: its text without identifiers. If Ray only knows that the
+    connection was closed, returns the cause that the end of the worker's log and the kernel's counter on its node
+    show."""
     text = " ".join(str(error).split())
     detail = re.search(r"Worker exit detail: (.*?)(?= There are some potential root causes|$)", text)
     if detail is None:
@@ -135,7 +144,7 @@ def _crash_in(log_file: Path | None) -> str | None:
         return None
     try:
         with log_file.open("rb") as log:
-            log.seek(max(0, log_file.stat().st_size - LAST_BYTES))
+            log.seek(max(0, log_file.stat().st_size - LOG_END_BYTES))
             crashes = CRASH.findall(log.read().decode(errors="replace"))
     except OSError:
         return None
@@ -144,23 +153,23 @@ def _crash_in(log_file: Path | None) -> str | None:
 
 
 def _kills_in(text: str) -> int | None:
-    """Reads `oom_kill` from a file of lines `name number`."""
+    """Returns the number in the line `oom_kill NUMBER` of a counter file's text; None if there is no such line."""
     found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
     return int(found[1]) if found else None
 
 
 def _read_on(node_id: str, counter: Path) -> int | None:
-    """Reads the current counter of a node; None if the node does not respond. On another node Ray may first have to
-    start a process for this."""
+    """Returns the current value of a counter on a node; None if the node does not respond or the counter cannot be
+    read. On another node Ray may first have to start a process for this."""
 
     def read() -> str:
         return counter.read_text()
 
-    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
     try:
         if node_id == ray.get_runtime_context().get_node_id():
             return _kills_in(read())
-        asked = ray.remote(read).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote()
-        return _kills_in(str(ray.get(asked, timeout=ASK_SECONDS)))
+        reference = ray.remote(read).options(num_cpus=0, max_retries=0, scheduling_strategy=on_node).remote()
+        return _kills_in(str(ray.get(reference, timeout=COUNTER_TIMEOUT_SECONDS)))
     except (RayError, OSError, ValueError):
         return None

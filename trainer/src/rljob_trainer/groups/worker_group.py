@@ -1,7 +1,8 @@
 """Worker groups: the controller's view of a role, whose methods run on all of its ranks.
 
-A `WorkerGroup` is one role on the processes of a pool. It has the registered methods of the role's worker class. Each
-method takes the whole batch and returns the whole result.
+A `WorkerGroup` is one role on the processes of a pool. It has the registered methods of the role's worker class. A
+method's dispatch mode (`dispatch.modes`) decides what it takes and returns; by default the whole batch and the whole
+result.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ T = TypeVar("T")
 
 
 class WorkerGroup:
-    """One role on a set of processes, with one attribute per registered method of the worker class.
+    """One role on all or some processes of a pool, with one attribute per registered method of the worker class.
 
-    Every process executes calls in the order in which they are made, including calls to other roles of the same
-    processes. Groups of different roles may be called from different threads."""
+    Each process executes one call at a time, in the order in which the calls were made, including calls to its other
+    roles. Groups of different roles may be called from different threads."""
 
     def __init__(
         self, processes: WorkerProcesses, role: str, worker_class: type[Worker], ranks: Sequence[int] | None = None
     ) -> None:
-        """`ranks`: the processes that belong to this group, all by default; the first one is rank 0 of its calls.
+        """`ranks`: the ranks of the processes that belong to this group, all by default. In the group they are numbered
+        again from 0, in this order.
 
         Raises DispatchError for a registered method whose name is an attribute of WorkerGroup itself."""
         self._processes = processes
@@ -51,8 +53,8 @@ class WorkerGroup:
         for name, registration in registrations(worker_class).items():
             if hasattr(self, name):
                 raise DispatchError(
-                    f"{worker_class.__name__}.{name}: this name is reserved, because WorkerGroup has an attribute with "
-                    "it; rename the method"
+                    f"{worker_class.__name__}.{name}: WorkerGroup itself has an attribute of this name; rename the "
+                    "method"
                 )
             method: Callable[..., object] = partial(self._call, name, registration)
             setattr(self, name, method)
@@ -73,27 +75,29 @@ class WorkerGroup:
         return f"<WorkerGroup {self._role}: {self._worker_class.__name__}, {ranks} of {len(self._processes.handles)}>"
 
     def seen_as(self, protocol: type[T]) -> T:
-        """This group under the type of a Protocol with (some of) its methods, so that type checkers know them.
+        """Returns this group with the type of a Protocol that has some or all of its methods, for type checkers.
 
-        Raises DispatchError where the Protocol and the worker class differ (see `check_protocol`)."""
+        Raises DispatchError if the Protocol and the worker class differ (see `check_protocol`)."""
         check_protocol(protocol, self._worker_class)
         return cast(T, self)
 
     def sub_group(self, start: int, stop: int) -> WorkerGroup:
-        """Returns the same role on ranks start..stop-1 of this group. Raises DispatchError for ranks that do not exist.
-        Its calls raise DispatchError if, for some data rank of the mesh, the range lacks the rank that returns the
-        result."""
+        """Returns a group of the same role with ranks start to stop - 1 of this group. Raises DispatchError for ranks
+        that do not exist, and for an empty range. Calls of the returned group raise DispatchError if, for some data
+        rank of the mesh, the range lacks the rank that returns the result."""
         if not 0 <= start < stop <= len(self._ranks):
             raise DispatchError(
-                f"{self._role}: no ranks {start} to {stop - 1} (there are: 0 to {len(self._ranks) - 1})"
+                f"{self._role}: no ranks {start} to {stop - 1} (there are: 0 to {len(self._ranks) - 1}); choose a "
+                f"start of 0 or more, and a greater stop of at most {len(self._ranks)}"
             )
         return WorkerGroup(self._processes, self._role, self._worker_class, self._ranks[start:stop])
 
     def _call(self, method: str, registration: Registration, /, *arguments: object, **named: object) -> object:
-        """Splits the arguments, calls the ranks, and gathers the results.
+        """Splits the arguments and calls the ranks. A blocking method returns the gathered result, any other a Pending.
 
-        Raises DispatchError, with the method's name and before any rank is called, if the mode cannot split the
-        arguments or they cannot be pickled. A blocking method also raises the workers' TrainerError."""
+        Raises DispatchError with the method's name before any rank is called, if the mode cannot split the arguments or
+        they cannot be pickled; TypeError if arguments are passed by name and do not match the parameters;
+        WorkerDiedError. A blocking method also raises the errors of `Pending.result`."""
         where = f"{self._role}.{method}"
         if named:
             arguments = self._in_order(method, arguments, named)
@@ -110,11 +114,12 @@ class WorkerGroup:
                 check_picklable([argument for argument in share if not isinstance(argument, ResultArgument)])
         except DispatchError as error:
             raise DispatchError(f"{where}: {registration.dispatch}: {error}") from None
-        is_passed_on = mode.can_chain and not call.num_padded_rows and not registration.blocking
-        returning = _returning_ranks(positions, call) if is_passed_on else ()
-        kept = self._processes.cached_call(self._ranks[rank] for rank in returning) if returning else None
-        ranks = self._processes.start(
-            self._role, method, call, _returns(mode, registration, positions, call), self._ranks, kept
+        # Whether another call can get each rank's result as an argument, before all ranks have finished.
+        can_be_passed_on = mode.can_chain and not call.num_padded_rows and not registration.blocking
+        returning = _returning_ranks(positions, call) if can_be_passed_on else ()
+        cached = self._processes.cached_call(self._ranks[rank] for rank in returning) if returning else None
+        started = self._processes.start(
+            self._role, method, call, _returns(mode, registration, positions, call), self._ranks, cached
         )
 
         def gather(results: list[object]) -> object:
@@ -125,14 +130,16 @@ class WorkerGroup:
                 raise type(error)(f"{where}: {registration.dispatch}: {error}") from None
 
         if registration.blocking:
-            return Pending(ranks, gather).result()
+            return Pending(started, gather).result()
         handles = self._processes.handles
-        parts = [ResultArgument(ranks.references[rank], kept, handles[self._ranks[rank]]) for rank in returning if kept]
-        return Pending(ranks, gather, tuple(parts))
+        parts = [
+            ResultArgument(started.references[rank], cached, handles[self._ranks[rank]]) for rank in returning if cached
+        ]
+        return Pending(started, gather, tuple(parts))
 
     def _split(self, mode: DispatchMode, positions: list[MeshPosition], arguments: Arguments) -> SplitCall:
-        """Splits the arguments. If the pending result of another call has one part per data rank, it is passed on by
-        reference without waiting; otherwise the call first waits for it."""
+        """Splits the arguments. A pending result of another call that has one part per data rank is passed on by
+        reference, without waiting. If this is not possible for all arguments, waits for all pending results first."""
         num_data_ranks = positions[0].num_data_ranks
         if mode.can_chain and any(isinstance(argument, Pending) for argument in arguments):
             shares = [_shares_of(argument, num_data_ranks) for argument in arguments]
@@ -140,27 +147,28 @@ class WorkerGroup:
                 columns = [share for share in shares if share is not None]
                 by_rank = tuple(tuple(column[part] for column in columns) for part in range(num_data_ranks))
                 return SplitCall(by_rank, {rank: position.data_rank for rank, position in enumerate(positions)})
-        waited = tuple(argument.result() if isinstance(argument, Pending) else argument for argument in arguments)
-        return mode.split(positions, waited)
+        known = tuple(argument.result() if isinstance(argument, Pending) else argument for argument in arguments)
+        return mode.split(positions, known)
 
     def _in_order(self, method: str, arguments: Arguments, named: Mapping[str, object]) -> Arguments:
-        """Returns all arguments in positional order. Raises TypeError, as Python does, if they do not fit."""
+        """Returns the arguments in the order of the method's parameters. `named`: the arguments that were passed by
+        name. Raises TypeError, as Python does, if they do not match the parameters."""
         signature = inspect.signature(vars(self._worker_class).get(method) or getattr(self._worker_class, method))
         bound = signature.bind(None, *arguments, **named)
         names = list(signature.parameters)
         last = max(names.index(name) for name in bound.arguments)
-        # Defaults only fill gaps. The worker itself fills in those after the last given argument, so no mode has to
-        # split them.
+        # Defaults only fill gaps between arguments that were passed. The worker itself fills in the defaults after the
+        # last one, so that no mode has to split them.
         bound.apply_defaults()
         return tuple(bound.arguments[name] for name in names[1 : last + 1])
 
     def _mesh_positions(self, mesh: str) -> list[MeshPosition]:
-        """Returns the position of each rank in a mesh; computed once per mesh from the positions that all ranks of the
-        role reported when they were built."""
+        """Returns the position of each rank of this group in a mesh of the role. Computed once per mesh, from the
+        positions that the processes reported when they were built."""
         if mesh not in self._positions_by_mesh:
-            whole = self._processes.mesh_positions(self._role, mesh)
-            check_positions(f"{self._role}: mesh {mesh}", whole)
-            self._positions_by_mesh[mesh] = positions_of(f"{self._role}: mesh {mesh}", whole, self._ranks)
+            of_all_ranks = self._processes.mesh_positions(self._role, mesh)
+            check_positions(f"{self._role}: mesh {mesh}", of_all_ranks)
+            self._positions_by_mesh[mesh] = positions_of(f"{self._role}: mesh {mesh}", of_all_ranks, self._ranks)
         return self._positions_by_mesh[mesh]
 
 
@@ -173,11 +181,11 @@ def spawn(processes: WorkerProcesses) -> dict[str, WorkerGroup]:
 def built_groups(
     pool: ResourcePool, settings: BuildSettings, roles: Sequence[RoleSpec]
 ) -> Iterator[dict[str, WorkerGroup]]:
-    """Starts a process in every slot of a pool, builds all roles in each, and yields the groups by role name. Ends the
-    processes afterwards.
+    """Starts a process in every slot of a pool, builds all roles in each process, and yields the groups by role name.
+    Ends the processes afterwards.
 
-    Errors that a worker raises while it is built are raised unchanged. Also raises WorkerDiedError and
-    ResourceError."""
+    If a worker cannot be built, raises the worker's error: a TrainerError unchanged, any other error as WorkerError.
+    Also raises WorkerDiedError and ResourceError."""
     processes = start_processes(pool, worker_environment(settings.device_type, settings.num_threads))
     try:
         processes.build(pool.slots(), settings, roles)
@@ -190,11 +198,11 @@ def _returns(
     mode: DispatchMode, registration: Registration, positions: list[MeshPosition], call: SplitCall
 ) -> dict[int, Returns]:
     """Returns for each rank how it returns its result. In modes that split by data rank, only one rank per share
-    returns the result; its peers return nothing."""
-    kept = Returns.STORED if mode.keeps_data else Returns.VALUE
+    returns the result; the other ranks with this share return nothing."""
+    form = Returns.STORED if mode.keeps_data else Returns.VALUE
     if not mode.by_data_rank or registration.execute is Execute.RANK_ZERO:
-        return dict.fromkeys(call.share_of_rank, kept)
-    return {rank: kept if positions[rank].is_collected else Returns.NOTHING for rank in call.share_of_rank}
+        return dict.fromkeys(call.share_of_rank, form)
+    return {rank: form if positions[rank].is_collected else Returns.NOTHING for rank in call.share_of_rank}
 
 
 def _returning_ranks(positions: list[MeshPosition], call: SplitCall) -> tuple[int, ...]:
@@ -204,7 +212,7 @@ def _returning_ranks(positions: list[MeshPosition], call: SplitCall) -> tuple[in
 
 
 def _shares_of(argument: object, num_data_ranks: int) -> list[object] | None:
-    """Returns one argument's share for each data rank; None if splitting it needs the batch itself."""
+    """Returns the share of each data rank of one argument; None if the share cannot be known without a batch's data."""
     if isinstance(argument, Pending):
         return list(argument.parts) if len(argument.parts) == num_data_ranks else None
     return None if isinstance(argument, DataProto) else [argument] * num_data_ranks

@@ -21,7 +21,7 @@ from rljob_trainer.dispatch.register import registrations
 from rljob_trainer.dispatch.split_gather import SplitCall
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.errors import CallTimeoutError, ResourceError, TrainerError, WorkerDiedError
-from rljob_trainer.groups.calls import Ranks
+from rljob_trainer.groups.calls import StartedCall
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.liveness import LivenessWatch
 from rljob_trainer.groups.object_store import sent_arguments
@@ -40,27 +40,31 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CLOSE_TIMEOUT_SECONDS = 10.0
-START_SECONDS = 60.0
-"""Minimum timeout for processes to start and load their libraries; longer if the pool's timeout is longer."""
+"""How long `close` waits for the processes before it kills them."""
+MIN_START_SECONDS = 60.0
+"""The least timeout for all processes to start and load their libraries. A pool with a longer timeout has that
+timeout."""
 NAMESPACE = "rljob"
 """Ray namespace of actors that are found by name."""
 
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """Settings for building all processes. `num_threads`: CPU threads of each process; None: an equal share of its
-    node's cores. `log_folder`: if set, each process writes its output to a file there."""
+    """Settings for building the processes of a pool."""
 
     device_type: str
+    """`cpu` or `cuda`."""
     num_threads: int | None = None
+    """CPU threads of each process. None: the cores of a node, divided by the number of processes on it."""
     log_folder: Path | None = None
+    """The folder in which each process writes its output to a file; None: output is not redirected."""
     others: tuple[Slot, ...] = ()
-    """Slots of other processes, which share the cores of the same nodes."""
+    """Slots of the job's other pools; their processes may share the nodes' cores with the processes of this pool."""
 
 
 class WorkerProcesses:
-    """One process per slot of a pool. Created by `start_processes` and then `build`, or by `attach_processes` for
-    processes that another program has built."""
+    """One process per slot of a pool. `start_processes` starts them, then `build` must be called; `attach_processes`
+    connects to processes that another program has started and built."""
 
     def __init__(
         self,
@@ -69,17 +73,21 @@ class WorkerProcesses:
         group_ids: Sequence[str] = (),
         start_seconds: float | None = None,
     ) -> None:
-        """For processes that another program has built, pass their `record`. Otherwise pass `group_ids`, the ids of
-        their placement groups, and `start_seconds`, the timeout until all of them have started."""
+        """`handles`: the Ray actors, by rank. For processes that another program has built, pass their `record`. For
+        new processes pass `group_ids`, the ids of their placement groups, and `start_seconds`, the timeout until all of
+        them have started (None: no timeout)."""
         self.handles = handles
         self.is_attached = record is not None
         self.record = record or GroupRecord((), (), None, tuple(group_ids))
         self.watch = LivenessWatch(handles, self._death_of) if record else None
         self.start_seconds = start_seconds
         self.while_waiting: Callable[[], None] | None = None
-        """Called about every second while a call is waited for, in the waiting thread."""
+        """A function that a thread calls about every second while it waits for a call, and before it starts one."""
         self._executes: dict[tuple[int, str, str], tuple[ActorMethod, ActorMethod]] = {}
+        """(rank, role, method) -> the actor's methods `execute` and `execute_by_name`, with the call's name as
+        option."""
         self._forgotten: list[deque[str]] = [deque() for _ in handles]
+        """By rank: the keys of cached results that its next call will let it drop."""
         self._sending = threading.Lock()
         """Held while a call is sent to its ranks. If two calls were sent at the same time, their order could differ
         between ranks, and their collectives would deadlock."""
@@ -90,25 +98,25 @@ class WorkerProcesses:
         return self.record.roles
 
     def unseen(self, files: Sequence[Path]) -> list[UnseenFiles]:
-        """Returns for each process the files that it does not see. Raises WorkerDiedError, and ResourceError as `build`
-        does."""
+        """Returns for each process the files that it does not see. Raises WorkerDiedError, and ResourceError if
+        processes do not start in time."""
         results = self._started([handle.unseen.remote(files) for handle in self.handles])
         return [_expect(UnseenFiles, each) for each in results]
 
     def build(self, slots: Sequence[Slot], settings: BuildSettings, roles: Sequence[RoleSpec]) -> None:
-        """Builds all roles in all processes.
+        """Builds all roles in all processes, one process per slot.
 
-        Errors of workers are raised unchanged. Also raises WorkerDiedError, and ResourceError if processes do not start
-        in time."""
+        If a worker cannot be built, raises the worker's error: a TrainerError unchanged, any other error as
+        WorkerError. Also raises WorkerDiedError, and ResourceError if processes do not start in time."""
         results = self._started([handle.info.remote() for handle in self.handles])
         infos = tuple(_expect(ProcessInfo, info) for info in results)
-        # Stored before building, so that messages about processes that die during it can name them.
+        # Stored before the roles are built, so that an error can name a process that dies while it builds them.
         self.record = replace(self.record, infos=infos, log_folder=settings.log_folder)
         all_slots = (*slots, *settings.others)
         num_on_node = [sum(other.node_id == slot.node_id for other in all_slots) for slot in slots]
         references = []
         for slot in slots:
-            cores = max(1, infos[slot.rank].num_cores // num_on_node[slot.rank])
+            num_cores = max(1, infos[slot.rank].num_cores // num_on_node[slot.rank])
             context = WorkerContext(
                 rank=slot.rank,
                 world_size=len(slots),
@@ -117,7 +125,7 @@ class WorkerProcesses:
                 master_address=infos[0].address,
                 master_port=infos[0].free_port,
                 device_type=settings.device_type,
-                num_threads=settings.num_threads or cores,
+                num_threads=settings.num_threads or num_cores,
                 device_number=infos[slot.rank].device_number,
             )
             log_file = self.record.log_file(slot.rank)
@@ -134,7 +142,7 @@ class WorkerProcesses:
         self.watch = LivenessWatch(self.handles, self._death_of)
 
     def cached_call(self, ranks: Iterable[int]) -> CachedCall:
-        """Returns the handle for a call whose results these ranks cache."""
+        """Returns a handle for a new call whose results these ranks will cache."""
         return CachedCall([self._forgotten[rank] for rank in ranks])
 
     def start(
@@ -144,12 +152,13 @@ class WorkerProcesses:
         call: SplitCall,
         returns: Mapping[int, Returns],
         ranks: Sequence[int],
-        kept: CachedCall | None = None,
-    ) -> Ranks:
+        cached: CachedCall | None = None,
+    ) -> StartedCall:
         """Sends a call of a role's method to its ranks and returns without waiting for the results.
 
-        The ranks of `call` and `returns` are indices of `ranks`. `returns`: how each rank returns its result. `kept`:
-        if set, ranks that store their result also cache it.
+        `ranks`: the ranks of the calling group among all processes, in its order. The ranks in `call` and `returns` are
+        indices of this list. `returns`: how each rank returns its result. `cached`: if set, ranks that store their
+        result also cache it, under this handle's key.
 
         Raises WorkerDiedError if a process is known to be dead."""
         check_connected(f"{role}.{method}")
@@ -159,24 +168,26 @@ class WorkerProcesses:
         kind_of_rank: dict[int, tuple[object, ...]] = {}
         for rank, share in call.share_of_rank.items():
             handle = self.handles[ranks[rank]]
-            # All ranks of a share get the same call, unless an argument is a cached result of one of them, which the
-            # others must read from the store.
+            # All ranks of a share get the same Call, unless an argument is a result of an earlier call: the rank that
+            # has computed this result reads it from its cache, the others read it from the store.
             has_results = any(isinstance(each, ResultArgument) for each in sent[share])
             kind = (share, returns[rank], rank if has_results else None)
             if kind not in calls:
                 arguments = tuple(
                     each.for_process(handle) if isinstance(each, ResultArgument) else each for each in sent[share]
                 )
-                keep_as = kept.key if kept and returns[rank] is Returns.STORED else None
+                keep_as = cached.key if cached and returns[rank] is Returns.STORED else None
                 calls[kind] = Call(role, method, arguments, returns[rank], keep_as, has_results)
             kind_of_rank[rank] = kind
         with self._sending:
             references = {rank: self._remote(ranks[rank], calls[kind]) for rank, kind in kind_of_rank.items()}
-        return Ranks(f"{role}.{method}", references, lambda rank: self.location_of(ranks[rank]), self.raise_if_dead)
+        return StartedCall(
+            f"{role}.{method}", references, lambda rank: self.location_of(ranks[rank]), self.raise_if_dead
+        )
 
     def mesh_positions(self, role: str, mesh: str) -> list[MeshPosition]:
-        """Returns the position of each rank in a mesh that a method of the role names. Raises the error of a worker
-        that has no position."""
+        """Returns the position of each rank in a mesh that a method of the role names. If a worker could not compute
+        its position, raises the worker's error."""
         positions = []
         for reported in self.record.positions.get((role, mesh), ()):
             if isinstance(reported, TrainerError):
@@ -185,20 +196,21 @@ class WorkerProcesses:
         return positions
 
     def raise_if_dead(self) -> None:
-        """Raises WorkerDiedError if any process has died, even if no call waits for that process. Waiting calls check
-        this every second."""
+        """Calls `while_waiting`, and raises WorkerDiedError if any process has died, even if no call waits for this
+        process. Waiting calls do this every second."""
         if self.while_waiting is not None:
             self.while_waiting()
         if self.watch is not None:
             self.watch.raise_if_dead()
 
     def take_spans(self) -> list[tuple[str, list[Record]]]:
-        """Returns for each rank its node's address and its spans since the last call. Raises WorkerDiedError."""
+        """Returns for each rank its node's address and the spans that it has recorded since the last `take_spans`.
+        Raises WorkerDiedError."""
         spans = self._on_all("spans of the workers", [handle.take_spans.remote() for handle in self.handles])
         return [(info.address, _expect(list, taken)) for info, taken in zip(self.record.infos, spans, strict=True)]
 
     def location_of(self, rank: int) -> WorkerLocation:
-        """Returns where a rank runs, and its log file."""
+        """Returns where a rank runs; an empty location before the processes have reported theirs."""
         if not self.record.infos:
             return WorkerLocation()
         info = self.record.infos[rank]
@@ -215,10 +227,11 @@ class WorkerProcesses:
         )
 
     def close(self) -> None:
-        """Ends all processes: first asks built ones to close, then kills all. Never raises.
+        """Ends the watch and all processes: asks the processes to close if they are built, then kills them. Without a
+        connection to Ray, only ends the watch.
 
-        After `attach_processes` it also releases the processes' reservation, because the program that made it may no
-        longer exist."""
+        After `attach_processes` it also releases the placement groups of the processes, because the program that
+        reserved them may no longer exist."""
         if self.watch is not None:
             self.watch.close()
         if not ray.is_initialized():
@@ -227,14 +240,15 @@ class WorkerProcesses:
             try:
                 ray.get([handle.close.remote() for handle in self.handles], timeout=CLOSE_TIMEOUT_SECONDS)
             except RayError:
-                log.debug("workers did not close in time; killing them")
+                log.debug("not all workers have closed; killing them")
         for handle in self.handles:
             ray.kill(handle)
         if self.is_attached:
             release_by_id(self.record.group_ids)
 
     def _remote(self, rank: int, call: Call) -> ray.ObjectRef:
-        """Sends a call to a rank in the cheapest form, together with the keys of cached results that it can drop."""
+        """Sends a call to a rank, in the form that costs least, with the keys of cached results that the rank can
+        drop."""
         forgotten = _emptied(self._forgotten[rank])
         key = (rank, call.role, call.method)
         if key not in self._executes:
@@ -256,8 +270,8 @@ class WorkerProcesses:
     def _started(self, references: list[ray.ObjectRef]) -> list[object]:
         what = "start of the workers"
         try:
-            ranks = Ranks(what, dict(enumerate(references)), self.location_of, self.raise_if_dead)
-            return ranks.results(self.start_seconds)
+            started = StartedCall(what, dict(enumerate(references)), self.location_of, self.raise_if_dead)
+            return started.results(self.start_seconds)
         except CallTimeoutError:
             _, waiting = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
             raise ResourceError(
@@ -267,26 +281,26 @@ class WorkerProcesses:
             ) from None
 
     def _on_all(self, what: str, references: list[ray.ObjectRef]) -> list[object]:
-        return Ranks(what, dict(enumerate(references)), self.location_of, self.raise_if_dead).results()
+        return StartedCall(what, dict(enumerate(references)), self.location_of, self.raise_if_dead).results()
 
 
 def start_processes(pool: ResourcePool, environment: Mapping[str, str], name: str | None = None) -> WorkerProcesses:
-    """Starts a process in every slot and returns without waiting. With a `name` the processes outlive this one, and
-    `attach_processes` finds them; without a name they end with this process.
+    """Starts a process in every slot of the pool and returns without waiting for them. With a `name` they continue when
+    this process ends, and `attach_processes` finds them; without a name they end with this process.
 
-    Raises ResourceError if the pool was released, if the name is taken, or if there is a name but the pool ends with
-    this process."""
+    `environment`: variables that the processes set before they import their libraries. Raises ResourceError if the pool
+    was released, if the name is taken, or if there is a name but the pool ends with this process."""
     if name and not pool.settings.is_detached:
         raise ResourceError(
-            f"workers {name}: named workers must outlive this process, but pool {pool.settings.name} ends with it; "
-            "reserve the pool with is_detached, or give no name"
+            f"workers {name}: workers with a name continue when this process ends, but pool {pool.settings.name} "
+            "ends with it; reserve the pool with is_detached, or pass no name"
         )
     for group in dict.fromkeys(slot.group.id for slot in pool.slots()):
         if placement_group_table(PlacementGroup(group))["state"] == "REMOVED":
             raise ResourceError(f"pool {pool.settings.name}: was released; reserve it again")
     resources = pool.process_resources
     actor_class = ray.remote(RayWorker)
-    found_by: list[dict[str, str]] = [
+    name_options: list[dict[str, str]] = [
         {"name": _actor_name(name, slot.rank), "namespace": NAMESPACE, "lifetime": "detached"} if name else {}
         for slot in pool.slots()
     ]
@@ -300,7 +314,7 @@ def start_processes(pool: ResourcePool, environment: Mapping[str, str], name: st
                 memory=resources.memory_bytes or None,
                 resources=dict(resources.custom_resources) or None,
                 scheduling_strategy=placed,
-                **found_by[slot.rank],
+                **name_options[slot.rank],
             )
             handles.append(options.remote(dict(environment)))
     except ValueError as error:
@@ -311,13 +325,13 @@ def start_processes(pool: ResourcePool, environment: Mapping[str, str], name: st
             "attach to them, or choose another name"
         ) from error
     return WorkerProcesses(
-        handles, group_ids=pool.group_ids, start_seconds=max(pool.settings.timeout_seconds, START_SECONDS)
+        handles, group_ids=pool.group_ids, start_seconds=max(pool.settings.timeout_seconds, MIN_START_SECONDS)
     )
 
 
 def attach_processes(name: str, timeout_seconds: float = 60.0) -> WorkerProcesses:
-    """Connects to processes that were started under a name and built. Raises ResourceError if they do not exist or are
-    not built, or if the first one is busy for `timeout_seconds`."""
+    """Connects to processes that another program has started under a name and built. Raises ResourceError if they do
+    not exist or are not built, or if rank 0 is busy for `timeout_seconds`."""
     try:
         first = ray.get_actor(_actor_name(name, 0), NAMESPACE)
         record = ray.get(first.kept_record.remote(), timeout=timeout_seconds)
@@ -326,8 +340,8 @@ def attach_processes(name: str, timeout_seconds: float = 60.0) -> WorkerProcesse
         others = [ray.get_actor(_actor_name(name, rank), NAMESPACE) for rank in range(1, len(record.infos))]
     except GetTimeoutError as error:
         raise ResourceError(
-            f"workers {name}: the first one has been busy with another call for {timeout_seconds:g} s; wait until the "
-            "call ends"
+            f"workers {name}: rank 0 has been busy with another call for {timeout_seconds:g} s; wait until the call "
+            "ends, or pass a longer timeout"
         ) from error
     except (ValueError, RayError) as error:
         raise ResourceError(

@@ -1,5 +1,5 @@
-"""The worker's side of a call: reads the arguments, runs a method of the fused worker, and stores the result. There is
-one worker process per device."""
+"""The worker process's side of a call: reads the arguments, runs a method of the fused worker, and stores the
+result."""
 
 from __future__ import annotations
 
@@ -45,16 +45,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """What a worker process reports about itself: where it runs, a port that was free there, and the CPU cores that the
-    workers of its node share."""
+    """What a worker process reports about itself before it is built."""
 
     address: str
+    """Address of its node."""
     node_id: str
+    """Ray's id of its node."""
     process_id: int
     free_port: int
+    """A port of its node that no process used when this was reported."""
     num_cores: int
+    """CPU cores that it may use; the other worker processes of the node share them."""
     device_number: int
-    """Index of its own GPU among the visible ones; 0 without a GPU."""
+    """Index of its assigned GPU among the visible ones; 0 without a GPU."""
     memory_kills: MemoryKills | None = None
     pod: str | None = None
     """Name of the Kubernetes pod; None outside Kubernetes."""
@@ -64,15 +67,17 @@ class ProcessInfo:
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """The data that is needed to attach to the processes of a group; their first rank keeps it."""
+    """What another program must know to attach to worker processes. Rank 0 keeps it."""
 
     roles: tuple[RoleSpec, ...]
     infos: tuple[ProcessInfo, ...]
+    """One per rank."""
     log_folder: Path | None
     group_ids: tuple[str, ...] = ()
-    """Ids of the placement groups that the processes run in, so that they can be released."""
+    """Ids of the placement groups that the processes run in. A program that has attached to the processes and ends them
+    releases these groups."""
     positions: Mapping[tuple[str, str], Sequence[MeshPosition | TrainerError]] = field(default_factory=dict)
-    """By role and mesh: the position of each rank, or the error of a rank that has none."""
+    """(role, mesh) -> for each rank its position, or the error that computing it raised."""
 
     def log_file(self, rank: int) -> Path | None:
         """Returns the file that a rank writes its output to; None without a log folder."""
@@ -87,24 +92,27 @@ class Returns(Enum):
     STORED = auto()
     """The result is a batch that stays in the object store; the caller gets references (see `object_store.stored`)."""
     NOTHING = auto()
-    """Nothing is returned, because a peer returns the result of this share."""
+    """Nothing is returned, because another rank with the same share returns the result."""
 
 
 TASK_PREFIX = "RayWorker."
+"""The name of the actor's class, with which the title of a worker process begins."""
 MAX_INTEGER_BITS = 64
 MAX_ERROR_BYTES = 1 << 20
-MAX_ERROR_TEXT = 20_000
-"""An error of more than MAX_ERROR_BYTES is cut to this many characters before it is sent to the controller."""
+"""A larger pickled error is replaced by a WorkerError with its text."""
+MAX_ERROR_CHARACTERS = 20_000
+"""The middle of a longer error text is left out."""
 
 
 def task_name(role: str, method: str) -> str:
-    """Returns the name of a call in Ray's dashboard and in `ray timeline`. It is also the process title during the
-    call. It begins with the class name, by which the stop hook of a pod finds the workers."""
+    """Returns the name of a call in Ray's dashboard and in `ray timeline`. Ray also makes it the title of the process
+    during the call. By the title's beginning, TASK_PREFIX, the stop hook of a pod finds the worker processes."""
     return f"{TASK_PREFIX}{role}.{method}"
 
 
 def is_plain(argument: object) -> bool:
-    """Whether JSON can represent the argument exactly: bool, integer of at most 64 bits, float, string or None."""
+    """Whether the argument is sent as JSON, which represents it exactly: bool, integer of at most 64 bits, float,
+    string or None."""
     if isinstance(argument, int) and type(argument) is int:
         return argument.bit_length() <= MAX_INTEGER_BITS
     return type(argument) in (bool, float, str, type(None))
@@ -119,47 +127,51 @@ class Call:
     arguments: tuple[object, ...]
     returns: Returns
     keep_as: str | None = None
-    """The key under which the process caches the result; None: it is not cached."""
-    is_passed_on: bool = False
-    """Whether arguments are results that the controller has not seen, so that the worker must compare their lengths."""
+    """The key under which the process caches the result; None: the result is not cached."""
+    checks_lengths: bool = False
+    """Whether the worker must compare the lengths of its arguments. True if some are results of other calls for which
+    the controller has not waited, so that it could not compare them."""
 
     @property
     def needs_only_its_name(self) -> bool:
-        """Whether role and method are all that the worker needs. An argument costs more than 10 % of a Ray call."""
+        """Whether the worker needs only role and method, which are in the name of the call. Then Ray sends no argument,
+        which would take more than 10 % of the time of a call."""
         return not self.arguments and self.returns is Returns.VALUE and self.keep_as is None
 
     def serialized(self) -> bytes | Call:
-        """Returns the cheapest form for Ray: bytes, which are the same for all ranks of a share, if all arguments are
-        plain values or cached results; else the call itself."""
+        """Returns the form that Ray sends fastest: JSON bytes if all arguments are plain values or cached results, else
+        the call itself."""
         if not all(is_plain(argument) or isinstance(argument, CachedArgument) for argument in self.arguments):
             return self
         # A list in the JSON stands for a cached result, because no plain value is a list.
         arguments = [[each.key] if isinstance(each, CachedArgument) else each for each in self.arguments]
-        about = [self.role, self.method, self.returns.value, self.keep_as, self.is_passed_on]
-        return json.dumps([*about, *arguments]).encode()
+        header = [self.role, self.method, self.returns.value, self.keep_as, self.checks_lengths]
+        return json.dumps([*header, *arguments]).encode()
 
     @staticmethod
     def deserialized(call: bytes | Call) -> Call:
         """Reverses `serialized`."""
         if isinstance(call, Call):
             return call
-        role, method, returns, keep_as, is_passed_on, *arguments = json.loads(call)
-        taken = tuple(CachedArgument(*each) if isinstance(each, list) else each for each in arguments)
-        return Call(role, method, taken, Returns(returns), keep_as, is_passed_on)
+        role, method, returns, keep_as, checks_lengths, *arguments = json.loads(call)
+        restored = tuple(CachedArgument(*each) if isinstance(each, list) else each for each in arguments)
+        return Call(role, method, restored, Returns(returns), keep_as, checks_lengths)
 
 
 class WorkerSide:
-    """The implementation of `ray_worker.RayWorker`'s methods. They run one at a time, in the order of the calls."""
+    """The implementation of `ray_worker.RayWorker`'s methods. Ray runs them one at a time, in the order of the
+    calls."""
 
     def __init__(self) -> None:
         self.fused: FusedWorker | None = None
         self.record: GroupRecord | None = None
-        """The record of the whole group; only rank 0 has it."""
+        """The record of all worker processes of the pool; only rank 0 has it."""
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.kept = ResultCache()
+        """Runs `async` methods; None before the first one."""
+        self.cache = ResultCache()
 
     def info(self) -> ProcessInfo:
-        """Returns where this process runs, and its resources."""
+        """Returns where this process runs, and its resources (see ProcessInfo)."""
         address = ray.util.get_node_ip_address()
         with socket.socket() as listener:
             listener.bind(("", 0))
@@ -173,11 +185,12 @@ class WorkerSide:
         )
 
     def unseen(self, files: Sequence[Path]) -> UnseenFiles:
-        """See `shared_folders`."""
+        """Returns the files that this process does not see (see `shared_folders`)."""
         return UnseenFiles(ray.util.get_node_ip_address(), unseen_here(files))
 
     def build(self, context: WorkerContext, roles: Sequence[RoleSpec], log_file: Path | None) -> None:
-        """Joins the process group and builds the workers of all roles. Output goes to `log_file` from here on."""
+        """Joins the process group and builds the workers of all roles. From here on, the process writes its output to
+        `log_file`, if that is not None."""
         if log_file is not None:
             redirect_output(log_file)
             ACTIVITY.write_beside(log_file)
@@ -189,7 +202,7 @@ class WorkerSide:
                 HOST_MEMORY.return_free_memory()
 
     def mesh_positions(self, wanted: Sequence[tuple[str, str]]) -> list[MeshPosition | TrainerError]:
-        """Returns for each role and mesh the position of this process, or the error of a worker that has none."""
+        """Returns for each (role, mesh) the position of this process, or the error that computing it raised."""
         positions: list[MeshPosition | TrainerError] = []
         for role, mesh in wanted:
             try:
@@ -201,20 +214,21 @@ class WorkerSide:
         return positions
 
     def execute(self, call: bytes | Call, forgotten: Sequence[str] = ()) -> object:
-        """Reads the arguments, from the object store if they are there, and calls a method; an `async` one runs until
-        it finishes. First drops the cached results of the `forgotten` keys.
+        """Reads the arguments, calls the method, and returns its result as `Call.returns` says; an `async` method runs
+        until it finishes. First drops the cached results of the `forgotten` keys.
 
-        Raises DispatchError if the method has changed a column of a batch in place, because the store shares it with
-        other processes; DataLostError; and the method's own error, as WorkerError if it cannot be pickled."""
-        self.kept.forget(forgotten)
+        Raises DispatchError if there is no such method, or if it has changed a column of a batch in place, because
+        other processes share the memory; DataLostError; and the method's own error, as WorkerError if it cannot be
+        pickled."""
+        self.cache.forget(forgotten)
         arrived = Call.deserialized(call)
         with SPANS.span(f"{arrived.role}.{arrived.method}"), picklable_errors():
             try:
                 return self._execute(arrived)
             except Exception as error:
                 if arrived.keep_as is not None:
-                    # A copy has no traceback, which would keep the data of the call alive.
-                    self.kept.keep_error(arrived.keep_as, copy(_picklable(error)))
+                    # A copy, because the error's traceback would keep the data of the call alive.
+                    self.cache.keep_error(arrived.keep_as, copy(_picklable(error)))
                 raise
 
     def execute_by_name(self) -> object:
@@ -225,17 +239,17 @@ class WorkerSide:
             return self._execute(Call(role, method, (), Returns.VALUE))
 
     def take_spans(self) -> list[Record]:
-        """Returns the spans of this process since the last call."""
+        """Returns the spans that this process has recorded since the last `take_spans`."""
         return SPANS.take()
 
     def _execute(self, call: Call) -> object:
         role, method, returns = call.role, call.method, call.returns
         with SPANS.span("read arguments"):
-            taken = [self._taken(argument) for argument in call.arguments]
-        if call.is_passed_on:
-            check_lengths(f"{role}.{method}", taken)
-        versions = [argument.tensor_versions() if isinstance(argument, DataProto) else None for argument in taken]
-        result = self._built().execute(role, method, tuple(taken))
+            arguments = [self._read(argument) for argument in call.arguments]
+        if call.checks_lengths:
+            check_lengths(f"{role}.{method}", arguments)
+        versions = [argument.tensor_versions() if isinstance(argument, DataProto) else None for argument in arguments]
+        result = self._built().execute(role, method, tuple(arguments))
         if inspect.iscoroutine(result):
             self.loop = self.loop or asyncio.new_event_loop()
             result = self.loop.run_until_complete(result)
@@ -243,13 +257,13 @@ class WorkerSide:
             raise DispatchError(
                 f"{role}.{method}: returned a generator, which cannot be pickled; return a list or a DataProto"
             )
-        for argument, before in zip(taken, versions, strict=True):
+        for argument, before in zip(arguments, versions, strict=True):
             if isinstance(argument, DataProto) and argument.tensor_versions() != before:
                 now = argument.tensor_versions()
                 changed = ", ".join(name for name, version in (before or {}).items() if now[name] != version)
                 raise DispatchError(
                     f"{role}.{method}: changed columns of its batch in place ({changed}), but other processes share "
-                    "them; clone them first"
+                    "their memory; change a clone of each column"
                 )
         if returns is Returns.NOTHING:
             return None
@@ -258,19 +272,20 @@ class WorkerSide:
         if not isinstance(result, DataProto):
             raise DispatchError(f"{role}.{method}: must return a DataProto (got {type(result).__name__})")
         with SPANS.span("store result"):
-            answer = stored(result)
+            as_stored = stored(result)
             if call.keep_as is not None:
-                self.kept.keep(call.keep_as, result, answer)
-        return answer
+                self.cache.keep(call.keep_as, result, as_stored)
+        return as_stored
 
     def close(self) -> None:
-        """Leaves the process group, so that the other ranks do not see a lost connection."""
+        """Leaves the process group, so that the other ranks do not report a lost connection when this process ends."""
         leave_process_group()
 
-    def _taken(self, argument: object) -> object:
-        """Returns an argument as the method gets it: a batch with all its columns in this process."""
+    def _read(self, argument: object) -> object:
+        """Returns an argument in the form that the method gets: placeholders are replaced by their batches, and all
+        columns of a batch are read into this process."""
         if isinstance(argument, CachedArgument):
-            argument = self.kept.take(argument.key)
+            argument = self.cache.get(argument.key)
         if isinstance(argument, StoredArgument):
             argument = get_batches([argument.reference])[0]
         return argument.fetched() if isinstance(argument, DataProto) and argument.has_remote else argument
@@ -282,8 +297,8 @@ class WorkerSide:
 
 @contextmanager
 def picklable_errors() -> Iterator[None]:
-    """If the block raises an error that the controller could not unpickle, converts it to a WorkerError. Other errors
-    pass unchanged."""
+    """If the block raises an error that the controller could not unpickle, or one that is too large, raises a
+    WorkerError with its text instead. Other errors pass unchanged."""
     try:
         yield
     except Exception as error:
@@ -294,34 +309,37 @@ def picklable_errors() -> Iterator[None]:
 
 
 def _picklable(error: Exception) -> Exception:
-    """Returns the error itself, or a WorkerError with its traceback if it is too large or cannot be unpickled. Ray
-    would report an error that cannot be unpickled as the death of this process.
+    """Returns the error itself; or a WorkerError with its traceback, if the error is too large or cannot be unpickled,
+    or if memory ran out and it is no TrainerError. Ray would report an error that cannot be unpickled as the death of
+    this process.
 
-    Unpickling calls the error's class with the arguments that the class passed to its base class; they may not fit. It
-    also loses the error's `__cause__`. So if memory ran out, this is first recorded in a TrainerError."""
+    Unpickling calls the error's class with the arguments that the class passed to its base class, which may be other
+    ones than it needs. It also loses the error's `__cause__`. So if memory ran out, `known_cause` records it: the
+    attribute of a TrainerError is kept."""
     text = "".join(traceback.format_exception(error))
     cause = memory_cause(error)
     if isinstance(error, TrainerError):
         error.known_cause = error.known_cause or cause
     if cause is None or isinstance(error, TrainerError):
         try:
-            carried = ray.cloudpickle.dumps(error)
-            if len(carried) <= MAX_ERROR_BYTES:
-                ray.cloudpickle.loads(carried)
+            pickled = ray.cloudpickle.dumps(error)
+            if len(pickled) <= MAX_ERROR_BYTES:
+                ray.cloudpickle.loads(pickled)
                 return error
         except Exception:
             log.debug("an error cannot be pickled", exc_info=True)
     else:
         text = f"{error!r}\n{text}"
-    if len(text) > MAX_ERROR_TEXT:
-        text = f"{text[: MAX_ERROR_TEXT // 2]}\n...\n{text[-MAX_ERROR_TEXT // 2 :]}"
+    if len(text) > MAX_ERROR_CHARACTERS:
+        text = f"{text[: MAX_ERROR_CHARACTERS // 2]}\n...\n{text[-MAX_ERROR_CHARACTERS // 2 :]}"
     failed = WorkerError(text)
     failed.known_cause = error.known_cause if isinstance(error, TrainerError) else cause
     return failed
 
 
 def memory_cause(error: BaseException | None) -> ErrorCause | None:
-    """Returns which memory ran out, if the error, its cause or its context is an out-of-memory error; else None."""
+    """Returns which memory ran out, if the error or one in its chain of causes and contexts is an out-of-memory error;
+    else None."""
     seen = set[int]()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

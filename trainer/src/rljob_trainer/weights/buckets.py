@@ -1,4 +1,5 @@
-"""Gathers whole tensors from FSDP2 shards, one all-gather per bucket, so that there is never a second whole model."""
+"""Gathers whole tensors from FSDP2 shards. A bucket of tensors is gathered at a time, so that there is never a second
+whole model in memory."""
 
 from __future__ import annotations
 
@@ -11,36 +12,36 @@ from rljob_trainer.engines.process_group import all_gather_flat
 
 GPU_BUCKET_BYTES = 256 * 1024 * 1024
 CPU_BUCKET_BYTES = 32 * 1024 * 1024
-"""The largest allocation that the C library reuses. Larger allocations are mapped by the kernel each time, page by
-page: with buckets of 256 MiB, gathering 850 MB of weights from two ranks took 1.9 times as long."""
+"""The largest allocation that the C library reuses. The kernel maps larger allocations each time, page by page: with
+buckets of 256 MiB, gathering 850 MB of weights from two ranks took 1.9 times as long."""
 
 
 def whole_tensors(
     named_shards: Iterable[tuple[str, torch.Tensor]],
     dtype: torch.dtype,
     bucket_bytes: int | None = None,
-    kept: frozenset[str] = frozenset(),
+    as_float32: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Collective. Yields every tensor whole, in the order of `named_shards`. Floating-point tensors are converted to
-    `dtype`, except those in `kept`, which are float32.
+    `dtype`, or to float32 if their names are in `as_float32`.
 
-    All ranks must iterate in step and to the end. Tensors must be sharded along dimension 0 or not at all. In addition
-    to the shards, this needs the memory of at most two buckets: the gathered bucket and its tensors. A tensor that is
-    larger than a bucket gets a bucket of its own. A reference to a tensor keeps the memory of its bucket alive. The
-    default `bucket_bytes` depends on the device."""
+    All ranks must iterate at the same time, to the end. Tensors must be sharded along dimension 0 or not at all. In
+    addition to the shards, this needs memory for about two buckets: the gathered parts of all ranks, and the tensors
+    made from them. A tensor that is larger than a bucket gets a bucket of its own. A yielded tensor may share the
+    memory of its whole bucket, so clone a tensor that you keep. `bucket_bytes` None: a size that suits the device."""
     bucket: list[tuple[str, torch.Tensor]] = []
-    size = 0
+    num_bucket_bytes = 0
     for name, tensor in named_shards:
         num_bytes = tensor.numel() * dtype.itemsize
         if bucket_bytes is None:
             bucket_bytes = bucket_bytes_on(tensor.device)
-        if bucket and size + num_bytes > bucket_bytes:
-            yield from _gather(bucket, dtype, kept)
-            bucket, size = [], 0
+        if bucket and num_bucket_bytes + num_bytes > bucket_bytes:
+            yield from _gather(bucket, dtype, as_float32)
+            bucket, num_bucket_bytes = [], 0
         bucket.append((name, tensor))
-        size += num_bytes
+        num_bucket_bytes += num_bytes
     if bucket:
-        yield from _gather(bucket, dtype, kept)
+        yield from _gather(bucket, dtype, as_float32)
 
 
 def bucket_bytes_on(device: torch.device) -> int:
@@ -49,23 +50,24 @@ def bucket_bytes_on(device: torch.device) -> int:
 
 
 def _gather(
-    bucket: list[tuple[str, torch.Tensor]], dtype: torch.dtype, kept: frozenset[str]
+    bucket: list[tuple[str, torch.Tensor]], dtype: torch.dtype, as_float32: frozenset[str]
 ) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors of one bucket whole, in its order."""
     gathered: dict[str, torch.Tensor] = {}
-    for wanted, are_kept in ((dtype, False), (torch.float32, True)):
+    for target_dtype, is_float32 in ((dtype, False), (torch.float32, True)):
         sharded = {
             name: tensor
             for name, tensor in bucket
-            if isinstance(tensor, DTensor) and _is_sharded(tensor) and (name in kept) is are_kept
+            if isinstance(tensor, DTensor) and _is_sharded(tensor) and (name in as_float32) is is_float32
         }
         if sharded:
-            gathered |= zip(sharded, _gather_sharded(list(sharded.values()), wanted), strict=True)
+            gathered |= zip(sharded, _gather_sharded(list(sharded.values()), target_dtype), strict=True)
     for name, tensor in bucket:
         if name in gathered:
             yield name, gathered.pop(name)
         else:
             local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-            yield name, local.to(torch.float32 if name in kept else dtype) if local.is_floating_point() else local
+            yield name, local.to(torch.float32 if name in as_float32 else dtype) if local.is_floating_point() else local
 
 
 def _is_sharded(tensor: DTensor) -> bool:
@@ -74,28 +76,29 @@ def _is_sharded(tensor: DTensor) -> bool:
 
 
 def _gather_sharded(tensors: list[DTensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """One flat all-gather. Shards are padded to the size of rank 0's shard, which is the largest in `fully_shard`."""
+    """Gathers sharded tensors in one all-gather. Every rank's shard is padded to the size of rank 0's shard, because
+    `fully_shard` gives rank 0 the largest one."""
     mesh = tensors[0].device_mesh
     # Replicas hold the same shards, so only the sharded dimension of the mesh is gathered.
     [dimension] = [index for index, each in enumerate(tensors[0].placements) if isinstance(each, Shard)]
     num_ranks = mesh.size(dimension)
     padded_rows = [-(-tensor.shape[0] // num_ranks) for tensor in tensors]
     row_sizes = [tensor[0].numel() if tensor.dim() > 1 else 1 for tensor in (_meta(tensor) for tensor in tensors)]
-    sizes = [rows * row_size for rows, row_size in zip(padded_rows, row_sizes, strict=True)]
-    num_per_rank = sum(sizes)
-    everything = torch.empty(num_ranks * num_per_rank, dtype=dtype, device=tensors[0].to_local().device)
-    per_rank = everything.view(num_ranks, num_per_rank)
-    # In-place all-gather: this rank's part is written where it belongs in the result, so it needs no extra buffer.
-    own = per_rank[mesh.get_local_rank(dimension)].zero_()
+    padded_sizes = [rows * row_size for rows, row_size in zip(padded_rows, row_sizes, strict=True)]
+    num_per_rank = sum(padded_sizes)
+    gathered = torch.empty(num_ranks * num_per_rank, dtype=dtype, device=tensors[0].to_local().device)
+    per_rank = gathered.view(num_ranks, num_per_rank)
+    # This rank's part is written into its place in the result, so the all-gather needs no second buffer.
+    own_part = per_rank[mesh.get_local_rank(dimension)].zero_()
     offset = 0
-    for tensor, size in zip(tensors, sizes, strict=True):
+    for tensor, size in zip(tensors, padded_sizes, strict=True):
         local = tensor.to_local().detach().reshape(-1)
-        own[offset : offset + local.numel()].copy_(local)
+        own_part[offset : offset + local.numel()].copy_(local)
         offset += size
-    all_gather_flat(everything, own, mesh.get_group(dimension))
+    all_gather_flat(gathered, own_part, mesh.get_group(dimension))
     whole: list[torch.Tensor] = []
     offset = 0
-    for tensor, size in zip(tensors, sizes, strict=True):
+    for tensor, size in zip(tensors, padded_sizes, strict=True):
         pieces = per_rank[:, offset : offset + size].reshape(-1)
         whole.append(pieces[: tensor.numel()].view(tensor.shape))
         offset += size

@@ -1,4 +1,4 @@
-"""Copies the trained weights to a rollout engine in the same process."""
+"""Copies the weights of a training engine to the rollout engine in the same process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from rljob_trainer.weights.buckets import whole_tensors
 def sync_weights(
     source: TrainEngine, target: RolloutEngine, dtype: torch.dtype, policy_version: int, *, knows_base: bool = False
 ) -> None:
-    """Collective. Afterwards the target generates with the source's weights, in `dtype`.
+    """Collective. Afterwards the target generates with the source's weights, in `dtype` (a few tensors that the model
+    needs in float32 are sent in float32).
 
-    `knows_base`: whether the target still has the base weights of this source. Then only the adapters are sent, if the
-    job sends adapters separately."""
+    `knows_base`: whether the target still has the source's weights without adapters. If it has, and the job sends
+    adapters separately, only the adapters are sent."""
     adapters = source.settings.adapters
     if adapters is None or not adapters.are_sent_alone:
         target.update_weights(_whole_model(source, target, dtype, is_merged=adapters is not None), policy_version)
@@ -34,26 +35,28 @@ def _whole_model(
     source: TrainEngine, target: RolloutEngine, dtype: torch.dtype, *, is_merged: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
     shards = dict(source.named_shards())
-    kept = float32_names(source.language_model, shards)
+    as_float32 = float32_names(source.language_model, shards)
     adapters = source.settings.adapters
     if is_merged and adapters is not None:
-        weights = merged_tensors(source, adapters, dtype, kept)
+        weights = merged_tensors(source, adapters, dtype, as_float32)
     else:
-        weights = whole_tensors(shards.items(), dtype, kept=kept)
+        weights = whole_tensors(shards.items(), dtype, as_float32=as_float32)
     return HubNames(source.language_model).stream(weights, list(shards)) if target.takes_hub_names else weights
 
 
 def merged_tensors(
-    source: TrainEngine, adapters: AdapterSettings, dtype: torch.dtype, kept: frozenset[str]
+    source: TrainEngine, adapters: AdapterSettings, dtype: torch.dtype, as_float32: frozenset[str]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Collective. Yields the source's whole tensors as `whole_tensors` does, with the adapters merged into them. The
     source is not changed.
 
-    One tensor at a time is merged in float32, so the additional memory is one tensor and its bucket."""
+    Tensors are merged one at a time, in float32, so this needs no second whole model in memory."""
     pairs = adapter_pairs(source.named_adapters())
     adapter_names = {name for pair in pairs.values() for name in (pair.first_name, pair.second_name)}
     matrices: dict[str, torch.Tensor] = {}
-    for name, tensor in whole_tensors(_adapters_before_weights(source, pairs), dtype, kept=kept | adapter_names):
+    for name, tensor in whole_tensors(
+        _adapters_before_weights(source, pairs), dtype, as_float32=as_float32 | adapter_names
+    ):
         if name in adapter_names:
             matrices[name] = tensor
         elif pair := pairs.get(name):
@@ -64,13 +67,13 @@ def merged_tensors(
 
 
 def whole_adapters(source: TrainEngine) -> dict[str, torch.Tensor]:
-    """Collective. All adapters as whole float32 tensors, under the names of peft's files. They are copies, which the
-    caller may keep and change."""
+    """Collective. All adapters as whole float32 tensors, by their names in peft's files. The tensors are copies, which
+    the caller may keep and change."""
     return {name: tensor.clone() for name, tensor in whole_tensors(source.named_adapters(), torch.float32)}
 
 
 def _adapters_before_weights(source: TrainEngine, pairs: dict[str, AdapterPair]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The source's shards, with the adapters of a weight directly before the weight."""
+    """The source's shards, with the adapter of each adapted weight directly before the weight."""
     for name, tensor in source.named_shards():
         if pair := pairs.get(name):
             yield pair.first_name, pair.first

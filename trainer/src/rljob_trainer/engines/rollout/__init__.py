@@ -1,1 +1,4 @@
-"""Generation: `base.py` is the interface, `select.py` chooses."""
+"""Generation of responses.
+
+`base.py` is the interface of rollout engines; `vllm_engine.py` and `hf_engine.py` (transformers) implement it;
+`select.py` chooses a job's engine; `response_text.py` decodes finished responses for both."""

@@ -1,4 +1,4 @@
-"""The interface of rollout engines: add requests, get finished sequences, replace the weights.
+"""The interface of rollout engines: add requests, get finished responses, replace the weights.
 
 An engine runs in one process. If several ranks share one copy of the model (tensor parallelism), all of them must make
 the same calls in the same order.
@@ -24,18 +24,21 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """End-of-sequence token or stop text."""
     LENGTH = "length"
-    """The limit of new tokens."""
+    """The response has `max_new_tokens` tokens."""
 
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How one response is sampled. Temperature 0 is greedy; `top_k` 0 means all tokens."""
+    """How one response is sampled."""
 
     temperature: float
+    """0 means greedy."""
     top_p: float
     top_k: int
+    """0 means all tokens."""
     max_new_tokens: int
     stop: tuple[str, ...]
+    """A response ends when it contains one of these texts."""
 
 
 @dataclass(frozen=True)
@@ -46,26 +49,29 @@ class GenerationRequest:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingSettings
     seed: int | None
-    """None: the request is sampled with torch's global generator of the device."""
+    """None: the response is sampled with torch's global generator of the device."""
 
 
 @dataclass(frozen=True)
 class FinishedSequence:
-    """A response. `logprobs[i]` and `policy_versions[i]` belong to `token_ids[i]`. For `text` and `plain_text` see
-    `ResponseText`."""
+    """A finished response."""
 
     request_id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    """The log-probability of each token in the distribution that the token was sampled from."""
     policy_versions: tuple[int, ...]
+    """The version of the weights that generated each token."""
     text: str
+    """See `ResponseText.text`."""
     plain_text: str
+    """See `ResponseText.plain`."""
     finish_reason: FinishReason
 
 
 @dataclass(frozen=True)
 class RolloutMemory:
-    """The bytes that a rollout engine has on the device."""
+    """The memory that a rollout engine uses on the device, in bytes."""
 
     weights: int
     kv_cache: int
@@ -76,11 +82,11 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def add(self, request: GenerationRequest) -> None:
-        """Adds a request; decoding starts with the next `step`."""
+        """Adds a request; its decoding starts with one of the next `step` calls."""
 
     @abstractmethod
     def step(self) -> list[FinishedSequence]:
-        """Makes one decoding step for all current requests and returns the sequences that finished in it."""
+        """Makes one decoding step and returns the responses that finished in it."""
 
     @abstractmethod
     def has_unfinished(self) -> bool:
@@ -93,20 +99,21 @@ class RolloutEngine(ABC):
     @abstractmethod
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         """Replaces all weights and clears caches that were computed with the old ones. Tokens that are generated from
-        now on have `policy_version`. `weights` are whole tensors; for their names see `takes_hub_names`.
+        now on have this `policy_version`. `weights`: names and whole tensors; see `takes_hub_names` for the names.
 
         Must not be called while sequences are being decoded, because they would continue with keys and values of the
-        old weights. There may be requests that no `step` has started yet."""
+        old weights. Requests that no `step` has started yet are allowed."""
 
     @property
     @abstractmethod
     def takes_hub_names(self) -> bool:
-        """Whether `update_weights` expects the names and shapes of the model's files on the hub. If False, it expects
-        those of the model in transformers, which stacks all experts of a layer in one tensor."""
+        """True: `update_weights` expects the names and shapes of the model's files on the Hugging Face hub. False: it
+        expects the names and shapes of the model in transformers, which stacks all experts of a layer in one tensor."""
 
     @abstractmethod
     def wake(self, *, weights: bool, kv_cache: bool) -> None:
-        """Allocates again the memory that `sleep` freed. Does nothing for parts that are awake."""
+        """Allocates again the memory that `sleep` has freed, for the requested parts. Does nothing for a part that is
+        awake."""
 
     @abstractmethod
     def sleep(self) -> None:
@@ -115,19 +122,20 @@ class RolloutEngine(ABC):
     @property
     @abstractmethod
     def forgets_weights_asleep(self) -> bool:
-        """Whether `sleep` discards the weights, so that they must be sent again."""
+        """Whether `sleep` discards the weights, so that `update_weights` must be called after `wake`."""
 
     @property
     @abstractmethod
     def memory(self) -> RolloutMemory:
-        """The bytes that are on the device now."""
+        """The memory that the engine uses on the device now."""
 
     @abstractmethod
     def clear_cache(self) -> None:
         """Clears cached prefixes, so that results do not depend on what was generated before."""
 
     def generate(self, requests: Iterable[GenerationRequest]) -> dict[str, FinishedSequence]:
-        """Runs requests until all are finished. Returns the sequence of each request id."""
+        """Adds requests and runs until all requests are finished, including earlier ones. Returns the finished
+        responses by request id."""
         for request in requests:
             self.add(request)
         finished: dict[str, FinishedSequence] = {}
@@ -144,5 +152,5 @@ class AdapterEngine(RolloutEngine):
 
     @abstractmethod
     def update_adapter(self, tensors: Mapping[str, torch.Tensor], lora: Lora, policy_version: int) -> None:
-        """Replaces the adapter and clears caches that were computed with the old one. `tensors` are whole tensors under
-        the names of peft's files. The rules of `update_weights` apply; `update_weights` also removes the adapter."""
+        """Replaces the adapter and clears caches that were computed with the old one. `tensors`: whole tensors by their
+        names in peft's files. The rules of `update_weights` apply. `update_weights` removes the adapter."""

@@ -1,9 +1,9 @@
 """Generation with transformers: slow but exact. The numerical reference for other engines.
 
-Requests that wait when a batch starts are decoded together, with a KV cache. The next batch starts when all are
-finished.
+When a batch starts, the waiting requests (at most `max_num_sequences`) are decoded together, with a KV cache. The next
+batch starts when all of them are finished.
 
-Legend: B requests, T positions so far, V vocabulary, N checked response tokens.
+Legend: B requests, T positions (prompt and response), V vocabulary, N checked response tokens.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from rljob_trainer.engines.rollout.base import (
 )
 from rljob_trainer.engines.rollout.response_text import response_decoder
 from rljob_trainer.engines.train.attention import choose_attention
-from rljob_trainer.engines.train.logprob_parity import is_misfit, sample_rows
+from rljob_trainer.engines.train.logprob_parity import is_model_mismatch, sample_rows
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.models.weight_conversion import float32_names
 
-CHECKED_TOKENS = 4
+NUM_CHECKED_TOKENS = 4
+"""The number of response tokens that are compared in the check of decoding."""
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.5}
-"""The largest accepted difference of log-probabilities. In 16 bits, rounding alone causes differences of about 0.01."""
+"""The largest accepted difference of two log-probabilities in this check, in nats. In 16 bits, rounding alone causes
+differences of about 0.01."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class HfSettings:
     device: torch.device
     dtype: torch.dtype
     max_num_sequences: int
+    """The largest number of requests in a batch."""
 
 
 @dataclass
@@ -54,17 +57,17 @@ class _Running:
     generator: torch.Generator | None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    policy_versions: list[int] = field(default_factory=list)
 
 
 class HfEngine(RolloutEngine):
-    """A whole copy of the model on one device; no tensor parallelism."""
+    """An engine with a whole copy of the model on one device. It does not support tensor parallelism."""
 
     def __init__(self, settings: HfSettings) -> None:
         config = AutoConfig.from_pretrained(settings.model_folder)
         # Symptom without this: Gemma 2 silently runs without its soft cap, because transformers (5.19.0) uses sdpa if a
-        # class supports it, even if the configuration needs eager attention. The test of log-probabilities of a
-        # response fails.
+        # class supports it, even if the configuration needs eager attention. Without this, the test of a response's
+        # log-probabilities fails.
         is_eager = choose_attention(config).implementation == "eager"
         attention = "eager" if is_eager else config._attn_implementation
         model = AutoModelForCausalLM.from_config(config, dtype=settings.dtype, attn_implementation=attention)
@@ -81,7 +84,9 @@ class HfEngine(RolloutEngine):
         self.running: list[_Running] = []
         self.cache = DynamicCache()
         self.input_BT = torch.empty(0)
+        """The tokens of the next forward pass: first whole prompts, then the last token of each response, [B, 1]."""
         self.mask_BT = torch.empty(0)
+        """1 for the tokens of prompts and responses so far, 0 for padding before prompts."""
 
     def add(self, request: GenerationRequest) -> None:
         """See RolloutEngine.add."""
@@ -108,6 +113,7 @@ class HfEngine(RolloutEngine):
         for name, tensor in weights:
             parameters[name].copy_(tensor)
         if self.policy_version < 0:
+            # These are the first weights; the model's own were random.
             self._check_decoding()
         self.policy_version = policy_version
 
@@ -153,7 +159,7 @@ class HfEngine(RolloutEngine):
             token, logprob = _sample(logits_V, running.request.sampling, running.generator)
             running.token_ids.append(token)
             running.logprobs.append(logprob)
-            running.versions.append(self.policy_version)
+            running.policy_versions.append(self.policy_version)
             reason = self._finish_reason(running)
             if reason is None:
                 keep.append(row)
@@ -170,33 +176,35 @@ class HfEngine(RolloutEngine):
         """Checks that decoding token by token with the cache gives the same log-probabilities as the model's own
         forward pass on whole rows. Raises ConfigurationError if they differ.
 
-        Some models keep their state outside of the cache that they are given, and silently see only the last token."""
+        They differ for models that do not keep their state in the cache that this engine passes. Such a model would
+        silently see only the last token."""
         waiting, self.waiting = self.waiting, {}
-        sampling = SamplingSettings(0.0, 1.0, 0, CHECKED_TOKENS, ())
-        # Prompts are shortened, because prompt and response together must fit into the model's positions.
-        prompts = [row[:-CHECKED_TOKENS] for row in sample_rows(self.model.config)[:2]]
+        sampling = SamplingSettings(0.0, 1.0, 0, NUM_CHECKED_TOKENS, ())
+        # The sample rows may have as many tokens as the model has positions, and the response needs some of these.
+        prompts = [row[:-NUM_CHECKED_TOKENS] for row in sample_rows(self.model.config)[:2]]
         requests = [GenerationRequest(str(row), tuple(each.tolist()), sampling, 0) for row, each in enumerate(prompts)]
         ends, self.end_tokens = self.end_tokens, frozenset()
         try:
             found = self.generate(requests)
             differences = [self._difference(request, found[request.request_id]) for request in requests]
-            problem = f"differences of {', '.join(f'{each:.1e}' for each in differences)}"
+            seen = f"differences of {', '.join(f'{each:.1e}' for each in differences)}"
             is_wrong = not all(each <= MAX_DIFFERENCE[self.settings.dtype] for each in differences)
         except Exception as error:
-            if not is_misfit(error):
+            if not is_model_mismatch(error):
                 raise
-            problem, is_wrong = f"{type(error).__name__}: {error}", True
+            seen, is_wrong = f"{type(error).__name__}: {error}", True
         finally:
             self.waiting, self.running, self.end_tokens = waiting, [], ends
         if is_wrong:
             raise ConfigurationError(
                 f"spec.training.rollout.engine: with a '{self.model.config.model_type}' model, generation with "
-                f"HuggingFace differs from the model's own forward pass ({problem}); set VLLM, or choose a model of "
+                f"HuggingFace differs from the model's own forward pass ({seen}); set VLLM, or choose a model of "
                 "another type"
             )
 
     def _difference(self, request: GenerationRequest, found: FinishedSequence) -> float:
-        """The largest difference of log-probabilities, in nats."""
+        """The largest difference between the log-probabilities of a response in `found` and by the model's own forward
+        pass, in nats."""
         tokens_1T = torch.tensor([[*request.prompt_token_ids, *found.token_ids]], device=self.settings.device)
         logits_NV = self.model(input_ids=tokens_1T, use_cache=False).logits[0, len(request.prompt_token_ids) - 1 : -1]
         expected_NV = logits_NV.float().log_softmax(dim=-1).cpu()
@@ -204,7 +212,7 @@ class HfEngine(RolloutEngine):
         return float((expected_N - torch.tensor(found.logprobs)).abs().max())
 
     def _start_batch(self) -> None:
-        """Starts to decode the waiting requests, at most `max_num_sequences`. Prompts are padded on the left."""
+        """Makes a batch of the oldest waiting requests, at most `max_num_sequences`. Prompts are padded on the left."""
         requests = [self.waiting.pop(key) for key in list(self.waiting)[: self.settings.max_num_sequences]]
         device = self.settings.device
         self.running = [_Running(request, _generator(request.seed, device)) for request in requests]
@@ -216,6 +224,7 @@ class HfEngine(RolloutEngine):
         self.cache = DynamicCache()
 
     def _keep_rows(self, rows: list[int]) -> None:
+        """Removes all other rows from the running batch."""
         self.running = [self.running[row] for row in rows]
         if rows:
             index = torch.tensor(rows, device=self.settings.device)
@@ -239,7 +248,7 @@ class HfEngine(RolloutEngine):
             request_id=request.request_id,
             token_ids=tuple(running.token_ids),
             logprobs=tuple(running.logprobs),
-            policy_versions=tuple(running.versions),
+            policy_versions=tuple(running.policy_versions),
             text=text.text,
             plain_text=text.plain,
             finish_reason=reason,

@@ -12,17 +12,17 @@ from rljob_trainer.models.tokenizer import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 NUM_CONTEXT_TOKENS = 4
-"""A response is decoded together with this many tokens of the prompt before it, because some tokenizers (SentencePiece)
-drop a space at the beginning of a text."""
+"""A response is decoded together with this many tokens before it, the end of its prompt, because some tokenizers
+(SentencePiece) drop a space at the beginning of a text."""
 TURN_ENDS = ("<|im_end|>", "<|endoftext|>")
-"""Special tokens that end a turn or a document, even if a model's files do not declare them."""
+"""Special tokens that end a turn or a document, even if a model's files do not declare them as end tokens."""
 
 
 class Decoder(Protocol):
     """The part of a tokenizer that is used here."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of tokens, including their spaces."""
+        """The text of these tokens, including spaces."""
         ...
 
 
@@ -44,13 +44,13 @@ class ResponseDecoder:
     removed: frozenset[int]
     """End and padding tokens, which are removed everywhere."""
     removed_at_end: frozenset[int]
-    """Other tokens that end a turn, which are removed only at the end of a response."""
+    """Other tokens that end a turn; they are removed only at the end of a response."""
     special: frozenset[int]
     """All special tokens."""
 
     def response_text(self, prompt: Sequence[int], response: Sequence[int], stop: Sequence[str] = ()) -> ResponseText:
-        """The text that the response adds to its prompt, up to the first stop text, without an incomplete character at
-        the end."""
+        """The text that the response adds to its prompt, up to (without) the first stop text. An incomplete character
+        at the end is removed."""
         kept = [token for token in response if token not in self.removed]
         while kept and kept[-1] in self.removed_at_end:
             kept.pop()
@@ -68,33 +68,36 @@ class ResponseDecoder:
         return any(each in text for each in stop)
 
     def _plain_up_to(self, prompt: Sequence[int], response: Sequence[int], text: str) -> str:
-        """Returns `text`, which is the beginning of the response's text, without special tokens. The stop text may
-        contain special tokens or begin within a token, so the tokens that belong to `text` are found first."""
+        """Returns `text` without special tokens. `text` is the response's text before a stop text.
+
+        First finds the tokens that lie completely within `text`, and decodes them without special tokens. Then appends
+        the rest of `text`, which is the beginning of the next token, unless this token is special."""
 
         def num_characters(num_tokens: int) -> int:
             return len(self._added(prompt, response[:num_tokens]))
 
         num_whole = bisect_right(range(len(response) + 1), len(text), key=num_characters) - 1
         plain = self._added(prompt, response[:num_whole], skip_special_tokens=True)
-        # A stop text may begin within the next token.
         is_special = response[num_whole] in self.special
         return plain if is_special else plain + text[num_characters(num_whole) :]
 
     def _added(self, prompt: Sequence[int], response: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text that these tokens of the response add to the text of the prompt."""
+        """The text that the tokens of the response add to the text of the prompt, without an incomplete character at
+        the end."""
         context = list(prompt[-NUM_CONTEXT_TOKENS:])
         before = self.tokenizer.decode(context, skip_special_tokens=skip_special_tokens)
         text = self.tokenizer.decode([*context, *response], skip_special_tokens=skip_special_tokens)
         if text.startswith(before):
             text = text[len(before) :]
         else:
-            # A character may be split between prompt and response. Then the end of the prompt alone has another text.
+            # A character is split between prompt and response, so the prompt's tokens alone decode to another text.
+            # Then the response is decoded alone.
             text = self.tokenizer.decode(list(response), skip_special_tokens=skip_special_tokens)
         return text.rstrip(REPLACEMENT)
 
 
 def response_decoder(tokenizer: Tokenizer) -> ResponseDecoder:
-    """The decoder for the policy's tokenizer."""
+    """The decoder of responses for the policy's tokenizer."""
     special, vocabulary = tokenizer.special_token_ids, tokenizer.vocabulary()
     ends = {vocabulary[token] for token in TURN_ENDS if token in vocabulary} & special
     if tokenizer.has_chat_template and (end := AssistantTurn(tokenizer).end_token_id) is not None:

@@ -14,12 +14,13 @@ from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.settings import cpp_compiler
 
 MIN_STEPS_TO_COMPILE = 300
-"""The number of steps from which compiling pays off on CPUs. On two cores the first compilation of a small model took
-40 s, and a start with a filled cache 8 s; a step became a third of a second faster."""
+"""On CPUs, a job with fewer training steps is faster without compilation. On two cores the first compilation of a small
+model took 40 s (8 s with a filled cache), and each step became a third of a second faster."""
 
 
 def select_engine(wanted: RolloutEngineName) -> RolloutEngineName:
-    """Returns `VLLM` or `HuggingFace`. Raises ConfigurationError if the job requests vLLM and it is not installed."""
+    """Returns VLLM or HUGGING_FACE; for AUTO, VLLM if it is installed. Raises ConfigurationError if the job requests
+    vLLM and vLLM is not installed."""
     installed = importlib.util.find_spec("vllm") is not None
     if wanted is RolloutEngineName.AUTO:
         return RolloutEngineName.VLLM if installed else RolloutEngineName.HUGGING_FACE
@@ -32,8 +33,8 @@ def select_engine(wanted: RolloutEngineName) -> RolloutEngineName:
 
 
 def check_build(found: str, device_type: str) -> None:
-    """Raises ConfigurationError if vLLM was built for another type of device. `found` is the device type of vLLM's
-    platform; it is empty if vLLM found no device that it was built for."""
+    """Raises ConfigurationError if the installed vLLM was built for another type of device than `device_type`. `found`:
+    the device type of vLLM's platform; empty if vLLM finds no device that it was built for."""
     if found != device_type:
         build = "cpu" if device_type == "cpu" else "gpu"
         raise ConfigurationError(
@@ -44,8 +45,9 @@ def check_build(found: str, device_type: str) -> None:
 
 
 def select_compile(wanted: Compile, engine: RolloutEngineName, device_type: str, num_steps: int) -> Compile:
-    """Returns `ALWAYS` or `NEVER`. Assumes that the workers' machines are like this one. Raises ConfigurationError if
-    the job requests compilation and the engine does not support it, or this machine lacks a compiler for CPUs."""
+    """Returns ALWAYS or NEVER. Raises ConfigurationError if the job requests compilation, but the engine does not
+    support it, or the device is a CPU and this machine lacks a C++ compiler. The machines of the workers are assumed to
+    be like this one."""
     if engine is not RolloutEngineName.VLLM:
         if wanted is Compile.ALWAYS:
             raise ConfigurationError(
@@ -60,7 +62,7 @@ def select_compile(wanted: Compile, engine: RolloutEngineName, device_type: str,
     missing = missing_for_compilation()
     if wanted is Compile.ALWAYS and missing:
         raise ConfigurationError(
-            f"spec.training.rollout.compile: compiling on CPUs needs {missing}, which was not found (seen: Always); "
+            f"spec.training.rollout.compile: compilation on CPUs needs {missing}, which was not found (seen: Always); "
             "install it (on a cluster, in your own image: the CPU image has none), or set Never or Auto"
         )
     is_worth_it = wanted is Compile.ALWAYS or (not missing and num_steps >= MIN_STEPS_TO_COMPILE)
@@ -70,8 +72,8 @@ def select_compile(wanted: Compile, engine: RolloutEngineName, device_type: str,
 def select_lora_sync(
     wanted: LoraSync, engine: RolloutEngineName, device_type: str, *, has_experts: bool
 ) -> tuple[LoraSync, str]:
-    """Returns `ADAPTER` or `MERGED`, and the reason. Raises ConfigurationError if the job requests adapters and the
-    engine does not support them."""
+    """Returns ADAPTER or MERGED, and the reason. Raises ConfigurationError if the job requests adapters, and the engine
+    does not support them for this model and device."""
     if engine is not RolloutEngineName.VLLM:
         if wanted is LoraSync.ADAPTER:
             raise ConfigurationError(
@@ -94,7 +96,8 @@ def select_lora_sync(
 
 
 def missing_for_compilation() -> str | None:
-    """A missing tool or header that torch's compiler for CPUs needs; None if nothing is missing."""
+    """What torch's compiler for CPUs needs and this machine lacks, as words for a message; None if nothing is
+    missing."""
     compiler = cpp_compiler()
     if shutil.which(compiler) is None:
         return f"a C++ compiler ({compiler})"

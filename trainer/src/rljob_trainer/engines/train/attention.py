@@ -1,10 +1,10 @@
 """Attention of a Hugging Face model over flat (packed) rows, through transformers' attention interface.
 
-If a model's layers mix tokens only by plain attention (full, or with a sliding window), the model is called with all
-rows as one: `body(input_ids=[1, M], position_ids=rows.position_ids_1M, use_cache=False, flat_rows=rows)`. transformers
-passes `flat_rows` to every layer, also when activations are recomputed. It builds no mask, because this attention
-implementation has no mask function. Every other model gets a batch that is padded on the right. The batch needs no
-padding mask, because with causal attention no token sees the padding after it.
+If a model's layers mix tokens only by plain attention (full, or with a sliding window), its decoder is called with all
+rows as one: `decoder(input_ids=[1, M], position_ids=rows.position_ids_1M, use_cache=False, flat_rows=rows)`.
+transformers passes `flat_rows` to every layer, also when activations are recomputed. transformers builds no mask,
+because this attention implementation has no mask function. Every other model gets a batch that is padded on the right.
+The batch needs no padding mask, because with causal attention no token sees the padding after it.
 
 Legend: M tokens of all rows, H query heads, K key and value heads, D head size, E head size of the values.
 """
@@ -22,11 +22,12 @@ from rljob_trainer.engines.train.attention_kernels import FlatRows, attend, choo
 from rljob_trainer.errors import ConfigurationError
 
 FLAT_IMPLEMENTATION = "rljob_flat_rows"
+"""The name of the attention for flat rows in transformers' attention interface."""
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 PADDED_TYPES = {
     "camembert": "its positions do not begin at 0",
     "data2vec-text": "its positions do not begin at 0",
-    "doge": "its masks follow the tokens",
+    "doge": "its masks depend on the tokens",
     "moshi": "its layers do not know where rows begin",
     "nemotron": "its layers do not know where rows begin",
     "phimoe": "its attention does not get the sliding window",
@@ -60,7 +61,7 @@ class AttentionPlan:
 def choose_attention(config: PreTrainedConfig) -> AttentionPlan:
     """The plan for a causal language model, from its configuration and class.
 
-    `check_logprob_parity` finds incompatibilities that neither of them shows."""
+    Some incompatibilities show in neither; `check_logprob_parity` finds them later."""
     text = config.get_text_config()
     limit = _rope_limit(text)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -92,7 +93,8 @@ def use_attention(language_model: nn.Module, implementation: str) -> str:
 
 
 def _rope_limit(text: PreTrainedConfig) -> int | None:
-    """The number of tokens beyond which `dynamic` and `longrope` frequencies depend on the longest row of a pass."""
+    """The number of tokens beyond which the rotary frequencies depend on the longest row of a pass (types `dynamic` and
+    `longrope`); None for other types."""
     fields = text.to_dict()
     parameters = fields.get("rope_parameters") or {}
     limits: list[int] = []
@@ -105,8 +107,8 @@ def _rope_limit(text: PreTrainedConfig) -> int | None:
 
 
 def _window_of(module: nn.Module) -> int | None:
-    """The sliding window of a layer, from its configuration; None if it has none. For models that use the window only
-    in masks and do not pass it to attention."""
+    """The sliding window of a layer in tokens, from its configuration; None if it has none. Needed for models that use
+    the window only in masks and do not pass it to attention."""
     fields = vars(module)
     config, layer = fields.get("config"), fields.get("layer_idx")
     if not isinstance(config, PreTrainedConfig) or not isinstance(layer, int):

@@ -20,16 +20,17 @@ from torch.nn.functional import scaled_dot_product_attention
 from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 
 MAX_WASTED_PRODUCTS = 250_000
-"""Rows are padded if padding adds at most this many products per row on average. For a row of n tokens it adds (T * T -
-n * n) * H * D. This many products take as long as one more kernel call, forward and backward (measured in float32 on
-one core with H x D of 4 x 64, 14 x 64 and 4 x 16, and 8 to 64 rows of 4 to 200 tokens)."""
+"""Rows are padded if padding adds at most this many products per row on average. For a row of n tokens, padding adds
+(T^2 - n^2) * H * D products. This many products take as long as one more kernel call, forward and backward (measured
+in float32 on one core with H x D of 4 x 64, 14 x 64 and 4 x 16, and 8 to 64 rows of 4 to 200 tokens)."""
 MAX_WIDENED_TOKENS = 128
 """On CPUs, attention of bfloat16 rows with at most this many tokens is computed in float32. For these rows bfloat16
 takes 2.7 (24 tokens) to 1.0 times as long as float32, forward and backward; from 512 tokens on, 0.7 to 0.9 times as
-long (avx512_bf16; H x D of 8 x 32, 9 x 64 and 16 x 128). A forward pass alone would be faster in bfloat16, but it must
-compute the same policy as an update."""
+long (avx512_bf16; H x D of 8 x 32, 9 x 64 and 16 x 128). A pass without gradient would be faster in bfloat16, but it
+must compute the same probabilities as an update."""
 MAX_VARIABLE_LENGTH_HEAD_SIZE = 256
 MIN_VARIABLE_LENGTH_CAPABILITY = (8, 0)
+"""What FlashAttention supports: head sizes up to this one, on GPUs from this compute capability on."""
 
 
 class Kernel(StrEnum):
@@ -46,13 +47,13 @@ class Kernel(StrEnum):
 
 
 class FlatRows:
-    """The positions of rows in a flat batch. The host knows them, so no layer has to wait for the device."""
+    """Where the rows of a flat batch begin and end. The host knows this, so no layer has to wait for the device."""
 
     def __init__(
         self, lengths: Sequence[int], device: torch.device, sequence_ranks: SequenceRanks | None = None
     ) -> None:
         """`lengths`: the number of tokens of each row in the order of the batch, each at least 1. With `sequence_ranks`
-        each rank's layers process a piece of the tokens, but attention sees all of them."""
+        each rank's layers process a piece of the tokens, but attention sees all tokens of a row."""
         if not lengths or min(lengths) < 1:
             raise ValueError(
                 f"rows of a flat batch: each row must have a token (lengths {list(lengths)}); remove empty rows"
@@ -235,5 +236,6 @@ def _variable_length(
 
 @cache
 def _arguments(function: Callable[..., object]) -> frozenset[str]:
-    """The names of a function's parameters. Those of the variable-length kernel differ between versions of torch."""
+    """The names of a function's parameters. The variable-length kernel has other parameters in other versions of
+    torch."""
     return frozenset(inspect.signature(function).parameters)

@@ -1,11 +1,10 @@
 """The training engine: a causal language model sharded with FSDP2 (`fully_shard`), its optimizer, and its passes.
 
-It is used for every model that does not generate: the actor, the critic, and frozen ones such as the reference. Every
-rank of the process group builds one; methods marked collective must be called by all ranks in the same order.
+The actor, the critic and frozen models such as the reference each have a training engine (for generation there is a
+rollout engine). Every rank of the process group builds it; all ranks must call collective methods in the same order.
 
 Master weights, gradients and optimizer state of a trained model are float32 shards; forward and backward passes run in
-`compute_dtype`. The shards of a frozen model, and of weights that are frozen because adapters are trained (`lora`), are
-in `compute_dtype`.
+`compute_dtype`. The shards of frozen weights (with LoRA, all but the adapters) are in `compute_dtype`.
 
 Legend: B rows, N response tokens of all rows.
 """
@@ -29,10 +28,10 @@ from rljob_trainer.engines.train.layout import ParallelLayout, meshes_of
 from rljob_trainer.engines.train.logprob_parity import check_logprob_parity
 from rljob_trainer.engines.train.lora import (
     adapter_tensors,
+    adapters_in_inference,
     base_tensors,
     draw_adapters,
     lora_layers,
-    scoring,
 )
 from rljob_trainer.engines.train.model import (
     check_bfloat16,
@@ -70,7 +69,7 @@ class TrainEngine:
 
     def __init__(self, settings: TrainEngineSettings) -> None:
         """Collective. Raises ConfigurationError if the folder has no usable model, or if this engine does not compute
-        the model's log-probabilities correctly (see `logprob_parity`)."""
+        the model's log-probabilities correctly (see `logprob_parity`); ResourceError if memory is too small."""
         if settings.compute_dtype == torch.bfloat16 and settings.device.type == "cuda":
             check_bfloat16(settings.device)
         self.settings = settings
@@ -80,7 +79,7 @@ class TrainEngine:
         self.data_group = self.meshes.data_group
         sequence_group = self.meshes.sequence_group
         self.sequence_ranks = None if sequence_group is None else SequenceRanks.of(sequence_group)
-        # The check of log-probabilities runs in float32, whatever the dtype of later passes is.
+        # The check of log-probabilities always runs in float32, later passes in the compute dtype.
         self.model = self._sharded(torch.float32)
         materialize(self.model, settings.device)
         load_weights(self.model, self.language_model, settings.model_folder, NAME_PREFIX, settings.head)
@@ -88,7 +87,7 @@ class TrainEngine:
             draw_adapters(self.language_model.named_parameters(), settings.adapters.seed)
         self.model.eval()
         check_logprob_parity(
-            self.model.language_model, self._reference_logprobs, self._engine_logprobs, self._max_over_all_ranks
+            self.model.language_model, self._transformers_logprobs, self._engine_logprobs, self._max_over_all_ranks
         )
         if self.model.router is not None:
             log.info(
@@ -98,13 +97,13 @@ class TrainEngine:
             )
         if self.model.attention.reason:
             log.info("attention: the rows of this model are padded, because %s", self.model.attention.reason)
-        # Otherwise the optimizer would get the gathered parameters of the comparison instead of the shards.
+        # The check has left parameters gathered. The optimizer must get the shards.
         self._reshard()
         if settings.compute_dtype != torch.float32:
-            accepted = self.model
+            checked = self.model
             self.model = self._sharded(settings.compute_dtype)
-            # Takes over the shards of the accepted model; nothing is allocated twice.
-            self.model.load_state_dict(accepted.state_dict(), assign=True)
+            # The new model takes over the shards of the checked one; nothing is allocated twice.
+            self.model.load_state_dict(checked.state_dict(), assign=True)
             materialize(self.model, settings.device)
             self.model.language_model.tie_weights()  # type: ignore[operator]
         self.model.train(settings.optimizer is not None)
@@ -141,8 +140,8 @@ class TrainEngine:
         with_adapters: bool = True,
     ) -> TokenDistribution:
         """Collective. The log-probabilities of the batch's response tokens by the current weights, and entropy and
-        squares if requested: [N] float32 on the host, row after row. Without adapters, the model is the one with which
-        training started. Offloaded parameters of a frozen model are on the device only during this call."""
+        squared probabilities if requested: [N] float32 on the host, row after row. Without adapters, a LoRA model is as
+        before its training. Offloaded parameters of a frozen model are on the device only during this call."""
         found = self._columns(batch, LogprobRequest(temperature, entropy, with_squares), with_adapters=with_adapters)
         logprobs_N, *others = found
         entropy_N = others.pop(0) if entropy is not Entropy.NO and others else None
@@ -199,7 +198,7 @@ class TrainEngine:
         return gradient_norm
 
     def fetch_parameters(self, *, wait: bool = False) -> None:
-        """Starts to copy offloaded parameters back to the device; with `wait`, following operations can use them."""
+        """Starts to copy offloaded parameters back to the device. With `wait`, later operations wait for the copies."""
         if self.offloading.parameters is not None:
             self.offloading.parameters.fetch()
             if wait:
@@ -254,7 +253,7 @@ class TrainEngine:
         return self._reduced(values, dist.ReduceOp.MAX, self.data_group)
 
     def names_over_ranks(self, names: Iterable[str]) -> list[str]:
-        """Collective. The sorted union of the names of all ranks. Sequence ranks may have different names, too."""
+        """Collective. The sorted union of the names of all ranks, also of ranks that share the same rows."""
         found: list[list[str]] = [[] for _ in range(self.layout.num_ranks)]
         dist.all_gather_object(found, sorted(names))
         return sorted({name for each in found for name in each})
@@ -270,7 +269,7 @@ class TrainEngine:
         for number, rows in enumerate(micro_batches, 1):
             ACTIVITY.report_activity("micro-batches", number, len(micro_batches))
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
-            with scoring(self.adapted_layers, with_adapters=with_adapters):
+            with adapters_in_inference(self.adapted_layers, with_adapters=with_adapters):
                 found = self.model(partial(TokenModel.columns, micro_batch=micro_batch, request=request))
             outputs.append([each for each in found if each is not None])
         MEMORY.sample()
@@ -341,11 +340,11 @@ class TrainEngine:
 
     @torch.no_grad()
     def _uses(self, batch: TokenBatch, micro_batches: Sequence[Sequence[int]]) -> Iterator[RouterUse]:
-        """How the current routers distribute the batch's tokens across experts, from one pass without gradient."""
+        """How the current routers distribute each micro-batch's tokens across experts, by passes without gradient."""
         for number, rows in enumerate(micro_batches, 1):
             ACTIVITY.report_activity("micro-batches", number, len(micro_batches))
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
-            with scoring(self.adapted_layers, with_adapters=True):
+            with adapters_in_inference(self.adapted_layers, with_adapters=True):
                 use = self.model(partial(TokenModel.router_use, micro_batch=micro_batch))
             if not use:
                 raise ConfigurationError(
@@ -355,16 +354,17 @@ class TrainEngine:
             yield RouterUse(*use)
 
     def _max_over_all_ranks(self, value: float) -> float:
-        """The maximum over all ranks of the model, because all of them take part in each pass."""
+        """Collective. The maximum over all ranks, not only data-parallel ones."""
         found = self._reduced(torch.tensor([value], dtype=torch.float64), dist.ReduceOp.MAX, dist.group.WORLD)
         return float(found.item())
 
     @torch.no_grad()
-    def _reference_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _transformers_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
         """The log-probabilities (or values) by the module's own forward pass, for the check of `logprob_parity`."""
         on_device = [row.to(self.device) for row in rows]
-        asked = TokenModel.own_logprobs if self.settings.head is Head.TOKENS else TokenModel.own_values
-        return [each.cpu() for each in self.model(partial(asked, rows=on_device))]
+        has_logprobs = self.settings.head is Head.TOKENS
+        method = TokenModel.transformers_logprobs if has_logprobs else TokenModel.transformers_values
+        return [each.cpu() for each in self.model(partial(method, rows=on_device))]
 
     @torch.no_grad()
     def _engine_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -23,9 +23,10 @@ GIBIBYTE = 1024 * MEBIBYTE
 
 
 class EngineMemory:
-    """The device memory of an engine's state, in bytes. All parameters must be shards when it is created."""
+    """The device memory of an engine's state, in bytes."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        """The model's parameters must be shards now, not gathered."""
         self._model = model
         self._optimizer = optimizer
         self._shards = list(model.parameters())
@@ -38,13 +39,13 @@ class EngineMemory:
 
     @property
     def gathered(self) -> int:
-        """The parameters that are gathered (unsharded) now. After a forward pass without backward, the layers'
-        parameters are not."""
+        """The parameters that are gathered (unsharded) now. After a forward pass without backward, these are the
+        parameters of the root, but not those of the layers."""
         return num_storage_bytes(each for each in self._model.parameters() if not isinstance(each, DTensor))
 
     @property
     def gradients(self) -> int:
-        """The shards of gradients, and gradients that are not reduced yet."""
+        """The shards of gradients, and the gradients that are not yet summed over ranks."""
         return num_storage_bytes(self._gradients())
 
     @property
@@ -62,8 +63,8 @@ class EngineMemory:
 
     def _gradients(self) -> Iterator[Tensor]:
         yield from (shard.grad for shard in self._shards if shard.grad is not None)
-        # Private attributes of FSDP2 (torch 2.11 to 2.13) that hold gradients which are not reduced yet, over shards or
-        # over replicas. If they are renamed, the test of deferred reduction's memory fails.
+        # Private attributes of FSDP2 (torch 2.11 to 2.13) with gradients that are not yet summed over shards or over
+        # replicas. If they are renamed, the test of deferred reduction's memory fails.
         for unit in self._units:
             group = unit._fsdp_param_group
             if group is None:
@@ -86,6 +87,7 @@ def check_host_memory(settings: TrainEngineSettings, memory: EngineMemory) -> No
     moments = memory.moments_to_come
     needed = {
         "parameters": memory.parameters if offload.parameters and settings.device.type == "cuda" else 0,
+        # A gradient has the size of one of the two moments.
         "gradients": moments // 2 if offload.gradients else 0,
         "optimizer": moments if offload.optimizer else 0,
     }
@@ -100,38 +102,40 @@ def check_host_memory(settings: TrainEngineSettings, memory: EngineMemory) -> No
 
 def check_device_memory(memory: EngineMemory, settings: OffloadSettings, device: torch.device) -> None:
     """Collective; call it while the rollout engine is awake. Raises ResourceError on all ranks if the moments that the
-    first update creates do not fit beside the engine. Otherwise only the second rollout would fail."""
+    first update creates do not fit beside the engine. Without this check, the second rollout would fail. Does nothing
+    on a GPU from which moments are offloaded."""
     if settings.optimizer and device.type == "cuda":
         return
-    field, free, more = "cpuKvCache", HOST_MEMORY.available_bytes(), "increase the pool's memory"
+    field, num_free_bytes, other_advice = "cpuKvCache", HOST_MEMORY.available_bytes(), "increase the pool's memory"
     if device.type == "cuda":
-        field, free, more = (
+        field, num_free_bytes, other_advice = (
             "gpuMemoryUtilization",
             torch.cuda.mem_get_info(device)[0],
             "use more GPUs, or set training.model.offload.optimizer: true",
         )
     check_memory(
         memory.moments_to_come,
-        free,
+        num_free_bytes,
         f"spec.training.rollout.{field}: there is too little memory for the optimizer's moments, which need room "
         "beside the rollout engine from the second rollout on",
-        f"reduce it, or {more}",
+        f"reduce {field}, or {other_advice}",
         is_shared=device.type == "cpu",
     )
 
 
-def check_memory(needed: int, available: int | None, wrong: str, advice: str, *, is_shared: bool = True) -> None:
+def check_memory(needed: int, available: int | None, problem: str, advice: str, *, is_shared: bool = True) -> None:
     """Collective. Raises ResourceError on all ranks if any rank needs more bytes than are available. With `is_shared`
-    the ranks of a machine share the available memory (of the host); otherwise each rank has its own (of its device).
-    `available` None means unknown, and counts as enough."""
-    mine = (socket.gethostname(), needed, available)
-    found: list[tuple[str, int, int | None]] = [mine] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
-    for host, rank_needs, rank_has in found:
-        wanted = sum(each for place, each, _ in found if place == host) if is_shared else rank_needs
-        if rank_has is not None and wanted > rank_has:
+    the ranks of a machine share the available memory (of the host), so the sum of their needs counts; otherwise each
+    rank has memory of its own (of its device). `available` None means unknown, and counts as enough. `problem` and
+    `advice` begin and end the message."""
+    of_this_rank = (socket.gethostname(), needed, available)
+    of_all_ranks: list[tuple[str, int, int | None]] = [of_this_rank] * dist.get_world_size()
+    dist.all_gather_object(of_all_ranks, of_this_rank)
+    for host, rank_needs, rank_has in of_all_ranks:
+        total = sum(each for other_host, each, _ in of_all_ranks if other_host == host) if is_shared else rank_needs
+        if rank_has is not None and total > rank_has:
             kind = HostMemoryError if is_shared else DeviceMemoryError
-            raise kind(f"{wrong} (on {host}: {_shown(wanted)} needed, {_shown(rank_has)} available); {advice}")
+            raise kind(f"{problem} (on {host}: {_shown(total)} needed, {_shown(rank_has)} available); {advice}")
 
 
 def _shown(num_bytes: int) -> str:

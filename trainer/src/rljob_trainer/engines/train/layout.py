@@ -28,14 +28,14 @@ from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.errors import ConfigurationError
 
 SHARD, REPLICATE = "shard", "replicate"
-"""Dimensions of the parameters' mesh: parameters are sharded over the first and replicated over the second."""
+"""Dimensions of the parameters' mesh: parameters are sharded over SHARD and replicated over REPLICATE."""
 DATA, SEQUENCE = "data", "sequence"
-"""Dimensions of the tokens' mesh."""
+"""Dimensions of the tokens' mesh: a batch's rows are split over DATA, the tokens of a micro-batch over SEQUENCE."""
 
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """`num_replicas` times `num_shards` ranks; `num_sequence_ranks` divides their number."""
+    """A layout of `num_replicas` x `num_shards` ranks. `num_sequence_ranks` must divide the number of ranks."""
 
     num_shards: int
     num_replicas: int = 1
@@ -66,12 +66,12 @@ class ParallelLayout:
 
     @property
     def gradient_divisor(self) -> int:
-        """The number of ranks over which FSDP2 averages gradients. It includes sequence ranks, because each has only
-        the gradient of its own tokens."""
+        """The number of ranks over which FSDP2 averages gradients. It includes sequence ranks, because each of them has
+        only the gradient of its own tokens."""
         return self.num_ranks
 
     def position(self, rank: int) -> MeshPosition:
-        """Which part of a batch a rank processes, and whether it returns the results."""
+        """Which part of a batch a rank processes, and whether the rank returns the results."""
         data_rank, sequence_rank = divmod(rank, self.num_sequence_ranks)
         return MeshPosition(data_rank, self.num_data_ranks, is_collected=sequence_rank == 0)
 
@@ -89,7 +89,7 @@ class LayoutMeshes:
         if layout.num_replicas > 1:
             shape = {REPLICATE: layout.num_replicas, **shape}
         self.parameters: DeviceMesh = init_device_mesh(device_type, tuple(shape.values()), mesh_dim_names=tuple(shape))
-        """The mesh over which `fully_shard` shards."""
+        """The mesh that `fully_shard` gets."""
         self._tokens = (
             self.parameters
             if layout.num_sequence_ranks == layout.num_replicas == 1
@@ -102,7 +102,8 @@ class LayoutMeshes:
 
     @cached_property
     def data_group(self) -> ProcessGroup:
-        """The ranks that have different rows, including this one. Counts and sums over a batch use this group."""
+        """This rank and the ranks with other rows: one rank for each part of the batch. Sums over a batch use this
+        group."""
         return self._tokens.get_group(SHARD if self._tokens is self.parameters else DATA)
 
     @cached_property
@@ -112,8 +113,8 @@ class LayoutMeshes:
 
 
 def meshes_of(layout: ParallelLayout, device_type: str) -> LayoutMeshes:
-    """Collective. The process groups of a layout; engines of this process with the same layout share them, because on
-    GPUs each group needs memory."""
+    """Collective. The process groups of a layout. All engines of this process with the same layout share them, because
+    on GPUs each group needs memory."""
     return _meshes(layout, device_type, dist.group.WORLD)
 
 
@@ -128,7 +129,7 @@ def check_layout(
     layout: ParallelLayout, config: PreTrainedConfig, field: str = "sequenceParallel in spec.roles"
 ) -> None:
     """Raises ConfigurationError if the layout has sequence parallelism and a model of this configuration does not
-    support it. `field` is the job's field that requests it."""
+    support it. `field`, for the message: the job's field that requests sequence parallelism."""
     size = layout.num_sequence_ranks
     if size == 1:
         return
@@ -142,7 +143,8 @@ def check_layout(
 
 
 def check_heads(field: str, size: int, config: PreTrainedConfig) -> None:
-    """Raises ConfigurationError if the attention heads of this configuration cannot be divided among `size` ranks."""
+    """Raises ConfigurationError if the attention heads of this configuration cannot be divided among `size` ranks.
+    `field`, for the message: the job's field with this size."""
     text = config.get_text_config()
     num_heads: int = text.num_attention_heads
     num_key_heads: int = text.to_dict().get("num_key_value_heads") or num_heads

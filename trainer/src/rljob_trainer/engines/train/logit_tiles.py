@@ -1,7 +1,7 @@
 """The computations of `token_logprobs` on one tile of the logits at a time.
 
-Legend: N response tokens, V vocabulary, D hidden size; R tokens and C columns (of the vocabulary) of one tile; 1 a
-dimension that is broadcast.
+Legend: N response tokens, V vocabulary, D hidden size; R rows (tokens) and C columns (of the vocabulary) of one tile; 1
+a dimension that is broadcast.
 
 Tiles are processed column by column: all tokens for some columns, then the next columns. So the weight's gradient for
 these columns is complete before the next ones begin, and a 16-bit weight needs no second, weight-sized float32 sum.
@@ -22,26 +22,30 @@ class TileSettings:
     """How logits are computed and divided into tiles."""
 
     multiplier: float
+    """See `token_logprobs.OutputHead`, also for `soft_cap`."""
     soft_cap: float | None
     temperature: float
     with_entropy: bool
     with_squares: bool
     tile_tokens: int
+    """The number of tokens of a tile."""
     tile_columns: int
+    """The number of columns of a tile."""
     softmax_dtype: torch.dtype
+    """The dtype of the softmax and of sums."""
     product_dtype: torch.dtype
     """The dtype of matrix products."""
 
     @property
     def scale(self) -> float:
-        """The factor by which hidden @ weight.T + bias is multiplied, apart from the soft cap."""
+        """The factor from hidden @ weight.T + bias to logits / temperature, without the soft cap."""
         return self.multiplier / self.temperature
 
 
 def tile_shape(num_tokens: int, num_vocabulary: int, hidden_size: int, num_elements: int) -> tuple[int, int]:
-    """The number of tokens and columns of a tile of about `num_elements`: as square as possible, for efficient matrix
-    products, and so that all tiles have about the same size. The tile's part of the weight, [C, D], has at most about
-    4 * `num_elements`."""
+    """The number of tokens and the number of columns of a tile with about `num_elements` elements: as square as
+    possible, for efficient matrix products, and so that all tiles have about the same size. The tile's part of the
+    weight, [C, D], has at most about 4 * `num_elements` elements."""
     side = math.isqrt(num_elements)
     if num_vocabulary < side:
         return _even_part(num_tokens, num_elements // num_vocabulary), num_vocabulary
@@ -50,8 +54,8 @@ def tile_shape(num_tokens: int, num_vocabulary: int, hidden_size: int, num_eleme
 
 
 def _even_part(total: int, largest: int) -> int:
-    """The size of parts when `total` is divided into as few parts as possible of at most about `largest`; a multiple of
-    64 unless there is a single part, or parts are smaller than 64."""
+    """The size of the parts if `total` is divided into as few parts as possible, each of at most about `largest`. A
+    multiple of 64, unless there is a single part or parts are smaller than 64."""
     if total <= largest:
         return max(1, total)
     part = math.ceil(total / math.ceil(total / max(1, largest)))
@@ -79,7 +83,7 @@ class Tiles:
         return self._weight_VD[columns].to(self._settings.product_dtype)
 
     def scaled(self, rows: slice, columns: slice, weight_CD: Tensor) -> Tensor:
-        """Logits / temperature [R, C]; the next call overwrites them."""
+        """Logits / temperature of a tile, [R, C]. The next call overwrites this tensor."""
         settings = self._settings
         shape = torch.Size((rows.stop - rows.start, columns.stop - columns.start))
         logits_RC = self._buffer("product", shape, settings.product_dtype)
@@ -96,7 +100,8 @@ class Tiles:
         return logits_RC if settings.scale == 1 else logits_RC.mul_(settings.scale)
 
     def memory(self, name: str, like_RC: Tensor) -> Tensor:
-        """[R, C] in the dtype of the softmax: uninitialized memory, the same for every tile."""
+        """A tensor [R, C] in the dtype of the softmax, not initialized. The next call with this name returns the same
+        memory."""
         return self._buffer(name, like_RC.shape, self._settings.softmax_dtype)
 
     def _buffer(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -107,8 +112,8 @@ class Tiles:
 
 
 class Sums:
-    """For each token, over the columns so far: the largest logit; with e = exp(logit - largest), the sums of e, of
-    e * (logit - largest) and of e * e; and the target's logit, as soon as its column was seen.
+    """For each token, over the columns that were added so far: the largest logit; with e = exp(logit - largest), the
+    sums of e, of e * (logit - largest) and of e * e; and the target's logit, once its column was added.
 
     The sums are rescaled when the largest logit grows (M. Milakov and N. Gimelshein, Online normalizer calculation for
     softmax, 2018)."""
@@ -123,7 +128,7 @@ class Sums:
         self._squared_N = torch.zeros_like(self.sum_N) if settings.with_squares else None
 
     def add(self, rows: slice, columns: slice, scaled_RC: Tensor, tiles: Tiles) -> None:
-        """Adds a tile of logits, which is overwritten."""
+        """Adds a tile of logits; `scaled_RC` is overwritten."""
         local_R1, is_inside_R1 = _local_targets(self._targets_N[rows], columns)
         chosen_R1 = torch.where(is_inside_R1, scaled_RC.gather(1, local_R1), self._chosen_N[rows, None])
         self._chosen_N[rows] = chosen_R1[:, 0]
@@ -157,8 +162,8 @@ class Sums:
 class LogitsGradient:
     """The gradient with respect to hidden @ weight.T + bias.
 
-    For p = softmax(z): d logprob(y) / dz = onehot(y) - p, and d entropy / dz = -p (log p + entropy). With d = z -
-    largest, p is exp(d) / sum and log p is d - log sum."""
+    For logits z and p = softmax(z): d logprob(y) / dz = onehot(y) - p, and d entropy / dz = -p (log p + entropy). With
+    d = z - largest, p is exp(d) / sum and log p is d - log sum."""
 
     def __init__(
         self,
@@ -181,7 +186,8 @@ class LogitsGradient:
         self._offset_N = -constant_N / sum_N
 
     def of_tile(self, rows: slice, columns: slice, scaled_RC: Tensor, tiles: Tiles) -> Tensor:
-        """[R, C] in the dtype of products; `scaled_RC` is overwritten."""
+        """The gradient of a tile, [R, C] in the dtype of products. `scaled_RC`: the tile's logits / temperature, which
+        are overwritten."""
         settings = self._settings
         squared_tanh_RC = None
         if settings.soft_cap is not None:
@@ -225,7 +231,7 @@ class Totals:
         self._sum_CD: Tensor | None = None
 
     def add(self, rows: slice, columns: slice, gradient_RC: Tensor, hidden_RD: Tensor, weight_CD: Tensor) -> None:
-        """Adds the contribution of a tile with this gradient of its logits."""
+        """Adds the contribution of a tile. `gradient_RC`: the result of `LogitsGradient.of_tile`."""
         if self._hidden_ND is not None:
             _add_product(self._hidden_ND[rows], gradient_RC, weight_CD, is_first=columns.start == 0)
         if self._bias_V is not None:
@@ -239,7 +245,7 @@ class Totals:
             _add_product(sum_CD, gradient_RC.T, hidden_RD, is_first=rows.start == 0)
 
     def finish(self, columns: slice) -> None:
-        """Call it after all tiles of these columns."""
+        """Stores the weight's gradient of these columns. Call it after all their tiles were added."""
         if self._weight_VD is not None and self._sum_CD is not None:
             self._weight_VD[columns] = self._sum_CD[: columns.stop - columns.start]
 
@@ -251,7 +257,7 @@ class Totals:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
-    """total = left @ right for the first, total += left @ right for the others."""
+    """If `is_first`, total = left @ right, else total += left @ right."""
     if total.dtype == left.dtype:
         total.addmm_(left, right, beta=0 if is_first else 1)
     elif is_first:
@@ -261,8 +267,8 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> 
 
 
 def _local_targets(targets_R: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Each token's target as a column of the tile (clamped to the edge if it is outside), and whether it is inside,
-    each [R, 1]."""
+    """Each token's target as a column of the tile (the nearest column if the target is outside of the tile), and
+    whether the target is inside, each [R, 1]."""
     local_R1 = targets_R[:, None] - columns.start
     nearest_R1 = local_R1.clamp(0, columns.stop - columns.start - 1)
     return nearest_R1, local_R1 == nearest_R1

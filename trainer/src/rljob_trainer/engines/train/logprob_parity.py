@@ -1,8 +1,8 @@
 """Checks before training that the engine computes a model's log-probabilities correctly.
 
 The engine runs a model's decoder and head differently from transformers: flat rows, its own attention, logits in tiles.
-The reference is the model's own forward pass, on one row at a time and with eager attention. Both run in float32 on the
-sharded weights, through the sharded modules.
+The results are compared with those of the model's own forward pass in transformers, on one row at a time and with eager
+attention. Both run in float32 on the sharded weights, through the sharded modules.
 
 Legend: T tokens of a row.
 """
@@ -24,10 +24,11 @@ from rljob_trainer.errors import ConfigurationError, TrainerError
 TOLERANCE = 1e-4
 """The largest accepted difference of two log-probabilities, in nats."""
 ROW_LENGTHS = (5, 17, 48)
+"""The numbers of tokens of the rows that are compared; fewer if the model has fewer positions."""
 SHORT_WINDOW = 8
 """The sliding window during the check. It is shorter than the rows, because a window of thousands of tokens would have
 no effect on them."""
-OTHER_ERRORS = (
+UNRELATED_ERRORS = (
     TrainerError,
     MemoryError,
     OSError,
@@ -35,39 +36,41 @@ OTHER_ERRORS = (
     torch.AcceleratorError,
     torch.distributed.DistError,
 )
-"""Errors of memory, storage, devices and collectives: they say nothing about the model."""
-OTHER_TEXTS = re.compile(r"gloo|NCCL|can't allocate memory|CUDA error|CUBLAS_STATUS|CUDNN_STATUS")
-"""torch 2.13 raises a plain RuntimeError for gloo, CPU memory, cuBLAS and cuDNN. A tensor on the wrong device ("cuda:0
-and cpu") is a wrong call of the model."""
+"""Errors of memory, storage, devices and collectives, and errors that the trainer raises: they do not mean that the
+engine calls the model incorrectly."""
+UNRELATED_TEXTS = re.compile(r"gloo|NCCL|can't allocate memory|CUDA error|CUBLAS_STATUS|CUDNN_STATUS")
+"""Texts of such errors for which torch 2.13 raises a plain RuntimeError. The pattern must not match the text for a
+tensor on the wrong device ("cuda:0 and cpu"), because that is an incorrect call of the model."""
 
 Logprobs = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""Rows of tokens (int64 [T], on the host) -> for each row [T - 1]: the log-probability of every token but the first."""
+"""Rows of tokens (int64 [T], on the host) -> for each row [T - 1], the log-probability of all tokens but the first."""
 
 
 def check_logprob_parity(
     language_model: nn.Module,
-    own_logprobs: Logprobs,
+    transformers_logprobs: Logprobs,
     engine_logprobs: Logprobs,
     max_over_ranks: Callable[[float], float],
 ) -> None:
     """Collective. Every rank compares the same rows, and `max_over_ranks` makes the result equal on all ranks.
 
-    `own_logprobs` must call the model's own forward pass on each row alone; it runs with eager attention. Raises
-    ConfigurationError on all ranks if the engine's values differ by more than TOLERANCE or are not finite."""
+    `transformers_logprobs` must call the model's own forward pass on each row alone; it is called with eager attention.
+    Raises ConfigurationError if the engine cannot call the model; on all ranks, if the log-probabilities differ by more
+    than TOLERANCE or are not finite."""
     config: PreTrainedConfig = language_model.config
     rows = sample_rows(config)
     with short_windows(language_model):
         try:
             found = engine_logprobs(rows)
         except Exception as error:
-            if not is_misfit(error):
+            if not is_model_mismatch(error):
                 raise
             raise ConfigurationError(
                 f"spec.training.model.source: the trainer cannot call a '{config.model_type}' model "
                 f"({type(error).__name__}: {error}); choose a model of another type"
             ) from error
         with eager_attention(language_model):
-            expected = own_logprobs(rows)
+            expected = transformers_logprobs(rows)
     difference = max_over_ranks(largest_difference(found, expected))
     if math.isinf(difference):
         raise ConfigurationError(
@@ -82,16 +85,17 @@ def check_logprob_parity(
         )
 
 
-def is_misfit(error: Exception) -> bool:
-    """Whether an error means that the engine calls the model incorrectly. Other errors come from memory, from a device,
-    or from the trainer itself."""
-    if isinstance(error, OTHER_ERRORS):
+def is_model_mismatch(error: Exception) -> bool:
+    """Whether an error means that the engine calls the model incorrectly. All other errors are of UNRELATED_ERRORS, or
+    have a text of UNRELATED_TEXTS."""
+    if isinstance(error, UNRELATED_ERRORS):
         return False
-    return not (isinstance(error, RuntimeError) and OTHER_TEXTS.search(str(error)))
+    return not (isinstance(error, RuntimeError) and UNRELATED_TEXTS.search(str(error)))
 
 
 def sample_rows(config: PreTrainedConfig) -> list[Tensor]:
-    """Random rows of different lengths, equal on every rank, without the special tokens of the configuration."""
+    """Random rows of tokens with the lengths ROW_LENGTHS, the same on every rank, without the special tokens of the
+    configuration."""
     text = config.get_text_config()
     fields = text.to_dict()
     special: set[int] = set()
@@ -99,22 +103,25 @@ def sample_rows(config: PreTrainedConfig) -> list[Tensor]:
         value = fields.get(name)
         special.update(value if isinstance(value, list) else [] if value is None else [value])
     ordinary = torch.tensor([token for token in range(text.vocab_size) if token not in special])
-    # Some model types use another name in the file, but all have this attribute.
+    # Read as an attribute, because some model types have another name for it in the file.
     longest = getattr(text, "max_position_embeddings", None) or max(ROW_LENGTHS)
     generator = torch.Generator().manual_seed(0)
-    places = [torch.randint(len(ordinary), (min(each, longest),), generator=generator) for each in ROW_LENGTHS]
-    return [ordinary[places_T] for places_T in places]
+    indices = [torch.randint(len(ordinary), (min(each, longest),), generator=generator) for each in ROW_LENGTHS]
+    return [ordinary[indices_T] for indices_T in indices]
 
 
-def largest_difference(found: Sequence[Tensor], right: Sequence[Tensor]) -> float:
+def largest_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """The largest absolute difference over all rows; infinity if any value is not finite.
 
     Raises ValueError if the shapes differ."""
-    if not found or [each.shape for each in found] != [each.shape for each in right]:
+    if not found or [each.shape for each in found] != [each.shape for each in expected]:
         raise ValueError(
-            f"log-probabilities must have the same shapes (seen: {[*map(len, found)]} and {[*map(len, right)]} tokens)"
+            "log-probabilities must have the same shapes (seen: "
+            f"{[*map(len, found)]} and {[*map(len, expected)]} tokens)"
         )
-    difference = torch.cat([(one - other).abs().double() for one, other in zip(found, right, strict=True)]).max().item()
+    difference = (
+        torch.cat([(one - other).abs().double() for one, other in zip(found, expected, strict=True)]).max().item()
+    )
     # The maximum over ranks may ignore NaN, but not infinity.
     return difference if math.isfinite(difference) else math.inf
 
@@ -133,7 +140,7 @@ def eager_attention(language_model: nn.Module) -> Iterator[None]:
 def short_windows(language_model: nn.Module) -> Iterator[None]:
     """Within this block every sliding window has at most SHORT_WINDOW tokens."""
     config: PreTrainedConfig = language_model.config
-    # Masks use the window of the configuration, attention that of the modules, so both are changed, each once.
+    # Masks use the window of the configuration, attention uses the window of the modules, so both are changed.
     holders = {id(each): each for each in (config, config.get_text_config(), *language_model.modules())}
     windows = {key: vars(each).get("sliding_window") for key, each in holders.items()}
     long = {key: window for key, window in windows.items() if isinstance(window, int) and window > SHORT_WINDOW}

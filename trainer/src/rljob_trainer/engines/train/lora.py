@@ -1,9 +1,9 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) in a sharded model: peft's layers around chosen linear layers.
 
 An adapted layer computes x W + s (x A) B, where W is frozen, s is alpha / rank, and B begins as zeros: before the first
-update the adapters change nothing. In memory, peft puts `base_layer` into the names of W, and the adapter's name into
-the names of A and B. Everywhere else W has the same name as without adapters, and A and B have the names of peft's
-files.
+update the adapters change nothing. In the model in memory, peft adds `base_layer` to the names of W, and the adapter's
+name to the names of A and B. In files and messages, W has the same name as without adapters, and A and B have the names
+of peft's files.
 
 Legend: O outputs, I inputs of a linear layer, R rank.
 """
@@ -30,26 +30,27 @@ if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
 
 BASE = ".base_layer."
-"""A part of the name of a frozen weight in memory."""
+"""In memory, a part of the name of a frozen weight W."""
 ADAPTER = "default"
 """The name that peft gives to the only adapter of a model."""
 FIRST, SECOND = ".lora_A.", ".lora_B."
-"""Parts of the names of A and B."""
+"""Parts of the names of A and B, in memory and in files."""
 FILE_PREFIX = "base_model.model."
 """The prefix of names in peft's files."""
-WHERE = "spec.training.model.lora.targets"
+TARGETS_FIELD = "spec.training.model.lora.targets"
 
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """The settings of adapters. A is initialized randomly from `seed`."""
+    """The settings of a model's adapters."""
 
     lora: Lora
     seed: int
+    """From this seed the matrices A are initialized randomly."""
 
     @property
     def scaling(self) -> float:
-        """The factor s of the product of the two matrices: alpha / rank."""
+        """The factor s: alpha / rank."""
         return self.lora.alpha / self.lora.rank
 
     @property
@@ -80,7 +81,7 @@ def linear_layers(language_model: nn.Module) -> list[str]:
 
 
 def target_layers(language_model: nn.Module, targets: Sequence[str] | None) -> list[str]:
-    """The names of the linear layers that get adapters.
+    """The names of the linear layers that get adapters. `targets`: endings of their names; None: all linear layers.
 
     Raises ConfigurationError if a target is not a linear layer, or if the model has no linear layers."""
     names = linear_layers(language_model)
@@ -95,7 +96,7 @@ def target_layers(language_model: nn.Module, targets: Sequence[str] | None) -> l
     for target in targets:
         if not any(_is_target(name, target) for name in names):
             raise ConfigurationError(
-                f"{WHERE}: no linear layer of the decoder's layers is called {target!r}; name some of "
+                f"{TARGETS_FIELD}: no linear layer of the decoder's layers is called {target!r}; name some of "
                 f"{', '.join(endings)}, or leave targets out for all of them"
             )
     return [name for name in names if any(_is_target(name, target) for target in targets)]
@@ -107,8 +108,8 @@ def has_experts(language_model: nn.Module) -> bool:
 
 
 def add_adapters(language_model: nn.Module, lora: Lora) -> None:
-    """Adds adapters, without memory, to the target layers of a model on the meta device, and freezes everything
-    else."""
+    """Adds adapters to the target layers of a model on the meta device, and freezes all other parameters. The adapters
+    are on the meta device, too."""
     from peft import LoraConfig
     from peft.tuners.lora import Linear
 
@@ -118,7 +119,7 @@ def add_adapters(language_model: nn.Module, lora: Lora) -> None:
     with torch.device("meta"):
         for name in target_layers(language_model, lora.targets):
             parent, _, child = name.rpartition(".")
-            alpha: int = lora.alpha  # type: ignore[assignment]  # used as a number
+            alpha: int = lora.alpha  # type: ignore[assignment]  # peft only calculates with it
             layer = Linear(language_model.get_submodule(name), ADAPTER, config, r=lora.rank, lora_alpha=alpha)
             setattr(language_model.get_submodule(parent), child, layer)
     for name, parameter in language_model.named_parameters():
@@ -127,7 +128,8 @@ def add_adapters(language_model: nn.Module, lora: Lora) -> None:
 
 @torch.no_grad()
 def draw_adapters(named: Iterable[tuple[str, Tensor]], seed: int) -> None:
-    """Initializes this rank's shards of all adapters. `named` are tensors of the model in memory.
+    """Initializes this rank's shards of all adapters. `named`: tensors by their names in memory; those that are not
+    part of adapters are ignored.
 
     Each A is generated whole, from the seed and its name (Kaiming uniform, as in peft), so that it does not depend on
     the number of ranks or the order of layers. B is zero."""
@@ -187,8 +189,9 @@ def merged_weight(weight_OI: Tensor, first_RI: Tensor, second_OR: Tensor, scalin
 
 
 @contextmanager
-def scoring(layers: Sequence[LoraLayer], *, with_adapters: bool) -> Iterator[None]:
-    """Within this block adapters have no dropout. `with_adapters` False: they have no effect at all."""
+def adapters_in_inference(layers: Sequence[LoraLayer], *, with_adapters: bool) -> Iterator[None]:
+    """Within this block the adapters of these layers have no dropout. If `with_adapters` is False, they have no effect:
+    the layers compute only x W."""
     dropouts = [each for layer in layers for each in layer.lora_dropout.values() if each.training]
     for dropout in dropouts:
         dropout.eval()
@@ -212,8 +215,8 @@ def lora_layers(language_model: PreTrainedModel) -> list[LoraLayer]:
 
 
 def _gives_a_product(linear: nn.Linear) -> bool:
-    """Whether the module returns a product, as `nn.Linear` does; tried on the meta device. The routers of some models
-    are subclasses of `nn.Linear` that return the chosen experts instead."""
+    """Whether the module returns the product with its weight, as `nn.Linear` does; tried on the meta device. The
+    routers of some models are subclasses of `nn.Linear` that return the chosen experts instead."""
     if type(linear).forward is nn.Linear.forward:
         return True
     weight = linear.weight

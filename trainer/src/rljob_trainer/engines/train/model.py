@@ -21,11 +21,12 @@ from rljob_trainer.models.model_files import reading_model
 from rljob_trainer.models.weight_conversion import Window, whole_window
 
 RANDOM_IN_TRAINING = ("dropout", "pdrop", "dropout_prob", "layerdrop", "jitter_noise")
-"""Endings of the names of settings that make a model random in training mode."""
+"""Endings of the names of configuration fields that make a model random in training mode."""
 
 
 def build_on_meta(folder: Path, head: Head = Head.TOKENS, *, has_value_bias: bool = False) -> PreTrainedModel:
-    """The architecture that `config.json` in `folder` describes, in float32, without memory for its weights.
+    """A model with the architecture that `config.json` in `folder` describes, in float32, without memory for its
+    weights.
 
     Its attention is chosen by `attention.choose_attention`. Except for `Head.TOKENS`, a value head replaces the output
     head, with a bias if `has_value_bias`. Raises ConfigurationError if the folder has no causal language model."""
@@ -43,7 +44,8 @@ def build_on_meta(folder: Path, head: Head = Head.TOKENS, *, has_value_bias: boo
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
-    """Reads `config.json` in `folder`. Raises ConfigurationError if it does not describe a causal language model."""
+    """Reads `config.json` in `folder`. Raises ConfigurationError if it does not describe a causal language model, or if
+    the weights are quantized."""
     with _reading_language_model(folder):
         config = AutoConfig.from_pretrained(folder)
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -75,10 +77,13 @@ def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def transformer_layers(model: nn.Module) -> list[nn.Module]:
-    """The decoder's layers. Each layer becomes one unit of sharding and of gradient checkpointing."""
+    """The decoder's layers: the list of modules with the most parameters. Each layer becomes one unit of sharding and
+    of gradient checkpointing. Raises ConfigurationError if the model has no list of modules."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 0]
     if not lists:
-        raise ConfigurationError("spec.training.model.source: the model has no list of layers to shard")
+        raise ConfigurationError(
+            "spec.training.model.source: the model has no list of layers to shard; choose another model"
+        )
     return list(max(lists, key=_num_parameters).children())
 
 
@@ -92,7 +97,7 @@ def materialize(model: nn.Module, device: torch.device) -> None:
     frequencies, scales).
 
     The buffers are filled by the architecture's own initialization, as in `from_pretrained`; weights stay undefined.
-    Raises ConfigurationError if the architecture does not initialize such a buffer."""
+    Raises ConfigurationError if the architecture does not initialize one of these buffers."""
     model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)  # type: ignore[no-untyped-call]
     weights = [tensor for _, tensor in named_tensors(model)]
     for tensor in weights:
@@ -109,7 +114,8 @@ def materialize(model: nn.Module, device: torch.device) -> None:
 def _modules_with_own_buffers(
     module: nn.Module, name: str, owner: PreTrainedModel | None
 ) -> Iterator[tuple[str, PreTrainedModel | None, nn.Module]]:
-    """Modules with buffers that are not in files, each with the innermost pretrained model that contains it."""
+    """The modules with buffers that are not in files: for each its name, the innermost PreTrainedModel that contains
+    it, and the module."""
     owner = module if isinstance(module, PreTrainedModel) else owner
     if any(module._buffers.get(buffer) is not None for buffer in module._non_persistent_buffers_set):
         yield name, owner, module
@@ -118,8 +124,8 @@ def _modules_with_own_buffers(
 
 
 def _fill_own_buffers(name: str, owner: PreTrainedModel | None, module: nn.Module) -> None:
-    """Initializes buffers twice, starting from zeros and from ones. Elements that differ between the two results were
-    not initialized, so they raise ConfigurationError."""
+    """Initializes a module's buffers twice, starting from zeros and from ones. If an element differs between the two
+    results, the initialization has not set it: raises ConfigurationError."""
     buffers = {key: module._buffers[key] for key in module._non_persistent_buffers_set}
     results: list[dict[str, torch.Tensor]] = []
     for value in (0, 1):
@@ -156,7 +162,7 @@ def window_of(tensor: torch.Tensor) -> Window:
 
 
 def check_bfloat16(device: torch.device) -> None:
-    """Raises ConfigurationError for a GPU that only emulates bfloat16."""
+    """Raises ConfigurationError for a GPU that does not support bfloat16, or only emulates it."""
     with torch.cuda.device(device):
         if not torch.cuda.is_bf16_supported(including_emulation=False):
             raise ConfigurationError(

@@ -1,11 +1,12 @@
-"""Offloads state from the device to host memory while it is not needed. It comes back identical to the last bit.
+"""Offloads state (parameters, gradients, moments) from the device to host memory while it is not needed. After the copy
+back, it is identical to the last bit.
 
 Storages are copied byte for byte. Tensors that use a storage (DTensors, the flat views of FSDP2, tied tensors) are not
 changed: the storage itself is emptied and filled again, as FSDP2 does with gathered parameters.
 
-On GPUs the host memory is pinned and kept, and copies run on a separate stream: they overlap with computation until
-`wait`. On CPUs host memory is device memory, so offloading saves nothing, but all code runs as on a GPU. FSDP2's own
-`CPUOffloadPolicy` cannot be used: the optimizer would run on the host, and there is no control over when shards move.
+On GPUs the host memory is pinned and used again, and copies run on a separate stream: they overlap with computation
+until `wait`. On CPUs host memory is device memory. There, offloading saves nothing, but the same code runs as on a GPU.
+FSDP2's `CPUOffloadPolicy` cannot be used: the optimizer would run on the host, and FSDP2 would decide when shards move.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from torch import Tensor, UntypedStorage, nn
 
 from rljob_trainer.engines.device_memory import distinct_storages, local_part
 
-Tensors = Callable[[], Iterable[Tensor]]
+CurrentTensors = Callable[[], Iterable[Tensor]]
+"""Returns the tensors of a set that may grow."""
 
 
 @dataclass(frozen=True)
 class OffloadSettings:
-    """Which state of an engine is offloaded. A frozen model has only parameters."""
+    """Which state of an engine is offloaded. (A frozen model has only parameters.)"""
 
     parameters: bool = False
     gradients: bool = False
     optimizer: bool = False
+    """The optimizer's moments."""
 
 
 NO_OFFLOAD = OffloadSettings()
@@ -37,27 +40,28 @@ NO_OFFLOAD = OffloadSettings()
 class HostedStorages:
     """The storages of a set of tensors. Either all of them are on the device, or all are on the host."""
 
-    def __init__(self, device: torch.device, tensors: Tensors, *, is_constant: bool = False) -> None:
-        """`tensors` returns the current tensors; new ones may be added while all are on the device. With `is_constant`
-        a storage is copied to the host only once."""
+    def __init__(self, device: torch.device, tensors: CurrentTensors, *, is_constant: bool = False) -> None:
+        """`tensors` returns the current tensors; new tensors may be added only while all are on the device.
+        `is_constant`: the tensors never change, so a storage is copied to the host only once."""
         self._device = device
         self._tensors = tensors
         self._is_constant = is_constant
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._hosts: dict[int, Tensor] = {}
-        """The pinned host memory of each storage, which is kept and used again; empty on CPUs."""
-        self._away: list[tuple[UntypedStorage, Tensor]] = []
+        """The pinned host memory of each storage, which is used again for later moves; empty on CPUs."""
+        self._on_host: list[tuple[UntypedStorage, Tensor]] = []
         """The storages that are on the host, each with its copy."""
         self._has_arrived = True
+        """Whether the current stream has waited for the last copies to the device."""
 
     @property
-    def is_away(self) -> bool:
-        """Whether the storages are empty."""
-        return bool(self._away)
+    def is_on_host(self) -> bool:
+        """Whether the storages are on the host."""
+        return bool(self._on_host)
 
     def move_to_host(self) -> None:
         """Moves the storages to the host, if they are on the device."""
-        if self._away:
+        if self._on_host:
             return
         self.wait()
         if self._stream is not None:
@@ -69,26 +73,26 @@ class HostedStorages:
                 host = self._copied_to_host(storage, host)
             if self._stream is not None:
                 self._hosts[key] = host
-            self._away.append((storage, host))
+            self._on_host.append((storage, host))
             storage.resize_(0)
 
     def fetch(self) -> None:
         """Starts to copy the storages back, if they are on the host; call `wait` before they are used."""
-        if not self._away:
+        if not self._on_host:
             return
-        for storage, host in self._away:
+        for storage, host in self._on_host:
             storage.resize_(host.numel())
         with torch.cuda.stream(self._stream):
             if self._stream is not None:
                 # The newly allocated memory may still be in use by earlier work of the current stream.
                 self._stream.wait_stream(torch.cuda.current_stream(self._device))
-            for storage, host in self._away:
+            for storage, host in self._on_host:
                 _bytes_of(storage, self._device).copy_(host, non_blocking=True)
-        self._away = []
+        self._on_host = []
         self._has_arrived = False
 
     def wait(self) -> None:
-        """Copies the storages back, if needed, and makes the current stream wait for the copies."""
+        """Copies the storages back, if they are on the host, and makes the current stream wait for the copies."""
         self.fetch()
         if not self._has_arrived and self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
@@ -112,41 +116,43 @@ class HostedGradients:
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = [each for each in parameters if each.requires_grad]
         self._hosts: dict[nn.Parameter, Tensor] = {}
-        self._away: set[nn.Parameter] = set()
-        """The parameters whose gradient sum of this update is on the host."""
+        """The host memory for each parameter's sum of gradients."""
+        self._on_host: set[nn.Parameter] = set()
+        """The parameters whose sum, over this update's earlier micro-batches, is on the host."""
 
     @torch.no_grad()
     def after_micro_batch(self, *, is_first: bool, is_last: bool) -> None:
-        """Adds the sums of earlier micro-batches to the gradients, and moves the new sums to the host unless this was
-        the last micro-batch."""
+        """Adds the sums of earlier micro-batches to the gradients of this one. Moves the new sums to the host, unless
+        this was the last micro-batch of the update."""
         if is_first:
-            self._away.clear()
+            self._on_host.clear()
         for parameter in self._parameters:
-            is_away = parameter in self._away
+            is_on_host = parameter in self._on_host
             if parameter.grad is None:
-                # This micro-batch did not use the layer.
-                if not (is_away and is_last):
+                # This micro-batch did not use the parameter.
+                if not (is_on_host and is_last):
                     continue
                 parameter.grad = torch.zeros_like(parameter)
             gradient = local_part(parameter.grad)
-            if is_away:
+            if is_on_host:
                 # One commutative addition, so the result has the same bits as on the device.
                 gradient.add_(self._hosts[parameter].to(gradient.device, non_blocking=True))
-                self._away.discard(parameter)
+                self._on_host.discard(parameter)
             if not is_last:
-                self._away.add(parameter)
+                self._on_host.add(parameter)
                 host = self._hosts.get(parameter)
                 if host is None:
                     host = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=gradient.is_cuda)
                     self._hosts[parameter] = host
                 host.copy_(gradient, non_blocking=True)
                 parameter.grad = None
+        # Pinned memory is used again, because it is slow to allocate.
         if is_last and not any(host.is_pinned() for host in self._hosts.values()):
             self._hosts.clear()
 
 
 class Offloading:
-    """The offloading of one engine's state; parts that the settings do not offload are None."""
+    """The offloading of one engine's state. Attributes for state that the settings do not offload are None."""
 
     def __init__(
         self,
@@ -155,7 +161,7 @@ class Offloading:
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
     ) -> None:
-        """All parameters of the model must be shards."""
+        """The model's parameters must be shards now, not gathered."""
         shards = list(model.parameters())
         self.parameters = (
             HostedStorages(device, lambda: shards, is_constant=optimizer is None) if settings.parameters else None
@@ -165,7 +171,8 @@ class Offloading:
 
     @contextmanager
     def optimizer_step(self) -> Iterator[Callable[[], None]]:
-        """Within this block the moments are copied to the device. Call the yielded function to wait for them."""
+        """When this block begins, the moments start to be copied to the device; at its end they move to the host. Call
+        the yielded function before the moments are used."""
         if self.moments is None:
             yield lambda: None
             return

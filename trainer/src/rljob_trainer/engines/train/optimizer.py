@@ -1,4 +1,4 @@
-"""AdamW and its learning-rate schedule, as pure functions of the training step."""
+"""AdamW, and its learning rate as a function of the training step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def make_adamw(parameters: Iterable[torch.nn.Parameter], spec: OptimizerSpec) ->
 
 
 def learning_rate(spec: OptimizerSpec, step: int, num_steps: int) -> float:
-    """Learning rate of training step `step` (from 0) of `num_steps`: linear warm-up, then the schedule to 0."""
+    """The learning rate of training step `step` (from 0) of `num_steps`: a linear warm-up, then either constant or down
+    to 0 at the end, as the schedule says."""
     if step < spec.warmup_steps:
         return spec.learning_rate * (step + 1) / spec.warmup_steps
     progress = (step - spec.warmup_steps) / max(1, num_steps - spec.warmup_steps)

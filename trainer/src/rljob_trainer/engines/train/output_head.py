@@ -1,8 +1,8 @@
 """The output head: how a model computes logits from the decoder's hidden states.
 
-The check of `logprob_parity` rejects a model that does anything else. Critics and reward models have another head: a
-linear layer with one output. It has the name of transformers' classifier heads, so that classifiers can be loaded and
-exports are classifiers.
+The check of `logprob_parity` rejects a model whose head computes anything else. Critics and reward models have another
+head, the value head: a linear layer with one output. It has the name that transformers gives to the heads of
+classifiers, so that classifiers can be loaded, and exported models are classifiers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
 DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
 """Configuration fields by which logits are divided (Granite, Inkling)."""
 FACTORS_OF_TYPE = {"hyperclovax": "logits_scaling"}
-"""Model types that multiply by a field by which others divide."""
+"""Model types that multiply logits by a field of DIVISORS, and this field."""
 SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """Configuration fields with the soft cap of the logits (Gemma, RecurrentGemma, xLSTM)."""
 
@@ -51,33 +51,35 @@ def head_form(config: PreTrainedConfig) -> HeadForm:
     """The form of the head of a model with this configuration."""
     text = config.get_text_config()
     fields = text.to_dict()
-    own_factor = FACTORS_OF_TYPE.get(text.model_type)
+    factor_of_type = FACTORS_OF_TYPE.get(text.model_type)
     multiplier = 1.0
     for name in (*FACTORS, *DIVISORS):
         value = fields.get(name)
         if isinstance(value, int | float):
-            multiplier *= value if name in FACTORS or name == own_factor else 1.0 / value
+            multiplier *= value if name in FACTORS or name == factor_of_type else 1.0 / value
     soft_caps = [fields[name] for name in SOFT_CAPS if fields.get(name) is not None]
     return HeadForm(multiplier, min(soft_caps, default=None))
 
 
 VALUE_HEAD = "score"
+"""The name of the value head's module."""
 VALUE_WEIGHT, VALUE_BIAS = f"{VALUE_HEAD}.weight", f"{VALUE_HEAD}.bias"
 
 
 class Head(enum.Enum):
-    """The output of a model's head at a token."""
+    """What a model's head computes at a token."""
 
     TOKENS = enum.auto()
     """The distribution of the next token."""
     VALUE = enum.auto()
-    """One number, initially 0 if the model's files have no such head."""
+    """One number, by a value head. If the model's files have none, its weight begins as zeros."""
     SCORE = enum.auto()
-    """One number, by a head that must be in the model's files."""
+    """One number, by a value head that must be in the model's files."""
 
 
 def without_tied_head(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Unties output head and embeddings in the configuration, because the output head is replaced."""
+    """Unties output head and embeddings in the configuration, because the output head will be replaced. Changes and
+    returns the configuration."""
     for part in (config, config.get_text_config()):
         part.tie_word_embeddings = False
     return config
@@ -87,7 +89,7 @@ def put_value_head(language_model: PreTrainedModel, *, has_bias: bool) -> None:
     """Replaces the output head by a value head on the same device and in the same dtype. `has_bias`: whether the head
     in the model's files has a bias; the head of a token classifier has one, that of a sequence classifier has none.
 
-    Raises ConfigurationError for a model whose head is no linear layer."""
+    Raises ConfigurationError for a model whose output head is not a linear layer."""
     head, _ = output_head_of(language_model)
     [name] = [name for name, module in language_model.named_modules() if module is head]
     parent = language_model.get_submodule(name.rpartition(".")[0])

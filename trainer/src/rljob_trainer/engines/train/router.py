@@ -1,6 +1,7 @@
-"""How a mixture of experts distributes tokens, and the auxiliary (load-balancing) loss that its configuration may have.
+"""How a mixture of experts distributes tokens across experts, and the auxiliary (load-balancing) loss that the model's
+configuration may request.
 
-Legend: L layers with experts, E experts of each, M tokens that the model reads, K experts of each token.
+Legend: L layers with experts, E experts of a layer, M tokens that the model reads, K experts of each token.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class AuxiliaryLoss:
     num_chosen: int
     """K, the number of experts per token."""
     coefficient: float
+    """The factor of the auxiliary loss in the sum with the policy's loss."""
 
 
 class RouterUse(NamedTuple):
@@ -44,8 +46,8 @@ class RouterUse(NamedTuple):
 
 
 def auxiliary_loss_settings(model: PreTrainedModel) -> AuxiliaryLoss | None:
-    """The auxiliary loss that transformers would add for this model's configuration; None if it would add none. Raises
-    ConfigurationError if the configuration requests one without its settings."""
+    """The settings of the auxiliary loss that transformers would add for this model's configuration; None if it would
+    add none. Raises ConfigurationError if the configuration requests the loss without its settings."""
     config = model.config.get_text_config()
     # Read as attributes, because some configurations use other names in their files.
     if not getattr(config, "output_router_logits", False):
@@ -64,7 +66,8 @@ def auxiliary_loss_settings(model: PreTrainedModel) -> AuxiliaryLoss | None:
 
 
 def router_use(logits: Sequence[Tensor], tokens: slice | Tensor, num_chosen: int) -> RouterUse:
-    """The router use of `tokens`, from the router logits of each layer. All other tokens are filler or padding."""
+    """The router use of the tokens with these indices, from the router logits of each layer, [M, E]. All other tokens
+    are filler tokens or padding."""
     counts, sums = [], []
     for logits_ME in logits:
         probabilities_ME = logits_ME[tokens].float().softmax(dim=-1)
@@ -82,24 +85,26 @@ def counted(chosen: Tensor, num_experts: int) -> Tensor:
 
 
 def auxiliary_loss(use: RouterUse, whole_counts_LE: Tensor, num_chosen: int) -> Tensor:
-    """The contribution of some tokens to the auxiliary loss of their mini-batch, 0-d. `use` is of these tokens;
-    `whole_counts_LE` has the counts of the whole mini-batch on all ranks.
+    """The contribution of some tokens to the auxiliary loss of their mini-batch, 0-d. `use`: the router use of these
+    tokens. `whole_counts_LE`: the counts of the whole mini-batch on all ranks.
 
-    The loss is E sum_e f_e P_e, with f_e the share of tokens that expert e gets and P_e its mean probability, both over
-    all tokens and layers. Source: Switch Transformers, Fedus et al. 2021, arXiv 2101.03961, equations 4 to 6; for
+    The loss is E sum_e f_e P_e, with f_e the fraction of tokens that expert e gets and P_e its mean probability, both
+    over all tokens and layers. Source: Switch Transformers, Fedus et al. 2021, arXiv 2101.03961, equations 4 to 6; for
     several experts per token, transformers' `load_balancing_loss_func`. transformers computes f for one forward pass.
     Here f is computed for the whole mini-batch, so that the loss does not depend on how rows are distributed."""
     # The number of tokens, counted once in each layer.
     num_tokens = (whole_counts_LE.sum() / num_chosen).clamp(min=1.0)
-    shares_E = whole_counts_LE.sum(dim=0) / num_tokens
-    return len(shares_E) * (shares_E.to(use.probabilities_E.dtype) * use.probabilities_E).sum() / num_tokens
+    fractions_E = whole_counts_LE.sum(dim=0) / num_tokens
+    return len(fractions_E) * (fractions_E.to(use.probabilities_E.dtype) * use.probabilities_E).sum() / num_tokens
 
 
 class ExpertLoad:
-    """Counts the tokens that each expert of a model gets, from the arguments with which layers call their experts."""
+    """Counts the tokens that each expert of a model gets, from the arguments with which layers call the `experts`
+    modules."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Registers hooks on the modules that transformers calls `experts`, if the model has any."""
+        """Registers hooks on the model's modules with the name `experts`. Registers none if one of them does not have
+        its number of experts as `num_experts`."""
         found = [each for name, each in model.named_modules() if name.rpartition(".")[2] == EXPERTS]
         self._num_experts = [
             int(each.num_experts) for each in found if isinstance(getattr(each, "num_experts", None), int)
@@ -121,7 +126,8 @@ class ExpertLoad:
             self._chosen = None
 
     def counts(self, chosen: Sequence[Tensor], tokens: slice | Tensor) -> Tensor | None:
-        """[L, E] float64: the counts of these tokens; None if the model's layers do not expose their choices."""
+        """[L, E] float64: the counts of the tokens with these indices. `chosen`: the result of `collected`. None if the
+        hooks did not see the choice of every layer, or if layers have different numbers of experts."""
         if not chosen or len(chosen) != len(self._num_experts) or len(set(self._num_experts)) > 1:
             return None
         pairs = zip(chosen, self._num_experts, strict=True)
@@ -130,24 +136,28 @@ class ExpertLoad:
     def _collect(self, _module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if self._chosen is None:
             return
-        given = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
-        self._chosen.extend(each for each in given if each.dtype is torch.int64)
+        # The only tensor of integers among the arguments has the chosen experts.
+        tensors = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+        self._chosen.extend(each for each in tensors if each.dtype is torch.int64)
 
 
 class Routing:
     """Collects an engine's expert load in passes with gradient, and the auxiliary loss of its updates."""
 
     def __init__(self, loss_settings: AuxiliaryLoss | None, sum_over_all: Callable[[Tensor], Tensor]) -> None:
-        """`sum_over_all` adds up over all ranks; collective."""
+        """`sum_over_all`: collective; returns the sum of a tensor over all ranks."""
         self.loss_settings = loss_settings
         self.sum_over_all = sum_over_all
         self.counts_LE: Tensor | None = None
+        """This rank's counts since the last `take`."""
         self.whole_counts_LE: Tensor | None = None
+        """The counts of the current update's mini-batch on all ranks."""
         self.loss_sum: Tensor | None = None
         self.num_updates = 0
 
     def begin(self, passes: Iterable[RouterUse]) -> None:
-        """Collective. Call it before an update with auxiliary loss. `passes`: the router use of each micro-batch."""
+        """Collective. Call it before an update with auxiliary loss. `passes`: the router use of each of this rank's
+        micro-batches."""
         self.whole_counts_LE = self.sum_over_all(torch.stack([use.counts_LE for use in passes]).sum(dim=0))
         self.num_updates += 1
 
@@ -165,8 +175,8 @@ class Routing:
         return self.loss_settings.coefficient * loss
 
     def take(self) -> dict[str, float]:
-        """Collective. Metrics of the counts since the last call, including prompt tokens, and the mean loss of the
-        updates. Either all ranks must have counts, or none."""
+        """Collective. Metrics of the counts since the last `take`, which include prompt tokens, and the mean auxiliary
+        loss of the updates. Either all ranks must have counts, or none."""
         metrics: dict[str, float] = {}
         if self.counts_LE is not None:
             counts_LE = self.sum_over_all(self.counts_LE)

@@ -2,12 +2,13 @@
 
 Each of S ranks holds an equal piece of the flat tokens, independent of rows. All layers except attention process tokens
 separately. For attention, an all-to-all gives each rank all tokens of a part of the heads, and another one returns the
-outputs (Jacobs et al. 2023, DeepSpeed Ulysses, arXiv 2309.14509, section 3). If there are fewer key and value heads
-than ranks, they are repeated. Results for the response tokens of a piece are gathered, so that a loss has all tokens of
-its rows on every rank.
+attention outputs (Jacobs et al. 2023, DeepSpeed Ulysses, arXiv 2309.14509, section 3). If there are fewer key and value
+heads than ranks, they are repeated. At the end, the results for the response tokens of all pieces are gathered on every
+rank, which can then compute the loss of whole rows.
 
 Legend: S sequence ranks, M tokens that the model reads (a multiple of S), P tokens of a piece (M / S), N response
-tokens, r response tokens that this rank's piece predicts, H heads, D head size, E head size of the values.
+tokens, r response tokens that this rank's piece predicts, H heads, h heads of a rank in attention (H / S), D head size,
+E head size of the values, K columns of values that are gathered together, T the largest r of all ranks, X any elements.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class SequenceRanks:
         """The ranks of a process group."""
         return SequenceRanks(group, dist.get_rank(group), dist.get_world_size(group))
 
-    def num_filling_tokens(self, num_tokens: int) -> int:
+    def num_filler_tokens(self, num_tokens: int) -> int:
         """The number of filler tokens that make the number of tokens a multiple of S."""
         return -num_tokens % self.size
 
@@ -49,34 +50,37 @@ class SequenceRanks:
         return slice(self.rank * length, (self.rank + 1) * length)
 
     def to_heads(self, *tensors_1HPD: Tensor) -> tuple[Tensor, ...]:
-        """[1, H, P, D] of this rank's tokens -> [1, H / S, M, D]: all tokens of this rank's heads, for each tensor."""
+        """[1, H, P, D], all heads of this rank's piece -> [1, h, M, D], all tokens for this rank's heads; for each
+        tensor."""
         pieces = [self._with_enough_heads(tensor[0]) for tensor in tensors_1HPD]
         sent = [piece.reshape(self.size, -1, *piece.shape[1:]) for piece in pieces]
         received = self._exchanged(sent)
-        # From rank s come its P tokens, of this rank's heads.
+        # Part s of each tensor came from rank s: the P tokens of its piece, for this rank's heads.
         return tuple(each.permute(1, 0, 2, 3).flatten(1, 2)[None] for each in received)
 
-    def to_tokens(self, output_1NhE: Tensor) -> Tensor:
-        """[1, M, H / S, E], all tokens of this rank's heads -> [1, P, H, E]."""
-        sent = output_1NhE[0].reshape(self.size, -1, *output_1NhE.shape[2:])
+    def to_tokens(self, output_1MhE: Tensor) -> Tensor:
+        """[1, M, h, E], all tokens for this rank's heads -> [1, P, H, E], all heads of this rank's piece."""
+        sent = output_1MhE[0].reshape(self.size, -1, *output_1MhE.shape[2:])
         [received] = self._exchanged([sent])
         return received.permute(1, 0, 2, 3).flatten(1, 2)[None]
 
     def gathered(self, values: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, ...]:
-        """[r] each -> [N] each, in the order of the ranks. `counts` is r of every rank. Every rank must compute the
-        same loss from the result; only then is the gradient of a rank's own values complete."""
+        """Values [r] of this rank's piece -> values [N] of all pieces, in the order of the ranks; for each tensor.
+        `counts`: r of every rank. Every rank must compute the same loss from the result; only then is the gradient of
+        the rank's own values complete."""
         longest = max(counts)
         own_KT = torch.stack([torch.nn.functional.pad(each, (0, longest - len(each))) for each in values])
         gathered_SKT: Tensor = _Gather.apply(own_KT, self)  # type: ignore[no-untyped-call]
         found = [
-            torch.cat([gathered_SKT[rank, place, :count] for rank, count in enumerate(counts)])
-            for place in range(len(values))
+            torch.cat([gathered_SKT[rank, column, :count] for rank, count in enumerate(counts)])
+            for column in range(len(values))
         ]
-        # Values without gradient must not get one because they were stacked with others.
+        # All values were stacked. Those without gradient must not get one from the others.
         return tuple(each if value.requires_grad else each.detach() for each, value in zip(found, values, strict=True))
 
     def _with_enough_heads(self, tensor_HPD: Tensor) -> Tensor:
-        """Repeats the heads if there are fewer than S. Raises ConfigurationError if S and their number do not fit."""
+        """Repeats the heads if there are fewer than S. Raises ConfigurationError if neither S nor the number of heads
+        divides the other."""
         num_heads = tensor_HPD.shape[0]
         if num_heads % self.size == 0:
             return tensor_HPD
@@ -102,7 +106,7 @@ class _ExchangeContext(FunctionCtx):
 
 
 class _Exchange(torch.autograd.Function):
-    """An all-to-all: part s of [S, X] goes to rank s. It is its own transpose, so the backward pass does the same."""
+    """An all-to-all: part s of [S, X] goes to rank s. The gradient goes the same way back, by another all-to-all."""
 
     @staticmethod
     def forward(ctx: _ExchangeContext, sent_SX: Tensor, group: ProcessGroup) -> Tensor:
@@ -119,8 +123,8 @@ class _GatherContext(FunctionCtx):
 
 
 class _Gather(torch.autograd.Function):
-    """[K, T] of every rank -> [S, K, T]. All ranks compute the same loss from it, so a rank's own part of the gradient
-    is complete."""
+    """[K, T] of every rank -> [S, K, T]. All ranks compute the same loss from the result, so the gradient of a rank's
+    part is complete on this rank."""
 
     @staticmethod
     def forward(ctx: _GatherContext, own_KT: Tensor, ranks: SequenceRanks) -> Tensor:

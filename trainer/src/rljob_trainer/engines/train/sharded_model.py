@@ -1,7 +1,7 @@
 """Builds the module that a training engine runs: a language model on the meta device, sharded by FSDP2 (`fully_shard`).
 
-With gradient checkpointing, as implemented in transformers, each layer recomputes its activations in the backward pass
-instead of keeping them.
+With gradient checkpointing, as implemented in transformers, every layer (or every nth layer) recomputes its activations
+in the backward pass instead of keeping them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def sharded_model(
 
 
 def recompute_activations(language_model: nn.Module, every_nth_layer: int) -> None:
-    """Turns on gradient checkpointing for layers 0, n, 2n, ...: in training they keep only their inputs.
+    """Turns on gradient checkpointing for layers 0, n, 2n, ... with n = `every_nth_layer`: in training these layers
+    keep only their inputs.
 
     Raises ConfigurationError if the model does not support this, or has fewer than n layers."""
     assert isinstance(language_model, PreTrainedModel)
@@ -82,5 +83,5 @@ def check_interval(every_nth_layer: int, num_layers: int) -> None:
     if every_nth_layer > num_layers:
         raise ConfigurationError(
             f"spec.training.model.gradientCheckpointingEveryNthLayer: the model has {num_layers} layers (seen: "
-            f"{every_nth_layer}); set a number up to that, or gradientCheckpointing: false"
+            f"{every_nth_layer}); set at most {num_layers}, or gradientCheckpointing: false"
         )

@@ -1,10 +1,10 @@
 """Flat (packed) tokens: the rows of a batch one after the other, without padding from rollout to gradient.
 
-Legend: B rows; L tokens of all rows; M tokens of them that the model reads; N response tokens, which it predicts.
+Legend: B rows; L tokens of all rows; M tokens that the model reads; N response tokens, which the model predicts.
 
-A row is a prompt and a response. The model reads a row up to the token before the last response token, because nothing
-after it is needed to predict response tokens. Columns with a value per token have it at the token's own position;
-computed columns have one value per response token, row after row.
+A row is a prompt and a response. The model reads a row up to the token before the last response token, because later
+tokens are not needed to predict response tokens. Columns of a batch have one value per token; computed columns have one
+value per response token, row after row.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ class Piece:
     """One sequence rank's part of a micro-batch."""
 
     tokens: slice
-    """The part of M that this rank processes."""
+    """The part of the M tokens that this rank processes."""
     responses: slice
-    """The part of N that is predicted by tokens of the piece."""
+    """The part of the N response tokens that tokens of this piece predict."""
     counts: tuple[int, ...]
     """The length of `responses` on each rank."""
 
     @staticmethod
     def of(ranks: SequenceRanks, predictors_N: Tensor, num_tokens: int) -> Piece:
-        """The piece of this rank. `predictors_N` must be on the host and ascending."""
+        """The piece of this rank, of M = `num_tokens` tokens. `predictors_N` (see MicroBatch) must be on the host and
+        ascending."""
         length = num_tokens // ranks.size
         edges = torch.searchsorted(predictors_N, torch.arange(ranks.size + 1) * length).tolist()
         counts = tuple(end - start for start, end in pairwise(edges))
@@ -49,9 +50,10 @@ class MicroBatch:
     tokens_M: Tensor
     """int64: the ids of the tokens that the model reads."""
     rows: FlatRows
-    """Where rows begin and end in M; each has at least one token."""
+    """Where the rows begin and end in `tokens_M`; each row has at least one token."""
     predictors_N: Tensor
-    """int64: the index in M of the token before each response token, whose hidden state predicts the response token."""
+    """int64: for each response token, the index in `tokens_M` of the token before it, whose hidden state predicts
+    it."""
     targets_N: Tensor
     """int64: the response tokens."""
     response_lengths: tuple[int, ...]
@@ -60,13 +62,13 @@ class MicroBatch:
     """[N] each: the values at response tokens."""
     piece: Piece | None
     """The part that this rank's layers process; None without sequence parallelism."""
-    num_filling: int
-    """The number of filler tokens at the end of M, which belong to no row of the batch."""
+    num_filler_tokens: int
+    """The number of tokens at the end of `tokens_M` that belong to no row of the batch."""
 
     @property
-    def own_tokens(self) -> slice:
-        """Which of the tokens that this rank's layers process are not filler tokens."""
-        end = len(self.tokens_M) - self.num_filling
+    def non_filler_tokens(self) -> slice:
+        """The tokens that are not filler tokens, as indices among the tokens that this rank's layers process."""
+        end = len(self.tokens_M) - self.num_filler_tokens
         if self.piece is None:
             return slice(0, end)
         start = self.piece.tokens.start
@@ -80,8 +82,10 @@ class TokenBatch:
     tokens: RaggedColumn
     """int64: the prompt's tokens, then the response's."""
     response_mask: RaggedColumn
-    """bool: True for response tokens. The first token of a row must not be one, because nothing predicts it."""
+    """bool: True for response tokens. The first token of a row must not be one, because no token before it predicts
+    it."""
     columns: Mapping[str, RaggedColumn]
+    """Values per token, such as advantages; only the values of response tokens are used."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -106,21 +110,24 @@ class TokenBatch:
     def micro_batch(
         self, rows: Sequence[int], device: torch.device, sequence_ranks: SequenceRanks | None = None
     ) -> MicroBatch:
-        """The micro-batch of these rows. A filler row is appended if there are no rows, or to make the number of tokens
-        a multiple of the number of sequence ranks."""
+        """The micro-batch of these rows. A row of filler tokens is appended if there are no rows, or if the number of
+        tokens is not a multiple of the number of sequence ranks."""
         chosen = self.rows(rows)
         mask_L = chosen.response_mask.values
         is_read_L = chosen._positions_L < chosen._last_targets[chosen._rows_L]
-        # The index of each token among the tokens that are read. The predictor of a response token is the token before.
-        place_L = is_read_L.cumsum(0) - 1
+        # The index of each token among the tokens that are read. The token before a response token predicts it.
+        read_index_L = is_read_L.cumsum(0) - 1
         targets_L = mask_L.nonzero()[:, 0]
-        predictors_N = place_L[targets_L - 1]
+        predictors_N = read_index_L[targets_L - 1]
         tokens_M, lengths = chosen.tokens.values[is_read_L], chosen.read_lengths
-        num_filling = 0 if rows else 1
+        num_filler_tokens = 0 if rows else 1
         if sequence_ranks is not None:
-            num_filling += sequence_ranks.num_filling_tokens(len(tokens_M) + num_filling)
-        if num_filling:
-            tokens_M, lengths = torch.cat([tokens_M, tokens_M.new_zeros(num_filling)]), (*lengths, num_filling)
+            num_filler_tokens += sequence_ranks.num_filler_tokens(len(tokens_M) + num_filler_tokens)
+        if num_filler_tokens:
+            tokens_M, lengths = (
+                torch.cat([tokens_M, tokens_M.new_zeros(num_filler_tokens)]),
+                (*lengths, num_filler_tokens),
+            )
         return MicroBatch(
             tokens_M=on_device(tokens_M, device),
             rows=FlatRows(lengths, device, sequence_ranks),
@@ -129,7 +136,7 @@ class TokenBatch:
             response_lengths=chosen.response_lengths if rows else (0,),
             columns={name: on_device(column.values[mask_L], device) for name, column in chosen.columns.items()},
             piece=None if sequence_ranks is None else Piece.of(sequence_ranks, predictors_N, len(tokens_M)),
-            num_filling=num_filling,
+            num_filler_tokens=num_filler_tokens,
         )
 
     @cached_property
@@ -149,7 +156,7 @@ class TokenBatch:
 
 
 def in_rows(values_N: Tensor, response_mask: RaggedColumn) -> RaggedColumn:
-    """Converts [N] values of response tokens to a ragged column with a value per token, 0 for other tokens."""
+    """Converts values of response tokens [N] to a ragged column with a value per token: 0 for all other tokens."""
     values_L = torch.zeros(response_mask.values.shape, dtype=values_N.dtype)
     values_L[response_mask.values] = values_N
     return RaggedColumn(values_L, response_mask.lengths)

@@ -1,6 +1,6 @@
 """Log-probabilities of given tokens, entropy and squared probabilities, computed directly from hidden states.
 
-Legend: N response tokens, V vocabulary, D hidden size; R tokens and C columns (of the vocabulary) of one tile.
+Legend: N response tokens, V vocabulary, D hidden size; R rows (tokens) and C columns (of the vocabulary) of one tile.
 
 Whole logits would be the largest tensor of a training step, and PyTorch keeps them, their log-softmax and the gradients
 of both. Here only one tile of the logits exists at a time (`logit_tiles`). The forward pass computes each tile once.
@@ -21,9 +21,9 @@ from torch.nn.functional import linear
 from rljob_trainer.engines.train.logit_tiles import LogitsGradient, Sums, Tiles, TileSettings, Totals, tile_shape
 
 CPU_CHUNK_BYTES = 4 * 1024 * 1024
-"""The size of a tile that stays in a CPU's caches between operations."""
+"""The size of a tile on CPUs: small enough to stay in the CPU's caches between operations."""
 GPU_CHUNK_BYTES = 128 * 1024 * 1024
-"""The size of a tile whose operations take longer than launching their kernels."""
+"""The size of a tile on GPUs: large enough that an operation takes longer than the launch of its kernel."""
 WHOLE_BYTES = 32 * 1024 * 1024
 """Logits of at most this many bytes, in the dtype of the softmax, are not divided into tiles."""
 
@@ -33,14 +33,15 @@ class Entropy(enum.Enum):
 
     NO = enum.auto()
     VALUE = enum.auto()
+    """Its value, without gradient."""
     GRADIENT = enum.auto()
-    """The value with gradient."""
+    """Its value, with gradient."""
 
 
 @dataclass(frozen=True)
 class OutputHead:
     """How logits are computed from hidden states: with x = multiplier * (hidden @ weight.T + bias), they are x, or
-    soft_cap * tanh(x / soft_cap)."""
+    soft_cap * tanh(x / soft_cap) if there is a soft cap."""
 
     weight_VD: Tensor
     bias_V: Tensor | None = None
@@ -53,7 +54,7 @@ class TokenDistribution:
     """Results for softmax(logits / temperature), in float32 (float64 for float64 hidden states)."""
 
     logprobs_N: Tensor
-    """The natural logarithm of the target's probability."""
+    """The natural logarithm of the probability of each target token."""
     entropy_N: Tensor | None
     """In nats."""
     squares_N: Tensor | None
@@ -87,7 +88,8 @@ def token_distribution(
     num_vocabulary, hidden_size = head.weight_VD.shape
     softmax_dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
     product_dtype = _product_dtype(hidden_ND)
-    # The size of the largest tensor that whole logits would keep for the backward pass: the logits, or a cast weight.
+    # The number of elements of the largest tensor that autograd would keep for the backward pass of whole logits: the
+    # logits, or the weight in another dtype.
     kept_elements = len(hidden_ND) * num_vocabulary
     if product_dtype != hidden_ND.dtype:
         kept_elements = max(kept_elements, head.weight_VD.numel())
@@ -145,7 +147,7 @@ def _product_dtype(hidden_ND: Tensor) -> torch.dtype:
     dtype = hidden_ND.dtype
     if dtype.itemsize > 2 or hidden_ND.device.type != "cpu":
         return dtype
-    # The names of instruction sets on x86 and ARM.
+    # Instruction sets of x86 and ARM with 16-bit matrix products.
     names = ("amx_bf16", "avx512_bf16", "bf16") if dtype == torch.bfloat16 else ("amx_fp16", "avx512_fp16")
     capabilities = torch.cpu.get_capabilities()
     return dtype if any(capabilities.get(name) for name in names) else torch.float32
@@ -171,7 +173,7 @@ def _check(hidden_ND: Tensor, targets_N: Tensor, head: OutputHead, temperature: 
 
 
 class _Context(FunctionCtx):
-    """The attributes that forward stores for backward, for the type checker."""
+    """What `forward` stores for `backward`, declared for the type checker."""
 
     saved_tensors: tuple[Tensor | None, ...]
     needs_input_grad: tuple[bool, ...]

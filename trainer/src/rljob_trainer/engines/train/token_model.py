@@ -20,6 +20,7 @@ from rljob_trainer.engines.train.token_logprobs import Entropy, OutputHead, toke
 
 Outputs = tuple[Tensor | None, ...]
 Pass = Callable[["TokenModel"], Outputs]
+"""One of the methods of TokenModel that must be called within `forward`, with its arguments."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class ValueRequest:
     """Requests one float32 value for each response token, computed from the token before it."""
 
     by_probe: bool = False
-    """True: use a fixed vector instead of the head. This compares hidden states, even if the head is all zeros."""
+    """True: a fixed vector (`_probe`) replaces the weight of the head. So values show differences of hidden states,
+    even if the head is all zeros."""
 
 
 ForwardRequest = LogprobRequest | ValueRequest
@@ -45,19 +47,20 @@ ForwardRequest = LogprobRequest | ValueRequest
 
 @dataclass(frozen=True)
 class _Decoded:
-    """The decoder's results for the tokens that this rank's layers read, including filler tokens."""
+    """The decoder's results for the tokens that this rank's layers process, including filler tokens."""
 
     hidden_MD: Tensor
     predictors_N: Tensor
     """The index in `hidden_MD` of the token before each response token."""
-    own_tokens: slice | Tensor
-    """The indices of tokens that are not filler or padding."""
+    non_filler_tokens: slice | Tensor
+    """The indices in `hidden_MD` of the tokens that are not filler tokens or padding."""
     router_logits: tuple[Tensor, ...]
     """The router logits of each layer with experts; empty if not requested."""
 
 
 class TokenModel(nn.Module):
-    """The root of the sharded modules. Code that needs gathered parameters must run within its forward."""
+    """The root of the sharded modules. FSDP2 gathers parameters only within `forward`. So the other public methods run
+    through it: `model(partial(TokenModel.columns, ...))`."""
 
     def __init__(self, language_model: nn.Module, attention: AttentionPlan, router: AuxiliaryLoss | None) -> None:
         super().__init__()
@@ -67,8 +70,8 @@ class TokenModel(nn.Module):
         self.expert_load = ExpertLoad(language_model)
 
     def forward(self, run: Pass) -> Outputs:
-        """Calls `run` with this module. The result must be a plain tuple, so that FSDP2 finds the tensors with gradient
-        in it."""
+        """Calls `run` with this module. `run` must return a plain tuple, in which FSDP2 finds the tensors with
+        gradient."""
         return run(self)
 
     def columns(self, micro_batch: MicroBatch, request: ForwardRequest) -> Outputs:
@@ -76,11 +79,12 @@ class TokenModel(nn.Module):
         return self._columns(self._decoded(micro_batch), micro_batch, request)
 
     def routed_columns(self, micro_batch: MicroBatch, request: ForwardRequest) -> Outputs:
-        """The number of this rank's tokens that each expert got, [L, E], if the model has experts; the two parts of the
-        RouterUse for the auxiliary loss, if there is one; and the result of `columns`. Call it within `forward`."""
+        """Three results in one tuple: the number of this rank's tokens that each expert got, [L, E] (None if not
+        known); the two parts of the RouterUse for the auxiliary loss (None if there is no such loss); the result of
+        `columns`. Call it within `forward`."""
         with self.expert_load.collected() as chosen:
             decoded = self._decoded(micro_batch, with_logits=self.router is not None)
-        counts_LE = self.expert_load.counts(chosen, decoded.own_tokens)
+        counts_LE = self.expert_load.counts(chosen, decoded.non_filler_tokens)
         use = self._use(decoded) or (None, None)
         return (counts_LE, *use, *self._columns(decoded, micro_batch, request))
 
@@ -89,18 +93,18 @@ class TokenModel(nn.Module):
         it within `forward`."""
         return self._use(self._decoded(micro_batch, with_logits=True)) or ()
 
-    def own_logprobs(self, rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def transformers_logprobs(self, rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """[T - 1] for each row of tokens [T]: the log-probability of every token but the first, by the model's own
-        forward pass on the row alone. Call it within `forward`."""
+        forward pass in transformers, on the row alone. Call it within `forward`."""
         found = []
         for tokens_T in rows:
             logits_TV = self.language_model(input_ids=tokens_T[None], use_cache=False).logits[0, :-1].float()
             found.append(logits_TV.log_softmax(dim=-1).gather(1, tokens_T[1:, None])[:, 0].clone())
         return tuple(found)
 
-    def own_values(self, rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """[T - 1] for each row of tokens [T]: the probe's value of every token but the last, by the model's own decoder
-        on the row alone. Call it within `forward`."""
+    def transformers_values(self, rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """[T - 1] for each row of tokens [T]: the value of every token but the last, by the model's own decoder on the
+        row alone and the probe (see ValueRequest). Call it within `forward`."""
         decoder = self.language_model.get_decoder()  # type: ignore[operator]
         hidden = [decoder(input_ids=tokens_T[None], use_cache=False).last_hidden_state[0, :-1] for tokens_T in rows]
         return tuple(each_TD @ _probe(each_TD) for each_TD in hidden)
@@ -157,21 +161,21 @@ class TokenModel(nn.Module):
             predictors_N = micro_batch.predictors_N
             if piece is not None:
                 predictors_N = predictors_N[piece.responses] - piece.tokens.start
-            own_tokens: slice | Tensor = micro_batch.own_tokens
+            non_filler_tokens: slice | Tensor = micro_batch.non_filler_tokens
         else:
             # Rows are padded on the right. With causal attention no token sees this padding, so no mask is passed.
             tokens_BT = micro_batch.tokens_M[rows.padding_BT].view(len(rows.lengths), rows.longest)
             output = decoder(input_ids=tokens_BT, **options)
             predictors_N = rows.unpadding_M[micro_batch.predictors_N]
-            own_tokens = rows.unpadding_M[micro_batch.own_tokens]
+            non_filler_tokens = rows.unpadding_M[micro_batch.non_filler_tokens]
         logits = tuple(output.get("router_logits") or ()) if with_logits else ()
-        return _Decoded(output.last_hidden_state.flatten(0, 1), predictors_N, own_tokens, logits)
+        return _Decoded(output.last_hidden_state.flatten(0, 1), predictors_N, non_filler_tokens, logits)
 
     def _use(self, decoded: _Decoded) -> RouterUse | None:
         if self.router is None or not decoded.router_logits:
             return None
         logits = [each.flatten(0, -2) for each in decoded.router_logits]
-        return router_use(logits, decoded.own_tokens, self.router.num_chosen)
+        return router_use(logits, decoded.non_filler_tokens, self.router.num_chosen)
 
 
 def _probe(hidden_ND: Tensor) -> Tensor:

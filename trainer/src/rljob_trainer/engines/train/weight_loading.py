@@ -27,10 +27,11 @@ from rljob_trainer.observability.activity import ACTIVITY
 log = logging.getLogger(__name__)
 
 FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
-"""The dtypes of safetensors that are weights, not quantized codes."""
-COMPARED_ELEMENTS = 16 * 1024 * 1024
+"""The dtypes of safetensors for weights that are not quantized."""
+NUM_COMPARED_ELEMENTS = 16 * 1024 * 1024
+"""How many elements of two tensors are compared at a time."""
 OUTPUT_HEAD_WEIGHT, OUTPUT_HEAD_BIAS = "lm_head.weight", "lm_head.bias"
-"""The tensors that a value head replaces."""
+"""The names in files of the tensors that a value head replaces."""
 
 
 class _Slice(Protocol):
@@ -40,19 +41,19 @@ class _Slice(Protocol):
 
     def get_dtype(self) -> str: ...
 
-    def __getitem__(self, place: object) -> torch.Tensor: ...
+    def __getitem__(self, window: object) -> torch.Tensor: ...
 
 
 @torch.no_grad()
 def load_weights(
     model: nn.Module, language_model: PreTrainedModel, folder: Path, name_prefix: str, head: Head = Head.TOKENS
 ) -> None:
-    """Copies weights from the safetensors files of `folder`.
+    """Copies the weights in the safetensors files of `folder` into this rank's shards of `model`.
 
-    Parameter names of `model` are those of its `language_model` with `name_prefix` before them; names and shapes in the
-    files are transformers' own. Adapters are not changed. A value head that is in no file is initialized with zeros.
-    Raises ConfigurationError for a missing tensor, another shape or dtype, tied tensors that differ, and files that
-    cannot be read; ResourceError if the disk fails."""
+    `name_prefix`: what the parameter names of `model` have before the names in its `language_model`. Adapters are not
+    changed. With Head.VALUE, a value head that is in no file is initialized with zeros. Raises ConfigurationError for a
+    missing tensor, another shape or dtype than the model's, tied tensors that differ, and files that cannot be read;
+    ResourceError if the disk fails."""
     tensors = {name.removeprefix(name_prefix): tensor for name, tensor in base_tensors(named_tensors(model))}
     second_names = _second_names(model, name_prefix)
     try:
@@ -69,7 +70,9 @@ def load_weights(
                 )
             missing = next((name for name in tensors if name not in found), None)
             if missing is not None:
-                raise ConfigurationError(f"{WHERE}: {folder} has no tensor '{missing}'")
+                raise ConfigurationError(
+                    f"{WHERE}: {folder} has no tensor '{missing}'; download the model again, or choose another model"
+                )
             _reject_untied(files, second_names)
             windows = {name: window_of(tensor) for name, tensor in tensors.items()}
             for number, group in enumerate(groups, 1):
@@ -77,7 +80,8 @@ def load_weights(
                 _load_group(group, files, language_model, tensors, windows)
     except (OSError, SafetensorError) as error:
         raise ConfigurationError(
-            f"{WHERE}: the weights in {folder} cannot be read ({error}); are files missing or damaged?"
+            f"{WHERE}: the weights in {folder} cannot be read ({error}); if files are missing or damaged, download "
+            "the model again"
         ) from error
     used = {name for group in groups for name in group.names}
     unused = sorted(files.names.keys() - used - second_names.keys())
@@ -94,7 +98,7 @@ def load_weights(
 
 
 class WeightFiles:
-    """The safetensors files of a model's folder; they are open within a `with` block."""
+    """The safetensors files of a model's folder. Within a `with` block they are open, and tensors can be read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -118,8 +122,8 @@ class WeightFiles:
 
     def slice(self, name: str) -> _Slice:
         """A tensor that is not read yet."""
-        piece: _Slice = self._readers[self.names[name]].get_slice(name)
-        return piece
+        tensor: _Slice = self._readers[self.names[name]].get_slice(name)
+        return tensor
 
     def read(self, name: str, window: Window | None) -> torch.Tensor:
         """Reads a window of a tensor; None: all of it."""
@@ -164,7 +168,7 @@ def _load_group(
 
 
 def _second_names(model: nn.Module, name_prefix: str) -> dict[str, str]:
-    """The other names of tied parameters, each with the first name."""
+    """For each tied parameter: its other names in the language model -> its first name."""
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     names = ((name, first[id(each)]) for name, each in model.named_parameters(remove_duplicate=False))
     return {name.removeprefix(name_prefix): other.removeprefix(name_prefix) for name, other in names if name != other}
@@ -181,23 +185,30 @@ def _reject_untied(files: WeightFiles, second_names: Mapping[str, str]) -> None:
 
 
 def _are_equal(one: _Slice, other: _Slice) -> bool:
-    """Compares piece by piece, because these are the largest tensors of a model."""
+    """Whether two tensors are equal. Compares a few rows at a time, because these are the largest tensors of a
+    model."""
     shape = one.get_shape()
     if shape != other.get_shape():
         return False
-    rows = max(1, COMPARED_ELEMENTS // math.prod(shape[1:]))
-    return all(torch.equal(one[at : at + rows], other[at : at + rows]) for at in range(0, shape[0], rows))
+    rows = max(1, NUM_COMPARED_ELEMENTS // math.prod(shape[1:]))
+    return all(
+        torch.equal(one[start : start + rows], other[start : start + rows]) for start in range(0, shape[0], rows)
+    )
 
 
 def _tensor_files(folder: Path) -> dict[str, str]:
-    """Tensor name -> file name."""
+    """The names of all tensors of a model's folder: tensor name -> file name. Raises ConfigurationError if the folder
+    has no weights, or its index cannot be read."""
     # As in `from_pretrained`, the single file has precedence over the index.
     if (folder / SINGLE_FILE).exists():
         with safe_open(folder / SINGLE_FILE, framework="pt") as reader:
             return dict.fromkeys(reader.keys(), SINGLE_FILE)
     index = folder / INDEX_FILE
     if not index.exists():
-        raise ConfigurationError(f"{WHERE}: no {SINGLE_FILE} and no {INDEX_FILE} in {folder}")
+        raise ConfigurationError(
+            f"{WHERE}: no {SINGLE_FILE} and no {INDEX_FILE} in {folder}; choose a folder with "
+            "a model's safetensors files"
+        )
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise ConfigurationError(
