@@ -64,7 +64,7 @@ def _check_ends(training: Training, model_folder: Path, tokenizer: Tokenizer, *,
             )
         log.warning("spec.training.model.source: %s; %s", cause, advice)
         return
-    end_of_turn = AssistantTurn(tokenizer).end_token_id if are_chats else None
+    end_of_turn = AssistantTurn(tokenizer).turn_end_token_id if are_chats else None
     if end_of_turn is not None and end_of_turn not in ends and not stops:
         text = tokenizer.decode([end_of_turn], skip_special_tokens=False)
         log.warning(
