@@ -72,7 +72,7 @@ def download_model(repository: str, revision: str | None, where: str, files: Seq
     """Downloads the files of one revision that match the patterns `files`. Returns their folder, whose name is the
     commit.
 
-    Raises ConfigurationError if the model does not exist, must not be accessed or has no config.json, and
+    Raises ConfigurationError if the model does not exist, needs permission or has no config.json, and
     ResourceError if the hub is unreachable and the model is not in the cache, or if the disk fails. The messages start
     with `where`, the field of the job.
     """

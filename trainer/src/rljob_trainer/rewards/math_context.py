@@ -30,7 +30,7 @@ _WORDS_BEFORE = re.compile(
     )$"""
 )
 _OPERAND_BEFORE = re.compile(r"(?:(?<![A-Za-z])[A-Za-z]|[)}\]$\d])$")
-_WORD_BEHIND = re.compile(
+_WORD_AFTER = re.compile(
     r"\s{0,3}\*?\s{0,3}(?:pi|sqrt|factorial|squared|cubed|sin|cos|tan|log|ln|alpha|beta|theta|times|over"
     r"|is\s+(?:not|wrong|incorrect)|minus|plus|modulo|remainder|unknown|undefined|out\s+of"
     r"|no\s+(?:real\s+)?solutions?|or\s+(?:more|less|fewer|greater|higher|lower)|fewer(?!\s+[A-Za-z])"
@@ -113,7 +113,7 @@ def is_refusal(sentence: str) -> bool:
 def is_part_of_expression(text: str, start: int, end: int) -> bool:
     """Whether the number is part of an expression that the search for numbers cannot parse: `x^2 + 2`, `12 pi`."""
     before, shown = text[max(start - 4 * MAX_BEFORE, 0) : start].rstrip()[-MAX_BEFORE:], text[start:end]
-    if _OPERATOR_BEFORE.search(before) or _WORD_BEHIND.match(text, end):
+    if _OPERATOR_BEFORE.search(before) or _WORD_AFTER.match(text, end):
         return True
     if "=" not in shown and _WORDS_BEFORE.search(before):
         return True

@@ -12,7 +12,8 @@ from rljob_trainer.rewards.scoring_child import CoreUse, ScoringChild
 
 @dataclass
 class Batch:
-    """Responses that are scored together; `outcomes` has None for those without a result yet."""
+    """The responses of one call of `submit`. `outcomes` has None for each response that has no result yet;
+    `num_missing` counts these."""
 
     future: Future[list[RewardOutcome]]
     outcomes: list[RewardOutcome | None]
@@ -26,16 +27,19 @@ class Sample:
     batch: Batch
     index: int
     frame: bytes
+    """The encoded request (see `wire`)."""
     has_killed: bool = False
-    """A process was killed while it scored this response."""
+    """True if SIGKILL ended a process while it scored this response."""
 
 
 @dataclass
 class Slot:
-    """One slot of the pool: its current process and the responses that were sent to it and not scored yet."""
+    """One slot of the pool: its current process, and the responses that were sent to this process and have no score
+    yet."""
 
     child: ScoringChild
     number: int
+    """Part of the name of the log file; a process that replaces another one gets the same number."""
     deadline: float
     """Monotonic time by which the process must have loaded the scorer, or scored the first of `samples`."""
     began: float

@@ -1,11 +1,11 @@
 """Scoring in parallel processes with a hard time limit for each response.
 
 One thread owns the processes. It sends responses in chunks that get smaller towards the end, reads results as they
-arrive, and kills the process group of a scorer that exceeds the limit. Only the response that is being scored fails
-then; the rest of the chunk goes to another process. A crash (exit, signal) is handled in the same way. A SIGKILL is
-probably due to a lack of memory and not the response's fault, so the response goes to another process, once.
+arrive, and kills the process group of a scorer that exceeds the limit. Then only the response that was being scored
+fails; the rest of the chunk goes to other processes. A crash (exit, signal) is handled in the same way. A SIGKILL is
+probably due to a lack of memory and not to the response, so after the first one another process scores the response.
 
-No process outlives its parent, however the parent ends (see `scoring_program`).
+No scoring process outlives the process of the pool, however the latter ends (see `scoring_program`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from rljob_trainer.rewards.wire import encode
 log = logging.getLogger(__name__)
 
 MAX_CHUNK = 64
+"""The maximum number of responses that are sent to a process together."""
 START_TIMEOUT_SECONDS = 300.0
 DEATH_CHECK_SECONDS = 0.1
 """The interval of checks for dead processes: if a forked child keeps the connection open, reading does not notice."""
@@ -92,16 +93,18 @@ class ScorerPool:
     def wait_until_ready(self) -> None:
         """Blocks until one process has loaded the scorer.
 
-        Raises ConfigurationError if the scorer cannot be loaded, RewardError if the process exits or hangs while it
-        loads a user's function, ResourceError if it is killed, or hangs while it loads a built-in scorer.
+        Raises ConfigurationError if the scorer cannot be loaded, RewardError if the process exits while it loads the
+        scorer, or hangs while it loads a user's function, and ResourceError if the process is killed, or hangs while
+        it loads a built-in scorer.
         """
         self._ready.result()
 
     def submit(self, requests: Sequence[RewardRequest]) -> Future[list[RewardOutcome]]:
         """Starts scoring without waiting; the future's result is one outcome per request, in order.
 
-        The future raises a TrainerError if the pool fails or is closed; a response that cannot be scored is an outcome,
-        not an error. Raises RewardError for a row that cannot be sent to a process.
+        The future raises a TrainerError if the pool fails or is closed before all responses are scored. A response that
+        cannot be scored is an outcome, not an error. Raises RewardError for a row that cannot be sent to a process, and
+        the pool's error if the pool has failed already.
         """
         batch = Batch(Future(), [None] * len(requests), len(requests))
         samples = [Sample(batch, index, _frame(request)) for index, request in enumerate(requests)]
@@ -179,7 +182,8 @@ class ScorerPool:
     def _extend_after_standstill(self, seconds: float) -> None:
         """Extends all deadlines after the machine was suspended for `seconds`.
 
-        A delay of this thread alone looks the same, so extensions end once they reach the response's limit."""
+        A delay of this thread alone looks the same, so no deadline is extended again after its extensions have reached
+        the time limit."""
         if seconds <= STANDSTILL_SECONDS:
             return
         for slot in self._slots:
@@ -259,7 +263,8 @@ class ScorerPool:
             self._set_deadline(slot)
 
     def _replace(self, slot: Slot, status: RewardStatus) -> None:
-        """Kills the slot's process, finishes the response that it was scoring, and starts another process."""
+        """Kills the slot's process, decides what happens to the response that it was scoring, and starts another
+        process."""
         self._selector.unregister(slot.child.connection)
         slot.child.kill()
         self._slots.remove(slot)
@@ -271,7 +276,8 @@ class ScorerPool:
         self._slots.append(self._start(slot.number))
 
     def _finish_failed(self, slot: Slot, status: RewardStatus) -> None:
-        """Finishes the response that a killed process was scoring, or leaves it to another process."""
+        """Finishes the response that a killed process was scoring; after the response's first SIGKILL, leaves it to
+        another process."""
         sample = slot.samples[0]
         was_killed = status is RewardStatus.ERROR and not slot.is_garbled and slot.child.was_killed()
         if was_killed and not sample.has_killed:
@@ -295,8 +301,10 @@ class ScorerPool:
         what = f"did not load within {self._start_timeout_seconds:g} s" if has_hung else _end_of(slot)
         text = f"{self._spec.where}: {self._spec.name} {what}"
         is_function = isinstance(self._spec, FunctionScorer)
-        if slot.child.was_killed() or (has_hung and not is_function):
+        if slot.child.was_killed():
             return ResourceError(f"{text}\nthe process was killed while it loaded; it may be out of memory")
+        if has_hung and not is_function:
+            return ResourceError(f"{text}\nthe process was killed; the machine may be too busy or out of memory")
         return RewardError(
             f"{text}\n{'fix the code that runs when it is imported' if is_function else 'check the installation'}"
         )
