@@ -84,13 +84,14 @@ _OPERATOR = r"(?:\*\*(?=\d)|\s*(?:\\times|\\cdot|\\div|[-+*/^=:])\s*)"
 _MODULUS = r"(?:\s{0,2}\(?\s{0,2}\\?[bp]?mod\s{0,2}\{?\d+\}?\)?)?"
 _RUN = re.compile(rf"(?<![A-Za-z0-9_.\\^{{])(?:{_OPERAND})(?:{_OPERATOR}(?:{_OPERAND}|[a-z](?![A-Za-z])))*{_MODULUS}")
 _LAST_OPERAND = re.compile(rf"(?:{_OPERAND})$")
-# LaTeX between its delimiters. As in Pandoc, single dollars have no white space inside of them and no digit after them.
+# LaTeX between its delimiters. As in Pandoc, the text between single dollars neither begins nor ends with white space,
+# and no digit follows it.
 _DELIMITED = re.compile(
     r"\$\$((?:(?!\$\$).)+)\$\$|\\\[((?:(?!\\\[|\\\]).)+)\\\]|\\\(((?:(?!\\\(|\\\)).)+)\\\)|(?<![\\$])\$(?=[^\s$])([^$\n]*?[^\s$\\])\$(?!\d)",
     re.DOTALL,
 )
 MAX_JOINED = 50
-"""The maximum number of values in a row that are parsed as one answer."""
+"""The maximum number of values before the last one that are parsed together with it (`3, 5 and 12`)."""
 MAX_PHRASE = 120
 """The number of characters of a phrase, such as "The answer to the question is", that are searched for a negation."""
 _JOINT = re.compile(

@@ -173,8 +173,7 @@ def _last_step(text: str) -> str:
 
 
 def is_choice_letter(text: str) -> bool:
-    """Whether a row's answer is a choice: a letter from A to J, alone, in parentheses, or before `)`, `.`, `:` and
-    more."""
+    """Whether a row's answer is a choice: a letter from A to J, alone, in parentheses, or before `)`, `.` or `:`."""
     text = _plain_choice(_in_one_spelling(text))
     return re.fullmatch(r"\(?[A-J]\)?|[A-J][):.]\s*\S.*|\([A-J]\)\s*\S.*", text, re.DOTALL) is not None
 

@@ -36,7 +36,7 @@ class RandomStreams:
 
     def __init__(self, device: torch.device, seed: int, training_rank: int, generation_rank: int) -> None:
         """Seeds both streams. Processes with the same `training_rank` get the same training stream, processes with the
-        same `generation_rank` the same generation stream. Replaces the seeds that libraries have set."""
+        same `generation_rank` the same generation stream; all other streams differ. Replaces seeds of libraries."""
         self.device = device
         _seed(seed, 1, generation_rank)
         self._generation_state = self._state()

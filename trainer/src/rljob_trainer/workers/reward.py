@@ -187,7 +187,7 @@ def _failure_text(where: str, request: RewardRequest, outcome: RewardOutcome, se
 def _kill_text(where: str, request: RewardRequest, outcome: RewardOutcome) -> str:
     return (
         f"{outcome.detail}\n{_request_text(request)}"
-        f"two scoring processes were killed while they scored this response; the trainer is probably out of memory: "
+        "two scoring processes were killed while they scored this response; the trainer is probably out of memory: "
         f"increase its memory or reduce {where}.numProcesses. If only such responses fail, limit the memory in the "
         "code of the reward, so that it raises an error, to which onError applies"
     )
