@@ -73,8 +73,8 @@ class Tokenizer:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a response, in order: those of generation_config.json, or of config.json if the former does
-        not exist (as in transformers and vLLM), then the tokenizer's own."""
+        """Ids of the tokens that end a response, in order: those of generation_config.json, or of config.json if the
+        former does not exist (as in transformers and vLLM), then the tokenizer's own."""
         tokens = (*self._declared_end_tokens, self._backend.eos_token_id)
         return tuple(dict.fromkeys(token for token in tokens if token is not None))
 
@@ -90,7 +90,7 @@ class Tokenizer:
 
     @property
     def special_token_ids(self) -> frozenset[int]:
-        """Tokens that `decode` leaves out by default."""
+        """Ids of the tokens that `decode` leaves out by default."""
         added = (token for token, each in self._backend.added_tokens_decoder.items() if each.special)
         return frozenset((*added, *self._backend.all_special_ids))
 

@@ -60,6 +60,7 @@ class Boundary(StrEnum):
 
 
 Bytes = Mapping[Owner, int]
+"""Bytes on the device, by owner."""
 MEBIBYTE = 1 << 20
 _PAGE_BYTES = 4096
 

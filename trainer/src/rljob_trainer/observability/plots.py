@@ -50,7 +50,7 @@ class Plot:
     y_label: str
     lines: tuple[Line, ...]
     unit_range: bool = False
-    """The y axis goes from 0 to 1."""
+    """Whether the y axis goes from 0 to 1."""
 
 
 PLOTS = (

@@ -52,7 +52,7 @@ class HybridWorker(Worker):
         )
         self.seconds: dict[str, float] = {}
         self.device_memory = DeviceMemory(context)
-        self.num_cache_bytes = 0
+        self.num_kv_cache_bytes = 0
         self.device_memory.give_back_after_loading()
         # The rollout engine is still awake, as in later rollouts, so this measures what will fit beside it.
         check_device_memory(actor.engine.memory, actor.engine.settings.offload, context.device)
@@ -113,7 +113,7 @@ class HybridWorker(Worker):
         self.actor.engine.offload_state()
         self.device_memory.return_free_memory()
         MEMORY.mark(Boundary.SYNC_WEIGHTS)
-        self.device_memory.make_room_for_cache(self.num_cache_bytes)
+        self.device_memory.make_room_for_cache(self.num_kv_cache_bytes)
         engine.wake(weights=False, kv_cache=True)
         engine.clear_cache()
         MEMORY.mark(Boundary.WAKE_KV_CACHE)
@@ -121,7 +121,7 @@ class HybridWorker(Worker):
     def trainer_mode(self) -> None:
         """Collective. Puts the rollout engine to sleep and starts to copy the actor's parameters back to the device."""
         engine = self.rollout.engine
-        self.num_cache_bytes = engine.memory.kv_cache
+        self.num_kv_cache_bytes = engine.memory.kv_cache
         engine.sleep()
         if engine.forgets_weights_asleep:
             self.synced_version = None
