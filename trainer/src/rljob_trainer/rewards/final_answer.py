@@ -53,17 +53,21 @@ _PHRASE = re.compile(
 _JSON = re.compile(r"[\"'](?:final[_ ])?answer[\"']\s*:", re.ASCII | re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\.(?=\s|$|\*|\"|')|[!?](?=\s|$)|\n")
 _OPENERS = ((r"\[", r"\]"), (r"\(", r"\)"), ("$$", "$$"), ("$", "$"))
+# The beginning of another clause, which is not part of the answer: `5 because ...`.
 _CONNECTIVE = re.compile(
     r"\b(?:because|since|as|so|which|where|when|for|but|not|rather than|instead of)\b"
     r"|,\s*(?!and\b|or\b)(?=[a-z]{2})|\s\((?=[a-z]{2})|;",
     re.ASCII | re.IGNORECASE,
 )
+# A word between a denied and the right value: `not 5 but 18`.
 _CORRECTION = re.compile(r"\b(?:but|so|instead|rather|hence|therefore)\b", re.ASCII | re.IGNORECASE)
+# What follows a phrase that names no answer: `the answer is correct`.
 _CONFIRMATION = re.compile(
     r"\s*(?:it\s+is\s+|this\s+is\s+|that\s+is\s+)?(?:indeed\s+|therefore\s+)?"
     r"(?:correct|right|verified|confirmed|consistent|reasonable|valid|above|as above)\b",
     re.ASCII | re.IGNORECASE,
 )
+# The mark of an item in a list, such as `2. `, whose number is no answer.
 _BULLET = re.compile(r"(?m)^[ \t]*(?:[-*+]|\d{1,3}[.)])[ \t]+(?=\S)")
 
 # The pieces of a run of numbers and operators in a sentence: `3 + 15 = 18`, `2\\frac{1}{2}`, `-$1,000.50`. Braces are
@@ -94,6 +98,7 @@ MAX_JOINED = 50
 """The maximum number of values before the last one that are parsed together with it (`3, 5 and 12`)."""
 MAX_PHRASE = 120
 """The number of characters of a phrase, such as "The answer to the question is", that are searched for a negation."""
+# The text between two values in a row: `3, 5 and 12`.
 _JOINT = re.compile(
     r"\s{0,3}(?:,|;|,?\s{0,3}\b(?:and|or|nor)\b|&|/)\s*(?:maybe\s+|perhaps\s+|possibly\s+|also\s+)?(?:[a-zA-Z]\s*=\s*)?",
     re.ASCII | re.IGNORECASE,

@@ -29,7 +29,10 @@ _WORDS_BEFORE = re.compile(
       | \d\s+(?:out\s+of|of|in|to|r|remainder(?:\s+of)?)
     )$"""
 )
+# A `+` or `-` after one of these is an operator, not a sign: a variable, a closing bracket or a digit.
 _OPERAND_BEFORE = re.compile(r"(?:(?<![A-Za-z])[A-Za-z]|[)}\]$\d])$")
+# It is also part of an expression if one of these follows: a word such as `pi`, `squared`, `or more` or `below zero`; a
+# fraction in words after a unit; or a variable, which is a single letter other than an article or a unit.
 _WORD_AFTER = re.compile(
     r"\s{0,3}\*?\s{0,3}(?:pi|sqrt|factorial|squared|cubed|sin|cos|tan|log|ln|alpha|beta|theta|times|over"
     r"|is\s+(?:not|wrong|incorrect)|minus|plus|modulo|remainder|unknown|undefined|out\s+of"
@@ -48,6 +51,7 @@ _NOT_THIS = re.compile(
     )
     (?:[\s}]+(?:be|a|an|the|is|equal|equals|to|exactly|option|choice|answer)\b){0,4} [\s}$(*_"'{\\=]*$"""
 )
+# A negation at the beginning of the sentence after "the answer is" (`definitely not`), or `isn't` in the phrase itself.
 _NEGATION = re.compile(
     r"\s*+(?:(?:[a-z]+ly|of\s+course|in\s+fact),?\s+){0,2}"
     r"(?:\bnot\b|\bnever\b|\bcannot\b|n't\b|\bneither\b"

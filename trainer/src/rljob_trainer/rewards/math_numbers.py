@@ -8,7 +8,8 @@ from fractions import Fraction
 MAX_DIGITS = 1000
 """Longer numbers and larger powers of ten are left to sympy, with the time limit of the process."""
 
-# Spellings of numbers; each pattern is matched at the position where a number begins.
+# Spellings of numbers, each matched at the position where a number begins. From _PLAIN on: `1,234.5e3`, `3 / 4`,
+# `\frac{3}{4}`, `1 1/2`, `2 \times 10^3`, `3rd`, `0.1\overline{6}` and `0.333...`.
 _DIGITS = r"(?:[1-9]\d{0,2}(?:[, ]\d{3})+(?!\d)|\d+)"
 _NUMBER = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
 _EXPONENT = r"(?:[eE][-+]?\d{1,4})"
@@ -50,6 +51,7 @@ _FRACTIONS = {
 _COUNTS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _PART = "halves|" + "|".join(rf"{name}s?" for name in _FRACTIONS)
 _TEXT = r"(?:\\text\s{0,3}\{)?"
+# ` and a half` and ` quarters`; the groups are the count and the part.
 AND_A_FRACTION = rf"\s{{0,3}}{_TEXT}\s{{0,3}}(?:\band|&)\s{{1,3}}(an?|{'|'.join(_COUNTS)}|\d)[\s-]{{1,3}}({_PART})"
 IN_FRACTIONS = rf"\s{{0,3}}{_TEXT}\s{{0,3}}\b({_PART})"
 _FRACTION_AFTER = re.compile(rf"(?:{AND_A_FRACTION}|{IN_FRACTIONS})(?![A-Za-z-])\s*\}}?", re.ASCII | re.IGNORECASE)
