@@ -13,7 +13,7 @@ from rljob_testing.ray_clusters import echo_workers
 from rljob_testing.training import training_runs
 from rljob_trainer.groups.calls import Pending
 from rljob_trainer.groups.worker_group import spawn
-from rljob_trainer.observability.timeline import FOLDER
+from rljob_trainer.observability.timeline import TIMELINES_FOLDER_NAME
 from rljob_trainer.pod.wait_for_worker_exit import worker_processes
 
 pytestmark = [pytest.mark.ray]
@@ -23,7 +23,7 @@ def test_a_selected_step_gets_a_timeline(run_trainer: training_runs.RunTrainer, 
     job = training_runs.small_job(num_workers=2, steps=3, timelineSteps=[2], algorithm={"kl": {"coefficient": 0.1}})
     run = run_trainer(job, cluster)
     assert run.exit_code == 0, run.terminal
-    [path] = (run.files.folder / FOLDER).iterdir()
+    [path] = (run.files.folder / TIMELINES_FOLDER_NAME).iterdir()
     assert path.name == "step-000002.json"
     assert str(path) in run.terminal
     events = json.loads(path.read_text())["traceEvents"]

@@ -119,4 +119,4 @@ def test_rows_know_the_start_of_their_turn(tmp_path: Path) -> None:
 )
 def test_the_token_that_ends_a_turn_is_found(tmp_path: Path, template: str, token: str | None) -> None:
     tokenizer = Tokenizer(chat_models.save(tmp_path, template))
-    assert AssistantTurn(tokenizer).end_token_id == (None if token is None else tokenizer.vocabulary()[token])
+    assert AssistantTurn(tokenizer).turn_end_token_id == (None if token is None else tokenizer.vocabulary()[token])

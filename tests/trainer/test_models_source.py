@@ -155,7 +155,7 @@ def test_a_node_downloads_once_for_any_number_of_workers(tmp_path: Path, hub: St
 
 
 def test_a_download_reports_progress(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "watched_growth", partial(watched_growth, look_seconds=0.01))
+    monkeypatch.setattr(download, "watched_growth", partial(watched_growth, poll_seconds=0.01))
     location = ModelLocation(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
     sizes: list[int] = []
 

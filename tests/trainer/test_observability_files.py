@@ -11,7 +11,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rljob_testing.messages import Mentions
-from rljob_trainer.observability.jsonl import JsonlWriter, cut_back, read_rows
+from rljob_trainer.observability.jsonl import JsonlWriter, read_rows, remove_rows_after
 from rljob_trainer.observability.plots import draw_plots, main, moving_average, read_curves
 from rljob_trainer.observability.samples import Sample, SampleKind, SampleLog, sample_table
 from rljob_trainer.observability.sinks import JsonlSink, MetricLog, TensorBoardSink
@@ -69,7 +69,7 @@ def test_a_resumed_run_drops_damaged_lines_with_a_warning(tmp_path: Path, caplog
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n{"st\xff\n[2]\n' + bytes(100) + b'\n{"step": 3}\n{"step": 4}\n{"ste')
     with caplog.at_level("WARNING"):
-        assert cut_back(path, 3) == 1
+        assert remove_rows_after(path, 3) == 1
     assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
     assert [record.getMessage() for record in caplog.records] == [
         Mentions("damaged line", f"{path}:{number}") for number in (2, 3, 4)
@@ -77,7 +77,7 @@ def test_a_resumed_run_drops_damaged_lines_with_a_warning(tmp_path: Path, caplog
 
 
 def test_truncating_a_missing_file_does_nothing(tmp_path: Path) -> None:
-    assert cut_back(tmp_path / "none.jsonl", 3) == 0
+    assert remove_rows_after(tmp_path / "none.jsonl", 3) == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -86,7 +86,7 @@ def test_an_unpaired_surrogate_survives_the_file(tmp_path: Path) -> None:
     writer = JsonlWriter(path)
     writer.append({"step": 1, "text": "a\ud800b"})
     writer.close()
-    cut_back(path, 1)
+    remove_rows_after(path, 1)
     assert list(read_rows(path)) == [{"step": 1, "text": "a\ud800b"}]
 
 

@@ -160,7 +160,7 @@ def test_pools_that_cannot_be_merged_are_rejected() -> None:
     whole = pool("a")
     with pytest.raises(ResourceError, match="pool none: there is no pool to merge"):
         ResourcePool.merged("none", [])
-    with pytest.raises(ResourceError, match="pool twice: a slot is in two of the pools"):
+    with pytest.raises(ResourceError, match="pool twice: two of the pools have the same slot"):
         ResourcePool.merged("twice", [whole, whole.split([1, 2])[0]])
     other = pool("b", settings=replace(SETTINGS, name="other", num_cpus_per_device=2))
     with pytest.raises(ResourceError, match="pool mixed: the processes of main and other have different resources"):

@@ -24,7 +24,7 @@ from rljob_trainer.checkpoints.tensor_file import DTYPE_NAMES
 from rljob_trainer.engines.train.lora import AdapterPair, AdapterSettings, adapter_pairs, merged_weight
 from rljob_trainer.engines.train.model import build_on_meta, named_tensors
 from rljob_trainer.engines.train.weight_loading import WeightFiles
-from rljob_trainer.models.adapter_files import SUFFIX, write_adapter
+from rljob_trainer.models.adapter_files import LORA_A_SUFFIX, write_adapter
 from rljob_trainer.models.weight_conversion import FileGroup, expert_endings, file_groups, whole_window
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def names_shared_with_experts(model: PreTrainedModel, names: Iterable[str]) -> l
     model's files. `names`: tensor names of peft's file. When peft (0.21.2) loads such a file, it applies these adapters
     to the experts, even if the adapters belong to other layers."""
     of_experts = expert_endings(model)
-    layers = {name.removesuffix(SUFFIX).rpartition(".")[2] for name in names if name.endswith(SUFFIX)}
+    layers = {name.removesuffix(LORA_A_SUFFIX).rpartition(".")[2] for name in names if name.endswith(LORA_A_SUFFIX)}
     return sorted(layers & of_experts)
 
 

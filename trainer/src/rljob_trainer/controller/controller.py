@@ -37,7 +37,7 @@ from rljob_trainer.observability.metrics import (
     CONTROLLER_RECEIVED_BYTES,
     CONTROLLER_SENT_BYTES,
     EVAL_SECONDS,
-    ROWS_LEFT_OUT,
+    ROWS_SKIPPED,
     STEP_SECONDS,
     THROUGHPUT,
     TIME_PER_STEP,
@@ -198,7 +198,7 @@ class Controller:
         metrics.update(self.timer.take())
         metrics.update(self.run_parts.workers.hybrid.take_seconds())
         if self.run_parts.drawn_row_filter is not None:
-            metrics[ROWS_LEFT_OUT] = float(self.cursor.num_left_out - num_left_out)
+            metrics[ROWS_SKIPPED] = float(self.cursor.num_left_out - num_left_out)
         metrics[CONTROLLER_SENT_BYTES] = float(traffic.sent_bytes)
         metrics[CONTROLLER_RECEIVED_BYTES] = float(traffic.received_bytes)
         metrics[STEP_SECONDS] = seconds

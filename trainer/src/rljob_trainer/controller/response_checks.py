@@ -18,7 +18,7 @@ from rljob_trainer.engines.train.model import read_config
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.assistant_turn import AssistantTurn
 from rljob_trainer.models.tokenizer import Tokenizer
-from rljob_trainer.rewards.format import literal_beginning, lost_part
+from rljob_trainer.rewards.format import first_lost_part, literal_beginning
 
 TAG = re.compile(r"<[^<>\n]+>")
 OPENING_TAG = re.compile(r"<[^<>\n]+>|\[[^\[\]\n]+\]")
@@ -66,7 +66,7 @@ def _check_ends(training: Training, model_folder: Path, tokenizer: Tokenizer, *,
             )
         log.warning("spec.training.model.source: %s; %s", cause, advice)
         return
-    end_of_turn = AssistantTurn(tokenizer).end_token_id if are_chats else None
+    end_of_turn = AssistantTurn(tokenizer).turn_end_token_id if are_chats else None
     if end_of_turn is not None and end_of_turn not in ends and not stops:
         text = tokenizer.decode([end_of_turn], skip_special_tokens=False)
         log.warning(
@@ -108,7 +108,7 @@ def _check_pattern(
                 return parts[0]
         return None
 
-    if lost := lost_part(pattern, lost_part_of):
+    if lost := first_lost_part(pattern, lost_part_of):
         cause, advice = f"the tokenizer decodes it as {seen(lost)!r}", "use other tags, or another model"
         if lost in stop:
             cause, advice = (

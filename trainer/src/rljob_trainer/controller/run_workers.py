@@ -27,7 +27,7 @@ from rljob_trainer.groups.ray_session import ShippedCode, cluster_resources, ray
 from rljob_trainer.groups.shared_folders import check_shared
 from rljob_trainer.groups.worker_group import WorkerGroup, spawn
 from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
-from rljob_trainer.observability.activity import LOOK_SECONDS, ActivityWatch
+from rljob_trainer.observability.activity import POLL_SECONDS, ActivityWatch
 from rljob_trainer.pools.pool_manager import (
     FusedRoles,
     ResourcePoolManager,
@@ -144,7 +144,7 @@ def started_workers(
         with ThreadPoolExecutor(max_workers=len(started)) as builders:  # All pools at the same time.
             built = [builders.submit(build, *each) for each in started]
             activity = ActivityWatch(log_folder, lambda how: doing(f"loads models; {how}"))
-            while wait(built, timeout=LOOK_SECONDS).not_done:
+            while wait(built, timeout=POLL_SECONDS).not_done:
                 activity.poll_files()
         groups = {role: group for each in built for role, group in each.result().items()}
         yield Workers(

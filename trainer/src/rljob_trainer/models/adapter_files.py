@@ -11,15 +11,17 @@ from safetensors.torch import save
 from rljob_api.v1alpha1.model import Lora, Model
 
 WEIGHTS_FILE = "adapter_model.safetensors"
-SUFFIX = ".lora_A.weight"
+LORA_A_SUFFIX = ".lora_A.weight"
+"""Ends the names of the first of an adapter's two matrices."""
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, torch.Tensor], lora: Lora, base_model: Model | None) -> None:
-    """Writes weights and configuration into `folder`, which must exist. `tensors`: by their names in peft's file;
-    `base_model`: the model that the adapters belong to. Raises OSError."""
+    """Writes weights and configuration into `folder`, which must exist. `tensors`: the adapters, by their names in
+    peft's file. `base_model`: the model to which they belong; without it the configuration names no model. Raises
+    OSError."""
     from peft import LoraConfig
 
-    names = {name.removesuffix(SUFFIX).rpartition(".")[2] for name in tensors if name.endswith(SUFFIX)}
+    layers = {name.removesuffix(LORA_A_SUFFIX).rpartition(".")[2] for name in tensors if name.endswith(LORA_A_SUFFIX)}
     config = LoraConfig(
         task_type="CAUSAL_LM",
         base_model_name_or_path=base_model.source if base_model else None,
@@ -27,7 +29,7 @@ def write_adapter(folder: Path, tensors: Mapping[str, torch.Tensor], lora: Lora,
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # used as a number
         lora_dropout=lora.dropout,
-        target_modules=list(lora.targets or sorted(names)),
+        target_modules=list(lora.targets or sorted(layers)),
         bias="none",
         inference_mode=True,
     )

@@ -1,8 +1,8 @@
 """Finds out how a chat template writes the assistant's turn: its beginning, and the token that ends it.
 
 A turn consists of the role's header (`<|im_start|>assistant\\n`), the content, and an end (`<|im_end|>\\n`). If the
-generation prompt contains more than the header, such as `<think>\\n`, this is the beginning of the content, which the
-template has written instead of the model. The header is found by rendering a turn with known content.
+generation prompt contains text after the header, such as `<think>\\n`, this text is the beginning of the content. The
+template has written it instead of the model. The header is found by rendering a turn with known content.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class AssistantTurn:
         """Cache of beginnings without special tokens; there are few different ones."""
 
     def beginning(self, messages: Sequence[ChatMessage], prompt: str) -> str:
-        """Returns the text of `prompt` after the role's header; `prompt` is the chat, rendered up to the assistant's
-        answer. Empty if that text is only white space, or if the header cannot be found."""
-        after_user, beginning = self._of_one_message
+        """Returns the text of `prompt` after the role's header. `prompt` is the rendered chat with the generation
+        prompt. Empty if this text is only white space, or if the header cannot be found."""
+        after_message, beginning = self._of_one_message
         # The result for a one-message chat is reused, so that not every prompt must be rendered twice.
-        if after_user and prompt.endswith(after_user):
+        if after_message and prompt.endswith(after_message):
             return beginning
         return self._beginning(messages, prompt)
 
@@ -51,8 +51,9 @@ class AssistantTurn:
         return self._plain[beginning]
 
     @cached_property
-    def end_token_id(self) -> int | None:
-        """The special token directly after the content of a turn; None if the template writes none there."""
+    def turn_end_token_id(self) -> int | None:
+        """The special token that the template writes directly after the content of a turn; None if it writes none
+        there, or cannot render a turn."""
         rendered = self._render_turn([{"role": "user", "content": "x"}])
         after = rendered.partition(PROBE)[2]
         token_ids = self._tokenizer.encode(after, add_special_tokens=False) if after else []
@@ -86,11 +87,11 @@ class AssistantTurn:
         return ""
 
     def _render_turn(self, messages: Sequence[ChatMessage]) -> str:
-        """Renders the chat with one more turn of the assistant. If the template rejects that, a turn of the user is
-        added after it. Returns an empty string if both fail."""
+        """Renders the chat with one more turn of the assistant. If the template rejects this, renders it with a turn of
+        the user at the end. Returns an empty string if both fail."""
         turn: ChatMessage = {"role": "assistant", "content": PROBE}
-        afters: tuple[list[ChatMessage], ...] = ([], [{"role": "user", "content": "x"}])
-        for after in afters:
+        ends: tuple[list[ChatMessage], ...] = ([], [{"role": "user", "content": "x"}])
+        for end in ends:
             with contextlib.suppress(Exception):  # a template can raise any error
-                return self._tokenizer.render_conversation([*messages, turn, *after])
+                return self._tokenizer.render_conversation([*messages, turn, *end])
         return ""

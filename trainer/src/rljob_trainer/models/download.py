@@ -27,10 +27,12 @@ ALL_FILES = (*SETTINGS_FILES, "*.safetensors")
 
 
 def download_once(repository: str, revision: str, where: str, marker: Path, on_growth: OnGrowth) -> Path:
-    """Downloads all files of a commit. After the first success, which the file `marker` records, the cache is used
-    without contacting the hub. `on_growth` is called with the number of downloaded bytes.
+    """Downloads the files of a commit (ALL_FILES) and returns their folder. After the first success, which the file
+    `marker` records, the cache is used without contacting the hub. `revision`: the commit. `where`: the field that
+    errors name. `on_growth` is called with the number of bytes that the cache has of this repository.
 
-    The caller must hold a lock. Raises as `download_model`, and ConfigurationError if weights are missing."""
+    The caller must hold a lock. Raises the errors of `download_model`, and ConfigurationError if weights are
+    missing."""
     if marker.exists():
         try:
             return Path(snapshot_download(repository, revision=revision, local_files_only=True))
@@ -41,18 +43,20 @@ def download_once(repository: str, revision: str, where: str, marker: Path, on_g
     missing = [name for name in _weight_files(folder) if not (folder / name).is_file()]
     if missing:
         raise ConfigurationError(
-            f"{where}: {repository!r} at revision {revision!r} has no {missing[0]}; weights must be safetensors files"
+            f"{where}: {repository!r} at revision {revision!r} has no {missing[0]}; choose a model or "
+            "revision whose weights are safetensors files"
         )
     marker.touch()
     return folder
 
 
 def _cache_of(repository: str) -> Path:
-    """Returns the folder into which the library downloads."""
+    """Returns the folder into which the library downloads this repository."""
     return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
 
 
 def _weight_files(folder: Path) -> Sequence[str]:
+    """Returns the names of the files that must have the weights. Raises ConfigurationError for a damaged index."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return ["model.safetensors"]
@@ -65,10 +69,12 @@ def _weight_files(folder: Path) -> Sequence[str]:
 
 
 def download_model(repository: str, revision: str | None, where: str, files: Sequence[str]) -> Path:
-    """Downloads files of one revision. Returns their folder, whose name is the commit.
+    """Downloads the files of one revision that match the patterns `files`. Returns their folder, whose name is the
+    commit.
 
-    Raises ConfigurationError, starting with `where`, if the model does not exist, ResourceError if the hub is
-    unreachable and the model is not in the cache.
+    Raises ConfigurationError if the model does not exist, needs permission or has no config.json, and
+    ResourceError if the hub is unreachable and the model is not in the cache, or if the disk fails. The messages start
+    with `where`, the field of the job.
     """
     seen = f"{repository!r}" + (f" at revision {revision!r}" if revision else "")
     try:
@@ -83,7 +89,9 @@ def download_model(repository: str, revision: str | None, where: str, files: Seq
             f"{where}: access to {seen} must be granted by its owner; request access, and set HF_TOKEN in spec.env"
         ) from error
     except RevisionNotFoundError as error:
-        raise ConfigurationError(f"{where}: {seen} not found; the repository has no such revision") from error
+        raise ConfigurationError(
+            f"{where}: {seen} not found; name a branch, a tag or a commit of this repository"
+        ) from error
     except RepositoryNotFoundError as error:
         raise ConfigurationError(
             f"{where}: {seen} not found on the Hugging Face hub; check the name, or set HF_TOKEN if it is private"

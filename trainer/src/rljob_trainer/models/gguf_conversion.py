@@ -1,7 +1,8 @@
 """Converts GGUF, llama.cpp's quantized one-file format, to a plain Hugging Face folder with float32 weights.
 
-transformers can load such a file as a model only with the accelerate library, and does not save it again because it is
-quantized. So only its file reader is used here, and the weights are put into a plain model.
+transformers can load such a file as a model only with the accelerate library, and refuses to save this model, because
+the model is marked as quantized. So only the file reader of transformers is used here, and a plain model gets the
+weights.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 
 class _Contents(TypedDict):
+    """The part of the file reader's result that is used here."""
+
     tensors: dict[str, torch.Tensor]
     """Tensors by their names in the plain model."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from rljob_trainer.errors import ConfigurationError, TrainerError, described, storage_checked
 
 WHERE = "spec.training.model.source"
+"""The field that the errors name."""
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 """The file with all weights, and the index that names the files with the weights."""
 OBJECT_FILES = (
@@ -31,7 +32,8 @@ OBJECT_FILES = (
 @contextmanager
 def reading_model(folder: Path, what: str, advice: str) -> Iterator[None]:
     """Converts every exception of a library that reads files of `folder` into a ConfigurationError. If a file of
-    OBJECT_FILES is damaged, the error names it; otherwise it contains `what`, the library's message and `advice`.
+    OBJECT_FILES is damaged, the error names this file. Otherwise it contains `what` (what failed), the library's
+    message and `advice`.
 
     A TrainerError and a MemoryError pass unchanged. A failing disk raises ResourceError.
     """
@@ -48,8 +50,8 @@ def reading_model(folder: Path, what: str, advice: str) -> Iterator[None]:
 
 
 def read_json_object(path: Path) -> dict[str, object]:
-    """Reads the JSON object in a file of a model. Raises ConfigurationError with the file, ResourceError if the disk
-    fails."""
+    """Reads the JSON object in a file of a model. Raises ConfigurationError that names the file if it cannot be read or
+    is damaged, ResourceError if the disk fails."""
     try:
         with storage_checked(f"{WHERE}: {path}"):
             found: object = json.loads(path.read_bytes().decode())

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 CONVERSION_VERSION = 1
 """Part of the folder name of a converted model. Increase it when the conversion writes other content."""
 FINGERPRINTED_SUFFIXES = frozenset({".json", ".model", ".safetensors", ".tiktoken", ".txt"})
+"""Endings of the files that the fingerprint of a model includes."""
 FINGERPRINTED_BYTES = 1024 * 1024
 """Bytes at the beginning of each weight file that the fingerprint includes."""
 
@@ -34,19 +35,22 @@ class ModelLocation:
     """The location of a model, valid on every machine. The folder itself may have to be created on each machine."""
 
     model: Model
-    """The model; on the hub with a commit as `revision`, so that all machines use the same version."""
+    """The model. A hub model has a commit as `revision`, so that all machines use the same version."""
     cache_folder: Path
+    """The folder on each machine for converted models and for locks. Downloads go into the hub library's cache."""
     base_folder: Path
+    """The folder where a relative path in `model` starts."""
 
     def folder(self, on_growth: OnGrowth = report_downloaded) -> Path:
         """Returns the model's folder on this machine; downloads or converts the model if necessary. Several processes
-        may call this at the same time: one does the work, the others wait, and later calls use the result. `on_growth`
-        is called with the number of downloaded bytes. Raises as `controller_model`."""
+        may call this at the same time: one does the work, the others wait, and later calls use the result. During a
+        download `on_growth` is called with the number of bytes in the cache. Raises the errors of `controller_model`,
+        and ConfigurationError if weights are missing."""
         if looks_local(self.model.source, self.base_folder):
             return local_model_folder(self.model, self.cache_folder, self.base_folder)
         from rljob_trainer.models.download import download_once
 
-        assert self.model.revision is not None, "the controller has resolved the revision to a commit"
+        assert self.model.revision is not None, "controller_model must resolve the revision to a commit"
         locks = self.cache_folder / "models"
         locks.mkdir(parents=True, exist_ok=True)
         name = f"{self.model.source.replace('/', '--')}-{self.model.revision}"
@@ -58,7 +62,8 @@ def controller_model(model: Model, cache_folder: Path, base_folder: Path) -> tup
     """Returns the folder with the files that the controller needs (configuration and tokenizer; a local model has also
     its weights), and the location from which workers get the model.
 
-    Raises ConfigurationError if the model does not exist, ResourceError if the hub is unreachable."""
+    Raises ConfigurationError if the model does not exist or cannot be used, ResourceError if the hub is unreachable and
+    the model is not in the cache."""
     if looks_local(model.source, base_folder):
         return local_model_folder(model, cache_folder, base_folder), ModelLocation(model, cache_folder, base_folder)
     from rljob_trainer.models.download import SETTINGS_FILES, download_model
@@ -72,7 +77,7 @@ def local_model_folder(model: Model, cache_folder: Path, base_folder: Path) -> P
     """Returns the folder of a local model, with configuration, weights and tokenizer.
 
     A folder is used directly; a `.gguf` file is converted once into `cache_folder`. Relative paths start at
-    `base_folder`. Raises ConfigurationError if the model does not exist.
+    `base_folder`. Raises ConfigurationError if there is no model, or if the job names a revision of it.
     """
     path = local_path(model.source, base_folder, WHERE)
     if model.revision is not None:
@@ -90,8 +95,8 @@ def local_model_folder(model: Model, cache_folder: Path, base_folder: Path) -> P
 
 
 def converted_gguf(gguf_file: Path, cache_folder: Path) -> Path:
-    """Returns the model of a GGUF file as a folder with float32 weights. The first call for the file's content converts
-    it.
+    """Returns the model of a GGUF file as a folder with float32 weights. The first call converts the file; later calls
+    for a file with this name and content return the same folder.
 
     Several processes may call this at the same time: one converts, the others wait. The folder appears complete or not
     at all.
@@ -130,7 +135,7 @@ def converted_gguf(gguf_file: Path, cache_folder: Path) -> Path:
 
 def fingerprint(folder: Path) -> str:
     """Returns a digest that usually differs for different models: of all settings and tokenizer files, and of the size
-    and the first megabyte of each weight file."""
+    and the first MiB of each weight file."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix in FINGERPRINTED_SUFFIXES:
@@ -147,7 +152,7 @@ def _digest(path: Path) -> str:
 
 @contextmanager
 def _locked(lock_file: Path) -> Iterator[None]:
-    # The kernel releases the lock when its process ends, so a killed conversion does not block others.
+    # The kernel releases the lock when the process that holds it ends, so a killed conversion does not block others.
     with lock_file.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

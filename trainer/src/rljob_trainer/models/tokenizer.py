@@ -73,8 +73,8 @@ class Tokenizer:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a response, in order: those of generation_config.json, or of config.json if that file does
-        not exist (as in transformers and vLLM), then the tokenizer's own."""
+        """Ids of the tokens that end a response, in order: those of generation_config.json, or of config.json if the
+        former does not exist (as in transformers and vLLM), then the tokenizer's own."""
         tokens = (*self._declared_end_tokens, self._backend.eos_token_id)
         return tuple(dict.fromkeys(token for token in tokens if token is not None))
 
@@ -90,13 +90,13 @@ class Tokenizer:
 
     @property
     def special_token_ids(self) -> frozenset[int]:
-        """Tokens that `decode` leaves out by default."""
+        """Ids of the tokens that `decode` leaves out by default."""
         added = (token for token, each in self._backend.added_tokens_decoder.items() if each.special)
         return frozenset((*added, *self._backend.all_special_ids))
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `render_chat` can be used."""
+        """Whether the tokenizer has a chat template. `render_chat` needs one."""
         return self._backend.chat_template is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -110,15 +110,15 @@ class Tokenizer:
         return self._backend(list(texts), add_special_tokens=add_special_tokens)["input_ids"]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Returns the text of tokens, without cleaning up spaces."""
+        """Returns the text of tokens, by default without special tokens. Spaces are not cleaned up."""
         return self._backend.decode(
             token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
 
     def render_conversation(self, messages: Sequence[ChatMessage]) -> str:
-        """Renders a whole conversation with the chat template. Encode the text, and expect errors, as for
-        `render_chat`."""
-        return self._rendered(messages, begins_answer=False)
+        """Renders a whole conversation with the chat template. As with `render_chat`, encode the text with
+        `add_special_tokens=False`. Raises ChatTemplateError as `render_chat` does."""
+        return self._render(messages, with_generation_prompt=False)
 
     @property
     def chat_template(self) -> str | dict[str, str] | None:
@@ -126,14 +126,14 @@ class Tokenizer:
         return self._backend.chat_template
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> str:
-        """Renders a conversation with the chat template, up to the beginning of the assistant's answer.
+        """Renders a conversation with the chat template, followed by the beginning of the assistant's turn.
 
         The text already contains the special tokens: encode it with `add_special_tokens=False`. Raises
-        ChatTemplateError if the template rejects the conversation, or is invalid itself.
+        ChatTemplateError if the template rejects the conversation, is invalid, or is one of several without a default.
         """
-        return self._rendered(messages, begins_answer=True)
+        return self._render(messages, with_generation_prompt=True)
 
-    def _rendered(self, messages: Sequence[ChatMessage], *, begins_answer: bool) -> str:
+    def _render(self, messages: Sequence[ChatMessage], *, with_generation_prompt: bool) -> str:
         template = self._backend.chat_template
         if isinstance(template, dict) and "default" not in template:
             raise ChatTemplateError(
@@ -141,7 +141,7 @@ class Tokenizer:
             )
         try:
             return self._backend.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=begins_answer
+                list(messages), tokenize=False, add_generation_prompt=with_generation_prompt
             )
         except MemoryError:
             raise
@@ -153,7 +153,8 @@ class Tokenizer:
 
 
 def _declared_end_tokens(folder: Path) -> tuple[int, ...]:
-    """Returns `eos_token_id` of the file in END_TOKEN_FILES that counts. Raises ConfigurationError if it is damaged."""
+    """Returns the end tokens in the first file of END_TOKEN_FILES that exists; none if it declares none. Raises
+    ConfigurationError if the file is damaged."""
     file = next((folder / name for name in END_TOKEN_FILES if (folder / name).exists()), None)
     declared = read_json_object(file).get("eos_token_id") if file else None
     tokens = declared if isinstance(declared, list) else [] if declared is None else [declared]

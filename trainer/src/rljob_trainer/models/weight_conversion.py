@@ -48,7 +48,7 @@ class FileGroup:
 
     @property
     def stacks_along_rows(self) -> bool:
-        """Whether each tensor of the files becomes exactly one row (an expert) of the target, unchanged."""
+        """Whether each tensor of the files goes into exactly one row (an expert) of the target, unchanged."""
         if self.converter is None:
             return False
         [stack, *others] = self.converter.operations
@@ -63,7 +63,8 @@ class FileGroup:
 
     def load(self, model: PreTrainedModel, read: Read, windows: Mapping[str, Window]) -> dict[str, Tensor]:
         """Returns the model tensors of this group, each cut to its window, which may be empty. If all windows are
-        empty, nothing is read. Raises RuntimeError and ValueError for tensors that do not fit together."""
+        empty, nothing is read, and the result is empty. Raises RuntimeError or ValueError if the tensors do not fit
+        together."""
         if all(_is_empty(windows[name]) for name in self.targets):
             return {}
         [first, *_] = self.targets
@@ -80,12 +81,13 @@ class FileGroup:
         return {name: self._cut(_only(found[name]), windows[name]) for name in self.targets}
 
     def _cut(self, tensor: Tensor, window: Window) -> Tensor:
+        # If the target is stacked, `load` has only read the rows of the window.
         return tensor[(slice(None), *window[1:])] if self.stacks_along_rows else tensor[window]
 
 
 def file_groups(model: PreTrainedModel, file_names: Iterable[str], model_names: Iterable[str]) -> list[FileGroup]:
-    """Returns how the tensors of the files are converted to those of the model, as in `from_pretrained`. Tensors that
-    the model does not have are left out."""
+    """Groups the tensors of the files by the conversion to those of the model, as in `from_pretrained`. Tensors of the
+    files that have no counterpart in `model_names` are left out."""
     mapping = get_model_conversion_mapping(model)
     renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
     converters = [each for each in mapping if isinstance(each, WeightConverter)]
@@ -110,21 +112,22 @@ def file_groups(model: PreTrainedModel, file_names: Iterable[str], model_names: 
 
 
 def float32_names(model: PreTrainedModel, names: Iterable[str]) -> frozenset[str]:
-    """Returns the tensors that transformers keeps in float32 in a 16-bit model, mostly those of routers."""
+    """Returns the names of the tensors that transformers keeps in float32 in a 16-bit model, mostly those of
+    routers."""
     patterns = model._keep_in_fp32_modules_strict or ()
     return frozenset(name for name in names if any(pattern in name for pattern in patterns))
 
 
 def expert_endings(model: PreTrainedModel) -> frozenset[str]:
-    """Returns the last parts of the names of expert layers in files, such as `gate_proj`; empty for a model without
-    conversions."""
+    """Returns the last parts of the names of expert layers in files, such as `gate_proj`; empty for a model whose
+    experts are not converted."""
     converters = (each for each in get_model_conversion_mapping(model) if isinstance(each, WeightConverter))
     patterns = (pattern for each in converters for pattern in each.source_patterns if "expert" in pattern)
     return frozenset(pattern.removesuffix("$").removesuffix(".weight").rpartition(".")[2] for pattern in patterns)
 
 
 class HubNames:
-    """The reverse conversion, from the tensors of a model to those of its files."""
+    """Converts the tensors of a model back to the names and forms that its files have."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         """`model` may be on the meta device. The conversion table is stored in the model, so that it is created only
@@ -142,14 +145,16 @@ class HubNames:
         self._converters = [each for each in reverse if isinstance(each, WeightConverter)]
 
     def groups(self, names: Iterable[str]) -> list[tuple[str, ...]]:
-        """Groups the tensors of the model that must be converted together, in their order."""
+        """Groups the names of the model's tensors that must be converted together; groups and names stay in the order
+        of `names`."""
         found: dict[str, list[str]] = {}
         for name in names:
             found.setdefault(self._group_of(name), []).append(name)
         return [tuple(each) for each in found.values()]
 
     def converted(self, group: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Converts all tensors of a group to the names and forms of the files; they may share memory with the group."""
+        """Converts all tensors of a group to the names and forms of the files. The results may share memory with the
+        group."""
         if not self._has_conversions:
             return dict(group)
         return dict(revert_weight_conversion(self._model, dict(group)))

@@ -2,7 +2,7 @@
 
 Read `metrics.py` first: the names of all metrics, and how they are reduced over workers. `sinks.py` writes them
 (`jsonl.py`, TensorBoard), `progress.py` shows them on the terminal, `plots.py` draws them; `samples.py` is for prompts
-and responses. Time: `timing.py` for the phases of a step, `spans.py` for what every process does, `timeline.py` for the
-file with both. Memory: `memory.py`, `memory_plot.py`. Signs of progress: `activity.py`, `growth.py`. `log.py` formats
-the log.
+and responses. Time: `timing.py` for the phases of a step, `spans.py` for what this process does, `timeline.py` for the
+file with the spans of all processes. Memory: `memory.py`, `memory_plot.py`. Signs of progress: `activity.py`,
+`growth.py`. `log.py` formats the log.
 """

@@ -13,7 +13,8 @@ from pathlib import Path
 
 WRITE_SECONDS = 30.0
 """Minimum time between two writes of a worker; a thousand workers may share one storage."""
-LOOK_SECONDS = 10.0
+POLL_SECONDS = 10.0
+"""Minimum time between two polls of the controller."""
 SUFFIX = ".activity"
 
 Clock = Callable[[], float]
@@ -33,7 +34,8 @@ class Activity:
         self._file = log_file.with_suffix(SUFFIX)
 
     def report_activity(self, what: str, number: int, of: int | None = None) -> None:
-        """Reports progress, such as 3 of 8 micro-batches."""
+        """Reports progress. Example: `report_activity("micro-batches", 3, of=8)` for 3 of 8 micro-batches. Writes at
+        most every WRITE_SECONDS."""
         now = self._clock()
         if self._file is None or now - self._written_at < WRITE_SECONDS:
             return
@@ -51,27 +53,29 @@ class ActivityWatch:
     """Polls the activity files of all workers below a log folder, for the controller."""
 
     def __init__(self, log_folder: Path, report_progress: Callable[[str], None], clock: Clock = time.monotonic) -> None:
-        """`report_progress` is called with the newest line and the name of its worker."""
+        """`report_progress` is called with the name of a worker and its newest line, as `<worker>: <line>`."""
         self._log_folder = log_folder
         self._report_progress = report_progress
         self._clock = clock
         self._polled_at = clock()
-        self._newest = self._newest_file()[0]
+        self._newest_written_at = self._newest_file()[0]
 
     def poll_files(self) -> None:
-        """Polls the files, at most every `LOOK_SECONDS`, and calls `report_progress` if a file has changed."""
+        """Polls the files, at most every `POLL_SECONDS`, and calls `report_progress` with the newest file if it has
+        changed."""
         now = self._clock()
-        if now - self._polled_at < LOOK_SECONDS:
+        if now - self._polled_at < POLL_SECONDS:
             return
         self._polled_at = now
         written_at, file = self._newest_file()
-        if file is None or written_at == self._newest:
+        if file is None or written_at == self._newest_written_at:
             return
-        self._newest = written_at
+        self._newest_written_at = written_at
         with suppress(OSError):
             self._report_progress(f"{file.stem}: {file.read_text(encoding='utf-8', errors='replace')[:100]}")
 
     def _newest_file(self) -> tuple[int, Path | None]:
+        """Returns when the newest file was written (nanoseconds), and the file; 0 and None without files."""
         newest: tuple[int, Path | None] = (0, None)
         with suppress(OSError):
             for pattern in (f"*{SUFFIX}", f"*/*{SUFFIX}"):

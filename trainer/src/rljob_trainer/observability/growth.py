@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rljob_trainer.observability.activity import ACTIVITY, LOOK_SECONDS
+from rljob_trainer.observability.activity import ACTIVITY, POLL_SECONDS
 
 OnGrowth = Callable[[int], None]
-"""Called with the new number of bytes."""
+"""Called with the number of bytes that a folder has now."""
 
 BLOCK_BYTES = 512
 """The unit of `st_blocks` on every file system."""
 
 
 @contextmanager
-def watched_growth(folder: Path, on_growth: OnGrowth, look_seconds: float = LOOK_SECONDS) -> Iterator[None]:
-    """During the block, a thread calls `on_growth` whenever there are more bytes below `folder` than ever before. It is
-    not called if nothing is written, or if only existing data is written again."""
+def watched_growth(folder: Path, on_growth: OnGrowth, poll_seconds: float = POLL_SECONDS) -> Iterator[None]:
+    """During the block, a thread calls `on_growth` whenever it finds more bytes below `folder` than it ever has since
+    the block began. There is no call if nothing is written, or if only existing data is written again."""
     done = threading.Event()
 
     # Counted before the block writes anything.
@@ -28,7 +28,7 @@ def watched_growth(folder: Path, on_growth: OnGrowth, look_seconds: float = LOOK
 
     def poll() -> None:
         most_size, most_space = at_first
-        while not done.wait(look_seconds):
+        while not done.wait(poll_seconds):
             size, space = _bytes_below(folder)
             # Both count: the used space, because some programs first create a file with its full size; and the size,
             # because some file systems do not report the used space.
@@ -55,7 +55,7 @@ def _bytes_below(folder: Path) -> tuple[int, int]:
     size = space = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            # Files of a download are renamed when they are complete.
+            # A file may no longer exist: a download renames its files when they are complete.
             with suppress(OSError):
                 found = os.lstat(os.path.join(parent, name))
                 size += found.st_size

@@ -45,7 +45,7 @@ def read_rows(path: Path) -> Iterator[dict[str, object]]:
     """Yields the complete rows of a file, in order. An incomplete last line is skipped; a missing file has no rows.
 
     Raises:
-        ValueError: a line other than the last is not a JSON object; the message names file and line.
+        ValueError: a line is not a JSON object, and is not an incomplete last line; the message names file and line.
     """
     for row in _rows(path):
         if isinstance(row, ValueError):
@@ -54,7 +54,7 @@ def read_rows(path: Path) -> Iterator[dict[str, object]]:
 
 
 def _rows(path: Path) -> Iterator[dict[str, object] | ValueError]:
-    """As `read_rows`, but yields the error of a damaged line in its place."""
+    """As `read_rows`, but instead of a damaged line yields its error."""
     if not path.exists():
         return
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -75,11 +75,11 @@ def _rows(path: Path) -> Iterator[dict[str, object] | ValueError]:
             yield ValueError(f"{path}:{number}: not a JSON object ({line[:40]!r})")
 
 
-def cut_back(path: Path, last_step: int) -> int:
+def remove_rows_after(path: Path, last_step: int) -> int:
     """Removes the rows of steps after `last_step`, which a resumed run repeats. Returns the number of removed rows.
 
-    The file is replaced atomically, so a crash leaves the old or the new file. Damaged lines are removed with a
-    warning, because a run must be able to resume without them.
+    The file is replaced atomically, so a crash leaves the old or the new file. Damaged lines are removed, too, because
+    they must not prevent a run from resuming; all but an incomplete last line with a warning.
 
     Raises:
         OSError: the new file cannot be written.

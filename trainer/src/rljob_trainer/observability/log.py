@@ -12,7 +12,7 @@ from typing import TextIO
 from rljob_api.standard_streams import discard_output
 
 MAX_MESSAGE_CHARS = 4000
-"""A longer message is cut; a model's output must not fill the log."""
+"""The end of a longer message is removed, so that a model's output cannot fill the log."""
 
 _LOGGER_NAME = "rljob_trainer"
 

@@ -2,7 +2,7 @@
 
 On GPUs the total and the peaks come from torch's allocator. CPUs have no such counter: there the total is the sum of
 the owners' live storages, and the peak is the largest sampled total (also sampled after each pass). A boundary is named
-after what has just been done (`generate`, `sleep`, ...). Each worker counts the owners that it holds.
+after what has just been done (`generate`, `sleep`, ...). The worker of each role counts the memory of its owners.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Boundary(StrEnum):
 
 
 Bytes = Mapping[Owner, int]
+"""Bytes on the device, by owner."""
 MEBIBYTE = 1 << 20
 _PAGE_BYTES = 4096
 
@@ -88,23 +89,23 @@ class MemoryRecorder:
                 continue
             for owner, num_bytes in count().items():
                 found[owner] += num_bytes
-        if _has_gpu():
+        if _uses_gpu():
             found[Owner.OTHER] = 0
             # OTHER is everything that no owner counts, and the gathered parameters that owners report as OTHER.
             found[Owner.OTHER] = max(0, torch.cuda.memory_allocated() - sum(found.values()))
         return found
 
     def sample(self) -> None:
-        """Samples the memory between two boundaries, as it may be the peak. Not needed on GPUs."""
-        if not _has_gpu():
+        """Samples the memory between two boundaries, because it may be the peak. Does nothing on GPUs."""
+        if not _uses_gpu():
             self._peak = max(self._peak, sum(self.by_owner().values()))
 
     def mark(self, boundary: Boundary) -> None:
-        """Records the memory at a boundary, and the peak since the last one."""
+        """Records the memory at a boundary, and the peak since the last boundary."""
         found = self.by_owner()
         total = sum(found.values())
         peak = max(self._peak, total)
-        if _has_gpu():
+        if _uses_gpu():
             peak = max(peak, torch.cuda.max_memory_allocated())
             torch.cuda.reset_peak_memory_stats()
         self._peak = total
@@ -115,7 +116,7 @@ class MemoryRecorder:
         self._spans.count(MEMORY_PEAK_TRACK, str(boundary), {"since the last boundary": peak / MEBIBYTE})
         self._spans.count(PROCESS_MEMORY_TRACK, str(boundary), {"resident": process / MEBIBYTE})
         for name, value in {
-            **{str(owner): num_bytes for owner, num_bytes in found.items() if owner is not Owner.OTHER or _has_gpu()},
+            **{str(owner): num_bytes for owner, num_bytes in found.items() if owner is not Owner.OTHER or _uses_gpu()},
             f"after_{boundary}": total,
             f"during_{boundary}": peak,
             "process": process,
@@ -124,7 +125,8 @@ class MemoryRecorder:
             self._metrics[name] = max(self._metrics.get(name, 0.0), float(value))
 
     def take_metrics(self) -> dict[str, float]:
-        """Returns the largest values since the last call: by owner, and the total after and during each boundary."""
+        """Returns the largest values since the last call: the bytes of each owner, the total after each boundary
+        (`after_`), the peak before each boundary (`during_`), and the resident memory of the process."""
         taken, self._metrics = self._metrics, {}
         return taken
 
@@ -141,5 +143,6 @@ def process_bytes() -> int:
         return 0
 
 
-def _has_gpu() -> bool:
+def _uses_gpu() -> bool:
+    # A process that has not used a GPU yet has no memory there.
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

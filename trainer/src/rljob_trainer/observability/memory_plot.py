@@ -10,13 +10,13 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rljob_trainer.observability.timeline import FOLDER, MEMORY_PEAK_TRACK, MEMORY_TRACK
+from rljob_trainer.observability.timeline import MEMORY_PEAK_TRACK, MEMORY_TRACK, TIMELINES_FOLDER_NAME
 
 
 @dataclass(frozen=True)
 class MemoryStep:
-    """The memory of one process in one step. `owners`: MiB at each boundary, by owner. `peaks`: the peak in MiB before
-    each boundary."""
+    """The memory of one process in one step. `owners`: by owner, the MiB at each boundary. `peaks`: the peak in MiB
+    between each boundary and the one before."""
 
     process: str
     boundaries: Sequence[str]
@@ -25,10 +25,10 @@ class MemoryStep:
 
 
 def draw_memory(run_folder: Path, folder: Path) -> list[Path]:
-    """Draws one PNG for each timeline of the run that has memory counters. Raises OSError, and ValueError for a damaged
-    file."""
+    """Draws one PNG for each timeline of the run that has memory counters. Raises OSError, and ValueError for a
+    file that is not JSON."""
     files = []
-    for timeline in sorted((run_folder / FOLDER).glob("step-*.json")):
+    for timeline in sorted((run_folder / TIMELINES_FOLDER_NAME).glob("step-*.json")):
         step = read_memory(timeline)
         if step is not None:
             files.append(_save(f"{run_folder.name}, {timeline.stem}", step, folder / f"memory-{timeline.stem}.png"))
@@ -36,7 +36,7 @@ def draw_memory(run_folder: Path, folder: Path) -> list[Path]:
 
 
 def read_memory(timeline: Path) -> MemoryStep | None:
-    """Reads the first process with memory counters in the file; None if there is none."""
+    """Reads the memory of the first process that has memory counters in the file; None if no process has any."""
     events = json.loads(timeline.read_text())["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     for process, name in names.items():

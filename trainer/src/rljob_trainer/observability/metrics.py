@@ -17,6 +17,7 @@ REWARD_PREFIX: Final = "critic/rewards"
 REWARD_MEAN: Final = "critic/rewards/mean"
 REWARD_MAX: Final = "critic/rewards/max"
 NAMED_REWARD_PREFIX: Final = "reward"
+"""The metrics of one reward are `reward/<name>/...`, for example with ERROR_RATE."""
 ERROR_RATE: Final = "error_rate"
 TIMEOUT_RATE: Final = "timeout_rate"
 REWARD_ERROR_RATE: Final = "reward/error_rate"
@@ -37,7 +38,7 @@ SAMPLING_RETURNED: Final = "dynamic_sampling/returned_prompts"
 """Prompts that return to the stream and are drawn again in the next step."""
 SAMPLING_REWARD_PREFIX: Final = "dynamic_sampling/batch_rewards"
 """Rewards of the responses in the batch; `REWARD_PREFIX` is for all generated responses."""
-ROWS_LEFT_OUT: Final = "data/rows_skipped"
+ROWS_SKIPPED: Final = "data/rows_skipped"
 """Rows that the step skipped because their answers cannot be scored. Exists only if answers are checked when rows are
 drawn."""
 ADVANTAGE_MEAN: Final = "critic/advantages/mean"
@@ -110,7 +111,7 @@ TIME_PER_STEP: Final = "perf/time_per_step"
 TOKEN_IMBALANCE: Final = "perf/token_imbalance"
 """Tokens of the worker with the most tokens in the update, divided by the mean over workers."""
 TOKEN_IMBALANCE_BEFORE: Final = "perf/token_imbalance_before"
-"""The same if responses had not been redistributed across workers."""
+"""What TOKEN_IMBALANCE would be if responses had not been redistributed across workers."""
 CONTROLLER_SENT_BYTES: Final = "perf/controller_sent_bytes"
 """Payload of the batches that the controller sent in a step, without what workers send to each other."""
 CONTROLLER_RECEIVED_BYTES: Final = "perf/controller_received_bytes"
@@ -156,7 +157,8 @@ def reduction_of(name: str) -> Reduction:
 def reduce_metrics(per_worker: Sequence[Metrics]) -> dict[str, float]:
     """Reduces the metrics of several workers to one mapping. Each metric is reduced over the workers that report it.
 
-    If any worker reports NaN, or two report opposite infinities, the result is NaN, so that a broken worker is visible.
+    If any worker reports NaN, the result is NaN, so that a broken worker is visible; also a mean or a sum of opposite
+    infinities.
     """
     collected: dict[str, list[float]] = {}
     for metrics in per_worker:

@@ -38,7 +38,7 @@ class Line:
     metric: str
     label: str
     smooth: bool = False
-    """Whether to also draw a moving average, with the raw curve in a lighter color."""
+    """Whether a moving average is drawn, too, and the curve itself in a lighter color."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Plot:
     y_label: str
     lines: tuple[Line, ...]
     unit_range: bool = False
-    """The y axis goes from 0 to 1."""
+    """Whether the y axis goes from 0 to 1."""
 
 
 PLOTS = (
@@ -79,11 +79,12 @@ PLOTS = (
 
 
 def read_curves(run_folder: Path) -> dict[str, Points]:
-    """Returns every metric of the run by name. If a step has several values, the last one counts; NaN is skipped.
+    """Returns the values of every metric of the run, by name. If a step has several values, the last one counts. Values
+    that are not finite numbers are skipped.
 
     Raises:
         FileNotFoundError: the folder has no metrics.
-        ValueError: a line before the last one is damaged.
+        ValueError: a line is damaged, and is not an incomplete last line.
     """
     path = run_folder / METRICS_FILE_NAME
     if not path.is_file():
@@ -109,12 +110,12 @@ def moving_average(points: Points, window: int) -> Points:
 
 
 def draw_plots(run_folder: Path) -> list[Path]:
-    """Draws one PNG for each of `PLOTS` that has data, an overview of them, and one PNG for each timeline. Returns the
-    files, overview first.
+    """Draws one PNG for each of `PLOTS` that has data, an overview of them, and one PNG for each timeline that has
+    memory counters. Returns the files, overview first. Draws nothing if no plot has data.
 
     Raises:
         FileNotFoundError: the folder has no metrics.
-        ValueError: the metrics are damaged.
+        ValueError: the metrics or a timeline are damaged.
         OSError: a file cannot be written.
     """
     curves = read_curves(run_folder)
@@ -166,7 +167,8 @@ def _draw(axes: Axes, plot: Plot, curves: dict[str, Points]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Draws the plots of the run folder in `arguments`, and prints their paths."""
+    """Draws the plots of the run folder in `arguments`, and prints their paths. Returns the exit code: 1 if there is
+    nothing to draw yet, 2 after an error."""
     accept_all_characters()
     if len(arguments) != 1:
         print("usage: python -m rljob_trainer.observability.plots RUN_FOLDER", file=sys.stderr)

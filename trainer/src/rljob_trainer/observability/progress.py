@@ -1,4 +1,5 @@
-"""Shows progress to people: a bar on a terminal; without a terminal (CI, `kubectl logs`) one plain line per step."""
+"""Shows progress to people: a bar on a terminal; without a terminal (CI, `kubectl logs`) one plain line for each step
+and each evaluation."""
 
 from __future__ import annotations
 
@@ -26,15 +27,17 @@ log = logging.getLogger(__name__)
 
 _STEP_TIMING = TIMING_PREFIX + "step"
 _PARTS_OF_ROLLOUT = (TIMING_PREFIX + "generate", TIMING_PREFIX + "weight_sync")
+"""Not shown, because they are contained in another phase."""
 NUM_PHASES_SHOWN = 3
+"""The number of phases whose time is shown: those that took the longest."""
 
 
 class LastingConsole(Console):
-    """A console that survives a standard output that cannot be written: a closed pipe (`rljob run job.yaml | head`) or
-    terminal, or a file on a full disk. The run continues without it."""
+    """A console for a standard output that may become impossible to write: a closed pipe (`rljob run job.yaml | head`)
+    or terminal, or a file on a full disk. Then the run continues without this output."""
 
     def on_broken_pipe(self) -> None:
-        """Stops the output. Rich's own method would end the program."""
+        """Stops the output. The method of rich that this one replaces would end the program."""
         self.quiet = True
         discard_output(sys.__stdout__ or sys.stdout)
         log.warning(
@@ -93,7 +96,7 @@ class ProgressDisplay:
         self._console.print(Text(renderable) if isinstance(renderable, str) else renderable)
 
     def close(self) -> None:
-        """Stops the bar, which stays visible, and frees the terminal."""
+        """Stops updating the bar, which stays visible. Other programs can use the terminal again."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

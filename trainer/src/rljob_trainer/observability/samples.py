@@ -1,4 +1,4 @@
-"""Logged prompts and responses: a JSON Lines file with all of them, and a table for the terminal."""
+"""Samples, which are logged prompts and responses: a JSON Lines file with all samples, and a table for the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from rljob_trainer.observability.jsonl import JsonlWriter, cut_back
+from rljob_trainer.observability.jsonl import JsonlWriter, remove_rows_after
 from rljob_trainer.observability.log import printable
 
 SAMPLES_FILE_NAME = "samples.jsonl"
@@ -42,28 +42,28 @@ class Sample:
     rewards: Mapping[str, float] = field(default_factory=dict)
     """The score of each reward, by name."""
     found: Mapping[str, str] = field(default_factory=dict)
-    """The answer that each reward extracted from the response, by the reward's name: empty if it found none. Rewards
-    that do not extract answers are missing. Example: `{"accuracy": "18"}`"""
+    """The answer that each reward extracted from the response, by the reward's name; empty if the reward
+    found none. Rewards that do not extract answers are missing. Example: `{"accuracy": "18"}`"""
 
 
 class SampleLog:
     """Appends samples to `samples.jsonl` of a run folder."""
 
     def __init__(self, run_folder: Path, resumed_from_step: int | None) -> None:
-        """Opens the file; rows after `resumed_from_step` (None: a new run, so all of them) are removed first.
+        """Opens the file, and first removes the rows of steps after `resumed_from_step` (None: a new run, so all rows).
 
         Raises:
             OSError: the file cannot be written.
         """
         path = run_folder / SAMPLES_FILE_NAME
-        cut_back(path, -1 if resumed_from_step is None else resumed_from_step)
+        remove_rows_after(path, -1 if resumed_from_step is None else resumed_from_step)
         self._writer = JsonlWriter(path)
 
     def write(self, samples: Sequence[Sample]) -> None:
         """Appends the samples.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: the samples cannot be written.
         """
         for sample in samples:
             self._writer.append(asdict(sample))
@@ -74,8 +74,9 @@ class SampleLog:
 
 
 def sample_table(title: str, samples: Sequence[Sample]) -> Table:
-    """Returns the samples as a table, with a column for extracted answers, if any, and one per reward if there are
-    several. Texts are escaped, so that they can neither move the cursor nor be interpreted as markup."""
+    """Returns the samples as a table, with a column for extracted answers if there are any, and a column per reward if
+    there are several rewards. Texts are escaped, so that they can neither move the cursor nor be interpreted as
+    markup."""
     table = Table(title=title, title_justify="left", show_lines=False)
     has_found = any(sample.found for sample in samples)
     for name in ("prompt", "response", *(["found"] if has_found else []), "answer"):

@@ -1,4 +1,4 @@
-"""Destinations of metrics. `metrics.jsonl` is always written, and is the only file that plots and resumed runs read."""
+"""Destinations of metrics. `metrics.jsonl` is always written. It is the only one that plots and resumed runs read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from rljob_trainer.observability.jsonl import JsonlWriter, cut_back
+from rljob_trainer.observability.jsonl import JsonlWriter, remove_rows_after
 from rljob_trainer.observability.metrics import Metrics
 
 METRICS_FILE_NAME = "metrics.jsonl"
@@ -22,7 +22,8 @@ WallClock = Callable[[], float]
 
 
 class Sink(Protocol):
-    """One destination. Steps never decrease; a step may be written in several parts (training, then evaluation)."""
+    """One destination. `step` never decreases from one call to the next; a step may be written in several calls
+    (training, then evaluation)."""
 
     def write(self, step: int, metrics: Metrics) -> None:
         """Writes the metrics of one step."""
@@ -38,13 +39,13 @@ class JsonlSink:
     """
 
     def __init__(self, run_folder: Path, resumed_from_step: int | None, wall_clock: WallClock) -> None:
-        """Opens the file; rows after `resumed_from_step` (None: a new run, so all of them) are removed first.
+        """Opens the file, and first removes the rows of steps after `resumed_from_step` (None: a new run, so all rows).
 
         Raises:
             OSError: the file cannot be written.
         """
         path = run_folder / METRICS_FILE_NAME
-        cut_back(path, -1 if resumed_from_step is None else resumed_from_step)
+        remove_rows_after(path, -1 if resumed_from_step is None else resumed_from_step)
         self._writer = JsonlWriter(path)
         self._wall_clock = wall_clock
 
@@ -52,7 +53,7 @@ class JsonlSink:
         """Appends the row.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the row cannot be written.
         """
         row: dict[str, object] = {"step": step, "wall_time": round(self._wall_clock(), 3)}
         for name, value in metrics.items():
@@ -68,8 +69,8 @@ class TensorBoardSink:
     """Scalars in TensorBoard's event format."""
 
     def __init__(self, run_folder: Path, resumed_from_step: int | None, wall_clock: WallClock) -> None:
-        """Opens a new event file; points of older files after `resumed_from_step` (None: a new run, so all of them) are
-        marked as superseded.
+        """Opens a new event file. In older event files, the points of steps after `resumed_from_step` (None: a new run,
+        so all points) are marked as superseded.
 
         Raises:
             OSError: the file cannot be written.
@@ -90,7 +91,7 @@ class TensorBoardSink:
         self._writer.flush()
 
     def close(self) -> None:
-        """Writes what is queued and closes the file."""
+        """Writes buffered points and closes the file."""
         self._writer.close()
 
 

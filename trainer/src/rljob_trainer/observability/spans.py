@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 MAX_KEPT = 16_384
-"""Maximum number of records that a process keeps until `take`; older ones are dropped."""
+"""Maximum number of records of a process; older records are dropped."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ Record = Span | Counts
 
 
 class SpanRecorder:
-    """Keeps the newest spans and counter values. Thread-safe."""
+    """Keeps the newest MAX_KEPT spans and counter values until `take`. Thread-safe."""
 
     def __init__(self) -> None:
-        self._spans: deque[Record] = deque(maxlen=MAX_KEPT)
+        self._records: deque[Record] = deque(maxlen=MAX_KEPT)
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -51,11 +51,11 @@ class SpanRecorder:
         finally:
             # The clock may have been set back in the meantime.
             ended = max(started, time.time())
-            self._spans.append(Span(name, started, ended, threading.get_native_id()))
+            self._records.append(Span(name, started, ended, threading.get_native_id()))
 
     def count(self, track: str, after: str, values: Mapping[str, float]) -> None:
         """Records the current counter values."""
-        self._spans.append(Counts(track, time.time(), after, dict(values)))
+        self._records.append(Counts(track, time.time(), after, dict(values)))
 
     def take(self) -> list[Record]:
         """Returns the spans that have ended, and the counter values, since the last `take`."""
@@ -63,7 +63,7 @@ class SpanRecorder:
         taken: list[Record] = []
         with suppress(IndexError):
             while True:
-                taken.append(self._spans.popleft())
+                taken.append(self._records.popleft())
         return taken
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rljob_trainer.observability.spans import Counts, Record
 
-FOLDER = "timelines"
+TIMELINES_FOLDER_NAME = "timelines"
 """Name of the folder in the run folder."""
 MEMORY_TRACK, MEMORY_PEAK_TRACK = "memory (MiB)", "peak of memory (MiB)"
 PROCESS_MEMORY_TRACK = "process memory (MiB)"
@@ -31,11 +31,11 @@ class ProcessSpans:
 
 def timeline_file(run_folder: Path, step: int) -> Path:
     """Returns the path of the timeline of a step (from 1)."""
-    return run_folder / FOLDER / f"step-{step:06d}.json"
+    return run_folder / TIMELINES_FOLDER_NAME / f"step-{step:06d}.json"
 
 
 def write_timeline(path: Path, processes: Sequence[ProcessSpans]) -> None:
-    """Writes the processes in the given order, with times relative to the earliest span. The file is written
+    """Writes the processes in the given order, with times relative to the earliest record. The file is written
     atomically. Raises OSError."""
     moments = (_begin(each) for process in processes for each in process.spans)
     begin = min(moments, default=0.0)

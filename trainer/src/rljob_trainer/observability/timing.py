@@ -16,18 +16,18 @@ Clock = Callable[[], float]
 class PhaseTimer:
     """Sums the seconds of the named phases of one step."""
 
-    def __init__(self, clock: Clock, entered: Callable[[str], None] | None = None) -> None:
-        """`entered` is called with the name of each phase when it begins."""
+    def __init__(self, clock: Clock, on_enter: Callable[[str], None] | None = None) -> None:
+        """`on_enter` is called with the name of a phase each time the phase begins."""
         self._clock = clock
-        self._entered = entered
+        self._on_enter = on_enter
         self._seconds: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Times the block as phase `name`. Times of the same phase are summed; a block that raises counts, too."""
         started = self._clock()
-        if self._entered is not None:
-            self._entered(name)
+        if self._on_enter is not None:
+            self._on_enter(name)
         try:
             with SPANS.span(name):
                 yield
@@ -35,18 +35,18 @@ class PhaseTimer:
             self._seconds[name] = self._seconds.get(name, 0.0) + self._clock() - started
 
     def seconds(self, name: str) -> float:
-        """Returns the seconds in phase `name` since the last `take`; 0 if it was not entered."""
+        """Returns the seconds in phase `name` since the last `take`; 0 if the phase was not entered."""
         return self._seconds.get(name, 0.0)
 
     def take(self) -> dict[str, float]:
-        """Returns the times since the last call as `timing_s/<phase>`, and resets them."""
+        """Returns the seconds of each phase since the last call as `timing_s/<phase>`, and resets them."""
         taken = {TIMING_PREFIX + name: seconds for name, seconds in self._seconds.items()}
         self._seconds = {}
         return taken
 
 
 class RemainingTime:
-    """Estimates the remaining time of a run from a moving average over the newest steps, including evaluations and
+    """Estimates the remaining time of a run from the mean time of the newest `window` steps, with their evaluations and
     saves."""
 
     def __init__(self, total_steps: int, window: int = 20) -> None:
@@ -58,7 +58,8 @@ class RemainingTime:
         self._moments.append((step, now_seconds))
 
     def seconds(self) -> float | None:
-        """Returns the seconds until the last step is done; None before two observations."""
+        """Returns the seconds until the last step is done; None before two observations of different
+        steps."""
         if len(self._moments) < 2:
             return None
         (first_step, first_seconds), (last_step, last_seconds) = self._moments[0], self._moments[-1]

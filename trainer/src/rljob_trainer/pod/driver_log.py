@@ -1,8 +1,9 @@
-"""Main program of the head pod's second container. It prints the output of the trainer's driver, so that `kubectl logs`
-shows it, and keeps a copy next to the checkpoints, which outlives the pod: `logs/attempt-<N>/driver.log`.
+"""Main program of the container `driver` in the head pod. It prints the output of the trainer's driver, so that
+`kubectl logs` shows it, and writes a copy into the run folder, where it outlives the pod:
+`logs/attempt-<N>/driver.log`.
 
-Ray writes the output of each submission into a separate file in its log folder. The files are followed in the order in
-which they appear. They may not exist yet, grow, be replaced, or disappear.
+Ray writes the output of each submitted program into a separate file in its log folder. This program follows all of
+these files, in the order in which they were last written. They may not exist yet, grow, be replaced, or disappear.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ READ_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 16
 """A longer line is printed in parts, before it is complete."""
 SOURCE_PREFIX, COPY_PREFIX = "job-driver-", "driver-"
-_OF_TRAINER = re.compile(r"job-driver-.*-([1-9][0-9]{0,9})-([1-9][0-9]{0,9})\.log")
-"""Attempt and submission number in a file name; submission ids are `<job>-<attempt>-<submission>`."""
+"""Beginnings of the names of Ray's files, and of the copies of other programs' files."""
+_TRAINER_LOG_NAME = re.compile(r"job-driver-.*-([1-9][0-9]{0,9})-([1-9][0-9]{0,9})\.log")
+"""Finds the numbers of the attempt and of the submission in the name of the trainer's file. The trainer's submission
+ids are `<job>-<attempt>-<submission>`."""
 
 
 def main() -> int:
-    """Runs until SIGTERM, and then until the driver has exited or the grace period is over."""
+    """Runs until SIGTERM, and then until Ray's dashboard has ended (so the driver has, too) or the grace period is
+    over."""
     settings = read_pod_settings()
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -40,7 +44,7 @@ def main() -> int:
     logs = DriverLogs(Path(POD_RAY_LOG_FOLDER), sys.stdout.buffer, settings.run_folder)
     while not stopping.wait(POLL_SECONDS):
         logs.print_new()
-    # The head's container stops the driver before it exits itself, which also ends the dashboard.
+    # The head's other container first stops the driver, and then exits. The dashboard runs until this exit.
     head, deadline = RayJobs(DASHBOARD_PORT, None), time.monotonic() + settings.grace_seconds
     while head.is_listening() and time.monotonic() < deadline:
         logs.print_new()
@@ -50,9 +54,9 @@ def main() -> int:
 
 
 def copy_of(name: str, run_folder: Path) -> Path:
-    """Returns the path of the copy of one of Ray's log files. The log of another program is copied under its own
-    name."""
-    match = _OF_TRAINER.fullmatch(name)
+    """Returns the path of the copy of one of Ray's files. The copy of another program's output has the program's
+    submission id in its name."""
+    match = _TRAINER_LOG_NAME.fullmatch(name)
     if match is None:
         return run_folder / LOGS_FOLDER / name.replace(SOURCE_PREFIX, COPY_PREFIX, 1)
     folder = attempt_folder(run_folder, int(match[1]))
@@ -60,7 +64,7 @@ def copy_of(name: str, run_folder: Path) -> Path:
 
 
 class DriverLogs:
-    """All driver logs of Ray's log folder."""
+    """The files in Ray's log folder with the output of submitted programs."""
 
     def __init__(self, folder: Path, output: BinaryIO, run_folder: Path | None) -> None:
         """Without a `run_folder` no copies are written."""
@@ -70,7 +74,7 @@ class DriverLogs:
         self._logs: dict[str, _FollowedLog] = {}
 
     def print_new(self) -> None:
-        """Prints the complete lines that have been written since the last call."""
+        """Prints the lines that were completed since the last call, and parts of a line that is too long."""
         present = sorted(self._folder.glob(f"{SOURCE_PREFIX}*.log"), key=_written_at)
         for name in self._logs.keys() - {path.name for path in present}:
             self._logs.pop(name).close()
@@ -103,7 +107,7 @@ class DriverLogs:
 
 
 class _FollowedLog:
-    """One file, which may have been renamed or removed since it was opened."""
+    """One file that is open. It may have been renamed or removed since then."""
 
     def __init__(self, source: BinaryIO, path: Path, output: BinaryIO, copy: Path | None) -> None:
         self._source = source

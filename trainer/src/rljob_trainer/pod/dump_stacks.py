@@ -1,9 +1,10 @@
-"""Dumps the stacks of every process of a running trainer: `python -m rljob_trainer.pod.dump_stacks`, started as another
-job of the same Ray cluster, on the driver's node.
+"""Dumps the stack traces of every process of a running trainer: `python -m rljob_trainer.pod.dump_stacks`, started as
+another Ray job on the same Ray cluster, on the driver's node.
 
-Writes one file per process, `stacks-<pod>-<role>-<process id>.txt`, into the attempt's log folder. Prints the current
-line of each process's main thread, and as the last line everything as JSON. The trainer itself is not involved. The
-output names every process, node and storage that does not respond in time.
+Writes one file per process, `stacks-<pod>-<role>-<process id>.txt`, into the attempt's log folder. Prints the innermost
+frame of each process's main thread. The last line is JSON: all that is known of the processes, except for the traces
+themselves. The trainer's Python code need not respond (see `stack_traces`). The output names every process, node and
+storage that does not respond in time.
 """
 
 from __future__ import annotations
@@ -28,23 +29,26 @@ from rljob_trainer.settings import pod_and_node, read_pod_settings
 from rljob_trainer.stack_traces import take_stacks, traced_processes
 
 TOTAL_SECONDS = 20.0
+"""Time limit of the whole program."""
 HERE_SECONDS = 5.0
+"""Time limit for the processes of this node."""
 WRITE_SECONDS = 4.0
 """Part of TOTAL_SECONDS that is reserved for writing files."""
 OTHER_NODES = "rljob_trainer.groups.stacks_of_nodes"
-"""The program that asks the other nodes. It is a separate process, because it uses Ray, which may hang, too."""
+"""The program that gets the stack traces of the other nodes. It runs in a separate process, because it uses Ray, which
+may hang, too."""
 
 Found = Mapping[str, object]
-"""One process, with the keys of the JSON output."""
+"""One process with its stack traces, under the keys of the JSON output."""
 
 
 def main() -> int:
-    """Returns 0 if any process was found."""
+    """The exit code is 0 if any process of the trainer was found."""
     accept_all_characters()
     deadline = time.monotonic() + TOTAL_SECONDS
     settings = read_pod_settings()
     if settings.run_folder is None:
-        print("dump_stacks: RLJOB_RUN_FOLDER is not set; start this with the trainer's environment", file=sys.stderr)
+        print("dump_stacks: RLJOB_RUN_FOLDER is not set; set it to the run folder of the trainer", file=sys.stderr)
         return 1
     lines: queue.Queue[str | None] = queue.Queue()
     others = subprocess.Popen(
@@ -70,7 +74,7 @@ def main() -> int:
 
 
 def stacks_here(run_folder: Path) -> list[Found]:
-    """Takes the stacks of the run's processes on this node or in this pod."""
+    """Takes the stack traces of the run's processes in this pod; on a machine without pods, of all on this machine."""
     pod, node = pod_and_node()
     location = {"pod": pod, "node": node, "host": socket.gethostname()}
     taken = take_stacks(traced_processes(run_folder), HERE_SECONDS)
@@ -84,7 +88,7 @@ def named(found: Found) -> str:
 
 
 def write_stacks(folder: Path, found: Iterable[Found]) -> None:
-    """Writes one file per process."""
+    """Writes the stack traces of each process into a file of their own. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for each in found:
         state = f"state {each['state']}" + (f", waits in {each['waitChannel']}" if each["waitChannel"] else "")
@@ -93,7 +97,7 @@ def write_stacks(folder: Path, found: Iterable[Found]) -> None:
 
 
 def file_name(found: Found) -> str:
-    """Returns the file name of a process's stacks in the attempt's folder."""
+    """Returns the name of the file with a process's stack traces."""
     parts = (found["pod"] or found["host"], found["role"], found["processId"])
     return "-".join(["stacks", *(re.sub(r"[^\w.+-]", "_", str(part)) for part in parts)]) + ".txt"
 
@@ -101,7 +105,8 @@ def file_name(found: Found) -> str:
 def _written_in_time(
     run_folder: Path, attempt: int | None, found: Iterable[Found], deadline: float
 ) -> dict[str, object]:
-    """Writes the files. Returns their folder, or the error if the storage fails or does not respond by the deadline."""
+    """Writes the files. Returns `folder` and `error`, one of which is None: the folder of the files, or the error if
+    the storage fails or does not respond by the deadline."""
     result: dict[str, object] = {"folder": None, "error": "the storage of the run folder did not respond in time"}
 
     def write() -> None:
@@ -126,7 +131,8 @@ def _read_lines(output: IO[str], lines: queue.Queue[str | None]) -> None:
 
 
 def _from_other_nodes(lines: queue.Queue[str | None], deadline: float) -> tuple[list[Found], list[dict[str, str]]]:
-    """Reads the output of OTHER_NODES: the processes of the other nodes, and the nodes that did not respond."""
+    """Reads the output of OTHER_NODES. Returns the processes of the other nodes, and the nodes whose processes are not
+    known, with the reason."""
     found: list[Found] = []
     silent: list[dict[str, str]] = []
     expected: list[str] | None = None

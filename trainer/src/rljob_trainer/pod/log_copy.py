@@ -1,4 +1,5 @@
-"""A size-limited copy of a growing file. After a restart the copy continues without duplicates."""
+"""A copy of a growing file, with a limited size. After a restart of this program the copy continues without
+duplicates."""
 
 from __future__ import annotations
 
@@ -10,19 +11,21 @@ from typing import BinaryIO
 
 COMPARE_BYTES = 1 << 16
 FIRST_BYTES = 1 << 20
+"""Size of the beginning that is kept."""
 PART_BYTES = (63 << 20) // 2
-"""Size of one part. Two parts and FIRST_BYTES are 64 MiB, the limit of a copy."""
+"""Size of one part. A copy has at most two parts and FIRST_BYTES, together 64 MiB."""
 
 
 class LogCopy:
-    """Receives the whole content of `source` from its beginning, and appends to `path` what is not there yet.
+    """Gets the whole content of `source` from its beginning, and appends to `path` what the copy does not have yet.
 
-    When `path` reaches `PART_BYTES`, it is renamed to `<name>.part-<k>.log` (k from 0), and a new file begins. Only the
-    newest part is kept. The beginning of the first part, which has configuration and start, is kept as
-    `<name>.first.log`.
+    When `path` reaches `PART_BYTES`, it is renamed to `<name>.part-<k>.log` (k from 0), and a new `path` begins. Of
+    these parts only the newest is kept. The first FIRST_BYTES of part 0, which show configuration and start, are kept
+    as `<name>.first.log`.
 
-    If existing files are not a copy of `source`, they belong to an earlier job of the same name. Then `path` is kept
-    with `.old` in its name. A write error is reported once and ends the copy, because printing is more important.
+    If existing files are not a copy of `source`, they belong to an earlier job of the same name. Then `path` gets
+    `.old` in its name, and the other files are removed. A write error is reported once and ends the copy; it raises
+    nothing, because the caller's main task is to print the log.
     """
 
     def __init__(self, path: Path, source: Path) -> None:
@@ -47,7 +50,7 @@ class LogCopy:
             self._give_up(error)
 
     def write(self, data: bytes) -> None:
-        """Copies the next bytes of the source."""
+        """Copies the next bytes of the source; those that the copy already has are skipped."""
         new = data[self._num_bytes_to_skip :]
         self._num_bytes_to_skip = max(0, self._num_bytes_to_skip - len(data))
         try:
@@ -84,6 +87,7 @@ class LogCopy:
             part.unlink()
 
     def _is_of(self, source: Path) -> bool:
+        """Whether the existing files, if there are any, are a copy of `source`."""
         parts = self._parts()
         beginning = next((file for file in (self._first, parts.get(0), self._path) if file and file.exists()), None)
         return beginning is None or _begins_with(source, beginning)

@@ -1,4 +1,4 @@
-"""A client for the Jobs API of the Ray head in this pod, with the few calls that the programs here need."""
+"""A client for the Jobs API of the Ray head in this pod, with the few calls that the programs of this package need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RayJobsError(TrainerError):
 
 @dataclass(frozen=True)
 class RayJobs:
-    """The jobs of the Ray head whose dashboard listens on `port` of this machine. `token`: None without
+    """The Ray jobs of the head whose dashboard listens on `port` of this machine. `token`: None without
     authentication."""
 
     port: int
@@ -37,7 +37,7 @@ class RayJobs:
         return True
 
     def unfinished(self) -> list[str]:
-        """Returns the submission ids of running and pending jobs. Raises RayJobsError."""
+        """Returns the submission ids of running and pending Ray jobs. Raises RayJobsError."""
         jobs = self._call("GET", "/api/jobs/")
         if not isinstance(jobs, list):
             raise RayJobsError(f"Ray's dashboard: expected a list of jobs (seen: {jobs!r:.200})")
@@ -50,9 +50,9 @@ class RayJobs:
         ]
 
     def stop(self, submission_id: str) -> bool:
-        """Asks Ray to stop a job. Returns False if the job has no process yet. Raises RayJobsError."""
-        answer = self._call("POST", f"/api/jobs/{quote(submission_id, safe='')}/stop")
-        return isinstance(answer, dict) and answer.get("stopped") is True
+        """Asks Ray to stop a Ray job. Returns False if the Ray job has no process yet. Raises RayJobsError."""
+        content = self._call("POST", f"/api/jobs/{quote(submission_id, safe='')}/stop")
+        return isinstance(content, dict) and content.get("stopped") is True
 
     def _call(self, method: str, path: str) -> object:
         # urllib would use the proxy that the job's environment may set.
@@ -63,9 +63,9 @@ class RayJobs:
             text = response.read().decode(errors="replace")
             if response.status != http.client.OK:
                 raise RayJobsError(f"Ray's dashboard: {method} {path} returned {response.status} ({text[:200]})")
-            answer: object = json.loads(text)
+            content: object = json.loads(text)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise RayJobsError(f"Ray's dashboard: {method} {path} failed ({error})") from error
         finally:
             connection.close()
-        return answer
+        return content

@@ -1,7 +1,7 @@
-"""Stop hook of the head pod: asks the running trainer to stop, and waits until it has saved and exited.
+"""Stop hook of the head pod: asks the running trainer to stop, and waits until the trainer has saved and exited.
 
-KubeRay's head does not forward the pod's SIGTERM to the driver of a Ray job. A stop through Ray's Jobs API does, and
-gives the driver time to save.
+Ray's head does not forward the pod's SIGTERM to the driver of a Ray job. A stop through Ray's Jobs API sends SIGTERM to
+the driver, and gives the driver time to save.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ def main() -> int:
 
 
 def stop_jobs(jobs: RayJobs, grace_seconds: float) -> bool:
-    """Stops all jobs of the head and waits until they have ended. Returns True if none is left, False after
-    `grace_seconds` or if the head no longer listens. After an error of the dashboard it retries."""
+    """Stops all Ray jobs of the head and waits until they have ended. Returns True if all have ended, False after
+    `grace_seconds` or if the dashboard no longer listens. Retries after an error of a dashboard that still listens."""
     deadline = time.monotonic() + grace_seconds
-    asked: set[str] = set()
+    stopped_ids: set[str] = set()
     while True:
         try:
             unfinished = jobs.unfinished()
             if not unfinished:
                 return True
-            asked |= {identifier for identifier in unfinished if identifier not in asked and jobs.stop(identifier)}
+            stopped_ids |= {
+                identifier for identifier in unfinished if identifier not in stopped_ids and jobs.stop(identifier)
+            }
         except RayJobsError as error:
             print(f"stop_driver: {error}", file=sys.stderr)
             if not jobs.is_listening():

@@ -1,7 +1,7 @@
 """Chooses nodes of the cluster for pools, or explains what is missing. Pure functions.
 
 Amounts are Ray's: `CPU` and `GPU` as counts, `memory` and `object_store_memory` in bytes, an accelerator type as a
-resource `accelerator_type:NAME` of which every node of that type has 1.
+resource `accelerator_type:NAME`, of which every node of this type has 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """A living node: its total and its free resources."""
+    """A Ray node that is alive, with its total and its free resources."""
 
     node_id: str
     address: str
@@ -41,13 +41,13 @@ class ClusterNode:
 
     @cached_property
     def room_now(self) -> dict[str, float]:
-        """The resources that can be reserved now. The object store is never reserved, so its total counts."""
+        """The resources that can be reserved now. Ray never reserves the object store, so its total counts."""
         return {**self.free, OBJECT_STORE: self.total.get(OBJECT_STORE, 0.0)}
 
 
 @dataclass(frozen=True)
 class PoolNeed:
-    """The resources of a pool: `num_bundles` times `bundle` on each of `num_nodes` different nodes."""
+    """The resources that a pool needs: `num_bundles` times `bundle` on each of `num_nodes` different nodes."""
 
     pool: str
     num_nodes: int
@@ -76,8 +76,8 @@ def node_order(address: str, node_id: str) -> tuple[int, int, str, str]:
 
 
 def check_feasible(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> None:
-    """Raises ResourceError if the pools do not fit even if all nodes were free. The message says what each node lacks
-    for a pool that does not fit alone, else which resource is missing for all pools together."""
+    """Raises ResourceError if the pools would not fit even if all nodes were free. If a pool does not fit alone, the
+    message says what each node lacks; else it says which resource is missing for all pools together."""
     for need in needs:
         gaps = [(node, found) for node in nodes if (found := _gaps(need.per_node, node.total, node))]
         num_fitting = len(nodes) - len(gaps)
@@ -100,7 +100,8 @@ def check_feasible(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> N
 
 
 def free_nodes(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> list[list[ClusterNode]] | None:
-    """Returns for each pool free nodes, in the order of `nodes`; None while there are not enough for all pools."""
+    """Returns the nodes for each pool, in the order of `nodes`, chosen by their free resources; None while these do not
+    suffice for all pools."""
     found = find_placement([(need.num_nodes, need.per_node) for need in needs], [node.room_now for node in nodes])
     return None if found is None else [[nodes[index] for index in indices] for indices in found]
 
@@ -111,11 +112,12 @@ def find_placement(
     """Chooses different nodes for each pool. Returns ascending indices of `rooms`; None if no placement was found.
 
     `needs`: for each pool the number of nodes, and the resources that it needs on each of them. `rooms`: the free
-    resources of each node. Pools are placed one after the other: first the pool with the fewest spare nodes; of equal
-    ones, the one with the most GPUs. Each pool gets the nodes that matter least to the pools after it. If a pool finds
-    too few nodes, other orders of the pools are tried (`MAX_ORDERS`), and then the same orders again with the emptiest
-    nodes first. For two pools a placement is found whenever one exists. For more pools the search is not exhaustive; in
-    very few cases it misses a placement that exists."""
+    resources of each node. Pools are placed one after the other. The pool with the fewest spare nodes is first; of
+    pools with equally many, the one with the most GPUs per node. Each pool gets the nodes that matter least to the
+    pools after it. If a pool finds too few nodes, other orders of the pools are tried (at most `MAX_ORDERS`), and then
+    the same orders again with those nodes first that keep the most free GPUs. For up to two pools a placement is found
+    whenever one exists. For more pools the search is not exhaustive; in very few cases it misses a placement that
+    exists."""
     free = [{name: units(amount) for name, amount in room.items()} for room in rooms]
     wanted = [(number, {name: units(amount) for name, amount in amounts.items()}) for number, amounts in needs]
     num_spare = [sum(_fits(amounts, room) for room in free) - number for number, amounts in wanted]
@@ -124,14 +126,15 @@ def find_placement(
     first = sorted(range(len(wanted)), key=lambda pool: (num_spare[pool], -wanted[pool][1].get(GPU, 0), pool))
     for takes_emptiest in (False, True):
         for order in islice(permutations(first), MAX_ORDERS):
-            places = _placed_in_order(order, wanted, free, takes_emptiest=takes_emptiest)
-            if places is not None:
-                return [places[pool] for pool in range(len(wanted))]
+            indices_of = _placed_in_order(order, wanted, free, takes_emptiest=takes_emptiest)
+            if indices_of is not None:
+                return [indices_of[pool] for pool in range(len(wanted))]
     return None
 
 
 def waiting_text(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> str:
-    """Returns the message for waiting: what is missing, and what is free now on the nodes that a pool could use."""
+    """Returns a message about what the reservation waits for, and what is free now on the nodes that a pool could
+    use."""
     return f"{_waiting_for(needs, nodes)} (free now: {_free_text(needs, nodes)})"
 
 
@@ -150,13 +153,14 @@ def timeout_text(
             used.append(f"{_name(node, nodes)} {amounts_text(amounts, taken)}{by}")
     return (
         f"{_waiting_for(needs, nodes)}; timed out after {timeout:.0f} s (free: {_free_text(needs, nodes)}; in use: "
-        f"{_listed(used) or 'nothing'}); stop what uses them, or increase the timeout "
+        f"{_listed(used) or 'nothing'}); stop other programs that use these nodes, or increase the timeout "
         "(spec.runPolicy.provisioningDeadlineSeconds)"
     )
 
 
 def amounts_text(amounts: Mapping[str, float], names: Sequence[str] | None = None) -> str:
-    """Formats amounts, such as `CPU 4, GPU 4, memory 8 GiB`: all of them, or those of `names`, including zeros."""
+    """Formats amounts, such as `CPU 4, GPU 4, memory 8 GiB`: all of them, or those of `names`, also those that are 0.
+    An accelerator type has no amount, and is left out if it is not in `amounts`."""
     return ", ".join(
         resource_text(name)
         if name.startswith(ACCELERATOR_PREFIX)
@@ -179,7 +183,8 @@ def resource_text(name: str) -> str:
 
 
 def _gaps(wanted: Mapping[str, float], room: Mapping[str, float], node: ClusterNode) -> dict[str, str]:
-    """Returns the resources that a node lacks, each with a text for messages."""
+    """Returns the resources that `room` lacks, each with a text for messages. `room`: the total or free resources of
+    `node`."""
     gaps = {}
     for name, needed in wanted.items():
         there = room.get(name, 0.0)
@@ -202,8 +207,8 @@ def _problem_together(needs: Sequence[PoolNeed], rooms: Sequence[Mapping[str, fl
         missing = [name for name in names if find_placement([(num, _without(of, name)) for num, of in wanted], rooms)]
         return f"not all together: {_either(missing or names)} is missing"
     there = {name: sum(units(room.get(name, 0.0)) for room in rooms) for name in names}
-    asked = {name: sum(num * units(of.get(name, 0.0)) for num, of in wanted) for name in names}
-    missing = [name for name in names if there[name] < asked[name]]
+    needed = {name: sum(num * units(of.get(name, 0.0)) for num, of in wanted) for name in names}
+    missing = [name for name in names if there[name] < needed[name]]
     if not missing:
         return "no placement for all of them was found, though one may exist"
     return f"not all together: {_either(missing)} is missing"
@@ -217,7 +222,7 @@ def _fits(wanted: Mapping[str, int], room: Mapping[str, int]) -> bool:
     return all(room.get(name, 0) >= amount for name, amount in wanted.items())
 
 
-def _left(room: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int]:
+def _remaining(room: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int]:
     return {name: amount - wanted.get(name, 0) for name, amount in room.items()}
 
 
@@ -228,9 +233,10 @@ def _placed_in_order(
     *,
     takes_emptiest: bool,
 ) -> dict[int, list[int]] | None:
-    """Places the pools one after the other, in the given order; None if one of them finds too few nodes."""
+    """Places the pools one after the other, in the given order. Returns by pool the ascending indices of its nodes;
+    None if a pool finds too few nodes."""
     free = list(rooms)
-    places: dict[int, list[int]] = {}
+    indices_of: dict[int, list[int]] = {}
     for position, pool in enumerate(order):
         num_nodes, amounts = wanted[pool]
         others = [wanted[other][1] for other in order[position + 1 :]]
@@ -238,23 +244,23 @@ def _placed_in_order(
         if len(suitable) < num_nodes:
             return None
         losses = {index: _loss(free[index], amounts, others, takes_emptiest=takes_emptiest) for index in suitable}
-        places[pool] = sorted(sorted(suitable, key=losses.__getitem__)[:num_nodes])
-        for index in places[pool]:
-            free[index] = _left(free[index], amounts)
-    return places
+        indices_of[pool] = sorted(sorted(suitable, key=losses.__getitem__)[:num_nodes])
+        for index in indices_of[pool]:
+            free[index] = _remaining(free[index], amounts)
+    return indices_of
 
 
 def _loss(
     room: Mapping[str, int], wanted: Mapping[str, int], others: Sequence[Mapping[str, int]], *, takes_emptiest: bool
 ) -> tuple[int, ...]:
-    """Returns the cost of giving a node to a pool, as a sort key: number of other pools that no longer fit there,
-    number of other pools that fitted before, GPUs that a pool without GPUs would leave idle, GPUs left over (the
-    fewest, or with `takes_emptiest` the most, are best)."""
-    left = _left(room, wanted)
+    """Returns the cost of giving a node to a pool, as a sort key (the smallest is best): the number of other pools that
+    no longer fit there, the number of other pools that fitted before, the GPUs that a pool without GPUs would leave
+    idle, and the free GPUs that remain. `takes_emptiest` skips the second, and prefers the most remaining GPUs."""
+    remaining = _remaining(room, wanted)
     fitting = [other for other in others if _fits(other, room)]
-    num_lost = sum(not _fits(other, left) for other in fitting)
+    num_lost = sum(not _fits(other, remaining) for other in fitting)
     idle_gpus = 0 if wanted.get(GPU) else room.get(GPU, 0)
-    gpus_left = left.get(GPU, 0)
+    gpus_left = remaining.get(GPU, 0)
     return (num_lost, idle_gpus, -gpus_left) if takes_emptiest else (num_lost, len(fitting), idle_gpus, gpus_left)
 
 
@@ -280,7 +286,7 @@ def _waiting_for(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> str
 
 
 def _free_text(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> str:
-    """Lists the free resources of the nodes that could be used for a pool if they were free."""
+    """Lists what is free on the nodes that some pool could use if nothing else used them."""
     names = [name for name in _relevant(needs) if _is_counted(name)]
     texts = []
     for node in nodes:
@@ -295,7 +301,7 @@ def _free_text(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> str:
 
 
 def _lacking(gaps: Sequence[tuple[ClusterNode, Mapping[str, str]]], nodes: Sequence[ClusterNode]) -> str:
-    """Lists what the nodes lack: equal ones together, nodes that lack the fewest resources first."""
+    """Lists what the nodes lack: nodes with the same gaps together, nodes that lack the fewest resources first."""
     groups: dict[str, list[str]] = {}
     for node, found in sorted(gaps, key=lambda gap: len(gap[1])):
         groups.setdefault(", ".join(found.values()), []).append(_name(node, nodes))

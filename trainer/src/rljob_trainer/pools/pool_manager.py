@@ -1,7 +1,7 @@
 """Reserves the job's `pools`, and assigns its `roles` to worker processes.
 
-Roles on the same pool share its processes (fused roles) and are built in the order of the job's roles. Roles that must
-be apart have separate processes on the same devices; then each process gets an equal share of its device.
+Roles on the same pool share the pool's processes (fused roles). If some roles of a pool must be apart from the others,
+they have processes of their own on the same devices, and all processes of a device get equal shares of it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class RolePlan:
         for group in self.groups:
             if role in group.roles:
                 return group
-        placed = ", ".join(role for group in self.groups for role in group.roles)
+        others = ", ".join(role for group in self.groups for role in group.roles)
         raise ConfigurationError(
-            f"spec.roles.{role}.pool: this role has no pool (roles with a pool: {placed}); name one of spec.pools"
+            f"spec.roles.{role}.pool: this role has no pool (roles with a pool: {others}); name one of spec.pools"
         )
 
     def groups_on(self, pool: str) -> list[FusedRoles]:
@@ -68,12 +68,12 @@ def plan_roles(
             )
     entry_of: dict[str, int] = {}
     for number, roles in enumerate(apart):
-        places = {role_pools.get(role) for role in roles}
-        if len(places) != 1 or None in places or entry_of.keys() & set(roles):
+        pools_of_roles = {role_pools.get(role) for role in roles}
+        if len(pools_of_roles) != 1 or None in pools_of_roles or entry_of.keys() & set(roles):
             raise ConfigurationError(
-                f"spec.roles: {', '.join(roles)} cannot share separate processes (pools: "
-                f"{', '.join(f'{role} {role_pools.get(role)}' for role in roles)}); name roles of the same pool, each "
-                "once"
+                f"spec.roles: {', '.join(roles)} cannot share processes apart from other roles (pools: "
+                f"{', '.join(f'{role} {role_pools.get(role)}' for role in roles)}); put them on the same pool, and "
+                "name each role once"
             )
         entry_of |= dict.fromkeys(roles, number)
     groups: dict[tuple[str | None, int | None], list[str]] = {}
@@ -86,8 +86,9 @@ def pool_settings_of(
     spec: RLJobSpec, *, num_cpus_per_device: float, cluster_resources: Mapping[str, float]
 ) -> list[PoolSettings]:
     """Returns what to reserve for the job's pools. `cluster_resources`: total resources of the cluster, by Ray's names.
-    GPUs are reserved if the cluster has any; a pool's own nodes are used if the cluster marks nodes by pool."""
-    marks = {pool.name: f"{POOL_RESOURCE_PREFIX}{pool.name}" for pool in spec.pools}
+    GPUs are reserved if the cluster has any. If the cluster has the resource of a pool (`rljob-pool-<name>`), only
+    nodes with this resource are used for the pool."""
+    resources = {pool.name: f"{POOL_RESOURCE_PREFIX}{pool.name}" for pool in spec.pools}
     return [
         PoolSettings(
             name=pool.name,
@@ -95,7 +96,7 @@ def pool_settings_of(
             num_devices_per_node=pool.gpus_per_node,
             use_gpu=cluster_resources.get("GPU", 0) > 0,
             num_cpus_per_device=num_cpus_per_device,
-            custom_resources={marks[pool.name]: 1.0} if marks[pool.name] in cluster_resources else {},
+            custom_resources={resources[pool.name]: 1.0} if resources[pool.name] in cluster_resources else {},
             timeout_seconds=spec.run_policy.provisioning_deadline_seconds,
         )
         for pool in spec.pools
@@ -103,7 +104,7 @@ def pool_settings_of(
 
 
 class ResourcePoolManager:
-    """The pools of a run. A `with` statement reserves all of them at its start and releases them at its end."""
+    """The pools of a run. A `with` statement reserves all pools at its start and releases them at its end."""
 
     def __init__(self, settings: Sequence[PoolSettings], plan: RolePlan, report: Report = log_progress) -> None:
         self.settings = settings
@@ -143,6 +144,6 @@ class ResourcePoolManager:
             pool.release()
 
     def pool_of(self, role: str) -> ResourcePool:
-        """Returns the pool, or its view, with the slots of a role's processes. Raises ConfigurationError for a role
-        without a pool."""
+        """Returns the pool with the slots of a role's processes; a view of it if the pool's devices are shared by
+        several processes. Raises ConfigurationError for a role without a pool."""
         return self._views[self.plan.group_of(role)]

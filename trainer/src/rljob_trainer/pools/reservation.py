@@ -1,8 +1,9 @@
 """Reserves nodes for pools as Ray placement groups: all of them, or none.
 
-A run that waits holds nothing, so two runs never deadlock by waiting for each other's nodes, and a small pool never
-occupies the large node that another pool of the run needs. Each placement group is bound to the node that `fitting`
-chose, because Ray could put two groups of one pool on the same node.
+A run that waits has reserved nothing, so two runs never deadlock by waiting for each other's nodes. The nodes of all
+pools are chosen together, so a small pool does not take the large node that another pool of the run needs. Each
+placement group is bound to the node that `fitting` chose, because Ray could put two groups of one pool on the same
+node.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
 REPORT_SECONDS = 4.0
-MIN_GRANT_SECONDS = 0.5
 GRANT_SECONDS = 2.0
-"""How long Ray may take to grant the groups; it grants free resources within milliseconds. If this time passes, another
-program has probably taken the resources, so nodes are chosen again."""
+"""How long Ray may take to grant the groups; Ray grants free resources within milliseconds. If this time passes,
+another program has probably taken the resources, so nodes are chosen again."""
+MIN_GRANT_SECONDS = 0.5
+"""How long Ray has at least, even if the deadline of the reservation is nearer or has passed."""
 NODE_LABEL = "ray.io/node-id"
 
 
@@ -59,7 +61,7 @@ class GroupEntry(TypedDict):
 
 
 Report = Callable[[str], None]
-"""Called with a message about what the reservation waits for: immediately, and then every `REPORT_SECONDS`."""
+"""Called with a message about what the reservation waits for: when the wait begins, then every `REPORT_SECONDS`."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,14 @@ def reserve(
     after the timeout. After an error or an interrupt nothing stays reserved."""
     deadline = time.monotonic() + timeout_seconds
     progress = _Progress(needs, report)
-    attempt = _Attempt(needs, are_detached, progress)
+    reservation = _Reservation(needs, are_detached, progress)
     try:
         while True:
             nodes = cluster_nodes()
             check_feasible(needs, nodes)
             chosen = free_nodes(needs, nodes)
             if chosen is not None:
-                reserved = attempt.reserve(chosen, deadline)
+                reserved = reservation.try_nodes(chosen, deadline)
                 if reserved is not None:
                     return reserved
             remaining = deadline - time.monotonic()
@@ -114,20 +116,21 @@ def reserve(
             progress.report_if_due(nodes)
             time.sleep(min(POLL_SECONDS, remaining))
     except BaseException:
-        attempt.withdraw()
+        reservation.withdraw()
         raise
 
 
 def release(groups: Sequence[PlacementGroup]) -> None:
-    """Releases placement groups. Does nothing if the connection to Ray is closed, because that has released them."""
+    """Releases placement groups. Does nothing if the connection to Ray is closed: then Ray has released all
+    groups except detached ones."""
     if ray.is_initialized():
         for group in groups:
             remove_placement_group(group)
 
 
 def release_by_id(group_ids: Sequence[str]) -> None:
-    """Releases placement groups by id, such as detached groups of another process. Groups that no longer exist are
-    ignored."""
+    """Releases placement groups by their ids, for example detached groups of another process. Ids of groups that no
+    longer exist are ignored."""
     release([PlacementGroup(PlacementGroupID.from_hex(group_id)) for group_id in group_ids])
 
 
@@ -137,30 +140,30 @@ class _Progress:
     def __init__(self, needs: Sequence[PoolNeed], report: Report) -> None:
         self.needs = needs
         self.report = report
-        self.next = 0.0
+        self.next_report_at = 0.0
 
     def report_if_due(self, nodes: Sequence[ClusterNode]) -> None:
         """Reports, unless the last report is too recent."""
         now = time.monotonic()
-        if now >= self.next:
+        if now >= self.next_report_at:
             self.report(waiting_text(self.needs, nodes))
-            self.next = now + REPORT_SECONDS
+            self.next_report_at = now + REPORT_SECONDS
 
 
-class _Attempt:
-    """The placement groups of one reservation. Their names contain the same unique text, by which they are found: an
-    interrupt may come after Ray has created a group and before a variable here refers to it."""
+class _Reservation:
+    """The placement groups of one reservation. The names of all groups contain the same unique text, by which
+    `withdraw` finds them: an interrupt may come after Ray has created a group and before a variable refers to it."""
 
     def __init__(self, needs: Sequence[PoolNeed], are_detached: Sequence[bool], progress: _Progress) -> None:
         self.needs = needs
         self.lifetimes = ["detached" if is_detached else None for is_detached in are_detached]
         self.progress = progress
         self.name = uuid.uuid4().hex[:12]
-        self.number = 0
+        self.num_tries = 0
 
-    def reserve(self, chosen: Sequence[Sequence[ClusterNode]], deadline: float) -> list[list[ReservedNode]] | None:
-        """Creates groups on the chosen nodes. Returns None and removes them if Ray does not grant all of them soon."""
-        self.number += 1
+    def try_nodes(self, chosen: Sequence[Sequence[ClusterNode]], deadline: float) -> list[list[ReservedNode]] | None:
+        """Creates groups on the chosen nodes. If Ray does not grant all groups soon, removes them and returns None."""
+        self.num_tries += 1
         reserved = [
             [self._group(need, node, index, lifetime) for index, node in enumerate(nodes)]
             for need, nodes, lifetime in zip(self.needs, chosen, self.lifetimes, strict=True)
@@ -168,17 +171,17 @@ class _Attempt:
         now = time.monotonic()
         # Even with a timeout of 0, Ray gets a moment to grant what is free now.
         limit = min(max(deadline, now + MIN_GRANT_SECONDS), now + GRANT_SECONDS)
-        if all(self._is_granted(node.group, limit) for nodes in reserved for node in nodes):
+        if all(self._wait_until_granted(node.group, limit) for nodes in reserved for node in nodes):
             return reserved
         self.withdraw()
         return None
 
     def withdraw(self) -> None:
-        """Removes every group that was created. Never raises.
+        """Removes every group that was created. Ignores errors of Ray.
 
         Ray 2.60 never releases the resources of a group that is removed while it is being granted
         (ray-project/ray#64693; without the wait `test_ctrl_c_just_after_a_group_was_created_leaves_no_reservation`
-        fails). So this first waits, for at most `GRANT_SECONDS`, until no group is being granted."""
+        fails). So this method first waits, for at most `GRANT_SECONDS`, until no group is being granted."""
         if not ray.is_initialized():
             return
         deadline = time.monotonic() + GRANT_SECONDS
@@ -201,13 +204,14 @@ class _Attempt:
             [dict(need.bundle)] * need.num_bundles,
             strategy="STRICT_PACK",
             # Names must be unique in a namespace, and the name of a removed group may stay in use for a moment.
-            name=f"{need.pool}/{index} {self.name}-{self.number}",
+            name=f"{need.pool}/{index} {self.name}-{self.num_tries}",
             lifetime=lifetime,
             bundle_label_selector=[{NODE_LABEL: node.node_id}] * need.num_bundles,
         )
         return ReservedNode(node.node_id, node.address, group)
 
-    def _is_granted(self, group: PlacementGroup, deadline: float) -> bool:
+    def _wait_until_granted(self, group: PlacementGroup, deadline: float) -> bool:
+        """Waits until Ray has granted the group, and returns True; False after the deadline."""
         pause = 0.001
         while placement_group_table(group)["state"] != "CREATED":
             if time.monotonic() >= deadline:
@@ -225,7 +229,7 @@ def _is_being_granted(entry: GroupEntry) -> bool:
 
 
 def _holders() -> dict[str, list[str]]:
-    """Returns by node id the names of the placement groups on the node; the id of a group without a name."""
+    """Returns by node id the names of the placement groups on the node; for a group without a name its id."""
     table: dict[str, GroupEntry] = placement_group_table()
     holders: dict[str, list[str]] = {}
     for group_id, entry in table.items():

@@ -1,8 +1,8 @@
 """Resource pools: equal nodes with equally many devices, reserved as placement groups before anything starts; and views
 of pools: some of their ranks, several pools as one, or a share of each device.
 
-A pool owns its reservation. A view has slots on the same placement groups and owns nothing: only the pool releases
-them.
+A pool owns its reservation. A view has slots on the same placement groups and owns nothing: only the pool releases the
+groups.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from rljob_trainer.pools.fitting import ACCELERATOR_PREFIX, MEMORY, OBJECT_STORE
 from rljob_trainer.pools.reservation import Report, ReservedNode, log_progress, release, reserve
 
 ACCELERATOR_PART = 0.001
-"""Amount of `accelerator_type:NAME` that each device requests: a node has only 1 of it for all of its devices."""
+"""Amount of the resource `accelerator_type:NAME` that each device requests: a node has only 1 for all of its
+devices."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class PoolSettings:
     num_cpus_per_device: float
     timeout_seconds: float
     memory_bytes_per_device: int = 0
-    """Main memory that Ray reserves per device, in bytes; 0 for none."""
+    """Host memory that Ray reserves per device, in bytes; 0 for none."""
     object_store_bytes_per_node: int = 0
     """Required size of each node's object store, in bytes."""
     accelerator_type: str | None = None
@@ -91,13 +92,16 @@ class PoolSettings:
 
 @dataclass(frozen=True)
 class Slot:
-    """The slot of one worker process: its rank, and the placement group bundle that it runs in."""
+    """Where one worker process runs: its rank, and its bundle of a placement group."""
 
     rank: int
     node_rank: int
+    """The number of the node, from 0, among the nodes of the pool or view."""
     local_rank: int
+    """The number of the slot, from 0, among the slots on its node."""
     group: PlacementGroup
     bundle_index: int
+    """The number of the bundle, from 0, in the placement group."""
     node_id: str = ""
     address: str = ""
 
@@ -113,7 +117,7 @@ class ProcessResources:
 
 
 class ResourcePool:
-    """One placement group per node, all devices of a node in one group."""
+    """A pool of equal nodes, reserved with one placement group per node, which has all devices of the node."""
 
     def __init__(
         self, settings: PoolSettings, report: Report = log_progress, nodes: Sequence[ReservedNode] | None = None
@@ -128,21 +132,21 @@ class ResourcePool:
         if nodes is None:
             [nodes] = reserve([settings.need], settings.timeout_seconds, [settings.is_detached], report)
         self.groups: list[PlacementGroup] = [node.group for node in nodes]
-        places = [
+        unnumbered = [
             Slot(0, 0, 0, node.group, index, node.node_id, node.address)
             for node in nodes
             for index in range(settings.num_devices_per_node)
         ]
-        self._slots = _numbered(places)
+        self._slots = _numbered(unnumbered)
 
     def slots(self) -> list[Slot]:
-        """Returns one slot per worker. Ranks follow the order of the nodes' addresses, so they are the same after a
-        restart."""
+        """Returns one slot per worker process. Ranks follow the order of the nodes' addresses, so they are the same
+        after a restart on the same nodes."""
         return list(self._slots)
 
     @property
     def group_ids(self) -> list[str]:
-        """Ray's ids of the placement groups that this pool owns; empty for a view."""
+        """Ray's ids of the placement groups that this pool owns; empty for a view, and after `release`."""
         return [group.id.hex() for group in self.groups]
 
     @property
@@ -163,13 +167,13 @@ class ResourcePool:
         )
 
     def shares(self, num_shares: int) -> list[PoolView]:
-        """Returns `num_shares` views of all slots, whose processes share each device in equal parts. Raises
-        ResourceError for a number below 1, and for parts that are smaller than Ray's unit."""
+        """Returns `num_shares` views, each with all slots. The processes of the views share each device in equal parts.
+        Raises ResourceError for a number below 1, and for parts that are smaller than Ray's unit."""
         smallest = min(amount for name, amount in self.settings.bundle.items() if name in ("CPU", "GPU") and amount > 0)
         if num_shares < 1 or not _share(smallest, self.num_shares * num_shares):
             raise ResourceError(
-                f"pool {self.settings.name}: cannot be shared by {num_shares} processes; give at least 1, with shares "
-                f"of at least {1 / UNITS:g} (Ray's smallest unit)"
+                f"pool {self.settings.name}: a device cannot be shared by {num_shares} processes; use 1 or more, and "
+                f"so few that each gets at least {1 / UNITS:g} of a CPU or GPU (Ray's smallest unit)"
             )
         return [
             PoolView(self._named(f"{index + 1}/{num_shares}"), self._slots, self.num_shares * num_shares)
@@ -191,13 +195,13 @@ class ResourcePool:
 
     @staticmethod
     def merged(name: str, pools: Sequence[ResourcePool]) -> PoolView:
-        """Returns one view of all slots of several pools or views. Raises ResourceError for an empty list, for a slot
+        """Returns one view with all slots of several pools or views. Raises ResourceError without pools, for a slot
         that occurs twice, for pools with different resources per process, and if only some pools are detached."""
         if not pools:
             raise ResourceError(f"pool {name}: there is no pool to merge; give one or more")
         slots = [slot for pool in pools for slot in pool.slots()]
         if len({(slot.group.id, slot.bundle_index) for slot in slots}) < len(slots):
-            raise ResourceError(f"pool {name}: a slot is in two of the pools; give each part once")
+            raise ResourceError(f"pool {name}: two of the pools have the same slot; name each pool or view once")
         for pool in pools:
             if pool.process_resources != pools[0].process_resources:
                 raise ResourceError(
@@ -230,13 +234,14 @@ class ResourcePool:
 
 
 class PoolView(ResourcePool):
-    """Slots on the reservations of pools. Its settings are those of the pool, with another name."""
+    """A view: slots on the reservations of one or several pools. Its settings are those of the (first) pool, with
+    another name."""
 
-    def __init__(self, settings: PoolSettings, places: Sequence[Slot], num_shares: int) -> None:
+    def __init__(self, settings: PoolSettings, slots: Sequence[Slot], num_shares: int) -> None:
         self.settings = settings
         self.groups = []
         self.num_shares = num_shares
-        self._slots = _numbered(places)
+        self._slots = _numbered(slots)
 
 
 def reserve_pools(settings: Sequence[PoolSettings], report: Report = log_progress) -> list[ResourcePool]:
@@ -256,20 +261,20 @@ def reserve_pools(settings: Sequence[PoolSettings], report: Report = log_progres
     return [ResourcePool(each, report, nodes) for each, nodes in zip(settings, reserved, strict=True)]
 
 
-def _numbered(places: Sequence[Slot]) -> list[Slot]:
+def _numbered(slots: Sequence[Slot]) -> list[Slot]:
     """Returns the slots with ranks, ordered by node address, then by placement group, then by device."""
-    groups = {group: number for number, group in enumerate(dict.fromkeys(slot.group.id for slot in places))}
+    groups = {group: number for number, group in enumerate(dict.fromkeys(slot.group.id for slot in slots))}
     ordered = sorted(
-        places, key=lambda slot: (node_order(slot.address, slot.node_id), groups[slot.group.id], slot.bundle_index)
+        slots, key=lambda slot: (node_order(slot.address, slot.node_id), groups[slot.group.id], slot.bundle_index)
     )
     node_ranks = {node_id: rank for rank, node_id in enumerate(dict.fromkeys(slot.node_id for slot in ordered))}
     num_on_node: Counter[str] = Counter()
-    slots = []
+    numbered = []
     for rank, slot in enumerate(ordered):
         local_rank = num_on_node[slot.node_id]
-        slots.append(replace(slot, rank=rank, node_rank=node_ranks[slot.node_id], local_rank=local_rank))
+        numbered.append(replace(slot, rank=rank, node_rank=node_ranks[slot.node_id], local_rank=local_rank))
         num_on_node[slot.node_id] += 1
-    return slots
+    return numbered
 
 
 def _share(amount: float, num_shares: int) -> float:

@@ -1,8 +1,12 @@
-"""Scores for responses. Every scorer runs in its own processes; the controller does not import its code.
+"""Scores for responses. Each scorer runs in processes of its own; the controller does not import a user's scorer.
 
 `base.py` defines a reward's input and output; `loading.py` finds the scorer of an entry in the job. The rewards:
 `exact_match.py`, `math_answer.py`, `format.py`, `reasoning_gym.py`, and `function.py` for a user's own function.
 `final_message.py` removes thinking and special tokens from a response.
-How they run: `process_pool.py` and `scoring_child.py` in the worker process, `scoring_program.py` in the scoring
-processes; `wire.py` encodes what they exchange. `workers/reward.py` decides what happens after a failure.
+Parts of `math_answer.py`: `final_answer.py` (with `math_context.py`) finds the answer in a response, `math_values.py`
+(with `math_numbers.py`, `math_units.py`, `math_text.py`) parses it, `math_equality.py` (with `math_sympy.py`) compares
+it with the row's answer, and `answer_values.py` checks the row's answer.
+How scorers run: `process_pool.py` (with `pool_slots.py`) and `scoring_child.py` in the worker process,
+`scoring_program.py` in the scoring processes; `wire.py` encodes what both exchange, and `scorer_environment.py` chooses
+the environment variables. `workers/reward.py` decides what happens after a failure.
 """

@@ -1,7 +1,8 @@
 """Checks whether a value of a dataset can be a mathematical answer, without parsing it.
 
-The check of the data before a run and `MathAnswer` share this rule: strings and numbers may be answers, but not strings
-that stand for a missing value. sympy would parse some of these as symbols (`N/A` as N divided by A).
+The check of the data before a run and `MathAnswer` share this rule: strings and finite numbers may be answers, but not
+strings that are empty or stand for a missing value. sympy would parse some of the latter as symbols (`N/A` as N divided
+by A).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ MISSING_VALUES = frozenset({"n/a", "#n/a", "n.a", "n.a.", "<na>", "nan", "none",
 """How files spell a missing value, in lower case. `NA` is not among them: it may be the product of n and a."""
 PLACEHOLDER = re.compile(r"[-\u2013\u2014\u2212?_.\u2026*\s]+")
 """Dashes, question marks and dots alone, such as `-`, `??` and `...`."""
-AROUND = " \t\r\n$\"'`"
-"""Characters around a value that do not change whether it stands for a missing one."""
+IGNORED_AROUND = " \t\r\n$\"'`"
+"""Characters around a value that are ignored when it is compared with MISSING_VALUES and PLACEHOLDER."""
 MAX_VALUE_CHARACTERS = 80
 
 
@@ -49,10 +50,10 @@ def why_unusable(answer: object) -> str | None:
 
 
 def _why_unusable_string(answer: str) -> str | None:
-    value = answer.rpartition(GSM8K_MARK)[2].strip(AROUND)
+    value = answer.rpartition(GSM8K_MARK)[2].strip(IGNORED_AROUND)
     if not value:
-        place = f" after the last {GSM8K_MARK}" if GSM8K_MARK in answer else ""
-        return f"the string {_seen(answer)}, which is empty{place}"
+        where = f" after the last {GSM8K_MARK}" if GSM8K_MARK in answer else ""
+        return f"the string {_seen(answer)}, which is empty{where}"
     if value.lower() in MISSING_VALUES or PLACEHOLDER.fullmatch(value):
         return f"the string {_seen(answer)}, which stands for a missing value"
     return None

@@ -1,4 +1,4 @@
-"""The interface of scorers: the request, the returned score and the outcome; and which return values are valid."""
+"""The interface of scorers: the request, the returned score, its checks, and the outcome of a request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_FOUND_CHARACTERS = 200
 MAX_SCORE = 3.4028234663852886e38
 """The largest finite float32."""
 MACHINE_ERRORS = (MemoryError, OSError, ImportError)
-"""Errors that no response causes, such as a disk from which a library cannot be read. The response is not wrong."""
+"""Errors that say nothing about the response, such as a disk from which a library cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,15 @@ class RewardOutcome:
     detail: str
     """Why there is no score; empty for OK."""
     seconds: float
-    """Wall-clock time in the scoring process."""
+    """Wall-clock seconds in the scoring process; for TIMEOUT the time limit, 0 if the process died."""
     found: str | None = None
     """An excerpt of the answer that the scorer extracted from the response; empty if it found none, None if the scorer
     does not report it."""
     has_died: bool = False
-    """The process ended while it scored this request: it crashed or was killed."""
+    """The scorer returned nothing, because its process crashed, was killed by another program, or broke its
+    connection."""
     was_killed: bool = False
-    """SIGKILL ended the process, and then a second process that scored the request again. Memory probably ran out, so
+    """SIGKILL ended the process, and then a second process that scored the same request. Memory probably ran out, so
     the response is not to blame."""
 
 
@@ -96,9 +97,9 @@ def as_score(value: object) -> float:
     """Converts the returned value to a float.
 
     Valid scores are finite real numbers, including NumPy scalars; True and False are 1 and 0, because `return response
-    == answer` is the most natural reward. For `Scored` its score is checked. Strings are rejected even if they look
-    like numbers. Scores are stored as float32, so a number must be finite in float32. Raises TypeError or ValueError
-    that says what was returned.
+    == answer` is the most natural reward. For a `Scored`, the score in it is converted. Strings are rejected even if
+    they look like numbers. Scores are stored as float32, so a number must be finite in float32. Raises TypeError or
+    ValueError that says what was returned.
     """
     if isinstance(value, Scored):
         return as_score(value.score)
@@ -133,7 +134,7 @@ def as_found(value: object) -> str | None:
 
 
 def _shown(value: object) -> str:
-    """The type and repr of a value; also works if its repr raises."""
+    """The type and repr of a value; also works if the value's `__repr__` raises."""
     try:
         text = excerpt(repr(value), MAX_VALUE_CHARACTERS)
     except Exception as error:

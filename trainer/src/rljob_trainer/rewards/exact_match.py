@@ -1,4 +1,5 @@
-"""A reward for tasks whose answer has exactly one correct spelling."""
+"""A reward for tasks whose answer has exactly one correct spelling: a reward function, which jobs name as
+`rljob_trainer.rewards.exact_match:exact_match`."""
 
 from __future__ import annotations
 
@@ -11,17 +12,19 @@ from rljob_trainer.rewards.final_message import final_message, without_thinking
 def exact_match(prompt: str, response: str, answer: object, row: dict[str, object]) -> float:
     """1 if the response equals the answer, otherwise 0; surrounding white space is ignored.
 
-    Thinking is removed from the response; if it does not end, nothing is left. Special tokens are removed too, unless
-    the answer contains them. The answer 18.0 also matches 18, because pandas writes a column of integers with nulls as
+    Thinking is removed from the response; if it does not end, nothing is left. The response may match with its special
+    tokens or without them. The answer 18.0 also matches 18, because pandas writes a column of integers with nulls as
     floats.
 
-    Raises ValueError for an answer that cannot be spelled: null, booleans, NaN, lists, mappings and white space.
+    Raises ValueError for an answer that is neither a string nor a finite number, or is only white space.
     """
     del prompt, row
     is_number = isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer)
     if not isinstance(answer, str) and not is_number:
-        seen = "null" if answer is None else f"{excerpt(repr(answer), MAX_VALUE_CHARACTERS)}"
-        raise ValueError(f"the row's answer is {seen}, which is neither a string nor a number; correct the dataset")
+        seen = "null" if answer is None else excerpt(repr(answer), MAX_VALUE_CHARACTERS)
+        raise ValueError(
+            f"the row's answer is {seen}, which is neither a string nor a finite number; correct the dataset"
+        )
     expected = str(answer).strip()
     if not expected:
         raise ValueError(f"the row's answer is empty ({answer!r}); correct the dataset")

@@ -1,16 +1,21 @@
 """Finds the final answer of a response.
 
-Each rule searches the text that the rule before it found:
+The first rules select a part of the response. Each continues with the part that the rule before it selected:
 
 1. Text up to the last `</think>` is ignored. A `<think>` that is not closed means that there is no answer.
 2. The last `<answer>` element.
 3. The last `\\boxed{}` or `\\fbox{}`. A box that is not closed means that there is no answer.
-4. The text after the last `####` (GSM8K's form), up to the end of its line. It must be one value, not a heading.
-5. The text after the last "answer is", "Answer:" or JSON key `answer`, up to the end of the sentence.
-6. The last number or expression.
 
-If a rule finds a text that is exactly one value, this value is the answer, and later rules are skipped. A number that
-belongs to an expression that cannot be read, or to several values in a row, is not the answer by itself.
+If the selected part is exactly one value, this value is the answer. Otherwise these rules search the part, in this
+order, until one finds an answer, or finds that there is none ("the answer is unknown"):
+
+4. The text after the last `####` (GSM8K's form), up to the end of its line. It must be one value, not a heading.
+5. The text after the last "answer is", "Answer:" or JSON key `answer`: a value in the sentence, else in what follows.
+6. The last number or expression; for a multiple-choice question the last letter, for an answer in words a `Yes,` or
+   `False.` at the beginning.
+
+A number that belongs to an expression that cannot be parsed, or to several values in a row, is not the answer by
+itself.
 """
 
 from __future__ import annotations
@@ -48,17 +53,21 @@ _PHRASE = re.compile(
 _JSON = re.compile(r"[\"'](?:final[_ ])?answer[\"']\s*:", re.ASCII | re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\.(?=\s|$|\*|\"|')|[!?](?=\s|$)|\n")
 _OPENERS = ((r"\[", r"\]"), (r"\(", r"\)"), ("$$", "$$"), ("$", "$"))
+# The beginning of another clause, which is not part of the answer: `5 because ...`.
 _CONNECTIVE = re.compile(
     r"\b(?:because|since|as|so|which|where|when|for|but|not|rather than|instead of)\b"
     r"|,\s*(?!and\b|or\b)(?=[a-z]{2})|\s\((?=[a-z]{2})|;",
     re.ASCII | re.IGNORECASE,
 )
+# A word between a denied and the right value: `not 5 but 18`.
 _CORRECTION = re.compile(r"\b(?:but|so|instead|rather|hence|therefore)\b", re.ASCII | re.IGNORECASE)
+# What follows a phrase that names no answer: `the answer is correct`.
 _CONFIRMATION = re.compile(
     r"\s*(?:it\s+is\s+|this\s+is\s+|that\s+is\s+)?(?:indeed\s+|therefore\s+)?"
     r"(?:correct|right|verified|confirmed|consistent|reasonable|valid|above|as above)\b",
     re.ASCII | re.IGNORECASE,
 )
+# The mark of an item in a list, such as `2. `, whose number is no answer.
 _BULLET = re.compile(r"(?m)^[ \t]*(?:[-*+]|\d{1,3}[.)])[ \t]+(?=\S)")
 
 # The pieces of a run of numbers and operators in a sentence: `3 + 15 = 18`, `2\\frac{1}{2}`, `-$1,000.50`. Braces are
@@ -79,24 +88,27 @@ _OPERATOR = r"(?:\*\*(?=\d)|\s*(?:\\times|\\cdot|\\div|[-+*/^=:])\s*)"
 _MODULUS = r"(?:\s{0,2}\(?\s{0,2}\\?[bp]?mod\s{0,2}\{?\d+\}?\)?)?"
 _RUN = re.compile(rf"(?<![A-Za-z0-9_.\\^{{])(?:{_OPERAND})(?:{_OPERATOR}(?:{_OPERAND}|[a-z](?![A-Za-z])))*{_MODULUS}")
 _LAST_OPERAND = re.compile(rf"(?:{_OPERAND})$")
-# LaTeX between its delimiters. As in Pandoc, no white space stands within single dollars, and no digit behind them.
+# LaTeX between its delimiters. As in Pandoc, the text between single dollars neither begins nor ends with white space,
+# and no digit follows it.
 _DELIMITED = re.compile(
     r"\$\$((?:(?!\$\$).)+)\$\$|\\\[((?:(?!\\\[|\\\]).)+)\\\]|\\\(((?:(?!\\\(|\\\)).)+)\\\)|(?<![\\$])\$(?=[^\s$])([^$\n]*?[^\s$\\])\$(?!\d)",
     re.DOTALL,
 )
 MAX_JOINED = 50
+"""The maximum number of values before the last one that are parsed together with it (`3, 5 and 12`)."""
 MAX_PHRASE = 120
-"""The maximum number of characters of a phrase such as "The answer to the question is"."""
+"""The number of characters of a phrase, such as "The answer to the question is", that are searched for a negation."""
+# The text between two values in a row: `3, 5 and 12`.
 _JOINT = re.compile(
     r"\s{0,3}(?:,|;|,?\s{0,3}\b(?:and|or|nor)\b|&|/)\s*(?:maybe\s+|perhaps\s+|possibly\s+|also\s+)?(?:[a-zA-Z]\s*=\s*)?",
     re.ASCII | re.IGNORECASE,
 )
 _DATE = re.compile(r"\b\d{4}-\d{1,2}-\d{1,2}\b")
 # What may follow a number and belong to it: a magnitude, a percent sign, degrees, a unit.
-_AMOUNT_BEHIND = re.compile(
+_AMOUNT_AFTER = re.compile(
     rf"(?:{AND_A_FRACTION}|{IN_FRACTIONS}|\s*(?:{'|'.join(MAGNITUDES)})s?)(?![A-Za-z])", re.ASCII | re.IGNORECASE
 )
-_UNIT_BEHIND = re.compile(
+_UNIT_AFTER = re.compile(
     r"\s*\\?%|\^\s*\{?\\circ\s*\}?|\s*percent(?![A-Za-z])"
     r"|\s*\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\s*\{?[23]\}?)?|\s?[A-Za-z/²³]+(?:\^\{?[23]\}?)?",
     re.ASCII | re.IGNORECASE,
@@ -147,8 +159,8 @@ def reference_answer(answer: str) -> str:
 
 def last_element(text: str) -> str | None:
     """The content of the last `<answer>` element, which may be truncated; None if there is none."""
-    _, mark, behind = text.rpartition("<answer>")
-    return behind.partition("</answer>")[0] if mark else None
+    _, mark, after = text.rpartition("<answer>")
+    return after.partition("</answer>")[0] if mark else None
 
 
 def last_box(text: str) -> str | None:
@@ -192,25 +204,26 @@ def _whole(text: str, reader: _Reader) -> Found | None:
 
 
 def _after_mark(text: str, reader: _Reader) -> Found | None:
-    """The value in the line after the last `####`; None if there is none."""
-    _, mark, behind = text.rpartition(GSM8K_MARK)
-    if not mark or not behind.strip():
+    """The value in the line after the last `####`; None if this line is not one value, or there is no `####`."""
+    _, mark, after = text.rpartition(GSM8K_MARK)
+    if not mark or not after.strip():
         return None
-    line = behind.strip().splitlines()[0]
+    line = after.strip().splitlines()[0]
     return _whole(line, reader) or (_after_phrase(line, reader) if _PHRASE.search(line) else None)
 
 
 def _after_phrase(text: str, reader: _Reader) -> Found | None:
     """The value after the last phrase: in its sentence, otherwise in all text after it. Without a value there is no
-    answer ("the answer is unknown"). A phrase that only confirms ("the answer is correct") does not count."""
+    answer ("the answer is unknown"). None without a phrase; a phrase that only confirms ("the answer is correct") does
+    not count."""
     matches = [match for match in _PHRASE.finditer(text) if not _CONFIRMATION.match(text, match.end())]
     if not matches:
         return None
     match = matches[-1]
-    behind = text[match.end() :]
-    if _JSON.fullmatch(match[0].strip()) and (value := _json_value(behind)) is not None:
+    after = text[match.end() :]
+    if _JSON.fullmatch(match[0].strip()) and (value := _json_value(after)) is not None:
         return _whole(value, reader) or _last(value, reader)
-    sentence = _sentence(behind)
+    sentence = _sentence(after)
     denied = end_of_negation(match[0][:MAX_PHRASE], sentence)
     if denied is not None:
         # "not 5 but 18": the value after the correction counts.
@@ -222,7 +235,7 @@ def _after_phrase(text: str, reader: _Reader) -> Found | None:
     for part in dict.fromkeys((sentence, beginning) if reader.is_words else (beginning, sentence)):
         if (found := _whole(part, reader)) is not None:
             return found
-    for part in (beginning, sentence, behind):
+    for part in (beginning, sentence, after):
         if (found := _last(part, reader)) is not None:
             return found
     return "", None
@@ -247,13 +260,14 @@ def _sentence(text: str) -> str:
 
 
 def _last(text: str, reader: _Reader) -> Found | None:
-    """The last value in the text, by its end position."""
+    """The last value in the text, by its end position; None if there is none. For an answer in words, the verdict at
+    the beginning of the text."""
     if reader.is_words:
         verdict = leading_verdict(text)
         return (verdict, reader(verdict)) if verdict else None
     if reader.is_choice and (letters := list(_CHOICE.finditer(text))):
         return _last_choice(text, letters, reader)
-    # The same length as `text`, so that positions are valid in both.
+    # Bullets become spaces, so that positions are valid in both texts.
     plain = _BULLET.sub(lambda match: " " * len(match[0]), text)
     spans = [_Span(match.start(), match.end(), is_delimited=True) for match in _DELIMITED.finditer(text)]
     spans += [_Span(match.start(), match.end()) for match in _DATE.finditer(plain)]
@@ -314,28 +328,29 @@ def _joined(text: str, spans: Sequence[_Span], reader: _Reader) -> Found:
 
 
 def _delimited(text: str, span: _Span) -> Iterator[str]:
-    yield text[span.start : span.end] + _unit_behind(text, span.end)
+    """The delimited LaTeX with its unit."""
+    yield text[span.start : span.end] + _unit_after(text, span.end)
 
 
 def _plain(text: str, span: _Span) -> Iterator[str]:
-    """The run of numbers and operators, then its last number alone; each with its unit. Nothing if letters follow
-    directly, because `3D` is not a number."""
-    run, behind = text[span.start : span.end], _unit_behind(text, span.end)
+    """The part of the run after its last `=`, then the last number of this part; each with its unit. Nothing if letters
+    follow directly, because `3D` is not a number."""
+    run, after = text[span.start : span.end], _unit_after(text, span.end)
     next_two = text[span.end : span.end + 2]
-    if not behind and next_two[:1].isalpha() and next_two not in ("st", "nd", "rd", "th"):
+    if not after and next_two[:1].isalpha() and next_two not in ("st", "nd", "rd", "th"):
         return
     last = run.rpartition("=")[2] or run
-    yield last + behind
+    yield last + after
     if number := _LAST_OPERAND.search(last):
-        yield number[0] + behind
+        yield number[0] + after
 
 
-def _unit_behind(text: str, end: int) -> str:
+def _unit_after(text: str, end: int) -> str:
     """The fraction, magnitude or known unit after a number; other words belong to the sentence."""
     begin = end
-    while match := _AMOUNT_BEHIND.match(text, end):
+    while match := _AMOUNT_AFTER.match(text, end):
         end = match.end()
-    match = _UNIT_BEHIND.match(text, end)
+    match = _UNIT_AFTER.match(text, end)
     shown = match[0] if match else ""
     word = shown.strip()
     if not word[:1].isalpha():

@@ -1,7 +1,7 @@
 """The final message to the user: a response without thinking and special tokens.
 
-Scorers get the whole response (`Format` and `Function` need it); those that search for an answer read the final message
-only.
+Scorers get the whole response (`Format` and `Function` need it). The scorers that search for an answer read only the
+final message.
 """
 
 from __future__ import annotations

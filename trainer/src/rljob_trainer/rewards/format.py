@@ -1,4 +1,4 @@
-"""A reward for the form of a response: a regular expression that must match all of it."""
+"""A reward for the form of a response: a regular expression that must match the whole response."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ public interface (Python 3.11); `test_response_checks.py` fails if another versi
 
 @dataclass(frozen=True)
 class FormatScorer:
-    """1 if the whole response, without surrounding white space, matches the pattern, otherwise 0. `.` also matches line
-    breaks. A pattern with catastrophic backtracking exceeds the time limit of its process."""
+    """1 if the pattern matches the whole response without surrounding white space, otherwise 0. `.` also matches line
+    breaks. With catastrophic backtracking, the response exceeds its time limit."""
 
     pattern: str
     where: str
     name: str = "Format"
 
     def load(self) -> Scorer:
-        """Raises ConfigurationError if this Python cannot compile the pattern; another Python may have checked it."""
+        """Raises ConfigurationError if this Python cannot compile the pattern; the job may have been checked by another
+        version of Python."""
         try:
             compiled = re.compile(self.pattern, re.DOTALL)
         except re.error as error:
@@ -42,11 +43,15 @@ class FormatScorer:
         return score
 
 
-def lost_part(pattern: str, lost_part_of: Callable[[str], str | None]) -> str | None:
-    """Calls `lost_part_of` on each literal string that every match of the pattern contains, such as
-    `</think><answer>`, and returns the first result that is not None. Parts that ignore the letter case are skipped."""
+def first_lost_part(pattern: str, lost_part_of: Callable[[str], str | None]) -> str | None:
+    """Returns a part of the pattern that no response can contain, so that the pattern never matches; None if none was
+    found.
+
+    `lost_part_of` gets a literal string of the pattern, such as `</think><answer>`, and returns the part of it that no
+    response can contain, or None. Of alternatives (`a|b`), all must have such a part. Literals that ignore the letter
+    case are skipped."""
     parsed = _parser.parse(pattern, re.DOTALL)
-    return None if parsed.state.flags & re.IGNORECASE else _lost_part(parsed, lost_part_of)
+    return None if parsed.state.flags & re.IGNORECASE else _first_lost_part(parsed, lost_part_of)
 
 
 def literal_beginning(pattern: str) -> str:
@@ -61,7 +66,7 @@ def literal_beginning(pattern: str) -> str:
     return found
 
 
-def _lost_part(nodes: Iterable[Node], lost_part_of: Callable[[str], str | None]) -> str | None:
+def _first_lost_part(nodes: Iterable[Node], lost_part_of: Callable[[str], str | None]) -> str | None:
     text = ""
     for operation, operands in (*_without_groups(nodes), (None, None)):
         if operation is _constants.LITERAL:
@@ -70,15 +75,15 @@ def _lost_part(nodes: Iterable[Node], lost_part_of: Callable[[str], str | None])
         if text and (lost := lost_part_of(text)):
             return lost
         text = ""
-        found = [_lost_part(each, lost_part_of) for each in _alternatives(operation, operands)]
+        found = [_first_lost_part(each, lost_part_of) for each in _alternatives(operation, operands)]
         if found and None not in found:
             return found[0]
     return None
 
 
 def _alternatives(operation: object, operands: Any) -> list[Iterable[Node]]:
-    """The alternatives of a node: if the node matches, one of them must match. Empty for a node that can match without
-    any."""
+    """The alternatives within a node: if the node matches, one of the alternatives has matched. Empty for a node
+    without alternatives, or if it can also match without any (`(a|b)*`)."""
     if operation in REPEATS:
         minimum, _, nodes = operands
         return [nodes] if minimum else []
@@ -90,7 +95,7 @@ def _alternatives(operation: object, operands: Any) -> list[Iterable[Node]]:
 
 
 def _without_groups(nodes: Iterable[Node]) -> Iterator[Node]:
-    """The nodes with each group replaced by its content."""
+    """The nodes with each group replaced by its content; (None, None) for a group that ignores the letter case."""
     for operation, operands in nodes:
         if operation is not _constants.SUBPATTERN:
             yield operation, operands

@@ -25,7 +25,8 @@ class FunctionScorer:
         return self.path
 
     def load(self) -> Scorer:
-        """Raises ConfigurationError if the module or function is missing or cannot be called with these arguments."""
+        """Raises ConfigurationError if the module or the function is missing, or if the function cannot be called with
+        these arguments."""
         function, signature = plain_function(find_named(self.path, self.where), self.path, self.where)
         try:
             signature.bind(**dict.fromkeys(ARGUMENTS))

@@ -14,9 +14,9 @@ from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
 
 def scorer_spec(reward: Reward, where: str, dataset: Dataset) -> ScorerSpec | None:
     """The scorer of the reward at `where`, such as `spec.training.rewards[0]`; None for a reward that needs no scoring
-    processes. Nothing is imported yet; the scoring processes do that and report errors.
+    processes. The scorer is not loaded yet; the scoring processes load it and report errors.
 
-    Raises ConfigurationError if a block is missing or does not match the dataset.
+    Raises ConfigurationError if the settings of the reward's type are missing, or if the dataset has no rows for it.
     """
     of_reward = f"(reward {reward.name})"
     match reward.type:

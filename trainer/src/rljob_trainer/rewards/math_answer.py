@@ -18,8 +18,8 @@ class MathAnswerScorer:
     """1 if the response's final answer equals the row's answer mathematically (`1/2`, `0.5`, `\\frac{1}{2}`), else 0.
 
     `final_answer` extracts the final answer of a response, `math_equality` compares. The row's answer is a number or an
-    expression (plain or LaTeX), a date, a choice or up to six words. If it is a solution with its steps, the last
-    `<answer>` element, the last box, or the text after the last `####` is used.
+    expression (plain or LaTeX), a date, a choice, a list of these, or up to six words. If the row has a solution with
+    its steps, the answer is the last `<answer>` element, the last box, or the text after the last `####`.
     """
 
     where: str
@@ -30,8 +30,8 @@ class MathAnswerScorer:
         from rljob_trainer.rewards.math_equality import are_equal
         from rljob_trainer.rewards.math_sympy import is_readable
 
-        # The library warns that its own time limit is off. This is intended: its limit needs SIGALRM in the main thread
-        # and cannot end a loop in C code; our time limit kills the process.
+        # math-verify warns that its time limit is off. This is intended: its time limit needs SIGALRM in the main
+        # thread, and cannot end a loop in C code. Instead, the process pool kills a process at the time limit.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
         @lru_cache(maxsize=1024)
@@ -39,7 +39,7 @@ class MathAnswerScorer:
             answer = reference_answer(text)
             reason = why_unusable(undecorated(answer))
             if reason is not None:
-                raise ValueError(f"the row's answer is {reason}")
+                raise ValueError(f"the row's answer is {reason}; correct it, or remove the row")
             value = read_value(answer, is_choice=is_choice_letter(answer))
             if value is None or not all(is_readable(each.text) for each in _expressions(value)):
                 raise ValueError(
@@ -51,7 +51,7 @@ class MathAnswerScorer:
         def score(request: RewardRequest) -> object:
             reason = why_unusable(request.answer)
             if reason is not None:
-                raise ValueError(f"the row's answer is {reason}")
+                raise ValueError(f"the row's answer is {reason}; correct it, or remove the row")
             expected = expected_value(str(request.answer))
             try:
                 found, given = find_answer(
@@ -61,7 +61,7 @@ class MathAnswerScorer:
             except MACHINE_ERRORS:
                 raise
             except Exception as error:
-                # A response must never end the run. If it cannot be parsed, it counts as wrong.
+                # A response must never end the run. A response that cannot be parsed or compared counts as wrong.
                 return Scored(0.0, f"(cannot be parsed: {type(error).__name__}: {error})")
 
         return score

@@ -29,8 +29,11 @@ _WORDS_BEFORE = re.compile(
       | \d\s+(?:out\s+of|of|in|to|r|remainder(?:\s+of)?)
     )$"""
 )
+# A `+` or `-` after one of these is an operator, not a sign: a variable, a closing bracket or a digit.
 _OPERAND_BEFORE = re.compile(r"(?:(?<![A-Za-z])[A-Za-z]|[)}\]$\d])$")
-_WORD_BEHIND = re.compile(
+# It is also part of an expression if one of these follows: a word such as `pi`, `squared`, `or more` or `below zero`; a
+# fraction in words after a unit; or a variable, which is a single letter other than an article or a unit.
+_WORD_AFTER = re.compile(
     r"\s{0,3}\*?\s{0,3}(?:pi|sqrt|factorial|squared|cubed|sin|cos|tan|log|ln|alpha|beta|theta|times|over"
     r"|is\s+(?:not|wrong|incorrect)|minus|plus|modulo|remainder|unknown|undefined|out\s+of"
     r"|no\s+(?:real\s+)?solutions?|or\s+(?:more|less|fewer|greater|higher|lower)|fewer(?!\s+[A-Za-z])"
@@ -48,6 +51,7 @@ _NOT_THIS = re.compile(
     )
     (?:[\s}]+(?:be|a|an|the|is|equal|equals|to|exactly|option|choice|answer)\b){0,4} [\s}$(*_"'{\\=]*$"""
 )
+# A negation at the beginning of the sentence after "the answer is" (`definitely not`), or `isn't` in the phrase itself.
 _NEGATION = re.compile(
     r"\s*+(?:(?:[a-z]+ly|of\s+course|in\s+fact),?\s+){0,2}"
     r"(?:\bnot\b|\bnever\b|\bcannot\b|n't\b|\bneither\b"
@@ -113,7 +117,7 @@ def is_refusal(sentence: str) -> bool:
 def is_part_of_expression(text: str, start: int, end: int) -> bool:
     """Whether the number is part of an expression that the search for numbers cannot parse: `x^2 + 2`, `12 pi`."""
     before, shown = text[max(start - 4 * MAX_BEFORE, 0) : start].rstrip()[-MAX_BEFORE:], text[start:end]
-    if _OPERATOR_BEFORE.search(before) or _WORD_BEHIND.match(text, end):
+    if _OPERATOR_BEFORE.search(before) or _WORD_AFTER.match(text, end):
         return True
     if "=" not in shown and _WORDS_BEFORE.search(before):
         return True

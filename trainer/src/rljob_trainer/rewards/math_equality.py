@@ -4,8 +4,8 @@ Integers, fractions and symbols are compared exactly. A number with a decimal po
 within `RELATIVE_TOLERANCE`; if the other number is exact, the difference must also be less than 0.5. Anything but a
 plain number is parsed by math-verify's LaTeX parser and compared by sympy. Expressions with variables are evaluated at
 fixed points and at one point that depends on both expressions. They are equal if both are real at the same points and
-have the same values there.
-Nothing here has a time limit; the scoring process has one.
+have the same values there; if there are few such points, sympy simplifies their difference.
+This module has no time limit; the process pool has one.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from rljob_trainer.rewards.math_values import (
 
 RELATIVE_TOLERANCE = Fraction(1, 10**6)
 MAX_DIFFERENCE = Fraction(1, 2)
-"""The maximum difference from an exact number. Beyond a million, `RELATIVE_TOLERANCE` alone would accept the next
-integer."""
+"""The difference from an exact number must be smaller. Beyond a million, `RELATIVE_TOLERANCE` alone would accept the
+next integer."""
 MAX_SHORT_WORD = 4
 """Words of up to this many letters may be products of variables: `xyz`."""
 
@@ -66,8 +66,8 @@ def are_equal(expected: Value, given: Value) -> bool:
                 or expected.text == leading_verdict(given.text)  # `No. The sum is odd.`
                 or _same_product(expected, given)
             )
-        case Quantity(unit=""), Moment(kind="time", parts=(above, below, 0)) if below:
-            return expected.number == Fraction(above, below)  # `3:10` is a ratio, too
+        case Quantity(unit=""), Moment(kind="time", parts=(numerator, denominator, 0)) if denominator:
+            return expected.number == Fraction(numerator, denominator)  # `3:10` is a ratio, too
         case (Moment() | Words(), _) | (_, Moment() | Words()):
             return _same_product(expected, given)
         case (Listing(), _) | (_, Listing()):
@@ -116,6 +116,7 @@ def _alternatives(value: Value) -> list[str]:
 
 
 def _bare(text: str) -> str:
+    """The text without any white space."""
     return "".join(text.split())
 
 
@@ -141,8 +142,8 @@ def _same_quantity(first: Quantity, second: Quantity) -> bool:
     # 50% equals 0.5, and also 50.
     if "%" not in (first.unit, second.unit) or first.unit == second.unit:
         return False
-    shares = [value.number / 100 if value.unit == "%" else value.number for value in (first, second)]
-    return same_number(shares[0], shares[1], num_exact=num_exact)
+    fractions = [value.number / 100 if value.unit == "%" else value.number for value in (first, second)]
+    return same_number(fractions[0], fractions[1], num_exact=num_exact)
 
 
 def _same_listing(first: Listing, second: Listing) -> bool:
@@ -170,12 +171,12 @@ def _same_in_order(first: Listing, second: Listing) -> bool:
 
 
 def _same_in_any_order(first: Sequence[Value], second: Sequence[Value]) -> bool:
-    left = list(second)
+    remaining = list(second)
     for item in first:
-        index = next((index for index, other in enumerate(left) if are_equal(item, other)), None)
+        index = next((index for index, other in enumerate(remaining) if are_equal(item, other)), None)
         if index is None:
             return False
-        del left[index]
+        del remaining[index]
     return True
 
 

@@ -8,7 +8,8 @@ from fractions import Fraction
 MAX_DIGITS = 1000
 """Longer numbers and larger powers of ten are left to sympy, with the time limit of the process."""
 
-# Spellings of numbers; each pattern is matched at the position where a number begins.
+# Spellings of numbers, each matched at the position where a number begins. From _PLAIN on: `1,234.5e3`, `3 / 4`,
+# `\frac{3}{4}`, `1 1/2`, `2 \times 10^3`, `3rd`, `0.1\overline{6}` and `0.333...`.
 _DIGITS = r"(?:[1-9]\d{0,2}(?:[, ]\d{3})+(?!\d)|\d+)"
 _NUMBER = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
 _EXPONENT = r"(?:[eE][-+]?\d{1,4})"
@@ -50,24 +51,25 @@ _FRACTIONS = {
 _COUNTS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _PART = "halves|" + "|".join(rf"{name}s?" for name in _FRACTIONS)
 _TEXT = r"(?:\\text\s{0,3}\{)?"
+# ` and a half` and ` quarters`; the groups are the count and the part.
 AND_A_FRACTION = rf"\s{{0,3}}{_TEXT}\s{{0,3}}(?:\band|&)\s{{1,3}}(an?|{'|'.join(_COUNTS)}|\d)[\s-]{{1,3}}({_PART})"
 IN_FRACTIONS = rf"\s{{0,3}}{_TEXT}\s{{0,3}}\b({_PART})"
-_FRACTION_BEHIND = re.compile(rf"(?:{AND_A_FRACTION}|{IN_FRACTIONS})(?![A-Za-z-])\s*\}}?", re.ASCII | re.IGNORECASE)
+_FRACTION_AFTER = re.compile(rf"(?:{AND_A_FRACTION}|{IN_FRACTIONS})(?![A-Za-z-])\s*\}}?", re.ASCII | re.IGNORECASE)
 
 
 def read_fraction(text: str, start: int, number: Fraction) -> tuple[Fraction, int] | None:
     """Combines a number with the fraction in words at `start`; returns the result and the end position, or None if
     there is no such fraction. Example: 3 and ` quarters` give 3/4."""
-    match = _FRACTION_BEHIND.match(text, start)
+    match = _FRACTION_AFTER.match(text, start)
     if not match:
         return None
     count, part = (match[1] or "").lower(), (match[2] or match[3]).lower()
-    below = _FRACTIONS["half" if part == "halves" else part.removesuffix("s")]
+    denominator = _FRACTIONS["half" if part == "halves" else part.removesuffix("s")]
     if not count:
         # `5 third graders` is not a fraction.
-        return (number / below, match.end()) if part.endswith("s") or number == 1 else None
-    above = int(count) if count.isdigit() else _COUNTS.index(count) + 1 if count in _COUNTS else 1
-    return number + Fraction(above, below), match.end()
+        return (number / denominator, match.end()) if part.endswith("s") or number == 1 else None
+    numerator = int(count) if count.isdigit() else _COUNTS.index(count) + 1 if count in _COUNTS else 1
+    return number + Fraction(numerator, denominator), match.end()
 
 
 def read_number(text: str, start: int) -> tuple[Fraction, bool, int] | None:
@@ -87,8 +89,10 @@ def read_number(text: str, start: int) -> tuple[Fraction, bool, int] | None:
         return number * Fraction(10) ** power, is_exact, match.end()
     for pattern in (_FRAC, _RATIO):
         if match := pattern.match(text, start):
-            (above, is_above_exact), (below, is_below_exact) = (_decimal(each) for each in match.groups() if each)
-            return (above / below, is_above_exact and is_below_exact, match.end()) if below else None
+            parsed = [_decimal(each) for each in match.groups() if each]
+            (numerator, _), (denominator, _) = parsed
+            are_exact = all(is_exact for _, is_exact in parsed)
+            return (numerator / denominator, are_exact, match.end()) if denominator else None
     if match := _ORDINAL.fullmatch(text, start):
         return Fraction(int(match[1])), True, match.end()
     match = _PLAIN.match(text, start)

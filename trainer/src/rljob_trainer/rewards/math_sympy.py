@@ -20,12 +20,14 @@ from rljob_trainer.rewards.base import MACHINE_ERRORS
 Arguments = TypeVarTuple("Arguments")
 
 RELATIVE_TOLERANCE = 1e-6
+"""For values of which one has a decimal point."""
 DIGITS = 50
+"""The number of significant digits to which expressions are evaluated."""
 EXACT_TOLERANCE = 1e-40
 """The relative tolerance for two constants without decimals, evaluated to `DIGITS` digits."""
 MAX_DIFFERENCE = 0.5
-"""The maximum difference from an exact number. Beyond a million, `RELATIVE_TOLERANCE` alone would accept the next
-integer."""
+"""The difference from an exact number must be smaller. Beyond a million, `RELATIVE_TOLERANCE` alone would accept the
+next integer."""
 POINTS = tuple(
     Fraction(numerator, denominator)
     for numerator, denominator in (
@@ -39,6 +41,7 @@ NATURAL_POINTS = tuple(map(Fraction, (1, 2, 3, 4, 5, 7, 10)))
 FAR_POINTS = (Fraction(10**9 + 7, 997), Fraction(-(10**9) - 9, 997))
 """The values at which inequalities are compared before they are solved; no end of an interval is near them."""
 MIN_REAL_POINTS = 3
+"""If two expressions are real at fewer points, comparing their values does not suffice."""
 MAX_EXPANDED_POWER, MAX_EXPANDED_OPERATIONS = 12, 60
 """Limits for the polynomials that are expanded. Expanding a larger one takes long."""
 
@@ -202,7 +205,8 @@ def _near(first: sympy.Expr, second: sympy.Expr, tolerance: float) -> bool:
 
 
 def _same_at_points(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> bool:
-    """Whether two expressions are equal at all points where they are real, or, if these are few, after simplifying."""
+    """Whether two expressions are real at the same points and equal there; if these points are few, whether their
+    difference simplifies to 0."""
     tolerance, num_real = _tolerance(first, second), 0
     if tolerance == RELATIVE_TOLERANCE and _has_another_term(first, second, symbols):
         return False
@@ -223,9 +227,10 @@ def _same_at_points(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sym
 
 
 def _has_another_term(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> bool:
-    """Whether two expressions with decimals differ in a term: at the points a term `0.0000000001 x` is within the
-    tolerance. Two polynomials differ if a coefficient does. Of other expressions (an identity can replace all their
-    terms), one must have all terms of the other, and more. False for what takes long to expand."""
+    """Whether two expressions with decimals differ in a term. This is checked because at the points a term such as
+    `0.0000000001 x` is within the tolerance. Two polynomials differ if one of their coefficients does. Other
+    expressions can be equal with different terms, by an identity; so they differ only if one has all terms of the
+    other, and more. False for expressions that take long to expand."""
     if not _is_small(first) or not _is_small(second):
         return False
     one, other = _coefficients(first, symbols), _coefficients(second, symbols)
@@ -248,8 +253,8 @@ def _is_small(expression: sympy.Expr) -> bool:
 
 
 def _coefficients(expression: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> dict[sympy.Expr, sympy.Expr]:
-    """The terms of a sum without their constant factors, and these factors. Decimals become fractions, so that
-    expanding them adds no rounding errors."""
+    """The constant factor of each term of a sum, by the term without this factor. Decimals become fractions, so that
+    expanding the sum adds no rounding errors."""
     expanded = sympy.expand(sympy.nsimplify(expression, rational=True))
     coefficients: dict[sympy.Expr, sympy.Expr] = {}
     for each in sympy.Add.make_args(expanded):
@@ -304,12 +309,12 @@ def _proportional(first: Relational, second: Relational) -> bool:
         one, other = first.lhs - first.rhs, second.lhs - second.rhs
         symbols = sorted(one.free_symbols | other.free_symbols, key=str)
         point = {symbol: _rational(POINTS[(3 + 4 * index) % len(POINTS)]) for index, symbol in enumerate(symbols)}
-        above, below = _real_value_at(one, point), _real_value_at(other, point)
-        if not symbols or not above or not below:
+        value, other_value = _real_value_at(one, point), _real_value_at(other, point)
+        if not symbols or not value or not other_value:
             return False
-        if not isinstance(first, sympy.Eq | sympy.Ne) and above / below < 0:
+        if not isinstance(first, sympy.Eq | sympy.Ne) and value / other_value < 0:
             return False
-        return _same_at_points(one * below, above * other, symbols)
+        return _same_at_points(one * other_value, value * other, symbols)
     except (TypeError, ValueError, AttributeError):
         return False
 
@@ -325,7 +330,8 @@ def _differ_far_out(first: sympy.Basic, second: sympy.Basic) -> bool:
 
 
 def _as_set(value: sympy.Basic | sympy.MatrixBase | None) -> sympy.Set | None:
-    """The set of numbers that an inequality with one variable, a set or a list of numbers describes."""
+    """The set of numbers that an inequality with one variable, a set or a list of numbers describes; None for anything
+    else, and if sympy cannot solve the inequality."""
     try:
         match value:
             case sympy.FiniteSet() if any(_is_relation(item) for item in value.args):
@@ -364,16 +370,17 @@ def _same_sets(first: sympy.Set, second: sympy.Set) -> bool:
                 and _same(first.end, second.end)
             )
         case (sympy.FiniteSet(), sympy.FiniteSet()) | (sympy.Union(), sympy.Union()):
-            left = list(second.args)
-            if len(first.args) != len(left):
+            remaining = list(second.args)
+            if len(first.args) != len(remaining):
                 return False
             for item in first.args:
                 is_same = [
-                    _same_sets(item, other) if isinstance(item, sympy.Set) else _same(item, other) for other in left
+                    _same_sets(item, other) if isinstance(item, sympy.Set) else _same(item, other)
+                    for other in remaining
                 ]
                 if True not in is_same:
                     return False
-                del left[is_same.index(True)]
+                del remaining[is_same.index(True)]
             return True
     try:
         return bool(first.symmetric_difference(second).is_empty)

@@ -22,16 +22,18 @@ _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "012
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
 _VULGAR_FRACTION = re.compile("(\\d?)([¼-¾⅐-⅞↉])")
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+(?:\.\d+)?|[a-z]))")
+# An en dash as a sign; between two values it is a range.
 _MINUS = re.compile(r"(?<![\w.)\]}])\u2013\s*(?=[\d.\\$(])")
 
-# LaTeX that changes only the appearance of a value.
+# LaTeX that changes only the appearance of a value: it is replaced by a space (_SPACES), removed (_NO_MEANING), or
+# replaced by a simpler spelling (_SAME_MEANING).
 TEXT_COMMANDS = "text|textbf|textit|textrm|textsf|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|mbox|operatorname"
 """LaTeX commands that show their argument in another font."""
 _SPACES = re.compile(r"(?<!\\)\\[,;: ]|\\quad\b|\\qquad\b|\\thinspace\b|~")
 _NO_MEANING = re.compile(
     r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|strut|mathstrut|!)(?![a-zA-Z])|\\!"
 )
-_NAMED = (
+_SAME_MEANING = (
     (re.compile(r"\\(?:[dtc]|nice)frac(?![a-zA-Z])"), r"\\frac"),
     (re.compile(r"\\(?:text)?color\s*\{\w+\}|\\(?:[lL]arge|LARGE|[hH]uge|small|bf|rm)(?![a-zA-Z])"), ""),
     (re.compile(r"\\degree(?![a-zA-Z])"), r"^\\circ"),
@@ -68,7 +70,7 @@ def plain_characters(text: str) -> str:
 def plain_latex(text: str) -> str:
     """The text without LaTeX that changes only its appearance: `\\dfrac` is `\\frac`, `1{,}000` is `1,000`."""
     text = _NO_MEANING.sub("", text)
-    for pattern, replacement in _NAMED:
+    for pattern, replacement in _SAME_MEANING:
         text = pattern.sub(replacement, text)
     return _SPACES.sub(" ", text).strip()
 

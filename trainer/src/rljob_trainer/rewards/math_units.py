@@ -72,7 +72,7 @@ _SAME_UNIT = {
     "mol": ("mole",),
     "rad": ("radian",),
 }
-_SIZES = {
+_SIZES_BY_DIMENSION = {
     "length": {"mm": "0.001", "cm": "0.01", "m": "1", "km": "1000", "in": "0.0254", "ft": "0.3048", "yd": "0.9144"}
     | {"mi": "1609.344"},
     "time": {"ms": "0.001", "s": "1", "min": "60", "h": "3600", "day": "86400", "week": "604800"},
@@ -83,9 +83,13 @@ _SIZES = {
     "speed": {"m/s": "1", "km/h": "0.2777777777777778", "mph": "0.44704"},
 }
 """The sizes of units, by dimension; one unit of each dimension has the size 1."""
-_SIZE = {unit: (dimension, Fraction(size)) for dimension, sizes in _SIZES.items() for unit, size in sizes.items()}
+_SIZE_OF_UNIT = {
+    unit: (dimension, Fraction(size))
+    for dimension, sizes in _SIZES_BY_DIMENSION.items()
+    for unit, size in sizes.items()
+}
 CONVERSION_TOLERANCE = Fraction(1, 50)
-"""The relative tolerance of a conversion: `5 km = 3.1 mi`."""
+"""The relative tolerance for a conversion, because people round: `5 km = 3.1 mi`."""
 _CANONICAL = {spelling: unit for unit, spellings in _SAME_UNIT.items() for spelling in (*spellings, unit)}
 # Units for which both mega and milli are in use, so that case matters; for others, such as `MPa` and `mhz`, it does
 # not.
@@ -96,7 +100,7 @@ _WORDS = re.compile(r"[A-Za-z\u00b5\u03a9\u4e00-\u9fff%$€£¥₹¢][^\d=<>+*()
 _DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*([CF]?)\s*$")
 MAX_UNIT_WORDS = 4
 BASE = "base"
-"""The unit of a number with a base is this word with the base after it: the unit of `101_2` is `base2`."""
+"""A number with a base has this word with the base as its unit: the unit of `101_2` is `base2`."""
 _NO_UNITS = frozenset(
     (
         *(
@@ -172,8 +176,8 @@ def read_unit(text: str) -> str | None:
 
 
 def same_unit(first: str, second: str) -> bool:
-    """Whether two units may describe the same quantity. Unknown units, such as `red apples`, match if they share a
-    word."""
+    """Whether two units may describe the same quantity. No unit (an empty string) matches every unit. If a unit is
+    unknown, such as `red apples`, two units match if they have a word in common."""
     if first == second or "" in (first, second):
         return True
     if first in _SAME_UNIT and second in _SAME_UNIT:
@@ -182,10 +186,11 @@ def same_unit(first: str, second: str) -> bool:
 
 
 def is_conversion(first: Fraction, first_unit: str, second: Fraction, second_unit: str) -> bool:
-    """Whether two numbers with different units are the same amount: `1 km` and `1000 m`."""
-    if first_unit == second_unit or first_unit not in _SIZE or second_unit not in _SIZE:
+    """Whether two numbers with different known units are the same amount, within CONVERSION_TOLERANCE: `1 km` and
+    `1000 m`."""
+    if first_unit == second_unit or first_unit not in _SIZE_OF_UNIT or second_unit not in _SIZE_OF_UNIT:
         return False
-    (dimension, size), (other_dimension, other_size) = _SIZE[first_unit], _SIZE[second_unit]
+    (dimension, size), (other_dimension, other_size) = _SIZE_OF_UNIT[first_unit], _SIZE_OF_UNIT[second_unit]
     amounts = first * size, second * other_size
     difference = abs(amounts[0] - amounts[1])
     return dimension == other_dimension and difference <= CONVERSION_TOLERANCE * max(map(abs, amounts))

@@ -22,7 +22,7 @@ MAX_WORDS = 6
 MAX_DEPTH = 20
 """The maximum depth of nested brackets."""
 MAX_VALUE_CHARACTERS = 1000
-"""A longer text is not a single value."""
+"""A longer text is not parsed: it is not a single value."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Assignment:
-    """`x = 5`."""
+    """`x = 5`. `text` is the whole assignment as LaTeX, because it may also be an equation."""
 
     variable: str
     value: Value
@@ -173,7 +173,7 @@ def _last_step(text: str) -> str:
 
 
 def is_choice_letter(text: str) -> bool:
-    """Whether a row's answer is a choice: a capital letter from A to J, alone, in brackets, or before `)`, `.`, `:`."""
+    """Whether a row's answer is a choice: a letter from A to J, alone, in parentheses, or before `)`, `.` or `:`."""
     text = _plain_choice(_in_one_spelling(text))
     return re.fullmatch(r"\(?[A-J]\)?|[A-J][):.]\s*\S.*|\([A-J]\)\s*\S.*", text, re.DOTALL) is not None
 
@@ -251,10 +251,10 @@ def _quantity(text: str) -> Quantity | None:
         if match[4] and is_exact and int(match[4]) and number >= int(match[4]):
             number %= int(match[4])
     if rest.strip():
-        behind = read_unit(rest)
-        if behind is None or (unit and behind != unit):
+        after = read_unit(rest)
+        if after is None or (unit and after != unit):
             return None
-        unit = behind
+        unit = after
     return Quantity(sign * number, is_exact, unit)
 
 
@@ -318,9 +318,9 @@ def _equation(text: str) -> Value | None:
     parts = [part.strip() for part in split_outside_brackets(text, _EQUALS)]
     if len(parts) == 1:
         if match := _RATIO_OF_TWO.fullmatch(text):
-            below = Fraction(match[2])
+            denominator = Fraction(match[2])
             is_exact = "." not in text
-            return Quantity(Fraction(match[1]) / below, is_exact) if below else None
+            return Quantity(Fraction(match[1]) / denominator, is_exact) if denominator else None
         if match := re.match(rf"({_VARIABLE.pattern})\s*\\in\s+(?=\S)", text):
             value = read_value(text[match.end() :])
             return None if value is None else Assignment(match[1], value, text)

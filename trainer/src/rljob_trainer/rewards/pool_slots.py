@@ -12,7 +12,8 @@ from rljob_trainer.rewards.scoring_child import CoreUse, ScoringChild
 
 @dataclass
 class Batch:
-    """Responses that are scored together; `outcomes` has None for those without a result yet."""
+    """The responses of one call of `submit`. `outcomes` has None for each response that has no result yet;
+    `num_missing` counts these."""
 
     future: Future[list[RewardOutcome]]
     outcomes: list[RewardOutcome | None]
@@ -20,26 +21,29 @@ class Batch:
 
 
 @dataclass
-class Sample:
+class QueuedResponse:
     """One response of a batch, as it is sent to a process."""
 
     batch: Batch
     index: int
     frame: bytes
+    """The encoded request (see `wire`)."""
     has_killed: bool = False
-    """A process was killed while it scored this response."""
+    """True if SIGKILL ended a process while it scored this response."""
 
 
 @dataclass
 class Slot:
-    """One slot of the pool: its current process and the responses that were sent to it and not scored yet."""
+    """One slot of the pool: its current process, and the responses that were sent to this process and have no score
+    yet."""
 
     child: ScoringChild
     number: int
+    """Part of the name of the log file; a process that replaces another one gets the same number."""
     deadline: float
-    """Monotonic time by which the process must have loaded the scorer, or scored the first of `samples`."""
+    """Monotonic time by which the process must have loaded the scorer, or scored the first of `responses`."""
     began: float
-    """Monotonic time at which the process started to load, or to score the first of `samples`."""
+    """Monotonic time at which the process started to load, or to score the first of `responses`."""
     use_at_beginning: CoreUse | None = None
     """CPU use at `began`; None while the process loads, and if it cannot be read."""
     seconds_without_core: float = 0.0
@@ -57,7 +61,12 @@ class Slot:
     is_ready: bool = False
     is_garbled: bool = False
     """True if the connection carried anything but results, because the scorer wrote into it."""
-    samples: deque[Sample] = field(default_factory=deque)
+    responses: deque[QueuedResponse] = field(default_factory=deque)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the process loads the scorer or scores a response, so that `deadline` applies."""
+        return not self.is_ready or len(self.responses) > 0
 
     @property
     def next_check(self) -> float:

@@ -1,11 +1,11 @@
 """Scoring in parallel processes with a hard time limit for each response.
 
 One thread owns the processes. It sends responses in chunks that get smaller towards the end, reads results as they
-arrive, and kills the process group of a scorer that exceeds the limit. Only the response that is being scored fails
-then; the rest of the chunk goes to another process. A crash (exit, signal) is handled in the same way. A SIGKILL is
-probably due to a lack of memory and not the response's fault, so the response goes to another process, once.
+arrive, and kills the process group of a scorer that exceeds the limit. Then only the response that was being scored
+fails; the rest of the chunk goes to other processes. A crash (exit, signal) is handled in the same way. A SIGKILL is
+probably due to a lack of memory and not to the response, so after the first one another process scores the response.
 
-No process outlives its parent, however the parent ends (see `scoring_program`).
+No scoring process outlives the process of the pool, however the latter ends (see `scoring_program`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from rljob_trainer.errors import ConfigurationError, ResourceError, RewardError,
 from rljob_trainer.observability.activity import ACTIVITY
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
 from rljob_trainer.rewards.function import FunctionScorer
-from rljob_trainer.rewards.pool_slots import Batch, Sample, Slot
+from rljob_trainer.rewards.pool_slots import Batch, QueuedResponse, Slot
 from rljob_trainer.rewards.scoring_child import CoreUse, ScoringChild
 from rljob_trainer.rewards.wire import encode
 
 log = logging.getLogger(__name__)
 
 MAX_CHUNK = 64
+"""The maximum number of responses that are sent to a process together."""
 START_TIMEOUT_SECONDS = 300.0
 DEATH_CHECK_SECONDS = 0.1
 """The interval of checks for dead processes: if a forked child keeps the connection open, reading does not notice."""
@@ -68,11 +69,13 @@ class ScorerPool:
         self._log_folder = log_folder
         self._environment = dict(environment)
         self._lock = threading.Lock()
-        self._arrived: list[Sample] = []
+        self._arrived: list[QueuedResponse] = []
+        """Responses from `submit` that the thread has not taken over yet; guarded by `_lock`."""
         self._is_closing = False
         self._error: TrainerError | None = None
         self._ready: Future[None] = Future()
-        self._pending: deque[Sample] = deque()
+        self._pending: deque[QueuedResponse] = deque()
+        """Responses that wait for a process."""
         self._slots: list[Slot] = []
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = os.pipe()
@@ -92,26 +95,28 @@ class ScorerPool:
     def wait_until_ready(self) -> None:
         """Blocks until one process has loaded the scorer.
 
-        Raises ConfigurationError if the scorer cannot be loaded, RewardError if the process exits or hangs while it
-        loads a user's function, ResourceError if it is killed, or hangs while it loads a built-in scorer.
+        Raises ConfigurationError if the scorer cannot be loaded, RewardError if the process exits while it loads the
+        scorer, or hangs while it loads a user's function, and ResourceError if the process is killed, or hangs while
+        it loads a built-in scorer.
         """
         self._ready.result()
 
     def submit(self, requests: Sequence[RewardRequest]) -> Future[list[RewardOutcome]]:
         """Starts scoring without waiting; the future's result is one outcome per request, in order.
 
-        The future raises a TrainerError if the pool fails or is closed; a response that cannot be scored is an outcome,
-        not an error. Raises RewardError for a row that cannot be sent to a process.
+        The future raises a TrainerError if the pool fails or is closed before all responses are scored. A response that
+        cannot be scored is an outcome, not an error. Raises RewardError for a row that cannot be sent to a process, and
+        the pool's error if the pool has failed already.
         """
         batch = Batch(Future(), [None] * len(requests), len(requests))
-        samples = [Sample(batch, index, _frame(request)) for index, request in enumerate(requests)]
-        if not samples:
+        responses = [QueuedResponse(batch, index, _frame(request)) for index, request in enumerate(requests)]
+        if not responses:
             batch.future.set_result([])
             return batch.future
         with self._lock:
             if self._error is not None:
                 raise self._error
-            self._arrived += samples
+            self._arrived += responses
         os.write(self._wake_writer, b"\0")
         return batch.future
 
@@ -138,7 +143,7 @@ class ScorerPool:
             for number in range(self._first_number, self._first_number + self._num_processes):
                 self._slots.append(self._start(number))
             while not self._is_closing:
-                self._turn()
+                self._run_once()
             self._fail(RewardError("the reward's processes were closed before all responses were scored"))
         except TrainerError as error:
             self._fail(error)
@@ -149,7 +154,7 @@ class ScorerPool:
                 slot.child.kill()
             self._selector.close()
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         """Waits for an event, then reads results, checks deadlines, and sends work, in this order."""
         seconds_to_wait, began = self._seconds_to_wait(), time.monotonic()
         events = self._selector.select(seconds_to_wait)
@@ -169,7 +174,7 @@ class ScorerPool:
                 self._read(slot)
             if slot.is_garbled or slot.child.has_ended():
                 self._replace(slot, RewardStatus.ERROR)
-            elif now > slot.next_check and (slot.samples or not slot.is_ready) and not self._gets_more_time(slot, now):
+            elif slot.is_busy and now > slot.next_check and not self._gets_more_time(slot, now):
                 self._replace(slot, RewardStatus.TIMEOUT)
         for slot in self._slots:
             self._send_work(slot)
@@ -179,7 +184,8 @@ class ScorerPool:
     def _extend_after_standstill(self, seconds: float) -> None:
         """Extends all deadlines after the machine was suspended for `seconds`.
 
-        A delay of this thread alone looks the same, so extensions end once they reach the response's limit."""
+        A delay of this thread alone looks the same, so no deadline is extended again after its extensions have reached
+        the time limit."""
         if seconds <= STANDSTILL_SECONDS:
             return
         for slot in self._slots:
@@ -222,7 +228,7 @@ class ScorerPool:
         return self._timeout_seconds if slot.is_ready else self._start_timeout_seconds
 
     def _seconds_to_wait(self) -> float | None:
-        deadlines = [slot.next_check for slot in self._slots if slot.samples or not slot.is_ready]
+        deadlines = [slot.next_check for slot in self._slots if slot.is_busy]
         if not deadlines:
             return None
         return min(DEATH_CHECK_SECONDS, max(0.0, min(deadlines) - time.monotonic()))
@@ -235,7 +241,7 @@ class ScorerPool:
         return slot
 
     def _read(self, slot: Slot) -> None:
-        num_before = len(slot.samples)
+        num_before = len(slot.responses)
         for message in slot.child.receive():
             match message:
                 case [
@@ -243,9 +249,9 @@ class ScorerPool:
                     str() as detail,
                     int() | float() as seconds,
                     str() | None as found,
-                ] if slot.samples:
+                ] if slot.responses:
                     status = RewardStatus.ERROR if score is None else RewardStatus.OK
-                    self._finish(slot.samples.popleft(), RewardOutcome(score or 0.0, status, detail, seconds, found))
+                    self._finish(slot.responses.popleft(), RewardOutcome(score or 0.0, status, detail, seconds, found))
                 case {"ready": True}:
                     slot.is_ready = True
                     if not self._ready.done():
@@ -255,27 +261,29 @@ class ScorerPool:
                 case _:
                     slot.is_garbled = True
                     return
-        if len(slot.samples) < num_before:
+        if len(slot.responses) < num_before:
             self._set_deadline(slot)
 
     def _replace(self, slot: Slot, status: RewardStatus) -> None:
-        """Kills the slot's process, finishes the response that it was scoring, and starts another process."""
+        """Kills the slot's process, decides what happens to the response that it was scoring, and starts another
+        process."""
         self._selector.unregister(slot.child.connection)
         slot.child.kill()
         self._slots.remove(slot)
         if not slot.is_ready:
             raise self._not_loaded(slot, status)
-        if slot.samples:
+        if slot.responses:
             self._finish_failed(slot, status)
-        self._pending.extendleft(reversed(slot.samples))
+        self._pending.extendleft(reversed(slot.responses))
         self._slots.append(self._start(slot.number))
 
     def _finish_failed(self, slot: Slot, status: RewardStatus) -> None:
-        """Finishes the response that a killed process was scoring, or leaves it to another process."""
-        sample = slot.samples[0]
+        """Finishes the response that a killed process was scoring; after the response's first SIGKILL, leaves it to
+        another process."""
+        response = slot.responses[0]
         was_killed = status is RewardStatus.ERROR and not slot.is_garbled and slot.child.was_killed()
-        if was_killed and not sample.has_killed:
-            sample.has_killed = True
+        if was_killed and not response.has_killed:
+            response.has_killed = True
             log.warning(
                 "reward %s: a scoring process was killed (signal SIGKILL), probably out of memory; another process "
                 "scores its response",
@@ -286,8 +294,8 @@ class ScorerPool:
         if status is RewardStatus.TIMEOUT:
             detail, seconds = f"ran longer than {self._timeout_seconds:g} s and was killed", self._timeout_seconds
         has_died = status is RewardStatus.ERROR
-        slot.samples.popleft()
-        self._finish(sample, RewardOutcome(0.0, status, detail, seconds, has_died=has_died, was_killed=was_killed))
+        slot.responses.popleft()
+        self._finish(response, RewardOutcome(0.0, status, detail, seconds, has_died=has_died, was_killed=was_killed))
 
     def _not_loaded(self, slot: Slot, status: RewardStatus) -> TrainerError:
         """The error of a process that has ended or was killed before it had loaded the scorer."""
@@ -295,8 +303,10 @@ class ScorerPool:
         what = f"did not load within {self._start_timeout_seconds:g} s" if has_hung else _end_of(slot)
         text = f"{self._spec.where}: {self._spec.name} {what}"
         is_function = isinstance(self._spec, FunctionScorer)
-        if slot.child.was_killed() or (has_hung and not is_function):
+        if slot.child.was_killed():
             return ResourceError(f"{text}\nthe process was killed while it loaded; it may be out of memory")
+        if has_hung and not is_function:
+            return ResourceError(f"{text}\nthe process was killed; the machine may be too busy or out of memory")
         return RewardError(
             f"{text}\n{'fix the code that runs when it is imported' if is_function else 'check the installation'}"
         )
@@ -305,12 +315,12 @@ class ScorerPool:
         """Sends the next chunk of responses, if the process is ready and has scored the last chunk."""
         if slot.child.has_unsent:
             slot.child.flush()
-        if not slot.is_ready or slot.samples or not self._pending:
+        if not slot.is_ready or slot.responses or not self._pending:
             return
         chunk = min(MAX_CHUNK, -(-len(self._pending) // (2 * self._num_processes)))
         self._set_deadline(slot)
-        slot.samples.extend(self._pending.popleft() for _ in range(chunk))
-        slot.child.send(*(sample.frame for sample in slot.samples))
+        slot.responses.extend(self._pending.popleft() for _ in range(chunk))
+        slot.child.send(*(response.frame for response in slot.responses))
 
     def _set_deadline(self, slot: Slot) -> None:
         """Starts the time limit of the slot's first response."""
@@ -322,9 +332,9 @@ class ScorerPool:
         slot.is_in_doubt = False
         slot.seconds_stood_still = 0.0
 
-    def _finish(self, sample: Sample, outcome: RewardOutcome) -> None:
-        batch = sample.batch
-        batch.outcomes[sample.index] = outcome
+    def _finish(self, response: QueuedResponse, outcome: RewardOutcome) -> None:
+        batch = response.batch
+        batch.outcomes[response.index] = outcome
         batch.num_missing -= 1
         ACTIVITY.report_activity("responses have scores", len(batch.outcomes) - batch.num_missing, len(batch.outcomes))
         if batch.num_missing == 0 and not batch.future.cancelled():
@@ -333,10 +343,10 @@ class ScorerPool:
     def _fail(self, error: TrainerError) -> None:
         with self._lock:
             self._error = error
-            samples = [*self._arrived, *self._pending, *(sample for slot in self._slots for sample in slot.samples)]
+            unfinished = [*self._arrived, *self._pending, *(each for slot in self._slots for each in slot.responses)]
         if not self._ready.done():
             self._ready.set_exception(error)
-        for future in {id(sample.batch): sample.batch.future for sample in samples}.values():
+        for future in {id(each.batch): each.batch.future for each in unfinished}.values():
             if not future.done():
                 future.set_exception(error)
 

@@ -24,15 +24,16 @@ MAX_MESSAGE_BYTES = 16 << 20
 """The maximum size of a message from the process; a score with a traceback is far smaller."""
 NUM_LOG_LINES = 10
 ENDING_SECONDS = 2.0
-"""If a process has closed its connection, `kill` waits this long for the process to end by itself. The kernel closes
-the connections of a process before it ends. Without the wait it would be unknown who killed the process."""
+"""If a process has closed its connection, `kill` waits this long for the process to end by itself: the kernel closes
+the connections of a process shortly before the process ends. Without the wait, `kill` could not know whether it ended
+the process itself."""
 TOKEN_BYTES = 8
-"""The length of the random token before each frame; in hexadecimal it has `scoring_program`'s TOKEN_CHARACTERS."""
+"""The length of the random token before each frame. Its hexadecimal form has TOKEN_CHARACTERS (`scoring_program`)."""
 
 
 @dataclass(frozen=True)
-class InvalidResponse:
-    """Anything in the connection that is not a response to a frame, because the scorer wrote into it."""
+class InvalidReply:
+    """Anything in the connection that is not a reply to a frame, because the scorer wrote into the connection."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class CoreUse:
 class ScoringChild:
     """One process that runs `scoring_program`, in its own process group.
 
-    The output of user code is appended to the log file.
+    The output of user code is appended to the log file. When this object's process ends, the scoring process's
+    guardian notices that the pipe `_lifeline` is closed, and kills the process group.
     """
 
     def __init__(self, spec: ScorerSpec, log_file: Path, environment: Mapping[str, str]) -> None:
@@ -59,12 +61,12 @@ class ScoringChild:
         self._log_file = log_file
         self._unsent = bytearray()
         self._unread = b""
-        self._unanswered: deque[str] = deque()
-        """The token of each frame without a response."""
+        self._tokens_without_reply: deque[str] = deque()
+        """The tokens of the frames that have no reply yet, in order."""
         self._was_killed = False
-        self._has_closed = False
-        """True if the scorer closed its connection but kept running."""
-        self._is_closed = False
+        self._closed_while_running = False
+        """True if the process closed its connection but kept running. Known after `kill`."""
+        self._is_disconnected = False
         flags = ["-P", "-u", "-X", "faulthandler"]
         program = ["-m", "rljob_trainer.rewards.scoring_program", str(child_end.fileno()), str(guardian_end)]
         with log_file.open("ab") as log:
@@ -76,7 +78,7 @@ class ScoringChild:
                 stderr=log,
                 env=dict(environment),
                 pass_fds=(child_end.fileno(), guardian_end),
-                # Its own process group can be killed as a whole and does not get Ctrl-C from the terminal.
+                # A process group of its own can be killed as a whole, and does not get Ctrl-C from the terminal.
                 start_new_session=True,
             )
         child_end.close()
@@ -97,7 +99,7 @@ class ScoringChild:
         """Queues frames and writes as much as the connection accepts without blocking."""
         for frame in frames:
             token = secrets.token_hex(TOKEN_BYTES)
-            self._unanswered.append(token)
+            self._tokens_without_reply.append(token)
             self._unsent += (len(token) + len(frame)).to_bytes(8, "little") + token.encode() + frame
         self.flush()
 
@@ -109,38 +111,38 @@ class ScoringChild:
                 del self._unsent[: self.connection.send(self._unsent)]
 
     def receive(self) -> list[object]:
-        """The complete responses to frames since the last call, in order; `InvalidResponse` for anything else."""
+        """The complete replies to frames since the last call, in order; `InvalidReply` for anything else."""
         try:
             while data := self.connection.recv(READ_BYTES):
                 self._unread += data
-            self._is_closed = True
+            self._is_disconnected = True
         except BlockingIOError:
             pass
         except ConnectionResetError:
-            self._is_closed = True
+            self._is_disconnected = True
         *lines, self._unread = self._unread.split(b"\n")
         if len(self._unread) > MAX_MESSAGE_BYTES:
             lines, self._unread = [*lines, b"too long"], b""
-        return [self._response(line) for line in lines]
+        return [self._reply(line) for line in lines]
 
-    def _response(self, line: bytes) -> object:
+    def _reply(self, line: bytes) -> object:
         try:
             message = json.loads(line)
         except (RecursionError, ValueError):
-            return InvalidResponse()
+            return InvalidReply()
         match message:
-            case [str() as token, response] if self._unanswered and token == self._unanswered[0]:
-                self._unanswered.popleft()
-                return response
-        return InvalidResponse()
+            case [str() as token, reply] if self._tokens_without_reply and token == self._tokens_without_reply[0]:
+                self._tokens_without_reply.popleft()
+                return reply
+        return InvalidReply()
 
     def has_ended(self) -> bool:
         """Whether the process has ended or closed its connection.
 
-        The process is not reaped, so that the id of its process group is not reused. The process itself is checked too,
-        because a forked child of it may keep the connection open.
+        The process is not reaped, so that the id of its process group is not reused. The connection alone does not
+        suffice, because a forked child of the process may keep it open.
         """
-        return self._is_closed or self._is_process_gone()
+        return self._is_disconnected or self._is_process_gone()
 
     def _is_process_gone(self) -> bool:
         try:
@@ -151,12 +153,12 @@ class ScoringChild:
     def kill(self) -> None:
         """Kills all processes of the process group and reaps the process."""
         give_up_at = time.monotonic() + ENDING_SECONDS
-        while not (has_ended := self._is_process_gone()) and self._is_closed and time.monotonic() < give_up_at:
+        while not (has_ended := self._is_process_gone()) and self._is_disconnected and time.monotonic() < give_up_at:
             time.sleep(0.01)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._was_killed = self._process.wait() == -signal.SIGKILL and has_ended
-        self._has_closed = self._is_closed and not has_ended
+        self._closed_while_running = self._is_disconnected and not has_ended
         self.connection.close()
         os.close(self._lifeline)
 
@@ -178,7 +180,7 @@ class ScoringChild:
     def describe_end(self) -> str:
         """How the process ended, and its last lines of output. Call it after `kill`."""
         status = self._process.returncode
-        if self._has_closed:
+        if self._closed_while_running:
             return "closed the connection that carries its scores, so its process was killed"
         ending = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
         with self._log_file.open("rb") as log:

@@ -1,7 +1,7 @@
 """The program of one scoring process: loads the scorer once, then scores responses from a socket, in order.
 
-`scoring_child` starts it as `python -m rljob_trainer.rewards.scoring_program SOCKET_FD LIFELINE_FD`. It imports no
-large libraries itself.
+`scoring_child` starts it as `python -m rljob_trainer.rewards.scoring_program SOCKET_FD LIFELINE_FD`. Only the scorer
+imports large libraries, so the program starts quickly.
 
 Requests are frames of an 8-byte length, a token and a value (see `wire`). The first value is the scorer's class name
 and fields, the others are `[prompt, response, answer, row]`. For each frame the program writes one JSON line `[token,
@@ -33,15 +33,16 @@ from rljob_trainer.stack_traces import StackFile
 
 MAX_DETAIL_CHARACTERS = 4000
 NUM_TRACEBACK_LINES = 8
-MAX_LINE = 400
+MAX_LINE_CHARACTERS = 400
 """The maximum number of characters of a line of a traceback."""
 TOKEN_CHARACTERS = 16
+"""The length of the token of a frame."""
 SCORERS = {scorer.__name__: scorer for scorer in (FormatScorer, FunctionScorer, MathAnswerScorer, ReasoningGymScorer)}
 
 
 def main() -> None:
     """Runs until the parent closes the connection or ends."""
-    # Printing any characters of a response must not raise an error in user code.
+    # User code must be able to print all characters of a response without an error.
     accept_all_characters()
     descriptor, lifeline = int(sys.argv[1]), int(sys.argv[2])
     for inherited in (descriptor, lifeline):
@@ -102,7 +103,9 @@ def _describe(error: BaseException) -> str:
         lines = "".join(traceback.format_tb(frames)).rstrip().splitlines()[-NUM_TRACEBACK_LINES:]
     except BaseException as second:
         what, lines = f"{type(error).__name__}, whose message cannot be formatted ({type(second).__name__})", []
-    return _printable("\n".join([f"raised {what[:MAX_DETAIL_CHARACTERS]}", *(line[:MAX_LINE] for line in lines)]))
+    return _printable(
+        "\n".join([f"raised {what[:MAX_DETAIL_CHARACTERS]}", *(line[:MAX_LINE_CHARACTERS] for line in lines)])
+    )
 
 
 def _printable(text: str) -> str:

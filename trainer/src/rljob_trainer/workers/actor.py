@@ -65,7 +65,7 @@ from rljob_trainer.workers.rollout_mismatch import (
     log_ratios,
     num_marked,
     staleness,
-    with_weights,
+    with_correction_weights,
     without_rejected,
 )
 from rljob_trainer.workers.trained_worker import TrainedWorker
@@ -75,7 +75,8 @@ from rljob_trainer.workers.update_sums import RankReduce, UpdateSums, token_deno
 
 @dataclass(frozen=True)
 class ActorSettings:
-    """The settings of an actor. `mini_batch_rows` is the number of rows of a mini-batch that this worker gets."""
+    """The settings of an actor. `mini_batch_rows` is the number of rows that this worker gets of each mini-batch;
+    `num_steps` is the number of training steps of the run."""
 
     engine: TrainEngineSettings
     algorithm: Algorithm
@@ -85,12 +86,13 @@ class ActorSettings:
     max_new_tokens: int
     group_size: int
     samples_all_tokens: bool
-    """False with top-p or top-k, because the rollout's log-probabilities are then those of a truncated distribution."""
+    """False with top-p or top-k: then the rollout's log-probabilities are those of a truncated distribution, and cannot
+    be compared with the trainer's."""
     num_steps: int
     num_epochs_per_batch: int
     mini_batch_rows: int
     first_step: int = 0
-    """The training step of the actor's first update; above 0 if only the critic is trained at first."""
+    """The training step (from 0) of the actor's first update; above 0 if only the critic is trained at first."""
 
 
 class ActorWorker(TrainedWorker):
@@ -154,7 +156,7 @@ class ActorWorker(TrainedWorker):
             segments=Segments.of(lengths_B.tolist(), torch.device("cpu")),
             columns={name: self._advantage_column(name, batch, mask, coefficient) for name in self.advantages.needs},
         )
-        with _others_may_wait():
+        with _as_collective_errors():
             found = self.advantages.for_tokens(inputs, RankReduce(self.engine))
         columns = {ADVANTAGES: in_rows(found.advantages_N.float(), mask)}
         if found.returns_N is not None:
@@ -165,35 +167,37 @@ class ActorWorker(TrainedWorker):
     def update_policy(self, batch: DataProto, step: int, kl_coefficient: float | None = None) -> Metrics:
         """Collective. Makes all updates of training step `step` (from 0) on this worker's share of the batch.
 
-        `kl_coefficient` is the coefficient in this step if the job has a KL term; None: that of the job. Needs TOKENS,
-        RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS, ADVANTAGES and IS_TRAINED; OLD_LOGPROBS unless there is a
-        single update and no rejection; REF_LOGPROBS if the loss has a KL term. The metrics are those of the whole batch
-        and, except for seconds, equal on all ranks.
+        `kl_coefficient` is the coefficient in this step if the job has a KL term; None: the coefficient in the job.
+        Needs TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS, ADVANTAGES and IS_TRAINED; OLD_LOGPROBS unless
+        there is a single update and no rejection; REF_LOGPROBS if the loss has a KL term. The metrics are those of the
+        whole batch and, except for seconds, equal on all ranks.
 
         Raises NonFiniteUpdateError after several consecutive updates whose gradients are not finite, and
         AlgorithmFunctionError if the user's loss fails or returns NaN or infinity."""
         first = self.settings.first_step
         rate = learning_rate(self.settings.optimizer, step - first, self.settings.num_steps - first)
-        others = staleness(batch, self.policy_version, self.engine)
+        other_metrics = staleness(batch, self.policy_version, self.engine)
         agreement, sums = UpdateSums(), UpdateSums()
         has_old_logprobs = OLD_LOGPROBS in batch.ragged
         correction = self.settings.algorithm.rollout_correction
         if has_old_logprobs:
             add_agreement(agreement, log_ratios(batch).to(self.engine.device))
             if correction.type is not RolloutCorrectionType.NONE:
-                batch = with_weights(batch, correction)
+                batch = with_correction_weights(batch, correction)
         if correction.rejection is not None:
             batch, rejected = without_rejected(batch, correction.rejection, self.engine)
-            others |= rejected
-        in_update = None if has_old_logprobs else agreement
+            other_metrics |= rejected
+        # Without OLD_LOGPROBS, the single update computes the agreement.
+        added_in_update = None if has_old_logprobs else agreement
         self._whole_pass_seconds = 0.0
         coefficient = self._kl_coefficient(kl_coefficient)
         norms = [
-            self._update(mini_batch, rate, coefficient, sums, in_update) for mini_batch in self._mini_batches(batch)
+            self._update(mini_batch, rate, coefficient, sums, added_in_update)
+            for mini_batch in self._mini_batches(batch)
         ]
         MEMORY.mark(Boundary.UPDATE)
         self.policy_version = step + 1
-        metrics = update_metrics(sums, self.engine, len(norms)) | others | self.engine.take_routing()
+        metrics = update_metrics(sums, self.engine, len(norms)) | other_metrics | self.engine.take_routing()
         refuse_not_finite(self.policy_loss, metrics)
         if self.settings.samples_all_tokens:
             metrics |= agreement_metrics(agreement, self.engine)
@@ -206,8 +210,8 @@ class ActorWorker(TrainedWorker):
 
     @register(Dispatch.ONE_TO_ALL)
     def skip_update(self, step: int) -> None:
-        """Ends training step `step` (from 0) without an update. The policy version still increases, because versions
-        must equal steps, also in a resumed run."""
+        """Ends training step `step` (from 0) without an update. The policy version still increases, because it must
+        equal the number of finished steps, also in a resumed run."""
         self.policy_version = step + 1
 
     def checkpoint_loaded(self, policy_version: int) -> None:
@@ -241,7 +245,8 @@ class ActorWorker(TrainedWorker):
         sums: UpdateSums,
         agreement: UpdateSums | None,
     ) -> float:
-        """Makes one optimizer update and returns the gradient norm. If no token is trained on, nothing changes."""
+        """Makes one optimizer update and returns the gradient norm. Without a token to train on, changes nothing and
+        returns 0."""
         denominators = token_denominators(mini_batch, self.engine)
         if denominators.num_tokens == 0:
             return 0.0
@@ -297,7 +302,7 @@ class ActorWorker(TrainedWorker):
                 advantages_N=columns[ADVANTAGES],
                 columns={name: columns[name] for name in self.policy_loss.needs},
             )
-            with _others_may_wait():
+            with _as_collective_errors():
                 found = self.policy_loss.whole_pass(inputs, RankReduce(self.engine))
         self._whole_pass_seconds += time.perf_counter() - started
         per_token = {name: in_rows(value, mini_batch.response_mask) for name, value in found.items() if value.dim()}
@@ -307,9 +312,9 @@ class ActorWorker(TrainedWorker):
 
 
 @contextmanager
-def _others_may_wait() -> Iterator[None]:
-    """For a user's function that may call collectives: if it fails on one rank, other ranks may wait for that rank
-    forever, so the error becomes a CollectiveFunctionError."""
+def _as_collective_errors() -> Iterator[None]:
+    """For a function of the user that may call collectives. If it fails on one rank, other ranks may wait for this rank
+    forever. So its AlgorithmFunctionError becomes a CollectiveFunctionError: the workers accept no further calls."""
     try:
         yield
     except AlgorithmFunctionError as error:

@@ -20,7 +20,7 @@ from rljob_trainer.engines.train.token_batch import TokenBatch
 PROMPT_TOKEN_IDS = "prompt_token_ids"
 """Ragged int64: the prompt's tokens."""
 PROMPT_TEXTS = "prompt_texts"
-"""Object column: the prompt as text, without its end if that is in TURN_BEGINNINGS."""
+"""Object column: the prompt as text, without the end of it that is in TURN_BEGINNINGS."""
 TURN_BEGINNINGS = "turn_beginnings"
 """Object column: the beginning of the assistant's turn that the chat template put at the end of the prompt, for example
 `<think>\\n`."""
@@ -39,14 +39,15 @@ IS_GREEDY = "is_greedy"
 TOKENS = "tokens"
 """Ragged int64: the prompt's tokens, then the response's."""
 RESPONSE_MASK = "response_mask"
-"""Ragged bool: True for response tokens, including the end token. These are trained on."""
+"""Ragged bool: True for response tokens, including the end token; False for prompts. See also IS_TRAINED."""
 ROLLOUT_LOGPROBS = interfaces.ROLLOUT_LOGPROBS
-"""Ragged float32: log-probability of each response token by the rollout engine when it was sampled; 0 for prompts."""
+"""Ragged float32: log-probability of each response token by the rollout engine when it sampled the token; 0 for
+prompts."""
 POLICY_VERSIONS = "policy_versions"
 """Ragged int32: the version of the weights that sampled each response token; -1 for prompts."""
 OLD_LOGPROBS = interfaces.OLD_LOGPROBS
 """Ragged float32: log-probability by the training engine before this step's updates. Absent if the step has a single
-update, because it would equal the update's own forward pass."""
+update: then the forward pass of the update computes the same."""
 REF_LOGPROBS = interfaces.REF_LOGPROBS
 """Ragged float32: log-probability by the reference policy."""
 RESPONSE_TEXTS = "response_texts"
@@ -56,7 +57,7 @@ PLAIN_RESPONSE_TEXTS = "plain_response_texts"
 
 FOUND = "found"
 """Object column: for each response a mapping from the reward's name to the answer that the reward extracted from the
-response. Rewards that do not report one are missing."""
+response. Rewards that do not report an answer are missing."""
 
 PROMPT_MESSAGES = "prompt_messages"
 """Object column: the chat from which the prompt was rendered, as a list of messages; None if the prompt is no chat."""
@@ -70,15 +71,15 @@ KL_SUMS = "kl_sums"
 """[B] float32: KL estimate of the old against the reference policy, summed over the response."""
 CORRECTION_WEIGHTS = "correction_weights"
 """Ragged float32: the importance weight of rollout correction for each token's policy loss. Absent without rollout
-correction, and if the step has a single update (no OLD_LOGPROBS), which computes the weights itself."""
+correction, and if the step has a single update (no OLD_LOGPROBS): then the update computes the weights itself."""
 ADVANTAGES = "advantages"
 """[B] float32: the advantage of all tokens of the response; ragged float32 if the estimator works on tokens."""
 SQUARES = interfaces.SQUARES
 """Ragged float32: sum of the squared probabilities of the vocabulary, by the training engine before this step's
 updates."""
 VALUES = interfaces.VALUES
-"""Ragged float32: the critic's value for each response token before this step's updates, computed from the token before
-it."""
+"""Ragged float32: the critic's value for each response token before this step's updates, computed from the tokens
+before it."""
 RETURNS = "returns"
 """Ragged float32: the targets of the critic's values."""
 REWARDS = "rewards"
@@ -86,32 +87,33 @@ REWARDS = "rewards"
 GROUPS = "groups"
 """[B] int64: equal for responses to the same prompt, for estimators that work on tokens."""
 IS_TRAINED = "is_trained"
-"""[B] bool: whether the response is trained on. Other responses need no forward pass and count in no mean."""
+"""[B] bool: whether the response is trained on. The other responses get no forward pass and count in no mean of the
+update."""
 
 
 def score_column(reward: str) -> str:
-    """[B] float64: the name of the column of a reward's unweighted scores."""
+    """Returns the name of the column with a reward's unweighted scores, [B] float64."""
     return f"score/{reward}"
 
 
 def status_column(reward: str) -> str:
-    """[B] uint8: the name of the column with the result of scoring, an index into `RewardStatus`. Absent for rewards
-    that cannot fail."""
+    """Returns the name of the column with the status of scoring, [B] uint8: an index into the members of
+    `RewardStatus`. The column is absent for rewards that need no scoring processes."""
     return f"reward_status/{reward}"
 
 
 def token_batch(batch: DataProto, columns: Sequence[str] = ()) -> TokenBatch:
     """Converts rows to the training engine's input, with these columns.
 
-    A column with one value per row has that value at each of the row's tokens. Rows that IS_TRAINED, if present,
-    excludes have no response tokens."""
+    A column with one value per row gets this value at each token of the row. If there is a column IS_TRAINED, rows that
+    it excludes have no response tokens."""
     tokens = batch.ragged_column(TOKENS)
     found = {name: _per_token(batch, name, tokens.lengths) for name in columns}
     return TokenBatch(tokens, trained_mask(batch), found)
 
 
 def trained_mask(batch: DataProto) -> RaggedColumn:
-    """RESPONSE_MASK, but False in all rows that IS_TRAINED, if present, excludes."""
+    """Returns RESPONSE_MASK; if there is a column IS_TRAINED, False in all rows that it excludes."""
     mask = batch.ragged_column(RESPONSE_MASK)
     if IS_TRAINED not in batch.tensors:
         return mask

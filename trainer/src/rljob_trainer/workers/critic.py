@@ -1,4 +1,4 @@
-"""The critic: a model that predicts the return from each token on. It is trained on the returns of the responses.
+"""The critic: a model that predicts at each token the return from there on. It is trained on the responses' returns.
 
 Legend: N response tokens, L tokens of all rows (prompts and responses).
 """
@@ -38,26 +38,28 @@ from rljob_trainer.workers.trained_worker import TrainedWorker
 from rljob_trainer.workers.update_sums import RankReduce, UpdateSums, token_denominators
 
 CRITIC_PREFIX = "critic."
-"""The prefix of tensor names in checkpoints."""
+"""The prefix of the critic's tensor names in checkpoints."""
 METRIC_PREFIX = "critic/"
-"""The prefix of the metrics of the loss's own sums."""
+"""The prefix of the names of the sums that the value loss returns."""
 
 
 @dataclass(frozen=True)
 class CriticSettings:
-    """The settings of a critic. `mini_batch_rows` is the number of rows of a mini-batch that this worker gets."""
+    """The settings of a critic. `mini_batch_rows` is the number of rows that this worker gets of each mini-batch;
+    `num_steps` is the number of training steps of the run."""
 
     engine: TrainEngineSettings
     optimizer: OptimizerSpec
     clip_range: float | None
-    """How far a value may move from the old one before its loss is clipped; None: no clipping."""
+    """How far a value may move from the value before the step's updates until its loss is clipped; None: no
+    clipping."""
     num_steps: int
     num_epochs_per_batch: int
     mini_batch_rows: int
 
 
 class CriticWorker(TrainedWorker):
-    """Computes values of tokens and is trained on returns."""
+    """Computes the values of tokens, and trains the critic on returns."""
 
     prefix = CRITIC_PREFIX
     learning_rate_field = "spec.training.critic.optimizer.learningRate"
@@ -120,7 +122,8 @@ class CriticWorker(TrainedWorker):
                 yield token_batch(rows, (VALUES, RETURNS))
 
     def _update(self, mini_batch: TokenBatch, rate: float, sums: UpdateSums) -> float:
-        """Makes one optimizer update and returns the gradient norm. If no token is trained on, nothing changes."""
+        """Makes one optimizer update and returns the gradient norm. Without a token to train on, changes nothing and
+        returns 0."""
         denominators = token_denominators(mini_batch, self.engine)
         if denominators.num_tokens == 0:
             return 0.0
@@ -156,6 +159,6 @@ class ValueUpdate:
             dp_size=self.gradient_divisor,
             max_new_tokens=1,
         )
-        own = {METRIC_PREFIX + name: value for name, value in found.sums.items()}
-        self.sums.add({VALUE_LOSS: loss / self.gradient_divisor, **own}, len(values_N))
+        loss_metrics = {METRIC_PREFIX + name: value for name, value in found.sums.items()}
+        self.sums.add({VALUE_LOSS: loss / self.gradient_divisor, **loss_metrics}, len(values_N))
         return loss

@@ -1,4 +1,5 @@
-"""Builds the worker of each role inside its process. The controller pickles these functions with their settings."""
+"""Builds the worker of each role inside of the worker process. The controller sends these functions, with their
+settings, to the processes. `others`: the workers that were built before in the same process, by role."""
 
 from __future__ import annotations
 
@@ -89,14 +90,15 @@ def make_reference(
     others: Mapping[str, Worker],
 ) -> Worker:
     """Builds the reference, the frozen policy of the KL term. If an actor in the same process trains adapters and has
-    the same layout, the two share the actor's model: without its adapters it is the reference."""
+    the same layout, both share the actor's model: with the adapters turned off, this model is the reference."""
     if (actor := others.get(ACTOR)) is not None:
         assert isinstance(actor, ActorWorker)
         if actor.engine.settings.adapters is not None and actor.engine.layout == settings.layout:
             return ReferenceWorker(context, actor.engine, temperature)
         if actor.engine.settings.adapters is not None:
             log.warning(
-                "roles.ref: the reference's layout differs from the actor's, so it needs a second copy of the model"
+                "roles.ref: the reference's layout differs from the actor's, so the reference has its own copy of the "
+                "model"
             )
     engine = replace(settings, device=context.device, model_folder=model.folder())
     return ReferenceWorker(context, TrainEngine(engine), temperature)
@@ -120,7 +122,7 @@ def make_rollout(settings: RolloutSettings, context: WorkerContext, _others: Map
 
 
 def make_hybrid(dtype: torch.dtype, seed: int, context: WorkerContext, others: Mapping[str, Worker]) -> Worker:
-    """Builds the hybrid worker from the actor and the rollout worker of this process. `seed` is the job's."""
+    """Builds the hybrid worker from the actor and the rollout worker of this process. `seed` is the seed of the job."""
     actor, rollout = others[ACTOR], others[ROLLOUT]
     assert isinstance(actor, ActorWorker)
     assert isinstance(rollout, RolloutWorker)

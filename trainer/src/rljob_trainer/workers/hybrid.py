@@ -3,9 +3,9 @@
     trainer_mode                       rollout_mode
     forward, backward, update   ->   generate   ->   forward, ...
 
-Only these two methods decide when state is moved to and from the device; no other code wakes or sleeps the engine or
-synchronizes weights. docs/memory.md has a table of what is on the device in each phase. A process starts in trainer
-mode.
+No code except these two methods wakes the rollout engine, puts it to sleep, or synchronizes weights. Workers of other
+roles offload their models at the end of each use. docs/memory.md has a table of what is on the device in each phase. A
+process starts in trainer mode.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class HybridWorker(Worker):
     def __init__(
         self, context: WorkerContext, actor: ActorWorker, rollout: RolloutWorker, rollout_dtype: torch.dtype, seed: int
     ) -> None:
-        """Collective. `seed` is the job's. From now on training and generation have separate random streams."""
+        """Collective. `seed` is the seed of the job. From now on training and generation have separate random
+        streams."""
         super().__init__(context)
         self.actor = actor
         self.rollout = rollout
@@ -51,20 +52,20 @@ class HybridWorker(Worker):
         )
         self.seconds: dict[str, float] = {}
         self.device_memory = DeviceMemory(context)
-        self.num_cache_bytes = 0
+        self.num_kv_cache_bytes = 0
         self.device_memory.give_back_after_loading()
         # The rollout engine is still awake, as in later rollouts, so this measures what will fit beside it.
         check_device_memory(actor.engine.memory, actor.engine.settings.offload, context.device)
         self.trainer_mode()
 
     def mesh_position(self, mesh: str) -> MeshPosition:
-        """The position of the rollout worker."""
+        """The position of the rollout worker in the mesh."""
         return self.rollout.mesh_position(mesh)
 
     @register(Dispatch.DP_COMPUTE_PROTO, mesh=ROLLOUT_MESH)
     def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
-        """Generates responses with the actor's current weights; without `syncs`, with the weights that the engine
-        already has, if it has any. See RolloutWorker.generate."""
+        """Generates responses with the actor's current weights; without `syncs`, with the weights that the engine has,
+        unless `rollout_mode` must synchronize them. See RolloutWorker.generate."""
         with self.generating(syncs=syncs), self._timed("generate"):
             found = self.rollout.generate(batch, sampling)
             MEMORY.mark(Boundary.GENERATE)
@@ -72,14 +73,14 @@ class HybridWorker(Worker):
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def take_seconds(self) -> Metrics:
-        """Seconds spent in `weight_sync` and `generate` since the last call. The metric is the maximum over ranks."""
+        """Seconds spent in `weight_sync` and `generate` since the last call. Each metric is the maximum over ranks."""
         taken = {f"{TIMING_PREFIX}{name}": seconds for name, seconds in self.seconds.items()}
         self.seconds = {}
         return taken
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def take_memory(self) -> Metrics:
-        """See MemoryRecorder.take_metrics; covers all roles of this process. The metric is the maximum over ranks."""
+        """See MemoryRecorder.take_metrics; covers all roles of this process. Each metric is the maximum over ranks."""
         return MEMORY.take_metrics()
 
     @contextmanager
@@ -105,14 +106,14 @@ class HybridWorker(Worker):
         self.device_memory.return_free_memory()
         engine.wake(weights=True, kv_cache=False)
         MEMORY.mark(Boundary.WAKE_WEIGHTS)
-        version, held = self.actor.policy_version, self.synced_version
-        if held is None or (syncs and held != version) or self.actor.num_loads != self.synced_loads:
-            sync_weights(self.actor.engine, engine, self.rollout_dtype, version, knows_base=held is not None)
+        version, synced = self.actor.policy_version, self.synced_version
+        if synced is None or (syncs and synced != version) or self.actor.num_loads != self.synced_loads:
+            sync_weights(self.actor.engine, engine, self.rollout_dtype, version, knows_base=synced is not None)
             self.synced_version, self.synced_loads = version, self.actor.num_loads
         self.actor.engine.offload_state()
         self.device_memory.return_free_memory()
         MEMORY.mark(Boundary.SYNC_WEIGHTS)
-        self.device_memory.make_room_for_cache(self.num_cache_bytes)
+        self.device_memory.make_room_for_cache(self.num_kv_cache_bytes)
         engine.wake(weights=False, kv_cache=True)
         engine.clear_cache()
         MEMORY.mark(Boundary.WAKE_KV_CACHE)
@@ -120,7 +121,7 @@ class HybridWorker(Worker):
     def trainer_mode(self) -> None:
         """Collective. Puts the rollout engine to sleep and starts to copy the actor's parameters back to the device."""
         engine = self.rollout.engine
-        self.num_cache_bytes = engine.memory.kv_cache
+        self.num_kv_cache_bytes = engine.memory.kv_cache
         engine.sleep()
         if engine.forgets_weights_asleep:
             self.synced_version = None

@@ -1,6 +1,6 @@
 """The methods of each role that the controller can call, with whole batches as arguments and whole results.
 
-A worker group has these methods once it is built for the worker class of the same name; a test compares the two.
+A worker group that is built for a worker class has the methods of the protocol for this class; a test compares both.
 """
 
 from __future__ import annotations

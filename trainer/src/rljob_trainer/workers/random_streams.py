@@ -25,31 +25,32 @@ class RandomState:
     host: torch.Tensor
     """torch's generator on the CPU."""
     device: torch.Tensor | None
-    """torch's generator on this process's GPU, if it has one."""
+    """torch's generator on this process's GPU; None without a GPU."""
     python: PythonState
     numpy: NumpyState
 
 
 class RandomStreams:
-    """The training stream is active; the state of the generation stream is stored until `generation` activates it."""
+    """The training stream is active; the state of the generation stream is stored until `generation` activates this
+    stream."""
 
     def __init__(self, device: torch.device, seed: int, training_rank: int, generation_rank: int) -> None:
-        """Seeds both streams. Processes with equal ranks get equal streams, all others different ones. Overwrites any
-        seeding that a library has done."""
+        """Seeds both streams. Processes with the same `training_rank` get the same training stream, processes with the
+        same `generation_rank` the same generation stream; all other streams differ. Replaces seeds of libraries."""
         self.device = device
         _seed(seed, 1, generation_rank)
-        self._waiting = self._state()
+        self._generation_state = self._state()
         _seed(seed, 0, training_rank)
 
     @contextmanager
     def generation(self) -> Iterator[None]:
         """Within this block the process uses the generation stream; the training stream is not affected."""
         training = self._state()
-        self._set(self._waiting)
+        self._set(self._generation_state)
         try:
             yield
         finally:
-            self._waiting = self._state()
+            self._generation_state = self._state()
             self._set(training)
 
     def _state(self) -> RandomState:

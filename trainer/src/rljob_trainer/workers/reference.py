@@ -14,8 +14,8 @@ from rljob_trainer.workers.columns import REF_LOGPROBS, token_batch
 
 
 class ReferenceWorker(Worker):
-    """Computes log-probabilities with the frozen model. Built if the job has a KL term or a user's function needs
-    it."""
+    """Computes log-probabilities with the frozen model. There is a reference if the job has a KL term, or if a
+    function of the user needs these log-probabilities."""
 
     def __init__(self, context: WorkerContext, engine: TrainEngine, temperature: float) -> None:
         """`engine` has the frozen model. It is the reference's own engine, or the actor's, whose model without adapters
@@ -26,7 +26,8 @@ class ReferenceWorker(Worker):
         MEMORY.watch(self.memory)
 
     def memory(self) -> Bytes:
-        """Bytes that this role has on the device now, by owner; none if it shares the actor's model."""
+        """Bytes that this role has on the device now, by owner; none if the role shares the actor's model."""
+        # A frozen model has no optimizer, so this engine is the actor's.
         if self.engine.optimizer is not None:
             return {}
         return {Owner.REFERENCE: self.engine.memory.parameters, Owner.OTHER: self.engine.memory.gathered}

@@ -1,7 +1,7 @@
-"""The rewards run where the responses are: each worker process has its own scoring processes.
+"""The reward worker: scores responses in the process that has them, with scoring processes of its own.
 
-One call starts scoring and another one collects the scores. Between them this process runs calls of other roles, while
-the scoring processes work.
+One call starts the scoring and another one collects the scores. Between both calls this process runs calls of other
+roles, while the scoring processes work.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rljob_trainer.workers.columns import (
 )
 
 STATUSES = tuple(RewardStatus)
-"""The statuses by their number in a status column."""
+"""The statuses in the order of their numbers in a status column."""
 MAX_EXCERPT_CHARACTERS = 400
 
 
@@ -76,7 +76,7 @@ class RewardSettings:
 
 @dataclass(frozen=True)
 class _Scoring:
-    """The responses that are being scored."""
+    """Responses that are being scored."""
 
     requests: Sequence[RewardRequest]
     outcomes: Sequence[Future[list[RewardOutcome]]]
@@ -84,7 +84,7 @@ class _Scoring:
 
 
 class RewardWorker(Worker):
-    """Scores this rank's responses by all rewards at the same time. The scoring processes load their scorers while
+    """Scores this rank's responses with all rewards at the same time. The scoring processes load their scorers while
     other roles are built."""
 
     def __init__(self, context: WorkerContext, settings: RewardSettings) -> None:
@@ -115,13 +115,14 @@ class RewardWorker(Worker):
     @register(Dispatch.DP_COMPUTE_PROTO)
     def finish_scoring(self, started: DataProto) -> DataProto:
         """Waits for the scores of the last `start_scoring`. Returns a `score_column` for each reward, a `status_column`
-        for each that is scored in processes, and FOUND.
+        for each reward with scoring processes, and FOUND.
 
-        Raises RewardError if a reward fails and its `onError` or `onTimeout` is Fail."""
+        Raises RewardError if a reward fails and its `onError` or `onTimeout` is Fail, and ResourceError if scoring
+        processes were killed."""
         assert self.scoring is not None, "call start_scoring first"
         scoring, self.scoring = self.scoring, None
         lengths = started[RESPONSE_LENGTHS].tolist()
-        assert len(lengths) == len(scoring.requests), "a different batch was started"
+        assert len(lengths) == len(scoring.requests), "this is not the batch of the last start_scoring"
         columns: dict[str, torch.Tensor] = {}
         found: list[dict[str, str]] = [{} for _ in lengths]
         for each, pending in zip(self.settings.scorers, scoring.outcomes, strict=True):
@@ -157,12 +158,12 @@ def apply_error_policies(
     """Applies `onError` and `onTimeout`: one score per request, in order, with `errorScore` for failed ones. `where` is
     the reward's field in the job, such as `spec.training.rewards[0]`.
 
-    Raises ResourceError if scoring processes were killed, for any policy, because that must not become a score. Raises
-    RewardError for the first failure whose policy is Fail.
+    Raises ResourceError if scoring processes were killed, whatever the policy is, because a lack of memory must not
+    become a score. Raises RewardError for the first failure whose policy is Fail.
     """
     for request, outcome in zip(requests, outcomes, strict=True):
         if outcome.was_killed:
-            raise ResourceError(f"{where} (reward {reward.name}): {scorer_name} {_kill_text(request, outcome)}")
+            raise ResourceError(f"{where} (reward {reward.name}): {scorer_name} {_kill_text(where, request, outcome)}")
     policies = {RewardStatus.ERROR: reward.on_error, RewardStatus.TIMEOUT: reward.on_timeout}
     counts = Counter(outcome.status for outcome in outcomes)
     for request, outcome in zip(requests, outcomes, strict=True):
@@ -183,12 +184,12 @@ def _failure_text(where: str, request: RewardRequest, outcome: RewardOutcome, se
     )
 
 
-def _kill_text(request: RewardRequest, outcome: RewardOutcome) -> str:
+def _kill_text(where: str, request: RewardRequest, outcome: RewardOutcome) -> str:
     return (
         f"{outcome.detail}\n{_request_text(request)}"
-        "two scoring processes were killed at this response; the trainer is probably out of memory: increase its "
-        "memory or reduce numProcesses. If only such responses fail, let the reward limit its own memory, so that it "
-        "raises an error, to which onError applies"
+        "two scoring processes were killed while they scored this response; the trainer is probably out of memory: "
+        f"increase its memory or reduce {where}.numProcesses. If only such responses fail, limit the memory in the "
+        "code of the reward, so that it raises an error, to which onError applies"
     )
 
 
@@ -202,11 +203,11 @@ def _request_text(request: RewardRequest) -> str:
 
 def overlong_scores(penalty: OverlongPenalty, num_tokens: Iterable[int], max_new_tokens: int) -> tuple[float, ...]:
     """Soft overlong punishment: min(-exceed / buffer * factor, 0) with exceed = num_tokens - (max_new_tokens - buffer).
-    It is 0 before the buffer and -factor at the limit.
+    The score is 0 up to the buffer's beginning and -factor at the limit.
 
     Source: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.4, equation 13, where the factor is 1 and responses beyond
     the limit get -1; here no response is longer than the limit. `num_tokens` includes the end token. When to use:
     against truncation, instead of a hard penalty at the limit.
     """
-    first = max_new_tokens - penalty.buffer_tokens
-    return tuple(min((first - each) / penalty.buffer_tokens * penalty.penalty_factor, 0.0) for each in num_tokens)
+    begin = max_new_tokens - penalty.buffer_tokens
+    return tuple(min((begin - each) / penalty.buffer_tokens * penalty.penalty_factor, 0.0) for each in num_tokens)

@@ -35,8 +35,8 @@ from rljob_trainer.workers.columns import (
 
 TOKEN_COLUMNS = (TOKENS,)
 TEXT_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_TURN_BEGINNINGS, PLAIN_RESPONSE_TEXTS, IS_TRUNCATED)
-"""The columns that `compute_scores` reads: for a model with the policy's tokenizer, and for a model with another
-one."""
+"""The columns that `compute_scores` reads: TOKEN_COLUMNS for a model with the policy's tokenizer, TEXT_COLUMNS for a
+model with another tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ class RewardModelWorker(Worker):
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_scores(self, batch: DataProto) -> DataProto:
         """Collective. Returns the reward's `score_column`, [B] float64: the output of the model's head at the last
-        token, as in transformers' sequence classifiers. Needs TOKEN_COLUMNS or TEXT_COLUMNS.
+        token, as in transformers' sequence classifiers. Needs TOKEN_COLUMNS if the model reads tokens, else
+        TEXT_COLUMNS.
 
         Raises RewardError on all ranks if a text on any rank is longer than the model's maximum, has no tokens, or is
         rejected by the model's chat template."""
@@ -134,8 +135,8 @@ def conversations(
 
     A chat (a list of messages) is rendered by the tokenizer's chat template, with the response as the assistant's turn;
     without a template, its messages and the response are joined by line breaks. For a prompt that is not a chat (None),
-    the response is appended to the text. Without a template, exactly one end token is appended, unless the response was
-    truncated.
+    the response is appended to the text. A text that no template rendered gets exactly one end token, unless the
+    response was truncated or the tokenizer has no end token.
 
     Raises RewardError for a chat that the template rejects."""
     found: list[list[int]] = [[]] * len(prompts)
@@ -160,9 +161,9 @@ def _text(tokenizer: Tokenizer, prompt: object, chat: object, response: str) -> 
     assert isinstance(chat, list | tuple)
     if not tokenizer.has_chat_template:
         return "\n".join([*(message["content"] for message in chat), response])
-    answer: ChatMessage = {"role": "assistant", "content": response}
+    turn: ChatMessage = {"role": "assistant", "content": response}
     try:
-        return tokenizer.render_conversation([*chat, answer])
+        return tokenizer.render_conversation([*chat, turn])
     except ChatTemplateError as error:
         roles = ", ".join(message["role"] for message in chat)
         raise RewardError(
@@ -172,11 +173,11 @@ def _text(tokenizer: Tokenizer, prompt: object, chat: object, response: str) -> 
 
 
 def last_token_batch(rows: Sequence[Tensor], pad_token_id: int | None) -> TokenBatch:
-    """A batch for which the engine computes one value per row, at the row's last token.
+    """Returns a batch for which the engine computes one value per row, at the row's last token.
 
-    The engine computes values at the token before each response token. So each row gets one more token, which is marked
-    as a response token and which the model does not read. The row's last token is the last one that is not padding, as
-    in transformers, even if the end token is also the padding token."""
+    The engine computes values at the token before each response token. So each row gets one more token, which is
+    marked as the only response token, and which the model does not read. The last token of a row is the last one that
+    is not padding, as in transformers, even if the end token is also the padding token."""
     extended = [torch.cat([row[: _num_read(row, pad_token_id)], row.new_zeros(1)]) for row in rows]
     lengths_B = torch.tensor([len(row) for row in extended], dtype=torch.int64)
     tokens_L = torch.cat(extended) if extended else torch.zeros(0, dtype=torch.int64)

@@ -52,7 +52,8 @@ class RolloutWorker(Worker):
         *,
         per_request_seeds: bool = True,
     ) -> None:
-        """Collective. Without `per_request_seeds`, responses are sampled with torch's global generators."""
+        """Collective. Without `per_request_seeds`, responses are sampled with torch's global generators, which each
+        call of `generate` seeds."""
         super().__init__(context)
         self.per_request_seeds = per_request_seeds
         self.tensor_parallel = tensor_parallel
@@ -65,7 +66,8 @@ class RolloutWorker(Worker):
         return {Owner.ROLLOUT_WEIGHTS: found.weights, Owner.KV_CACHE: found.kv_cache}
 
     def mesh_position(self, mesh: str) -> MeshPosition:
-        """In the mesh `rollout`, tensor-parallel peers share one data rank; the first of them returns the results."""
+        """In the mesh `rollout`, the ranks that share a copy of the model share one data rank; the first of these ranks
+        returns the results."""
         if mesh != ROLLOUT_MESH:
             return super().mesh_position(mesh)
         return MeshPosition(
@@ -80,8 +82,8 @@ class RolloutWorker(Worker):
         prompts = [tuple(row.tolist()) for row in batch.ragged_column(PROMPT_TOKEN_IDS).row_tensors()]
         seeds: list[int | None] = batch[SAMPLE_SEEDS].tolist()
         if not self.per_request_seeds and seeds:
-            # The seed of this worker's first row: the same if the step is repeated, different on other workers, and
-            # equal on tensor-parallel peers.
+            # The seed of this worker's first row: the same if the step is repeated, another one on workers with other
+            # rows, and equal on the ranks that share a copy of the model.
             torch.manual_seed(int(batch[SAMPLE_SEEDS][0]))
             seeds = [None] * len(seeds)
         greedy = replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
@@ -95,7 +97,7 @@ class RolloutWorker(Worker):
 
 
 def rollout_columns(prompts: list[tuple[int, ...]], responses: list[FinishedSequence]) -> DataProto:
-    """The columns of a rollout: tokens, masks, log-probabilities, policy versions, lengths and texts."""
+    """Returns the columns of a rollout: tokens, masks, log-probabilities, policy versions, lengths and texts."""
     pairs = list(zip(prompts, responses, strict=True))
     lengths_B = torch.tensor([len(prompt) + len(response.token_ids) for prompt, response in pairs], dtype=torch.int64)
 

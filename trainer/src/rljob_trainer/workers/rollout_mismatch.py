@@ -39,17 +39,17 @@ from rljob_trainer.workers.update_sums import UpdateSums
 
 LARGE_DIFFERENCE = 0.1
 """In nats: probabilities that differ by about ten percent."""
-
-
 AGREEMENT_METRICS = (LOGPROB_DIFF_MEAN, LOGPROB_DIFF_SHARE, ROLLOUT_KL, ROLLOUT_K3_KL)
+"""The metrics that are means over tokens; LOGPROB_DIFF_MAX is a maximum."""
 
 
 def add_agreement(sums: UpdateSums, log_ratios_N: Tensor) -> None:
-    """Adds the agreement of some tokens to `sums`; each token must be added once per step."""
+    """Adds the log-ratios of some tokens to the sums of the agreement metrics. The caller must add each token exactly
+    once per step."""
     if not len(log_ratios_N):
         return
     distances_N = log_ratios_N.abs()
-    # Clamped as for the weights, so that one token cannot make the mean infinite.
+    # Clamped as for the correction weights, so that one token cannot make the mean infinite.
     clamped_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     values = (distances_N, distances_N > LARGE_DIFFERENCE, -log_ratios_N, clamped_N.expm1() - clamped_N)
     found = {name: values_N.sum(dtype=torch.float64) for name, values_N in zip(AGREEMENT_METRICS, values, strict=True)}
@@ -69,9 +69,9 @@ def log_ratios(batch: DataProto) -> Tensor:
     return old_N - rollout_N
 
 
-def with_weights(batch: DataProto, correction: RolloutCorrection) -> DataProto:
-    """The batch with column CORRECTION_WEIGHTS added. Needs OLD_LOGPROBS. Call it before tokens are rejected, because a
-    response's ratio includes all of its tokens."""
+def with_correction_weights(batch: DataProto, correction: RolloutCorrection) -> DataProto:
+    """Returns the batch with column CORRECTION_WEIGHTS added. Needs OLD_LOGPROBS. Call it before tokens are rejected,
+    because a response's ratio includes all of its tokens."""
     mask = trained_mask(batch)
     segments = Segments.of(num_marked(mask), torch.device("cpu"))
     weights_N = correction_weights(log_ratios(batch), segments, correction)
@@ -90,8 +90,8 @@ def staleness(batch: DataProto, policy_version: int, engine: TrainEngine) -> dic
 def without_rejected(
     batch: DataProto, rejection: RolloutRejection, engine: TrainEngine
 ) -> tuple[DataProto, dict[str, float]]:
-    """Collective. The batch with rejected tokens removed from RESPONSE_MASK, and the metric of their share of all
-    tokens. Needs OLD_LOGPROBS."""
+    """Collective. Returns the batch with rejected tokens removed from RESPONSE_MASK, and the metric REJECTED_FRACTION
+    of the whole batch. Needs OLD_LOGPROBS."""
     mask = trained_mask(batch)
     kept_N = is_kept(log_ratios(batch), Segments.of(num_marked(mask), torch.device("cpu")), rejection)
     values_L = mask.values.clone()

@@ -63,7 +63,7 @@ class TrainedWorker(Worker):
     def num_checkpoint_bytes(self) -> int:
         """The size in bytes of this rank's part of a checkpoint, which is the same for all checkpoints.
 
-        It is computed once, because computing it moves offloaded state of this model to the device."""
+        Only the first call computes the size, because this moves offloaded state of the model to the device."""
         if self.num_state_bytes is None:
             self.num_state_bytes = num_shard_bytes(self._shards())
             self.offload_after_copy()
@@ -113,15 +113,15 @@ class TrainedWorker(Worker):
         restore_random_state(state)
 
     def offload_after_copy(self) -> None:
-        """Offloads state again after all of it was read or loaded. Parameters stay, because in trainer mode they are on
-        the device."""
+        """Offloads the moments again after the whole state was copied or loaded. Parameters stay, because in trainer
+        mode they are on the device."""
         self.engine.offload_moments()
 
     def checkpoint_loaded(self, policy_version: int) -> None:
-        """Called after a checkpoint was loaded."""
+        """Called after a checkpoint was loaded; subclasses may override it."""
 
     def optimizer_step(self, rate: float) -> float:
-        """Collective. Updates the weights and returns the gradient norm; skips the update if the norm is not finite.
+        """Collective. Updates the weights and returns the gradient norm; if the norm is not finite, skips the update.
 
         Raises NonFiniteUpdateError after MAX_SKIPPED_UPDATES consecutive skipped updates."""
         with SPANS.span("optimizer_step"):

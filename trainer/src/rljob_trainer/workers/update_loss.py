@@ -59,8 +59,8 @@ class UpdateLoss:
     agreement: UpdateSums | None
     """Sums for the agreement metrics of the rollout engine; None if they were already computed from OLD_LOGPROBS."""
     failures: list[str] = field(default_factory=list)
-    """Errors of the user's loss on this rank. The pass continues after an error, because other ranks wait in its
-    collectives; the caller checks the failures of all ranks afterwards."""
+    """Errors of the user's loss on this rank. After an error the forward and backward pass continues, because other
+    ranks wait in the collectives of this pass; the caller checks the failures of all ranks afterwards."""
 
     def __call__(self, micro_batch: MicroBatch, distribution: TokenDistribution) -> Tensor:
         """The micro-batch's part of the mini-batch's loss, 0-d, times `gradient_divisor`."""
@@ -70,7 +70,7 @@ class UpdateLoss:
             # A rank with fewer rows than others must still take part in the backward pass's collectives.
             return logprobs_N.sum()
         segments = Segments.of(micro_batch.response_lengths, logprobs_N.device)
-        # Only the entropy bonus has a gradient through the entropy; the policy loss gets it as a constant.
+        # Only the entropy bonus has a gradient through the entropy; the policy loss gets the entropy as a constant.
         entropy_N = None if distribution.entropy_N is None else distribution.entropy_N.detach()
         old_N = columns[OLD_LOGPROBS] if OLD_LOGPROBS in columns else logprobs_N.detach()
         inputs = LossInputs(
@@ -109,10 +109,10 @@ class UpdateLoss:
             kl_N = kl_estimate(logprobs_N, columns[REF_LOGPROBS], kl.estimator, straight_through=kl.straight_through)
             loss = loss + self.kl_coefficient * self._aggregated(kl_N, segments)
             self.sums.add({KL_LOSS: kl_N.detach().sum()})
-        own = {METRIC_PREFIX + name: value for name, value in found.sums.items()}
+        other_sums = {METRIC_PREFIX + name: value for name, value in found.sums.items()}
         if entropy_N is not None:
-            own[ENTROPY] = entropy_N.sum()
-        self.sums.add({POLICY_LOSS: policy_loss.detach() / self.gradient_divisor, **own}, len(logprobs_N))
+            other_sums[ENTROPY] = entropy_N.sum()
+        self.sums.add({POLICY_LOSS: policy_loss.detach() / self.gradient_divisor, **other_sums}, len(logprobs_N))
         return loss
 
     def _aggregated(self, values_N: Tensor, segments: Segments) -> Tensor:
@@ -127,7 +127,7 @@ class UpdateLoss:
 
 
 def update_metrics(sums: UpdateSums, engine: TrainEngine, num_updates: int) -> dict[str, float]:
-    """Collective. The metrics of a step's updates, of the whole batch and equal on all ranks."""
+    """Collective. The metrics of `num_updates` updates, of the whole batch and equal on all ranks."""
     metrics = sums.reduced(engine, [POLICY_LOSS], {POLICY_LOSS: float(num_updates)})
     if CORRECTION_SAMPLE_SIZE in metrics:
         mean_of_squares = metrics[CORRECTION_SAMPLE_SIZE]
@@ -139,7 +139,8 @@ def weight_sums(weights_N: Tensor, max_ratio: float) -> dict[str, Tensor]:
     """Sums for the metrics of one micro-batch's importance weights."""
     return {
         CORRECTION_MEAN: weights_N.sum(),
+        # `update_metrics` computes the sample size from this mean of squares.
         CORRECTION_SAMPLE_SIZE: weights_N.double().square().sum(),
-        # A weight of 0 is always a masked one, because a ratio is never 0.
+        # A weight of 0 means that the token was masked, because a ratio is never 0.
         CORRECTION_BOUNDED: ((weights_N == 0) | (weights_N == max_ratio)).sum(),
     }

@@ -1,6 +1,6 @@
-"""Sums over data-parallel ranks: `Reduce` for an engine, and the metrics of the updates of one training step.
+"""Sums over data-parallel ranks: `RankReduce` for algorithms, and the metrics of the updates of one training step.
 
-The sums of a step stay on the device until its end, because reading one would make the host wait for the device.
+The sums stay on the device until the end of the step, because reading a sum makes the host wait for the device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rljob_trainer.engines.train.token_batch import TokenBatch
 
 
 class RankReduce:
-    """`Reduce` over the data-parallel ranks of an engine."""
+    """Implements `Reduce` (`algorithms`) over the data-parallel ranks of an engine."""
 
     def __init__(self, engine: TrainEngine) -> None:
         self.sum = engine.sum_over_ranks
@@ -51,7 +51,7 @@ class UpdateSums:
         """Collective. The mean of each metric over all tokens of all ranks, equal on all ranks.
 
         A metric in `counts` is divided by that count instead of the number of tokens. Metrics that only some ranks have
-        are included; those in `always` are included even if no rank has them (as 0)."""
+        are included; those in `always` are included, as 0, even if no rank has them."""
         names = engine.names_over_ranks([*self.sums, *always])
         zero = torch.zeros((), dtype=torch.float64, device=engine.device)
         mine = torch.stack([zero + self.num_tokens, *(self.sums.get(name, zero) for name in names)])
@@ -66,7 +66,8 @@ class UpdateSums:
 
 
 def token_denominators(mini_batch: TokenBatch, engine: TrainEngine) -> Denominators:
-    """Collective. The counts of response tokens and non-empty rows of the mini-batch over all workers."""
+    """Collective. The numbers of response tokens, and of rows with response tokens, in the mini-batch on all
+    workers."""
     mine = count_denominators(Segments.of(mini_batch.response_lengths, torch.device("cpu")))
     counts = torch.tensor([mine.num_tokens, mine.num_sequences], dtype=torch.float64)
     return Denominators(*engine.sum_over_ranks(counts).tolist())

@@ -100,7 +100,7 @@ def response_decoder(tokenizer: Tokenizer) -> ResponseDecoder:
     """The decoder of responses for the policy's tokenizer."""
     special, vocabulary = tokenizer.special_token_ids, tokenizer.vocabulary()
     ends = {vocabulary[token] for token in TURN_ENDS if token in vocabulary} & special
-    if tokenizer.has_chat_template and (end := AssistantTurn(tokenizer).end_token_id) is not None:
+    if tokenizer.has_chat_template and (end := AssistantTurn(tokenizer).turn_end_token_id) is not None:
         ends.add(end)
     padding = () if tokenizer.pad_token_id is None else (tokenizer.pad_token_id,)
     return ResponseDecoder(
