@@ -57,7 +57,7 @@ spec:
 )
 def test_workers_are_the_smaller_of_pool_and_devices(devices: Devices, num_workers: int | None, expected: int) -> None:
     mapping = plan_for_machine(job(), devices, num_workers)
-    assert [(row.pool, row.roles, row.num_workers_asked, row.num_workers) for row in mapping.pools] == [
+    assert [(row.pool, row.roles, row.num_workers_in_file, row.num_workers) for row in mapping.pools] == [
         ("main", ("actor", "rollout"), 16, expected)
     ]
     assert [(pool.name, pool.nodes, pool.gpus_per_node) for pool in mapping.spec.pools] == [("main", 1, expected)]
