@@ -79,8 +79,8 @@ class RunFolder:
         return max((attempt for attempt, _ in self._records()), default=0)
 
     def has_results(self) -> bool:
-        """Whether an attempt has completed a step or begun to save a checkpoint. Otherwise there is nothing to resume and
-        nothing that a new run could overwrite."""
+        """Whether an attempt has completed a step or begun to save a checkpoint. Otherwise there is nothing to resume,
+        and nothing that a new run could overwrite."""
         state = self.run_state()
         trained = state is not None and state.progress.step > 0
         return trained or (self.checkpoints.is_dir() and any(self.checkpoints.glob(CHECKPOINT_PATTERN)))
