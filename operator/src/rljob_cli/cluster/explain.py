@@ -46,7 +46,7 @@ _USUAL_FIELDS = ("spec.training.maxTokensPerMicroBatch", "spec.training.rollout.
 _MAX_PODS = 8
 _MAX_WARNINGS = 5
 _NEW_SECONDS = 10
-"""Age of a job by which a working operator has processed it."""
+"""A running operator processes a new job within this time."""
 
 
 def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | None = None) -> None:
@@ -59,19 +59,19 @@ def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | N
     job = cluster.job(name)
     pods: list[Pod] = []
     warnings: list[Event] = []
-    unknown = ""
+    unreadable = ""
     try:
         pods = cluster.pods(job)
         warnings = cluster.warnings(job.metadata.namespace)
     except NotAllowedError as error:
-        unknown = f"\nPods and events could not be read: {error}"
-    # Only warnings about clusters and pods: the operator's own events repeat the conditions.
-    about = {attempt.cluster for attempt in job.status.attempts} | {pod.metadata.name for pod in pods}
-    warnings = [event for event in warnings if event.involved_object.name in about]
+        unreadable = f"\nPods and events could not be read: {error}"
+    # Only warnings about RayClusters and pods, because the operator's events about the job repeat the conditions.
+    names = {attempt.cluster for attempt in job.status.attempts} | {pod.metadata.name for pod in pods}
+    warnings = [event for event in warnings if event.involved_object.name in names]
     for line in explanation(job, pods, warnings, now, cluster.flags):
         console.print(line, soft_wrap=True)
-    if unknown:
-        console.print(Text(unknown, "yellow"), soft_wrap=True)
+    if unreadable:
+        console.print(Text(unreadable, "yellow"), soft_wrap=True)
 
 
 def explain_reason(text: str, console: Console) -> None:
@@ -90,7 +90,7 @@ def explain_reason(text: str, console: Console) -> None:
 def explanation(
     job: StoredJob, pods: list[Pod], warnings: list[Event], now: datetime, flags: str = ""
 ) -> Iterator[Text]:
-    """The whole text. `warnings`: events about the job's clusters and pods, oldest first; `flags`: options that
+    """The whole text. `warnings`: events about the job's RayClusters and pods, oldest first; `flags`: options that
     suggested commands need for the same cluster and namespace."""
     yield Text.assemble((job.where, "bold"), f": {phase(job)}, {age(job.metadata.creation_timestamp, now)} old")
     progress = progress_text(job)
@@ -128,7 +128,7 @@ def _has_only_results(job: StoredJob) -> bool:
 
 
 def pod_trouble(pod: Pod) -> str:
-    """Why a pod is not ready: the message of the scheduler or the kubelet."""
+    """Why a pod is not ready: the message of the scheduler or the kubelet; the pod's phase if there is no message."""
     status = pod.status
     for found in status.conditions:
         if found.type == "PodScheduled" and found.status == "False":
@@ -191,7 +191,7 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
     elif job.wants_suspend:
         yield from _suspension_text(job, now)
     elif status.next_attempt is not None:
-        yield from _between_text(job, status.next_attempt, now)
+        yield from _waiting_for_attempt_text(job, status.next_attempt, now)
     elif found is not None:
         named = f" (attempt {attempt.number})" if attempt is not None and attempt.number > 1 else ""
         yield Text(f"The job is waiting for{named}: {_condition_text(found, attempt, now)}", "bold")
@@ -201,7 +201,7 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
     elif not status.conditions:
         yield from _new_job_text(job, now)
     else:
-        yield Text(f"{_how_it_goes(job, attempt, now)}.", "bold")
+        yield Text(f"{_unblocked_text(job, attempt, now)}.", "bold")
         yield from _unobserved_text(attempt, now)
         checkpointed = condition(status, ConditionType.CHECKPOINTED)
         if checkpointed is not None and checkpointed.reason == Reason.NO_CHECKPOINT_YET:
@@ -222,7 +222,7 @@ def _stop_text(attempt: Attempt, stop: StopRequest, now: datetime) -> Iterator[T
     if stop.message is not None:
         yield from _message_lines(stop.message)
     sent = f"Ray was asked {age(moment(stop.sent_at), now)} ago" if stop.sent_at else "Ray could not be asked yet"
-    yield Text(f"  {sent} to stop its trainer")
+    yield Text(f"  {sent} to stop the trainer of this attempt")
     yield _advice(stop.reason)
 
 
@@ -236,7 +236,7 @@ def _suspension_text(job: StoredJob, now: datetime) -> Iterator[Text]:
         yield _advice(Reason.SUSPENDED)
 
 
-def _between_text(job: StoredJob, following: NextAttempt, now: datetime) -> Iterator[Text]:
+def _waiting_for_attempt_text(job: StoredJob, following: NextAttempt, now: datetime) -> Iterator[Text]:
     newest = newest_attempt(job)
     which = f"attempt {newest.number} has ended" if newest is not None else "an attempt has ended"
     since = f", {age(moment(newest.ended), now)} ago" if newest is not None and newest.ended else ""
@@ -265,7 +265,7 @@ def _new_job_text(job: StoredJob, now: datetime) -> Iterator[Text]:
         )
 
 
-def _how_it_goes(job: StoredJob, attempt: Attempt | None, now: datetime) -> str:
+def _unblocked_text(job: StoredJob, attempt: Attempt | None, now: datetime) -> str:
     """The state of a job that nothing blocks. It does not say whether the job makes progress: a step may take hours,
     and a trainer that has stalled looks the same until the stall deadline."""
     found, progress = condition(job.status, ConditionType.PROGRESSING), job.status.progress
@@ -288,8 +288,8 @@ def _last_progress(job: StoredJob, attempt: Attempt | None, now: datetime) -> st
 
 
 def _condition_text(found: Condition, attempt: Attempt | None, now: datetime) -> str:
-    """The condition, and how long the attempt has waited for it. The time begins with the attempt if the condition was
-    already False in an earlier attempt."""
+    """The condition, and how long the attempt has waited for it. The time begins with the attempt if the condition
+    changed before the attempt."""
     since = moment(found.last_transition_time)
     if attempt is not None and attempt.number > 1:
         since = max(since, moment(attempt.started))
@@ -307,7 +307,7 @@ def _advice(reason: str) -> Text:
 
 
 def _memory_text(job: StoredJob) -> Iterator[Text]:
-    """The planner's explanation for a job that has run out of memory, or a warning; else nothing."""
+    """The planner's explanation if the job has run out of memory; else the operator's warning about memory, if any."""
     failed = _failed_attempt(job)
     if failed is not None and failed.failure_cause == ErrorCause.HOST_MEMORY:
         yield from _host_text(job, failed.failed_pod)
@@ -318,12 +318,12 @@ def _memory_text(job: StoredJob) -> Iterator[Text]:
 
 
 def _failed_attempt(job: StoredJob) -> Attempt | None:
-    """The newest attempt, if it has ended and is why the job has finished or is being retried: it then has the same
-    reason as the job's result or the next attempt."""
-    newest, latest = newest_attempt(job), ending(job.status) or job.status.next_attempt
+    """The newest attempt, if it has ended. None if the job's result or the next attempt has another reason: then
+    something else caused it."""
+    newest, effect = newest_attempt(job), ending(job.status) or job.status.next_attempt
     if newest is None or newest.ended is None:
         return None
-    return newest if latest is None or latest.reason == newest.reason else None
+    return newest if effect is None or effect.reason == newest.reason else None
 
 
 def _host_text(job: StoredJob, pod: str | None) -> Iterator[Text]:
@@ -345,22 +345,24 @@ def _host_text(job: StoredJob, pod: str | None) -> Iterator[Text]:
 def _device_text(job: StoredJob) -> Iterator[Text]:
     spec = _spec(job)
     try:
-        outlook = None if spec is None else plan_from_spec(spec)
+        plan = None if spec is None else plan_from_spec(spec)
     except PlanError:
-        outlook = None
-    if outlook is None:
+        plan = None
+    if plan is None:
         yield Text("  `rljob plan FILE --gpu TYPE` shows what uses memory and which field to change")
         return
-    worst = outlook.fullest_phase
-    yield Text(f"  by estimate, pool {worst.pool} uses the most memory: {phase_text(worst)}")
-    for proposal in outlook.proposals[:_MAX_PROPOSALS]:
+    worst = plan.fullest_phase
+    yield Text(f"  by the planner's estimate, pool {worst.pool} uses the most memory: {phase_text(worst)}")
+    for proposal in plan.proposals[:_MAX_PROPOSALS]:
         yield Text(f"  this would be enough: {proposal_text(proposal)}")
-    if outlook.verdict is Verdict.FITS:
-        yield Text(f"  so the estimate is wrong for this job or its machines; reduce {' or '.join(_USUAL_FIELDS)}")
+    if plan.verdict is Verdict.FITS:
+        yield Text(
+            f"  by this estimate the job fits, but it has run out of memory; reduce {' or '.join(_USUAL_FIELDS)}"
+        )
 
 
 def _warning_text(job: StoredJob) -> Iterator[Text]:
-    """The operator's warning about GPU memory in SpecValid."""
+    """The operator's warning about GPU memory, which is the message of SpecValid; nothing for a Complete job."""
     valid, end = condition(job.status, ConditionType.SPEC_VALID), ending(job.status)
     warns = valid is not None and valid.reason == Reason.MEMORY_TOO_SMALL
     if valid is not None and warns and not (end is not None and end.is_complete):

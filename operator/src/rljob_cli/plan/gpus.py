@@ -136,8 +136,8 @@ def _gpus_of_option(
         if pool in of_pools if is_of_pool else of_all_pools is not None:
             where = f"pool {pool}" if is_of_pool else "all pools"
             raise CliError(
-                f"--gpu: sets a type for {where} more than once (seen {', '.join(options.gpu_types)}); give one type, or POOL=TYPE"
-                " for one pool"
+                f"--gpu: sets a type for {where} more than once (seen {', '.join(options.gpu_types)}); give one type,"
+                " or POOL=TYPE for one pool"
             )
         if not is_of_pool:
             of_all_pools = find_gpu(text, "--gpu")

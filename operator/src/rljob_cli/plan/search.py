@@ -154,7 +154,8 @@ def _change_lines(file_spec: RLJobSpec, new_spec: RLJobSpec, placement: Placemen
     without_selector = []
     for pool, placed in zip(new_spec.pools, placement.pools, strict=True):
         gpu = placed.gpu
-        # The GPU types that nodeSelector and affinity allow together, and those that the affinity alone allows.
+        # Kubernetes applies nodeSelector and affinity together, but `known_gpus` ignores the affinity of a pool whose
+        # nodeSelector names a GPU type. So the affinity is checked again without the nodeSelector.
         by_affinity = pool.model_copy(update={"template": pool.template.model_copy(update={"node_selector": {}})})
         required = [[kind.name for kind in known_gpus(each)] for each in (pool, by_affinity)]
         if not any(required) and gpu.name not in head.gpus.labels:
