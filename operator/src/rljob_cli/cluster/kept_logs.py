@@ -158,8 +158,8 @@ def _attempt_folder(logs: Path, attempt: int | None) -> tuple[int, Path]:
             raise CliError(f"{logs}: has no log of an attempt; it contains {_listed(logs)}")
         kept = ", ".join(str(number) for number in sorted(numbered))
         raise CliError(
-            f"{logs}: has logs of the attempts {kept} (seen: --attempt {attempt}); choose one of them, because logs of only"
-            " the newest ten attempts are kept"
+            f"{logs}: has logs of the attempts {kept} (seen: --attempt {attempt}); choose one of them, because only"
+            " the logs of the newest ten attempts are kept"
         )
     return attempt, numbered[attempt]
 
