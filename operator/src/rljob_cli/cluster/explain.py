@@ -45,7 +45,7 @@ _USUAL_FIELDS = ("spec.training.maxTokensPerMicroBatch", "spec.training.rollout.
 """Fields that reduce GPU memory in most jobs."""
 _MAX_PODS = 8
 _MAX_WARNINGS = 5
-_NEW_SECONDS = 10
+_PROCESSED_WITHIN_SECONDS = 10
 """A running operator processes a new job within this time."""
 
 
@@ -258,7 +258,7 @@ def _unobserved_text(attempt: Attempt | None, now: datetime) -> Iterator[Text]:
 def _new_job_text(job: StoredJob, now: datetime) -> Iterator[Text]:
     seconds = (now - job.metadata.creation_timestamp).total_seconds()
     yield Text("No operator has processed the job yet.", "bold")
-    if seconds > _NEW_SECONDS:
+    if seconds > _PROCESSED_WITHIN_SECONDS:
         yield Text(
             "What to do: check that the operator is running and handles this namespace (Helm value watchNamespaces):"
             " kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator"

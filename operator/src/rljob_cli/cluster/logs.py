@@ -125,6 +125,7 @@ def _is_of(pod: Pod, number: int, record: Attempt | None) -> bool:
 
 
 def _source(number: int, pod: Pod, options: LogOptions) -> _Source:
+    """The pod, or why its container has no log yet."""
     status = pod.container(options.container_name)
     if status is not None and status.has_started:
         return _Source(number, pod)

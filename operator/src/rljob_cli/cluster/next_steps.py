@@ -26,13 +26,14 @@ from rljob_cli.cluster.job_state import (
 from rljob_cli.cluster.stored_job import StoredJob
 from rljob_cli.plain_text import duration_text, in_time, time_text
 
-_NEXT = {
+_NEXT_BY_CONDITION = {
     ConditionType.SPEC_VALID: "the operator creates its RayCluster",
     ConditionType.CLUSTER_READY: "the operator compares Ray's nodes with the pools, then submits the trainer",
     ConditionType.PLACEMENT_FEASIBLE: "the operator submits the trainer",
     ConditionType.JOB_SUBMITTED: "the trainer loads the model and starts its workers",
     ConditionType.PROGRESSING: "the trainer runs training steps",
 }
+"""What happens when a condition becomes True."""
 _SAVES_AND_EXITS = "saves a checkpoint, if training has started, and exits"
 _NEEDS_ANOTHER_JOB = (Reason.INVALID_SPEC, Reason.STORAGE_MISSING)
 """Reasons for which the job must be created again with a corrected spec."""
@@ -42,6 +43,7 @@ _AFTER_A_STOP = {
     Reason.STOPPED_BY_USER: "the job is Failed (StoppedByUser); `rljob retry {name}` resumes it",
     Reason.ACTIVE_DEADLINE_EXCEEDED: "the job is Failed (ActiveDeadlineExceeded)",
 }
+"""What follows when the trainer has exited, by the reason of the stop request. For other reasons it is open."""
 
 
 def what_is_next(job: StoredJob, now: datetime, flags: str = "") -> Iterator[str]:
@@ -79,7 +81,7 @@ def _next_step(job: StoredJob, attempt: Attempt | None) -> str:
     if attempt is not None and attempt.running_since is not None:
         ends = "otherwise the job becomes Retrying or Failed"
         return f"the trainer was already started: if the trainer still runs, it continues; {ends}"
-    return f"when {waits.type} is True: {_NEXT[ConditionType(waits.type)]}"
+    return f"when {waits.type} is True: {_NEXT_BY_CONDITION[ConditionType(waits.type)]}"
 
 
 def _after_a_stop(job: StoredJob, attempt: Attempt, stop: StopRequest, now: datetime, name: str) -> Iterator[str]:

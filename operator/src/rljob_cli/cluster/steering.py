@@ -84,7 +84,7 @@ class Steering:
         """Asks the operator to resume a suspended job."""
         job = self._job()
         if not job.wants_suspend:
-            self._say(f"{job.where} is not suspended ({_in_words(job)})")
+            self._say(f"{job.where} is not suspended ({_state_text(job)})")
             return ExitCode.SUCCESS
         job = self.cluster.change_spec(self.name, {"suspend": False})
         end = ending(job.status)
@@ -159,7 +159,7 @@ class Steering:
                 f"{where}: {state}, so there is nothing to retry; stop the job first with {self._command('stop')}"
             )
         if job.status.next_attempt is None:
-            raise CliError(f"{where}: no attempt has failed, so there is nothing to retry ({_in_words(job)}); wait")
+            raise CliError(f"{where}: no attempt has failed, so there is nothing to retry ({_state_text(job)}); wait")
 
     def _job(self) -> StoredJob:
         job = self.cluster.job(self.name)
@@ -184,7 +184,7 @@ class Steering:
                 if outcome is not None:
                     self._say(outcome.text)
                     return outcome.exit_code
-                text = f"waiting: {_in_words(seen)}"
+                text = f"waiting: {_state_text(seen)}"
                 if text != printed:
                     printed = text
                     self.console.print(Text(text, "dim"), soft_wrap=True)
@@ -226,6 +226,7 @@ def delete(cluster: Cluster, name: str, console: Console, *, wait: bool, clock: 
 
 
 def _suspended(job: StoredJob) -> _Outcome | None:
+    """The outcome once the job is suspended, was resumed again, or has finished; None before."""
     if not job.wants_suspend:
         return _Outcome(f"{job.where} was resumed in the meantime", ExitCode.APPLICATION)
     if job.status.suspended_at is not None:
@@ -234,6 +235,7 @@ def _suspended(job: StoredJob) -> _Outcome | None:
 
 
 def _runs(job: StoredJob) -> _Outcome | None:
+    """The outcome once the trainer runs or the job has finished; None before."""
     attempt = attempt_under_way(job)
     if attempt is not None and is_running(attempt):
         return _Outcome(f"{job.where}: attempt {attempt.number} is running")
@@ -241,6 +243,7 @@ def _runs(job: StoredJob) -> _Outcome | None:
 
 
 def _ended(job: StoredJob, exit_code: int = ExitCode.SUCCESS) -> _Outcome | None:
+    """The outcome once the job has finished, with this exit code; None before."""
     end = ending(job.status)
     if end is None:
         return None
@@ -269,7 +272,7 @@ def _what_a_retry_does(job: StoredJob) -> str:
     return f"{number} starts now, {when}{resume_point(job)}; the retry budgets are reset"
 
 
-def _in_words(job: StoredJob) -> str:
+def _state_text(job: StoredJob) -> str:
     """The state of the job on one line."""
     attempt = attempt_under_way(job)
     parts = [phase(job), reason(job), f"attempt {attempt.number} {attempt_state(attempt)}" if attempt else ""]

@@ -53,8 +53,8 @@ class LocalPlan:
 
 
 def plan_for_machine(job: RLJob, devices: Devices, num_workers: int | None) -> LocalPlan:
-    """The job adapted to this machine. `num_workers`: workers per pool; None for the size of the pool, at most
-    the number of devices.
+    """The job adapted to this machine. `num_workers`: workers per pool; None for the size of the pool, at most the
+    number of devices.
 
     Raises:
         LocalPlanError: there are too few GPUs or too many workers, or the batches cannot be divided evenly among the
@@ -97,8 +97,8 @@ def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tu
         in_file = {field: value for field, value in settings if type(value) is int and workers % value}
         fitting = {field: _fitting(field, value, workers) for field, value in in_file.items()}
         notes += (
-            f"roles.{role}.{wire_name(type(settings), field)} {in_file[field]}: {value} here, because it must divide"
-            f" {workers} workers"
+            f"roles.{role}.{wire_name(type(settings), field)} {in_file[field]}: {value} here, so that it divides"
+            f" the {workers} workers of the pool"
             for field, value in fitting.items()
         )
         settings_of_roles[name] = settings.model_copy(update=fitting)
@@ -106,7 +106,7 @@ def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tu
 
 
 def _fitting(field: str, in_file: int, workers: int) -> int:
-    """The value instead of the file's, so that it divides the number of workers."""
+    """The value that replaces the one in the file, so that it divides the number of workers."""
     # A shard size above the number of workers becomes that number. Any smaller value would need more memory per worker,
     # because there would be several copies of the model.
     return workers if field == "shard_size" and in_file > workers else gcd(in_file, workers)
@@ -127,9 +127,9 @@ def _check_number_of_workers(rows: list[PoolPlan], devices: Devices) -> None:
     CPUs may share cores."""
     total = sum(row.num_workers for row in rows)
     if devices.type is DeviceType.CUDA and total > devices.count:
-        most = devices.count // len(rows)
+        num_per_pool = devices.count // len(rows)
         advice = [
-            *([f"use --workers {most}, which is the number per pool"] if most else []),
+            *([f"use --workers {num_per_pool} (the number per pool)"] if num_per_pool else []),
             *(["put the roles on one pool"] if len(rows) > 1 else []),
         ]
         raise LocalPlanError(

@@ -3,11 +3,12 @@
 Memory is in bytes, as whole numbers; times are in seconds. Keys are the planner's names in camel case. An enum is
 written as its name (`TOO_LARGE`), because the text that people see may change.
 
-`verdict` agrees with the exit code. Without --search it is for the file's own pools. With --search it is for the best
-supported placement: with --write, of the job as it is written, otherwise of the job with no changes except pools and
-roles. It is `TOO_LARGE` if there is no such placement. With --search there are
-two more keys: `verdictOfFile` is for the file's own pools (null if the cluster has no room for them), and `search` has
-the results.
+`verdict` agrees with the exit code. Without --search it is about the pools of the file. With --search it is about the
+best supported placement: with --write, of the job that is written, otherwise of a job in which only pools and roles
+differ from the file. It is `TOO_LARGE` if there is no such placement.
+
+With --search there are two more keys: `verdictOfFile` is about the pools of the file (null if the cluster has no room
+for them), and `search` has the results.
 """
 
 from __future__ import annotations

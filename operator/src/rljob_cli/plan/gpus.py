@@ -40,6 +40,8 @@ from rljob_planner.job_memory import known_gpus
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _LEAST_SPEED, _LARGEST_SPEED = 0.001, 1_000_000.0
 """Bounds of --gpu-tflops in TFLOP/s, and of --gpu-bandwidth in GB/s."""
+FindGpu = Callable[[str, str], Gpu]
+"""Finds a GPU type. Arguments: its name, and where the name is from, for messages, such as `--gpu`."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,11 @@ def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) ->
         if of_all_pools is not None:
             raise CliError("--gpu: --cluster already has the GPU types; remove --gpu, or write POOL=TYPE for one pool")
         cluster = cluster_of_text(options.cluster, named=lambda name: find_gpu(name, "--cluster"))
-        found = PoolGpus(_placed(spec, cluster, of_pools, must_fit=must_fit), cluster, options.cluster)
+        found = PoolGpus(_gpus_in_cluster(spec, cluster, of_pools, must_fit=must_fit), cluster, options.cluster)
     elif options.from_cluster is not None:
         cluster, name, labels = _read_cluster(spec, options.from_cluster, of_all_pools)
         origin = f"nodes of {name}: {cluster_text(cluster)}"
-        found = PoolGpus(_placed(spec, cluster, of_pools, must_fit=must_fit), cluster, origin, labels)
+        found = PoolGpus(_gpus_in_cluster(spec, cluster, of_pools, must_fit=must_fit), cluster, origin, labels)
     else:
         found = _from_pools(spec, of_all_pools, of_pools, find_gpu)
     names = [group.gpu.name for group in found.cluster]
@@ -87,10 +89,10 @@ def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) ->
     return found
 
 
-def _placed(spec: RLJobSpec, cluster: Cluster, of_pools: dict[str, Gpu], *, must_fit: bool) -> dict[str, Gpu]:
+def _gpus_in_cluster(spec: RLJobSpec, cluster: Cluster, of_pools: dict[str, Gpu], *, must_fit: bool) -> dict[str, Gpu]:
     """The GPU type of each pool. A pool that selects nodes by their GPU type gets that type. Without `must_fit`, empty
     if the cluster has no room for the pools."""
-    allowed = {pool.name: kinds for pool in spec.pools if (kinds := known_gpus(pool))}
+    allowed = {pool.name: gpu_types for pool in spec.pools if (gpu_types := known_gpus(pool))}
     try:
         return gpus_of_pools(spec.pools, cluster, allowed | {name: [gpu] for name, gpu in of_pools.items()})
     except PlanError:
@@ -99,9 +101,7 @@ def _placed(spec: RLJobSpec, cluster: Cluster, of_pools: dict[str, Gpu], *, must
         return {}
 
 
-def _from_pools(
-    spec: RLJobSpec, of_all_pools: Gpu | None, of_pools: dict[str, Gpu], find_gpu: Callable[[str, str], Gpu]
-) -> PoolGpus:
+def _from_pools(spec: RLJobSpec, of_all_pools: Gpu | None, of_pools: dict[str, Gpu], find_gpu: FindGpu) -> PoolGpus:
     """The GPU types from --gpu, else from the labels that a pool's nodes must have, else from this machine."""
     gpus, origins = {}, set()
     for pool in spec.pools:
@@ -119,13 +119,11 @@ def _from_pools(
     return PoolGpus(gpus, cluster, f"{cluster_text(cluster)}, from {' and '.join(sorted(origins))}")
 
 
-def _of_label(pool: Pool, find_gpu: Callable[[str, str], Gpu], product: str) -> Gpu:
+def _of_label(pool: Pool, find_gpu: FindGpu, product: str) -> Gpu:
     return find_gpu(product, f"spec.pools {pool.name}: the GPU label of its nodes")
 
 
-def _gpus_of_option(
-    spec: RLJobSpec, options: GpuOptions, find_gpu: Callable[[str, str], Gpu]
-) -> tuple[Gpu | None, dict[str, Gpu]]:
+def _gpus_of_option(spec: RLJobSpec, options: GpuOptions, find_gpu: FindGpu) -> tuple[Gpu | None, dict[str, Gpu]]:
     """The GPU type that --gpu sets for all pools (None if it sets none), and the types that it sets for single pools,
     by the pool's name."""
     of_all_pools: Gpu | None = None
@@ -133,11 +131,12 @@ def _gpus_of_option(
     names = [pool.name for pool in spec.pools]
     for text in options.gpu_types:
         pool, is_of_pool, gpu_type = text.partition("=")
-        if pool in of_pools if is_of_pool else of_all_pools is not None:
+        is_repeated = pool in of_pools if is_of_pool else of_all_pools is not None
+        if is_repeated:
             where = f"pool {pool}" if is_of_pool else "all pools"
+            advice = "give one type" if is_of_pool else "give one type, or POOL=TYPE for each pool"
             raise CliError(
-                f"--gpu: sets a type for {where} more than once (seen {', '.join(options.gpu_types)}); give one type,"
-                " or POOL=TYPE for one pool"
+                f"--gpu: sets the type of {where} more than once (seen {', '.join(options.gpu_types)}); {advice}"
             )
         if not is_of_pool:
             of_all_pools = find_gpu(text, "--gpu")
@@ -170,10 +169,11 @@ def _gpu_of_name(name: str, where: str, *, options: GpuOptions, spec: RLJobSpec)
             f"--gpu-tflops, --gpu-bandwidth: must be at least {_LEAST_SPEED:g} and at most {_LARGEST_SPEED:,.0f}"
             f" (seen {options.tflops:g} and {options.bandwidth:g}); correct them"
         )
-    return Gpu(name, _bytes(options.memory), options.tflops * 1e12, options.bandwidth * 1e9)
+    return Gpu(name, _memory_bytes(options.memory), options.tflops * 1e12, options.bandwidth * 1e9)
 
 
-def _bytes(text: str) -> float:
+def _memory_bytes(text: str) -> float:
+    """Parses the value of --gpu-memory."""
     try:
         num_bytes = bytes_of(TypeAdapter(Quantity).validate_python(text))
     except ValidationError:
@@ -196,7 +196,7 @@ def this_machine(spec: RLJobSpec) -> Gpu:
     return cpu_worker(memory, count_cores() / max(pool.gpus_per_node for pool in spec.pools))
 
 
-def _gpu_here(pool: str, find_gpu: Callable[[str, str], Gpu]) -> Gpu:
+def _gpu_here(pool: str, find_gpu: FindGpu) -> Gpu:
     """The type of this machine's first GPU. Raises CliError if this machine has none; the message names the pool."""
     names = gpu_names()
     if not names:

@@ -104,8 +104,8 @@ def head_lines(plan: Plan, head: PlanHead) -> Iterator[Text]:
 def placement_text(placement: Placement) -> str:
     """A placement as text: `actor+rollout on 1x8 H100 (shards of 4, TP 2); ref on 1x8 H100`. TP is tensor parallelism,
     SP sequence parallelism."""
-    words = "; ".join(_pool_text(pool) for pool in placement.pools)
-    return words if placement.schedule is Schedule.SYNCHRONOUS else f"{words}; {placement.schedule.value}"
+    pools = "; ".join(_pool_text(pool) for pool in placement.pools)
+    return pools if placement.schedule is Schedule.SYNCHRONOUS else f"{pools}; {placement.schedule.value}"
 
 
 def _pool_text(pool: PlacedPool) -> str:
@@ -117,14 +117,15 @@ def _pool_text(pool: PlacedPool) -> str:
         layouts.append(f"shards of {min(sizes.values())}")
     if pool.rollout is not None and pool.rollout.tensor_parallel > 1:
         layouts.append(f"TP {pool.rollout.tensor_parallel}")
-    if shares := {layout.sequence_parallel for layout in pool.layouts.values()} - {1}:
-        layouts.append(f"SP {max(shares)}")
+    if sequence_parallel := {layout.sequence_parallel for layout in pool.layouts.values()} - {1}:
+        layouts.append(f"SP {max(sequence_parallel)}")
     inner = f" ({', '.join(layouts)})" if layouts else ""
     roles = "+".join(role.value for role in pool.roles)
     return f"{roles or 'nothing'} on {pool.nodes}x{pool.gpus_per_node} {pool.gpu.name}{inner}"
 
 
 def _memory_row(phase: PhaseMemory) -> tuple[str | Text, ...]:
+    """The cells of a phase: name, used GiB, limit in GiB, whether that fits, GiB by role."""
     verdict = verdict_of((phase,))
     outcome = {
         Verdict.FITS: "fits",
@@ -133,9 +134,9 @@ def _memory_row(phase: PhaseMemory) -> tuple[str | Text, ...]:
     }[verdict]
     if phase.kv_cache_shortage > 0:
         outcome = f"KV cache {phase.kv_cache_shortage / GIB:.1f} too small"
-    shares = ", ".join(f"{owner} {num_bytes / GIB:.1f}" for owner, num_bytes in _by_owner(phase).items())
+    used_by = ", ".join(f"{owner} {num_bytes / GIB:.1f}" for owner, num_bytes in _by_owner(phase).items())
     total, limit = (f"{each / GIB:>6.1f}" for each in (phase.total, phase.limit))
-    return phase.phase.value, total, limit, Text(outcome, _STYLES[verdict]), shares
+    return phase.phase.value, total, limit, Text(outcome, _STYLES[verdict]), used_by
 
 
 _ENGINE_OWNERS = ("rollout weights", "engine", "KV cache", "sleeping engine")
