@@ -109,11 +109,11 @@ def explanation(
             yield Text(f"  {pod.metadata.name} ({pod.group}): {shortened(one_line(troubles[pod.metadata.name]))}")
         if len(waiting) > _MAX_PODS:
             yield Text(f"  and {len(waiting) - _MAX_PODS} more")
-    new = [event for event in warnings if not _repeats_pod_status(event, troubles)]
-    if new:
+    others = [event for event in warnings if not _repeats_pod_status(event, troubles)]
+    if others:
         yield Text("\nLatest warnings:", "bold")
-        for event in new[-_MAX_WARNINGS:]:
-            yield Text(f"  {age(event.seen, now):>5}  {_warning(event)}")
+        for event in others[-_MAX_WARNINGS:]:
+            yield Text(f"  {age(event.seen, now):>5}  {_event_text(event)}")
     yield Text("\nResults:" if _has_only_results(job) else "\nWhat comes next:", "bold")
     for line in what_is_next(job, now, flags):
         yield Text(f"  {line}")
@@ -146,6 +146,7 @@ def pod_trouble(pod: Pod) -> str:
 
 
 def _container_trouble(container: ContainerStatus) -> str:
+    """Why a container is not ready; empty if it is ready, or if it only waits for the init containers."""
     state = container.state
     if state.waiting is not None and state.waiting.reason != "PodInitializing":
         trouble = _reason_and_message(state.waiting.reason, state.waiting.message)
@@ -167,7 +168,7 @@ def _repeats_pod_status(event: Event, troubles: dict[str, str]) -> bool:
     return message in troubles.get(event.involved_object.name, "")
 
 
-def _warning(event: Event) -> str:
+def _event_text(event: Event) -> str:
     times = f" (x{event.times})" if event.times > 1 else ""
     about = f"{event.involved_object.kind} {event.involved_object.name}"
     return f"{one_line(f'{about}: {event.reason}{times}')}: {shortened(one_line(event.message))}"
@@ -314,7 +315,7 @@ def _memory_text(job: StoredJob) -> Iterator[Text]:
     elif failed is not None and failed.failure_cause == ErrorCause.DEVICE_MEMORY:
         yield from _device_text(job)
     else:
-        yield from _warning_text(job)
+        yield from _memory_warning(job)
 
 
 def _failed_attempt(job: StoredJob) -> Attempt | None:
@@ -361,7 +362,7 @@ def _device_text(job: StoredJob) -> Iterator[Text]:
         )
 
 
-def _warning_text(job: StoredJob) -> Iterator[Text]:
+def _memory_warning(job: StoredJob) -> Iterator[Text]:
     """The operator's warning about GPU memory, which is the message of SpecValid; nothing for a Complete job."""
     valid, end = condition(job.status, ConditionType.SPEC_VALID), ending(job.status)
     warns = valid is not None and valid.reason == Reason.MEMORY_TOO_SMALL

@@ -93,6 +93,7 @@ def print_which(log: KeptLog, console: Console) -> None:
 
 
 def _kept_container(options: LogOptions) -> Container:
+    """The only container of the pod whose log has a copy in the claim."""
     return Container.RAY if options.pool else Container.DRIVER
 
 

@@ -60,7 +60,7 @@ def show_logs(cluster: Cluster, name: str, options: LogOptions, console: Console
 
 
 def show_kept_logs(name: str, storage: Path, options: LogOptions, console: Console) -> int:
-    """Copies a log that is kept in the claim to standard output; its path goes to `console`. Returns 0, or 130 for
+    """Prints the copy of a log from the claim to standard output, and its path to `console`. Returns 0, or 130 for
     Ctrl-C.
 
     Raises:

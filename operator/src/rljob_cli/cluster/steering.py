@@ -93,6 +93,7 @@ class Steering:
             self._say(f"{job.where} is no longer suspended, but it has finished ({end.kind}, {end.reason}){more}")
             return ExitCode.SUCCESS
         self._say(f"{job.where} will resume with a new attempt {resume_point(job)}")
+        # Until the operator has observed the change, the status is that of the suspended job.
         generation = job.metadata.generation
         return self._until(job, lambda seen: _runs(seen) if seen.status.observed_generation >= generation else None)
 
@@ -121,6 +122,7 @@ class Steering:
         """Asks the operator to start another attempt now."""
         job = self._job()
         asked_at = retry_asked_at(job)
+        # A later stop request replaces the retry request, so another retry request is needed.
         if asked_at is None or (is_to_be_retried(job) and stop_is_pending(job)):
             self._check_that_retry_is_possible(job)
             job = self.cluster.annotate_job(self.name, ANNOTATION_RETRY, _new_value(self.clock.now()))
