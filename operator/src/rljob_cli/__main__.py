@@ -116,7 +116,7 @@ def plan_command(
 
     Pass a job file, or a run's folder with --from-run or --calibrate.
 
-    The GPU type comes from an option, else from the pools' nodeSelector, else from this machine.
+    The GPU type comes from an option, else from the pools' nodeSelector or affinity, else from this machine.
 
     rljob plan job.yaml --gpu H100 --mean-response 800
 

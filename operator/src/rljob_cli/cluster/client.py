@@ -153,7 +153,8 @@ class Cluster:
         self, method: str, path: str, query: Query, body: Mapping[str, object] | None = None, *, endless: bool = False
     ) -> RESTResponse:
         """Sends a request and returns the response, whose body is not read yet. `endless`: no timeout for
-        reading the body, such as that of a log that is followed. Raises ClusterError for an error response."""
+        reading the body, because a log that is followed may have no new lines for hours. Raises ClusterError for an
+        error response."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         headers = {"Content-Type": kind, "Accept": "application/json, */*"}
         with _plain_errors(self.name):
@@ -179,7 +180,7 @@ def connect(options: ClusterOptions) -> Cluster:
     configuration = Configuration(retries=False)
     is_selected = options.kubeconfig is not None or options.context is not None
     files = [options.kubeconfig] if options.kubeconfig else kubeconfig_files()
-    # `file.is_file()` would reject a pipe, such as that of `--kubeconfig <(command)`.
+    # `file.is_file()` would reject a pipe, which a shell creates for `--kubeconfig <(command)`.
     existing = [file for file in files if file.exists() and not file.is_dir()]
     if existing:
         name, namespace = _load_kubeconfig(configuration, existing, options.context)
@@ -210,22 +211,22 @@ def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], contex
     the context's namespace."""
     from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
-    named = ", ".join(map(str, files))
+    file_names = ", ".join(map(str, files))
     try:
         # Several files are merged as kubectl does it. Credentials that a plugin renews are written back to the file.
         merged = KubeConfigMerger(os.pathsep.join(map(str, files)))  # type: ignore[no-untyped-call]
         names = [str(entry["name"]) for entry in merged.config["contexts"]]
         if context is not None and context not in names:
-            raise ClusterError(f"{named}: no context {context}; use one of: {', '.join(names) or 'none'}")
+            raise ClusterError(f"{file_names}: no context {context}; use one of: {', '.join(names) or 'none'}")
         loader = KubeConfigLoader(merged.config, active_context=context, config_persister=merged.save_changes)  # type: ignore[no-untyped-call]
         with _logged_errors() as failures:
             loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
         if failures:
             raise ClusterError(
-                f"{named}: the program that gets the credentials failed ({one_line(failures[0])}); install it or log in"
-                " again, or use another kubeconfig with --kubeconfig"
+                f"{file_names}: the program that gets the credentials failed ({one_line(failures[0])}); install it or log"
+                " in again, or use another kubeconfig with --kubeconfig"
             )
-        _check_server(configuration.host, named)
+        _check_server(configuration.host, file_names)
         chosen = loader.current_context
         return f"context {chosen['name']}", str(chosen["context"].get("namespace") or "default")
     except ClusterError:
@@ -233,7 +234,7 @@ def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], contex
     # The package does not wrap the errors of its parsers and of credential plugins.
     except Exception as error:
         raise ClusterError(
-            f"{named}: invalid kubeconfig ({one_line(error)}); correct it, or use another with --kubeconfig"
+            f"{file_names}: invalid kubeconfig ({one_line(error)}); correct it, or use another with --kubeconfig"
         ) from error
 
 
@@ -251,8 +252,8 @@ def _logged_errors() -> Iterator[list[str]]:
         logging.getLogger().removeHandler(collector)
 
 
-def _check_server(url: str, named: str) -> None:
-    """Raises ClusterError if requests cannot be sent to this URL."""
+def _check_server(url: str, file_names: str) -> None:
+    """Raises ClusterError if requests cannot be sent to this URL. `file_names`: the kubeconfigs, for the message."""
     try:
         parts = urlsplit(url)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -260,7 +261,7 @@ def _check_server(url: str, named: str) -> None:
         is_valid = False
     if not is_valid:
         raise ClusterError(
-            f"{named}: `server` must be the URL of an API server (seen: {url!r}), such as https://10.0.0.1:6443;"
+            f"{file_names}: `server` must be the URL of an API server (seen: {url!r}), such as https://10.0.0.1:6443;"
             " correct it, or use another kubeconfig with --kubeconfig"
         )
 

@@ -282,7 +282,7 @@ def _unblocked_text(job: StoredJob, attempt: Attempt | None, now: datetime) -> s
 
 def _last_progress(job: StoredJob, attempt: Attempt | None, now: datetime) -> str:
     """The age of the newest sign of progress: the time at which the trainer finished a step, or the time at which the
-    operator last saw a changed run state. The operator records the latter to the minute."""
+    operator last saw a changed run state (recorded to the minute)."""
     seen = [attempt.progressed_at] if attempt is not None and attempt.progressed_at is not None else []
     seen += [job.status.progress.updated_at] if job.status.progress is not None else []
     return f"last progress {age(max(map(moment, seen)), now)} ago" if seen else "no progress is recorded"

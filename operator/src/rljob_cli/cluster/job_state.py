@@ -88,7 +88,7 @@ def waits_for(status: RLJobStatus) -> Condition | None:
 
 def phase(job: StoredJob) -> str:
     """The phase for users: `Deleting` while the job is being deleted, `?` if the phase cannot be parsed, `New` before
-    an operator has processed the job; else that of the status."""
+    an operator has processed the job; else the phase in the status."""
     if job.metadata.deletion_timestamp is not None:
         return "Deleting"
     if job.status.phase is None and is_unparsed(job, "phase"):

@@ -102,9 +102,9 @@ def _logs_folder(name: str, storage: Path) -> Path:
     candidates = [storage / name / LOGS_IN_JOB_FOLDER, storage / LOGS_IN_JOB_FOLDER]
     found = next((folder for folder in candidates if folder.is_dir()), None)
     if found is None:
-        there = f"it contains {_listed(storage)}" if storage.is_dir() else "the folder does not exist"
+        found_instead = f"it contains {_listed(storage)}" if storage.is_dir() else "the folder does not exist"
         raise CliError(
-            f"--storage {storage}: neither {candidates[0]} nor {candidates[1]} exists ({there}); give the folder with"
+            f"--storage {storage}: neither {candidates[0]} nor {candidates[1]} exists ({found_instead}); give the folder with"
             " the copies of the logs: where the claim is mounted, such as /mnt; if the job has"
             " checkpoint.storage.subPath: a/b, give /mnt/a/b"
         )

@@ -61,8 +61,8 @@ def submit(file: Path, options: ClusterOptions, console: Console) -> Submission:
 
 
 def _namespace(file: Path, job: RLJob, options: ClusterOptions) -> str | None:
-    """The namespace of --namespace or of the file; None for that of the kubeconfig's context. Raises CliError if both
-    are given and differ."""
+    """The namespace of --namespace or of the file; None for the default of the kubeconfig's context. Raises CliError if
+    both are given and differ."""
     in_file = job.metadata.namespace
     if options.namespace and in_file and options.namespace != in_file:
         raise CliError(

@@ -1,7 +1,7 @@
 """Adapts a job that was written for a Kubernetes cluster to this machine, or to an existing Ray cluster. The functions
 are pure: the devices are arguments.
 
-On this machine each pool has one node. The number of its workers is that of --workers, by default the size of the pool
+On this machine each pool has one node. --workers sets the number of its workers; the default is the size of the pool
 (nodes x gpusPerNode), at most the number of devices. A job is rejected if its batches cannot be divided evenly among
 these workers. On a Ray cluster the pools are unchanged. Fields that are used only on Kubernetes are ignored, with a
 note for each.

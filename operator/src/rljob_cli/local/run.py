@@ -192,8 +192,8 @@ def trainer_module_command(module: str) -> tuple[str, ...]:
 def trainer_environment(
     options: RunOptions, job: RLJob, plan: LocalPlan, folder: RunFolder, attempt: int
 ) -> dict[str, str]:
-    """The trainer's environment: the variables of this process, those of the job's `env`, and those through which the
-    trainer gets its job and folders. Without --ray, RAY_ADDRESS is removed, because the run starts its own Ray.
+    """The trainer's environment: the variables of this process, the job's `env`, and the variables that tell the
+    trainer its job and folders. Without --ray, RAY_ADDRESS is removed, because the run starts its own Ray.
 
     Raises:
         DocumentError: the job is too large.
@@ -235,7 +235,7 @@ def job_variables(spec: RLJobSpec, before: Mapping[str, str], exported: Mapping[
     is not replaced. `$$` becomes `$`.
 
     Args:
-        before: variables that a pod gets before those of its job.
+        before: variables that the operator sets in a pod before the job's `env`.
         exported: the environment of this process.
 
     Raises:
@@ -286,8 +286,8 @@ def _replacement(names: Mapping[str, str]) -> Callable[[re.Match[str]], str]:
 def _cluster_address(option: str, inherited: str) -> str:
     """The address to connect to. `option`: the value of --ray. `inherited`: RAY_ADDRESS; empty if unset.
 
-    `auto` means the cluster in RAY_ADDRESS (a Ray job has its own cluster there). If RAY_ADDRESS is unset or the URL of
-    a dashboard, Ray itself finds a cluster on this machine."""
+    `auto` means the cluster in RAY_ADDRESS (in a Ray job, this is the cluster that runs the Ray job). If RAY_ADDRESS is
+    unset or the URL of a dashboard, Ray itself finds a cluster on this machine."""
     return inherited if option == "auto" and inherited and "://" not in inherited else option
 
 

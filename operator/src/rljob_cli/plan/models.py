@@ -122,7 +122,7 @@ def _of_hub(source: ModelSource) -> FoundShape:
 
 def _cached_config(name: str, revision: str | None) -> Path | None:
     """The `config.json` in this machine's hub cache, `models--OWNER--NAME/snapshots/COMMIT`; None if the
-    file is not there."""
+    file does not exist."""
     folder = settings.hub_cache_folder() / f"models--{name.replace('/', '--')}"
     reference = folder / "refs" / (revision or "main")
     try:

@@ -19,7 +19,7 @@ _FAR_OFF = 1.3
 _MAX_PHASES = 2
 """The largest number of phases that are printed for a suggested change."""
 ComparedRun = tuple[str, tuple[ComparedTime, ...], tuple[ComparedTime, ...]]
-"""A run's name, its times compared with those of the fitted constants, and compared with those of the defaults."""
+"""A run's name, then its measured times beside the times predicted with the fitted constants, and with the defaults."""
 
 
 def run_lines(report: RunReport, *, explain: bool) -> Iterator[Text]:

@@ -25,7 +25,7 @@ _WIDTH = 4096
 """Columns of a line: a number so large that ruamel.yaml never wraps a line."""
 _FIRST_ENTRY = re.compile(r"^( *)[^\s#-][^\n]*:[ \t]*(?:#[^\n]*)?\n(?: *(?:#[^\n]*)?\n)*( *)- ", re.MULTILINE)
 """Matches a key and the first `- ` of its list, with empty lines and comments between them. The groups are the
-indentation of the key and that of the entry."""
+spaces before the key and the spaces before the entry."""
 
 Wire = dict[str, object]
 """A block of a job file in its JSON form."""
