@@ -223,8 +223,8 @@ def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], contex
             loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
         if failures:
             raise ClusterError(
-                f"{file_names}: the program that gets the credentials failed ({one_line(failures[0])}); install it or log"
-                " in again, or use another kubeconfig with --kubeconfig"
+                f"{file_names}: the program that gets the credentials failed ({one_line(failures[0])}); install it or"
+                " log in again, or use another kubeconfig with --kubeconfig"
             )
         _check_server(configuration.host, file_names)
         chosen = loader.current_context

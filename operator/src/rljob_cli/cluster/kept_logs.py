@@ -104,8 +104,8 @@ def _logs_folder(name: str, storage: Path) -> Path:
     if found is None:
         found_instead = f"it contains {_listed(storage)}" if storage.is_dir() else "the folder does not exist"
         raise CliError(
-            f"--storage {storage}: neither {candidates[0]} nor {candidates[1]} exists ({found_instead}); give the folder with"
-            " the copies of the logs: where the claim is mounted, such as /mnt; if the job has"
+            f"--storage {storage}: neither {candidates[0]} nor {candidates[1]} exists ({found_instead}); give the"
+            " folder with the copies of the logs: where the claim is mounted, such as /mnt; if the job has"
             " checkpoint.storage.subPath: a/b, give /mnt/a/b"
         )
     return found
