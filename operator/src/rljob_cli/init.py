@@ -59,7 +59,7 @@ spec:
       # - {name: length, weight: 0.5, type: Overlong, overlong: {bufferTokens: 4}}
 
     algorithm:
-      type: GRPO                  # a recipe, like DrGRPO; `rljob validate --resolved FILE` prints its settings
+      type: GRPO                  # a recipe; another is DrGRPO; `rljob validate --resolved FILE` prints its settings
       kl: {coefficient: 0.0}      # above 0: penalty that keeps the policy close to the initial model
 
     optimizer:

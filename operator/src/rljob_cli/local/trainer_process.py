@@ -50,7 +50,7 @@ class TrainerProcess:
         self._announce = announce
         self._what_a_stop_does = what_a_stop_does
         self._process: subprocess.Popen[bytes] | None = None
-        self._num_stops = 0
+        self._num_stop_requests = 0
         self._is_killed = False
 
     @property
@@ -72,7 +72,7 @@ class TrainerProcess:
         with self._forwarding_signals():
             self._process = self._start(keep_open)
             try:
-                if self._num_stops:
+                if self._num_stop_requests:
                     self._process.send_signal(signal.SIGINT)
                 on_start()
                 code = self._process.wait()
@@ -114,12 +114,12 @@ class TrainerProcess:
                 signal.signal(number, handler)
 
     def _on_stop(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGHUP and self._num_stops:
+        if number == signal.SIGHUP and self._num_stop_requests:
             # A terminal that closes causes two SIGHUP: one from its shell, one from the kernel when the shell exits.
             return
-        self._num_stops += 1
+        self._num_stop_requests += 1
         process = self._process
-        if self._num_stops == 1:
+        if self._num_stop_requests == 1:
             self._announce(f"stopping: {self._what_a_stop_does()}; press Ctrl-C again to kill it immediately")
             if process is not None and process.poll() is None:
                 process.send_signal(signal.SIGINT)
@@ -132,7 +132,7 @@ class TrainerProcess:
         """Waits a few seconds for processes that the trainer left behind, then kills those that still run. After a
         second stop request, kills them immediately."""
         assert self._process is not None
-        deadline = time.monotonic() + (GRACE_SECONDS if self._num_stops < 2 else 0.0)
+        deadline = time.monotonic() + (GRACE_SECONDS if self._num_stop_requests < 2 else 0.0)
         while orphans := _own_children() - earlier_children:
             for pid in orphans:
                 if time.monotonic() >= deadline:

@@ -79,10 +79,11 @@ def read_profile(file: Path) -> Profile:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CliError(f"{file}: cannot be read ({error.strerror}); check --profile") from None
+        raise CliError(f"{file}: cannot be read ({error.strerror}); check the path and its permissions") from None
     except (ValueError, RecursionError) as error:
         raise CliError(f"{file}: is not valid JSON ({one_line(error)}); {_ADVICE}") from None
     if isinstance(data, dict):
+        # Constants that the file lacks have their defaults. A file without formatVersion is rejected.
         constants = data.get("constants")
         if isinstance(constants, dict):
             constants = vars(default_constants({str(data.get("kind"))})) | constants

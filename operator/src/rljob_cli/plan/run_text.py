@@ -57,9 +57,9 @@ def run_lines(report: RunReport, *, explain: bool) -> Iterator[Text]:
 
 def calibration_lines(file: str, gpu_type: str, runs: Sequence[ComparedRun]) -> Iterator[Text]:
     """For each run, the times that the fitted constants predict beside the measured ones; then the profile's path."""
-    for name, after, before in runs:
-        yield from _time_table(after, f"{name}: seconds per step, predicted with the fitted constants and measured")
-        step = next((each for each in before if each.name == STEP), None)
+    for name, fitted, default in runs:
+        yield from _time_table(fitted, f"{name}: seconds per step, predicted with the fitted constants and measured")
+        step = next((each for each in default if each.name == STEP), None)
         if step is not None and step.predicted is not None:
             yield Text(f"  (predicted before the fit: {number(step.predicted.likely)} s per step)", "dim")
         yield Text()
@@ -67,13 +67,14 @@ def calibration_lines(file: str, gpu_type: str, runs: Sequence[ComparedRun]) -> 
 
 
 def _time_table(times: Sequence[ComparedTime], title: str) -> list[Text]:
-    step = next((each.measured.median for each in times if each.name == STEP and each.measured), 0.0)
+    """The title, then a table with a row for each phase and one for the step."""
+    step_seconds = next((each.measured.median for each in times if each.name == STEP and each.measured), 0.0)
     rows = []
     for each in times:
         likely = 0.0 if each.predicted is None else each.predicted.likely
         measured = each.measured
         # A phase with less than 5 % of the step hardly matters, so its error is not marked.
-        is_small = max(likely, measured.median if measured else 0.0) < 0.05 * step
+        is_small = max(likely, measured.median if measured else 0.0) < 0.05 * step_seconds
         cells = (
             (number(measured.median), f"{number(measured.low)} to {number(measured.high)}") if measured else ("", "")
         )

@@ -250,7 +250,7 @@ def wrapped(sentence: str, indent: str = "", style: str = "") -> Text:
 
 
 def _unit(plan: Plan) -> str:
-    """The device of a worker, for messages: a worker on CPUs has no device of its own."""
+    """What the plan counts: GPUs or, on CPUs, workers."""
     return "worker" if any(pool.gpu.is_cpu for pool in plan.placement.pools) else "GPU"
 
 
