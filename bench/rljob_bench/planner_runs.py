@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 from rljob_bench.machine import REPOSITORY
 from rljob_bench.report import Bar, Measurement
 from rljob_cli.plan.from_run import calibration_run, compared
-from rljob_cli.plan.run_folder import read_run
+from rljob_cli.plan.run_record import read_run
 from rljob_planner.advice.calibration import calibrated, cpu_constants
 from rljob_planner.advice.comparison import STEP, ComparedMemory, ComparedTime
 from rljob_planner.constants import Constants

@@ -57,7 +57,7 @@ spec:
 )
 def test_workers_are_the_smaller_of_pool_and_devices(devices: Devices, num_workers: int | None, expected: int) -> None:
     mapping = plan_for_machine(job(), devices, num_workers)
-    assert [(row.pool, row.roles, row.num_workers_asked, row.num_workers) for row in mapping.pools] == [
+    assert [(row.pool, row.roles, row.num_workers_in_file, row.num_workers) for row in mapping.pools] == [
         ("main", ("actor", "rollout"), 16, expected)
     ]
     assert [(pool.name, pool.nodes, pool.gpus_per_node) for pool in mapping.spec.pools] == [("main", 1, expected)]
@@ -112,12 +112,12 @@ def test_a_replica_for_more_workers_than_available_takes_all_of_them() -> None:
 
 
 def test_more_workers_than_gpus_are_rejected() -> None:
-    with pytest.raises(LocalPlanError, match=r"6 workers .*4 GPUs.*4 workers"):
+    with pytest.raises(LocalPlanError, match=r"6 workers .*4 GPUs.*--workers 4"):
         plan_for_machine(job(), FOUR_GPUS, 6)
 
 
 def test_more_workers_than_one_node_may_have_are_rejected() -> None:
-    with pytest.raises(LocalPlanError, match="96 workers"):
+    with pytest.raises(LocalPlanError, match=r"--workers.*64 .*96"):
         plan_for_machine(job(), TWO_CORES, 96)
 
 

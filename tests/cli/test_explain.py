@@ -168,7 +168,7 @@ def test_explain_reports_no_problem_of_a_training_job() -> None:
         "\n"
         "What comes next:\n"
         "  the job is Complete after the last step, with the exported model at status.exportUri\n"
-        "  the job ends as Failed, without a retry, if it has not finished by 2026-01-31T13:02:00Z (in 32m)"
+        "  the job ends as Failed, without a retry, if the job has not finished by 2026-01-31T13:02:00Z (in 32m)"
     )
 
 

@@ -77,7 +77,7 @@ def test_workers_of_several_pools_have_a_folder_each(claim: Path, rljob: Rljob) 
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--attempt", "4"], ("attempts 1, 2, 3", "--attempt 4", "newest ten")),
+        (["--attempt", "4"], ("1, 2, 3", "--attempt 4", "newest ten")),
         (["--pool", "main"], ("worker 0", "pool main", "attempt-1, attempt-2, attempt-3, worker-1.log")),
         (["--pool", "main", "--index", "1", "--attempt", "1"], ("worker 1", "driver.log", "--attempt")),
         (["--follow"], ("--follow:", "--storage", "remove")),

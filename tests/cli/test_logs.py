@@ -114,7 +114,7 @@ def test_an_attempt_can_be_selected_and_the_newest_one_with_pods_is_the_default(
     assert code == 2
     assert errors == Mentions("head pod", "attempt 3", "ClusterReady=False PodsPending: 0 of 2 pods are ready")
     code, _, errors = rljob("logs", "small", "--attempt", "4", "--follow")
-    assert (code, errors) == (2, Mentions(f"error: RLJob {small.namespace}/small:", "3 attempts", "--attempt 4"))
+    assert (code, errors) == (2, Mentions(f"error: RLJob {small.namespace}/small:", "from 1 to 3", "--attempt 4"))
 
 
 def test_attempts_on_one_cluster_share_its_pods(small: JobCluster, kubelet: StandInKubelet, rljob: Rljob) -> None:

@@ -283,7 +283,7 @@ def test_a_profile_with_an_invalid_value_is_rejected(tmp_path: Path, change: dic
 
 def test_a_file_that_is_no_profile_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
-    with pytest.raises(CliError, match=r"cannot be read \(No such file or directory\); check --profile"):
+    with pytest.raises(CliError, match=r"cannot be read \(No such file or directory\); check the path"):
         read_profile(file)
     file.write_text("no json")
     with pytest.raises(CliError, match="is not valid JSON"):

@@ -166,7 +166,7 @@ def test_server_errors_of_the_hub_are_not_reported_as_a_missing_model(tmp_path: 
 @pytest.mark.usefixtures("hub")
 def test_an_unreachable_hub_is_reported(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert error_of("me/garbage", tmp_path) == Mentions("hub", "garbage", "--model-config FILE")
-    monkeypatch.setattr(plan_models, "HUB_SECONDS", 0.3)
+    monkeypatch.setattr(plan_models, "HUB_TIMEOUT_SECONDS", 0.3)
     assert error_of("me/slow", tmp_path) == Mentions("hub", "timed out", "--model-config FILE")
     monkeypatch.setenv("HF_ENDPOINT", "http://[::1")
     assert error_of("me/mine", tmp_path) == Mentions("hub", "Invalid IPv6 URL", "--model-config FILE")

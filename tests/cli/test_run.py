@@ -272,7 +272,10 @@ def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(workplace: JobFolder, 
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "stopping: the trainer ends its step and saves a checkpoint; Ctrl-C again to stop at once" in output
+    assert (
+        "stopping: the trainer ends its step and saves a checkpoint; press Ctrl-C again to kill it immediately"
+        in output
+    )
     assert "exit code 130: stopped on request after a checkpoint" in output
     assert "to continue: rljob run job.yaml --resume" in output
     assert workplace.run("--resume")[0] == 0
@@ -311,7 +314,7 @@ def test_ctrl_c_during_a_resumed_run_reports_the_kept_checkpoints(workplace: Job
         ("deaf-later", 2, ("after the checkpoint of step 1", "lost")),
     ],
 )
-def test_a_second_ctrl_c_stops_at_once_and_reports_the_lost_steps(
+def test_a_second_ctrl_c_stops_immediately_and_reports_the_lost_steps(
     workplace: JobFolder, wait_for: WaitFor, mode: str, step: int, lost: tuple[str, ...]
 ) -> None:
     process = workplace.start(mode=mode)
@@ -324,7 +327,7 @@ def test_a_second_ctrl_c_stops_at_once_and_reports_the_lost_steps(
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 137
-    assert output == Mentions("at once", "exit code 137", "second request", *lost, without=["memory"])
+    assert output == Mentions("immediately", "exit code 137", "second request", *lost, without=["memory"])
     assert not alive(trainer)
 
 
@@ -365,7 +368,7 @@ def test_a_file_that_hides_a_module_of_python_is_rejected_before_anything_is_cre
         (workplace.folder / unused).write_text("")
     output = error_of_run()
     module = name.removeprefix("code/").removesuffix(".py").removesuffix("/__init__")
-    assert output == Mentions(f"error: {file}:", "Python", repr(module), "rename", f"my_{module}.py")
+    assert output == Mentions(f"error: {file}:", "Python", repr(module), "rename", f"my_{module}")
     assert not workplace.run_folder.exists()
 
 

@@ -29,7 +29,7 @@ def test_a_job_that_is_being_deleted_is_not_changed(small: JobCluster, command: 
     small.delete("small")
     with pytest.raises(
         CliError,
-        match=f"RLJob {small.namespace}/small: .*deleted.*`rljob submit --context here`",
+        match=f"RLJob {small.namespace}/small: .*deleted.*`rljob submit --context here FILE`",
     ):
         job_steering.steer(small, command)
     http.patch(path, json={"metadata": {"finalizers": None}}).raise_for_status()

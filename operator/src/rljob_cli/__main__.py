@@ -42,8 +42,8 @@ def _print_version(is_wanted: bool) -> None:
             package = version("rljob-operator")
         except PackageNotFoundError:
             package = "(source tree)"
-        documents = f"version {CONTRACT_VERSION} of the documents between operator and trainer"
-        _console().print(Text(f"rljob {package}, {API_GROUP}/{API_VERSION}, {documents}"), soft_wrap=True)
+        contract = f"contract version {CONTRACT_VERSION} (documents between operator and trainer)"
+        _console().print(Text(f"rljob {package}, {API_GROUP}/{API_VERSION}, {contract}"), soft_wrap=True)
         raise typer.Exit
 
 
@@ -61,7 +61,7 @@ def init_command(file: of.NewJobFile = Path("job.yaml")) -> None:
     """Write an example job file with comments."""
     from rljob_cli import init
 
-    file = init.write_starter(file)
+    file = init.write_example(file)
     name = shlex.quote(str(file))
     _console().print(Text(f"wrote {file}; next: rljob validate {name}, then rljob run {name}"), soft_wrap=True)
 
@@ -76,8 +76,8 @@ def validate_command(
 ) -> None:
     """Check a job file and print its errors with their lines.
 
-    Rules between fields are checked only if all types are right. A file with warnings is still valid for `rljob run`;
-    warnings name what a Kubernetes cluster rejects or ignores, and what is risky there.
+    Rules between fields are checked only if all names and types are right. A file with warnings is still valid for
+    `rljob run`: warnings are about fields that a Kubernetes cluster would reject or ignore, or that are risky.
 
     With --resolved, standard output contains only the resolved job file; messages go to standard error.
     """
@@ -95,9 +95,9 @@ def plan_command(
     file: of.JobToPlan = None,
     from_run: of.FromRun = None,
     calibrate: of.Calibrate = None,
-    cluster: of.Nodes = None,
+    cluster: of.NodesToPlanFor = None,
     from_cluster: of.FromCluster = False,
-    kinds: of.Kinds = None,
+    gpu_types: of.GpuTypes = None,
     gpu_memory: of.GpuMemory = None,
     gpu_tflops: of.GpuTflops = None,
     gpu_bandwidth: of.GpuBandwidth = None,
@@ -105,7 +105,7 @@ def plan_command(
     mean_response: of.MeanResponse = None,
     model_config: of.ModelConfig = None,
     profile: of.Profile = None,
-    searches: of.Search = False,
+    is_search: of.Search = False,
     write: of.Write = None,
     is_explained: of.Explain = False,
     as_json: of.AsJson = False,
@@ -116,7 +116,7 @@ def plan_command(
 
     Pass a job file, or a run's folder with --from-run or --calibrate.
 
-    The GPU type comes from an option, else from the pools' nodeSelector, else from this machine.
+    The GPU type comes from an option, else from the pools' nodeSelector or affinity, else from this machine.
 
     rljob plan job.yaml --gpu H100 --mean-response 800
 
@@ -133,16 +133,16 @@ def plan_command(
     from rljob_cli.plan.options import GpuOptions, PlanOptions, cluster_to_read
     from rljob_planner.job_workload import LengthOptions
 
-    asked = cluster_to_read(ClusterOptions(context, None, kubeconfig), is_wanted=from_cluster)
+    read_from = cluster_to_read(ClusterOptions(context, None, kubeconfig), is_wanted=from_cluster)
     options = PlanOptions(
         file=file,
         from_run=from_run,
         calibrate=tuple(calibrate or ()),
-        gpus=GpuOptions(cluster, asked, tuple(kinds or ()), gpu_memory, gpu_tflops, gpu_bandwidth),
+        gpus=GpuOptions(cluster, read_from, tuple(gpu_types or ()), gpu_memory, gpu_tflops, gpu_bandwidth),
         lengths=LengthOptions(mean_prompt, mean_response),
         model_config=model_config,
         profile=profile,
-        search=searches,
+        search=is_search,
         write=write,
         explain=is_explained,
         as_json=as_json,
@@ -265,7 +265,7 @@ def logs_command(
 ) -> None:
     """Print the log of the training.
 
-    Exit code 1: the pods and their logs were deleted; the command prints where copies are kept.
+    Exit code 1: the log was deleted with its pod (the command prints where copies are), or there never was a log.
     """
     from rljob_cli.cluster.kept_logs import LogOptions
     from rljob_cli.cluster.logs import show_kept_logs, show_logs
@@ -287,7 +287,7 @@ def explain_command(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Explain what a job is waiting for, why, and what to do."""
+    """Explain what a job is waiting for or why it failed, and what to do."""
     from rljob_cli.cluster import explain
 
     if (name is None) == (reason is None):
@@ -349,7 +349,7 @@ def retry_command(
 @app.command("delete")
 def delete_command(
     name: JobName,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until all its pods are deleted.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job and all its pods are deleted.")] = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from typer._click.core import Command, Parameter
     from typer._click.core import Context as ClickContext
 
-_CLUSTER = "Which cluster"
-_GPUS = "Which GPUs"
-_KNOWN = "Known facts about the job"
-_NODES = "Cluster for --from-cluster"
+# Titles of the panels that group options in the help.
+_CLUSTER_PANEL = "Which cluster"
+_GPU_PANEL = "Which GPUs"
+_FACTS_PANEL = "Known facts about the job"
+_FROM_CLUSTER_PANEL = "Cluster for --from-cluster"
 
 
 class OutputFormat(StrEnum):
@@ -56,7 +57,7 @@ NewJobFile = Annotated[
 JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a job on the cluster.")]
 Context = Annotated[
     str | None,
-    typer.Option(help="Context of the kubeconfig.", show_default="the current context", rich_help_panel=_CLUSTER),
+    typer.Option(help="Context of the kubeconfig.", show_default="the current context", rich_help_panel=_CLUSTER_PANEL),
 ]
 Namespace = Annotated[
     str | None,
@@ -65,7 +66,7 @@ Namespace = Annotated[
         "-n",
         help="Kubernetes namespace.",
         show_default="namespace of the context",
-        rich_help_panel=_CLUSTER,
+        rich_help_panel=_CLUSTER_PANEL,
     ),
 ]
 Kubeconfig = Annotated[
@@ -73,7 +74,7 @@ Kubeconfig = Annotated[
     typer.Option(
         help="Path of the kubeconfig.",
         show_default="KUBECONFIG, ~/.kube/config, or this pod's service account",
-        rich_help_panel=_CLUSTER,
+        rich_help_panel=_CLUSTER_PANEL,
     ),
 ]
 WaitSuspended = Annotated[
@@ -116,7 +117,8 @@ RayAddress = Annotated[
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for the pod and print new lines as they come.")]
 Tail = Annotated[int | None, typer.Option(min=0, help="Number of lines from the end.", show_default="all")]
 AttemptNumber = Annotated[
-    int | None, typer.Option(min=1, help="Number of the attempt.", show_default="the newest attempt that has pods")
+    int | None,
+    typer.Option(min=1, help="Number of the attempt.", show_default="the newest attempt that has such a pod"),
 ]
 PoolName = Annotated[
     str | None, typer.Option(help="Print the log of a worker pod of this pool, instead of the head pod's.")
@@ -135,8 +137,8 @@ ContainerName = Annotated[
 Storage = Annotated[
     Path | None,
     typer.Option(
-        help="Folder with the copies of the logs: where the claim is mounted, such as /mnt. If the job has "
-        "checkpoint.storage.subPath: a/b, give /mnt/a/b. Needs no cluster.",
+        help="Print the copy of the log in the job's claim. Give the folder where the claim is mounted, such as /mnt. "
+        "If the job has checkpoint.storage.subPath: a/b, give /mnt/a/b. Needs no cluster.",
         show_default=False,
     ),
 ]
@@ -159,45 +161,45 @@ Calibrate = Annotated[
     ),
 ]
 
-Nodes = Annotated[
+NodesToPlanFor = Annotated[
     str | None,
     typer.Option(
         metavar="NODES",
         help="Plan for these nodes: nodes x GPUs x GPU type, such as 4x8xH100, or 2x8xH200,4x8xA100-80.",
-        rich_help_panel=_GPUS,
+        rich_help_panel=_GPU_PANEL,
     ),
 ]
 FromCluster = Annotated[
     bool,
-    typer.Option("--from-cluster", help="Plan for the nodes of the Kubernetes cluster.", rich_help_panel=_GPUS),
+    typer.Option("--from-cluster", help="Plan for the nodes of the Kubernetes cluster.", rich_help_panel=_GPU_PANEL),
 ]
-Kinds = Annotated[
+GpuTypes = Annotated[
     list[str] | None,
     typer.Option(
         "--gpu",
         metavar="TYPE",
         help="GPU type of all pools, or POOL=TYPE for one pool; cpu means this machine's CPUs. Can be repeated.",
-        rich_help_panel=_GPUS,
+        rich_help_panel=_GPU_PANEL,
     ),
 ]
 GpuMemory = Annotated[
     str | None,
-    typer.Option(help="Memory of a GPU type that rljob does not know, such as 80Gi.", rich_help_panel=_GPUS),
+    typer.Option(help="Memory of a GPU type that rljob does not know, such as 80Gi.", rich_help_panel=_GPU_PANEL),
 ]
 GpuTflops = Annotated[
     float | None,
-    typer.Option(help="Peak dense BF16 TFLOP/s of a GPU type that rljob does not know.", rich_help_panel=_GPUS),
+    typer.Option(help="Peak dense BF16 TFLOP/s of a GPU type that rljob does not know.", rich_help_panel=_GPU_PANEL),
 ]
 GpuBandwidth = Annotated[
     float | None,
-    typer.Option(help="Memory bandwidth in GB/s of a GPU type that rljob does not know.", rich_help_panel=_GPUS),
+    typer.Option(help="Memory bandwidth in GB/s of a GPU type that rljob does not know.", rich_help_panel=_GPU_PANEL),
 ]
 MeanPrompt = Annotated[
     float | None,
     typer.Option(
         help="Average prompt length in tokens.",
         show_default="half of dataset.maxPromptTokens",
-        rich_help_panel=_KNOWN,
+        rich_help_panel=_FACTS_PANEL,
     ),
 ]
 MeanResponse = Annotated[
@@ -205,12 +207,12 @@ MeanResponse = Annotated[
     typer.Option(
         help="Average response length in tokens. The most important estimate.",
         show_default="half of rollout.maxNewTokens",
-        rich_help_panel=_KNOWN,
+        rich_help_panel=_FACTS_PANEL,
     ),
 ]
 ModelConfig = Annotated[
     Path | None,
-    typer.Option(help="Path of the policy's config.json, if rljob does not find it.", rich_help_panel=_KNOWN),
+    typer.Option(help="Path of the policy's config.json, if rljob does not find it.", rich_help_panel=_FACTS_PANEL),
 ]
 Profile = Annotated[
     Path | None,
@@ -218,7 +220,7 @@ Profile = Annotated[
         metavar="FILE",
         help="Profile to plan with; with --calibrate, the profile to write.",
         show_default="~/.config/rljob/profiles/TYPE.json, if it exists",
-        rich_help_panel=_KNOWN,
+        rich_help_panel=_FACTS_PANEL,
     ),
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Show every formula with its numbers.")]
@@ -235,14 +237,16 @@ Write = Annotated[
 ]
 PlanContext = Annotated[
     str | None,
-    typer.Option(help="Context of the kubeconfig.", show_default="the current context", rich_help_panel=_NODES),
+    typer.Option(
+        help="Context of the kubeconfig.", show_default="the current context", rich_help_panel=_FROM_CLUSTER_PANEL
+    ),
 ]
 PlanKubeconfig = Annotated[
     Path | None,
     typer.Option(
         help="Path of the kubeconfig.",
         show_default="KUBECONFIG, ~/.kube/config, or this pod's service account",
-        rich_help_panel=_NODES,
+        rich_help_panel=_FROM_CLUSTER_PANEL,
     ),
 ]
 
@@ -250,13 +254,13 @@ PlanKubeconfig = Annotated[
 class Commands(TyperGroup):
     """The commands of `rljob`.
 
-    For a misspelled command it suggests only commands with a similar name. Typer's own suggestions include commands
-    that mean something else (`status` for `start`). The help shows flags without a type: Typer prints `--resume
-    <bool>`, although a flag takes no value.
+    For a misspelled command, the error suggests only commands with a similar name. Typer's own suggestions include
+    commands that mean something else (`status` for `start`). The help shows flags without a type: Typer prints
+    `--resume <bool>`, although a flag takes no value.
     """
 
     def resolve_command(self, ctx: ClickContext, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
-        """Resolves a command like Typer; for an unknown one, the error suggests the command that was probably meant."""
+        """Resolves a command like Typer; for an unknown command, the error suggests a similar one."""
         if args and args[0] not in self.commands and (near := similar_names(args[0], self.commands)):
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
@@ -266,7 +270,7 @@ class Commands(TyperGroup):
         return _without_types_of_flags(super().get_params(ctx))
 
     def get_command(self, ctx: ClickContext, cmd_name: str) -> Command | None:
-        """One of the commands."""
+        """The command with this name; None if there is none."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             _without_types_of_flags(command.get_params(ctx))

@@ -11,7 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 
 _QUERY_TIMEOUT_SECONDS = 20
-_LISTED = re.compile(r"^GPU \d+: (.+?)(?: \(UUID: .*)?$", re.MULTILINE)
+_GPU_LINE = re.compile(r"^GPU \d+: (.+?)(?: \(UUID: .*)?$", re.MULTILINE)
+"""Matches a line of `nvidia-smi -L`, such as `GPU 0: NVIDIA H100 (UUID: GPU-...)`; the group is the GPU type."""
 
 
 class DeviceType(StrEnum):
@@ -23,7 +24,7 @@ class DeviceType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The devices of one machine: its GPUs, or its CPU cores if it has no GPU."""
+    """The devices of this machine that this process may use: GPUs or, if there are none, CPU cores."""
 
     type: DeviceType
     count: int
@@ -47,31 +48,31 @@ def find_devices(visible_cuda: str | None, dev_folder: Path = Path("/dev")) -> D
 
 
 def count_visible(visible_cuda: str, num_gpus: int) -> int:
-    """How many of `num_gpus` GPUs are in the list `visible_cuda`. As in CUDA, entries after the first unknown one do
-    not count."""
+    """How many of `num_gpus` GPUs are in the list `visible_cuda`. As in CUDA, entries after the first invalid one do
+    not count. An entry that begins with `GPU-` or `MIG-` is assumed to be valid."""
     count = 0
     for entry in visible_cuda.split(","):
         name = entry.strip()
-        known = int(name) < num_gpus if name.isdecimal() else name.startswith(("GPU-", "MIG-"))
-        if not known:
+        is_valid = int(name) < num_gpus if name.isdecimal() else name.startswith(("GPU-", "MIG-"))
+        if not is_valid:
             break
         count += 1
     return count
 
 
 def gpu_names() -> list[str] | None:
-    """The types of this machine's GPUs, as nvidia-smi names them. Empty if nvidia-smi reports an error; None if it
-    cannot be run or does not respond."""
+    """The type of each GPU of this machine, as nvidia-smi names it. Empty if nvidia-smi reports an error; None if
+    nvidia-smi cannot be run or does not respond."""
     try:
         query = ["nvidia-smi", "-L"]
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_SECONDS, check=False)
+        result = subprocess.run(query, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return _LISTED.findall(answer.stdout) if answer.returncode == 0 else []
+    return _GPU_LINE.findall(result.stdout) if result.returncode == 0 else []
 
 
 def count_cores() -> int:
-    """The cores of this machine that this process may use."""
+    """The number of CPU cores that this process may use. Outside Linux: all cores of this machine."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rljob_api.constants import ExitCode
 
 NOT_FOUND_EXIT_CODE = 3
+"""Exit code of a command whose job does not exist or was deleted."""
 
 
 class CliError(Exception):
@@ -16,7 +17,7 @@ class CliError(Exception):
 
 
 class LocalPlanError(CliError):
-    """The job cannot run on this machine's devices, or not with this number of workers."""
+    """The job cannot run with the devices of this machine, or with the number of workers in --workers."""
 
 
 class RunFolderError(CliError):
@@ -28,7 +29,7 @@ class TrainerStartError(CliError):
 
 
 class ClusterError(CliError):
-    """A cluster cannot be used, or its API server refused a request."""
+    """A cluster cannot be used, or its API server rejected a request."""
 
 
 class NotAllowedError(ClusterError):
@@ -36,7 +37,7 @@ class NotAllowedError(ClusterError):
 
 
 class ClusterUnreachableError(ClusterError):
-    """The API server is unreachable or overloaded; a retry may succeed."""
+    """The API server is unreachable, overloaded, or has an internal error; a retry may succeed."""
 
     def __init__(self, cluster: str, reason: str) -> None:
         super().__init__(
@@ -45,15 +46,17 @@ class ClusterUnreachableError(ClusterError):
             ExitCode.INFRASTRUCTURE,
         )
         self.reason = reason
+        """The cause, such as `connection refused`, without the cluster and without advice."""
 
 
 class JobNotFoundError(ClusterError):
-    """There is no job with this name."""
+    """There is no job with this name. `flags`: options that the suggested command needs for the same cluster and
+    namespace."""
 
     def __init__(self, name: str, flags: str = "") -> None:
         super().__init__(
-            f"RLJob {name}: not found in this namespace; `rljob list{flags}` lists its jobs,"
-            " --namespace selects another namespace",
+            f"RLJob {name}: not found in this namespace; `rljob list{flags}` lists the jobs of the namespace,"
+            " --namespace selects another one",
             NOT_FOUND_EXIT_CODE,
         )
 

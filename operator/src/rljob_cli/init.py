@@ -8,16 +8,16 @@ from pathlib import Path
 from rljob_cli.errors import CliError
 from rljob_cli.new_file import write_new_file
 
-STARTER = """\
-# A reinforcement-learning run: `rljob validate FILE` checks it, `rljob run FILE` runs it on this machine,
-# and on a cluster with the RLJob operator it is `rljob submit FILE` or `kubectl apply -f FILE`.
+EXAMPLE_JOB = """\
+# A reinforcement-learning job. `rljob validate FILE` checks it, and `rljob run FILE` runs it on this machine.
+# On a cluster with the RLJob operator, `rljob submit FILE` or `kubectl apply -f FILE` runs it.
 apiVersion: rljob.dev/v1alpha1
 kind: RLJob
 metadata:
   name: my-first-run              # results go to runs/my-first-run
 spec:
   pools:
-  - name: main                    # equal worker pods with GPUs; on one machine: at most one worker per device
+  - name: main                    # equal worker pods with GPUs; on one machine: at most one worker per GPU or core
     nodes: 1
     gpusPerNode: 1
 
@@ -55,11 +55,11 @@ spec:
       # Your own function instead, `score(prompt, response, answer, row) -> float` in my_rewards.py beside this file:
       # - type: Function
       #   function: {path: "my_rewards:score"}
-      # With several rewards the weighted sum is used; each additional one needs a name:
+      # With several rewards the weighted sum is used; each additional reward needs a name:
       # - {name: length, weight: 0.5, type: Overlong, overlong: {bufferTokens: 4}}
 
     algorithm:
-      type: GRPO                  # a recipe, like DrGRPO; `rljob validate --resolved FILE` prints its settings
+      type: GRPO                  # a recipe; another is DrGRPO; `rljob validate --resolved FILE` prints its settings
       kl: {coefficient: 0.0}      # above 0: penalty that keeps the policy close to the initial model
 
     optimizer:
@@ -73,7 +73,7 @@ spec:
       temperature: 1.0
       stop: ["\\n"]
 
-    evaluation:                   # never trained on
+    evaluation:                   # on prompts that are never trained on
       everySteps: 8
       numPrompts: 64
       dataset:
@@ -91,17 +91,17 @@ spec:
   checkpoint:
     # storage: {persistentVolumeClaim: rljob-storage}   # required on a cluster: a ReadWriteMany claim for all pods
     everySteps: 12
-    keep: 2
-    exportHuggingFace: Final      # runs/my-first-run/export, for AutoModelForCausalLM.from_pretrained
+    keep: 2                       # the newest two checkpoints; older ones are deleted
+    exportHuggingFace: Final      # to runs/my-first-run/export, for AutoModelForCausalLM.from_pretrained
 """
 
 
 JOB_SUFFIXES = (".yaml", ".yml", ".json")
-"""A name without one of these endings gets `.yaml`, so that editors and `kubectl apply -f FOLDER` recognize the
+"""A file name without one of these endings gets `.yaml`, so that editors and `kubectl apply -f FOLDER` recognize the
 file."""
 
 
-def write_starter(file: Path) -> Path:
+def write_example(file: Path) -> Path:
     """Writes the example file and returns its path. For `my-job` the path is `my-job.yaml`.
 
     Raises:
@@ -112,7 +112,7 @@ def write_starter(file: Path) -> Path:
     if file.suffix not in JOB_SUFFIXES:
         file = file.with_name(f"{file.name}.yaml")
     try:
-        write_new_file(file, STARTER)
+        write_new_file(file, EXAMPLE_JOB)
     except FileExistsError as error:
         raise CliError(f"{file}: already exists; use another name") from error
     except OSError as error:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def write_new_file(path: Path, text: str) -> None:
-    """Writes a file completely or not at all, so that a second try does not find a part of it.
+    """Writes a new file. If it cannot be written completely, it is deleted, so that the user can try again.
 
     Raises:
         FileExistsError: the file exists.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with path.open("xb") as file:
         try:
@@ -19,7 +19,7 @@ def write_new_file(path: Path, text: str) -> None:
             file.flush()
         except OSError:
             path.unlink(missing_ok=True)
-            # What is still buffered cannot be written either.
+            # Closing tries to write the rest of the buffer, and fails for the same reason.
             with suppress(OSError):
                 file.close()
             raise

@@ -1,4 +1,4 @@
-"""Formats ages, durations, text of other programs and tables for the terminal."""
+"""Formats ages, durations, numbers, tables and the output of other programs for the terminal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def duration_text(time_seconds: float) -> str:
 
 
 def number_text(value: float | None) -> str:
-    """A number with four significant digits; empty for None."""
+    """A number with at most four significant digits; empty for None."""
     return "" if value is None else f"{value:.4g}"
 
 
@@ -55,14 +55,14 @@ def time_text(then: datetime) -> str:
 
 
 def in_time(then: datetime, now: datetime) -> str:
-    """`in 10m`, or `now` if the time has passed."""
+    """How far a time is in the future: `in 10m`, or `now` if it has passed."""
     left = (then - now).total_seconds()
     return f"in {duration_text(left)}" if left > 0 else "now"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str | Text]], indent: str = "") -> list[Text]:
-    """A table whose columns are as wide as their widest cell; the last column may be long."""
-    widths = [max(len(name), *(len(row[at]) for row in rows), 0) for at, name in enumerate(head)]
+    """The lines of a table. Each column is as wide as its widest cell, and no line is wrapped."""
+    widths = [max(len(name), *(len(row[index]) for row in rows), 0) for index, name in enumerate(head)]
     lines = []
     for cells in ([Text(name, "dim") for name in head], *rows):
         line = Text(indent)

@@ -1,4 +1,4 @@
-"""Reads the process environment. No other module does."""
+"""Reads the environment variables of this process. No other module of `rljob_cli` does."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ _SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount
 
 
 def inherited_environment() -> dict[str, str]:
-    """A copy of the environment of this process. It is passed to processes that this process starts."""
+    """A copy of the environment of this process, for the trainer that this process starts."""
     return dict(os.environ)
 
 
 def forget_zero_columns() -> None:
-    """Removes the variable `COLUMNS` if it is empty or 0, as in some containers. With 0, nothing would be printed."""
+    """Removes the variable `COLUMNS` if it is empty or 0, as in some containers. With 0, rich would print nothing."""
     if not os.environ.get("COLUMNS", "").strip("0"):
         os.environ.pop("COLUMNS", None)
 
 
 def visible_cuda_devices() -> str | None:
-    """The value of `CUDA_VISIBLE_DEVICES`; None if unset."""
+    """The value of `CUDA_VISIBLE_DEVICES`, such as `0,1`; None if unset."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 

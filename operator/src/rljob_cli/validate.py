@@ -1,4 +1,4 @@
-"""`rljob validate`: prints the errors of a job file with their lines, and warnings about a valid one."""
+"""`rljob validate`: prints the errors of a job file with their lines, or warnings about a valid job."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from rljob_api.standard_streams import write_utf8
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.pools import Pool
 
-_LONGEST_EXCERPT = 160
-"""Most characters of a source line that are printed. A job in JSON may be one long line."""
+_MAX_CHARACTERS = 160
+"""The largest number of characters of a source line that are printed. A job in JSON may be one long line."""
 
 
 def validate_file(path: Path, console: Console) -> RLJob | None:
-    """Validates a file. If it is valid: prints warnings (also about what a cluster would reject) and a line that says
-    so, and returns the job. Otherwise: prints the errors with their source lines, and returns None."""
+    """Validates a file. If the job is valid: prints warnings (also about what a cluster would reject), then
+    `FILE: RLJob NAME is valid`, and returns the job. Otherwise: prints the errors with their source lines, and returns
+    None."""
     text = ""
     try:
         text = read_job_text(path)
@@ -70,11 +71,11 @@ def _pool_text(pool: Pool) -> str:
     return f"pool {pool.name}: {nodes} node{'s' if nodes > 1 else ''} x {gpus} GPU{'s' if gpus > 1 else ''}"
 
 
-def _print_problem(path: Path, problem: Problem, lines: list[str], console: Console, kind: str = "") -> None:
-    """Prints `FILE:LINE:COL: kind: path: message`, the source line unless it contains a secret, and a mark under the
-    column."""
+def _print_problem(path: Path, problem: Problem, lines: list[str], console: Console, prefix: str = "") -> None:
+    """Prints `FILE:LINE:COLUMN: PREFIX FIELD: MESSAGE`. Below it, unless the source line contains a secret: the line,
+    and a mark under the column."""
     line, column = problem.line or 1, problem.column or 1
-    console.print(Text(f"{path}:{line}:{column}: {kind}{problem}"), soft_wrap=True)
+    console.print(Text(f"{path}:{line}:{column}: {prefix}{problem}"), soft_wrap=True)
     if line <= len(lines) and not problem.hides_line:
         number = f"{line:5} | "
         excerpt, offset = _excerpt(lines[line - 1], column)
@@ -83,10 +84,10 @@ def _print_problem(path: Path, problem: Problem, lines: list[str], console: Cons
 
 
 def _excerpt(source: str, column: int) -> tuple[str, int]:
-    """The part of the source line around a column, and the number of terminal columns before this column: wide
-    characters take two. Tabs and control characters become spaces, because their width depends on the terminal."""
+    """The part of the source line around a column, and the number of terminal columns to its left (a wide
+    character takes two). Tabs and control characters become spaces, because their width depends on the terminal."""
     plain = "".join(letter if letter.isprintable() else " " for letter in source)
-    start = max(0, column - 1 - _LONGEST_EXCERPT // 2) if len(plain) > _LONGEST_EXCERPT else 0
-    end = start + _LONGEST_EXCERPT
+    start = max(0, column - 1 - _MAX_CHARACTERS // 2) if len(plain) > _MAX_CHARACTERS else 0
+    end = start + _MAX_CHARACTERS
     before = ("..." if start else "") + plain[start : column - 1]
     return before + plain[column - 1 : end] + ("..." if end < len(plain) else ""), cell_len(before)

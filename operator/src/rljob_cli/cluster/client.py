@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from kubernetes.client import ApiClient, Configuration
     from kubernetes.client.rest import RESTResponse
 
-CONNECT_SECONDS = 5.0
-ANSWER_SECONDS = 30.0
+CONNECT_TIMEOUT_SECONDS = 5.0
+RESPONSE_TIMEOUT_SECONDS = 30.0
 _PIECE_BYTES = 64 * 1024
-_JOBS = f"/apis/{API_GROUP}/{API_VERSION}"
+_API_PATH = f"/apis/{API_GROUP}/{API_VERSION}"
 _PLURAL = "rljobs"
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,251}[a-z0-9])?")
+_VALID_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,251}[a-z0-9])?")
 
 Query = Sequence[tuple[str, str]]
 
@@ -84,7 +84,7 @@ class Cluster:
 
     def jobs(self, *, everywhere: bool = False) -> list[StoredJob]:
         """All jobs of the namespace, or of all namespaces."""
-        path = f"{_JOBS}/{_PLURAL}" if everywhere else self._job_path()
+        path = f"{_API_PATH}/{_PLURAL}" if everywhere else self._job_path()
         return [stored_job(item) for item in _items(self._json("GET", path))]
 
     def change_spec(self, name: str, changes: Mapping[str, object]) -> StoredJob:
@@ -93,12 +93,12 @@ class Cluster:
         return stored_job(self._json("PATCH", self._job_path(name), [("fieldValidation", "Strict")], patch))
 
     def annotate_job(self, name: str, annotation: str, value: str) -> StoredJob:
-        """Sets an annotation. Raises JobNotFoundError."""
+        """Sets an annotation of a job. Raises JobNotFoundError."""
         patch: Json = {"metadata": {"annotations": {annotation: value}}}
         return stored_job(self._json("PATCH", self._job_path(name), (), patch))
 
     def delete_job(self, name: str) -> None:
-        """Deletes a job; Kubernetes then deletes its cluster and pods. Raises JobNotFoundError."""
+        """Deletes a job; Kubernetes then deletes its RayCluster and pods. Raises JobNotFoundError."""
         self._json("DELETE", self._job_path(name))
 
     def pods(self, job: StoredJob) -> list[Pod]:
@@ -117,26 +117,27 @@ class Cluster:
         return sorted(map(Event.model_validate, _items(found)), key=lambda event: event.seen)
 
     def pod_log(self, pod: Pod, container: str, *, follow: bool, num_lines: int | None) -> Iterator[bytes]:
-        """Streams the log of a container in pieces; only the last `num_lines` lines, None for all."""
+        """Streams the last `num_lines` lines of a container's log, in pieces of bytes; None for all lines. With
+        `follow`, waits for new lines until the container exits."""
         query = [("container", container), ("follow", str(follow).lower())]
         if num_lines is not None:
             query.append(("tailLines", str(num_lines)))
         path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}/log"
-        answer = self._answer("GET", path, query, endless=follow)
+        response = self._send("GET", path, query, endless=follow)
         with _plain_errors(self.name):
-            while piece := answer.response.read1(_PIECE_BYTES):
+            while piece := response.response.read1(_PIECE_BYTES):
                 yield piece
 
     def _job_path(self, name: str | None = None) -> str:
-        """The URL path of all jobs, or of one. The name is checked, because with an empty name or `.` the path would be
-        that of all jobs."""
-        path = f"{_JOBS}/namespaces/{checked_name('--namespace', self.namespace)}/{_PLURAL}"
+        """The URL path of one job, or of all jobs of the namespace. The name is checked, because an empty name or `.`
+        would give the path of all jobs."""
+        path = f"{_API_PATH}/namespaces/{checked_name('--namespace', self.namespace)}/{_PLURAL}"
         return path if name is None else f"{path}/{checked_name('NAME', name)}"
 
     def _json(self, method: str, path: str, query: Query = (), body: Mapping[str, object] | None = None) -> Json:
-        answer = self._answer(method, path, query, body)
+        response = self._send(method, path, query, body)
         with _plain_errors(self.name):
-            content = answer.response.data
+            content = response.response.data
         try:
             found = json.loads(content)
         except (ValueError, RecursionError):
@@ -148,21 +149,23 @@ class Cluster:
             )
         return found
 
-    def _answer(
+    def _send(
         self, method: str, path: str, query: Query, body: Mapping[str, object] | None = None, *, endless: bool = False
     ) -> RESTResponse:
-        """Sends a request. Returns the response if it succeeded; its body is not read yet."""
+        """Sends a request and returns the response, whose body is not read yet. `endless`: no timeout for
+        reading the body, because a log that is followed may have no new lines for hours. Raises ClusterError for an
+        error response."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         headers = {"Content-Type": kind, "Accept": "application/json, */*"}
         with _plain_errors(self.name):
             request = self._api.param_serialize(
                 method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
             )
-            timeout = (CONNECT_SECONDS, None if endless else ANSWER_SECONDS)
-            answer = self._api.call_api(*request, _request_timeout=timeout)
-            if answer.status >= 400:
-                raise _refusal(answer.status, answer.response.data, self.name, self.flags)
-        return answer
+            timeout = (CONNECT_TIMEOUT_SECONDS, None if endless else RESPONSE_TIMEOUT_SECONDS)
+            response = self._api.call_api(*request, _request_timeout=timeout)
+            if response.status >= 400:
+                raise _error_of_response(response.status, response.response.data, self.name, self.flags)
+        return response
 
 
 def connect(options: ClusterOptions) -> Cluster:
@@ -175,13 +178,13 @@ def connect(options: ClusterOptions) -> Cluster:
 
     # Retries are turned off: by default the client retries three times and prints a warning each time.
     configuration = Configuration(retries=False)
-    given = options.kubeconfig is not None or options.context is not None
+    is_selected = options.kubeconfig is not None or options.context is not None
     files = [options.kubeconfig] if options.kubeconfig else kubeconfig_files()
-    # A pipe is accepted, too, such as that of `--kubeconfig <(command)`.
+    # `file.is_file()` would reject a pipe, which a shell creates for `--kubeconfig <(command)`.
     existing = [file for file in files if file.exists() and not file.is_dir()]
     if existing:
         name, namespace = _load_kubeconfig(configuration, existing, options.context)
-    elif not given and (own_namespace := service_account_namespace()):
+    elif not is_selected and (own_namespace := service_account_namespace()):
         name, namespace = _load_service_account(configuration), own_namespace
     else:
         searched = ", ".join(map(str, files))
@@ -196,7 +199,7 @@ def connect(options: ClusterOptions) -> Cluster:
 def checked_name(what: str, name: str) -> str:
     """Returns the name if it is a valid Kubernetes name, else raises ClusterError. `what`: where the name is from, such
     as `--namespace`."""
-    if not _NAME.fullmatch(name):
+    if not _VALID_NAME.fullmatch(name):
         raise ClusterError(
             f"{what}: {name!r} is not a valid Kubernetes name; use letters a-z, digits, and '-' between them"
         )
@@ -208,22 +211,22 @@ def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], contex
     the context's namespace."""
     from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
-    named = ", ".join(map(str, files))
+    file_names = ", ".join(map(str, files))
     try:
         # Several files are merged as kubectl does it. Credentials that a plugin renews are written back to the file.
         merged = KubeConfigMerger(os.pathsep.join(map(str, files)))  # type: ignore[no-untyped-call]
         names = [str(entry["name"]) for entry in merged.config["contexts"]]
         if context is not None and context not in names:
-            raise ClusterError(f"{named}: no context {context}; use one of: {', '.join(names) or 'none'}")
+            raise ClusterError(f"{file_names}: no context {context}; use one of: {', '.join(names) or 'none'}")
         loader = KubeConfigLoader(merged.config, active_context=context, config_persister=merged.save_changes)  # type: ignore[no-untyped-call]
         with _logged_errors() as failures:
             loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
         if failures:
             raise ClusterError(
-                f"{named}: the program that gets the credentials failed ({one_line(failures[0])}); install it or log in"
-                " again, or use another kubeconfig with --kubeconfig"
+                f"{file_names}: the program that gets the credentials failed ({one_line(failures[0])}); install it or"
+                " log in again, or use another kubeconfig with --kubeconfig"
             )
-        _check_server(configuration.host, named)
+        _check_server(configuration.host, file_names)
         chosen = loader.current_context
         return f"context {chosen['name']}", str(chosen["context"].get("namespace") or "default")
     except ClusterError:
@@ -231,14 +234,14 @@ def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], contex
     # The package does not wrap the errors of its parsers and of credential plugins.
     except Exception as error:
         raise ClusterError(
-            f"{named}: invalid kubeconfig ({one_line(error)}); correct it, or use another with --kubeconfig"
+            f"{file_names}: invalid kubeconfig ({one_line(error)}); correct it, or use another with --kubeconfig"
         ) from error
 
 
 @contextmanager
 def _logged_errors() -> Iterator[list[str]]:
-    """Collects errors that the package logs. The package does not raise the errors of credential plugins; it would send
-    requests without credentials."""
+    """Collects the errors that the package logs. If a credential plugin fails, the package only logs this, and would
+    then send requests without credentials."""
     failures: list[str] = []
     collector = logging.Handler(logging.ERROR)
     collector.emit = lambda record: failures.append(record.getMessage())  # type: ignore[method-assign]
@@ -249,8 +252,8 @@ def _logged_errors() -> Iterator[list[str]]:
         logging.getLogger().removeHandler(collector)
 
 
-def _check_server(url: str, named: str) -> None:
-    """Raises ClusterError if requests cannot be sent to this URL."""
+def _check_server(url: str, file_names: str) -> None:
+    """Raises ClusterError if requests cannot be sent to this URL. `file_names`: the kubeconfigs, for the message."""
     try:
         parts = urlsplit(url)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -258,7 +261,7 @@ def _check_server(url: str, named: str) -> None:
         is_valid = False
     if not is_valid:
         raise ClusterError(
-            f"{named}: `server` must be the URL of an API server (seen: {url!r}), such as https://10.0.0.1:6443;"
+            f"{file_names}: `server` must be the URL of an API server (seen: {url!r}), such as https://10.0.0.1:6443;"
             " correct it, or use another kubeconfig with --kubeconfig"
         )
 
@@ -270,7 +273,7 @@ def _load_service_account(configuration: Configuration) -> str:
         load_incluster_config(configuration)  # type: ignore[no-untyped-call]
     except ConfigException as error:
         raise ClusterError(
-            f"this pod's service account cannot be used ({one_line(error)}); mount its token into the pod, or"
+            f"this pod's service account cannot be used ({one_line(error)}); mount the account's token into the pod, or"
             " use a kubeconfig with --kubeconfig"
         ) from error
     return "in-cluster"
@@ -278,7 +281,7 @@ def _load_service_account(configuration: Configuration) -> str:
 
 @contextmanager
 def _plain_errors(cluster: str) -> Iterator[None]:
-    """Turns connection errors into ClusterError with a message for users."""
+    """Turns errors of the connection into ClusterError, mostly ClusterUnreachableError, with a message for users."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -294,16 +297,18 @@ def _plain_errors(cluster: str) -> Iterator[None]:
         raise ClusterUnreachableError(cluster, reason) from error
 
 
-def _refusal(status: int, body: bytes, cluster: str, flags: str) -> ClusterError:
-    """The error for an error response of the API server. Its reason and details come from the body if that is a
-    `Status` object; otherwise the body is the message."""
+def _error_of_response(status: int, body: bytes, cluster: str, flags: str) -> ClusterError:
+    """The exception for an error response of the API server. If the body is a `Status` object, it has the message, the
+    reason and the details; otherwise the whole body is the message."""
     try:
         refusal = Refusal.model_validate_json(body)
     except ValidationError:
         refusal = Refusal(message=body.decode(errors="replace").strip())
     message = one_line(refusal.message) or f"HTTP {status}"
     if status == 401:
-        return ClusterError(f"{cluster}: the API server rejected the credentials; log in again")
+        return ClusterError(
+            f"{cluster}: the API server rejected the credentials; log in again, or use another context (--context)"
+        )
     # Quotas and other admission plugins also respond with 403, but do not name a user.
     if status == 403 and 'User "' in message:
         return NotAllowedError(f"{cluster}: permission denied ({message}); ask for a role as in docs/install.md")
@@ -318,7 +323,7 @@ def _refusal(status: int, body: bytes, cluster: str, flags: str) -> ClusterError
         return JobExistsError(refusal.details.name)
     if status in (429, 500, 502, 503, 504):
         return ClusterUnreachableError(cluster, message)
-    return ClusterError(f"{cluster}: the API server rejected the request ({message}); correct what it names")
+    return ClusterError(f"{cluster}: the API server rejected the request ({message}); correct what this message names")
 
 
 def _items(found: Json) -> list[Json]:

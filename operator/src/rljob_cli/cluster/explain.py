@@ -45,8 +45,8 @@ _USUAL_FIELDS = ("spec.training.maxTokensPerMicroBatch", "spec.training.rollout.
 """Fields that reduce GPU memory in most jobs."""
 _MAX_PODS = 8
 _MAX_WARNINGS = 5
-_NEW_SECONDS = 10
-"""Age of a job by which a working operator has processed it."""
+_PROCESSED_WITHIN_SECONDS = 10
+"""A running operator processes a new job within this time."""
 
 
 def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | None = None) -> None:
@@ -59,19 +59,19 @@ def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | N
     job = cluster.job(name)
     pods: list[Pod] = []
     warnings: list[Event] = []
-    unknown = ""
+    unreadable = ""
     try:
         pods = cluster.pods(job)
         warnings = cluster.warnings(job.metadata.namespace)
     except NotAllowedError as error:
-        unknown = f"\nPods and events could not be read: {error}"
-    # Only warnings about clusters and pods: the operator's own events repeat the conditions.
-    about = {attempt.cluster for attempt in job.status.attempts} | {pod.metadata.name for pod in pods}
-    warnings = [event for event in warnings if event.involved_object.name in about]
+        unreadable = f"\nPods and events could not be read: {error}"
+    # Only warnings about RayClusters and pods, because the operator's events about the job repeat the conditions.
+    names = {attempt.cluster for attempt in job.status.attempts} | {pod.metadata.name for pod in pods}
+    warnings = [event for event in warnings if event.involved_object.name in names]
     for line in explanation(job, pods, warnings, now, cluster.flags):
         console.print(line, soft_wrap=True)
-    if unknown:
-        console.print(Text(unknown, "yellow"), soft_wrap=True)
+    if unreadable:
+        console.print(Text(unreadable, "yellow"), soft_wrap=True)
 
 
 def explain_reason(text: str, console: Console) -> None:
@@ -90,7 +90,7 @@ def explain_reason(text: str, console: Console) -> None:
 def explanation(
     job: StoredJob, pods: list[Pod], warnings: list[Event], now: datetime, flags: str = ""
 ) -> Iterator[Text]:
-    """The whole text. `warnings`: events about the job's clusters and pods, oldest first; `flags`: options that
+    """The whole text. `warnings`: events about the job's RayClusters and pods, oldest first; `flags`: options that
     suggested commands need for the same cluster and namespace."""
     yield Text.assemble((job.where, "bold"), f": {phase(job)}, {age(job.metadata.creation_timestamp, now)} old")
     progress = progress_text(job)
@@ -109,11 +109,11 @@ def explanation(
             yield Text(f"  {pod.metadata.name} ({pod.group}): {shortened(one_line(troubles[pod.metadata.name]))}")
         if len(waiting) > _MAX_PODS:
             yield Text(f"  and {len(waiting) - _MAX_PODS} more")
-    new = [event for event in warnings if not _repeats_pod_status(event, troubles)]
-    if new:
+    others = [event for event in warnings if not _repeats_pod_status(event, troubles)]
+    if others:
         yield Text("\nLatest warnings:", "bold")
-        for event in new[-_MAX_WARNINGS:]:
-            yield Text(f"  {age(event.seen, now):>5}  {_warning(event)}")
+        for event in others[-_MAX_WARNINGS:]:
+            yield Text(f"  {age(event.seen, now):>5}  {_event_text(event)}")
     yield Text("\nResults:" if _has_only_results(job) else "\nWhat comes next:", "bold")
     for line in what_is_next(job, now, flags):
         yield Text(f"  {line}")
@@ -128,7 +128,7 @@ def _has_only_results(job: StoredJob) -> bool:
 
 
 def pod_trouble(pod: Pod) -> str:
-    """Why a pod is not ready: the message of the scheduler or the kubelet."""
+    """Why a pod is not ready: the message of the scheduler or the kubelet; the pod's phase if there is no message."""
     status = pod.status
     for found in status.conditions:
         if found.type == "PodScheduled" and found.status == "False":
@@ -146,6 +146,7 @@ def pod_trouble(pod: Pod) -> str:
 
 
 def _container_trouble(container: ContainerStatus) -> str:
+    """Why a container is not ready; empty if it is ready, or if it only waits for the init containers."""
     state = container.state
     if state.waiting is not None and state.waiting.reason != "PodInitializing":
         trouble = _reason_and_message(state.waiting.reason, state.waiting.message)
@@ -167,7 +168,7 @@ def _repeats_pod_status(event: Event, troubles: dict[str, str]) -> bool:
     return message in troubles.get(event.involved_object.name, "")
 
 
-def _warning(event: Event) -> str:
+def _event_text(event: Event) -> str:
     times = f" (x{event.times})" if event.times > 1 else ""
     about = f"{event.involved_object.kind} {event.involved_object.name}"
     return f"{one_line(f'{about}: {event.reason}{times}')}: {shortened(one_line(event.message))}"
@@ -191,7 +192,7 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
     elif job.wants_suspend:
         yield from _suspension_text(job, now)
     elif status.next_attempt is not None:
-        yield from _between_text(job, status.next_attempt, now)
+        yield from _waiting_for_attempt_text(job, status.next_attempt, now)
     elif found is not None:
         named = f" (attempt {attempt.number})" if attempt is not None and attempt.number > 1 else ""
         yield Text(f"The job is waiting for{named}: {_condition_text(found, attempt, now)}", "bold")
@@ -201,7 +202,7 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
     elif not status.conditions:
         yield from _new_job_text(job, now)
     else:
-        yield Text(f"{_how_it_goes(job, attempt, now)}.", "bold")
+        yield Text(f"{_unblocked_text(job, attempt, now)}.", "bold")
         yield from _unobserved_text(attempt, now)
         checkpointed = condition(status, ConditionType.CHECKPOINTED)
         if checkpointed is not None and checkpointed.reason == Reason.NO_CHECKPOINT_YET:
@@ -222,7 +223,7 @@ def _stop_text(attempt: Attempt, stop: StopRequest, now: datetime) -> Iterator[T
     if stop.message is not None:
         yield from _message_lines(stop.message)
     sent = f"Ray was asked {age(moment(stop.sent_at), now)} ago" if stop.sent_at else "Ray could not be asked yet"
-    yield Text(f"  {sent} to stop its trainer")
+    yield Text(f"  {sent} to stop the trainer of this attempt")
     yield _advice(stop.reason)
 
 
@@ -236,7 +237,7 @@ def _suspension_text(job: StoredJob, now: datetime) -> Iterator[Text]:
         yield _advice(Reason.SUSPENDED)
 
 
-def _between_text(job: StoredJob, following: NextAttempt, now: datetime) -> Iterator[Text]:
+def _waiting_for_attempt_text(job: StoredJob, following: NextAttempt, now: datetime) -> Iterator[Text]:
     newest = newest_attempt(job)
     which = f"attempt {newest.number} has ended" if newest is not None else "an attempt has ended"
     since = f", {age(moment(newest.ended), now)} ago" if newest is not None and newest.ended else ""
@@ -258,14 +259,14 @@ def _unobserved_text(attempt: Attempt | None, now: datetime) -> Iterator[Text]:
 def _new_job_text(job: StoredJob, now: datetime) -> Iterator[Text]:
     seconds = (now - job.metadata.creation_timestamp).total_seconds()
     yield Text("No operator has processed the job yet.", "bold")
-    if seconds > _NEW_SECONDS:
+    if seconds > _PROCESSED_WITHIN_SECONDS:
         yield Text(
             "What to do: check that the operator is running and handles this namespace (Helm value watchNamespaces):"
             " kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator"
         )
 
 
-def _how_it_goes(job: StoredJob, attempt: Attempt | None, now: datetime) -> str:
+def _unblocked_text(job: StoredJob, attempt: Attempt | None, now: datetime) -> str:
     """The state of a job that nothing blocks. It does not say whether the job makes progress: a step may take hours,
     and a trainer that has stalled looks the same until the stall deadline."""
     found, progress = condition(job.status, ConditionType.PROGRESSING), job.status.progress
@@ -281,15 +282,15 @@ def _how_it_goes(job: StoredJob, attempt: Attempt | None, now: datetime) -> str:
 
 def _last_progress(job: StoredJob, attempt: Attempt | None, now: datetime) -> str:
     """The age of the newest sign of progress: the time at which the trainer finished a step, or the time at which the
-    operator last saw a changed run state. The operator records the latter to the minute."""
+    operator last saw a changed run state (recorded to the minute)."""
     seen = [attempt.progressed_at] if attempt is not None and attempt.progressed_at is not None else []
     seen += [job.status.progress.updated_at] if job.status.progress is not None else []
     return f"last progress {age(max(map(moment, seen)), now)} ago" if seen else "no progress is recorded"
 
 
 def _condition_text(found: Condition, attempt: Attempt | None, now: datetime) -> str:
-    """The condition, and how long the attempt has waited for it. The time begins with the attempt if the condition was
-    already False in an earlier attempt."""
+    """The condition, and how long the attempt has waited for it. The time begins with the attempt if the condition
+    changed before the attempt."""
     since = moment(found.last_transition_time)
     if attempt is not None and attempt.number > 1:
         since = max(since, moment(attempt.started))
@@ -307,23 +308,23 @@ def _advice(reason: str) -> Text:
 
 
 def _memory_text(job: StoredJob) -> Iterator[Text]:
-    """The planner's explanation for a job that has run out of memory, or a warning; else nothing."""
+    """The planner's explanation if the job has run out of memory; else the operator's warning about memory, if any."""
     failed = _failed_attempt(job)
     if failed is not None and failed.failure_cause == ErrorCause.HOST_MEMORY:
         yield from _host_text(job, failed.failed_pod)
     elif failed is not None and failed.failure_cause == ErrorCause.DEVICE_MEMORY:
         yield from _device_text(job)
     else:
-        yield from _warning_text(job)
+        yield from _memory_warning(job)
 
 
 def _failed_attempt(job: StoredJob) -> Attempt | None:
-    """The newest attempt, if it has ended and is why the job has finished or is being retried: it then has the same
-    reason as the job's result or the next attempt."""
-    newest, latest = newest_attempt(job), ending(job.status) or job.status.next_attempt
+    """The newest attempt, if it has ended. None if the job's result or the next attempt has another reason: then
+    something else caused it."""
+    newest, effect = newest_attempt(job), ending(job.status) or job.status.next_attempt
     if newest is None or newest.ended is None:
         return None
-    return newest if latest is None or latest.reason == newest.reason else None
+    return newest if effect is None or effect.reason == newest.reason else None
 
 
 def _host_text(job: StoredJob, pod: str | None) -> Iterator[Text]:
@@ -345,22 +346,24 @@ def _host_text(job: StoredJob, pod: str | None) -> Iterator[Text]:
 def _device_text(job: StoredJob) -> Iterator[Text]:
     spec = _spec(job)
     try:
-        outlook = None if spec is None else plan_from_spec(spec)
+        plan = None if spec is None else plan_from_spec(spec)
     except PlanError:
-        outlook = None
-    if outlook is None:
+        plan = None
+    if plan is None:
         yield Text("  `rljob plan FILE --gpu TYPE` shows what uses memory and which field to change")
         return
-    worst = outlook.fullest_phase
-    yield Text(f"  by estimate, pool {worst.pool} uses the most memory: {phase_text(worst)}")
-    for proposal in outlook.proposals[:_MAX_PROPOSALS]:
+    worst = plan.fullest_phase
+    yield Text(f"  by the planner's estimate, pool {worst.pool} uses the most memory: {phase_text(worst)}")
+    for proposal in plan.proposals[:_MAX_PROPOSALS]:
         yield Text(f"  this would be enough: {proposal_text(proposal)}")
-    if outlook.verdict is Verdict.FITS:
-        yield Text(f"  so the estimate is wrong for this job or its machines; reduce {' or '.join(_USUAL_FIELDS)}")
+    if plan.verdict is Verdict.FITS:
+        yield Text(
+            f"  by this estimate the job fits, but it has run out of memory; reduce {' or '.join(_USUAL_FIELDS)}"
+        )
 
 
-def _warning_text(job: StoredJob) -> Iterator[Text]:
-    """The operator's warning about GPU memory in SpecValid."""
+def _memory_warning(job: StoredJob) -> Iterator[Text]:
+    """The operator's warning about GPU memory, which is the message of SpecValid; nothing for a Complete job."""
     valid, end = condition(job.status, ConditionType.SPEC_VALID), ending(job.status)
     warns = valid is not None and valid.reason == Reason.MEMORY_TOO_SMALL
     if valid is not None and warns and not (end is not None and end.is_complete):

@@ -1,6 +1,7 @@
-"""Interprets a job's status: how the job finished, what it waits for, where its results are.
+"""Interprets a job's status: how the job finished, what it waits for, which requests are pending, how many retries are
+left, where its results are.
 
-It uses the operator's records (result, attempts, counters), and conditions only if a record cannot be parsed.
+The result comes from the operator's record `status.result`, and only without it from the conditions.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Ending:
     message: str
     at: datetime
     cleaned_up_at: str | None = None
-    """The time when its clusters were cleaned up; None if they were not yet, or if the result cannot be parsed."""
+    """The time when the job's RayClusters had been deleted (with `runPolicy.cleanup: KeepCluster`, all except the kept
+    one). None before, and if `status.result` cannot be parsed."""
 
     @property
     def is_complete(self) -> bool:
@@ -52,7 +54,7 @@ def moment(timestamp: str) -> datetime:
 
 
 def condition(status: RLJobStatus, kind: ConditionType) -> Condition | None:
-    """One condition; None if the operator has not set it yet."""
+    """The condition of this type; None if the operator has not set it yet."""
     return next((found for found in status.conditions if found.type == kind), None)
 
 
@@ -63,7 +65,7 @@ def is_true(status: RLJobStatus, kind: ConditionType) -> bool:
 
 
 def ending(status: RLJobStatus) -> Ending | None:
-    """How the job finished; None if it has not."""
+    """How the job finished; None if it has not finished."""
     result = status.result
     if result is not None:
         kind = ConditionType.COMPLETE.value if result.outcome == AttemptOutcome.SUCCEEDED else result.outcome
@@ -85,10 +87,11 @@ def waits_for(status: RLJobStatus) -> Condition | None:
 
 
 def phase(job: StoredJob) -> str:
-    """The phase for users: that of the status; `Deleting`; `New` before an operator has processed the job; or `?`."""
+    """The phase for users: `Deleting` while the job is being deleted, `?` if the phase cannot be parsed, `New` before
+    an operator has processed the job; else the phase in the status."""
     if job.metadata.deletion_timestamp is not None:
         return "Deleting"
-    if job.status.phase is None and is_unread(job, "phase"):
+    if job.status.phase is None and is_unparsed(job, "phase"):
         return UNREADABLE
     return job.status.phase or PHASE_BEFORE_STATUS
 
@@ -101,10 +104,10 @@ def reason(job: StoredJob) -> str:
     return "" if found is None else found.reason
 
 
-def is_unread(job: StoredJob, field: str) -> bool:
+def is_unparsed(job: StoredJob, field: str) -> bool:
     """Whether this status field, a part of it, or the whole status cannot be parsed by this version."""
     return any(
-        place.startswith(("status (", *(f"status.{field}{end}" for end in " .["))) for place in job.unparsed_fields
+        path.startswith(("status (", *(f"status.{field}{end}" for end in " .["))) for path in job.unparsed_fields
     )
 
 
@@ -133,12 +136,12 @@ def is_running(attempt: Attempt) -> bool:
 
 
 def stop_asked_at(job: StoredJob) -> str | None:
-    """The stop request that the operator has not applied yet; None if there is none."""
+    """The value of the stop request that the operator has not applied yet, usually a time; None if there is none."""
     return _pending_request(job, ANNOTATION_STOP)
 
 
 def retry_asked_at(job: StoredJob) -> str | None:
-    """The retry request that the operator has not applied yet; None if there is none."""
+    """The value of the retry request that the operator has not applied yet, usually a time; None if there is none."""
     return _pending_request(job, ANNOTATION_RETRY)
 
 
@@ -156,13 +159,13 @@ def stop_is_pending(job: StoredJob) -> bool:
 
 
 def application_retries_used(job: StoredJob) -> int:
-    """Retries used after application failures since the job last made progress."""
+    """Retries used after application failures; 0 if the job has made progress since its previous failure."""
     counters = job.status.counters
     return counters.application_retries if counters is not None and not _has_made_progress(job) else 0
 
 
 def infrastructure_retries_used(job: StoredJob) -> int:
-    """Retries used after infrastructure failures since the job last made progress."""
+    """Retries used after infrastructure failures; 0 if the job has made progress since its previous failure."""
     counters = job.status.counters
     return counters.infrastructure_retries if counters is not None and not _has_made_progress(job) else 0
 
@@ -178,8 +181,8 @@ def infrastructure_retries_left(job: StoredJob) -> int:
 
 
 def _has_made_progress(job: StoredJob) -> bool:
-    """Whether the running attempt has a later checkpoint than the job had when an attempt failed before. The operator
-    then resets both retry budgets at the next failure."""
+    """Whether an attempt is under way and the job has a later checkpoint than at its previous failure. If the attempt
+    fails, the operator resets both retry budgets."""
     checkpoint, counters = job.status.checkpoint, job.status.counters
     if checkpoint is None or counters is None or attempt_under_way(job) is None:
         return False

@@ -1,6 +1,7 @@
-"""The options of `rljob logs`, and the logs of `--storage`: copies in the job's claim, mounted on this machine.
+"""The options of `rljob logs`, and the logs of `--storage`: copies in the job's claim, which is mounted on this
+machine.
 
-Copies can be read without the cluster, so also after the job was deleted.
+Copies can be read without the cluster, also after the job was deleted.
 """
 
 from __future__ import annotations
@@ -36,18 +37,19 @@ class LogOptions:
     pool: str | None = None
     """Pool of the worker whose log is printed; None for the head pod."""
     index: int = 0
-    """Number of the worker pod, in the order of the pods' names, or the rank of the worker process in kept logs."""
+    """Number of the worker pod in the order of the pods' names, from 0. With --storage: rank of the worker process."""
     container: Container | None = None
-    """Container; None for the head's driver, or a worker's Ray."""
+    """The container; None for `driver` in the head pod, `ray` in a worker pod."""
     follow: bool = False
     num_lines: int | None = None
     """Number of lines from the end; None for all."""
     attempt: int | None = None
-    """Number of the attempt; None for the newest one that has pods, or for the newest kept log."""
+    """Number of the attempt; None for the newest attempt that has such a pod. With --storage, None means the attempt
+    whose log was written last or, with --pool, the worker's log of all attempts."""
 
     @property
     def group(self) -> str:
-        """The pool, or the head."""
+        """The value of `Pod.group` of the pod: the pool, or the head."""
         return self.pool or HEAD_GROUP
 
     @property
@@ -66,7 +68,8 @@ class KeptLog:
 
 
 def kept_log(name: str, storage: Path, options: LogOptions) -> KeptLog:
-    """The log that the options select. If there is none, raises CliError with a list of the existing files."""
+    """The log that the options select. Raises CliError if there is none (with a list of the existing files), or if an
+    option cannot be used with --storage."""
     if options.follow:
         raise CliError("--follow: cannot be combined with --storage; remove one of them")
     if options.container is not None and options.container_name != _kept_container(options):
@@ -79,29 +82,30 @@ def kept_log(name: str, storage: Path, options: LogOptions) -> KeptLog:
 
 
 def pieces_of(log: KeptLog, num_lines: int | None) -> Iterator[bytes]:
-    """The content of a log in pieces, or its last `num_lines` lines. Raises CliError."""
+    """The last `num_lines` lines of a log; None for the whole log, in pieces. Raises CliError if it cannot be read."""
     pieces = _pieces(log) if num_lines is None else _lines(log)
     return iter(pieces if num_lines is None else deque(pieces, maxlen=num_lines))
 
 
 def print_which(log: KeptLog, console: Console) -> None:
-    """Prints which log it is, and its path."""
+    """Prints which log it is, and the paths of its files."""
     console.print(Text(f"{log.about}: {', '.join(map(one_line, log.files))}", "dim"), soft_wrap=True)
 
 
 def _kept_container(options: LogOptions) -> Container:
+    """The only container of the pod whose log has a copy in the claim."""
     return Container.RAY if options.pool else Container.DRIVER
 
 
 def _logs_folder(name: str, storage: Path) -> Path:
-    """The folder of the job's logs. `storage`: the claim's folder, or the job's folder in the claim."""
+    """The folder of the job's logs. `storage`: the folder where the claim is mounted, or the job's folder below it."""
     candidates = [storage / name / LOGS_IN_JOB_FOLDER, storage / LOGS_IN_JOB_FOLDER]
     found = next((folder for folder in candidates if folder.is_dir()), None)
     if found is None:
-        there = f"it contains {_listed(storage)}" if storage.is_dir() else "the folder does not exist"
+        found_instead = f"it contains {_listed(storage)}" if storage.is_dir() else "the folder does not exist"
         raise CliError(
-            f"--storage {storage}: neither {candidates[0]} nor {candidates[1]} exists ({there}); give the folder with"
-            " the copies of the logs: where the claim is mounted, such as /mnt; if the job has"
+            f"--storage {storage}: neither {candidates[0]} nor {candidates[1]} exists ({found_instead}); give the"
+            " folder with the copies of the logs: where the claim is mounted, such as /mnt; if the job has"
             " checkpoint.storage.subPath: a/b, give /mnt/a/b"
         )
     return found
@@ -118,10 +122,11 @@ def _log_of_driver(logs: Path, attempt: int | None) -> KeptLog:
 
 
 def _log_of_worker(logs: Path, options: LogOptions) -> KeptLog:
-    """A worker's log of all attempts, or the end of its log in an attempt in which it failed."""
+    """The log of a worker, of all attempts. With --attempt: the end of its log, which is kept if the worker failed in
+    that attempt."""
     if options.attempt is None:
-        places = [logs / f"{options.pool}" / f"worker-{options.index}.log", logs / f"worker-{options.index}.log"]
-        files = [file for file in places if file.is_file()][:1]
+        candidates = [logs / f"{options.pool}" / f"worker-{options.index}.log", logs / f"worker-{options.index}.log"]
+        files = [file for file in candidates if file.is_file()][:1]
         if not files:
             raise CliError(
                 f"{logs}: has no log of worker {options.index} of pool {options.pool}; it contains {_listed(logs)}"
@@ -138,8 +143,8 @@ def _log_of_worker(logs: Path, options: LogOptions) -> KeptLog:
 
 
 def _attempt_folder(logs: Path, attempt: int | None) -> tuple[int, Path]:
-    """The number and the folder of the attempt. For None: those of the folder that was written last. This may not be
-    the folder with the highest number, because a recreated job counts its attempts from 1 again."""
+    """The number and the folder of the attempt; for None, of the attempt whose folder was written last. This need not
+    be the highest number, because a job that is deleted and created again counts its attempts from 1 again."""
     numbered = {
         int(number): folder
         for folder in _entries(logs)
@@ -148,15 +153,19 @@ def _attempt_folder(logs: Path, attempt: int | None) -> tuple[int, Path]:
         and folder.is_dir()
     }
     if attempt is None and numbered:
-        return max(numbered.items(), key=lambda each: (_written_at(each[1]), each[0]))
+        return max(numbered.items(), key=lambda each: (_written_at_ns(each[1]), each[0]))
     if attempt is None or attempt not in numbered:
-        kept = ", ".join(str(number) for number in sorted(numbered)) or "none"
-        wanted = "" if attempt is None else f" (seen: --attempt {attempt})"
-        raise CliError(f"{logs}: has logs of attempts {kept}{wanted}; only the newest ten attempts are kept")
+        if not numbered:
+            raise CliError(f"{logs}: has no log of an attempt; it contains {_listed(logs)}")
+        kept = ", ".join(str(number) for number in sorted(numbered))
+        raise CliError(
+            f"{logs}: has logs of the attempts {kept} (seen: --attempt {attempt}); choose one of them, because only"
+            " the logs of the newest ten attempts are kept"
+        )
     return attempt, numbered[attempt]
 
 
-def _written_at(folder: Path) -> int:
+def _written_at_ns(folder: Path) -> int:
     return max((file.stat().st_mtime_ns for file in _entries(folder)), default=0)
 
 
@@ -183,8 +192,9 @@ def _pieces(log: KeptLog) -> Iterator[bytes]:
 
 
 def _lines(log: KeptLog) -> Iterable[bytes]:
+    """The lines of a log, each with its line end."""
+    # Pieces of a line whose end was not read yet. They are joined only once, so that very long lines are not slow.
     begun: list[bytes] = []
-    """Pieces of a line whose end was not read yet. They are joined only once, so that very long lines are not slow."""
     for piece in _pieces(log):
         *lines, rest = piece.split(b"\n")
         for line in lines:

@@ -64,7 +64,7 @@ class ContainerStatus(_Part):
 
     @property
     def has_started(self) -> bool:
-        """Whether the container has a log: it is running or has terminated."""
+        """Whether the container has a log: it is running or has terminated, now or before a restart."""
         states = (self.state, self.last_state)
         return any(state.running is not None or state.terminated is not None for state in states)
 
@@ -97,19 +97,19 @@ class Pod(_Part):
 
     @property
     def group(self) -> str:
-        """The pool's name, or `constants.HEAD_GROUP`."""
+        """The name of the pod's pool, or `constants.HEAD_GROUP` for the head pod; `?` without the label."""
         if self.metadata.labels.get("ray.io/node-type") == "head":
             return HEAD_GROUP
         return self.metadata.labels.get(LABEL_POOL, "?")
 
     @property
     def cluster(self) -> str | None:
-        """Its RayCluster, by KubeRay's label."""
+        """Name of the pod's RayCluster, from KubeRay's label; None without the label."""
         return self.metadata.labels.get("ray.io/cluster")
 
     @property
     def attempt(self) -> str:
-        """Number of the attempt for which its cluster was created."""
+        """Number of the attempt for which the pod's RayCluster was created; `?` without the label."""
         return self.metadata.labels.get(LABEL_ATTEMPT, "?")
 
     @property
@@ -118,7 +118,7 @@ class Pod(_Part):
         return any(condition.type == "Ready" and condition.status == "True" for condition in self.status.conditions)
 
     def container(self, name: str) -> ContainerStatus | None:
-        """One container's status; None before the kubelet has reported it."""
+        """The status of a container, except for init containers; None before the kubelet has reported it."""
         return next((status for status in self.status.container_statuses if status.name == name), None)
 
 
@@ -159,7 +159,7 @@ class Event(_Part):
 
 
 class RefusalDetails(_Part):
-    """The object of a rejected request."""
+    """The object that a rejected request was about."""
 
     kind: str = ""
     name: str = ""

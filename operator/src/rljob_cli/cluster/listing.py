@@ -13,22 +13,28 @@ from ruamel.yaml import YAML
 
 from rljob_api.standard_streams import write_utf8
 from rljob_cli.arguments import ListFormat, OutputFormat
-from rljob_cli.cluster.job_state import UNREADABLE, is_unread, newest_attempt, phase, reason
+from rljob_cli.cluster.job_state import UNREADABLE, is_unparsed, newest_attempt, phase, reason
 from rljob_cli.cluster.kubernetes_models import Json
 from rljob_cli.cluster.stored_job import StoredJob
 from rljob_cli.plain_text import age, number_text, one_line, table
 
 
 def show_list(
-    jobs: Sequence[StoredJob], form: ListFormat | None, now: datetime, out: Console, notes: Console, *, everywhere: bool
+    jobs: Sequence[StoredJob],
+    output_format: ListFormat | None,
+    now: datetime,
+    out: Console,
+    notes: Console,
+    *,
+    everywhere: bool,
 ) -> None:
-    """Prints the jobs to `out`. A job whose status cannot be parsed has a row with `?` for unknown values; its name and
-    the unparsed fields go to `notes`."""
-    if form in (ListFormat.JSON, ListFormat.YAML):
-        whole: Json = {"apiVersion": "v1", "kind": "List", "items": [_shown(job) for job in jobs]}
-        _print(whole, OutputFormat(form.value), out)
+    """Prints the jobs to `out`, as a table unless the format is JSON or YAML. In the table, `?` stands for values that
+    cannot be parsed; a message about them goes to `notes`."""
+    if output_format in (ListFormat.JSON, ListFormat.YAML):
+        whole: Json = {"apiVersion": "v1", "kind": "List", "items": [_without_managed_fields(job) for job in jobs]}
+        _print(whole, OutputFormat(output_format.value), out)
         return
-    for line in list_lines(jobs, now, everywhere=everywhere, wide=form is ListFormat.WIDE):
+    for line in list_lines(jobs, now, everywhere=everywhere, wide=output_format is ListFormat.WIDE):
         out.print(line, soft_wrap=True)
     for job in jobs:
         if job.unparsed_fields:
@@ -36,7 +42,7 @@ def show_list(
 
 
 def list_lines(jobs: Sequence[StoredJob], now: datetime, *, everywhere: bool, wide: bool = False) -> list[Text]:
-    """The lines of the table."""
+    """The table of at least one job: a line with the names of the columns, then a line for each job."""
     rows = [_cells(job, now, wide=wide) for job in jobs]
     head = list(rows[0]) if rows else []
     if not everywhere:
@@ -55,46 +61,47 @@ def _cells(job: StoredJob, now: datetime, *, wide: bool) -> dict[str, str]:
         "NAME": job.metadata.name,
         "PHASE": phase_text,
         "REASON": "StatusUnreadable" if phase_text == UNREADABLE else reason(job),
-        "STEP": step or _missing(job, "progress"),
-        "REWARD": number_text(progress.reward_mean if progress else None) or _missing(job, "progress"),
-        "CKPT": str(status.checkpoint.step) if status.checkpoint else _missing(job, "checkpoint"),
-        "ATTEMPT": _missing(job, "counters") if attempt is None else str(attempt),
-        "GPUS": _missing(job, "gpus") if status.gpus is None else str(status.gpus),
+        "STEP": step or _cell_without_value(job, "progress"),
+        "REWARD": number_text(progress.reward_mean if progress else None) or _cell_without_value(job, "progress"),
+        "CKPT": str(status.checkpoint.step) if status.checkpoint else _cell_without_value(job, "checkpoint"),
+        "ATTEMPT": _cell_without_value(job, "counters") if attempt is None else str(attempt),
+        "GPUS": _cell_without_value(job, "gpus") if status.gpus is None else str(status.gpus),
     }
     if wide:
         failures = status.counters.failed_attempts if status.counters else None
         cells |= {
-            "TOTAL": str(progress.total_steps) if progress else _missing(job, "progress"),
-            "FAILURES": _missing(job, "counters") if failures is None else str(failures),
-            "CLUSTER": newest.cluster if newest else _missing(job, "attempts"),
+            "TOTAL": str(progress.total_steps) if progress else _cell_without_value(job, "progress"),
+            "FAILURES": _cell_without_value(job, "counters") if failures is None else str(failures),
+            "CLUSTER": newest.cluster if newest else _cell_without_value(job, "attempts"),
         }
     return cells | {"AGE": age(job.metadata.creation_timestamp, now)}
 
 
-def _missing(job: StoredJob, field: str) -> str:
-    return UNREADABLE if is_unread(job, field) else ""
+def _cell_without_value(job: StoredJob, field: str) -> str:
+    """The cell of a status field that has no value: `?` if the field cannot be parsed, else empty."""
+    return UNREADABLE if is_unparsed(job, field) else ""
 
 
 def print_object(job: StoredJob, output: OutputFormat, console: Console) -> None:
     """Prints the whole RLJob, without managedFields."""
-    _print(_shown(job), output, console)
+    _print(_without_managed_fields(job), output, console)
 
 
-def _shown(job: StoredJob) -> Json:
+def _without_managed_fields(job: StoredJob) -> Json:
     metadata = job.wire.get("metadata")
     assert isinstance(metadata, dict), "every object has metadata"
     return {**job.wire, "metadata": {key: value for key, value in metadata.items() if key != "managedFields"}}
 
 
-def _print(shown: Json, output: OutputFormat, console: Console) -> None:
+def _print(document: Json, output: OutputFormat, console: Console) -> None:
     if output is OutputFormat.JSON:
-        text = json.dumps(shown, indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     else:
         writer = YAML(typ="safe", pure=True)
         writer.default_flow_style = False
         writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
         writer.width = 120
         stream = io.StringIO()
-        writer.dump(shown, stream)
+        writer.dump(document, stream)
         text = stream.getvalue()
     write_utf8(console.file, text)

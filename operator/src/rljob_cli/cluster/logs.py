@@ -1,6 +1,6 @@
-"""`rljob logs`: prints a pod's log, or says where copies are kept when the pod is deleted.
+"""`rljob logs`: prints a pod's log. If the pod was deleted, prints where copies of the log are kept.
 
-`kept_logs` reads the copies in the job's claim, if the claim is mounted on this machine.
+The module `kept_logs` reads the copies in the job's claim, if the claim is mounted on this machine.
 """
 
 from __future__ import annotations
@@ -35,10 +35,13 @@ class _Source:
     """The pod that has the log, or the reason why there is none."""
 
     attempt: int | None = None
+    """Number of the attempt; None if the job has had no attempt."""
     pod: Pod | None = None
     missing: str = ""
+    """Why there is no log (yet), for messages; empty if `pod` is set."""
     is_deleted: bool = False
-    """Whether the pod was deleted; only another attempt can create a new one."""
+    """Whether the attempt or the job has ended and its pod is deleted, so that only another attempt can create a
+    pod."""
     may_come: bool = True
     """Whether the pod may still appear, so that it can be waited for."""
 
@@ -57,7 +60,7 @@ def show_logs(cluster: Cluster, name: str, options: LogOptions, console: Console
 
 
 def show_kept_logs(name: str, storage: Path, options: LogOptions, console: Console) -> int:
-    """Copies a log that is kept in the claim to standard output; its path goes to `console`. Returns 0, or 130 for
+    """Prints the copy of a log from the claim to standard output, and its path to `console`. Returns 0, or 130 for
     Ctrl-C.
 
     Raises:
@@ -73,7 +76,7 @@ def show_kept_logs(name: str, storage: Path, options: LogOptions, console: Conso
 
 
 def _show(cluster: Cluster, name: str, options: LogOptions, console: Console, clock: Clock) -> int:
-    said = ""
+    printed = ""
     while True:
         job = cluster.job(name)
         source = _find(job, cluster.pods(job), options)
@@ -90,20 +93,21 @@ def _show(cluster: Cluster, name: str, options: LogOptions, console: Console, cl
             raise CliError(
                 f"{job.where}: {source.missing}; wait with --follow, or see `rljob explain {name}{cluster.flags}`"
             )
-        if source.missing != said:
-            said = source.missing
-            console.print(Text(f"waiting: {said}", "dim"), soft_wrap=True)
+        if source.missing != printed:
+            printed = source.missing
+            console.print(Text(f"waiting: {printed}", "dim"), soft_wrap=True)
         clock.sleep(POLL_SECONDS)
 
 
 def _find(job: StoredJob, pods: list[Pod], options: LogOptions) -> _Source:
-    _refuse_unknown(job, options)
+    """Finds the log in the newest attempt that has such a pod, or in the attempt of the options. Raises CliError."""
+    _check_options(job, options)
     listed = {attempt.number: attempt for attempt in job.status.attempts}
     numbers = [options.attempt] if options.attempt is not None else sorted(listed, reverse=True)
     for number in numbers:
-        mine = [pod for pod in pods if pod.group == options.group and _is_of(pod, number, listed.get(number))]
-        if len(mine) > options.index:
-            return _source(number, mine[options.index], options)
+        matching = [pod for pod in pods if pod.group == options.group and _is_of(pod, number, listed.get(number))]
+        if len(matching) > options.index:
+            return _source(number, matching[options.index], options)
     wanted = numbers[0] if numbers else None
     record = listed.get(wanted) if wanted is not None else None
     is_over = ending(job.status) is not None or job.metadata.deletion_timestamp is not None
@@ -121,6 +125,7 @@ def _is_of(pod: Pod, number: int, record: Attempt | None) -> bool:
 
 
 def _source(number: int, pod: Pod, options: LogOptions) -> _Source:
+    """The pod, or why its container has no log yet."""
     status = pod.container(options.container_name)
     if status is not None and status.has_started:
         return _Source(number, pod)
@@ -131,7 +136,7 @@ def _source(number: int, pod: Pod, options: LogOptions) -> _Source:
 
 
 def _missing(job: StoredJob, options: LogOptions) -> str:
-    """The message that the pod does not exist yet, and why."""
+    """Says that the pod does not exist yet, and why."""
     following, waits = job.status.next_attempt, waits_for(job.status)
     why = ""
     if job.wants_suspend:
@@ -145,21 +150,24 @@ def _missing(job: StoredJob, options: LogOptions) -> str:
     return f"the {which}{of} does not exist yet{why}"
 
 
-def _refuse_unknown(job: StoredJob, options: LogOptions) -> None:
-    """Rejects an attempt that has not started, and a pool or index that the job does not have."""
+def _check_options(job: StoredJob, options: LogOptions) -> None:
+    """Raises CliError for an attempt that has not started, and for a pool, index or container that does not exist."""
     newest = newest_attempt(job)
     num_attempts = newest.number if newest else 0
     if options.attempt is not None and options.attempt > num_attempts:
-        raise CliError(f"{job.where}: has {num_attempts} attempts so far (seen: --attempt {options.attempt})")
+        advice = f"use a number from 1 to {num_attempts}" if num_attempts else "wait for the first attempt"
+        raise CliError(
+            f"{job.where}: has had no attempt {options.attempt} (seen: --attempt {options.attempt}); {advice}"
+        )
     if options.pool is None:
         return
     pools = job.pool_sizes
     if options.pool not in pools:
-        raise CliError(f"{job.where}: has no pool {options.pool}; it has {', '.join(pools)}")
+        raise CliError(f"{job.where}: has no pool {options.pool}; use one of --pool {', '.join(pools)}")
     if options.index >= pools[options.pool]:
         raise CliError(
             f"{job.where}: pool {options.pool} has {pools[options.pool]} pods (seen: --index {options.index});"
-            " the first is --index 0"
+            " the first pod has --index 0"
         )
     if options.container is Container.DRIVER:
         raise CliError("--container driver: only the head pod has it; remove --pool, or use --container ray")
@@ -177,7 +185,7 @@ def _copy(pieces: Iterator[bytes]) -> None:
 
 
 def _print_which_attempts(job: StoredJob, source: _Source, options: LogOptions, console: Console) -> None:
-    """Prints which attempts the log belongs to, if that is not obvious."""
+    """Prints which attempts the log belongs to, if it is not only the newest or the selected one."""
     newest, shown = newest_attempt(job), [each for each in job.status.attempts if each.number == source.attempt]
     if newest is None or not shown:
         return
@@ -199,7 +207,7 @@ def _print_where_copies_are(job: StoredJob, source: _Source, options: LogOptions
         lines = [f"{job.where}: {what} ended before its trainer was started, so there is no log"]
     else:
         lines = [f"{job.where}: the pods of attempt {source.attempt} and their logs were deleted"]
-        lines += _places(job, source.attempt, options)
+        lines += _copy_lines(job, source.attempt, options)
     if end is not None and (newest is None or source.attempt == newest.number):
         lines += [f"{end.kind}, {end.reason}:", printable(end.message)]
     elif record is not None:
@@ -208,8 +216,8 @@ def _print_where_copies_are(job: StoredJob, source: _Source, options: LogOptions
         console.print(Text(line), soft_wrap=True)
 
 
-def _places(job: StoredJob, attempt: int, options: LogOptions) -> Iterator[str]:
-    """The location of the log's copies, and the command that prints them."""
+def _copy_lines(job: StoredJob, attempt: int, options: LogOptions) -> Iterator[str]:
+    """Lines with the location of the log's copies and the command that prints them; none if the job has no claim."""
     storage = job.storage
     if storage is None:
         return

@@ -1,4 +1,4 @@
-"""The last part of `rljob explain`: what happens next, what the user can do, and which deadlines apply."""
+"""The last part of the output of `rljob explain`: what happens next, what the user can do, which deadlines apply."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from rljob_cli.cluster.job_state import (
 from rljob_cli.cluster.stored_job import StoredJob
 from rljob_cli.plain_text import duration_text, in_time, time_text
 
-_NEXT = {
+_NEXT_BY_CONDITION = {
     ConditionType.SPEC_VALID: "the operator creates its RayCluster",
     ConditionType.CLUSTER_READY: "the operator compares Ray's nodes with the pools, then submits the trainer",
     ConditionType.PLACEMENT_FEASIBLE: "the operator submits the trainer",
     ConditionType.JOB_SUBMITTED: "the trainer loads the model and starts its workers",
     ConditionType.PROGRESSING: "the trainer runs training steps",
 }
+"""What happens when a condition becomes True."""
 _SAVES_AND_EXITS = "saves a checkpoint, if training has started, and exits"
 _NEEDS_ANOTHER_JOB = (Reason.INVALID_SPEC, Reason.STORAGE_MISSING)
 """Reasons for which the job must be created again with a corrected spec."""
@@ -42,10 +43,11 @@ _AFTER_A_STOP = {
     Reason.STOPPED_BY_USER: "the job is Failed (StoppedByUser); `rljob retry {name}` resumes it",
     Reason.ACTIVE_DEADLINE_EXCEEDED: "the job is Failed (ActiveDeadlineExceeded)",
 }
+"""What follows when the trainer has exited, by the reason of the stop request. For other reasons it is open."""
 
 
 def what_is_next(job: StoredJob, now: datetime, flags: str = "") -> Iterator[str]:
-    """The lines of this part. `flags`: options that suggested commands need for the same cluster and namespace."""
+    """The lines of the last part. `flags`: options that suggested commands need for the same cluster and namespace."""
     name = f"{job.metadata.name}{flags}"
     end, attempt = ending(job.status), attempt_under_way(job)
     if job.metadata.deletion_timestamp is not None:
@@ -57,7 +59,7 @@ def what_is_next(job: StoredJob, now: datetime, flags: str = "") -> Iterator[str
     elif job.wants_suspend:
         yield from _when_suspended(job, name)
     elif job.status.next_attempt is not None:
-        yield from _when_between(job, job.status.next_attempt, now, name)
+        yield from _before_next_attempt(job, job.status.next_attempt, now, name)
     else:
         yield _next_step(job, attempt)
         yield from _deadlines(job, attempt, now)
@@ -78,8 +80,8 @@ def _next_step(job: StoredJob, attempt: Attempt | None) -> str:
         return f"the trainer {_SAVES_AND_EXITS} within {limit}"
     if attempt is not None and attempt.running_since is not None:
         ends = "otherwise the job becomes Retrying or Failed"
-        return f"the trainer was already started: if it still runs, it continues, {ends}"
-    return f"when {waits.type} is True: {_NEXT[ConditionType(waits.type)]}"
+        return f"the trainer was already started: if the trainer still runs, it continues; {ends}"
+    return f"when {waits.type} is True: {_NEXT_BY_CONDITION[ConditionType(waits.type)]}"
 
 
 def _after_a_stop(job: StoredJob, attempt: Attempt, stop: StopRequest, now: datetime, name: str) -> Iterator[str]:
@@ -107,15 +109,15 @@ def _when_suspended(job: StoredJob, name: str) -> Iterator[str]:
     yield from _paused_deadline(job)
 
 
-def _when_between(job: StoredJob, following: NextAttempt, now: datetime, name: str) -> Iterator[str]:
+def _before_next_attempt(job: StoredJob, following: NextAttempt, now: datetime, name: str) -> Iterator[str]:
     newest = newest_attempt(job)
     number, begins = newest.number + 1 if newest is not None else 1, moment(following.not_before)
     where = "on the same cluster, if that is still healthy" if following.same_cluster else "on a new cluster"
     yield f"attempt {number} starts at {time_text(begins)} ({in_time(begins, now)}), {where}, {resume_point(job)}"
     if begins <= now and not following.same_cluster:
-        yield "it waits until all pods of the previous attempt are deleted"
+        yield "the new attempt waits until all pods of the previous attempt are deleted"
     yield f"retries left: {_retries_left(job)}"
-    yield f"`rljob retry {name}` starts it now and resets the retry budgets"
+    yield f"`rljob retry {name}` starts the attempt now and resets the retry budgets"
     yield from _paused_deadline(job)
 
 
@@ -136,7 +138,7 @@ def _after_the_end(job: StoredJob, end: Ending, now: datetime, flags: str) -> It
         yield f"results, logs and checkpoints: {folder}"
     newest = newest_attempt(job)
     if policy.cleanup is Cleanup.KEEP_CLUSTER and newest is not None and newest.trainer_may_run:
-        yield "its cluster is not kept, because its trainer might still be running"
+        yield "the cluster is not kept despite runPolicy.cleanup, because the trainer might still be running"
     elif policy.cleanup is Cleanup.KEEP_CLUSTER and not _has_no_cluster(status):
         yield f"its cluster is kept and still holds its GPUs; `rljob delete {name}` frees them"
     if policy.ttl_seconds_after_finished is not None:
@@ -179,21 +181,21 @@ def _deadlines(job: StoredJob, attempt: Attempt | None, now: datetime) -> Iterat
     yield from _stall_deadline(attempt, policy, now)
     if policy.active_deadline_seconds is not None:
         yield _failed_if(
-            "it has not finished", _end_of_activity(job, attempt, policy.active_deadline_seconds, now), now
+            "the job has not finished", _active_deadline_end(job, attempt, policy.active_deadline_seconds, now), now
         )
 
 
 def _stall_deadline(attempt: Attempt, policy: RunPolicy, now: datetime) -> Iterator[str]:
     since, cause = attempt.state_unknown_since, "the operator cannot observe its trainer"
     if since is None:
-        since, cause = attempt.progressed_at, "it makes no progress"
+        since, cause = attempt.progressed_at, "its trainer makes no progress"
     if since is not None:
         end = moment(since) + timedelta(seconds=policy.stall_deadline_seconds)
         when = f"{time_text(end)} ({in_time(end, now)}; runPolicy.stallDeadlineSeconds)"
         yield f"attempt {attempt.number} ends if {cause} until {when}"
 
 
-def _end_of_activity(job: StoredJob, attempt: Attempt, limit_seconds: int, now: datetime) -> datetime:
+def _active_deadline_end(job: StoredJob, attempt: Attempt, limit_seconds: int, now: datetime) -> datetime:
     """When the active deadline ends, if nothing pauses it until then."""
     counters = job.status.counters
     if counters is None:
@@ -206,7 +208,8 @@ def _paused_deadline(job: StoredJob) -> Iterator[str]:
     limit_seconds, counters = job.run_policy.active_deadline_seconds, job.status.counters
     if limit_seconds is not None and counters is not None:
         left = max(limit_seconds - counters.active_seconds, 0)
-        yield f"{duration_text(left)} of runPolicy.activeDeadlineSeconds are left; the deadline is paused meanwhile"
+        remaining = f"{duration_text(left)} of runPolicy.activeDeadlineSeconds are left"
+        yield f"{remaining}; the deadline is paused until the next attempt"
 
 
 def _failed_if(cause: str, end: datetime, now: datetime) -> str:

@@ -33,7 +33,7 @@ _STYLES_WHEN_TRUE = {
     ConditionType.COMPLETE: "green",
     ConditionType.FAILED: "bold red",
 }
-"""Styles of conditions that a healthy job need not have. If such a condition is False, it has no style."""
+"""Styles of conditions that are not needed for the training. False is normal for them and has no style."""
 _MAX_ATTEMPTS = 8
 
 
@@ -61,7 +61,8 @@ def job_lines(job: StoredJob, now: datetime, flags: str = "") -> list[Text]:
 
 
 def progress_text(job: StoredJob) -> str | None:
-    """One line about the training: step, reward, evaluation score, speed, time left. None before it has started."""
+    """One line about the training: step, reward, held-out score, checkpoint, time left. None before the operator has
+    seen a first run state."""
     progress = job.status.progress
     if progress is None:
         return None
@@ -86,19 +87,19 @@ def next_attempt_text(job: StoredJob, following: NextAttempt) -> str:
     """The time, cluster and reason of the next attempt; without values that change every second."""
     newest = newest_attempt(job)
     number = f"attempt {newest.number + 1}" if newest else "the next attempt"
-    place = "on the same cluster" if following.same_cluster else "on a new cluster"
+    where = "on the same cluster" if following.same_cluster else "on a new cluster"
     message = f": {following.message}" if following.message else ""
     why = _with_class(following.reason, following.failure_class)
-    return one_line(f"{number} at {time_text(moment(following.not_before))}, {place}, after {why}{message}")
+    return one_line(f"{number} at {time_text(moment(following.not_before))}, {where}, after {why}{message}")
 
 
 def _reason_in_status(job: StoredJob) -> str:
-    """The reason in the status; empty if the operator gives none. Other reasons are in the table of conditions."""
+    """The value of `status.reason`; empty if unset. The reasons of conditions are in the table of conditions."""
     return reason(job) if job.status.reason is not None else ""
 
 
 def _requests(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
-    """The job's result, suspension, and requests that are not applied yet."""
+    """Rows about the job's result, its suspension, and requests that the operator has not applied yet."""
     result, suspended_at = job.status.result, job.status.suspended_at
     if result is not None:
         at = f"{result.outcome}, {result.reason}, {age(moment(result.at), now)} ago"
@@ -173,7 +174,7 @@ def _attempt(attempt: Attempt, now: datetime) -> str:
 
 
 def _why(attempt: Attempt) -> list[str]:
-    """Why the attempt ended, or is being stopped."""
+    """Why the attempt ended or is being stopped; empty if there is no reason or if the state already says it."""
     if attempt.ended is None and attempt.stop is not None:
         return [f"stopping: {attempt.stop.reason}"]
     if attempt.reason in (None, attempt_state(attempt)):

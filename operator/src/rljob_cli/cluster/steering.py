@@ -1,7 +1,8 @@
 """`rljob suspend`, `resume`, `stop`, `retry` and `delete`: change an existing job.
 
-Each command writes a request. If the job is already in the requested state, or the request already exists, the command
-only says so. The operator applies the request. With `wait`, the command waits until the job has the requested state.
+`delete` deletes the job. The other commands change `spec.suspend` or an annotation of the job; this is a request that
+the operator applies. If the job is already in the requested state, or was already asked, they only print this. With
+`wait`, a command waits until the job has the requested state.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from rljob_cli.plain_text import age, duration_text, one_line, shortened, time_t
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The outcome of a request."""
+    """The outcome of a request: a message for the user, and the exit code."""
 
     text: str
     exit_code: int = ExitCode.SUCCESS
@@ -50,9 +51,10 @@ class _Outcome:
 
 @dataclass(frozen=True)
 class Steering:
-    """The commands for one job. Every method returns an exit code: 0; with `wait` also 1 if the job finished instead, 3
-    if it was deleted, 130 for Ctrl-C. Methods raise JobNotFoundError, other kinds of ClusterError, and CliError if the
-    request is not possible in the job's state."""
+    """The commands for one job. Every public method returns an exit code: 0; with `wait` also 1 if the job does not
+    reach the requested state (for example because it finished), 3 if it was deleted, 130 for Ctrl-C. The methods raise
+    JobNotFoundError and other subclasses of ClusterError, and CliError if the request is not possible in the job's
+    state."""
 
     cluster: Cluster
     name: str
@@ -79,10 +81,10 @@ class Steering:
         return self._until(job, _suspended)
 
     def resume(self) -> int:
-        """Resumes a suspended job."""
+        """Asks the operator to resume a suspended job."""
         job = self._job()
         if not job.wants_suspend:
-            self._say(f"{job.where} is not suspended ({_in_words(job)})")
+            self._say(f"{job.where} is not suspended ({_state_text(job)})")
             return ExitCode.SUCCESS
         job = self.cluster.change_spec(self.name, {"suspend": False})
         end = ending(job.status)
@@ -91,12 +93,13 @@ class Steering:
             self._say(f"{job.where} is no longer suspended, but it has finished ({end.kind}, {end.reason}){more}")
             return ExitCode.SUCCESS
         self._say(f"{job.where} will resume with a new attempt {resume_point(job)}")
+        # Until the operator has observed the change, the status is that of the suspended job.
         generation = job.metadata.generation
         return self._until(job, lambda seen: _runs(seen) if seen.status.observed_generation >= generation else None)
 
     def stop(self) -> int:
-        """Stops the job with a checkpoint, so that it becomes Failed. Returns 0 also if the job finishes in another
-        way."""
+        """Asks the operator to stop the job with a checkpoint, so that it becomes Failed. Returns 0 also if the job
+        finishes in another way."""
         job = self._job()
         end, will_be_retried = ending(job.status), is_to_be_retried(job)
         if end is not None and not will_be_retried:
@@ -119,6 +122,7 @@ class Steering:
         """Asks the operator to start another attempt now."""
         job = self._job()
         asked_at = retry_asked_at(job)
+        # A later stop request replaces the retry request, so another retry request is needed.
         if asked_at is None or (is_to_be_retried(job) and stop_is_pending(job)):
             self._check_that_retry_is_possible(job)
             job = self.cluster.annotate_job(self.name, ANNOTATION_RETRY, _new_value(self.clock.now()))
@@ -154,25 +158,26 @@ class Steering:
         if attempt is not None:
             state = f"attempt {attempt.number} is {one_line(attempt_state(attempt))}"
             raise CliError(
-                f"{where}: {state}, so there is nothing to retry; stop it first with {self._command('stop')}"
+                f"{where}: {state}, so there is nothing to retry; stop the job first with {self._command('stop')}"
             )
         if job.status.next_attempt is None:
-            raise CliError(f"{where}: no attempt has failed, so there is nothing to retry ({_in_words(job)}); wait")
+            raise CliError(f"{where}: no attempt has failed, so there is nothing to retry ({_state_text(job)}); wait")
 
     def _job(self) -> StoredJob:
         job = self.cluster.job(self.name)
         if job.metadata.deletion_timestamp is not None:
             raise CliError(
-                f"{job.where}: is being deleted; create it again with `rljob submit{self.cluster.flags}` afterwards"
+                f"{job.where}: is being deleted; afterwards `rljob submit{self.cluster.flags} FILE` can create it again"
             )
         return job
 
     def _until(self, job: StoredJob, done: Callable[[StoredJob], _Outcome | None]) -> int:
-        """Waits until `done` returns an outcome, or, without `wait`, prints the command that watches the job."""
+        """With `wait`: waits until `done` returns an outcome, and prints it. Otherwise: prints the command that watches
+        the job. Returns the exit code."""
         if not self.wait:
             self._say(f"to watch it: rljob status {self.name}{self.cluster.flags} --watch")
             return ExitCode.SUCCESS
-        said = ""
+        printed = ""
         try:
             for seen in poll_job(self.cluster, self.name, self.clock, lambda text, _: self._say(text)):
                 if seen.metadata.uid != job.metadata.uid:
@@ -181,9 +186,9 @@ class Steering:
                 if outcome is not None:
                     self._say(outcome.text)
                     return outcome.exit_code
-                text = f"waiting: {_in_words(seen)}"
-                if text != said:
-                    said = text
+                text = f"waiting: {_state_text(seen)}"
+                if text != printed:
+                    printed = text
                     self.console.print(Text(text, "dim"), soft_wrap=True)
         except KeyboardInterrupt:
             self._say("stopped waiting; the request stays in effect")
@@ -199,7 +204,8 @@ class Steering:
 
 
 def delete(cluster: Cluster, name: str, console: Console, *, wait: bool, clock: Clock | None = None) -> int:
-    """Deletes the job; with `wait` it waits until all its pods are deleted. Returns 0, or 130 for Ctrl-C while waiting.
+    """Deletes the job. With `wait`, waits until the job and all its pods are deleted. Returns 0, or 130 for Ctrl-C
+    while it waits.
 
     Raises:
         JobNotFoundError: there is no such job.
@@ -222,6 +228,7 @@ def delete(cluster: Cluster, name: str, console: Console, *, wait: bool, clock: 
 
 
 def _suspended(job: StoredJob) -> _Outcome | None:
+    """The outcome once the job is suspended, was resumed again, or has finished; None before."""
     if not job.wants_suspend:
         return _Outcome(f"{job.where} was resumed in the meantime", ExitCode.APPLICATION)
     if job.status.suspended_at is not None:
@@ -230,6 +237,7 @@ def _suspended(job: StoredJob) -> _Outcome | None:
 
 
 def _runs(job: StoredJob) -> _Outcome | None:
+    """The outcome once the trainer runs or the job has finished; None before."""
     attempt = attempt_under_way(job)
     if attempt is not None and is_running(attempt):
         return _Outcome(f"{job.where}: attempt {attempt.number} is running")
@@ -237,6 +245,7 @@ def _runs(job: StoredJob) -> _Outcome | None:
 
 
 def _ended(job: StoredJob, exit_code: int = ExitCode.SUCCESS) -> _Outcome | None:
+    """The outcome once the job has finished, with this exit code; None before."""
     end = ending(job.status)
     if end is None:
         return None
@@ -245,7 +254,7 @@ def _ended(job: StoredJob, exit_code: int = ExitCode.SUCCESS) -> _Outcome | None
 
 
 def _how_the_attempt_ends(job: StoredJob, cleanup: Cleanup = Cleanup.DELETE_CLUSTER) -> str:
-    """What happens between a request and the end of the attempt."""
+    """What happens to the trainer and its cluster after a request to suspend or stop the job."""
     attempt = attempt_under_way(job)
     if attempt is None:
         return "no attempt is running"
@@ -265,7 +274,7 @@ def _what_a_retry_does(job: StoredJob) -> str:
     return f"{number} starts now, {when}{resume_point(job)}; the retry budgets are reset"
 
 
-def _in_words(job: StoredJob) -> str:
+def _state_text(job: StoredJob) -> str:
     """The state of the job on one line."""
     attempt = attempt_under_way(job)
     parts = [phase(job), reason(job), f"attempt {attempt.number} {attempt_state(attempt)}" if attempt else ""]
@@ -273,25 +282,25 @@ def _in_words(job: StoredJob) -> str:
 
 
 def _new_value(now: datetime) -> str:
-    """A unique value for a request: the operator records the value of the request that it has applied."""
+    """A value that no earlier request has. The operator records the value of the request that it has applied."""
     return now.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _wait_until_deleted(cluster: Cluster, job: StoredJob, console: Console, clock: Clock) -> None:
-    said = ""
+    printed = ""
     while True:
         left = [pod.metadata.name for pod in cluster.pods(job)]
         if not left and _is_deleted(cluster, job):
             return
         text = f"waiting for {', '.join(left) or 'the job'}"
-        if text != said:
-            said = text
+        if text != printed:
+            printed = text
             console.print(Text(text, "dim"), soft_wrap=True)
         clock.sleep(POLL_SECONDS)
 
 
 def _is_deleted(cluster: Cluster, job: StoredJob) -> bool:
-    """Whether the job no longer exists; another job may have its name."""
+    """Whether the job no longer exists. A new job with the same name does not count."""
     try:
         return cluster.job(job.metadata.name).metadata.uid != job.metadata.uid
     except JobNotFoundError:

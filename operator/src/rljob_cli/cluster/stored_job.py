@@ -1,7 +1,8 @@
 """Parses an RLJob from the API server. An operator or a CRD of another version may have written it.
 
-Unknown fields are ignored. Fields that cannot be parsed are left out and listed. So a command can show a job even if it
-does not understand one of its fields. Programs that change a job or act on it are stricter.
+Unknown fields are ignored. Fields of the status that cannot be parsed are left out and listed, and fields of the spec
+that cannot be parsed get their defaults. So a command can show a job even if it does not understand a field. Only
+`StoredJob.spec` is stricter.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from rljob_cli.plain_text import one_line
 
 ModelT = TypeVar("ModelT", bound=WireModel)
 
-_LONGEST_SHOWN = 40
+_MAX_CHARACTERS = 40
+"""The largest number of characters that are shown of a value that cannot be parsed."""
 OTHER_VERSION = (
-    "the cluster's operator has another version than this command: install the `rljob` of that version, or see the"
+    "the cluster's operator may have another version than this command: install the `rljob` of that version, or see the"
     " whole RLJob with --output yaml"
 )
 
@@ -43,6 +45,7 @@ class StoredJob:
     metadata: ObjectMeta
     status: RLJobStatus
     wire: Mapping[str, object]
+    """The whole RLJob, as the API server sent it."""
     unparsed_fields: tuple[str, ...] = ()
     """Status fields that cannot be parsed, with their values: `status.pools[0].ready (seen: "all")`."""
 
@@ -79,21 +82,23 @@ class StoredJob:
 
     @property
     def pool_sizes(self) -> dict[str, int]:
-        """Number of nodes by name of the pool."""
+        """Number of nodes by the name of the pool."""
         pools = self._spec_wire().get("pools")
         entries = [entry for entry in pools if isinstance(entry, dict)] if isinstance(pools, list) else []
         return {str(entry.get("name")): nodes for entry in entries if isinstance(nodes := entry.get("nodes", 1), int)}
 
     def spec(self) -> RLJobSpec:
-        """The whole spec. Raises CliError if this version cannot parse it, as a newer schema may have written it."""
+        """The whole spec. Raises CliError if this version cannot parse it, for example because it has a newer
+        schema."""
         try:
             return read_document(RLJobSpec, self.wire.get("spec"), STORED_SPEC).value
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise CliError(f"{self.where}: {place} cannot be parsed ({first['msg']}); {OTHER_VERSION}") from None
+            path = ".".join(str(part) for part in first["loc"])
+            raise CliError(f"{self.where}: {path} cannot be parsed ({first['msg']}); {OTHER_VERSION}") from None
 
     def _block(self, kind: type[ModelT], name: str) -> ModelT:
+        """A block of the spec, with this version's defaults for fields that cannot be parsed."""
         return read_document(kind, self._spec_wire().get(name) or {}, AS_FAR_AS_READABLE).value
 
     def _spec_wire(self) -> Json:
@@ -109,12 +114,12 @@ def stored_job(wire: Mapping[str, object]) -> StoredJob:
     conditions, unknown = _known_statuses(given.get("conditions") if isinstance(given, dict) else None)
     readable = {**given, "conditions": conditions} if isinstance(given, dict) and conditions is not None else given
     reading = read_document(RLJobStatus, readable, AS_FAR_AS_READABLE)
-    return StoredJob(metadata, reading.value, wire, (*unknown, *map(_unread, reading.unreadable_parts)))
+    return StoredJob(metadata, reading.value, wire, (*unknown, *map(_unparsed_field, reading.unreadable_parts)))
 
 
 def _without_control_characters(status: object) -> object:
-    """The status with strings that have no control characters, because these could control the terminal. The values of
-    requests stay unchanged, because they are compared and not shown."""
+    """The status without control characters in its strings, because these could control the terminal. Only
+    `handledRequests` stays unchanged, because its values are compared with requests and not printed."""
     if isinstance(status, dict):
         return {
             name: value if name == "handledRequests" else _without_control_characters(value)
@@ -125,9 +130,9 @@ def _without_control_characters(status: object) -> object:
     return printable(status) if isinstance(status, str) else status
 
 
-def _unread(part: ErrorDetails) -> str:
+def _unparsed_field(part: ErrorDetails) -> str:
     shown = json.dumps(part["input"], ensure_ascii=False, default=str)
-    seen = f"seen: {shown if len(shown) <= _LONGEST_SHOWN else f'{shown[:_LONGEST_SHOWN]}...'}"
+    seen = f"seen: {shown if len(shown) <= _MAX_CHARACTERS else f'{shown[:_MAX_CHARACTERS]}...'}"
     return f"{wire_path(('status', *part['loc']))} ({'missing' if part['type'] == 'missing' else seen})"
 
 

@@ -1,4 +1,4 @@
-"""`rljob submit`: validates a job file as far as possible without a cluster, then creates the job on the cluster."""
+"""`rljob submit`: validates a job file as far as possible without a cluster, then creates or updates the job."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from rljob_cli.errors import CliError, JobExistsError
 from rljob_cli.validate import print_warnings
 
 _ANY_UID = "00000000-0000-0000-0000-000000000000"
+"""Stands for the UID that the API server will choose, which has the same length."""
 _MAX_DIFFERENCES = 8
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A submitted job and its cluster."""
+    """A submitted job and the Kubernetes cluster that it was submitted to."""
 
     cluster: Cluster
     job: StoredJob
@@ -40,27 +41,28 @@ def submit(file: Path, options: ClusterOptions, console: Console) -> Submission:
     Raises:
         JobFileError: the file is not a valid job.
         DocumentError: the job is too large.
-        CliError: it cannot run on a cluster, another job has its name, or the cluster rejects it.
+        CliError: the job cannot run on a cluster, a job with this name has another spec, or the API server rejects it.
     """
     text = read_job_text(file)
     job = load_job_text_to_run(text, str(file))
     options = replace(options, namespace=_namespace(file, job, options))
     cluster = connect(options)
-    _refuse_unfit(file, job, cluster.namespace)
+    _check_for_cluster(file, job, cluster.namespace)
     print_warnings(file, text, job, console)
     body = job.to_wire() | {"metadata": job.metadata.to_wire() | {"namespace": cluster.namespace}}
     try:
         stored = cluster.create_job(body)
         console.print(Text(f"{stored.where} created ({cluster.name})", "green"), soft_wrap=True)
     except JobExistsError:
-        stored = _existing(file, job, cluster, console)
+        stored = _update_existing(file, job, cluster, console)
     submission = Submission(cluster, stored)
     _print_next_steps(submission, console)
     return submission
 
 
 def _namespace(file: Path, job: RLJob, options: ClusterOptions) -> str | None:
-    """The namespace of the command line or the file; None for that of the kubeconfig's context."""
+    """The namespace of --namespace or of the file; None for the default of the kubeconfig's context. Raises CliError if
+    both are given and differ."""
     in_file = job.metadata.namespace
     if options.namespace and in_file and options.namespace != in_file:
         raise CliError(
@@ -69,17 +71,17 @@ def _namespace(file: Path, job: RLJob, options: ClusterOptions) -> str | None:
     return options.namespace or in_file
 
 
-def _refuse_unfit(file: Path, job: RLJob, namespace: str) -> None:
-    """Raises the errors that the operator would report, before anything is created. A missing image is no error here,
-    because the operator may have a default image."""
+def _check_for_cluster(file: Path, job: RLJob, namespace: str) -> None:
+    """Raises CliError or DocumentError, before anything is created, for what the operator would reject. A missing image
+    is no error here, because the operator may have a default image."""
     found = cluster_violations(job.spec, has_default_image=True)
     if found:
         raise CliError("\n".join(f"{file}: {wire_path(broken.path)}: {broken.message}" for broken in found))
     dump_job(TrainerJob(name=job.metadata.name, namespace=namespace, uid=_ANY_UID, spec=job.spec))
 
 
-def _existing(file: Path, job: RLJob, cluster: Cluster, console: Console) -> StoredJob:
-    """Returns the existing job with this name, after applying the file's changes of runPolicy and suspend.
+def _update_existing(file: Path, job: RLJob, cluster: Cluster, console: Console) -> StoredJob:
+    """Applies the file's changes of runPolicy and suspend to the existing job with this name, and returns it.
 
     Raises CliError if another part of the spec differs, or if the job is being deleted."""
     stored = cluster.job(job.metadata.name)
@@ -92,7 +94,7 @@ def _existing(file: Path, job: RLJob, cluster: Cluster, console: Console) -> Sto
     if immutable_changes(spec, job.spec):
         kept = {"run_policy": spec.run_policy, "suspend": spec.suspend}
         raise CliError(
-            _about_other_spec(file, stored, differences(spec, job.spec.model_copy(update=kept)), cluster.flags)
+            _other_spec_message(file, stored, differences(spec, job.spec.model_copy(update=kept)), cluster.flags)
         )
     if not changes:
         console.print(Text(f"{stored.where} already exists with this spec ({phase(stored)})"), soft_wrap=True)
@@ -105,8 +107,8 @@ def _existing(file: Path, job: RLJob, cluster: Cluster, console: Console) -> Sto
 
 
 def _changes(stored: RLJobSpec, wanted: RLJobSpec) -> dict[str, object]:
-    """The changes of the file to apply to the stored job. A file without `suspend` does not change it, because `rljob
-    suspend` may have set it."""
+    """The merge patch that gives the stored job the file's runPolicy and suspend. A file without `suspend` does not
+    change it, because `rljob suspend` may have set it."""
     changes: dict[str, object] = {}
     if stored.run_policy != wanted.run_policy:
         changes["runPolicy"] = wanted.run_policy.model_dump(mode="json", by_alias=True)
@@ -115,7 +117,7 @@ def _changes(stored: RLJobSpec, wanted: RLJobSpec) -> dict[str, object]:
     return changes
 
 
-def _about_other_spec(file: Path, stored: StoredJob, shown: list[str], flags: str) -> str:
+def _other_spec_message(file: Path, stored: StoredJob, shown: list[str], flags: str) -> str:
     delete = f"rljob delete {stored.metadata.name}{flags}"
     lines = [
         f"{file}: {stored.where} already exists with another spec, and only suspend and runPolicy of an existing job"

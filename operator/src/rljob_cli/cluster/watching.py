@@ -38,7 +38,7 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True)
 class Clock:
-    """The current time and sleeping; tests replace both."""
+    """Functions that return the current time and that sleep; tests replace both."""
 
     now: Callable[[], datetime] = utc_now
     sleep: Callable[[float], None] = time.sleep
@@ -65,9 +65,9 @@ def watch_job(cluster: Cluster, name: str, console: Console, clock: Clock | None
         if console.is_terminal:
             with Live(console=console, auto_refresh=False) as live:
                 return _watch(cluster, name, _LiveView(live, cluster.flags), clock)
-        last = _Lines(console, cluster.flags)
-        code = _watch(cluster, name, last, clock)
-        last.summary(clock.now())
+        lines = _Lines(console, cluster.flags)
+        code = _watch(cluster, name, lines, clock)
+        lines.summary(clock.now())
         return code
     except KeyboardInterrupt:
         text = "stopped watching; the job continues. To watch it again: "
@@ -77,29 +77,30 @@ def watch_job(cluster: Cluster, name: str, console: Console, clock: Clock | None
 
 
 def poll_job(cluster: Cluster, name: str, clock: Clock, note: Callable[[str, datetime], None]) -> Iterator[StoredJob]:
-    """Polls the job every two seconds until it is deleted. Calls `note` while the API server is unreachable.
+    """Yields the job every two seconds, until it is deleted. While the API server is unreachable, calls `note` with a
+    message and the time instead.
 
     Raises:
         JobNotFoundError: there was no such job at the start.
         ClusterUnreachableError: the API server was unreachable for ten minutes, or at the start.
     """
-    seen = False
+    was_found = False
     unreachable_since: datetime | None = None
     while True:
         now = clock.now()
         try:
             job = cluster.job(name)
         except JobNotFoundError:
-            if not seen:
+            if not was_found:
                 raise
             return
         except ClusterUnreachableError as error:
             unreachable_since = unreachable_since or now
-            if not seen or (now - unreachable_since).total_seconds() > MAX_UNREACHABLE_SECONDS:
+            if not was_found or (now - unreachable_since).total_seconds() > MAX_UNREACHABLE_SECONDS:
                 raise
             note(f"the API server is unreachable ({error.reason}); retrying", now)
         else:
-            seen, unreachable_since = True, None
+            was_found, unreachable_since = True, None
             yield job
         clock.sleep(POLL_SECONDS)
 
@@ -146,7 +147,8 @@ class _Lines:
     def __init__(self, console: Console, flags: str) -> None:
         self._console = console
         self._flags = flags
-        self._said: dict[str, str] = {}
+        self._printed: dict[str, str] = {}
+        """The last line about each subject, to print a line only if it has changed."""
         self._job: StoredJob | None = None
 
     def show(self, job: StoredJob, now: datetime) -> None:
@@ -163,8 +165,8 @@ class _Lines:
             self._say("progress", progress, now)
 
     def _show_attempts(self, job: StoredJob, now: datetime) -> None:
-        """Prints the state of every attempt (except for a first one that is still running), the next attempt, a stop
-        request, and the time of a suspension."""
+        """Prints the state of every attempt (except for attempt 1 while it has not ended), the next attempt, a stop
+        request that is not applied yet, and the time of a suspension."""
         following = job.status.next_attempt
         for attempt in job.status.attempts:
             if attempt.number > 1 or attempt.ended is not None:
@@ -189,7 +191,7 @@ class _Lines:
             for line in job_lines(self._job, now, self._flags):
                 self._console.print(line, soft_wrap=True)
 
-    def _say(self, about: str, text: str, now: datetime) -> None:
-        if self._said.get(about) != text:
-            self._said[about] = text
+    def _say(self, subject: str, text: str, now: datetime) -> None:
+        if self._printed.get(subject) != text:
+            self._printed[subject] = text
             self._console.print(Text(f"{now:%Y-%m-%dT%H:%M:%SZ}  {text}"), soft_wrap=True)

@@ -1,8 +1,10 @@
-"""Adapts a job that was written for a cluster to this machine. The module is pure: the devices are arguments.
+"""Adapts a job that was written for a Kubernetes cluster to this machine, or to an existing Ray cluster. The functions
+are pure: the devices are arguments.
 
-Each pool gets one node, with as many workers as --workers says, by default min(its size, devices found). Fields that
-are used only on a cluster are ignored, with a note for each. A job is rejected if its batches cannot be divided evenly
-among the workers of this machine.
+On this machine each pool has one node. --workers sets the number of its workers; the default is the size of the pool
+(nodes x gpusPerNode), at most the number of devices. A job is rejected if its batches cannot be divided evenly among
+these workers. On a Ray cluster the pools are unchanged. Fields that are used only on Kubernetes are ignored, with a
+note for each.
 """
 
 from __future__ import annotations
@@ -27,45 +29,50 @@ MAX_WORKERS_PER_NODE = 64
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """One row of the table that `rljob run` prints."""
+    """The roles and workers of one pool. `rljob run` prints each pool as a row of a table."""
 
     pool: str
+    """Name of the pool."""
     roles: tuple[str, ...]
-    num_workers_asked: int
+    num_workers_in_file: int
+    """The size of the pool in the file: nodes x gpusPerNode."""
     num_workers: int
+    """Workers of the pool in this run."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
-    """The job in the form that runs on this machine or on a Ray cluster. `devices` is None for a Ray cluster."""
+    """The job in the form that runs on this machine or on a Ray cluster."""
 
     spec: RLJobSpec
     devices: Devices | None
+    """The devices of this machine; None for a Ray cluster."""
     pools: tuple[PoolPlan, ...]
     notes: tuple[str, ...]
     """Fields of the file that are ignored or changed, one line each."""
 
 
 def plan_for_machine(job: RLJob, devices: Devices, num_workers: int | None) -> LocalPlan:
-    """The job adapted to this machine. `num_workers`: workers per pool; None to choose them by the pools and devices.
+    """The job adapted to this machine. `num_workers`: workers per pool; None for the size of the pool, at most the
+    number of devices.
 
     Raises:
-        LocalPlanError: there are too few devices, or the batches cannot be divided evenly among the workers, or the
-            adapted job breaks another rule of the API.
+        LocalPlanError: there are too few GPUs or too many workers, or the batches cannot be divided evenly among the
+            workers, or the adapted job breaks another rule of the API.
     """
     roles_of = _roles_by_pool(job.spec)
     pools: list[Pool] = []
     rows: list[PoolPlan] = []
     for pool in job.spec.pools:
-        asked = pool.nodes * pool.gpus_per_node
-        chosen = min(asked, devices.count, MAX_WORKERS_PER_NODE) if num_workers is None else num_workers
-        pools.append(pool.model_copy(update={"nodes": 1, "gpus_per_node": chosen}))
-        rows.append(PoolPlan(pool.name, roles_of.get(pool.name, ()), asked, chosen))
-    _refuse_too_many(rows, devices)
+        in_file = pool.nodes * pool.gpus_per_node
+        here = min(in_file, devices.count, MAX_WORKERS_PER_NODE) if num_workers is None else num_workers
+        pools.append(pool.model_copy(update={"nodes": 1, "gpus_per_node": here}))
+        rows.append(PoolPlan(pool.name, roles_of.get(pool.name, ()), in_file, here))
+    _check_number_of_workers(rows, devices)
     spec = job.spec.model_copy(update={"pools": tuple(pools)})
     spec, layout_notes = _with_fitting_layouts(spec, {row.pool: row.num_workers for row in rows})
-    _refuse_broken_rules(spec, rows, layout_notes)
-    return LocalPlan(spec, devices, tuple(rows), (*layout_notes, *_notes(job.spec)))
+    _check_rules(spec, rows, layout_notes)
+    return LocalPlan(spec, devices, tuple(rows), (*layout_notes, *_notes_on_ignored_fields(job.spec)))
 
 
 def plan_for_ray_cluster(job: RLJob) -> LocalPlan:
@@ -73,13 +80,13 @@ def plan_for_ray_cluster(job: RLJob) -> LocalPlan:
     roles_of = _roles_by_pool(job.spec)
     sizes = [(pool.name, pool.nodes * pool.gpus_per_node) for pool in job.spec.pools]
     rows = tuple(PoolPlan(name, roles_of.get(name, ()), size, size) for name, size in sizes)
-    return LocalPlan(job.spec, None, rows, tuple(_notes(job.spec)))
+    return LocalPlan(job.spec, None, rows, tuple(_notes_on_ignored_fields(job.spec)))
 
 
 def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tuple[RLJobSpec, tuple[str, ...]]:
-    """Reduces shardSize, sequenceParallel and tensorParallel so that each of them divides the number of workers of the
-    pool. Also returns a note about each change. `num_workers`: workers by the pool's name. The trained model does not
-    depend on these sizes."""
+    """Reduces each shardSize, sequenceParallel and tensorParallel that does not divide the number of workers of the
+    role's pool. This does not change what the model learns. Also returns a note about each change. `num_workers`: the
+    number of workers by the name of the pool."""
     roles, pool_of = spec.roles, spec.placed_roles()
     settings_of_roles: dict[str, TrainRole | RolloutRole] = dict(roles)
     notes: list[str] = []
@@ -87,23 +94,26 @@ def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tu
         role = wire_name(Roles, name)
         workers = num_workers[pool_of[role]]
         # Only integers: flags (True, False) fit any number of workers.
-        asked = {field: value for field, value in settings if type(value) is int and workers % value}
-        fitting = {field: _fitting(field, value, workers) for field, value in asked.items()}
+        in_file = {field: value for field, value in settings if type(value) is int and workers % value}
+        fitting = {field: _fitting(field, value, workers) for field, value in in_file.items()}
         notes += (
-            f"roles.{role}.{wire_name(type(settings), field)} {asked[field]}: {value} here, for {workers} workers"
+            f"roles.{role}.{wire_name(type(settings), field)} {in_file[field]}: {value} here, so that it divides"
+            f" the {workers} workers of the pool"
             for field, value in fitting.items()
         )
         settings_of_roles[name] = settings.model_copy(update=fitting)
     return spec.model_copy(update={"roles": roles.model_copy(update=settings_of_roles)}), tuple(notes)
 
 
-def _fitting(field: str, asked: int, workers: int) -> int:
+def _fitting(field: str, in_file: int, workers: int) -> int:
+    """The value that replaces the one in the file, so that it divides the number of workers."""
     # A shard size above the number of workers becomes that number. Any smaller value would need more memory per worker,
     # because there would be several copies of the model.
-    return workers if field == "shard_size" and asked > workers else gcd(asked, workers)
+    return workers if field == "shard_size" and in_file > workers else gcd(in_file, workers)
 
 
 def _roles_by_pool(spec: RLJobSpec) -> dict[str, tuple[str, ...]]:
+    """The roles that the job uses, by the name of their pool."""
     found: dict[str, tuple[str, ...]] = {}
     absent = absent_roles(spec)
     for role, pool in spec.placed_roles().items():
@@ -112,34 +122,44 @@ def _roles_by_pool(spec: RLJobSpec) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _refuse_too_many(rows: list[PoolPlan], devices: Devices) -> None:
+def _check_number_of_workers(rows: list[PoolPlan], devices: Devices) -> None:
+    """Raises LocalPlanError if there are more workers than GPUs, or more in a pool than a node may have. Workers on
+    CPUs may share cores."""
     total = sum(row.num_workers for row in rows)
-    too_many_here = devices.type is DeviceType.CUDA and total > devices.count
-    if too_many_here or any(row.num_workers > MAX_WORKERS_PER_NODE for row in rows):
-        limit = devices.count if too_many_here else MAX_WORKERS_PER_NODE
+    if devices.type is DeviceType.CUDA and total > devices.count:
+        num_per_pool = devices.count // len(rows)
+        advice = [
+            *([f"use --workers {num_per_pool} (the number per pool)"] if num_per_pool else []),
+            *(["put the roles on one pool"] if len(rows) > 1 else []),
+        ]
         raise LocalPlanError(
-            f"spec.pools: {total} workers do not fit on this machine ({devices}, at most {limit} workers"
-            f"{'' if too_many_here else ' per pool'}); reduce --workers"
-            f"{', or put the roles on one pool' if too_many_here else ''}"
+            f"spec.pools: {total} workers do not fit on this machine, which has {devices}, and each worker needs a GPU;"
+            f" {', or '.join(advice)}"
         )
+    for row in rows:
+        if row.num_workers > MAX_WORKERS_PER_NODE:
+            raise LocalPlanError(
+                f"--workers: must be at most {MAX_WORKERS_PER_NODE} (seen {row.num_workers}); use a smaller number"
+            )
 
 
-def _refuse_broken_rules(spec: RLJobSpec, rows: list[PoolPlan], notes: tuple[str, ...]) -> None:
+def _check_rules(spec: RLJobSpec, rows: list[PoolPlan], notes: tuple[str, ...]) -> None:
     """Raises LocalPlanError if the adapted job breaks a rule of the API, for example because its batches cannot be
     divided evenly among the workers of this machine."""
     broken = violations(spec, ("spec",))
     if not broken:
         return
-    mapped = ", ".join(f"{row.pool}: {row.num_workers_asked} -> {row.num_workers}" for row in rows)
+    numbers = ", ".join(f"{row.pool}: {row.num_workers_in_file} -> {row.num_workers}" for row in rows)
     lines = [*(f"{wire_path(found.path)}: {found.message}" for found in broken), *notes]
     text = "\n".join(f"  {line}" for line in lines)
     raise LocalPlanError(
-        f"the job cannot be divided among the workers of this machine (workers per pool, file -> here: {mapped}):\n"
-        f"{text}\nuse another --workers, or change the file"
+        f"the job is not valid with the workers of this machine (workers per pool, file -> here: {numbers}):\n"
+        f"{text}\nuse another number of --workers, or change the file"
     )
 
 
-def _notes(spec: RLJobSpec) -> Iterator[str]:
+def _notes_on_ignored_fields(spec: RLJobSpec) -> Iterator[str]:
+    """A note for each field of the job that is used only on Kubernetes."""
     if spec.image is not None:
         yield f"image {spec.image}: ignored, the trainer of this Python environment is used"
     if spec.ray_version is not None:
@@ -154,10 +174,10 @@ def _notes(spec: RLJobSpec) -> Iterator[str]:
     for variable in spec.env:
         if variable.value_from is not None:
             yield f"env {variable.name}: its valueFrom is ignored; export {variable.name} yourself if the job needs it"
-    yield from _cluster_only(spec)
+    yield from _notes_on_sources_and_storage(spec)
 
 
-def _cluster_only(spec: RLJobSpec) -> Iterator[str]:
+def _notes_on_sources_and_storage(spec: RLJobSpec) -> Iterator[str]:
     for source in spec.env_from:
         reference = source.secret_ref or source.config_map_ref
         name = reference.name if reference is not None else "?"
@@ -171,6 +191,7 @@ def _cluster_only(spec: RLJobSpec) -> Iterator[str]:
     if spec.checkpoint.storage is not None:
         claim = spec.checkpoint.storage.persistent_volume_claim
         yield f"checkpoint.storage {claim}: ignored, checkpoints are saved in the run's folder"
+    # The trainer itself applies provisioningDeadlineSeconds, while it waits for its devices.
     unused = spec.run_policy.model_fields_set - {"provisioning_deadline_seconds"}
     if unused:
         names = ", ".join(sorted(RunPolicy.model_fields[name].alias or name for name in unused))

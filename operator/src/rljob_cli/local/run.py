@@ -47,13 +47,14 @@ from rljob_cli.settings import inherited_environment, visible_cuda_devices
 
 TRAINER_PACKAGE = "rljob_trainer"
 
-_MEANING = {
+_EXIT_CODE_TEXTS = {
     ExitCode.SUCCESS: "complete",
     ExitCode.APPLICATION: "the training or the job's own code failed; see the log above",
     ExitCode.CONFIGURATION: "the job's configuration is invalid; fix what the error above names",
     ExitCode.INFRASTRUCTURE: "a worker or device was lost, or a resource is missing; a retry may succeed",
 }
 SIGKILL_EXIT_CODE = 137
+"""128 + 9: the exit code of a process that SIGKILL has killed."""
 _UNUSED_MODULES = frozenset({"antigravity", "idlelib", "test", "this", "turtle", "turtledemo"})
 """Modules of the standard library that no library imports. A job may therefore have files with these names, such as a
 folder `test`."""
@@ -64,19 +65,23 @@ _REFERENCE = re.compile(r"\$(?:\$|\((?P<name>[^)]*)\))")
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The options of the command line."""
+    """The options of `rljob run`."""
 
     file: Path
+    """The job file."""
     num_workers: int | None = None
+    """Workers per pool; None for the size of the pool, at most the number of devices."""
     resume: bool = False
     run_folder: Path | None = None
+    """None for `runs/NAME`."""
     code: Path | None = None
+    """A folder with Python code, in addition to the job file's folder."""
     ray_address: str | None = None
     """Address of an existing Ray cluster; `auto` for one on this machine. None to run without a cluster."""
 
     def command(self, *, resume: bool) -> str:
-        """The command that runs the job again in the same folder, with the same options. `resume`: whether it has
-        --resume."""
+        """The command that runs the job again in the same folder, with the same options. `resume`: whether that command
+        has --resume."""
         options: Mapping[str, object] = {
             "--workers": self.num_workers,
             "--run-folder": self.run_folder,
@@ -92,7 +97,7 @@ def run(options: RunOptions, console: Console) -> int:
 
     Raises:
         JobFileError: the file is not a valid job.
-        CliError: this run is not possible with this job, folder or system.
+        CliError: the job cannot run with these options, or on this machine.
         DocumentError: the job is too large to be passed to the trainer.
     """
     try:
@@ -103,7 +108,7 @@ def run(options: RunOptions, console: Console) -> int:
     if options.code is not None and not options.code.is_dir():
         raise CliError(f"--code: {options.code} is not a folder; name the folder with the job's Python code")
     for imported_from in (options.file.absolute().parent, *([options.code.absolute()] if options.code else [])):
-        _refuse_hiding_files(imported_from)
+        _check_module_names(imported_from)
     if options.resume and job.spec.checkpoint.resume is Resume.NEVER:
         raise CliError("spec.checkpoint.resume: is Never, so the run cannot be resumed; change it to Auto")
     plan = _local_plan(job, options)
@@ -146,16 +151,18 @@ def plot(run_folder: Path) -> int:
     return subprocess.run([*command, str(run_folder)], check=False).returncode
 
 
-def _refuse_hiding_files(folder: Path) -> None:
-    """Raises CliError if a file in the folder has the name of a standard library module. The trainer imports from this
-    folder, so the trainer or one of its libraries would import the file instead of the module, and fail."""
+def _check_module_names(folder: Path) -> None:
+    """Raises CliError if a module in the folder has the name of a standard library module that the trainer may need.
+    Python searches this folder first, so the trainer or one of its libraries would import the wrong module and fail."""
     for name in sorted(sys.stdlib_module_names - _UNUSED_MODULES):
-        for file in (folder / f"{name}.py", folder / name / "__init__.py"):
+        new_name = f"my_{name.strip('_')}"
+        advice_by_file = {
+            folder / f"{name}.py": f"rename the file, for example to {new_name}.py",
+            folder / name / "__init__.py": f"rename the folder, for example to {new_name}",
+        }
+        for file, advice in advice_by_file.items():
             if file.exists():
-                raise CliError(
-                    f"{file}: hides Python's own module {name!r}, which the trainer needs; rename the file, for example"
-                    f" to my_{name.strip('_')}.py"
-                )
+                raise CliError(f"{file}: hides Python's own module {name!r}, which the trainer needs; {advice}")
 
 
 def _local_plan(job: RLJob, options: RunOptions) -> LocalPlan:
@@ -185,44 +192,51 @@ def trainer_module_command(module: str) -> tuple[str, ...]:
 def trainer_environment(
     options: RunOptions, job: RLJob, plan: LocalPlan, folder: RunFolder, attempt: int
 ) -> dict[str, str]:
-    """The trainer's environment: the variables of this process, those of the job, and those of the contract with the
-    trainer. For a local run, RAY_ADDRESS is removed, because the run starts its own Ray.
+    """The trainer's environment: the variables of this process, the job's `env`, and the variables that tell the
+    trainer its job and folders. Without --ray, RAY_ADDRESS is removed, because the run starts its own Ray.
 
     Raises:
         DocumentError: the job is too large.
     """
     environment = inherited_environment()
-    named = environment.pop("RAY_ADDRESS", "")
+    inherited_address = environment.pop("RAY_ADDRESS", "")
     folders = {
         ENV_RUN_FOLDER: str(folder.path),
         ENV_CHECKPOINT_FOLDER: str(folder.checkpoints),
         ENV_JOB_FOLDER: str(options.file.absolute().parent),
     }
     environment.update(job_variables(job.spec, folders, environment))
-    handed_over = TrainerJob(contract_version=CONTRACT_VERSION, name=job.metadata.name, spec=plan.spec)
+    trainer_job = TrainerJob(contract_version=CONTRACT_VERSION, name=job.metadata.name, spec=plan.spec)
     code = [folders[ENV_JOB_FOLDER], *([str(options.code.absolute())] if options.code else [])]
-    inherited = environment.get("PYTHONPATH")
+    inherited_path = environment.get("PYTHONPATH")
     environment |= {
         **folders,
-        ENV_SPEC: dump_job(handed_over),
+        ENV_SPEC: dump_job(trainer_job),
         ENV_RUN_STATE_FILE: str(folder.run_state_file),
         ENV_ATTEMPT: str(attempt),
-        "PYTHONPATH": os.pathsep.join([*code, *([inherited] if inherited else [])]),
+        "PYTHONPATH": os.pathsep.join([*code, *([inherited_path] if inherited_path else [])]),
     }
     if plan.devices is not None:
         environment[ENV_DEVICE] = plan.devices.type.value
     if options.ray_address is not None:
-        environment |= {"RAY_ADDRESS": _cluster_address(options.ray_address, named), ENV_SHIPPED_CODE: code[-1]}
+        environment |= {
+            "RAY_ADDRESS": _cluster_address(options.ray_address, inherited_address),
+            ENV_SHIPPED_CODE: code[-1],
+        }
     return environment
 
 
 def job_variables(spec: RLJobSpec, before: Mapping[str, str], exported: Mapping[str, str]) -> dict[str, str]:
-    """The variables that the job's `env` sets. `$(NAME)` in values is expanded, as the kubelet does it.
+    """The variables of the job's `env` that have a `value`, with each `$(NAME)` expanded as the kubelet does it.
 
-    NAME is an earlier variable of the list, or one of `before`: variables that a pod gets before those of its job (for
-    example `$(RLJOB_RUN_FOLDER)/wandb`). A variable from a Secret or ConfigMap gets the value that the user has
-    exported. `$$` becomes `$`. An unknown NAME is not replaced. With `envFrom`, any NAME with the source's prefix may
-    be a key of the source, so NAME is looked up among all exported variables.
+    NAME is an earlier variable of the list, or one of `before` (for example `$(RLJOB_RUN_FOLDER)/wandb`). An earlier
+    variable from a Secret or ConfigMap has the value that the user has exported. With `envFrom`, any NAME with the
+    source's prefix may be a key of the source, so NAME is also looked up among the exported variables. An unknown NAME
+    is not replaced. `$$` becomes `$`.
+
+    Args:
+        before: variables that the operator sets in a pod before the job's `env`.
+        exported: the environment of this process.
 
     Raises:
         CliError: a value refers to a variable from a Secret or ConfigMap that is not exported.
@@ -256,7 +270,7 @@ def _from_env_from(spec: RLJobSpec, exported: Mapping[str, str]) -> dict[str, st
 
 
 def _is_optional(source: EnvSource) -> bool:
-    """Whether a pod starts even if its Secret or ConfigMap lacks this variable. References to it are then not
+    """Whether a pod starts even if the Secret or ConfigMap lacks the key. References to the variable are then not
     expanded."""
     reference = source.secret_key_ref or source.config_map_key_ref
     return reference is not None and reference.optional
@@ -269,10 +283,12 @@ def _replacement(names: Mapping[str, str]) -> Callable[[re.Match[str]], str]:
     return replaced
 
 
-def _cluster_address(wanted: str, named: str) -> str:
-    """The address to connect to. `auto` means the cluster in RAY_ADDRESS (in a Ray job, the job's own); if that is
-    unset or a dashboard URL, Ray finds a cluster on this machine."""
-    return named if wanted == "auto" and named and "://" not in named else wanted
+def _cluster_address(option: str, inherited: str) -> str:
+    """The address to connect to. `option`: the value of --ray. `inherited`: RAY_ADDRESS; empty if unset.
+
+    `auto` means the cluster in RAY_ADDRESS (in a Ray job, this is the cluster that runs the Ray job). If RAY_ADDRESS is
+    unset or the URL of a dashboard, Ray itself finds a cluster on this machine."""
+    return inherited if option == "auto" and inherited and "://" not in inherited else option
 
 
 def show_plan(plan: LocalPlan, folder: RunFolder, console: Console) -> None:
@@ -284,7 +300,7 @@ def show_plan(plan: LocalPlan, folder: RunFolder, console: Console) -> None:
     for name in ("workers in the file", "workers here"):
         table.add_column(name, justify="right")
     for row in plan.pools:
-        table.add_row(row.pool, ", ".join(row.roles), str(row.num_workers_asked), str(row.num_workers))
+        table.add_row(row.pool, ", ".join(row.roles), str(row.num_workers_in_file), str(row.num_workers))
     _print(table, console)
     for note in plan.notes:
         _say(f"note: {note}", console)
@@ -294,7 +310,7 @@ def show_plan(plan: LocalPlan, folder: RunFolder, console: Console) -> None:
 def explain_exit(code: int, state: RunState | None, *, was_killed_on_request: bool) -> str:
     """Explains an exit code in one line. `state`: the last run state of this attempt; None if it has written none."""
     if was_killed_on_request and code == SIGKILL_EXIT_CODE:
-        return f"stopped at once by a second request; {_what_is_lost(state)}"
+        return f"stopped immediately by a second request; {_what_is_lost(state)}"
     if code == ExitCode.INTERRUPTED:
         return (
             "stopped on request after a checkpoint"
@@ -304,14 +320,15 @@ def explain_exit(code: int, state: RunState | None, *, was_killed_on_request: bo
     if code == SIGKILL_EXIT_CODE:
         return "the trainer was killed; usually because the machine ran out of memory"
     if code in list(ExitCode):
-        return _MEANING[ExitCode(code)]
+        return _EXIT_CODE_TEXTS[ExitCode(code)]
     if code > 128:
         return f"the trainer was killed by signal {code - 128}"
     return "the trainer exited unexpectedly; see the log above"
 
 
 def what_a_stop_does(state: RunState | None) -> str:
-    """What the trainer does at the first stop request, by its newest run state; None if it has not written one."""
+    """What the trainer does after the first stop request. `state`: the run state of this attempt; None before it has
+    written one."""
     if state is None or state.phase is RunPhase.STARTING:
         return "the training has not started, so the trainer exits without a new checkpoint"
     if state.progress.step >= state.progress.total_steps:
@@ -320,7 +337,7 @@ def what_a_stop_does(state: RunState | None) -> str:
 
 
 def _has_saved(state: RunState | None) -> bool:
-    """Whether a checkpoint has all completed steps of this attempt."""
+    """Whether this attempt has saved a checkpoint after its last completed step."""
     if state is None or state.checkpoint is None or state.checkpoint.step == state.resumed_from_step:
         return False
     return state.checkpoint.step >= state.progress.step
@@ -369,5 +386,5 @@ def _print(content: Text | Table, console: Console) -> None:
     except OSError:
         discard_output(sys.stdout)
     except SystemExit:
-        # rich leaves the program when a pipe is closed, after it has discarded the output.
+        # If a pipe is closed, rich discards the output and raises SystemExit.
         return

@@ -1,9 +1,9 @@
-"""The folder of one run, and the checks that two runs do not use the same folder.
+"""The folder of one run, with a lock and checks, so that two runs do not use the same folder.
 
-runs/<name>/  job.yaml          the job as it was run, with all defaults and all settings of the recipe
+runs/<name>/  job.yaml          the job of the newest attempt, with all defaults and all settings of the recipe
               attempts.jsonl    one line at the start and one at the end of each attempt
               metrics.jsonl, samples.jsonl, tensorboard/, plots/, logs/      written by the trainer
-              checkpoints/, export/, rljob-run-state.json                    written by the trainer
+              resolved.yaml, checkpoints/, export/, rljob-run-state.json     written by the trainer
               .lock             held while an attempt runs
 """
 
@@ -67,7 +67,7 @@ class RunFolder:
             yield file.fileno()
 
     def _write_holder(self, lock: TextIO) -> None:
-        """Writes this process's number into the lock file. Raises RunFolderError."""
+        """Writes the id of this process into the lock file. Raises RunFolderError."""
         try:
             os.ftruncate(lock.fileno(), 0)
             os.write(lock.fileno(), f"{os.getpid()}\n".encode())
@@ -75,19 +75,19 @@ class RunFolder:
             raise self._cannot_be_written(error) from error
 
     def num_attempts(self) -> int:
-        """The number of attempts that were started so far."""
+        """The number of attempts that were started so far, by attempts.jsonl. Raises RunFolderError."""
         return max((attempt for attempt, _ in self._records()), default=0)
 
     def has_results(self) -> bool:
-        """Whether an attempt has completed a step or started a checkpoint. Otherwise there is nothing to resume, and
-        nothing that a new run could overwrite."""
+        """Whether an attempt has completed a step or begun to save a checkpoint. Otherwise there is nothing to resume,
+        and nothing that a new run could overwrite."""
         state = self.run_state()
         trained = state is not None and state.progress.step > 0
         return trained or (self.checkpoints.is_dir() and any(self.checkpoints.glob(CHECKPOINT_PATTERN)))
 
     def check_resume(self, other_command: str, *, resume: bool) -> None:
-        """Rejects a new run in the folder of another run, --resume without an earlier run, and a folder with other
-        files.
+        """Rejects a new run in a folder with results, --resume in a folder without a run, and a folder that has files
+        but no run.
 
         Args:
             other_command: the user's command with the opposite choice: with --resume added, or with --resume removed.
@@ -108,7 +108,7 @@ class RunFolder:
         if self.has_results() and not resume:
             raise RunFolderError(
                 f"{self.path}: already contains a run ({self._progress_text()}); resume it with `{other_command}`, "
-                "or start another with --run-folder"
+                "or use another --run-folder for a new run"
             )
 
     def write_job(self, job: RLJob) -> None:
@@ -138,20 +138,20 @@ class RunFolder:
             raise self._cannot_be_written(error) from error
 
     def run_state(self) -> RunState | None:
-        """The trainer's last run state; None if there is none, or if it cannot be parsed."""
+        """The trainer's last run state, of any attempt; None if there is none, or if the file cannot be parsed."""
         try:
             return load_run_state(self.run_state_file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, DocumentError):
             return None
 
     def run_state_of(self, attempt: int) -> RunState | None:
-        """The last run state of this attempt; None if the attempt has written none, or if it cannot be parsed."""
+        """The last run state of this attempt; None if the attempt has written none, or if the file cannot be parsed."""
         state = self.run_state()
         return state if state is not None and state.attempt == attempt else None
 
     def _cannot_be_written(self, error: OSError) -> RunFolderError:
         return RunFolderError(
-            f"{self.path}: cannot be written ({error.strerror}); free disk space, or use another folder"
+            f"{self.path}: cannot be written ({error.strerror}); free disk space, or use another --run-folder"
         )
 
     def _progress_text(self) -> str:
@@ -161,6 +161,7 @@ class RunFolder:
         return f"step {state.progress.step} of {state.progress.total_steps}, {state.phase}"
 
     def _records(self) -> Iterator[tuple[int, dict[str, object]]]:
+        """The attempt's number and the content of each valid line of attempts.jsonl. Raises RunFolderError."""
         path = self.path / ATTEMPTS_FILE_NAME
         if not path.exists():
             return

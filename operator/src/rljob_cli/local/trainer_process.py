@@ -2,9 +2,10 @@
 
 The trainer runs in its own session. So Ctrl-C in a terminal reaches only this process, which forwards it once. The
 trainer then finishes or abandons its step and saves a checkpoint; before the first step it exits immediately. A second
-Ctrl-C kills all processes immediately. If this process is killed, the kernel sends SIGTERM to the trainer
-(PR_SET_PDEATHSIG). Orphaned grandchildren become children of this process (PR_SET_CHILD_SUBREAPER), which kills them.
-Both features need Linux; on other systems the whole session is killed.
+Ctrl-C kills the trainer and all its processes. SIGTERM and SIGHUP act like Ctrl-C. If this process is killed, the
+kernel sends SIGTERM to the trainer (PR_SET_PDEATHSIG). Processes that the trainer leaves behind become children of this
+process (PR_SET_CHILD_SUBREAPER), which kills them. Both features need Linux; on other systems, only those processes
+that are still in the trainer's session are killed at the end.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ class TrainerProcess:
         announce: Announce,
         what_a_stop_does: Callable[[], str],
     ) -> None:
-        """`what_a_stop_does`: called at the first stop request; it returns a part of the message that is printed, such
-        as `it saves a checkpoint`."""
+        """`announce`: prints a message. `what_a_stop_does`: called at the first stop request; it returns a part of the
+        message, such as `the trainer ends its step and saves a checkpoint`."""
         self._command = list(command)
         self._environment = dict(environment)
         self._announce = announce
         self._what_a_stop_does = what_a_stop_does
         self._process: subprocess.Popen[bytes] | None = None
-        self._num_stops = 0
+        self._num_stop_requests = 0
         self._is_killed = False
 
     @property
@@ -69,9 +70,9 @@ class TrainerProcess:
         _adopt_orphans()
         earlier_children = _own_children()
         with self._forwarding_signals():
-            self._process = self._started(keep_open)
+            self._process = self._start(keep_open)
             try:
-                if self._num_stops:
+                if self._num_stop_requests:
                     self._process.send_signal(signal.SIGINT)
                 on_start()
                 code = self._process.wait()
@@ -79,7 +80,7 @@ class TrainerProcess:
                 self._end_orphans(earlier_children)
         return code if code >= 0 else 128 - code
 
-    def _started(self, keep_open: Sequence[int]) -> subprocess.Popen[bytes]:
+    def _start(self, keep_open: Sequence[int]) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
                 self._command,
@@ -89,7 +90,10 @@ class TrainerProcess:
                 preexec_fn=_death_signal_setter(os.getpid()),
             )
         except OSError as error:
-            text = f"the trainer cannot be started ({error.strerror}: {self._command[0]})"
+            text = (
+                f"the trainer cannot be started ({error.strerror}: {self._command[0]}); check that this program can be"
+                " executed and that the machine has free memory"
+            )
             if error.errno == errno.E2BIG:
                 num_bytes = sum(len(f"{name}={value}".encode()) for name, value in self._environment.items())
                 text = (
@@ -100,7 +104,7 @@ class TrainerProcess:
 
     @contextmanager
     def _forwarding_signals(self) -> Iterator[None]:
-        # `nohup` ignores SIGHUP, so that the run outlives its terminal.
+        # `nohup` ignores SIGHUP, so that the run continues after its terminal is closed.
         ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
         before = {number: signal.signal(number, self._on_stop) for number in STOP_SIGNALS if number not in ignored}
         try:
@@ -110,17 +114,17 @@ class TrainerProcess:
                 signal.signal(number, handler)
 
     def _on_stop(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGHUP and self._num_stops:
-            # A terminal that closes causes two: one from its shell, one from the kernel when the shell exits.
+        if number == signal.SIGHUP and self._num_stop_requests:
+            # A terminal that closes causes two SIGHUP: one from its shell, one from the kernel when the shell exits.
             return
-        self._num_stops += 1
+        self._num_stop_requests += 1
         process = self._process
-        if self._num_stops == 1:
-            self._announce(f"stopping: {self._what_a_stop_does()}; Ctrl-C again to stop at once")
+        if self._num_stop_requests == 1:
+            self._announce(f"stopping: {self._what_a_stop_does()}; press Ctrl-C again to kill it immediately")
             if process is not None and process.poll() is None:
                 process.send_signal(signal.SIGINT)
         elif process is not None:
-            self._announce("stopping at once")
+            self._announce("killing the trainer")
             self._is_killed = process.poll() is None
             _signal_session(process.pid, signal.SIGKILL)
 
@@ -128,7 +132,7 @@ class TrainerProcess:
         """Waits a few seconds for processes that the trainer left behind, then kills those that still run. After a
         second stop request, kills them immediately."""
         assert self._process is not None
-        deadline = time.monotonic() + (GRACE_SECONDS if self._num_stops < 2 else 0.0)
+        deadline = time.monotonic() + (GRACE_SECONDS if self._num_stop_requests < 2 else 0.0)
         while orphans := _own_children() - earlier_children:
             for pid in orphans:
                 if time.monotonic() >= deadline:
@@ -139,13 +143,15 @@ class TrainerProcess:
 
 
 def _adopt_orphans() -> None:
+    """Processes whose parent exits become children of this process, if it is their ancestor."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _death_signal_setter(parent: int) -> Callable[[], None] | None:
-    """A function that the new process calls first: after that, the kernel sends it SIGTERM when its parent dies. The
-    library is loaded before the fork, because few operations are safe after a fork."""
+    """A function that the new process calls first; None outside Linux. After the call, the kernel sends SIGTERM to the
+    new process when its parent dies. The C library is loaded before the fork, because few operations are safe after a
+    fork."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -167,6 +173,7 @@ def _own_children() -> set[int]:
 
 
 def _reap(pid: int) -> None:
+    """Removes an exited child from the process table. Does not wait for a running one."""
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

@@ -12,7 +12,7 @@ from rich.text import Text
 from rljob_api.constants import ExitCode
 from rljob_api.job_file import load_job_text, read_job_text
 from rljob_cli.errors import CliError
-from rljob_cli.plan.document import plain, plan_document, print_document
+from rljob_cli.plan.document import as_json, plan_document, print_document
 from rljob_cli.plan.gpus import pool_gpus
 from rljob_cli.plan.models import shapes_of
 from rljob_cli.plan.options import PlanOptions
@@ -36,13 +36,13 @@ def plan(options: PlanOptions, console: Console) -> int:
             return _plan_job(options.file, options, console)
         from rljob_cli.plan import from_run
 
-        return from_run.calibrate(options, console) if options.calibrate else from_run.show(options, console)
+        return from_run.calibrate(options, console) if options.calibrate else from_run.compare(options, console)
     except PlanError as error:
         raise CliError(str(error)) from None
 
 
 def _check_combination(options: PlanOptions) -> None:
-    """Raises CliError for options that cannot be combined."""
+    """Raises CliError unless exactly one of FILE, --from-run and --calibrate is given, with options that it accepts."""
     given = {"FILE": options.file, "--from-run": options.from_run, "--calibrate": options.calibrate or None}
     names = [name for name, value in given.items() if value is not None]
     if len(names) != 1:
@@ -77,47 +77,47 @@ def _plan_job(file: Path, options: PlanOptions, console: Console) -> int:
     spec, name = job.spec, job.metadata.name
     gpus = pool_gpus(spec, options.gpus, must_fit=not options.search)
     shapes = shapes_of(model_sources(spec), file.absolute().parent, options.model_config)
-    kinds = [group.gpu for group in gpus.cluster]
-    plain_shapes = {role: found.shape for role, found in shapes.items()}
-    is_cpu = any(gpu.is_cpu for gpu in kinds)
-    workload = workload_of(spec, plain_shapes, name=name, is_cpu=is_cpu, lengths=options.lengths)
-    constants = constants_for({gpu.name for gpu in kinds}, options.profile)
-    head, own = PlanHead(name, gpus, shapes, constants.source), None
+    gpu_types = [group.gpu for group in gpus.cluster]
+    shape_of_role = {role: found.shape for role, found in shapes.items()}
+    is_cpu = any(gpu.is_cpu for gpu in gpu_types)
+    workload = workload_of(spec, shape_of_role, name=name, is_cpu=is_cpu, lengths=options.lengths)
+    constants = constants_for({gpu.name for gpu in gpu_types}, options.profile)
+    head, file_plan = PlanHead(name, gpus, shapes, constants.source), None
     if gpus.gpus:
         placement = placement_of(spec, gpus.gpus)
         check_layouts(workload, placement)
-        own = plan_of(workload, placement, constants)
-    document = {"job": name} | ({} if own is None else plan_document(own, head))
+        file_plan = plan_of(workload, placement, constants)
+    document = {"job": name} | ({} if file_plan is None else plan_document(file_plan, head))
     if not options.search:
-        assert own is not None, "the pools fit into the cluster"
+        assert file_plan is not None, "the pools fit into the cluster"
         if options.as_json:
             print_document(document, console)
         else:
-            _print(console, *plan_lines(own, head, explain=options.explain))
-        return int(ExitCode.APPLICATION if own.verdict is Verdict.TOO_LARGE else ExitCode.SUCCESS)
+            _print(console, *plan_lines(file_plan, head, explain=options.explain))
+        return int(ExitCode.APPLICATION if file_plan.verdict is Verdict.TOO_LARGE else ExitCode.SUCCESS)
 
     from rljob_cli.plan.search import changed_spec, search_lines
     from rljob_cli.plan.write import write_changed
     from rljob_planner.search.best_placement import search
 
     found = search(workload, gpus.cluster, constants, pool_names=[pool.name for pool in spec.pools])
-    best, planned = found.best_supported, spec
+    best, new_spec = found.best_supported, spec
     if best is not None:
-        planned = spec_with(changed_spec(spec, found.changes), best.plan.placement, gpus.labels)
+        new_spec = spec_with(changed_spec(spec, found.changes), best.plan.placement, gpus.labels)
     can_run = best is not None and (not found.changes or options.write is not None)
     if options.as_json:
         verdict = best.plan.verdict if best is not None and can_run else Verdict.TOO_LARGE
-        verdicts = {"verdict": verdict.name, "verdictOfFile": None if own is None else own.verdict.name}
-        print_document(document | verdicts | {"search": plain(found)}, console)
+        verdicts = {"verdict": verdict.name, "verdictOfFile": None if file_plan is None else file_plan.verdict.name}
+        print_document(document | verdicts | {"search": as_json(found)}, console)
     else:
-        _print(console, *search_lines(found, head, spec, planned, own, explain=options.explain))
+        _print(console, *search_lines(found, head, spec, new_spec, file_plan, explain=options.explain))
     if (target := options.write) is not None:
         # With --json, standard output has only the document.
         messages = Console(highlight=False, stderr=True) if options.as_json else console
         if best is None:
             _print(messages, Text(f"{target}: not written, because no supported placement fits"))
         else:
-            write_changed(text, target, spec, planned)
+            write_changed(text, target, spec, new_spec)
             _print(messages, Text(f"wrote {target}; next: rljob validate {shlex.quote(str(target))}"))
     return int(ExitCode.SUCCESS if can_run else ExitCode.APPLICATION)
 

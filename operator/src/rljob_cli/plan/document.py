@@ -3,10 +3,12 @@
 Memory is in bytes, as whole numbers; times are in seconds. Keys are the planner's names in camel case. An enum is
 written as its name (`TOO_LARGE`), because the text that people see may change.
 
-`verdict` agrees with the exit code. Without --search it is for the file's own pools. With --search it is for the best
-supported placement: with --write, of the job as it is written, otherwise of the unchanged job. With --search there are
-two more keys: `verdictOfFile` is for the file's own pools (null if the cluster has no room for them), and `search` has
-the results.
+`verdict` agrees with the exit code. Without --search it is about the pools of the file. With --search it is about the
+best supported placement: with --write, of the job that is written, otherwise of a job in which only pools and roles
+differ from the file. It is `TOO_LARGE` if there is no such placement.
+
+With --search there are two more keys: `verdictOfFile` is about the pools of the file (null if the cluster has no room
+for them), and `search` has the results.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from rljob_api.standard_streams import write_utf8
 from rljob_cli.plan.text import PlanHead
 from rljob_planner.plan import Plan
 
-_SHOWN: Mapping[str, tuple[str, ...]] = {
+_WRITTEN_FIELDS: Mapping[str, tuple[str, ...]] = {
     "Plan": (
         *("verdict", "workload", "placement", "phases", "fullest_phase", "step", "run_seconds", "gpu_hours"),
         *("sequences_at_once", "proposals", "nearest_miss", "notes"),
@@ -39,12 +41,12 @@ _SHOWN: Mapping[str, tuple[str, ...]] = {
     "Candidate": ("plan", "is_tie", "reasons"),
 }
 """By type: the fields and properties that are written. Of types that are missing here, all fields are written."""
-_BYTES = {"total", "limit", "spare", "kv_cache_shortage", "num_bytes", "memory_bytes"}
+_BYTE_FIELDS = {"total", "limit", "spare", "kv_cache_shortage", "num_bytes", "memory_bytes"}
 """Fields in bytes, which are rounded to whole numbers."""
 
 
 def print_document(document: Mapping[str, object], console: Console) -> None:
-    """Writes the document to the console's file as JSON, without wrapped lines and colors.
+    """Writes the document to the console's file as JSON, without colors or wrapped lines.
 
     Readers must reject a `formatVersion` with another major version. A new minor version only adds keys.
     """
@@ -54,24 +56,24 @@ def print_document(document: Mapping[str, object], console: Console) -> None:
 
 def plan_document(plan: Plan, head: PlanHead) -> dict[str, object]:
     """The plan of the job file's own pools, with the shape of each model and where the shape was found."""
-    return {**_fields(plan), "models": plain(head.shapes)}
+    return {**_fields(plan), "models": as_json(head.shapes)}
 
 
-def plain(value: object) -> object:
+def as_json(value: object) -> object:
     """Converts a value to JSON types."""
     if is_dataclass(value) and not isinstance(value, type):
         return _fields(value)
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, tuple | list):
-        return [plain(each) for each in value]
-    return {str(key): plain(each) for key, each in value.items()} if isinstance(value, Mapping) else value
+        return [as_json(each) for each in value]
+    return {str(key): as_json(each) for key, each in value.items()} if isinstance(value, Mapping) else value
 
 
 def _fields(value: object) -> dict[str, object]:
-    names = _SHOWN.get(type(value).__name__) or tuple(vars(value))
+    names = _WRITTEN_FIELDS.get(type(value).__name__) or tuple(vars(value))
     found = {name: getattr(value, name) for name in names}
     return {
-        to_camel(name): round(each) if name in _BYTES and isinstance(each, float) else plain(each)
+        to_camel(name): round(each) if name in _BYTE_FIELDS and isinstance(each, float) else as_json(each)
         for name, each in found.items()
     }

@@ -14,7 +14,7 @@ from rljob_cli.plan.gpus import pool_gpus, this_machine
 from rljob_cli.plan.models import shapes_of
 from rljob_cli.plan.options import GpuOptions, PlanOptions
 from rljob_cli.plan.profile import Profile, constants_for, default_constants, default_file, write_profile
-from rljob_cli.plan.run_folder import METRICS_FILE_NAME, RunRecord, read_run
+from rljob_cli.plan.run_record import METRICS_FILE_NAME, RunRecord, read_run
 from rljob_cli.plan.run_text import calibration_lines, run_lines
 from rljob_planner.advice.calibration import CalibrationRun, calibrated
 from rljob_planner.advice.comparison import ComparedMemory, ComparedTime, compared_memory, compared_times, process_bytes
@@ -29,23 +29,24 @@ from rljob_planner.timing.step import step_time
 from rljob_planner.workload import Role
 
 
-def show(options: PlanOptions, console: Console) -> int:
-    """Compares a run with its plan and suggests changes. Raises CliError or PlanError."""
+def compare(options: PlanOptions, console: Console) -> int:
+    """Prints the comparison of a run with its plan, and suggested changes. Raises CliError or PlanError."""
     for line in run_lines(run_report(options), explain=options.explain):
         console.print(line, soft_wrap=True)
     return int(ExitCode.SUCCESS)
 
 
 def calibrate(options: PlanOptions, console: Console) -> int:
-    """Fits the constants to runs and writes them to a profile. Raises CliError or PlanError."""
+    """Fits the planner's constants to runs, writes them to a profile, and prints how well they predict the runs. Raises
+    CliError or PlanError."""
     runs = [calibration_run(read_run(folder), options) for folder in options.calibrate]
-    begin = default_constants({pool.gpu.name for run in runs for pool in run.placement.pools})
-    constants = calibrated(runs, begin)
-    kind = runs[0].placement.pools[0].gpu.name
-    file = options.profile or default_file(kind)
-    write_profile(file, Profile(kind, constants, tuple(run.name for run in runs), time_text(datetime.now(UTC))))
-    times = [(run.name, _compared_times(run, constants), _compared_times(run, begin)) for run in runs]
-    for line in calibration_lines(str(file), kind, times):
+    defaults = default_constants({pool.gpu.name for run in runs for pool in run.placement.pools})
+    constants = calibrated(runs, defaults)
+    gpu_type = runs[0].placement.pools[0].gpu.name
+    file = options.profile or default_file(gpu_type)
+    write_profile(file, Profile(gpu_type, constants, tuple(run.name for run in runs), time_text(datetime.now(UTC))))
+    times = [(run.name, _compared_times(run, constants), _compared_times(run, defaults)) for run in runs]
+    for line in calibration_lines(str(file), gpu_type, times):
         console.print(line, soft_wrap=True)
     return int(ExitCode.SUCCESS)
 
@@ -76,10 +77,10 @@ def run_report(options: PlanOptions) -> RunReport:
 def compared(run: CalibrationRun, constants: Constants) -> tuple[tuple[ComparedTime, ...], tuple[ComparedMemory, ...]]:
     """Predicted and measured seconds and bytes. Seconds are predicted for the run's average lengths, bytes for the
     lengths of the step that trained on the most tokens."""
-    as_it_was = workload_for_memory(run.workload, run.facts)
+    largest_step = workload_for_memory(run.workload, run.facts)
     pool = run.placement.pool_of(Role.ACTOR)
-    phases = phases_of(pool, as_it_was, constants)
-    process = process_bytes(phases, as_it_was, pool.rollout)
+    phases = phases_of(pool, largest_step, constants)
+    process = process_bytes(phases, largest_step, pool.rollout)
     return _compared_times(run, constants), compared_memory(phases, run.facts, process)
 
 
@@ -89,7 +90,8 @@ def _compared_times(run: CalibrationRun, constants: Constants) -> tuple[Compared
 
 
 def calibration_run(record: RunRecord, options: PlanOptions | None = None) -> CalibrationRun:
-    """The run with everything that the planner needs to predict it. Raises CliError or PlanError."""
+    """The facts of a run, and the workload and placement from which the planner predicts them. Raises CliError or
+    PlanError."""
     options, spec = options or PlanOptions(), record.job.spec
     facts = facts_of(record.lines, spec.training.batch_size, str(record.folder / METRICS_FILE_NAME))
     # The folder of a run does not say where the job file was. Most users start both the run and this command in the
@@ -102,13 +104,10 @@ def calibration_run(record: RunRecord, options: PlanOptions | None = None) -> Ca
         gpus = pool_gpus(spec, options.gpus).gpus
     is_cpu = any(gpu.is_cpu for gpu in gpus.values())
     if facts.has_gpu == is_cpu:
-        seen = "GPUs" if facts.has_gpu else "CPUs"
-        raise CliError(
-            f"--gpu: the metrics show that the run was on {seen}; name the type that it was on (cpu for CPUs), or"
-            " remove the option"
-        )
-    plain = {role: found.shape for role, found in shapes.items()}
-    workload = workload_of(spec, plain, name=record.job.metadata.name, is_cpu=is_cpu)
+        seen = "GPUs; name their type, such as --gpu H100" if facts.has_gpu else "CPUs; use --gpu cpu, or no GPU option"
+        raise CliError(f"--gpu: the metrics show that the run was on {seen}")
+    shape_of_role = {role: found.shape for role, found in shapes.items()}
+    workload = workload_of(spec, shape_of_role, name=record.job.metadata.name, is_cpu=is_cpu)
     placement = placement_of(spec, gpus)
     check_layouts(workload, placement)
     return CalibrationRun(str(record.folder), facts, workload, placement)

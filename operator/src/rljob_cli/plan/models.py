@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 PACKAGE_SCHEME = "package://"
 POLICY_FIELD = "spec.training.model.source"
-HUB_SECONDS = 10.0
-"""Timeout of the request for a `config.json`."""
-_REFUSED, _MISSING = ("denies access to it", "set HF_TOKEN, or "), ("has no config.json for it", "")
-_ANSWERS = {401: _REFUSED, 403: _REFUSED, 404: _MISSING, 410: _MISSING}
-"""By HTTP status: the hub's answer in words, and advice to try first."""
+HUB_TIMEOUT_SECONDS = 10.0
+"""Timeout of the request to the hub for a `config.json`."""
+_DENIED, _MISSING = ("denies access to it", "set HF_TOKEN, or "), ("has no config.json for it", "")
+_HUB_ERRORS = {401: _DENIED, 403: _DENIED, 404: _MISSING, 410: _MISSING}
+"""By HTTP status: what the hub does, for the message, and the first part of the advice."""
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
 
@@ -78,21 +78,21 @@ def find_shape(source: ModelSource, job_folder: Path) -> FoundShape:
     if not os.path.isfile(file):
         raise CliError(
             f"{source.field}: {text!r} does not exist or has no config.json (looked for {file}); check the path"
-            f"{_or_config(source)}"
+            f"{_or_model_config(source)}"
         )
     return FoundShape(_shape_of_file(file, source.field), "from its config.json")
 
 
 def _looks_local(text: str, job_folder: Path) -> bool:
-    """Whether the source is a path instead of a model of the hub. Decides as the trainer does: `owner/name` is a path
-    if it exists."""
+    """Whether the source is a path instead of a model of the hub. `owner/name` is a path if this path exists. The
+    trainer has the same rule."""
     is_path = re.match(LOCAL_SOURCE, text) is not None or len(PurePosixPath(text).parts) > 2
     return is_path or os.path.exists(job_folder / text)
 
 
-def _or_config(source: ModelSource) -> str:
-    """Further advice for the policy. --model-config does not help for other models."""
-    return ", or pass its config.json with --model-config FILE" if source.field == POLICY_FIELD else ""
+def _or_model_config(source: ModelSource) -> str:
+    """More advice, for the policy only: --model-config does not help for other models."""
+    return ", or pass the model's config.json with --model-config FILE" if source.field == POLICY_FIELD else ""
 
 
 def _package_path(source: ModelSource) -> Path:
@@ -105,7 +105,7 @@ def _package_path(source: ModelSource) -> Path:
     if spec is None or spec.submodule_search_locations is None:
         raise CliError(
             f"{source.field}: the Python package {top!r} is not installed here (seen {source.source!r}); install it"
-            f"{_or_config(source)}"
+            f"{_or_model_config(source)}"
         )
     candidates = [Path(folder, *nested, inner) for folder in spec.submodule_search_locations]
     return next((path for path in candidates if os.path.exists(path)), candidates[0])
@@ -121,7 +121,8 @@ def _of_hub(source: ModelSource) -> FoundShape:
 
 
 def _cached_config(name: str, revision: str | None) -> Path | None:
-    """The `config.json` in this machine's hub cache, `models--OWNER--NAME/snapshots/COMMIT`, or None."""
+    """The `config.json` in this machine's hub cache, `models--OWNER--NAME/snapshots/COMMIT`; None if the
+    file does not exist."""
     folder = settings.hub_cache_folder() / f"models--{name.replace('/', '--')}"
     reference = folder / "refs" / (revision or "main")
     try:
@@ -135,7 +136,8 @@ def _cached_config(name: str, revision: str | None) -> Path | None:
 
 
 def _hub_config(source: ModelSource) -> dict[str, object]:
-    """Downloads the model's `config.json` from the hub. Raises CliError if the hub fails or has no such model."""
+    """Downloads the model's `config.json` from the hub. Raises CliError if the hub is unreachable or off, or if it
+    denies access or has no such file."""
     # Imported here, because the imports take 50 ms and few plans send a request to the hub.
     import http.client
     import urllib.error
@@ -145,21 +147,21 @@ def _hub_config(source: ModelSource) -> dict[str, object]:
     name, address = source.source, settings.hub_address()
     near = similar_names(name)
     guess = f" (did you mean {' or '.join(near)}?)" if near else ""
-    advice = _or_config(source).removeprefix(", or ") or "use a folder with its config.json instead"
+    advice = _or_model_config(source).removeprefix(", or ") or "use a folder with the model's config.json instead"
     where = f"{source.field}: rljob does not know the model {name!r}{guess}, and"
     if address is None:
-        raise CliError(f"{where} the hub is not asked because HF_HUB_OFFLINE is set; {advice}")
+        raise CliError(f"{where} HF_HUB_OFFLINE is set, so it sends no request to the hub; {advice}")
     if not address.startswith(("https://", "http://")):
-        raise CliError(f"HF_ENDPOINT: must begin with https:// (seen {address!r}); correct it")
+        raise CliError(f"HF_ENDPOINT: must begin with https:// or http:// (seen {address!r}); correct it")
     path = urllib.parse.quote(f"{name}/resolve/{source.revision or 'main'}/config.json")
     try:
         request = urllib.request.Request(f"{address}/{path}")
         if (token := settings.hub_token()) is not None:
             request.add_unredirected_header("Authorization", f"Bearer {token}")
-        with urllib.request.urlopen(request, timeout=HUB_SECONDS) as answer:
-            content = _read_in_time(answer)
+        with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_SECONDS) as response:
+            content = _read_in_time(response)
     except urllib.error.HTTPError as error:
-        why, first = _ANSWERS.get(error.code, ("returns an error", "try again later, or "))
+        why, first = _HUB_ERRORS.get(error.code, ("returns an error", "try again later, or "))
         raise CliError(f"{where} the hub {why} (HTTP {error.code}); {first}{advice}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = one_line(getattr(error, "reason", None) or error)
@@ -167,10 +169,10 @@ def _hub_config(source: ModelSource) -> dict[str, object]:
     return _as_config(content, f"{address}/{path}")
 
 
-def _read_in_time(answer: http.client.HTTPResponse) -> bytes:
-    """The first 4 MiB of the response. Raises TimeoutError after ten seconds, even if data still arrives slowly."""
-    end, content = time.monotonic() + HUB_SECONDS, b""
-    while len(content) < _MAX_CONFIG_BYTES and (more := answer.read1(_MAX_CONFIG_BYTES - len(content))):
+def _read_in_time(response: http.client.HTTPResponse) -> bytes:
+    """At most the first 4 MiB of the response. Raises TimeoutError after ten seconds, even if data still arrives."""
+    end, content = time.monotonic() + HUB_TIMEOUT_SECONDS, b""
+    while len(content) < _MAX_CONFIG_BYTES and (more := response.read1(_MAX_CONFIG_BYTES - len(content))):
         content += more
         if time.monotonic() > end:
             raise TimeoutError("timed out")

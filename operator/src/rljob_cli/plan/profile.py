@@ -1,4 +1,4 @@
-"""Reads and writes profiles: JSON files with constants of the planner that were fitted to runs on one machine.
+"""Reads and writes profiles: JSON files with constants of the planner that were fitted to runs on one GPU type.
 
     {"formatVersion": 1, "kind": "H100", "constants": {...}, "runs": ["runs/x"], "writtenAt": "2026-01-31T12:00:00Z"}
 
@@ -23,7 +23,7 @@ from rljob_planner.advice.calibration import cpu_constants
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import CPU_NAME
 
-_AGAIN = "write the file again with rljob plan --calibrate"
+_ADVICE = "write the file again with rljob plan --calibrate"
 
 
 @dataclass(frozen=True)
@@ -43,34 +43,34 @@ class Profile:
 _PROFILE = TypeAdapter(Profile)
 
 
-def constants_for(kinds: Collection[str], file: Path | None) -> Constants:
+def constants_for(gpu_types: Collection[str], file: Path | None) -> Constants:
     """The constants for a plan. They come from the first of these that exists: the profile `file`, the user's profile
     for the GPU type (if all pools have the same type), the defaults.
 
     Raises CliError if the profile cannot be read, or is for another GPU type."""
     found = file
-    if found is None and len(set(kinds)) == 1:
-        own = default_file(next(iter(kinds)))
-        found = own if own.is_file() else None
+    if found is None and len(set(gpu_types)) == 1:
+        of_user = default_file(next(iter(gpu_types)))
+        found = of_user if of_user.is_file() else None
     if found is None:
-        return default_constants(kinds)
+        return default_constants(gpu_types)
     profile = read_profile(found)
-    if set(kinds) != {profile.kind}:
+    if set(gpu_types) != {profile.kind}:
         raise CliError(
-            f"{found}: the profile is for {profile.kind}, but the job is planned for {', '.join(sorted(set(kinds)))};"
-            " remove --profile, or use a profile from a run on the same GPU type"
+            f"{found}: the profile is for {profile.kind}, but the job is planned for"
+            f" {', '.join(sorted(set(gpu_types)))}; remove --profile, or use a profile from a run on the same GPU type"
         )
     return profile.constants
 
 
-def default_constants(kinds: Collection[str]) -> Constants:
-    """The constants for a plan without a profile."""
-    return cpu_constants() if set(kinds) == {CPU_NAME} else Constants()
+def default_constants(gpu_types: Collection[str]) -> Constants:
+    """The constants for a plan without a profile: those for CPUs if all pools are on CPUs, else those for GPUs."""
+    return cpu_constants() if set(gpu_types) == {CPU_NAME} else Constants()
 
 
-def default_file(kind: str) -> Path:
-    """The path of the user's profile for a GPU type: written by --calibrate, read by later plans."""
-    name = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in kind)
+def default_file(gpu_type: str) -> Path:
+    """The path of the user's profile for a GPU type. --calibrate writes it, and later plans read it."""
+    name = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in gpu_type)
     return settings.profile_folder() / f"{name}.json"
 
 
@@ -79,14 +79,15 @@ def read_profile(file: Path) -> Profile:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CliError(f"{file}: cannot be read ({error.strerror}); check --profile") from None
+        raise CliError(f"{file}: cannot be read ({error.strerror}); check the path and its permissions") from None
     except (ValueError, RecursionError) as error:
-        raise CliError(f"{file}: is not valid JSON ({one_line(error)}); {_AGAIN}") from None
+        raise CliError(f"{file}: is not valid JSON ({one_line(error)}); {_ADVICE}") from None
     if isinstance(data, dict):
-        given = data.get("constants")
-        if isinstance(given, dict):
-            given = vars(default_constants({str(data.get("kind"))})) | given
-        data = {"formatVersion": None, **data, "constants": given}
+        # Constants that the file lacks have their defaults. A file without formatVersion is rejected.
+        constants = data.get("constants")
+        if isinstance(constants, dict):
+            constants = vars(default_constants({str(data.get("kind"))})) | constants
+        data = {"formatVersion": None, **data, "constants": constants}
     try:
         return _PROFILE.validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
@@ -95,13 +96,13 @@ def read_profile(file: Path) -> Profile:
         bounds = {"ge": "must be at least", "le": "must be at most"}
         limits = [f"{bounds[name]} {limit:g}" for name, limit in problem.get("ctx", {}).items() if name in bounds]
         seen = one_line(json.dumps(problem["input"], default=str))[:60]
-        raise CliError(f"{where}: {''.join(limits) or 'is not valid'} (seen {seen}); {_AGAIN}") from None
+        raise CliError(f"{where}: {''.join(limits) or 'is not valid'} (seen {seen}); {_ADVICE}") from None
 
 
 def write_profile(file: Path, profile: Profile) -> None:
     """Writes a profile, or replaces it atomically. Raises CliError if that fails.
 
-    Constants that are equal to the default are left out, so that a profile follows later changes of the defaults.
+    Constants that equal their default are not written, so that a plan with the profile uses later defaults for them.
     """
     defaults = vars(default_constants({profile.kind}))
     data = {"formatVersion": 1} | _PROFILE.dump_python(profile, mode="json", by_alias=True)

@@ -1,4 +1,5 @@
-"""Formats the output of `rljob plan --from-run` and `--calibrate`. The last line has the most useful changes."""
+"""Formats the output of `rljob plan --from-run` and `--calibrate`. The last line of a
+comparison is the advice: the most useful changes."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ _FAR_OFF = 1.3
 _MAX_PHASES = 2
 """The largest number of phases that are printed for a suggested change."""
 ComparedRun = tuple[str, tuple[ComparedTime, ...], tuple[ComparedTime, ...]]
-"""A run's name, the comparison of its times with the fitted constants, and the comparison with the constants before."""
+"""A run's name, then its measured times beside the times predicted with the fitted constants, and with the defaults."""
 
 
 def run_lines(report: RunReport, *, explain: bool) -> Iterator[Text]:
-    """The comparison of a run with its plan, line by line."""
+    """The comparison of a run with its plan. `explain`: with the formula of each phase."""
     facts = report.facts
     state = f" ({report.state})" if report.state else ""
     yield Text(f"{report.name}{state}", "bold")
@@ -54,28 +55,31 @@ def run_lines(report: RunReport, *, explain: bool) -> Iterator[Text]:
     yield from _advice_lines(report)
 
 
-def calibration_lines(file: str, kind: str, runs: Sequence[ComparedRun]) -> Iterator[Text]:
+def calibration_lines(file: str, gpu_type: str, runs: Sequence[ComparedRun]) -> Iterator[Text]:
     """For each run, the times that the fitted constants predict beside the measured ones; then the profile's path."""
-    for name, after, before in runs:
-        yield from _time_table(after, f"{name}: seconds per step, predicted with the fitted constants and measured")
-        step = next((each for each in before if each.name == STEP), None)
+    for name, fitted, default in runs:
+        yield from _time_table(fitted, f"{name}: seconds per step, predicted with the fitted constants and measured")
+        step = next((each for each in default if each.name == STEP), None)
         if step is not None and step.predicted is not None:
             yield Text(f"  (predicted before the fit: {number(step.predicted.likely)} s per step)", "dim")
         yield Text()
-    yield Text(f"Wrote {file}, a profile for plans on {kind}.", "green")
+    yield Text(f"Wrote {file}, a profile for plans on {gpu_type}.", "green")
 
 
 def _time_table(times: Sequence[ComparedTime], title: str) -> list[Text]:
-    step = next((each.measured.median for each in times if each.name == STEP and each.measured), 0.0)
+    """The title, then a table with a row for each phase and one for the step."""
+    step_seconds = next((each.measured.median for each in times if each.name == STEP and each.measured), 0.0)
     rows = []
     for each in times:
         likely = 0.0 if each.predicted is None else each.predicted.likely
-        seen = each.measured
+        measured = each.measured
         # A phase with less than 5 % of the step hardly matters, so its error is not marked.
-        is_small = max(likely, seen.median if seen else 0.0) < 0.05 * step
-        measured = (number(seen.median), f"{number(seen.low)} to {number(seen.high)}") if seen else ("", "")
+        is_small = max(likely, measured.median if measured else 0.0) < 0.05 * step_seconds
+        cells = (
+            (number(measured.median), f"{number(measured.low)} to {number(measured.high)}") if measured else ("", "")
+        )
         predicted = "" if each.predicted is None else number(likely)
-        rows.append((each.name, predicted, *measured, _ratio(each.ratio, is_small=is_small), each.bound_by))
+        rows.append((each.name, predicted, *cells, _ratio(each.ratio, is_small=is_small), each.bound_by))
     head = ("PHASE", "PREDICTED", "MEASURED", "RANGE", "RATIO", "BOUND BY")
     return [Text(title, "bold"), *table(head, rows, "  ")]
 
@@ -101,7 +105,7 @@ def _advice_lines(report: RunReport) -> Iterator[Text]:
     for advice in report.advice:
         yield from _one_advice(advice, before)
     yield Text()
-    # All changes that cost only memory, combined.
+    # The advice combines all changes that neither affect learning nor add GPUs.
     line = Text("Advice: ", "bold")
     if report.together:
         changes = ", ".join(f"{each.change.field}: {each.change.value}" for each in report.together)
@@ -117,7 +121,7 @@ def _one_advice(advice: Advice, before: float) -> Iterator[Text]:
     price = "; but it affects learning" if advice.changed.changes_training else ""
     if advice.more_gpus:
         gpus = f"{advice.more_gpus} more GPU{'' if advice.more_gpus == 1 else 's'}"
-        price = f"; but it needs {gpus}, in a new pool of that name"
+        price = f"; but it needs {gpus}, in a new pool {change.value}"
     yield Text(f"  - {change.field}: {change.before} -> {change.value}", "yellow")
     memory = f"{worst.phase.value} {worst.total / GIB:.1f} of {worst.limit / GIB:.1f} GiB, {advice.verdict.value}"
     step = f"step {number(before)} -> {number(advice.step.likely)} s ({advice.share:.0%} less)"

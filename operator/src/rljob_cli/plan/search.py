@@ -18,7 +18,7 @@ from rljob_cli.plan.text import (
     head_lines,
     last_line,
     number,
-    placement_words,
+    placement_text,
     plan_body,
     proposal_lines,
     seconds_cells,
@@ -44,31 +44,40 @@ def changed_spec(spec: RLJobSpec, changes: Sequence[Change]) -> RLJobSpec:
     model."""
     wire = spec.to_wire()
     for change in changes:
-        *way, last = change.field.removeprefix("spec.").split(".")
-        place: object = wire
-        for part in way:
-            assert isinstance(place, dict), "every field is in a block"
-            place = place.setdefault(part.removesuffix("[]"), {})
-            if isinstance(place, list):
-                place = next(entry for entry in place if "rewardModel" in entry)
-        assert isinstance(place, dict), "every field is in a block"
-        place[last] = read_yaml(change.value).value
+        *block_names, field = change.field.removeprefix("spec.").split(".")
+        block: object = wire
+        for name in block_names:
+            assert isinstance(block, dict), "every field is in a block"
+            block = block.setdefault(name.removesuffix("[]"), {})
+            if isinstance(block, list):
+                block = next(entry for entry in block if "rewardModel" in entry)
+        assert isinstance(block, dict), "every field is in a block"
+        block[field] = read_yaml(change.value).value
     return RLJobSpec.from_wire(wire)
 
 
 def search_lines(
-    found: SearchResult, head: PlanHead, file: RLJobSpec, planned: RLJobSpec, own: Plan | None, *, explain: bool
+    found: SearchResult,
+    head: PlanHead,
+    file_spec: RLJobSpec,
+    new_spec: RLJobSpec,
+    file_plan: Plan | None,
+    *,
+    explain: bool,
 ) -> Iterator[Text]:
     """The best placements, then the best supported one in detail.
 
-    `file`: the spec of the job file. `own`: its plan with its own pools; None if the cluster has no room for them.
-    `planned`: the spec with the best supported placement.
+    Args:
+        file_spec: the spec of the job file.
+        new_spec: the spec with the best supported placement; equal to `file_spec` if there is none.
+        file_plan: the plan for the pools of the job file; None if the cluster has no room for them.
     """
-    shown, title = _shown(found)
+    shown, title = _plan_in_detail(found)
     yield from head_lines(shown, head)
-    if own is not None:
-        yield Text(f"  {'as written':12} {number(own.step.total.likely)} s per step, memory {own.verdict.value}")
-        yield wrapped(placement_words(own.placement), " " * 15, "dim")
+    if file_plan is not None:
+        likely, verdict = file_plan.step.total.likely, file_plan.verdict
+        yield Text(f"  {'as written':12} {number(likely)} s per step, memory {verdict.value}")
+        yield wrapped(placement_text(file_plan.placement), " " * 15, "dim")
     yield Text()
     if found.candidates:
         if found.advice:
@@ -79,7 +88,7 @@ def search_lines(
     yield wrapped(_NOT_TRIED.format(settings=settings), "  ", "dim")
     yield Text()
     yield Text(title, "bold")
-    yield wrapped(placement_words(shown.placement), "  ")
+    yield wrapped(placement_text(shown.placement), "  ")
     yield from plan_body(shown, explain=explain)
     free = head.num_gpus - shown.placement.num_gpus
     if free > 0 and found.best_supported is not None:
@@ -93,13 +102,13 @@ def search_lines(
         yield wrapped(" ".join(found.advice))
     if found.best_supported is not None:
         yield Text()
-        yield from _change_lines(file, planned, shown.placement, head)
+        yield from _change_lines(file_spec, new_spec, shown.placement, head)
     yield Text()
     yield last_line(shown, "with the changes above" if found.changes else "")
 
 
-def _shown(found: SearchResult) -> tuple[Plan, str]:
-    """The plan that is shown in detail, and its title."""
+def _plan_in_detail(found: SearchResult) -> tuple[Plan, str]:
+    """The plan that is printed in detail, and the title above it."""
     if found.best_supported is not None:
         is_first = found.candidates[0].is_supported
         return found.best_supported.plan, f"The best {'' if is_first else 'supported '}placement in detail"
@@ -120,7 +129,7 @@ def _candidate_lines(candidates: Sequence[Candidate], changes: Sequence[Change])
                 "" if at == 0 else "tie" if candidate.is_tie else behind,
                 f"{worst.total / GIB:.1f} of {worst.limit / GIB:.1f}",
                 Text("yes", "green") if candidate.is_supported else Text("no", "yellow"),
-                placement_words(candidate.plan.placement),
+                placement_text(candidate.plan.placement),
             )
         )
     changed = " and ".join(f"{change.field} to {change.value}" for change in changes)
@@ -133,26 +142,31 @@ def _candidate_lines(candidates: Sequence[Candidate], changes: Sequence[Change])
             yield wrapped("; ".join(candidate.reasons), "       ", "dim")
 
 
-def _change_lines(file: RLJobSpec, planned: RLJobSpec, placement: Placement, head: PlanHead) -> Iterator[Text]:
-    lines = differences(file, planned)
+def _change_lines(file_spec: RLJobSpec, new_spec: RLJobSpec, placement: Placement, head: PlanHead) -> Iterator[Text]:
+    """The changes in the job file, and advice on the selectors of the pools' nodes."""
+    lines = differences(file_spec, new_spec)
     if lines:
-        yield Text("Changes in the job file (--write FILE writes a new one)", "bold")
+        yield Text("Changes in the job file (--write FILE writes a new file with them)", "bold")
     else:
-        yield Text("The job file has this placement already.")
+        yield Text("The job file already has this placement.")
     for line in lines:
         yield Text(f"  - {line}", "yellow")
-    others = []
-    for pool, placed in zip(planned.pools, placement.pools, strict=True):
+    without_selector = []
+    for pool, placed in zip(new_spec.pools, placement.pools, strict=True):
         gpu = placed.gpu
+        # Kubernetes applies nodeSelector and affinity together, but `known_gpus` ignores the affinity of a pool whose
+        # nodeSelector names a GPU type. So the affinity is checked again without the nodeSelector.
         by_affinity = pool.model_copy(update={"template": pool.template.model_copy(update={"node_selector": {}})})
         required = [[kind.name for kind in known_gpus(each)] for each in (pool, by_affinity)]
         if not any(required) and gpu.name not in head.gpus.labels:
-            others.append(f"{pool.name} {gpu.name}")
+            without_selector.append(f"{pool.name} {gpu.name}")
         elif other := next((names[0] for names in required if names and gpu.name not in names), None):
             sentence = (
                 f"! pool {pool.name}: its nodeSelector or affinity selects {other}, but this plan uses {gpu.name}"
             )
-            yield wrapped(f"{sentence}; change it.", "  ", "yellow")
-    if len({group.gpu.name for group in head.gpus.cluster}) > 1 and others:
-        sentence = f"The cluster has several GPU types. Select the nodes of each pool ({', '.join(others)}) in its"
+            yield wrapped(f"{sentence}; change the selector or the affinity.", "  ", "yellow")
+    if len({group.gpu.name for group in head.gpus.cluster}) > 1 and without_selector:
+        sentence = (
+            f"The cluster has several GPU types. Select the nodes of each pool ({', '.join(without_selector)}) in its"
+        )
         yield wrapped(f"{sentence} template.nodeSelector, for example with the label {PRODUCT_LABEL}.", "  ")

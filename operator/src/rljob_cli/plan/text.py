@@ -1,4 +1,4 @@
-"""Formats a plan for the terminal: the job, memory by phase, seconds by phase, changes, and a one-line summary.
+"""Formats a plan for the terminal: the job, memory by phase, seconds by phase, proposals, and a one-line summary.
 
 Memory is in GiB on the fullest GPU of a pool. Seconds are printed as `likely (low to high)`.
 """
@@ -22,14 +22,14 @@ from rljob_planner.workload import PlacedPool, Placement, Role, Schedule
 
 _STYLES = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.TOO_LARGE: "red"}
 _MAX_PROPOSALS = 5
-"""The number of proposals that are printed; --json has all."""
+"""The largest number of proposals that are printed; --json has all."""
 _WIDTH = 118
 """The largest number of columns of a printed sentence."""
 
 
 @dataclass(frozen=True)
 class PlanHead:
-    """Facts for the first lines of the output that are not in the plan."""
+    """What the first lines of the output need besides the plan."""
 
     job: str
     """The job's name."""
@@ -48,7 +48,7 @@ def plan_lines(plan: Plan, head: PlanHead, *, explain: bool = False) -> Iterator
     """The whole output of a plan without --search."""
     yield from head_lines(plan, head)
     for pool in plan.placement.pools:
-        yield Text(f"  {'pool ' + pool.name:12} {_pool_words(pool)}")
+        yield Text(f"  {'pool ' + pool.name:12} {_pool_text(pool)}")
     yield from plan_body(plan, explain=explain)
     yield from proposal_lines(plan)
     yield Text()
@@ -79,8 +79,8 @@ def head_lines(plan: Plan, head: PlanHead) -> Iterator[Text]:
     workload, lengths = plan.workload, plan.workload.lengths
     noun = _unit(plan) + ("" if head.num_gpus == 1 else "s")
     used = plan.placement.num_gpus
-    number_of = f"{head.num_gpus}" if used == head.num_gpus else f"{used} of {head.num_gpus}"
-    yield Text(f"{head.job}: {number_of} {noun} ({head.gpus.origin})", "bold")
+    number_text = f"{head.num_gpus}" if used == head.num_gpus else f"{used} of {head.num_gpus}"
+    yield Text(f"{head.job}: {number_text} {noun} ({head.gpus.origin})", "bold")
     shown = set()
     for role, found in head.shapes.items():
         if found.shape.name not in shown:
@@ -101,14 +101,14 @@ def head_lines(plan: Plan, head: PlanHead) -> Iterator[Text]:
     yield Text(f"  {'constants':12} {wrapped(origin, ' ' * 15).plain.lstrip()}")
 
 
-def placement_words(placement: Placement) -> str:
+def placement_text(placement: Placement) -> str:
     """A placement as text: `actor+rollout on 1x8 H100 (shards of 4, TP 2); ref on 1x8 H100`. TP is tensor parallelism,
     SP sequence parallelism."""
-    words = "; ".join(_pool_words(pool) for pool in placement.pools)
-    return words if placement.schedule is Schedule.SYNCHRONOUS else f"{words}; {placement.schedule.value}"
+    pools = "; ".join(_pool_text(pool) for pool in placement.pools)
+    return pools if placement.schedule is Schedule.SYNCHRONOUS else f"{pools}; {placement.schedule.value}"
 
 
-def _pool_words(pool: PlacedPool) -> str:
+def _pool_text(pool: PlacedPool) -> str:
     layouts = []
     sizes = {role.value: layout.shard_size for role, layout in pool.layouts.items()}
     if len(set(sizes.values())) > 1:
@@ -117,14 +117,15 @@ def _pool_words(pool: PlacedPool) -> str:
         layouts.append(f"shards of {min(sizes.values())}")
     if pool.rollout is not None and pool.rollout.tensor_parallel > 1:
         layouts.append(f"TP {pool.rollout.tensor_parallel}")
-    if shares := {layout.sequence_parallel for layout in pool.layouts.values()} - {1}:
-        layouts.append(f"SP {max(shares)}")
+    if sequence_parallel := {layout.sequence_parallel for layout in pool.layouts.values()} - {1}:
+        layouts.append(f"SP {max(sequence_parallel)}")
     inner = f" ({', '.join(layouts)})" if layouts else ""
     roles = "+".join(role.value for role in pool.roles)
     return f"{roles or 'nothing'} on {pool.nodes}x{pool.gpus_per_node} {pool.gpu.name}{inner}"
 
 
 def _memory_row(phase: PhaseMemory) -> tuple[str | Text, ...]:
+    """The cells of a phase: name, used GiB, limit in GiB, whether that fits, GiB by role."""
     verdict = verdict_of((phase,))
     outcome = {
         Verdict.FITS: "fits",
@@ -133,9 +134,9 @@ def _memory_row(phase: PhaseMemory) -> tuple[str | Text, ...]:
     }[verdict]
     if phase.kv_cache_shortage > 0:
         outcome = f"KV cache {phase.kv_cache_shortage / GIB:.1f} too small"
-    shares = ", ".join(f"{owner} {num_bytes / GIB:.1f}" for owner, num_bytes in _by_owner(phase).items())
+    used_by = ", ".join(f"{owner} {num_bytes / GIB:.1f}" for owner, num_bytes in _by_owner(phase).items())
     total, limit = (f"{each / GIB:>6.1f}" for each in (phase.total, phase.limit))
-    return phase.phase.value, total, limit, Text(outcome, _STYLES[verdict]), shares
+    return phase.phase.value, total, limit, Text(outcome, _STYLES[verdict]), used_by
 
 
 _ENGINE_OWNERS = ("rollout weights", "engine", "KV cache", "sleeping engine")
@@ -211,7 +212,7 @@ def proposal_lines(plan: Plan) -> Iterator[Text]:
 def _proposal_table(proposals: Sequence[Proposal]) -> list[Text]:
     """A numbered row for each proposal. If a proposal has several changes, each further change has a row of its own."""
     rows: list[tuple[str | Text, ...]] = []
-    for number_of, proposal in enumerate(proposals, 1):
+    for index, proposal in enumerate(proposals, 1):
         worst, seconds = proposal.fullest_phase, proposal.step_seconds
         memory = f"{worst.total / GIB:.1f} of {worst.limit / GIB:.1f} in {worst.phase.value}"
         if worst.kv_cache_shortage > 0:
@@ -219,7 +220,7 @@ def _proposal_table(proposals: Sequence[Proposal]) -> list[Text]:
         step = "" if seconds is None else number(seconds.likely)
         first, *others = [f"{each.field}: {each.before} -> {each.value}" for each in proposal.changes]
         verdict = Text(proposal.verdict.value, _STYLES[proposal.verdict])
-        rows.append((Text(f"{number_of}. {first}", "yellow"), memory, verdict, step))
+        rows.append((Text(f"{index}. {first}", "yellow"), memory, verdict, step))
         rows += [(Text(f"   {other}", "yellow"), "", "", "") for other in others]
     return table(("PROPOSAL", "MEMORY, GiB", "", "STEP, s"), rows, "  ")
 
@@ -243,12 +244,13 @@ def last_line(plan: Plan, condition: str = "") -> Text:
 
 
 def wrapped(sentence: str, indent: str = "", style: str = "") -> Text:
-    """A sentence, wrapped at 118 columns."""
+    """A sentence, wrapped at `_WIDTH` columns."""
     filled = textwrap.fill(sentence, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
     return Text(filled, style)
 
 
 def _unit(plan: Plan) -> str:
+    """What the plan counts: GPUs or, on CPUs, workers."""
     return "worker" if any(pool.gpu.is_cpu for pool in plan.placement.pools) else "GPU"
 
 

@@ -1,6 +1,6 @@
 """Reads a run's folder, so that `rljob plan --from-run` and `--calibrate` can compare the run with its plan.
 
-runs/x/  resolved.yaml, or job.yaml      the job as it ran
+runs/x/  resolved.yaml, else job.yaml    the job as it ran
          metrics.jsonl                   a line of metrics for every step
 """
 
@@ -36,7 +36,7 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Reads a run's folder. Raises CliError if it has no job, or no metrics."""
+    """Reads a run's folder. Raises CliError if the folder has no job or no metrics, or if they cannot be read."""
     if not folder.is_dir():
         raise CliError(f"{folder}: is not a folder; pass the folder of a run, such as runs/NAME")
     job = _job(folder)
@@ -45,8 +45,8 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def _job(folder: Path) -> RLJob:
-    """The job of the run. It is in `resolved.yaml`, with the values that were chosen for `Auto`; if the run never began
-    to train, it is in `job.yaml`."""
+    """The job of the run: from `resolved.yaml`, which has the values that the trainer chose for `Auto`; if the training
+    never began, from `job.yaml`."""
     for name in (RESOLVED_JOB_FILE_NAME, JOB_FILE_NAME):
         if (folder / name).is_file():
             try:
@@ -56,11 +56,14 @@ def _job(folder: Path) -> RLJob:
                     f"{folder / name}: this version of rljob cannot read it ({one_line(error)}); use the version that"
                     " made the run, or fix the file"
                 ) from None
-    raise CliError(f"{folder}: has no {JOB_FILE_NAME}, so it is not the folder of a run; pass one, such as runs/NAME")
+    raise CliError(
+        f"{folder}: has no {JOB_FILE_NAME}, so it is not the folder of a run; pass another folder, such as runs/NAME"
+    )
 
 
 def _metrics(file: Path) -> tuple[MetricsLine, ...]:
-    """The numbers of each line. While the run continues, its last line may be incomplete; such a line is skipped."""
+    """The numbers of each line. The last line is skipped if it is incomplete, because the run may still be
+    writing it."""
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -88,5 +91,6 @@ def _is_number(value: object) -> bool:
 
 
 def _state(folder: Path) -> str:
+    """The field `RunRecord.state`."""
     state = RunFolder(folder).run_state()
     return "" if state is None else f"step {state.progress.step} of {state.progress.total_steps}, {state.phase}"
