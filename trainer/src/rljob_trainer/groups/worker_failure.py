@@ -24,6 +24,8 @@ ASK_SECONDS = 10.0
 LAST_BYTES = 1 << 16
 CRASH = re.compile(r"\*\*\* (SIG[A-Z]+) received at time=(\d+)")
 """Written by Ray's fault handler when a process crashes; stacks of all threads may follow."""
+RAY_MEMORY_KILL = re.compile(r"killed due to the node running low on memory(?:.*? was (\S+) used / (\S+) limit)?")
+"""In the error of a worker that Ray killed. Ray has an exception class for this only for tasks, not for actors."""
 CRASH_SECONDS = 60.0
 """An older crash in the log belongs to an earlier process with the same log file."""
 
@@ -101,6 +103,14 @@ def failure_cause(error: RayError, location: WorkerLocation) -> FailureCause:
     """Returns why a worker process died: the text of Ray's error without identifiers. If Ray only knows that the
     connection was closed, the cause comes from the end of the worker's log and the kernel's counter on its node."""
     text = " ".join(str(error).split())
+    monitored = RAY_MEMORY_KILL.search(text)
+    if monitored is not None:
+        used = f" ({monitored[1]} used, limit {monitored[2]})" if monitored[1] else ""
+        return FailureCause(
+            f"out of memory: Ray's memory monitor killed it, because its pod or machine was nearly full{used}; give its"
+            " pool more memory, or reduce the job's batch size",
+            ErrorCause.HOST_MEMORY,
+        )
     detail = re.search(r"Worker exit detail: (.*?)(?= There are some potential root causes|$)", text)
     if detail is None:
         return FailureCause(re.sub(r"^.*?(?=The actor is dead because|The actor died because)", "", text))
