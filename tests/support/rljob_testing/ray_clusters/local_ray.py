@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 from pydantic import JsonValue
@@ -49,11 +50,13 @@ ADDRESS = r"--address='([^']+)'"
 
 
 @contextmanager
-def ray_cluster(num_cpus: int, log_file: Path, *, forks_workers: bool = False) -> Iterator[str]:
-    """Starts a cluster and yields its address. With `forks_workers`, workers start with torch and transformers loaded
-    and do not compile models (see `forked_workers`)."""
+def ray_cluster(
+    num_cpus: int, log_file: Path, variables: Mapping[str, str] = MappingProxyType({}), *, forks_workers: bool = False
+) -> Iterator[str]:
+    """Starts a cluster, with these environment variables, and yields its address. With `forks_workers`, workers start
+    with torch and transformers loaded and do not compile models (see `forked_workers`)."""
     arguments = [*HEAD, "--include-dashboard=false", f"--num-cpus={num_cpus}", "--num-gpus=0"]
-    environment = {"CUDA_VISIBLE_DEVICES": "", "RAY_AUTH_MODE": "disabled"}
+    environment = {"CUDA_VISIBLE_DEVICES": "", "RAY_AUTH_MODE": "disabled", **variables}
     process, address = _started(arguments, environment, log_file, ADDRESS, forks_workers=forks_workers)
     try:
         yield address

@@ -25,7 +25,10 @@ LOG_END_BYTES = 1 << 16
 """How much of the end of a log is searched for a crash."""
 CRASH = re.compile(r"\*\*\* (SIG[A-Z]+) received at time=(\d+)")
 """A line that Ray's fault handler writes into the log when a process crashes: the signal, and the time in seconds since
-1970."""
+1970. Stacks of all threads may follow."""
+RAY_MEMORY_KILL = re.compile(r"killed due to the node running low on memory(?:.*? was (\S+) used / (\S+) limit)?")
+"""Part of the error of a worker that Ray's memory monitor killed: used and allowed memory, for example "7.6GB". Ray has
+an exception class for this for tasks only, not for actors."""
 CRASH_SECONDS = 60.0
 """A crash that is longer ago than this belongs to an earlier process with the same log file."""
 
@@ -110,6 +113,14 @@ def failure_cause(error: RayError, location: WorkerLocation) -> FailureCause:
     connection was closed, returns the cause that the end of the worker's log and the kernel's counter on its node
     show."""
     text = " ".join(str(error).split())
+    monitored = RAY_MEMORY_KILL.search(text)
+    if monitored is not None:
+        used = f" ({monitored[1]} used, limit {monitored[2]})" if monitored[1] else ""
+        return FailureCause(
+            f"out of memory: Ray's memory monitor killed it, because its pod or machine had nearly no memory left{used}; give its"
+            " pool more memory, or reduce the job's batch size",
+            ErrorCause.HOST_MEMORY,
+        )
     detail = re.search(r"Worker exit detail: (.*?)(?= There are some potential root causes|$)", text)
     if detail is None:
         return FailureCause(re.sub(r"^.*?(?=The actor is dead because|The actor died because)", "", text))
