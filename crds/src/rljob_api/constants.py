@@ -78,7 +78,7 @@ ANNOTATION_TOKEN_KEY = "rljob.dev/token-key"
 not reveal the key."""
 
 ANNOTATION_STOP = "rljob.dev/stop-requested-at"
-"""Annotation of an RLJob: a new value asks the operator to save a checkpoint and stop the job for good."""
+"""Annotation of an RLJob: a new value asks the operator to save a checkpoint and end the job."""
 ANNOTATION_RETRY = "rljob.dev/retry-requested-at"
 """Annotation of an RLJob, also of a failed one: a new value asks the operator to start another attempt immediately,
 with both retry budgets reset."""

@@ -3,7 +3,7 @@ scoring; `scored` waits for the scores. In between, the workers are free for oth
 
 The responses stay on the workers that generated them; the controller gets one number per response.
 
-Legend: B responses (prompts x group size).
+Legend: B responses (prompts x group size), S scored responses: B, then one greedy response per prompt if requested.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Scoring:
     """Scores of the reward functions and of length penalties."""
     by_model: PendingResult[DataProto] | None = None
     """Scores of the reward model, if there is one."""
-    order_B: torch.Tensor | None = None
+    order_S: torch.Tensor | None = None
     """int64: order of the rows in the reward model's call; None: not reordered."""
 
 
@@ -209,8 +209,8 @@ class RolloutPhase:
         columns = {SAMPLE_SEEDS: seeds}
         if with_greedy:
             inputs = DataProto.concat([inputs, one_row_per_prompt])
-            is_greedy_B = torch.arange(len(inputs)) >= len(seeds)
-            columns = {SAMPLE_SEEDS: seeds.new_zeros(len(inputs)), IS_GREEDY: is_greedy_B}
+            is_greedy_S = torch.arange(len(inputs)) >= len(seeds)
+            columns = {SAMPLE_SEEDS: seeds.new_zeros(len(inputs)), IS_GREEDY: is_greedy_S}
             columns[SAMPLE_SEEDS][: len(seeds)] = seeds
         request = inputs.only([PROMPT_TOKEN_IDS]).with_columns(columns)
         with self.timer.phase("rollout"):
@@ -227,13 +227,13 @@ class RolloutPhase:
         that each of its workers gets about the same number of tokens."""
         if self.reward_model is None:
             return Scoring(by_rewards)
-        order_B = None
+        order_S = None
         num_ranks = self.reward_model.num_data_ranks
         if num_ranks > 1 and len(batch) % num_ranks == 0:
-            order_B = balanced_order(batch[RESPONSE_LENGTHS], num_ranks, len(batch))
-            batch = batch.reorder(order_B)
+            order_S = balanced_order(batch[RESPONSE_LENGTHS], num_ranks, len(batch))
+            batch = batch.reorder(order_S)
         by_model = self.reward_model.group.compute_scores(batch.only(self.reward_model.columns))
-        return Scoring(by_rewards, by_model, order_B)
+        return Scoring(by_rewards, by_model, order_S)
 
     def scored(self, rollout: Rollout) -> Rollout:
         """Waits for the scores and returns the rollout with them. A rollout that already has its scores is returned
@@ -245,15 +245,16 @@ class RolloutPhase:
             return rollout
         with self.timer.phase("reward"):
             scores = self._scores(rollout.scoring)
-        totals_B = torch.zeros(len(scores), dtype=torch.float64)
+        totals_S = torch.zeros(len(scores), dtype=torch.float64)
         for name, weight in self.weights.items():
-            totals_B += weight * scores[score_column(name)]
-        _refuse_not_finite(rollout, scores, totals_B)
+            totals_S += weight * scores[score_column(name)]
+        _refuse_not_finite(rollout, scores, totals_S)
         num_rows, greedy_B = len(rollout.prompts), None
+        totals_B = totals_S[:num_rows]
         if len(scores) > num_rows:
             num_prompts = len(scores) - num_rows
-            greedy_B = totals_B[num_rows:].float().repeat_interleave(num_rows // num_prompts)
-            scores, totals_B = scores.slice(0, num_rows), totals_B[:num_rows]
+            greedy_B = totals_S[num_rows:].float().repeat_interleave(num_rows // num_prompts)
+            scores = scores.slice(0, num_rows)
         batch = rollout.batch.union(scores).with_columns({SCORES: totals_B})
         return replace(rollout, batch=batch, scoring=None, greedy_rewards_B=greedy_B)
 
@@ -293,7 +294,7 @@ class RolloutPhase:
         if scoring.by_model is None:
             return scores
         by_model = scoring.by_model.result()
-        return scores.union(by_model if scoring.order_B is None else by_model.reorder(scoring.order_B.argsort()))
+        return scores.union(by_model if scoring.order_S is None else by_model.reorder(scoring.order_S.argsort()))
 
 
 def _by_reward(found: object) -> dict[str, str]:
@@ -301,7 +302,7 @@ def _by_reward(found: object) -> dict[str, str]:
     return {str(name): str(text) for name, text in found.items()}
 
 
-def _refuse_not_finite(rollout: Rollout, scores: DataProto, totals_B: torch.Tensor) -> None:
+def _refuse_not_finite(rollout: Rollout, scores: DataProto, totals_S: torch.Tensor) -> None:
     """Raises RewardError for a score that is not finite in float32, which training uses. A single such score would make
     the advantages of its group, or of the whole batch, not finite. In `scores`, the rows after those of the rollout
     belong to greedy responses."""
@@ -310,7 +311,7 @@ def _refuse_not_finite(rollout: Rollout, scores: DataProto, totals_B: torch.Tens
             (f"spec.training.rewards[{index}] (reward {name})", scores[score_column(name)])
             for index, name in enumerate(rollout.weights)
         ),
-        ("spec.training.rewards (weighted sum of all rewards)", totals_B),
+        ("spec.training.rewards (weighted sum of all rewards)", totals_S),
     ]
     for where, values_B in checked:
         bad_rows = (~values_B.float().isfinite()).nonzero().flatten().tolist()
