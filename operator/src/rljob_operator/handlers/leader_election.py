@@ -1,8 +1,8 @@
 """Leader election with a Lease: one replica of the operator works, the others wait.
 
-The leader election of kubernetes.aio (37.0.2) is not used, for three reasons. It ends after one failed request to the API
-server. Its requests have no timeout, so two replicas could act as the leader at the same time. And it does
-not release the Lease when the leader stops.
+The leader election of kubernetes.aio (37.0.2) is not used, for three reasons. It ends after one failed request to the
+API server. Its requests have no timeout, so two replicas could act as the leader at the same time. And it does not
+release the Lease when the leader stops.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def failure_cause(error: RayError, location: WorkerLocation) -> FailureCause:
     if monitored is not None:
         used = f" ({monitored[1]} used, limit {monitored[2]})" if monitored[1] else ""
         return FailureCause(
-            f"out of memory: Ray's memory monitor killed it, because its pod or machine had nearly no memory left{used};"
+            f"out of memory: Ray's memory monitor killed it, because its pod or machine had almost no memory{used};"
             " give its pool more memory, or reduce the job's batch size",
             ErrorCause.HOST_MEMORY,
         )
