@@ -261,5 +261,10 @@ def test_bundles_are_counted_by_the_resources_they_request() -> None:
         group("fits-later", "NO_RESOURCES", {"GPU": 1}),
         group("mixed", "INFEASIBLE", {"GPU": 8, "CPU": 1}, {"CPU": 0.5}, {"CPU": 1, "GPU": 8}),
         group("", "INFEASIBLE"),
+        group("huge", "INFEASIBLE", {"GPU": 10**400}),
     ]
-    assert infeasible_groups(groups) == ("mixed: 2 x {CPU: 1, GPU: 8}, 1 x {CPU: 0.5}", "id-: ")
+    assert infeasible_groups(groups) == (
+        "mixed: 2 x {CPU: 1, GPU: 8}, 1 x {CPU: 0.5}",
+        "id-: ",
+        "huge: 1 x {GPU: inf}",
+    )

@@ -168,6 +168,11 @@ def test_an_invalid_split_is_rejected(call: SplitCall, problem: str) -> None:
         call.check(2)
 
 
+def test_rank_zero_alone_needs_arguments_for_rank_zero() -> None:
+    with pytest.raises(DispatchError, match="no arguments for rank 0"):
+        SplitCall(((),), {1: 0}).only_rank_zero()
+
+
 def test_invalid_meshes_are_rejected() -> None:
     with pytest.raises(DispatchError, match="dimension 'tp' must be 1 or more \\(seen: 0\\)"):
         mesh_position(0, {"dp": 2, "tp": 0}, collected_at={})

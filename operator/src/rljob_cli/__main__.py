@@ -207,7 +207,7 @@ def status_command(
     """Show the status of a job on a cluster.
 
     Exit codes: 0 success (with --watch: the job is Complete); 1 with --watch: the job is Failed; 3 there is no such
-    job; 75 the API server is unreachable.
+    job; 75 no response from the API server.
     """
     from rljob_cli.cluster.listing import print_object
     from rljob_cli.cluster.status import job_lines

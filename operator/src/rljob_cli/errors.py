@@ -41,7 +41,7 @@ class ClusterUnreachableError(ClusterError):
 
     def __init__(self, cluster: str, reason: str) -> None:
         super().__init__(
-            f"{cluster}: the API server is unreachable ({reason}); retry, check the network, or select another"
+            f"{cluster}: no usable response from the API server ({reason}); retry, check the network, or select another"
             " cluster with --context",
             ExitCode.INFRASTRUCTURE,
         )

@@ -5,6 +5,7 @@ The API server's objects and Ray's responses get new fields with every version, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 JsonObject = Mapping[str, object]
@@ -37,9 +38,14 @@ def integer_at(value: object, *path: str) -> int | None:
 
 
 def number_at(value: object, *path: str) -> float:
-    """The number at a path; 0 if absent. Raises OverflowError for an integer that is too large for a float."""
+    """The number at a path; 0 if absent. An integer that is too large for a float becomes infinity."""
     found = at(value, *path)
-    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else 0.0
+    if not isinstance(found, int | float) or isinstance(found, bool):
+        return 0.0
+    try:
+        return float(found)
+    except OverflowError:
+        return math.inf if found > 0 else -math.inf
 
 
 def flag_at(value: object, *path: str) -> bool:

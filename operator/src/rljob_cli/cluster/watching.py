@@ -98,7 +98,7 @@ def poll_job(cluster: Cluster, name: str, clock: Clock, note: Callable[[str, dat
             unreachable_since = unreachable_since or now
             if not was_found or (now - unreachable_since).total_seconds() > MAX_UNREACHABLE_SECONDS:
                 raise
-            note(f"the API server is unreachable ({error.reason}); retrying", now)
+            note(f"no usable response from the API server ({error.reason}); retrying", now)
         else:
             was_found, unreachable_since = True, None
             yield job

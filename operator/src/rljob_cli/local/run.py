@@ -346,6 +346,8 @@ def _has_saved(state: RunState | None) -> bool:
 def _what_is_lost(state: RunState | None) -> str:
     if state is None or state.progress.step == (state.resumed_from_step or 0):
         return "this attempt completed no step, so nothing is lost"
+    if state.checkpoint is not None and state.checkpoint.step == state.progress.step:
+        return "all completed steps are in the newest checkpoint"
     if state.checkpoint is None:
         return f"there is no checkpoint yet, so {state.progress.step} completed steps are lost"
     return f"steps after the checkpoint of step {state.checkpoint.step} are lost"

@@ -49,7 +49,6 @@ _LOST = (Reason.CLUSTER_LOST, Reason.HEAD_LOST, Reason.DRIVER_LOST)
 _FATAL = (*_LOST, Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING)
 """Reasons of ClusterReady or JobSubmitted that end the attempt immediately, because they are permanent."""
 
-_AS_REQUESTED = "the trainer stopped as requested"
 _MEMORY_MAY_BE_THE_CAUSE = (Reason.INFRASTRUCTURE_ERROR, Reason.HEAD_LOST, Reason.DRIVER_LOST)
 """If an attempt ends with one of these reasons and a pod ran out of memory, the reason becomes OutOfMemory."""
 
@@ -137,10 +136,8 @@ def _ending_of_success(draft: StatusDraft, ray: ObservedRay) -> Ending | None:
 def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, ray_job: ObservedRayJob) -> Ending:
     """The ending of a trainer that Ray reports as failed: it exited with another code than 0, or was lost, or could not
     be started."""
-    exited = "Ray lost it" if ray_job.exit_code is None else f"it {_exit_text(ray_job.exit_code)}"
-    exited_as_requested = ray_job.exit_code == ExitCode.INTERRUPTED
-    what = _AS_REQUESTED if exited_as_requested else f"the trainer was asked to stop, and {exited}"
-    on_request = _ending_on_request(draft, what)
+    exited = "was lost by Ray" if ray_job.exit_code is None else _exit_text(ray_job.exit_code)
+    on_request = _ending_on_request(draft, None if ray_job.exit_code == ExitCode.INTERRUPTED else exited)
     if on_request is not None:
         return on_request
     if ray_job.error_type in _CANNOT_START:
@@ -181,12 +178,16 @@ def _ending_by_run_state(draft: StatusDraft, ray: ObservedRay, ray_job: Observed
     return Ending(Reason.STOPPED_THROUGH_RAY, "the trainer was stopped through Ray's API, not by the operator")
 
 
-def _ending_on_request(draft: StatusDraft, what: str = _AS_REQUESTED) -> Ending | None:
-    """The ending of a trainer that the operator decided to stop; None if it did not. `what`: how the trainer ended, for
-    the message."""
+def _ending_on_request(draft: StatusDraft, how: str | None = None) -> Ending | None:
+    """The ending of a trainer that the operator decided to stop; None if it did not. `how`: how the trainer ended, for
+    the message, such as `exited with code 1`; None if it ended as after a stop."""
     stop, checkpoint = draft.attempt.stop, draft.checkpoint
     if stop is None:
         return None
+    if stop.sent_at is None:
+        what = f"the trainer {how or 'ended'} before it was asked to stop"
+    else:
+        what = f"the trainer was asked to stop, and it {how}" if how is not None else "the trainer stopped as requested"
     saved = "no checkpoint was saved" if checkpoint is None else f"the newest checkpoint is from step {checkpoint.step}"
     why = f"{stop.message}; " if stop.message is not None else ""
     return Ending(reason_of_stop(stop), f"{why}{what}; {saved}")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.requests import as_recorded, is_later
+from rljob_api.v1alpha1.checkpoint import Resume
+from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import AttemptOutcome
 from rljob_operator.reconcile.attempt_endings import Ending
 from rljob_operator.reconcile.cleanup import delete_unneeded_clusters, report_no_pods
@@ -88,7 +90,7 @@ def report_suspension(draft: StatusDraft, observed: Observed) -> None:
         if draft.suspended_at is None:
             draft.suspended_at = timestamp(draft.now)
         draft.set_if_present(ConditionType.RETRYING, FALSE, Reason.SUSPENDED, "the job is suspended")
-        draft.set(kind, TRUE, Reason.SUSPENDED, _resume_point(draft))
+        draft.set(kind, TRUE, Reason.SUSPENDED, _resume_point(draft, observed.job.spec))
 
 
 def is_cluster_reusable(draft: StatusDraft, observed: Observed) -> bool:
@@ -130,9 +132,14 @@ def _report_cluster(draft: StatusDraft, observed: Observed, reason: Reason, why:
     draft.set(ConditionType.CLUSTER_READY, FALSE, reason, message)
 
 
-def _resume_point(draft: StatusDraft) -> str:
-    """The message of a suspended job: where it will resume."""
+def _resume_point(draft: StatusDraft, spec: RLJobSpec | None) -> str:
+    """The message of a suspended job: where it will resume. `spec`: None if it is invalid."""
     checkpoint = draft.checkpoint
     if checkpoint is None:
         return "the job has no pods; it has no checkpoint and will start at step 0"
+    if spec is not None and spec.checkpoint.resume is Resume.NEVER:
+        return (
+            f"the job has no pods; step {checkpoint.step} has a checkpoint, and spec.checkpoint.resume is Never, so"
+            " its next attempt will fail; create a job with another name to start at step 0"
+        )
     return f"the job has no pods; it will resume from the checkpoint of step {checkpoint.step}"

@@ -96,8 +96,8 @@ def _refuse_role(spec: RLJobSpec, name: str, role: TrainRole, model: str, advice
     placed = spec.placed_roles()
     if role.pool is not None and placed[name] != placed["actor"]:
         raise ConfigurationError(
-            f"spec.roles.{name}.pool: nothing needs {model}, so the GPUs of pool {placed[name]!r} would be idle; "
-            f"remove the pool, or {advice}"
+            f"spec.roles.{name}.pool: nothing needs {model}, so the role would not use pool {placed[name]!r}; "
+            f"remove this field, or {advice}"
         )
     if (role.shard_size, role.sequence_parallel) != (None, None):
         raise ConfigurationError(

@@ -35,7 +35,10 @@ class SplitCall:
 
     def only_rank_zero(self) -> SplitCall:
         """Returns the call for rank 0 alone. Its share may contain some of the padding rows, which are at the end of
-        the last shares; `num_padded_rows` of the returned call counts only these."""
+        the last shares; `num_padded_rows` of the returned call counts only these. Raises DispatchError if rank 0 does
+        not run."""
+        if 0 not in self.share_of_rank:
+            raise DispatchError("the split function returned no arguments for rank 0, the only rank that runs")
         share = self.share_of_rank[0]
         num_rows = next((len(each) for each in self.shares[share] if isinstance(each, DataProto)), 0)
         num_rows_after = num_rows * (len(self.shares) - 1 - share)

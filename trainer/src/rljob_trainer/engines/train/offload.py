@@ -54,11 +54,6 @@ class HostedStorages:
         self._has_arrived = True
         """Whether the current stream has waited for the last copies to the device."""
 
-    @property
-    def is_on_host(self) -> bool:
-        """Whether the storages are on the host."""
-        return bool(self._on_host)
-
     def move_to_host(self) -> None:
         """Moves the storages to the host, if they are on the device."""
         if self._on_host:
