@@ -72,7 +72,7 @@ def test_an_unschedulable_pool_is_explained() -> None:
     assert explained(status, pods, warnings).split("\n") == [
         "RLJob team-a/small: Pending, 30m old",
         "",
-        Mentions("waiting for", "ClusterReady=False", "Unschedulable", "19m"),
+        Mentions("waiting", "ClusterReady=False", "Unschedulable", "19m"),
         f"  {message}",
         f"What to do: {EXPLANATIONS[Reason.UNSCHEDULABLE].advice}",
         "",
@@ -290,7 +290,7 @@ def test_a_cluster_that_loses_a_pod_under_the_trainer_is_not_reported_as_startin
         "ClusterReady", "False", "PodsPending", CREATED, "2 of 3 pods ready"
     )
     text = explained(status)
-    assert text == Mentions("waiting for", "ClusterReady=False", "PodsPending", "30m", "2 of 3 pods ready")
+    assert text == Mentions("waiting", "ClusterReady=False", "PodsPending", "30m", "2 of 3 pods ready")
     assert text.split("\n")[-2:] == ["What comes next:", Mentions("already started", "Retrying or Failed")]
 
 
@@ -328,7 +328,7 @@ def test_a_job_without_a_status_is_explained() -> None:
 def test_an_unknown_reason_of_a_newer_operator_is_shown() -> None:
     later = job_statuses.condition("Progressing", "False", "Retrying", CREATED, "attempt 2 of 3")
     text = explained({"conditions": [VALID, later]})
-    assert text == Mentions("waiting for", "Progressing=False", "Retrying", "30m", "attempt 2 of 3")
+    assert text == Mentions("waiting", "Progressing=False", "Retrying", "30m", "attempt 2 of 3")
     assert text == Mentions("What to do:", "Update rljob", "reason")
 
 

@@ -144,7 +144,7 @@ def test_a_job_that_is_being_suspended_is_explained() -> None:
     assert what_is_next(lines) == [
         "attempt 2: its trainer saves a checkpoint, if training has started, and exits; at 2026-01-31T12:31:40Z (in"
         " 100s; runPolicy.gracePeriodSeconds) the operator stops waiting for it",
-        "then its cluster is deleted, and the job is suspended",
+        "then its RayCluster is deleted, and the job is suspended",
     ]
     # Its trainer has ended, and pods are left.
     lines = explained({"conditions": [VALID], "attempts": [ENDED]}, {"suspend": True})
@@ -184,7 +184,7 @@ def test_an_unreachable_trainer_is_reported_with_its_deadline() -> None:
     }
     lines = explained(status)
     assert lines[2:6] == [
-        Mentions("waiting for", "attempt 2", "Progressing=Unknown", "DashboardUnreachable", "9m"),
+        Mentions("waiting", "attempt 2", "Progressing=Unknown", "DashboardUnreachable", "9m"),
         "  timed out",
         Mentions("trainer of attempt 2", "since 2026-01-31T12:20:30Z", "9m30s"),
         f"What to do: {EXPLANATIONS[Reason.DASHBOARD_UNREACHABLE].advice}",
@@ -206,7 +206,7 @@ def test_provisioning_time_counts_from_the_creation_of_the_cluster(admitted: Map
     submitted = job_statuses.condition("JobSubmitted", "True", "Submitted", CREATED)
     status = {"conditions": [VALID, pending, submitted], "attempts": [attempt | admitted], "counters": COUNTERS}
     lines = explained(status, {"runPolicy": {"provisioningDeadlineSeconds": 1500, "activeDeadlineSeconds": 3600}})
-    assert Mentions("waiting for", "attempt 3", "ClusterReady=False", "PodsPending", "20m") in lines
+    assert Mentions("waiting", "attempt 3", "ClusterReady=False", "PodsPending", "20m") in lines
     assert Mentions("Failed, without a retry", "attempt 3", "not started", f"2026-01-31T{end}") in lines
     # Time without a cluster does not count.
     activity = "13:02:00Z (in 32m)" if admitted else "13:20:00Z (in 50m)"

@@ -31,7 +31,7 @@ def test_suspend_promises_no_checkpoint_of_a_trainer_that_is_starting(small: Job
     starting = job_statuses.RUNNING | {"attempts": [job_statuses.ATTEMPT | {"state": "Starting"}]}
     small.write_status("small", starting)
     _, lines = job_steering.steer(small, "suspend")
-    assert "its trainer is starting and exits without a new checkpoint, then its cluster is deleted" in lines[0]
+    assert "its trainer is starting and exits without a new checkpoint, then its RayCluster is deleted" in lines[0]
 
 
 def test_suspend_waits_until_nothing_runs(small: JobCluster) -> None:

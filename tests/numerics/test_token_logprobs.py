@@ -83,7 +83,7 @@ def ours(
 ) -> TokenDistribution:
     with_bias, multiplier, soft_cap = head
     output_head = OutputHead(inputs.weight_VD, inputs.bias_V if with_bias else None, multiplier, soft_cap)
-    chunk_bytes, whole_bytes = sizes
+    tile_bytes, whole_bytes = sizes
     return token_distribution(
         inputs.hidden_ND,
         inputs.targets_N,
@@ -91,7 +91,7 @@ def ours(
         temperature=temperature,
         entropy=entropy,
         with_squares=with_squares,
-        chunk_bytes=chunk_bytes,
+        tile_bytes=tile_bytes,
         whole_bytes=whole_bytes,
     )
 
@@ -275,7 +275,7 @@ def test_near_certain_tokens_keep_their_digits() -> None:
     # float32 numbers near 40.
     head = OutputHead(torch.tensor([[40.0], [24.0]], requires_grad=True))
     found = token_distribution(
-        torch.ones(1, 1), torch.tensor([0]), head, entropy=Entropy.VALUE, chunk_bytes=4, whole_bytes=0
+        torch.ones(1, 1), torch.tensor([0]), head, entropy=Entropy.VALUE, tile_bytes=4, whole_bytes=0
     )
     # 1 + e^-16 itself is a multiple of 2^-23 in float32.
     assert found.logprobs_N.item() == pytest.approx(-math.log1p(2.0**-23), rel=1e-6)
@@ -284,14 +284,14 @@ def test_near_certain_tokens_keep_their_digits() -> None:
 
 def test_large_logits_do_not_overflow() -> None:
     head = OutputHead(torch.tensor([[1e4], [1e4], [-1e4]], requires_grad=True))
-    for chunk_bytes in (4, 1 << 20):
+    for tile_bytes in (4, 1 << 20):
         found = token_distribution(
             torch.ones(1, 1),
             torch.tensor([0]),
             head,
             entropy=Entropy.GRADIENT,
             with_squares=True,
-            chunk_bytes=chunk_bytes,
+            tile_bytes=tile_bytes,
             whole_bytes=0,
         )
         assert found.logprobs_N.item() == pytest.approx(-math.log(2), rel=1e-6)
@@ -374,7 +374,7 @@ def test_neither_whole_logits_nor_a_whole_float32_weight_exist(
             head,
             entropy=Entropy.GRADIENT,
             with_squares=True,
-            chunk_bytes=16 * 1024,
+            tile_bytes=16 * 1024,
             whole_bytes=16_000,
         )
         torch.autograd.backward((found.logprobs_N + given(found.entropy_N)).sum())

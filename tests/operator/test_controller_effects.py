@@ -8,7 +8,7 @@ import pytest
 
 from rljob_operator.raw_json import JsonObject
 from rljob_operator.ray.client import Dashboard, DashboardOpenError
-from rljob_operator.reconcile.decision import ApplyNetworkPolicy, SubmitJob
+from rljob_operator.reconcile.decision import ApplyNetworkPolicy, SubmitRayJob
 from rljob_operator.settings import Settings
 from rljob_testing.operator import fake_api
 
@@ -52,7 +52,7 @@ def test_a_dashboard_that_no_longer_requires_a_token_gets_no_request_with_one(
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_until_pods_pending(world)
         seen = await world.observer.observe(await world.observer.read_job(*fake_api.KEY), None)
-        failure = await world.executor.execute((SubmitJob("job-1-1", 1, 7),), seen, "1")
+        failure = await world.executor.execute((SubmitRayJob("job-1-1", 1, 7),), seen, "1")
         assert failure is not None
         assert (failure.reason, requests) == ("AuthenticationMissing", [])
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.status import AttemptState, RLJobStatus
-from rljob_operator.reconcile.decision import Decision, SubmitJob
+from rljob_operator.reconcile.decision import Decision, SubmitRayJob
 from rljob_operator.reconcile.observed import EffectFailure
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_testing.operator import inputs, simulation
@@ -208,7 +208,7 @@ def test_two_concurrent_trainers_are_detected(clusters: tuple[str, ...]) -> None
     world = simulation.World(Scenario())
     world.clusters.update({name: simulation.Cluster(name, name, since=0) for name in clusters})
     for number, name in enumerate((clusters[0], clusters[-1]), 1):
-        world.execute(SubmitJob(f"example-{number}-1", number, number), name)
+        world.execute(SubmitRayJob(f"example-{number}-1", number, number), name)
     world.advance()
     assert world.most_running == 2
 

@@ -9,7 +9,7 @@ import pytest
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import AttemptOutcome, ConditionStatus
-from rljob_operator.reconcile.decision import ApplyNetworkPolicy, DeleteCluster, StopJob
+from rljob_operator.reconcile.decision import ApplyNetworkPolicy, DeleteCluster, StopRayJob
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     EffectKind,
@@ -83,7 +83,7 @@ def test_a_submitted_job_has_no_provisioning_deadline() -> None:
 def test_the_active_deadline_stops_the_trainer_first() -> None:
     assert inputs.decide(training(999)).effects == ()
     decision = inputs.decide(training(1000))
-    assert decision.effects == (StopJob("example-1-1"),)
+    assert decision.effects == (StopRayJob("example-1-1"),)
     assert inputs.condition_of(decision.status, C.FAILED) is None
     message = Mentions("asked to stop (ActiveDeadlineExceeded)")
     assert inputs.condition_of(decision.status, C.PROGRESSING) == ("False", "Stopping", message)
@@ -129,7 +129,7 @@ def test_a_trainer_that_does_not_stop_gets_its_grace_period_from_the_request() -
     # The operator was away when the deadline passed, 4000 s ago.
     late = training(5000)
     decision = inputs.decide(late)
-    assert decision.effects == (StopJob("example-1-1"),)
+    assert decision.effects == (StopRayJob("example-1-1"),)
     requested = inputs.with_status_written(late, decision)
     assert inputs.condition_of(inputs.decide(requested, inputs.at(49)).status, C.FAILED) is None
     assert inputs.condition_of(inputs.decide(requested, inputs.at(50)).status, C.FAILED) == (
@@ -160,7 +160,7 @@ def test_the_grace_period_begins_with_the_request() -> None:
     )
     stopping = inputs.healthy(state=inputs.run_state(RunPhase.STOPPING), status=status, job_spec=LIMITS)
     decision = inputs.decide(stopping)
-    assert decision.effects == (StopJob("example-1-1"),)
+    assert decision.effects == (StopRayJob("example-1-1"),)
     requested = inputs.with_status_written(stopping, decision)
     assert inputs.condition_of(inputs.decide(requested, inputs.at(49)).status, C.FAILED) is None
     assert inputs.condition_of(inputs.decide(requested, inputs.at(50)).status, C.FAILED) is not None
@@ -184,7 +184,7 @@ def test_an_unreachable_dashboard_is_not_reported_as_stopped_by_a_user() -> None
         Mentions("50 s", "could not be asked to stop", "dashboard"),
     )
     answered = inputs.decide(replace(later, ray=training(0).ray), inputs.at(20))
-    assert answered.effects == (StopJob("example-1-1"),)
+    assert answered.effects == (StopRayJob("example-1-1"),)
     requested = Mentions("was asked to stop (ActiveDeadlineExceeded)")
     assert inputs.condition_of(answered.status, C.PROGRESSING) == ("False", "Stopping", requested)
 
@@ -237,7 +237,7 @@ def test_a_trainer_that_reported_its_end_and_still_runs_is_stopped(phase: RunPha
     assert inputs.decide(hanging(phase, 49)).effects == ()
     for seconds_ago in (50, 99):
         decision = inputs.decide(hanging(phase, seconds_ago))
-        assert decision.effects == (StopJob("example-1-1"),)
+        assert decision.effects == (StopRayJob("example-1-1"),)
         assert decision.status.attempts[0].outcome == AttemptOutcome.RUNNING
     assert inputs.decide(hanging(RunPhase.RUNNING, 1000)).effects == ()
 

@@ -11,7 +11,7 @@ from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.elastic import largest_valid_nodes, with_nodes
 from rljob_api.v1alpha1.status import Attempt, Counters, PoolNodes, RLJobStatus
-from rljob_operator.reconcile.decision import DeleteCluster, StopJob, SubmitJob
+from rljob_operator.reconcile.decision import DeleteCluster, StopRayJob, SubmitRayJob
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, RayJobStatus
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
@@ -53,7 +53,7 @@ def newest(status: RLJobStatus) -> Attempt:
 @pytest.mark.parametrize(("num_ready", "nodes"), [(3, 2), (2, 2), (1, 1)])
 def test_after_its_wait_an_attempt_begins_on_the_most_nodes_that_divide_its_batch(num_ready: int, nodes: int) -> None:
     decision = inputs.decide(starting(num_ready))
-    assert decision.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", nodes),)),)
+    assert decision.effects == (SubmitRayJob("example-1-1", 1, inputs.START_NUMBER, (("main", nodes),)),)
     assert newest(decision.status).nodes == (PoolNodes(name="main", nodes=nodes),)
     message = Mentions(f"{1 + nodes} of {1 + nodes} pods ready", f"{nodes} of pool main (runPolicy.elastic)")
     assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("True", "Ready", message)
@@ -63,7 +63,7 @@ def test_after_its_wait_an_attempt_begins_on_the_most_nodes_that_divide_its_batc
 def test_before_that_it_waits_and_with_all_nodes_it_uses_all() -> None:
     assert inputs.decide(starting(3, seconds_ago=99)).effects == ()
     assert inputs.decide(starting(3, seconds_ago=99)).requeue_after_seconds == 1
-    assert inputs.decide(starting(4)).effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER),)
+    assert inputs.decide(starting(4)).effects == (SubmitRayJob("example-1-1", 1, inputs.START_NUMBER),)
     assert newest(inputs.decide(starting(4)).status).nodes == ()
 
 
@@ -84,7 +84,7 @@ def about_to_submit(num_ready: int, nodes: tuple[PoolNodes, ...]) -> Observed:
 @pytest.mark.parametrize("nodes", [(), ON_TWO], ids=["all nodes", "two nodes"])
 def test_a_node_lost_before_the_submission_is_not_waited_for(nodes: tuple[PoolNodes, ...]) -> None:
     decision = inputs.decide(about_to_submit(1, nodes))
-    assert decision.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", 1),)),)
+    assert decision.effects == (SubmitRayJob("example-1-1", 1, inputs.START_NUMBER, (("main", 1),)),)
     assert newest(decision.status).nodes == (PoolNodes(name="main", nodes=1),)
 
 
@@ -101,7 +101,7 @@ def test_nodes_that_come_after_a_submission_without_response_do_not_change_it(si
     failure = EffectFailure(EffectKind.SUBMIT_JOB, Reason.DASHBOARD_UNREACHABLE, "no answer within 60 s")
     decision = inputs.decide(replace(seen, failure=failure if silent else None))
     assert newest(decision.status).nodes == ON_TWO
-    assert decision.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", 2),)),)
+    assert decision.effects == (SubmitRayJob("example-1-1", 1, inputs.START_NUMBER, (("main", 2),)),)
     # So the job is stopped for all nodes as usual, once Ray is seen to have it.
     with_job = replace(
         inputs.with_status_written(seen, decision), ray=inputs.ray(inputs.ray_job(), inputs.run_state(), gpus=(2,) * 4)
@@ -110,14 +110,14 @@ def test_nodes_that_come_after_a_submission_without_response_do_not_change_it(si
     assert newest(begun.status).nodes == ON_TWO
     recorded = inputs.decide(inputs.with_status_written(with_job, begun))
     assert inputs.decide(inputs.with_status_written(with_job, recorded), inputs.at(60)).effects == (
-        StopJob("example-1-1"),
+        StopRayJob("example-1-1"),
     )
 
 
 def test_a_submission_that_ray_rejected_uses_the_nodes_available_by_then() -> None:
     rejection = EffectFailure(EffectKind.SUBMIT_JOB, Reason.SUBMISSION_FAILED, "no agent is there")
     decision = inputs.decide(replace(about_to_submit(4, ON_TWO), failure=rejection))
-    assert decision.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER),)
+    assert decision.effects == (SubmitRayJob("example-1-1", 1, inputs.START_NUMBER),)
 
 
 @pytest.mark.parametrize("num_ready", [0, 1], ids=["no node", "no longer elastic"])
@@ -152,7 +152,7 @@ def test_it_is_stopped_with_a_checkpoint_after_all_nodes_were_there_for_a_minute
     unread = replace(whole, job=replace(whole.job, spec=None, spec_error="it is of a newer version"))
     assert inputs.decide(unread, inputs.at(60)).effects == (), "another attempt would have to wait"
     stopped = inputs.decide(whole, inputs.at(60))
-    assert stopped.effects == (StopJob("example-1-1"),)
+    assert stopped.effects == (StopRayJob("example-1-1"),)
     saved = inputs.ray(inputs.ray_job(RayJobStatus.STOPPED), inputs.run_state(RunPhase.STOPPED, checkpoint_step=9))
     done = replace(inputs.with_status_written(whole, stopped), ray=saved)
     ended = inputs.decide(done, inputs.at(70))
@@ -164,7 +164,7 @@ def test_it_is_stopped_with_a_checkpoint_after_all_nodes_were_there_for_a_minute
     assert ended.status.counters is not None
     assert (ended.status.counters.failed_attempts, ended.status.counters.infrastructure_retries) == (0, 0)
     grown = replace(inputs.with_status_written(done, ended), ray=inputs.ray(gpus=(2,) * 4))
-    assert inputs.decide(grown, inputs.at(71)).effects == (SubmitJob("example-2-1", 2, inputs.START_NUMBER + 1),)
+    assert inputs.decide(grown, inputs.at(71)).effects == (SubmitRayJob("example-2-1", 2, inputs.START_NUMBER + 1),)
 
 
 def test_after_a_failure_on_fewer_nodes_the_next_attempt_does_not_wait_again() -> None:
@@ -175,7 +175,7 @@ def test_after_a_failure_on_fewer_nodes_the_next_attempt_does_not_wait_again() -
     later = replace(inputs.with_status_written(failed, decision), ray=inputs.ray(gpus=(2, 2)))
     started = inputs.decide(later, inputs.at(30))
     again = inputs.decide(inputs.with_status_written(later, started), inputs.at(31))
-    assert again.effects == (SubmitJob("example-2-1", 2, inputs.START_NUMBER + 1, (("main", 2),)),)
+    assert again.effects == (SubmitRayJob("example-2-1", 2, inputs.START_NUMBER + 1, (("main", 2),)),)
 
 
 def test_a_lost_node_ends_the_attempt_and_its_cluster() -> None:

@@ -12,7 +12,7 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, Counters, JobResult, PoolStatus
-from rljob_operator.reconcile.decision import CreateCluster, Decision, DeleteCluster, SubmitJob
+from rljob_operator.reconcile.decision import CreateCluster, Decision, DeleteCluster, SubmitRayJob
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     EffectKind,
@@ -64,7 +64,7 @@ def test_a_ready_cluster_gets_the_job_with_a_growing_start_number() -> None:
     seen = inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray())
     first = inputs.decide(seen)
     # Created 100 s before NOW, which is 1772366400 s after 1970, and the first submission.
-    assert first.effects == (SubmitJob("example-1-1", attempt=1, start_number=1772366301),)
+    assert first.effects == (SubmitRayJob("example-1-1", attempt=1, start_number=1772366301),)
     assert first.status.attempts[0].submissions == 1
     again = inputs.decide(inputs.with_status_written(seen, first), inputs.at(4))
     assert again.effects == first.effects
@@ -82,7 +82,7 @@ def test_a_job_of_the_year_2038_is_started_too() -> None:
     seen = inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray())
     late = replace(seen, job=replace(seen.job, created=datetime.fromtimestamp(2**31, UTC)))
     decision = inputs.decide(late)
-    assert decision.effects == (SubmitJob("example-1-1", attempt=1, start_number=2**31 + 1),)
+    assert decision.effects == (SubmitRayJob("example-1-1", attempt=1, start_number=2**31 + 1),)
     assert decision.status.attempts[0].start_number == 2**31 + 1
 
 
@@ -99,7 +99,7 @@ def test_a_job_of_the_year_2038_is_started_too() -> None:
 )
 def test_a_trainer_is_not_submitted_before_pods_and_nodes_are_ready(seen: ObservedRay) -> None:
     decision = inputs.decide(inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), seen))
-    assert not any(isinstance(effect, SubmitJob) for effect in decision.effects)
+    assert not any(isinstance(effect, SubmitRayJob) for effect in decision.effects)
     assert decision.status.attempts[0].submissions == 0
 
 

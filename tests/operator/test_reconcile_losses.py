@@ -9,7 +9,7 @@ import pytest
 from rljob_api.conditions import Reason
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import StopRequest
-from rljob_operator.reconcile.decision import SubmitJob
+from rljob_operator.reconcile.decision import SubmitRayJob
 from rljob_operator.reconcile.observed import Observed, ObservedRay, RayJobStatus, Reachability
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator import inputs
@@ -123,7 +123,7 @@ def test_a_submission_after_an_operator_outage_is_not_too_late() -> None:
     decision = inputs.decide(seen)
     assert decision.status.result is None
     assert any(
-        isinstance(effect, SubmitJob) for effect in inputs.decide(inputs.with_status_written(seen, decision)).effects
+        isinstance(effect, SubmitRayJob) for effect in inputs.decide(inputs.with_status_written(seen, decision)).effects
     )
     late = replace(seen, pods=inputs.ready_pods()[:1])
     result = inputs.decide(late).status.result

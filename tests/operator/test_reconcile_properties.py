@@ -25,8 +25,8 @@ from rljob_operator.reconcile.decision import (
     DeleteCluster,
     DeleteJob,
     Effect,
-    StopJob,
-    SubmitJob,
+    StopRayJob,
+    SubmitRayJob,
 )
 from rljob_operator.reconcile.observed import Observed, ObservedPod, RayJobStatus, Reachability
 from rljob_operator.reconcile.status_draft import seconds_since
@@ -79,7 +79,7 @@ def observed_outcomes(seen: Observed, decision: Decision) -> list[object]:
         if known.get(condition.type) != (condition.status, condition.reason)
     ]
     outcomes += ["with lost pods" for effect in decision.effects if isinstance(effect, CreateCluster) and seen.pods]
-    outcomes += ["on fewer nodes" for effect in decision.effects if isinstance(effect, SubmitJob) and effect.nodes]
+    outcomes += ["on fewer nodes" for effect in decision.effects if isinstance(effect, SubmitRayJob) and effect.nodes]
     outcomes += ["reopened"] if before.result is not None and status.result is None else []
     outcomes += ["resumed"] if before.suspended_at is not None and under_way(status) is not None else []
     used = [counters.infrastructure_retries for counters in (before.counters, status.counters) if counters is not None]
@@ -282,7 +282,7 @@ def check_effect(seen: Observed, status: RLJobStatus, effect: Effect) -> None:
     elif isinstance(effect, CreateCluster):
         assert newest is not None
         check_creation(seen, newest, effect)
-    elif isinstance(effect, SubmitJob):
+    elif isinstance(effect, SubmitRayJob):
         assert newest is not None
         check_submission(seen, status, newest, effect)
     else:
@@ -302,11 +302,11 @@ def check_creation(seen: Observed, newest: Attempt, effect: CreateCluster) -> No
     assert all(lost(pod) for pod in seen.pods)
 
 
-def check_submission(seen: Observed, status: RLJobStatus, newest: Attempt, effect: SubmitJob) -> None:
+def check_submission(seen: Observed, status: RLJobStatus, newest: Attempt, effect: SubmitRayJob) -> None:
     assert status.counters is not None
     start_number = status.counters.start_number
     nodes = tuple((pool.name, pool.nodes) for pool in newest.nodes)
-    assert effect == SubmitJob(f"example-{newest.number}-1", newest.number, start_number, nodes)
+    assert effect == SubmitRayJob(f"example-{newest.number}-1", newest.number, start_number, nodes)
     assert (newest.submissions, newest.start_number) == (1, effect.start_number)
     assert (newest.running_since, newest.stop) == (None, None)
     ray, spec = seen.ray, seen.job.spec
@@ -340,7 +340,7 @@ def is_at_work(pod: ObservedPod) -> bool:
     return pod.ready and not pod.deleting and not pod.ended
 
 
-def check_stop(seen: Observed, newest: Attempt, effect: StopJob) -> None:
+def check_stop(seen: Observed, newest: Attempt, effect: StopRayJob) -> None:
     job, spec = seen.ray.job, seen.job.spec
     assert seen.ray.reachability is Reachability.OK
     assert job is not None

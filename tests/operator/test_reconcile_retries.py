@@ -11,7 +11,7 @@ import pytest
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import Counters, RLJobStatus
-from rljob_operator.reconcile.decision import CreateCluster, DeleteCluster, SubmitJob
+from rljob_operator.reconcile.decision import CreateCluster, DeleteCluster, SubmitRayJob
 from rljob_operator.reconcile.observed import Observed, RayJobStatus
 from rljob_operator.reconcile.status_draft import moment
 from rljob_testing.messages import Mentions
@@ -66,7 +66,7 @@ def test_the_next_attempt_is_submitted_to_that_cluster_with_its_own_number() -> 
     assert started.requeue_after_seconds == 0
     assert started.status.next_attempt is None
     submitted = inputs.decide(inputs.with_status_written(later, started), inputs.at(14))
-    assert submitted.effects == (SubmitJob("example-2-1", attempt=2, start_number=inputs.START_NUMBER + 1),)
+    assert submitted.effects == (SubmitRayJob("example-2-1", attempt=2, start_number=inputs.START_NUMBER + 1),)
     assert submitted.status.attempts[-1].start_number == inputs.START_NUMBER + 1
 
 
@@ -228,7 +228,7 @@ def test_start_numbers_grow_whatever_clocks_and_history_are() -> None:
         update={"counters": Counters(attempts=7, start_number=inputs.START_NUMBER + 500)}
     )
     decision = inputs.decide(inputs.observed(status, inputs.cluster(), inputs.ready_pods(), inputs.ray()))
-    assert decision.effects == (SubmitJob("example-1-1", attempt=1, start_number=inputs.START_NUMBER + 501),)
+    assert decision.effects == (SubmitRayJob("example-1-1", attempt=1, start_number=inputs.START_NUMBER + 501),)
     again = replace(inputs.observed(status, inputs.cluster(), inputs.ready_pods(), inputs.ray()))
     early = replace(again, job=replace(again.job, created=datetime(1999, 1, 1, tzinfo=UTC)))
     assert inputs.decide(early).effects == decision.effects

@@ -11,7 +11,7 @@ from rljob_api.constants import ExitCode
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Counters, RLJobStatus
-from rljob_operator.reconcile.decision import CreateCluster, DeleteCluster, DeleteJob, DumpStacks, StopJob
+from rljob_operator.reconcile.decision import CreateCluster, DeleteCluster, DeleteJob, DumpStacks, StopRayJob
 from rljob_operator.reconcile.observed import Observed, RayJobStatus
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
@@ -48,7 +48,7 @@ def test_a_job_may_be_created_suspended() -> None:
 def test_a_running_trainer_saves_first_and_its_cluster_is_removed() -> None:
     seen = inputs.healthy(state=inputs.run_state(checkpoint_step=4), job_spec=SUSPENDED)
     decision = decide(seen)
-    assert decision.effects == (StopJob("example-1-1"),)
+    assert decision.effects == (StopRayJob("example-1-1"),)
     assert decision.status.attempts[0].stop is not None
     assert decision.status.attempts[0].stop.reason == "Suspended"
     assert condition_of(decision.status, C.PROGRESSING) == (
@@ -88,7 +88,7 @@ def test_a_running_trainer_saves_first_and_its_cluster_is_removed() -> None:
 def test_a_trainer_that_does_not_end_in_time_is_not_waited_for() -> None:
     seen = inputs.healthy(state=inputs.run_state(), job_spec=SUSPENDED)
     first = inputs.with_status_written(seen, decide(seen))
-    assert decide(first, inputs.at(119)).effects == (StopJob("example-1-1"),)
+    assert decide(first, inputs.at(119)).effects == (StopRayJob("example-1-1"),)
     assert decide(first, inputs.at(120)).effects == (DeleteCluster("example-1", "c1"),)
 
 
@@ -98,7 +98,7 @@ def test_the_time_to_stop_begins_when_the_trainer_could_be_asked() -> None:
     silent = replace(seen, ray=inputs.silent_ray(seconds=0))
     requested = inputs.with_status_written(silent, decide(silent))
     asked_now = decide(replace(requested, ray=seen.ray), inputs.at(160))
-    assert asked_now.effects == (StopJob("example-1-1"),)
+    assert asked_now.effects == (StopRayJob("example-1-1"),)
     later = replace(inputs.with_status_written(requested, asked_now), ray=seen.ray)
     assert decide(later, inputs.at(160 + 119)).status.attempts[0].ended is None
     assert decide(later, inputs.at(160 + 120)).status.attempts[0].reason == "Suspended"
@@ -211,7 +211,7 @@ def test_a_suspended_job_that_never_resumes_says_that_its_next_attempt_will_fail
 def test_a_stop_request_ends_the_job_with_a_checkpoint() -> None:
     seen = with_requests(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
     decision = decide(seen)
-    assert decision.effects == (StopJob("example-1-1"),)
+    assert decision.effects == (StopRayJob("example-1-1"),)
     assert decision.status.handled_requests is not None
     assert decision.status.handled_requests.stop == "2026-03-01T11:59:59Z"
     stopped = replace(
@@ -310,7 +310,7 @@ def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> N
     assert stalled.status.attempts[0].stop.reason == "Stalled"
     stopping = inputs.with_status_written(seen, stalled)
     assert decide(stopping, inputs.at(629)).effects == (DumpStacks("example-1-1", 1),)
-    assert decide(stopping, inputs.at(630)).effects == (StopJob("example-1-1"),)
+    assert decide(stopping, inputs.at(630)).effects == (StopRayJob("example-1-1"),)
     assert decide(stopping, inputs.at(679)).status.attempts[0].ended is None
     ended = decide(stopping, inputs.at(680)).status
     assert (ended.attempts[0].reason, ended.attempts[0].failure_class) == ("Stalled", "Infrastructure")
@@ -344,7 +344,7 @@ def test_stacks_are_requested_late_after_an_operator_outage(seconds_away: int) -
     assert (late.effects, late.status.attempts[0].ended) == ((DumpStacks("example-1-1", 1),), None)
     with_requests = inputs.with_status_written(stopping, late)
     assert decide(with_requests, inputs.at(back + 29)).effects == (DumpStacks("example-1-1", 1),)
-    assert decide(with_requests, inputs.at(back + 30)).effects == (StopJob("example-1-1"),)
+    assert decide(with_requests, inputs.at(back + 30)).effects == (StopRayJob("example-1-1"),)
 
 
 def test_if_ray_accepts_no_stack_program_a_trainer_is_stopped_without_stacks() -> None:
@@ -359,7 +359,7 @@ def test_if_ray_accepts_no_stack_program_a_trainer_is_stopped_without_stacks() -
     while ended_second is None:
         second += 4
         decision = decide(rejecting, inputs.at(second))
-        if stopped_second is None and decision.effects == (StopJob("example-1-1"),):
+        if stopped_second is None and decision.effects == (StopRayJob("example-1-1"),):
             stopped_second = second
         rejecting = inputs.with_status_written(rejecting, decision)
         ended_second = second if decision.status.attempts[0].ended is not None else None

@@ -10,7 +10,7 @@ import pytest
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import RLJobStatus
-from rljob_operator.reconcile.decision import DeleteCluster, DumpStacks, Effect, StopJob
+from rljob_operator.reconcile.decision import DeleteCluster, DumpStacks, Effect, StopRayJob
 from rljob_operator.reconcile.observed import Observed, RayJobStatus, Reachability
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.messages import Mentions
@@ -76,7 +76,7 @@ def test_a_hanging_trainer_is_stopped(policy: RunPolicy | None, limit: int) -> N
     stalled = inputs.decide(seen, inputs.at(limit))
     assert effects_until_the_end(inputs.with_status_written(seen, stalled), limit) == [
         (DumpStacks("example-1-1", 1),),
-        (StopJob("example-1-1"),),
+        (StopRayJob("example-1-1"),),
         GONE,
     ]
 
@@ -155,6 +155,6 @@ def test_reasons_that_only_such_a_job_has_are_reported(
 def test_a_readable_active_deadline_ends_the_job_as_usual() -> None:
     seen = unread(inputs.healthy(state=inputs.run_state()), RunPolicy(active_deadline_seconds=60))
     decision = inputs.decide(seen)
-    assert decision.effects == (StopJob("example-1-1"),)
+    assert decision.effects == (StopRayJob("example-1-1"),)
     assert decision.status.attempts[0].stop is not None
     assert decision.status.attempts[0].stop.reason == "ActiveDeadlineExceeded"

@@ -20,8 +20,8 @@ def test_buckets_of_a_weight_sync() -> None:
 
 
 def test_tiles_of_logits() -> None:
-    assert train_activations.GPU_TILE_BYTES == token_logprobs.GPU_CHUNK_BYTES
-    assert train_activations.CPU_TILE_BYTES == token_logprobs.CPU_CHUNK_BYTES
+    assert train_activations.GPU_TILE_BYTES == token_logprobs.GPU_TILE_BYTES
+    assert train_activations.CPU_TILE_BYTES == token_logprobs.CPU_TILE_BYTES
     assert workload.WHOLE_LOGITS_BYTES == token_logprobs.WHOLE_BYTES
 
 

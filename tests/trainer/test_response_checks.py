@@ -15,7 +15,7 @@ from rljob_testing.training import training_runs
 from rljob_trainer.controller.response_checks import check_responses
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.errors import ConfigurationError
-from rljob_trainer.rewards.format import first_lost_part, literal_beginning
+from rljob_trainer.rewards.format import first_impossible_part, literal_beginning
 
 DIGITS = Path(__file__).parents[2] / "trainer/src/rljob_trainer/assets/sort_digits/model"
 """Its tokenizer knows digits only."""
@@ -171,7 +171,7 @@ def test_a_start_of_the_turn_that_the_pattern_excludes_is_warned_of(
 )
 def test_the_texts_that_every_match_contains_are_found(pattern: str, texts: list[str], beginning: str) -> None:
     seen: list[str] = []
-    assert first_lost_part(pattern, lambda text: seen.append(text)) is None
+    assert first_impossible_part(pattern, lambda text: seen.append(text)) is None
     assert seen[: len(texts)] == texts
     assert literal_beginning(pattern) == beginning
 

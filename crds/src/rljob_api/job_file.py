@@ -137,7 +137,7 @@ def _job(text: str, source: str, *, check_modules: bool) -> RLJob:
         # pydantic checks the rules only if the types of all fields are right.
         leaves_rules_unchecked = any(details["type"] != RULE_ERROR for details in error.errors(include_url=False))
     if problems:
-        secret_lines = {document.values[path][0] for path in _secret_paths(document)}
+        secret_lines = {document.value_positions[path][0] for path in _secret_paths(document)}
         problems = [replace(problem, hides_line=problem.line in secret_lines) for problem in problems]
         problems.sort(key=lambda problem: (problem.line or 0, problem.column or 0))
         raise JobFileError(source, problems, leaves_rules_unchecked=leaves_rules_unchecked)
@@ -188,10 +188,10 @@ def _secret_paths(document: Document) -> set[Path]:
     """Paths of the values in `env` whose variable has the name of a secret, also those under an unknown field name such
     as `vlaue`."""
     found = set()
-    for loc in document.values:
+    for loc in document.value_positions:
         if loc[:2] == ("spec", "env") and len(loc) > 3 and loc[3] not in ("name", "valueFrom"):
             name = (*loc[:3], "name")
-            if name in document.values and is_secret_name(str(document.at(name))):
+            if name in document.value_positions and is_secret_name(str(document.at(name))):
                 found.add(loc)
     return found
 
@@ -199,7 +199,7 @@ def _secret_paths(document: Document) -> set[Path]:
 def _module_problems(document: Document) -> Iterator[Problem]:
     """Problems of user functions (rewards, advantages, losses) whose module has the name of a module of the
     standard library."""
-    for loc, (line, column) in document.values.items():
+    for loc, (line, column) in document.value_positions.items():
         if loc[-2:] == ("function", "path"):
             path = document.at(loc)
             if isinstance(path, str) and (problem := standard_library_clash(path)) is not None:
@@ -211,7 +211,7 @@ def _position(loc: Path, document: Document, *, at_key: bool) -> tuple[int, int]
     of the innermost existing value around it."""
     for length in range(len(loc), 0, -1):
         at = loc[:length]
-        if at in document.values:
-            shown_at_key = at_key or length < len(loc)
-            return document.keys.get(at, document.values[at]) if shown_at_key else document.values[at]
-    return document.values.get((), (1, 1))
+        if at in document.value_positions:
+            of_value = document.value_positions[at]
+            return document.key_positions.get(at, of_value) if at_key or length < len(loc) else of_value
+    return document.value_positions.get((), (1, 1))

@@ -1,8 +1,9 @@
 """Reads YAML into plain values with their lines and columns, and rejects text that YAML parsers interpret differently;
 writes such text in quotes.
 
-`rljob` reads YAML 1.2. kubectl and PyYAML read YAML 1.1, in which `no` is false, `010` is eight and `1:30` is ninety.
-The same file must mean the same everywhere, so such plain scalars are rejected; in quotes they are strings.
+`rljob` reads YAML 1.2. kubectl and PyYAML read YAML 1.1, in which `no` is false and `010` is eight; in PyYAML `1:30` is
+also ninety. The same file must mean the same everywhere, so such plain scalars are rejected; in quotes they are
+strings.
 """
 
 from __future__ import annotations
@@ -87,13 +88,13 @@ class Document:
     """A YAML document as plain values, with their lines and columns."""
 
     value: Plain = None
-    values: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    value_positions: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """Line and column of each value, both from 1."""
-    keys: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    key_positions: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """Line and column of the key of each value; entries of lists have none."""
 
     def at(self, path: Path) -> Plain:
-        """The value at a path of `values`."""
+        """The value at a path in `value_positions`."""
         found = self.value
         for part in path:
             assert isinstance(found, dict | list), "there is a value at every path"
@@ -308,10 +309,10 @@ class _Reader:
         if self._num_values > MAX_VALUES or len(path) > MAX_DEPTH:
             message = f"must have at most {MAX_VALUES} values and {MAX_DEPTH} levels with aliases expanded; use fewer"
             raise YamlProblem(Problem(wire_path(path[:4]), message, node.line, node.column))
-        document.values[path] = (node.line, node.column)
+        document.value_positions[path] = (node.line, node.column)
         if node.entries is not None:
             for key, key_node, _ in node.entries:
-                document.keys[(*path, key)] = (key_node.line, key_node.column)
+                document.key_positions[(*path, key)] = (key_node.line, key_node.column)
             return {key: self._plain(value, (*path, key), document) for key, _, value in node.entries}
         if node.items is not None:
             return [self._plain(item, (*path, index), document) for index, item in enumerate(node.items)]

@@ -35,12 +35,12 @@ class _Family:
     attention_bias: Literal["none", "inputs", "all"] = "none"
     """Which projections have a bias. `inputs`: those of queries, keys and values; `all`: also the output projection."""
     attention_bias_key: str | None = "attention_bias"
-    """The key that turns these biases on or off. If `attention_bias` is none, it turns on all of them."""
+    """The key that turns these biases on or off. If `attention_bias` is none, it adds those of `all`."""
     mlp_bias_key: str | None = None
     """The key that turns biases of the MLP on."""
     every_nth_layer_is_full: int | None = None
     """In models with sliding windows: every nth layer has full attention, if the configuration does not say which
-    layers have it. None: no layer has it then."""
+    layers have it. None: in this case no layer has full attention."""
     window_key: str | None = None
     """The key that turns sliding windows on; None: a window that the configuration has is always used."""
     defaults: Config = field(default_factory=dict)
@@ -116,7 +116,8 @@ class _Reader:
         self.config: Config = {**family.defaults, **config}
 
     def number(self, key: str) -> int:
-        """The whole number under a required key. Raises PlanError if the key is missing or has another value."""
+        """The whole number under a required key. Raises PlanError if the key is missing, or if
+        its value is not a whole number or is out of range."""
         found = self.optional(key)
         if found is None:
             raise PlanError(

@@ -32,7 +32,8 @@ MAX_RATIO = 2.0
 
 
 class RejectionLevel(StrEnum):
-    """The number that is compared with the bounds: the estimate of a token, or a combination over the response."""
+    """The number that is compared with the bounds: the estimated divergence at a token, or its combination over the
+    response."""
 
     TOKEN = "Token"
     """The estimate of each token; single tokens are rejected."""
@@ -54,7 +55,8 @@ class RejectionEstimator(StrEnum):
 
 class RolloutRejection(WireModel):
     """Exclude tokens or responses from the update if the log-probabilities of trainer and rollout engine differ too
-    much. Needs one additional forward pass if a step has a single update."""
+    much. Needs one additional forward pass if a step has a single update; with several updates the
+    step computes the needed log-probabilities in any case."""
 
     level: RejectionLevel
     estimator: RejectionEstimator = RejectionEstimator.K1

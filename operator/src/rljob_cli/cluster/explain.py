@@ -195,7 +195,7 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
         yield from _waiting_for_attempt_text(job, status.next_attempt, now)
     elif found is not None:
         named = f" (attempt {attempt.number})" if attempt is not None and attempt.number > 1 else ""
-        yield Text(f"The job is waiting for{named}: {_condition_text(found, attempt, now)}", "bold")
+        yield Text(f"The job is waiting{named}: {_condition_text(found, attempt, now)}", "bold")
         yield from _message_lines(found.message)
         yield from _unobserved_text(attempt, now)
         yield _advice(found.reason)

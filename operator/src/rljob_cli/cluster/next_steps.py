@@ -38,8 +38,8 @@ _SAVES_AND_EXITS = "saves a checkpoint, if training has started, and exits"
 _NEEDS_ANOTHER_JOB = (Reason.INVALID_SPEC, Reason.STORAGE_MISSING)
 """Reasons for which the job must be created again with a corrected spec."""
 _AFTER_A_STOP = {
-    Reason.SUSPENDING: "its cluster is deleted, and the job is suspended",
-    Reason.SUSPENDED: "its cluster is deleted, and the job is suspended",
+    Reason.SUSPENDING: "its RayCluster is deleted, and the job is suspended",
+    Reason.SUSPENDED: "its RayCluster is deleted, and the job is suspended",
     Reason.STOPPED_BY_USER: "the job is Failed (StoppedByUser); `rljob retry {name}` resumes it",
     Reason.ACTIVE_DEADLINE_EXCEEDED: "the job is Failed (ActiveDeadlineExceeded)",
 }
@@ -104,7 +104,7 @@ def _when_suspended(job: StoredJob, name: str) -> Iterator[str]:
     if job.status.suspended_at is None:
         grace = duration_text(job.run_policy.grace_period_seconds)
         yield f"a running trainer {_SAVES_AND_EXITS} within {grace} (runPolicy.gracePeriodSeconds)"
-        yield "then its cluster is deleted"
+        yield "then its RayCluster is deleted"
     yield f"`rljob resume {name}` resumes the job {resume_point(job)}"
     yield from _paused_deadline(job)
 
@@ -140,7 +140,7 @@ def _after_the_end(job: StoredJob, end: Ending, now: datetime, flags: str) -> It
     if policy.cleanup is Cleanup.KEEP_CLUSTER and newest is not None and newest.trainer_may_run:
         yield "the cluster is not kept despite runPolicy.cleanup, because the trainer might still be running"
     elif policy.cleanup is Cleanup.KEEP_CLUSTER and not _has_no_cluster(status):
-        yield f"its cluster is kept and still holds its GPUs; `rljob delete {name}` frees them"
+        yield f"its RayCluster is kept and still holds its GPUs; `rljob delete {name}` frees them"
     if policy.ttl_seconds_after_finished is not None:
         deleted = end.at + timedelta(seconds=policy.ttl_seconds_after_finished)
         yield (

@@ -258,7 +258,8 @@ def _how_the_attempt_ends(job: StoredJob, cleanup: Cleanup = Cleanup.DELETE_CLUS
     attempt = attempt_under_way(job)
     if attempt is None:
         return "no attempt is running"
-    rest = "its cluster is deleted" if cleanup is Cleanup.DELETE_CLUSTER else "its cluster is kept (runPolicy.cleanup)"
+    is_deleted = cleanup is Cleanup.DELETE_CLUSTER
+    rest = "its RayCluster is deleted" if is_deleted else "its RayCluster is kept (runPolicy.cleanup)"
     if attempt_state(attempt) == AttemptState.PROVISIONING:
         return f"its trainer has not started yet, and {rest}"
     if attempt_state(attempt) == AttemptState.STARTING:

@@ -297,7 +297,7 @@ def show_plan(plan: LocalPlan, folder: RunFolder, console: Console) -> None:
     table = Table(title=where, title_justify="left")
     for name in ("pool", "roles"):
         table.add_column(name)
-    for name in ("workers in the file", "workers here"):
+    for name in ("workers in job file", "workers here"):
         table.add_column(name, justify="right")
     for row in plan.pools:
         table.add_row(row.pool, ", ".join(row.roles), str(row.num_workers_in_file), str(row.num_workers))

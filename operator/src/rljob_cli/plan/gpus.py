@@ -213,9 +213,9 @@ def _read_cluster(
 ) -> tuple[Cluster, str, dict[str, Label]]:
     """The GPUs of the Kubernetes cluster, the cluster's name and, if it has several GPU types, the label of each.
     `default`: the GPU type of nodes whose labels name no type or an unknown one."""
-    cluster = connect(options)
+    client = connect(options)
     try:
-        nodes = cluster.nodes()
+        nodes = client.nodes()
     except NotAllowedError as error:
         raise NotAllowedError(
             f"{error}; --from-cluster needs a ClusterRole with permission to list nodes; or name the nodes"
@@ -223,4 +223,4 @@ def _read_cluster(
         ) from None
     resources = sorted({DEFAULT_RESOURCE, *(pool.gpu_resource for pool in spec.pools)})
     found, labels = cluster_of_nodes(nodes, resources, default)
-    return found, cluster.name, labels if len({group.gpu.name for group in found}) > 1 else {}
+    return found, client.name, labels if len({group.gpu.name for group in found}) > 1 else {}

@@ -30,7 +30,7 @@ class RunRecord:
     folder: Path
     job: RLJob
     lines: tuple[MetricsLine, ...]
-    """The numbers of each line of metrics.jsonl."""
+    """The numeric metrics of each line of metrics.jsonl, by name."""
     state: str
     """Progress and phase, `step 12 of 12, Complete`; empty if the folder has no run state."""
 
@@ -62,7 +62,7 @@ def _job(folder: Path) -> RLJob:
 
 
 def _metrics(file: Path) -> tuple[MetricsLine, ...]:
-    """The numbers of each line. The last line is skipped if it is incomplete, because the run may still be
+    """The numeric metrics of each line. The last line is skipped if it is incomplete, because the run may still be
     writing it."""
     try:
         text = file.read_text(encoding="utf-8")

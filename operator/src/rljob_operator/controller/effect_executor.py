@@ -48,8 +48,8 @@ from rljob_operator.reconcile.decision import (
     DumpStacks,
     Effect,
     EventRecord,
-    StopJob,
-    SubmitJob,
+    StopRayJob,
+    SubmitRayJob,
 )
 from rljob_operator.reconcile.observed import EffectFailure, ObservedJob
 
@@ -142,9 +142,9 @@ class EffectExecutor:
             match effect:
                 case CreateCluster():
                     return await self._creation.execute(effect, observation)
-                case SubmitJob():
+                case SubmitRayJob():
                     await self._submit(effect, observation)
-                case StopJob():
+                case StopRayJob():
                     async with self._slots.released():
                         await _require_dashboard(observation).stop(effect.submission_id)
                 case DumpStacks():
@@ -189,7 +189,7 @@ class EffectExecutor:
         name = text_at(manifest, "metadata", "name")
         await self._objects.apply(NETWORK_POLICIES, job.namespace, name, manifest)
 
-    async def _submit(self, effect: SubmitJob, observation: Observation) -> None:
+    async def _submit(self, effect: SubmitRayJob, observation: Observation) -> None:
         """Submits the trainer; raises DashboardOpenError if the dashboard requires no token. After any other error it
         checks whether Ray has the Ray job, and raises the error only if not: Ray may have started the Ray job although
         the response was lost."""

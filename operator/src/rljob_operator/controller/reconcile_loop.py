@@ -25,8 +25,8 @@ from rljob_operator.reconcile.decision import (
     DeleteJob,
     DumpStacks,
     Effect,
-    StopJob,
-    SubmitJob,
+    StopRayJob,
+    SubmitRayJob,
 )
 from rljob_operator.reconcile.observed import EffectFailure, Reachability
 from rljob_operator.reconcile.reconcile import reconcile
@@ -50,10 +50,10 @@ INCOMPLETE_CACHE_SECONDS = 0.5
 DEFINITION_LOG_SECONDS = 60.0
 """Shortest time between two log lines that report an outdated CustomResourceDefinition."""
 
-IRREVERSIBLE_EFFECTS = (CreateCluster, SubmitJob, DeleteCluster, DeleteJob)
+IRREVERSIBLE_EFFECTS = (CreateCluster, SubmitRayJob, DeleteCluster, DeleteJob)
 """Effects that cannot be undone. Before one of them, the job, its clusters and its pods are read again from the API
 server, not from the cache."""
-SLOW_EFFECTS = (StopJob, DumpStacks, ApplyNetworkPolicy)
+SLOW_EFFECTS = (StopRayJob, DumpStacks, ApplyNetworkPolicy)
 """Effects whose result is visible late or never, so an early next pass would not help."""
 
 logger = logging.getLogger(__name__)

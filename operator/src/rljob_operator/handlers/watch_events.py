@@ -75,7 +75,8 @@ class WatchEventRouter:
                 self._reported.intersection_update(self._cache.uids())
         if kind == JOBS:
             key = _key(raw)
-            # Before everything was listed once, nothing is queued; then the relist queues every job that needs a pass.
+            # Until everything has been listed once, nothing is queued; this first listing queues every job that needs a
+            # pass.
             if self._versions.needs_reconcile(key, event_type, raw) and self._cache.is_complete:
                 self._queue_job(key, raw)
         elif has_changed and self._cache.is_complete:

@@ -55,7 +55,8 @@ def head_id(nodes: Iterable[JsonObject]) -> str:
 
 
 def observed_ray_job(submission_id: str, found: JsonObject) -> ObservedRayJob:
-    """Parses a Ray job of the Jobs API. Raises DashboardUnreachableError for an unknown status."""
+    """Parses a Ray job of the Jobs API. Raises DashboardUnreachableError for an unknown status, because a later poll
+    may get a valid one."""
     status = text_at(found, "status")
     if status not in RayJobStatus.__members__:
         raise DashboardUnreachableError(

@@ -51,7 +51,7 @@ class Finding:
     message: str
 
     @property
-    def holds(self) -> bool:
+    def is_true(self) -> bool:
         """Whether the condition is True."""
         return self.status is TRUE
 
@@ -74,7 +74,7 @@ def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | Non
         finding = _finding_with_cluster(draft, observed, spec, cluster)
     if finding is not None:
         draft.set(ConditionType.CLUSTER_READY, finding.status, finding.reason, finding.message)
-        if finding.holds and draft.attempt.ready_at is None:
+        if finding.is_true and draft.attempt.ready_at is None:
             draft.change_attempt(ready_at=timestamp(draft.now))
     return finding
 

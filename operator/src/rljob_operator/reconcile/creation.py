@@ -21,7 +21,7 @@ from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.manifests.pod_environment import spec_document
 from rljob_operator.reconcile.attempt_endings import Ending
 from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, are_clusters_deleted, readiness_problem
-from rljob_operator.reconcile.decision import ApplyNetworkPolicy, CreateCluster, Effect, SubmitJob
+from rljob_operator.reconcile.decision import ApplyNetworkPolicy, CreateCluster, Effect, SubmitRayJob
 from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedJob, Reachability
 from rljob_operator.reconcile.status_draft import StatusDraft, seconds_since, timestamp
 from rljob_operator.reconcile.trainer import newest_submission, report_submission
@@ -43,14 +43,15 @@ def spec_problem(job: ObservedJob, spec: RLJobSpec, defaults: Defaults) -> Endin
     return None
 
 
-def choose_nodes(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> RLJobSpec:
-    """Chooses the node counts of the running attempt. Returns the spec with these node counts.
+def choose_pod_counts(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> RLJobSpec:
+    """Chooses how many worker pods of each pool (`nodes` of the spec) the running attempt uses. Returns the spec with
+    these numbers.
 
-    An elastic attempt that has waited long enough for all nodes uses the nodes that are ready. Once the trainer was
+    An elastic attempt that has waited long enough for all worker pods uses those that are ready. Once the trainer was
     submitted, the choice is fixed. One exception: while Ray responds and does not have the trainer, the choice is made
-    again if Ray rejected the trainer or a chosen node is no longer ready.
+    again if Ray rejected the trainer or a chosen pod is no longer ready.
 
-    If Ray may have the trainer, also records since when all nodes are ready."""
+    If Ray may have the trainer, also records since when all worker pods are ready."""
     attempt = draft.attempt
     if _may_ray_have_trainer(draft, observed):
         _record_all_nodes_ready(draft, observed, spec)
@@ -63,19 +64,19 @@ def choose_nodes(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> RLJ
 
 
 def spec_of_attempt(spec: RLJobSpec, attempt: Attempt) -> RLJobSpec:
-    """The spec with the node counts that were chosen for the attempt."""
+    """The spec with the numbers of worker pods (`nodes`) that were chosen for the attempt."""
     return with_nodes(spec, {pool.name: pool.nodes for pool in attempt.nodes}) if attempt.nodes else spec
 
 
-def should_use_all_nodes(draft: StatusDraft) -> bool:
-    """Whether to stop an attempt on fewer nodes, because all nodes have been ready for `ALL_NODES_SECONDS`."""
+def should_use_all_pods(draft: StatusDraft) -> bool:
+    """Whether to stop an attempt with fewer worker pods, because all have been ready for `ALL_NODES_SECONDS`."""
     since = draft.attempt.all_nodes_since
     return since is not None and seconds_since(since, draft.now) >= ALL_NODES_SECONDS
 
 
-def seconds_to_node_choice(draft: StatusDraft, spec: RLJobSpec) -> float | None:
-    """Seconds until an elastic attempt no longer waits for all nodes, or until an attempt on fewer nodes is stopped to
-    use all of them. Negative if this time has passed; None if there is no such time."""
+def seconds_to_pod_counts(draft: StatusDraft, spec: RLJobSpec) -> float | None:
+    """Seconds until an elastic attempt no longer waits for all worker pods, or until an attempt with fewer worker pods
+    is stopped to use all of them. Negative if this time has passed; None if there is no such time."""
     attempt, elastic = draft.attempt, spec.run_policy.elastic
     if attempt.all_nodes_since is not None:
         return ALL_NODES_SECONDS - seconds_since(attempt.all_nodes_since, draft.now)
@@ -92,7 +93,7 @@ def create_cluster(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]
     return (CreateCluster(draft.attempt.number, draft.attempt.cluster),)
 
 
-def submit(draft: StatusDraft, observed: Observed) -> SubmitJob:
+def submit(draft: StatusDraft, observed: Observed) -> SubmitRayJob:
     """Submits the trainer. The status records the submission and its start number first: after a crash, the operator
     uses the same submission id again, and finds the Ray job if Ray has it."""
     if draft.attempt.submissions == 0:
@@ -104,7 +105,9 @@ def submit(draft: StatusDraft, observed: Observed) -> SubmitJob:
         draft.change_attempt(submissions=1, start_number=number)
         report_submission(draft, observed)
     nodes = tuple((pool.name, pool.nodes) for pool in draft.attempt.nodes)
-    return SubmitJob(newest_submission(draft, observed.job), draft.attempt.number, draft.counters.start_number, nodes)
+    return SubmitRayJob(
+        newest_submission(draft, observed.job), draft.attempt.number, draft.counters.start_number, nodes
+    )
 
 
 def reapply_network_policy(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:

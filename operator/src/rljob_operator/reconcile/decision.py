@@ -40,7 +40,7 @@ class CreateCluster:
 
 
 @dataclass(frozen=True)
-class SubmitJob:
+class SubmitRayJob:
     """Submits the trainer as a Ray job. If Ray already has a Ray job with this id, the trainer counts as submitted."""
 
     kind: ClassVar[EffectKind] = EffectKind.SUBMIT_JOB
@@ -53,7 +53,7 @@ class SubmitJob:
 
 
 @dataclass(frozen=True)
-class StopJob:
+class StopRayJob:
     """Asks the trainer, a Ray job, to save a checkpoint and exit."""
 
     kind: ClassVar[EffectKind] = EffectKind.STOP_JOB
@@ -97,7 +97,7 @@ class DeleteJob:
     uid: str
 
 
-Effect = CreateCluster | SubmitJob | StopJob | DumpStacks | ApplyNetworkPolicy | DeleteCluster | DeleteJob
+Effect = CreateCluster | SubmitRayJob | StopRayJob | DumpStacks | ApplyNetworkPolicy | DeleteCluster | DeleteJob
 
 
 class EventType(StrEnum):

@@ -183,12 +183,12 @@ class ObservedRay:
 
 
 class EffectKind(StrEnum):
-    """The kinds of changes that the operator makes in Kubernetes and Ray. SubmitJob and StopJob are about the trainer's
-    Ray job, DeleteJob is about the RLJob."""
+    """The kinds of changes that the operator makes in Kubernetes and Ray. SubmitRayJob and StopRayJob are about the
+    trainer's Ray job, DeleteJob is about the RLJob."""
 
     CREATE_CLUSTER = "CreateCluster"
-    SUBMIT_JOB = "SubmitJob"
-    STOP_JOB = "StopJob"
+    SUBMIT_JOB = "SubmitRayJob"
+    STOP_JOB = "StopRayJob"
     DUMP_STACKS = "DumpStacks"
     APPLY_NETWORK_POLICY = "ApplyNetworkPolicy"
     DELETE_CLUSTER = "DeleteCluster"

@@ -21,10 +21,10 @@ from rljob_operator.reconcile.between_attempts import (
 from rljob_operator.reconcile.cleanup import clean_up, delete_unneeded_clusters, seconds_to_deletion
 from rljob_operator.reconcile.cluster import Finding, report_cluster, report_placement
 from rljob_operator.reconcile.creation import (
-    choose_nodes,
+    choose_pod_counts,
     create_cluster,
     reapply_network_policy,
-    seconds_to_node_choice,
+    seconds_to_pod_counts,
     spec_problem,
     submit,
 )
@@ -64,9 +64,9 @@ _CAUSED_BY_UNREADABLE_SPEC = (Reason.PROVISIONING_DEADLINE_EXCEEDED, Reason.RUN_
 
 
 def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Decision:
-    """Decides the status, effects and events of a pass. The same input gives the same decision. If the next pass
-    observes the decided status and no other change, and no time limit has passed, it decides the same status. It
-    repeats the effects whose results are not visible yet. Repeating an effect does no harm."""
+    """Decides the status, effects and events of a pass. The same input gives the same decision. A pass
+    that observes the decided status and nothing else new decides the same status again, until a time limit passes; it
+    repeats only the effects whose results it does not observe yet. Repeating an effect does no harm."""
     job = observed.job
     if job.deleting:
         return Decision(status=job.status)
@@ -91,24 +91,24 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
         return _between(draft, observed, spec)
     policy = _run_policy(observed)
     if spec is not None:
-        spec = choose_nodes(draft, observed, spec)
-    cluster = report_cluster(draft, observed, spec)
-    ready = cluster is not None and cluster.holds
-    placement_problem = report_placement(draft, observed, spec, cluster_ready=ready) if spec is not None else None
+        spec = choose_pod_counts(draft, observed, spec)
+    cluster_ready = report_cluster(draft, observed, spec)
+    is_ready = cluster_ready is not None and cluster_ready.is_true
+    placement_problem = report_placement(draft, observed, spec, cluster_ready=is_ready) if spec is not None else None
     submission = report_submission(draft, observed)
     unobservable = _report_trainer(draft, observed, spec, policy)
     report_suspension(draft, observed)
-    waits_for = _waits_for(observed, cluster, placement_problem, submission)
+    waits_for = _waits_for(observed, cluster_ready, placement_problem, submission)
     may_submit = (
-        spec is not None and ready and placement_problem is None and observed.ray.reachability is Reachability.OK
+        spec is not None and is_ready and placement_problem is None and observed.ray.reachability is Reachability.OK
     )
     ending = (
-        ending_of_attempt(draft, observed, (cluster, submission), policy.grace_period_seconds)
+        ending_of_attempt(draft, observed, (cluster_ready, submission), policy.grace_period_seconds)
         or ending_by_stop(draft, observed, policy, waits_for)
         or exceeded_deadline(draft, observed, policy, waits_for, unobservable)
     )
     if ending is not None and ending.reason is Reason.PROVISIONING_DEADLINE_EXCEEDED and may_submit:
-        ending = None if _may_submit_late(draft, observed) else ending
+        ending = None if _allow_late_submission(draft, observed) else ending
     if ending is not None:
         _end(draft, observed, ending, policy)
         return _between(draft, observed, spec) if draft.result is None else ()
@@ -122,10 +122,10 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     return (*unneeded, *reapply_network_policy(draft, observed))
 
 
-def _may_submit_late(draft: StatusDraft, observed: Observed) -> bool:
-    """Whether the trainer may still be submitted after the provisioning deadline: the cluster may have become ready
-    while no operator was running. The time of the pass that submits the trainer is recorded; from then on, the
-    submission has `SUBMISSION_SECONDS`."""
+def _allow_late_submission(draft: StatusDraft, observed: Observed) -> bool:
+    """Returns whether the trainer may still be submitted after the provisioning deadline: the cluster may have become
+    ready while no operator was running. The first pass that allows this records its time in `ready_at`; from then on,
+    the submission has `SUBMISSION_SECONDS`."""
     if observed.failure is not None or newest_ray_job(draft, observed) is not None:
         return False
     attempt = draft.attempt
@@ -151,7 +151,8 @@ def _report_trainer(
     draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, policy: RunPolicy
 ) -> tuple[Reason, str] | None:
     """Reports the state of a running trainer, and records whether the attempt should stop. Returns why the trainer
-    cannot be observed; None if it can be observed, is not running, or cannot be observed only since a moment ago."""
+    cannot be observed; None if it can be observed, is not running, or cannot be observed for less than
+    `SHORT_SILENCE_SECONDS`."""
     unobservable = None
     if draft.attempt.running_since is not None:
         unobservable = record_unobservable(draft, observed)
@@ -215,13 +216,13 @@ def _ignored_fields(observed: Observed) -> str:
 
 
 def _waits_for(
-    observed: Observed, cluster: Finding | None, placement_problem: str | None, submission: Finding | None
+    observed: Observed, cluster_ready: Finding | None, placement_problem: str | None, submission: Finding | None
 ) -> str:
     """What an attempt without a running trainer still waits for, for a message."""
     if observed.job.spec is None:
         return f"this operator cannot parse the job's spec ({observed.job.spec_error})"
-    if cluster is not None and not cluster.holds:
-        return cluster.message
+    if cluster_ready is not None and not cluster_ready.is_true:
+        return cluster_ready.message
     return placement_problem or (
         submission.message if submission is not None else "the trainer was about to be submitted"
     )
@@ -246,6 +247,6 @@ def _requeue_after_seconds(draft: StatusDraft, observed: Observed) -> float | No
     poll = RAY_POLL_SECONDS if waits_for_ray or was_polled else POD_POLL_SECONDS
     limits = (
         seconds_to_next_limit(draft, observed, _run_policy(observed)),
-        seconds_to_node_choice(draft, spec) if spec is not None else None,
+        seconds_to_pod_counts(draft, spec) if spec is not None else None,
     )
     return min([poll, *(seconds for seconds in limits if seconds is not None and seconds > 0)])

@@ -105,7 +105,8 @@ class StatusDraft:
         )
 
     def set_if_present(self, kind: ConditionType, status: ConditionStatus, reason: Reason, message: str) -> None:
-        """Like `set`, but only if the status already has the condition: most jobs never have it."""
+        """Like `set`, but only if the status already has the condition. For conditions that most jobs never have, such
+        as Retrying."""
         if kind in self._conditions:
             self.set(kind, status, reason, message)
 
@@ -198,8 +199,8 @@ def _phase_of(status: RLJobStatus) -> str:
         return "Pending"
     attempt = status.attempts[-1]
     if attempt.ended is not None:
-        # Neither a result nor a next attempt is recorded: the job is being suspended, or it was resumed or reopened and
-        # waits until the pods of this attempt have terminated.
+        # Neither a result nor a next attempt is recorded: the job is being suspended, or it was resumed, or a user
+        # requested a retry after it failed, and it waits until the pods of this attempt have terminated.
         return AttemptState.STOPPING.value
     return attempt.state
 

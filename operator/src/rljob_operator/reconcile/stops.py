@@ -1,8 +1,8 @@
 """Decides whether an attempt should stop, and stops it.
 
 The operator asks a running trainer to stop on a user's request, for a suspension, at the active deadline, after a
-stall, or when all nodes are ready again. An attempt whose trainer does not start, does not exit or cannot be observed
-ends at a deadline.
+stall, or when all worker pods of an elastic job are ready again. An attempt whose trainer does not start, does not exit
+or cannot be observed ends at a deadline.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import AttemptState, StopRequest
 from rljob_operator.reconcile.attempt_endings import Ending, reason_of_stop
 from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS
-from rljob_operator.reconcile.creation import should_use_all_nodes
-from rljob_operator.reconcile.decision import DumpStacks, Effect, StopJob
+from rljob_operator.reconcile.creation import should_use_all_pods
+from rljob_operator.reconcile.decision import DumpStacks, Effect, StopRayJob
 from rljob_operator.reconcile.observed import EffectKind, Observed, Reachability
 from rljob_operator.reconcile.status_draft import (
     MAX_ATTEMPT_MESSAGE,
@@ -73,13 +73,14 @@ def stop_when_due(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> 
     name = newest_submission(draft, observed.job)
     if _stacks_are_due(draft):
         return (DumpStacks(name, attempt.number),)
-    return (StopJob(name),)
+    return (StopRayJob(name),)
 
 
 def ending_by_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy, waits_for: str) -> Ending | None:
     """The ending of an attempt that should stop; None while it has time left. Without a running trainer the attempt
-    ends immediately, else after the grace period. The grace period starts when the operator asks the trainer to stop;
-    while it cannot ask, when it decided to stop the attempt. `waits_for`: what the attempt waits for."""
+    ends immediately, else after the grace period. The grace period starts when the operator asks the trainer to stop,
+    or, as long as Ray cannot be reached, when the operator decided to stop it. `waits_for`: what the attempt waits
+    for."""
     stop = draft.attempt.stop
     if stop is None:
         return None
@@ -135,8 +136,8 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
         return Reason.ACTIVE_DEADLINE_EXCEEDED
     if _is_stalled(draft, observed, policy):
         return Reason.STALLED
-    # With a spec that cannot be read, the next attempt would wait instead of using all nodes.
-    if observed.job.spec is not None and newest_ray_job(draft, observed) is not None and should_use_all_nodes(draft):
+    # With a spec that cannot be read, the next attempt would wait instead of using all worker pods.
+    if observed.job.spec is not None and newest_ray_job(draft, observed) is not None and should_use_all_pods(draft):
         return Reason.RESIZED
     return None
 
@@ -172,10 +173,10 @@ def _stacks_are_due(draft: StatusDraft) -> bool:
 
 
 def _restarts_time_for_stacks(observed: Observed, stop: StopRequest, sent_at: str) -> bool:
-    """Whether the time for writing the stack traces starts again, because Ray does not have the program that writes
-    them: an operator may have exited after it recorded the start of this time, and before it submitted the program. The
-    time starts again only in the first `STACKS_SECONDS` after the stop was requested. So if Ray never accepts the
-    program, the trainer is stopped without stack traces."""
+    """Whether the time for writing the stack traces starts again, because Ray does not have the Ray job that
+    writes them: an operator may have exited after it recorded the start of this time, and before it submitted this job.
+    The time starts again only if its recorded start is within `STACKS_SECONDS` after the request. So if Ray never
+    accepts the job, the trainer is stopped without stack traces."""
     is_early = seconds_since(stop.requested_at, moment(sent_at)) < STACKS_SECONDS
     return observed.ray.stacks_missing and is_early
 
@@ -227,8 +228,8 @@ def _endings_by_deadline(
 
 
 def _remaining_after_silence(seconds: float, observed: Observed) -> float:
-    """The seconds; while polls of the dashboard fail, at least until they have failed for `SHORT_SILENCE_SECONDS`. An
-    operator that has just started must not end an attempt after its first failed poll."""
+    """Returns `seconds`. If polls of the dashboard fail, returns at least the time until they will have failed for
+    `SHORT_SILENCE_SECONDS`: an operator that has just started must not end an attempt after its first failed poll."""
     if observed.ray.reachability in (Reachability.UNREACHABLE, Reachability.REJECTED):
         return max(seconds, SHORT_SILENCE_SECONDS - observed.ray.silent_seconds)
     return seconds

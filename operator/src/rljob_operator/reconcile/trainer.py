@@ -56,7 +56,7 @@ def report_submission(draft: StatusDraft, observed: Observed) -> Finding | None:
     if finding is None:
         return None
     draft.set(ConditionType.JOB_SUBMITTED, finding.status, finding.reason, finding.message)
-    if finding.holds and draft.attempt.running_since is None:
+    if finding.is_true and draft.attempt.running_since is None:
         draft.change_attempt(running_since=timestamp(draft.now), state=AttemptState.STARTING.value)
     return finding
 

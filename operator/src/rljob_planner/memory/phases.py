@@ -1,8 +1,8 @@
 """Computes the memory of one GPU of a pool in each phase of a run. A table of docs/memory.md shows which state is on
 the device; its rollout mode is `_in_rollout_mode` here, and its trainer mode is `_in_trainer_mode`.
 
-Actor, reference, critic, reward model and rollout engine share one process (trainer, controller/model_roles.py and
-groups/fused_worker.py) and take turns (workers/hybrid.py, controller/training_step.py).
+Actor, reference, critic, reward model and rollout engine share one process and take turns. In the trainer, see
+controller/model_roles.py, groups/fused_worker.py, workers/hybrid.py and controller/training_step.py.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class _PoolMemory:
         """The phases in the order of a run."""
         engine, workload = self.engine, self.workload
         if engine is not None:
-            # At the start, offloaded tensors are already in host memory, there are no moments yet, and the cache of
-            # transformers is empty.
+            # At the start, offloaded tensors are already in host memory, there are no moments yet, and the KV cache
+            # of a rollout with transformers is empty.
             awake = engine.awake if workload.rollout.is_vllm else engine.asleep
             start = (*self._in_rollout_mode(has_moments=False), *awake)
             yield self._phase(
@@ -109,8 +109,8 @@ class _PoolMemory:
 
     def _saving(self, role: Role) -> PhaseMemory:
         """The memory while the role's model is saved."""
-        state = self._state(role, has_parameters=True, fetches_moments=True)
-        parts = (*state, *self._in_trainer_mode(but=role), *self.asleep)
+        state = self._state(role, fetches_parameters=True, fetches_moments=True)
+        parts = (*state, *self._in_trainer_mode(except_role=role), *self.asleep)
         return self._phase(Phase.CHECKPOINT, parts, is_saving=True)
 
     def _pass(self, phase: Phase, role: Role, peak: Callable[..., Parts], num_prompts: int) -> PhaseMemory:
@@ -128,29 +128,30 @@ class _PoolMemory:
             elements, element_bytes = shard_elements(actor.root_tensors), actor.compute_bytes
             formula = f"{element_bytes} x {elements}"
             parts.append(Part("actor gathered parameters", float(element_bytes * elements), formula))
-        return self._phase(phase, (*parts, *self._in_trainer_mode(but=role), *self.asleep))
+        return self._phase(phase, (*parts, *self._in_trainer_mode(except_role=role), *self.asleep))
 
     def _in_rollout_mode(self, *, has_moments: bool = True) -> Parts:
         """The state of all models that is on the device while the engine generates: what is not offloaded."""
         return tuple(part for role in self.models for part in self._state(role, has_moments=has_moments))
 
-    def _in_trainer_mode(self, but: Role | None = None) -> Parts:
+    def _in_trainer_mode(self, except_role: Role | None = None) -> Parts:
         """The state of all models that is on the device during passes: what is not offloaded, and the actor's
-        parameters in any case. `but`: a role that is left out, because the memory of its pass includes its state."""
-        others = (role for role in self.models if role is not but)
-        return tuple(part for role in others for part in self._state(role, has_parameters=role is Role.ACTOR))
+        parameters in any case. `except_role`: a role that is left out, because the memory of its pass includes its
+        state."""
+        others = (role for role in self.models if role is not except_role)
+        return tuple(part for role in others for part in self._state(role, fetches_parameters=role is Role.ACTOR))
 
     def _state(
-        self, role: Role, *, has_parameters: bool = False, has_moments: bool = True, fetches_moments: bool = False
+        self, role: Role, *, fetches_parameters: bool = False, has_moments: bool = True, fetches_moments: bool = False
     ) -> list[Part]:
         """Parameters and moments of a model that are on the device between passes.
 
-        `has_parameters`, `fetches_moments`: parameters or moments are on the device even if offload is on.
+        `fetches_parameters`, `fetches_moments`: they are on the device even if they are offloaded at other times.
         `has_moments`: moments exist (after the first update).
         """
         model = self.models[role]
         parameters, moments = _state_parts(role, model, self.layouts[role])
-        has_parameters = has_parameters or not model.offload.parameters
+        has_parameters = fetches_parameters or not model.offload.parameters
         has_moments = has_moments and (fetches_moments or not model.offload.optimizer)
         return [*(parameters if has_parameters else ()), *(moments if has_moments else ())]
 

@@ -21,8 +21,8 @@ from rljob_operator.reconcile.decision import (
     DeleteJob,
     DumpStacks,
     Effect,
-    StopJob,
-    SubmitJob,
+    StopRayJob,
+    SubmitRayJob,
 )
 from rljob_operator.reconcile.observed import (
     EffectFailure,
@@ -206,9 +206,9 @@ class World:
         match effect:
             case CreateCluster():
                 return self._create(effect)
-            case SubmitJob():
+            case SubmitRayJob():
                 return self._submit(effect, name)
-            case StopJob():
+            case StopRayJob():
                 self._stop(effect, name)
             case DeleteCluster():
                 found = self.clusters.get(effect.uid)
@@ -272,7 +272,7 @@ class World:
             self.clusters[uid] = Cluster(effect.cluster, uid, self.tick)
         return self._lost_answer(EffectKind.CREATE_CLUSTER, Reason.CREATION_REJECTED)
 
-    def _submit(self, effect: SubmitJob, name: str) -> EffectFailure | None:
+    def _submit(self, effect: SubmitRayJob, name: str) -> EffectFailure | None:
         found = self._named(name)
         if self.scenario.failed_submissions > 0 or found is None:
             self.scenario.failed_submissions -= 1
@@ -287,7 +287,7 @@ class World:
             )
         return self._lost_answer(EffectKind.SUBMIT_JOB, Reason.DASHBOARD_UNREACHABLE)
 
-    def _stop(self, effect: StopJob, name: str) -> None:
+    def _stop(self, effect: StopRayJob, name: str) -> None:
         found = self._named(name)
         trainer = found.trainers.get(effect.submission_id) if found is not None else None
         if trainer is not None and trainer.stop_since is None:

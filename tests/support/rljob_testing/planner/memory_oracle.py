@@ -248,7 +248,7 @@ def _fake_ranks(num_ranks: int) -> Iterator[None]:
 def _as_on_a_gpu() -> Iterator[None]:
     with (
         patch.object(attention, "choose_kernel", lambda *_: Kernel.VARIABLE_LENGTH),
-        patch.object(token_logprobs, "CPU_CHUNK_BYTES", token_logprobs.GPU_CHUNK_BYTES),
+        patch.object(token_logprobs, "CPU_TILE_BYTES", token_logprobs.GPU_TILE_BYTES),
         patch.object(token_logprobs, "_product_dtype", lambda hidden_MD: hidden_MD.dtype),
         # DTensor computes shapes with whole tensors in the fake mode that it detects, and the tracker would count them:
         # four times all parameters in an AdamW step. Without a detected mode it uses its own, which is not tracked.

@@ -68,7 +68,7 @@ def one_step(case: Case, context: WorkerContext) -> Outcome:
             patch.setattr(attention_kernels, "MAX_WASTED_PRODUCTS", -1)
         if case.in_tiles:
             patch.setattr(token_logprobs, "WHOLE_BYTES", 0)
-            patch.setattr(token_logprobs, "CPU_CHUNK_BYTES", 1024)
+            patch.setattr(token_logprobs, "CPU_TILE_BYTES", 1024)
         run = replays.replayed_run(case.replay, context)
         earlier = run.steps(0, case.step)
         patch.setattr(attention, "attend", noted)

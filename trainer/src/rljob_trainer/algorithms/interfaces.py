@@ -113,7 +113,7 @@ class AdvantageEstimator:
     """Returns one advantage per token."""
     needs: frozenset[str] = frozenset()
     """The optional inputs that the estimator reads. `for_responses` can read GREEDY_REWARDS and NAMED_REWARDS,
-    `for_tokens` can read ADVANTAGE_COLUMNS and SQUARES."""
+    `for_tokens` can read ADVANTAGE_COLUMNS, and in estimators of this package SQUARES."""
 
     def __post_init__(self) -> None:
         if (self.for_responses is None) == (self.for_tokens is None):
@@ -130,7 +130,8 @@ class HeadOutputs:
     """Which outputs of the model's output head a loss needs in addition to log-probabilities. They have no gradient."""
 
     entropy: bool = False
-    """Whether the loss needs, for each token, the entropy in nats of the distribution that it was sampled from."""
+    """Whether the loss needs, for each token, the entropy in nats of the current policy's distribution (at the sampling
+    temperature)."""
     squares: bool = False
     """Whether the loss needs, for each token, the sum of the squared probabilities of the whole vocabulary."""
 
@@ -212,7 +213,7 @@ KL_PENALTIES = "kl_penalties"
 KL into the reward. In such a job an estimator with `for_tokens` must need this column, because only it can subtract
 the penalties token by token."""
 VALUES = "values"
-"""The critic's values before the update: the return that the critic expects from each token on."""
+"""The critic's values before the update: the expected return from each token to the end of the response."""
 SQUARES = "squared_probabilities"
 """Sum of the squared probabilities of the whole vocabulary at each token, by the weights of OLD_LOGPROBS."""
 GREEDY_REWARDS = "greedy_rewards"

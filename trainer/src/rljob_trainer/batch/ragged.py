@@ -25,7 +25,7 @@ from rljob_trainer.batch.wire import PackedTensor, pack, unpack
 from rljob_trainer.errors import DataError
 
 LONG_ROW = 128
-"""From this mean number of elements per row on, copying rows one by one is faster than gathering all elements by
+"""If rows have at least this many elements on average, copying them one by one is faster than gathering all elements by
 index."""
 
 

@@ -18,7 +18,7 @@ from rljob_trainer.engines.train.model import read_config
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.assistant_turn import AssistantTurn
 from rljob_trainer.models.tokenizer import Tokenizer
-from rljob_trainer.rewards.format import first_lost_part, literal_beginning
+from rljob_trainer.rewards.format import first_impossible_part, literal_beginning
 
 TAG = re.compile(r"<[^<>\n]+>")
 OPENING_TAG = re.compile(r"<[^<>\n]+>|\[[^\[\]\n]+\]")
@@ -95,7 +95,7 @@ def _check_pattern(
         """Returns the text that rewards get for the tokens of these texts."""
         return decoder.response_text((), [*chain(*tokenizer.encode_all(texts, add_special_tokens=False))]).text
 
-    def lost_part_of(text: str) -> str | None:
+    def impossible_part_of(text: str) -> str | None:
         for beginning in beginnings:
             # Text that the chat template writes is not generated, so neither decoding nor stop strings change it.
             generated = _without_overlap(text, beginning)
@@ -108,15 +108,15 @@ def _check_pattern(
                 return parts[0]
         return None
 
-    if lost := first_lost_part(pattern, lost_part_of):
-        cause, advice = f"the tokenizer decodes it as {seen(lost)!r}", "use other tags, or another model"
-        if lost in stop:
+    if part := first_impossible_part(pattern, impossible_part_of):
+        cause, advice = f"the tokenizer decodes it as {seen(part)!r}", "use other tags, or another model"
+        if part in stop:
             cause, advice = (
                 "it is in spec.training.rollout.stop, and stop strings are removed from responses",
                 "remove it from the pattern or from rollout.stop",
             )
         raise ConfigurationError(
-            f"{where}: {pattern!r} can never match, because no response contains {lost!r}: {cause}; {advice}"
+            f"{where}: {pattern!r} can never match, because no response contains {part!r}: {cause}; {advice}"
         )
 
 

@@ -3,9 +3,8 @@ another Ray job on the same Ray cluster, on the driver's node.
 
 Writes one file per process, `stacks-<pod>-<role>-<process id>.txt`, into the attempt's log folder. Prints the innermost
 frame of each process's main thread. The last line is JSON: all that is known of the processes, except for the traces
-themselves. The trainer's Python code need not respond (see `stack_traces`). The output names every process, node and
-storage that does not respond in time.
-"""
+themselves. This also works while the trainer's Python code hangs (see `stack_traces`). The output names every process,
+node and storage that does not respond in time."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ OTHER_NODES = "rljob_trainer.groups.stacks_of_nodes"
 """The program that gets the stack traces of the other nodes. It runs in a separate process, because it uses Ray, which
 may hang, too."""
 
-Found = Mapping[str, object]
+ProcessStacks = Mapping[str, object]
 """One process with its stack traces, under the keys of the JSON output."""
 
 
@@ -73,21 +72,22 @@ def main() -> int:
     os._exit(0 if found else 1)
 
 
-def stacks_here(run_folder: Path) -> list[Found]:
-    """Takes the stack traces of the run's processes in this pod; on a machine without pods, of all on this machine."""
+def stacks_here(run_folder: Path) -> list[ProcessStacks]:
+    """Takes the stack traces of the run's processes in this pod; without pods, of the run's processes on this
+    machine."""
     pod, node = pod_and_node()
     location = {"pod": pod, "node": node, "host": socket.gethostname()}
     taken = take_stacks(traced_processes(run_folder), HERE_SECONDS)
     return [location | {_camel(name): value for name, value in asdict(each).items()} for each in taken]
 
 
-def named(found: Found) -> str:
+def named(found: ProcessStacks) -> str:
     """Returns a process's name for messages, such as `actor rank 0, process 12 on small-1-main-0`."""
     rank = "" if found["rank"] is None else f" rank {found['rank']}"
     return f"{found['role']}{rank}, process {found['processId']} on {found['pod'] or found['host']}"
 
 
-def write_stacks(folder: Path, found: Iterable[Found]) -> None:
+def write_stacks(folder: Path, found: Iterable[ProcessStacks]) -> None:
     """Writes the stack traces of each process into a file of their own. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for each in found:
@@ -96,14 +96,14 @@ def write_stacks(folder: Path, found: Iterable[Found]) -> None:
         (folder / file_name(each)).write_text(f"{head}{each['text']}", encoding="utf-8", errors="backslashreplace")
 
 
-def file_name(found: Found) -> str:
+def file_name(found: ProcessStacks) -> str:
     """Returns the name of the file with a process's stack traces."""
     parts = (found["pod"] or found["host"], found["role"], found["processId"])
     return "-".join(["stacks", *(re.sub(r"[^\w.+-]", "_", str(part)) for part in parts)]) + ".txt"
 
 
 def _written_in_time(
-    run_folder: Path, attempt: int | None, found: Iterable[Found], deadline: float
+    run_folder: Path, attempt: int | None, found: Iterable[ProcessStacks], deadline: float
 ) -> dict[str, object]:
     """Writes the files. Returns `folder` and `error`, one of which is None: the folder of the files, or the error if
     the storage fails or does not respond by the deadline."""
@@ -130,10 +130,12 @@ def _read_lines(output: IO[str], lines: queue.Queue[str | None]) -> None:
     lines.put(None)
 
 
-def _from_other_nodes(lines: queue.Queue[str | None], deadline: float) -> tuple[list[Found], list[dict[str, str]]]:
+def _from_other_nodes(
+    lines: queue.Queue[str | None], deadline: float
+) -> tuple[list[ProcessStacks], list[dict[str, str]]]:
     """Reads the output of OTHER_NODES. Returns the processes of the other nodes, and the nodes whose processes are not
     known, with the reason."""
-    found: list[Found] = []
+    found: list[ProcessStacks] = []
     silent: list[dict[str, str]] = []
     expected: list[str] | None = None
     answered: set[str] = set()
@@ -159,11 +161,11 @@ def _from_other_nodes(lines: queue.Queue[str | None], deadline: float) -> tuple[
     return found, silent
 
 
-def _identity(found: Found) -> tuple[object, ...]:
+def _identity(found: ProcessStacks) -> tuple[object, ...]:
     return found["pod"], found["host"], found["processId"]
 
 
-def _without_text(found: Found) -> Found:
+def _without_text(found: ProcessStacks) -> ProcessStacks:
     return {name: value for name, value in found.items() if name != "text"} | {"file": file_name(found)}
 
 

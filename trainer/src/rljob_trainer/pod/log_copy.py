@@ -17,7 +17,8 @@ PART_BYTES = (63 << 20) // 2
 
 
 class LogCopy:
-    """Gets the whole content of `source` from its beginning, and appends to `path` what the copy does not have yet.
+    """Appends to `path` what the copy of `source` does not have yet. The caller reads `source` and passes its whole
+    content, from its beginning, to `write`.
 
     When `path` reaches `PART_BYTES`, it is renamed to `<name>.part-<k>.log` (k from 0), and a new `path` begins. Of
     these parts only the newest is kept. The first FIRST_BYTES of part 0, which show configuration and start, are kept

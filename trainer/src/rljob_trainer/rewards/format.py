@@ -14,8 +14,8 @@ from rljob_trainer.rewards.base import RewardRequest, Scorer
 REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
 
 Node = tuple[object, Any]
-"""An operation and its operands in a pattern parsed by `re`: (LITERAL, 60), (MAX_REPEAT, (0, 1, nodes)). This is not a
-public interface (Python 3.11); `test_response_checks.py` fails if another version changes it."""
+"""An operation and its operands in a pattern parsed by `re`: (LITERAL, 60), (MAX_REPEAT, (0, 1, nodes)). This form
+is private to `re` (here of Python 3.11); `test_response_checks.py` fails if another version changes it."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class FormatScorer:
         return score
 
 
-def first_lost_part(pattern: str, lost_part_of: Callable[[str], str | None]) -> str | None:
+def first_impossible_part(pattern: str, impossible_part_of: Callable[[str], str | None]) -> str | None:
     """Returns a part of the pattern that no response can contain, so that the pattern never matches; None if none was
-    found.
+    found. For example, a response contains no special token that decoding removes, and no stop string.
 
-    `lost_part_of` gets a literal string of the pattern, such as `</think><answer>`, and returns the part of it that no
-    response can contain, or None. Of alternatives (`a|b`), all must have such a part. Literals that ignore the letter
-    case are skipped."""
+    `impossible_part_of` gets a literal string of the pattern, such as `</think><answer>`, and returns the part of it
+    that no response can contain, or None. A pattern with alternatives (`a|b`) has such a part only if each alternative
+    has one. Literals that ignore the letter case are skipped."""
     parsed = _parser.parse(pattern, re.DOTALL)
-    return None if parsed.state.flags & re.IGNORECASE else _first_lost_part(parsed, lost_part_of)
+    return None if parsed.state.flags & re.IGNORECASE else _first_impossible_part(parsed, impossible_part_of)
 
 
 def literal_beginning(pattern: str) -> str:
@@ -66,24 +66,24 @@ def literal_beginning(pattern: str) -> str:
     return found
 
 
-def _first_lost_part(nodes: Iterable[Node], lost_part_of: Callable[[str], str | None]) -> str | None:
+def _first_impossible_part(nodes: Iterable[Node], impossible_part_of: Callable[[str], str | None]) -> str | None:
     text = ""
     for operation, operands in (*_without_groups(nodes), (None, None)):
         if operation is _constants.LITERAL:
             text += chr(operands)
             continue
-        if text and (lost := lost_part_of(text)):
-            return lost
+        if text and (part := impossible_part_of(text)):
+            return part
         text = ""
-        found = [_first_lost_part(each, lost_part_of) for each in _alternatives(operation, operands)]
+        found = [_first_impossible_part(each, impossible_part_of) for each in _alternatives(operation, operands)]
         if found and None not in found:
             return found[0]
     return None
 
 
 def _alternatives(operation: object, operands: Any) -> list[Iterable[Node]]:
-    """The alternatives within a node: if the node matches, one of the alternatives has matched. Empty for a node
-    without alternatives, or if it can also match without any (`(a|b)*`)."""
+    """The parts within a node of which at least one matches whenever the node matches: two for `a|b`, one for `a+`.
+    Empty if there are none, as for a literal or for `a*`, which also matches the empty string."""
     if operation in REPEATS:
         minimum, _, nodes = operands
         return [nodes] if minimum else []

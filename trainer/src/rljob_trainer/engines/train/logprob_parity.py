@@ -1,8 +1,8 @@
-"""Checks before training that the engine computes a model's log-probabilities correctly.
+"""Checks before training that the train engine computes a model's log-probabilities correctly.
 
-The engine runs a model's decoder and head differently from transformers: flat rows, its own attention, logits in tiles.
-The results are compared with those of the model's own forward pass in transformers, on one row at a time and with eager
-attention. Both run in float32 on the sharded weights, through the sharded modules.
+The train engine runs a model's decoder and head differently from transformers: flat rows, its own attention, logits in
+tiles. The results are compared with those of the model's own forward pass in transformers, on one row at a time and
+with eager attention. Both run in float32 on the sharded weights, through the sharded modules.
 
 Legend: T tokens of a row.
 """
@@ -39,8 +39,8 @@ UNRELATED_ERRORS = (
 """Errors of memory, storage, devices and collectives, and errors that the trainer raises: they do not mean that the
 engine calls the model incorrectly."""
 UNRELATED_TEXTS = re.compile(r"gloo|NCCL|can't allocate memory|CUDA error|CUBLAS_STATUS|CUDNN_STATUS")
-"""Texts of such errors for which torch 2.13 raises a plain RuntimeError. The pattern must not match the text for a
-tensor on the wrong device ("cuda:0 and cpu"), because that is an incorrect call of the model."""
+"""torch 2.13 raises some of these errors as a plain RuntimeError; the pattern matches their texts. It must not match
+the text for a tensor on the wrong device ("cuda:0 and cpu"), because that is an incorrect call of the model."""
 
 Logprobs = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """Rows of tokens (int64 [T], on the host) -> for each row [T - 1], the log-probability of all tokens but the first."""
@@ -55,8 +55,8 @@ def check_logprob_parity(
     """Collective. Every rank compares the same rows, and `max_over_ranks` makes the result equal on all ranks.
 
     `transformers_logprobs` must call the model's own forward pass on each row alone; it is called with eager attention.
-    Raises ConfigurationError if the engine cannot call the model; on all ranks, if the log-probabilities differ by more
-    than TOLERANCE or are not finite."""
+    Raises ConfigurationError on all ranks if the log-probabilities differ by more than TOLERANCE or are not finite. If
+    the engine cannot call the model, raises ConfigurationError on the ranks where the call failed."""
     config: PreTrainedConfig = language_model.config
     rows = sample_rows(config)
     with short_windows(language_model):

@@ -2,10 +2,10 @@
 
 Legend: N response tokens, V vocabulary, D hidden size; R rows (tokens) and C columns (of the vocabulary) of one tile.
 
-Whole logits would be the largest tensor of a training step, and PyTorch keeps them, their log-softmax and the gradients
-of both. Here only one tile of the logits exists at a time (`logit_tiles`). The forward pass computes each tile once.
-The backward pass recomputes the tile, computes the gradient of its logits, and adds the tile's contribution to the
-gradients of hidden states and weight. Small logits are computed whole, with ordinary operations.
+Whole logits would be the largest tensor of a training step, and PyTorch would keep them, their log-softmax and the
+gradients of both. Here the logits are computed in tiles, one after the other (`logit_tiles`). The forward pass computes
+each tile once. The backward pass recomputes the tile, computes the gradient of its logits, and adds the tile's
+contribution to the gradients of hidden states and weight. Small logits are computed whole, with ordinary operations.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.nn.functional import linear
 
 from rljob_trainer.engines.train.logit_tiles import LogitsGradient, Sums, Tiles, TileSettings, Totals, tile_shape
 
-CPU_CHUNK_BYTES = 4 * 1024 * 1024
+CPU_TILE_BYTES = 4 * 1024 * 1024
 """The size of a tile on CPUs: small enough to stay in the CPU's caches between operations."""
-GPU_CHUNK_BYTES = 128 * 1024 * 1024
+GPU_TILE_BYTES = 128 * 1024 * 1024
 """The size of a tile on GPUs: large enough that an operation takes longer than the launch of its kernel."""
 WHOLE_BYTES = 32 * 1024 * 1024
 """Logits of at most this many bytes, in the dtype of the softmax, are not divided into tiles."""
@@ -69,7 +69,7 @@ def token_distribution(
     temperature: float = 1.0,
     entropy: Entropy = Entropy.NO,
     with_squares: bool = False,
-    chunk_bytes: int | None = None,
+    tile_bytes: int | None = None,
     whole_bytes: int | None = None,
 ) -> TokenDistribution:
     """Log-probabilities of `targets_N` (int64, in the vocabulary), and optionally entropy and squares. Logits must be
@@ -78,12 +78,11 @@ def token_distribution(
     Hidden states, weight and bias must have the same dtype. If they require a gradient, they get one; with N = 0 it is
     zero. The softmax is computed at least in float32. With 16-bit inputs, matrix products return logits and read
     gradients of logits in 16 bits, as in the model's own forward pass; CPUs without 16-bit instructions multiply in
-    float32. Sums over tiles are always float32.
+    float32. Sums over tiles have the dtype of the softmax.
 
-    `chunk_bytes` is the size of a tile in the dtype of the softmax (default: by device); two or three tiles exist at a
-    time. Logits of up to `whole_bytes` (default: WHOLE_BYTES) are not divided into tiles. Raises ValueError for
-    arguments that do not match.
-    """
+    `tile_bytes` is the size of a tile in the dtype of the softmax (default: by device); up to three tensors of this
+    size exist at a time. Logits of up to `whole_bytes` (default: WHOLE_BYTES) are not divided into tiles. Raises
+    ValueError for arguments that do not match."""
     _check(hidden_ND, targets_N, head, temperature)
     num_vocabulary, hidden_size = head.weight_VD.shape
     softmax_dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
@@ -96,9 +95,9 @@ def token_distribution(
     if kept_elements * softmax_dtype.itemsize <= (WHOLE_BYTES if whole_bytes is None else whole_bytes):
         scaled_NV = _scaled_logits(hidden_ND, head, temperature, product_dtype, softmax_dtype)
         return _of_whole_logits(scaled_NV, targets_N, entropy, with_squares)
-    if chunk_bytes is None:
-        chunk_bytes = CPU_CHUNK_BYTES if hidden_ND.device.type == "cpu" else GPU_CHUNK_BYTES
-    rows, columns = tile_shape(len(hidden_ND), num_vocabulary, hidden_size, chunk_bytes // softmax_dtype.itemsize)
+    if tile_bytes is None:
+        tile_bytes = CPU_TILE_BYTES if hidden_ND.device.type == "cpu" else GPU_TILE_BYTES
+    rows, columns = tile_shape(len(hidden_ND), num_vocabulary, hidden_size, tile_bytes // softmax_dtype.itemsize)
     settings = TileSettings(
         multiplier=head.multiplier,
         soft_cap=head.soft_cap,
@@ -162,7 +161,7 @@ def _check(hidden_ND: Tensor, targets_N: Tensor, head: OutputHead, temperature: 
     if targets_N.shape != hidden_ND.shape[:1] or targets_N.dtype != torch.int64:
         raise ValueError(
             f"token_distribution: targets must be one int64 per hidden state (seen: {tuple(targets_N.shape)} of"
-            f" {targets_N.dtype}); pass {len(hidden_ND)}"
+            f" {targets_N.dtype}); pass int64 of shape ({len(hidden_ND)},)"
         )
     dtypes = {each.dtype for each in (hidden_ND, head.weight_VD, head.bias_V) if each is not None}
     if len(dtypes) > 1:
