@@ -12,11 +12,9 @@ import pytest
 
 from rljob_api.contract_documents import load_job
 from rljob_api.job_file import load_job_file
-from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.algorithm import LossAggregation
 from rljob_api.v1alpha1.policy_loss import Clipped
 from rljob_api.v1alpha1.recipes import resolve_algorithm
-from rljob_api.v1alpha1.status import CheckpointStatus, Progress
 from rljob_cli.local.run import explain_exit
 from rljob_testing.cli.rljob_command import JobFolder
 from rljob_testing.messages import Mentions
@@ -171,39 +169,6 @@ def test_the_trainers_exit_code_is_passed_on_and_explained(workplace: JobFolder,
     seen, output = workplace.run(mode=mode)
     assert seen == code
     assert f"exit code {code}: {explain_exit(code, None, was_killed_on_request=False)}\n" in output
-
-
-@pytest.mark.parametrize(
-    ("code", "word"),
-    [(1, "code failed"), (2, "configuration"), (3, "unexpectedly"), (137, "out of memory"), (143, "signal 15")],
-)
-def test_every_exit_code_is_explained(code: int, word: str) -> None:
-    assert explain_exit(code, None, was_killed_on_request=False) == Mentions(word)
-
-
-@pytest.mark.parametrize(
-    ("step", "checkpoint_step", "part"),
-    [
-        (0, None, "completed no step"),
-        (4, None, "4 completed steps are lost"),
-        (4, 2, "steps after the checkpoint of step 2 are lost"),
-        (4, 4, "all completed steps are in the newest checkpoint"),
-    ],
-)
-def test_a_second_stop_request_says_what_is_lost(step: int, checkpoint_step: int | None, part: str) -> None:
-    time = "2026-03-01T12:00:00Z"
-    saved = None
-    if checkpoint_step is not None:
-        saved = CheckpointStatus(step=checkpoint_step, uri="file:///x", digest="sha256:1", saved_at=time)
-    state = RunState(
-        job_name="job",
-        attempt=1,
-        phase=RunPhase.RUNNING,
-        progress=Progress(step=step, total_steps=10, updated_at=time),
-        checkpoint=saved,
-        written_at=time,
-    )
-    assert explain_exit(137, state, was_killed_on_request=True) == Mentions("second request", part)
 
 
 def test_a_trainer_that_exits_with_0_before_the_job_is_complete_has_failed(workplace: JobFolder) -> None:

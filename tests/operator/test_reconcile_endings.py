@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rljob_api.conditions import ConditionType, Reason
-from rljob_api.constants import HEAD_GROUP
+from rljob_api.constants import HEAD_GROUP, ExitCode
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import AttemptOutcome
 from rljob_operator.reconcile.observed import Observed, ObservedRay, PodProblem, RayJobStatus
@@ -16,6 +16,12 @@ from rljob_testing.operator import inputs
 
 C, R = ConditionType, Reason
 OOM = PodProblem(R.OUT_OF_MEMORY, "container ray ran out of memory (OOMKilled)")
+
+
+def stop_requested() -> Observed:
+    """A running job that a user wants to stop."""
+    seen = inputs.healthy(state=inputs.run_state())
+    return replace(seen, job=replace(seen.job, stop_request="2026-03-01T11:59:59Z"))
 
 
 def failure(seen: Observed) -> tuple[str, str]:
@@ -243,3 +249,47 @@ def test_an_end_seen_at_the_deadline_is_the_result() -> None:
     done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), stopping)
     assert inputs.condition_of(inputs.decide(done).status, C.COMPLETE) is not None
     assert isinstance(done.ray, ObservedRay)
+
+
+@pytest.mark.parametrize(
+    ("code", "part"),
+    [
+        (ExitCode.INTERRUPTED, "the trainer stopped as requested"),
+        (1, "the trainer was asked to stop, and it exited with code 1"),
+        (-9, "the trainer was asked to stop, and it was killed by SIGKILL"),
+        (None, "the trainer was asked to stop, and it was lost by Ray"),
+    ],
+)
+def test_a_trainer_that_fails_while_it_stops_is_not_reported_as_stopped(code: int | None, part: str) -> None:
+    seen = stop_requested()
+    failed = replace(
+        inputs.with_status_written(seen, inputs.decide(seen)), ray=inputs.ray(inputs.ray_job(RayJobStatus.FAILED, code))
+    )
+    result = inputs.decide(failed, inputs.at(10)).status.result
+    assert result is not None
+    assert part in result.message
+
+
+@pytest.mark.parametrize(
+    ("ray_job_status", "code", "part"),
+    [
+        (RayJobStatus.FAILED, 1, "the trainer exited with code 1 before it was asked to stop"),
+        (RayJobStatus.STOPPED, None, "the trainer ended before it was asked to stop"),
+    ],
+)
+def test_a_trainer_that_ended_before_the_stop_was_sent_is_not_reported_as_asked(
+    ray_job_status: RayJobStatus, code: int | None, part: str
+) -> None:
+    seen = stop_requested()
+    status = inputs.decide(seen).status
+    [attempt] = status.attempts
+    assert attempt.stop is not None
+    not_sent = attempt.model_copy(update={"stop": attempt.stop.model_copy(update={"sent_at": None})})
+    ended = replace(
+        seen,
+        job=replace(seen.job, status=status.model_copy(update={"attempts": (not_sent,)})),
+        ray=inputs.ray(inputs.ray_job(ray_job_status, code)),
+    )
+    result = inputs.decide(ended, inputs.at(10)).status.result
+    assert result is not None
+    assert part in result.message

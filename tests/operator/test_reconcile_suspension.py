@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from rljob_api.conditions import ConditionType, Reason
-from rljob_api.constants import ExitCode
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Counters, RLJobStatus
@@ -152,50 +151,6 @@ def test_a_job_that_completes_while_it_is_suspended_is_complete() -> None:
         inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), job_spec=SUSPENDED
     )
     assert decide(done).status.phase == "Complete"
-
-
-@pytest.mark.parametrize(
-    ("code", "part"),
-    [
-        (ExitCode.INTERRUPTED, "the trainer stopped as requested"),
-        (1, "the trainer was asked to stop, and it exited with code 1"),
-        (-9, "the trainer was asked to stop, and it was killed by SIGKILL"),
-        (None, "the trainer was asked to stop, and it was lost by Ray"),
-    ],
-)
-def test_a_trainer_that_fails_while_it_stops_is_not_reported_as_stopped(code: int | None, part: str) -> None:
-    seen = with_requests(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
-    failed = replace(
-        inputs.with_status_written(seen, decide(seen)), ray=inputs.ray(inputs.ray_job(RayJobStatus.FAILED, code))
-    )
-    result = decide(failed, inputs.at(10)).status.result
-    assert result is not None
-    assert part in result.message
-
-
-@pytest.mark.parametrize(
-    ("ray_job_status", "code", "part"),
-    [
-        (RayJobStatus.FAILED, 1, "the trainer exited with code 1 before it was asked to stop"),
-        (RayJobStatus.STOPPED, None, "the trainer ended before it was asked to stop"),
-    ],
-)
-def test_a_trainer_that_ended_before_the_stop_was_sent_is_not_reported_as_asked(
-    ray_job_status: RayJobStatus, code: int | None, part: str
-) -> None:
-    seen = with_requests(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
-    status = decide(seen).status
-    [attempt] = status.attempts
-    assert attempt.stop is not None
-    not_sent = attempt.model_copy(update={"stop": attempt.stop.model_copy(update={"sent_at": None})})
-    ended = replace(
-        seen,
-        job=replace(seen.job, status=status.model_copy(update={"attempts": (not_sent,)})),
-        ray=inputs.ray(inputs.ray_job(ray_job_status, code)),
-    )
-    result = decide(ended, inputs.at(10)).status.result
-    assert result is not None
-    assert part in result.message
 
 
 def test_a_suspended_job_that_never_resumes_says_that_its_next_attempt_will_fail() -> None:
