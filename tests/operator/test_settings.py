@@ -80,6 +80,8 @@ def test_missing_settings_are_named(name: str) -> None:
         ("NAMESPACES", "team-a,Team_B", "not a namespace (seen: 'Team_B')"),
         ("POD_LABELS", "a=b,c", "(seen: 'c'); use key=value"),
         ("DASHBOARD_URL", "http://fixed:8265", "not a URL with {cluster} and {namespace} (seen: 'http://fixed:8265')"),
+        ("DASHBOARD_URL", "http://{cluster}:8265", "not a URL with {cluster} and {namespace}"),
+        ("DASHBOARD_URL", "http://proxy/{namespace}", "not a URL with {cluster} and {namespace}"),
         ("DASHBOARD_URL", "http://{name}:8265", "not a URL with {cluster} and {namespace}"),
         ("DASHBOARD_URL", "{cluster}.{namespace}", "not a URL with {cluster} and {namespace}"),
         ("IMAGE_PULL_POLICY", "Sometimes", "use one of Always, IfNotPresent, Never"),

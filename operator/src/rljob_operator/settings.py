@@ -168,10 +168,11 @@ class _Reader:
     def url_template(self, name: str, default: str) -> str:
         found = self.text(name, default)
         try:
-            example = found.format(cluster="a", namespace="b")
+            example = found.format(cluster="example-cluster", namespace="example-namespace")
         except (KeyError, IndexError, ValueError):
             example = ""
-        if not re.match(r"https?://[^/]", example) or example == found:
+        has_both = "example-cluster" in example and "example-namespace" in example
+        if not re.match(r"https?://[^/]", example) or not has_both:
             raise SettingsError(
                 f"{PREFIX}{name}: not a URL with {{cluster}} and {{namespace}} (seen: {found!r});"
                 f" use for example {DEFAULT_DASHBOARD_URL}"
