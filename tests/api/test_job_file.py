@@ -101,7 +101,7 @@ def test_every_problem_is_reported_with_its_path_in_the_order_of_the_file() -> N
         ("{type: MathAnswer}", "MathAnswer", ("a mapping", '(seen: "MathAnswer")', "fields")),
         ("source: owner/model", "source: 3", ("a string", "(seen: 3)", "in quotes")),
         ("source: owner/model", "source: ''", ("must not be empty", '(seen: "")', "set a value")),
-        ("[{type: MathAnswer}]", "[]", ("at least 1 entry", "(seen: a list of 0)", "add")),
+        ("[{type: MathAnswer}]", "[]", ("at least 1 entry", "(seen: an empty list)", "add")),
         (
             "{type: MathAnswer}",
             "{type: MathAnswer, name: a/b}",
@@ -160,7 +160,7 @@ def test_an_unknown_field_without_a_similar_name_lists_the_known_names() -> None
         (
             "{loss: {type: Function, function: {path: mine}}}",
             "loss.function.path",
-            ("my_rewards:score", '(seen: "mine")', "package.module:function"),
+            ("my_rewards:score", '(seen: "mine")', "':' before", "without .py"),
         ),
         (
             "{loss: {type: Function, function: {path: 'mine:own'}, clipped: {clipRatioLow: 0.1}}}",
@@ -258,7 +258,29 @@ def test_booleans_of_yaml_1_1_are_rejected(word: str) -> None:
     ],
 )
 def test_ambiguous_numbers_are_rejected(number: str, what: str) -> None:
-    assert_words(scalar_problem(number)[3], what, f"(seen: {number})", "plain decimal number", "in quotes")
+    assert_words(scalar_problem(number)[3], what, f"(seen: {number})", "put it in quotes")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path", "advice"),
+    [
+        ("steps: 10", "steps: 4_0", "spec.training.steps", "whole number"),
+        ("steps: 10", "steps: yes", "spec.training.steps", "whole number"),
+        ("1e-6", "010", "spec.training.optimizer.learningRate", "plain number"),
+        ("type: File", "type: no", "spec.training.dataset.type", f"one of {DATASETS}"),
+        ("{name: example}", "{name: example, labels: {a: on}}", "metadata.labels.a", "in quotes"),
+        ("steps: 10", "steps: 10\n    model: off", "spec.training.model", "its fields"),
+        ("steps: 10", "steps: 10\n    unknown: off", "spec.training.unknown", "true, false, or a plain decimal number"),
+        ("spec:\n", "spec:\n  suspend: on\n", "spec.suspend", "true or false"),
+    ],
+)
+def test_advice_on_an_ambiguous_scalar_depends_on_the_type_of_its_field(
+    old: str, new: str, path: str, advice: str
+) -> None:
+    _, _, found, message = only_problem(JOB.replace(old, new))
+    assert found == path
+    assert_words(message, "YAML parsers", "(seen: ")
+    assert message.endswith(advice)
 
 
 @pytest.mark.parametrize("text", ["'yes'", '"010"', "'1:30'", "example/image:0.1.0", "1.2.3", "nothing"])
@@ -268,7 +290,7 @@ def test_quoted_words_and_plain_text_are_strings(text: str) -> None:
 
 def test_a_key_may_not_be_a_boolean_of_yaml_1_1() -> None:
     message = only_problem(JOB.replace("{name: example}", "{name: example, labels: {on: a}}"))[3]
-    assert_words(message, "true or false", "(seen: on)", "put it in quotes")
+    assert_words(message, "a key must be a string", "true or false", "(seen: on)", "in quotes")
 
 
 @pytest.mark.parametrize(

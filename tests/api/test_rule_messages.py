@@ -132,7 +132,7 @@ MEMORY = "spec.head.resources.requests.memory"
     ("path", "value", "words"),
     [
         (MEMORY, True, ("quantity", "16Gi", "(seen: true)")),
-        (MEMORY, [1], ("quantity", "16Gi", "(seen: a list of 1)")),
+        (MEMORY, [1], ("quantity", "16Gi", "(seen: a list with 1 entry)")),
         (MEMORY, {"Gi": 1}, ("quantity", "16Gi", "(seen: a mapping)")),
         (MEMORY, -1.5, ("quantity", "not negative", "(seen: -1.5)")),
         (MEMORY, 1e100, ("quantity", "16Gi", "(seen: 1e+100)")),
@@ -142,7 +142,7 @@ MEMORY = "spec.head.resources.requests.memory"
         (T + "rewards[0].timeoutSeconds", 1e9, ("at most 1000000", "(seen: 1000000000.0)", "reduce")),
         (MEMORY, 1.5, ("a string", "(seen: 1.5)", "in quotes")),
         (T + "rollout.cpuKvCache", False, ("quantity", "(seen: false)")),
-        ("spec.image", ["a"], ("a string", "(seen: a list of 1)", "single value")),
+        ("spec.image", ["a"], ("a string", "(seen: a list with 1 entry)", "single value")),
         ("spec.image", {"a": "b"}, ("a string", "(seen: a mapping)", "single value")),
         ("spec.pools[0].template.nodeSelector", {"gpu": True}, ("a string", "(seen: true)", "in quotes")),
         ("metadata.namespace", "Team", ("lower case", "team-a", '(seen: "Team")')),

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_api.yaml_text import YamlProblem, read_yaml, to_yaml
+from rljob_api.yaml_faults import YamlProblem
+from rljob_api.yaml_text import read_yaml, to_yaml
 
 JOB = """\
 kind: RLJob

@@ -141,8 +141,8 @@ def test_fields_may_be_nested_in_dictionaries_and_lists(
             "reward.ground_truth",
             "no column 'reward.ground_truth' (F); the columns are: data_source, prompt, R",
         ),
-        ("prompt.1.content", "no column 'prompt.1.content' (F); 'prompt' is a list of 1"),
-        ("prompt.first", "no column 'prompt.first' (F); 'prompt' is a list of 1"),
+        ("prompt.1.content", "no column 'prompt.1.content' (F); 'prompt' is a list (number of entries: 1)"),
+        ("prompt.first", "no column 'prompt.first' (F); 'prompt' is a list (number of entries: 1)"),
         ("ability.0", "no column 'ability.0' (F); 'ability' is not a dictionary ('math')"),
         (
             "reward_model.style.",

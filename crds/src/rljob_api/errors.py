@@ -33,13 +33,13 @@ class JobFileError(ContractError, ValueError):
     """A job file is invalid or cannot be read. The message has one line for each problem:
     `file:line:column: path: message`.
 
-    `leaves_rules_unchecked`: whether these problems prevented the check of the rules between fields. If so, there may
-    be more problems."""
+    `unchecked`: what these problems prevented from being checked, such as `further rules`; empty for nothing. If it is
+    not empty, there may be more problems."""
 
-    def __init__(self, source: str, problems: Sequence[Problem], *, leaves_rules_unchecked: bool = False) -> None:
+    def __init__(self, source: str, problems: Sequence[Problem], *, unchecked: str = "") -> None:
         self.source = source
         self.problems = tuple(problems)
-        self.leaves_rules_unchecked = leaves_rules_unchecked
+        self.unchecked = unchecked
         super().__init__(
             "\n".join(f"{source}:{problem.line or 1}:{problem.column or 1}: {problem}" for problem in problems)
         )

@@ -15,7 +15,7 @@ from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_api.errors import JobFileError, Problem
 from rljob_api.job_checks import cluster_violations, job_warnings
 from rljob_api.names import standard_library_clash
-from rljob_api.pydantic_messages import follows_from_another, plain_message
+from rljob_api.pydantic_messages import advice_for_scalar, follows_from_another, plain_message
 from rljob_api.rule import Violation
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.job import RULE_ERROR, RLJob
@@ -25,20 +25,14 @@ from rljob_api.v1alpha1.pod_environment import is_secret_name
 from rljob_api.v1alpha1.recipes import advantage_type, resolve_algorithm
 from rljob_api.v1alpha1.reward import PROCESS_LIMITS, WITHOUT_PROCESSES
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
-from rljob_api.yaml_text import (
-    MAX_TEXT_CHARACTERS,
-    TOO_LONG,
-    Document,
-    Path,
-    YamlProblem,
-    read_yaml,
-    to_yaml,
-    wire_path,
-)
+from rljob_api.yaml_faults import AmbiguousScalarProblem, Path, YamlProblem
+from rljob_api.yaml_text import MAX_TEXT_CHARACTERS, TOO_LONG, Document, read_yaml, to_yaml, wire_path
 
 _MAX_BYTES = 4 * MAX_TEXT_CHARACTERS
 """Largest number of bytes that is read into memory. A longer file has more than MAX_TEXT_CHARACTERS characters, because
 a character has at most 4 bytes in UTF-8."""
+_FIELDS = "the fields"
+"""What is not checked in a text that is not YAML."""
 
 
 def load_job_file(path: FilePath) -> RLJob:
@@ -60,7 +54,7 @@ def read_job_text(path: FilePath) -> str:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
-            raise JobFileError(str(path), [TOO_LONG])
+            raise JobFileError(str(path), [TOO_LONG], unchecked=_FIELDS)
         return io.StringIO(data.decode(), newline=None).read()
     except OSError as error:
         problem = Problem("", f"cannot read the file ({error.strerror}); check its path and permissions", 1, 1)
@@ -68,7 +62,7 @@ def read_job_text(path: FilePath) -> str:
     except UnicodeDecodeError as error:
         wrong = f"the file must be UTF-8 text (byte 0x{data[error.start]:02x} at position {error.start} is invalid)"
         problem = Problem("", f"{wrong}; save it as UTF-8", 1, 1)
-        raise JobFileError(str(path), [problem]) from error
+        raise JobFileError(str(path), [problem], unchecked=_FIELDS) from error
 
 
 def load_job_text(text: str, source: str = "job") -> RLJob:
@@ -124,24 +118,33 @@ def _job(text: str, source: str, *, check_modules: bool) -> RLJob:
     try:
         document = read_yaml(text)
     except YamlProblem as error:
-        line = (text.splitlines()[(error.problem.line or 1) - 1 :] or [""])[0]
-        # In text that is not YAML, nobody knows to which variable a value belongs, so every value may be a secret.
-        problem = replace(error.problem, hides_line="value:" in line)
-        raise JobFileError(source, [problem], leaves_rules_unchecked=True) from None
+        raise JobFileError(source, [_yaml_problem(error, text)], unchecked=_FIELDS) from None
     problems = list(_module_problems(document)) if check_modules else []
-    leaves_rules_unchecked = False
+    unchecked = ""
     try:
         job = RLJob.from_wire(document.value)
     except ValidationError as error:
         problems += _problems(error, document)
         # pydantic checks the rules only if the types of all fields are right.
-        leaves_rules_unchecked = any(details["type"] != RULE_ERROR for details in error.errors(include_url=False))
+        if any(details["type"] != RULE_ERROR for details in error.errors(include_url=False)):
+            unchecked = "further rules"
     if problems:
         secret_lines = {document.value_positions[path][0] for path in _secret_paths(document)}
         problems = [replace(problem, hides_line=problem.line in secret_lines) for problem in problems]
         problems.sort(key=lambda problem: (problem.line or 0, problem.column or 0))
-        raise JobFileError(source, problems, leaves_rules_unchecked=leaves_rules_unchecked)
+        raise JobFileError(source, problems, unchecked=unchecked)
     return job
+
+
+def _yaml_problem(error: YamlProblem, text: str) -> Problem:
+    """The problem of a text that is not YAML, or that YAML parsers interpret differently."""
+    problem = error.problem
+    if isinstance(error, AmbiguousScalarProblem):
+        problem = replace(problem, message=f"{problem.message}; {advice_for_scalar(error.path, RLJob)}")
+    # In text that is not YAML, nobody knows to which variable a value belongs, so every value may be a secret. It may
+    # begin in the line after `value:`.
+    lines = text.splitlines()[max(0, (problem.line or 1) - 2) : problem.line]
+    return replace(problem, hides_line=any("value:" in line for line in lines))
 
 
 def _effective_wire(spec: RLJobSpec) -> dict[str, object]:

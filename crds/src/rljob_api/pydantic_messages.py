@@ -15,7 +15,7 @@ from rljob_api.names import similar_names
 from rljob_api.quantities import QUANTITY_PATTERN
 from rljob_api.scalars import PATTERN_MESSAGES, QUANTITY_ERROR
 from rljob_api.v1alpha1.job import RULE_ERROR
-from rljob_api.yaml_text import Path
+from rljob_api.yaml_faults import Path
 
 _MAX_SHOWN_CHARACTERS = 60
 _MAX_SHOWN_FIELDS = 3
@@ -36,6 +36,13 @@ _TYPES = {
     "invalid-json-value": ("must be a JSON value", "use strings, numbers, true, false, null, lists and mappings"),
 }
 """By type of pydantic's error: what is wrong, and how to fix it."""
+_SCALARS = {
+    int: "write a plain whole number",
+    float: "write a plain number",
+    bool: "write true or false",
+    str: "put it in quotes",
+}
+"""By type of a field: what to write instead of a scalar that YAML parsers interpret differently."""
 _BOUNDS = {
     "greater_than": ("must be above {}", "gt", "increase it"),
     "greater_than_equal": ("must be at least {}", "ge", "increase it"),
@@ -90,6 +97,32 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
     if kind in ("model_type", "model_attributes_type"):
         advice += _fields_of(error["loc"], root)
     return f"{wrong} (seen: {seen}); {advice}"
+
+
+def advice_for_scalar(loc: Path, root: type[WireModel]) -> str:
+    """What to write at a wire path instead of a plain scalar that YAML parsers interpret differently."""
+    info = _field_at(loc, root)
+    while info is None and loc and (isinstance(loc[-1], int) or model_at(root, loc[:-1]) is None):
+        # An entry of a list or map: the field around it has the type.
+        loc = loc[:-1]
+        info = _field_at(loc, root)
+    kinds = set(_plain_types(info.annotation)) if info is not None else set()
+    if len(kinds) != 1:
+        return "put it in quotes if it is a string, else write true, false, or a plain decimal number"
+    [kind] = kinds
+    if issubclass(kind, Enum):
+        return f"write one of {', '.join(str(choice.value) for choice in kind)}"
+    if issubclass(kind, WireModel):
+        return _TYPES["model_type"][1]
+    return _SCALARS[kind]
+
+
+def _plain_types(annotation: object) -> Iterable[type]:
+    """The types of scalars and blocks in an annotation such as `tuple[Pool, ...]` or `int | None`."""
+    if isinstance(annotation, type) and (annotation in _SCALARS or issubclass(annotation, Enum | WireModel)):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _plain_types(argument)
 
 
 def follows_from_another(error: ErrorDetails) -> bool:
@@ -188,7 +221,7 @@ def _seen(value: object) -> str:
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list | tuple):
-        return f"a list of {len(value)}"
+        return f"a list with {len(value)} entr{'y' if len(value) == 1 else 'ies'}" if value else "an empty list"
     plain = value.value if isinstance(value, Enum) else value
     text = json.dumps(plain, ensure_ascii=False, default=str)
     return text if len(text) <= _MAX_SHOWN_CHARACTERS else text[:_MAX_SHOWN_CHARACTERS] + "..."

@@ -73,7 +73,7 @@ PATTERN_MESSAGES = {
     _ABSOLUTE_PATH: ("must be an absolute path, such as /data", "start it with '/'"),
     _FUNCTION_PATH: (
         "must be module:function, such as my_rewards:score",
-        "use package.module:function, without .py",
+        "write ':' before the name of the function, and the name of the module without .py",
     ),
     REWARD_NAME: (
         "must be a name of letters, digits, '-' and '_', such as format",

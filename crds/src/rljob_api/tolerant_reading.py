@@ -15,7 +15,8 @@ from pydantic_core import ErrorDetails
 
 from rljob_api.base import WireModel
 from rljob_api.pydantic_messages import follows_from_another
-from rljob_api.yaml_text import Path, wire_path
+from rljob_api.yaml_faults import Path
+from rljob_api.yaml_text import wire_path
 
 ModelT = TypeVar("ModelT", bound=WireModel)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import (
     AliasEvent,
     DocumentStartEvent,
@@ -31,8 +31,8 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 from ruamel.yaml.scanner import Scanner, ScannerError
 
 from rljob_api.errors import Problem
+from rljob_api.yaml_faults import AmbiguousScalarProblem, Path, YamlProblem, disagreement, syntax_problem
 
-Path = tuple[str | int, ...]
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
 MAX_TEXT_CHARACTERS = 1024 * 1024
@@ -48,15 +48,6 @@ _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
 _NUMBER = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-_YAML_1_1_BOOLEAN = re.compile(r"y|Y|yes|Yes|YES|n|N|no|No|NO|on|On|ON|off|Off|OFF")
-_YAML_1_1_NUMBERS = (
-    (re.compile(r"[-+]?0[0-9][0-9_]*(\.[0-9]*)?"), "a number with a leading zero"),
-    (re.compile(r"0o[0-7_]+|0O[0-7_]+"), "an octal number"),
-    (re.compile(r"[-+]?0b[01_]+"), "a binary number"),
-    (re.compile(r"[-+]?0x[0-9a-fA-F_]*_[0-9a-fA-F_]*"), "a number with underscores"),
-    (re.compile(r"[-+]?[0-9][0-9_]*_[0-9_]*(\.[0-9_]*)?"), "a number with underscores"),
-    (re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"), "a number in base 60"),
-)
 _YAML_1_1_LINE_BREAK = re.compile(r"[\x85\u2028\u2029]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _CONSTANTS: dict[str, Plain] = {
@@ -64,25 +55,6 @@ _CONSTANTS: dict[str, Plain] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
-_ADVICE = {
-    "'\\t'": "indent with spaces",
-    "<block end>": "the indentation of this line, or its '- ', does not match the lines above; align it with them",
-    "mapping values are not allowed": "correct the indentation of this line, or quote a value that contains ': '",
-    "cannot start any token": "put the value in quotes",
-    "expected ',' or": "close the bracket, or add the comma, before this position",
-    "unexpected end of stream": "close the quotes",
-}
-"""What to do, by a part of the YAML parser's message. The first part that the message contains decides."""
-
-
-class YamlProblem(Exception):
-    """The text cannot be read; `problem` says why and where."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        super().__init__(str(problem))
-
-
 @dataclass
 class Document:
     """A YAML document as plain values, with their lines and columns."""
@@ -117,14 +89,8 @@ def read_yaml(text: str) -> Document:
         raise YamlProblem(Problem("", message, before.count("\n") + 1, column))
     try:
         return _Reader(text).document()
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
-        problem = error.problem or error.context or ""
-        advice = next((f"; {text}" for part, text in _ADVICE.items() if part in problem), "")
-        raise YamlProblem(Problem("", f"invalid YAML: {problem}{advice}", line, column)) from None
     except YAMLError as error:
-        raise YamlProblem(Problem("", f"invalid YAML: {' '.join(str(error).split())}", 1, 1)) from None
+        raise YamlProblem(syntax_problem(error, text, _parser().scan(text))) from None
 
 
 def to_yaml(value: object) -> str:
@@ -227,13 +193,17 @@ _BLANKS_AND_BREAKS = " \t\r\n"
 _TAB = "found character '\\t' that cannot start any token"
 
 
+def _parser() -> YAML:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Scanner = _TabScanner
+    return yaml
+
+
 class _Reader:
     """One pass over the parser's events."""
 
     def __init__(self, text: str) -> None:
-        yaml = YAML(typ="safe", pure=True)
-        yaml.Scanner = _TabScanner
-        self._events: Iterator[Event] = iter(yaml.parse(text))
+        self._events: Iterator[Event] = iter(_parser().parse(text))
         self._anchors: dict[str, _Node] = {}
         self._num_values = 0
 
@@ -285,6 +255,9 @@ class _Reader:
     def _entries(self, path: Path, depth: int) -> Iterator[tuple[str, _Node, _Node]]:
         seen = set()
         while not isinstance(event := next(self._events), MappingEndEvent):
+            if isinstance(event, ScalarEvent) and event.style is None and (wrong := disagreement(event.value)) is not None:
+                message = f"a key must be a string, but {wrong} (seen: {event.value}); put the key in quotes"
+                raise _problem_at(event, path, message)
             key = self._node(event, path, depth + 1)
             if not isinstance(key.scalar, str):
                 message = f"a key must be a string (seen: {_shown(event)}); write a string, in quotes if necessary"
@@ -337,11 +310,9 @@ def _scalar(event: ScalarEvent, path: Path) -> Plain:
         return text
     if text in _CONSTANTS:
         return _CONSTANTS[text]
-    if _YAML_1_1_BOOLEAN.fullmatch(text):
-        raise _problem_at(event, path, f"is true or false for some YAML parsers (seen: {text}); {_CHOICE}")
-    for pattern, what in _YAML_1_1_NUMBERS:
-        if pattern.fullmatch(text):
-            raise _problem_at(event, path, f"YAML parsers disagree about {what} (seen: {text}); {_NUMBER_CHOICE}")
+    if (wrong := disagreement(text)) is not None:
+        line, column = event.start_mark.line + 1, event.start_mark.column + 1
+        raise AmbiguousScalarProblem(Problem(wire_path(path), f"{wrong} (seen: {text})", line, column), path)
     if _INTEGER.fullmatch(text):
         return _integer(event, path, 10)
     if _HEXADECIMAL.fullmatch(text):
@@ -351,10 +322,6 @@ def _scalar(event: ScalarEvent, path: Path) -> Plain:
             event, path, f"must be a finite number (seen: {_shown(event)}); use a number that JSON supports"
         )
     return float(text) if _NUMBER.fullmatch(text) else text
-
-
-_CHOICE = "put it in quotes if it is a string, else write true or false"
-_NUMBER_CHOICE = "write a plain decimal number, or put it in quotes if it is a string"
 
 
 def _integer(event: ScalarEvent, path: Path, base: int) -> int:
@@ -383,9 +350,7 @@ def _quoted(value: object) -> object:
     if isinstance(value, list):
         return [_quoted(item) for item in value]
     if isinstance(value, str):
-        is_ambiguous = _YAML_1_1_BOOLEAN.fullmatch(value) or any(
-            pattern.fullmatch(value) for pattern, _ in _YAML_1_1_NUMBERS
-        )
+        is_ambiguous = disagreement(value) is not None
         return DoubleQuotedScalarString(value) if is_ambiguous or not value.isprintable() else value
     return value
 

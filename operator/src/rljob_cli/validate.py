@@ -38,9 +38,7 @@ def validate_file(path: Path, console: Console) -> RLJob | None:
             _print_problem(path, problem, lines, console)
         count = len(error.problems)
         what = f"{count} problem{'s' if count > 1 else ''} found"
-        more = (
-            "; fix and validate again, because further rules were not checked" if error.leaves_rules_unchecked else ""
-        )
+        more = f"; fix and validate again, because {error.unchecked} were not checked" if error.unchecked else ""
         console.print(Text(f"{path}: {what}{more}", "bold red"), soft_wrap=True)
         return None
     print_warnings(path, text, job, console)

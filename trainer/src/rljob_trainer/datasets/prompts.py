@@ -223,7 +223,9 @@ def _value_at(raw: RawRow, path: str, where: str) -> object:
                 there = f"the keys of {parent!r}" if parent else "the columns"
                 raise DatasetError(f"{raw.location}: no column {path!r} ({where}); {there} are: {', '.join(value)}")
             case _:
-                what = f"a list of {len(value)}" if isinstance(value, list) else f"not a dictionary ({value!r:.80})"
+                what = f"not a dictionary ({value!r:.80})"
+                if isinstance(value, list):
+                    what = f"a list (number of entries: {len(value)})"
                 raise DatasetError(f"{raw.location}: no column {path!r} ({where}); {parent!r} is {what}")
     return value
 
