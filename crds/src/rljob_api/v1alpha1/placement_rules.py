@@ -228,18 +228,21 @@ OFFLOAD_RULES = (
         RLJobSpec,
         "RLJobSpec.offload.reference",
         field=".training.model.offload.reference",
-        cel=f"!{_OFFLOAD}.reference || {MAY_NEED_REFERENCE_CEL}",
+        # With adapters, the next rule applies: a coefficient above 0 would not help.
+        cel=f"!{_OFFLOAD}.reference || {MAY_NEED_REFERENCE_CEL} || ({REFERENCE_IS_THE_ACTOR_CEL})",
         wrong="must not be true: the job has no reference model, because training.algorithm.kl.coefficient is 0",
         advice="remove it, set the coefficient above 0, or use an advantage or loss of type Function that needs the"
         " reference",
-        holds=lambda spec: not spec.training.model.offload.reference or may_need_reference(spec),
+        holds=lambda spec: (
+            not spec.training.model.offload.reference or may_need_reference(spec) or reference_is_the_actor(spec)
+        ),
     ),
     rule(
         RLJobSpec,
         "RLJobSpec.offload.referenceOfAdapters",
         field=".training.model.offload.reference",
         cel=f"!{_OFFLOAD}.reference || !({REFERENCE_IS_THE_ACTOR_CEL})",
-        wrong="must not be true: with model.lora, the reference is the actor's model with its adapters disabled",
+        wrong="must not be true: with model.lora, a reference is the actor's model with its adapters disabled",
         advice="remove it (offload.parameters offloads the actor's model)",
         holds=lambda spec: not spec.training.model.offload.reference or not reference_is_the_actor(spec),
     ),

@@ -96,15 +96,22 @@ def _too_long_buffers(training: Training) -> list[Path]:
     ]
 
 
+def _steps_after_critic_warmup(training: Training) -> int:
+    """The number of steps that train the policy."""
+    return training.steps - (training.critic.warmup_steps if training.critic is not None else 0)
+
+
 TRAINING_RULES = (
     rule(
         Training,
         "Training.warmupSteps",
         field=".optimizer.warmupSteps",
-        cel="self.optimizer.warmupSteps <= self.steps - (has(self.critic) ? self.critic.warmupSteps : 0)",
-        wrong="must be at most training.steps - critic.warmupSteps (0 without a critic)",
+        # If critic.warmupSteps is too large by itself, another rule reports it.
+        cel="has(self.critic) && self.critic.warmupSteps >= self.steps"
+        " || self.optimizer.warmupSteps <= self.steps - (has(self.critic) ? self.critic.warmupSteps : 0)",
+        wrong="must be at most training.steps, or with a critic at most training.steps - critic.warmupSteps",
         advice="reduce optimizer.warmupSteps, or increase training.steps",
-        holds=lambda t: t.optimizer.warmup_steps <= t.steps - (t.critic.warmup_steps if t.critic else 0),
+        holds=lambda t: _steps_after_critic_warmup(t) <= 0 or t.optimizer.warmup_steps <= _steps_after_critic_warmup(t),
     ),
     rule(
         Training,
