@@ -98,6 +98,14 @@ CASES: dict[str, tuple[dict[str, object], dict[str, Words]]] = {
         {"spec.head.resources": {"limits": {"hugepages-2Mi": "3Mi", "memory": "1Gi"}}},
         {"spec.head.resources.limits.hugepages-2Mi": ("multiple of the page size", '(seen: "3Mi")', "4Mi")},
     ),
+    "an offloaded reference that is the actor": (
+        {T + "model": {"source": "owner/model", "lora": {}, "offload": {"reference": True}}},
+        {"spec.training.model.offload.reference": ("model.lora", "(seen: true)", "remove", "offload.parameters")},
+    ),
+    "a critic's warmup that is too long": (
+        {T + "algorithm.type": "PPO", T + "critic.warmupSteps": 50},
+        {"spec.training.critic.warmupSteps": ("below training.steps", "(seen: 50)", "reduce")},
+    ),
     "a place for no reference": (
         {"spec.roles.ref.pool": "main"},
         {"spec.roles.ref.pool": ("ignored", "kl.coefficient is 0", '(seen: "main")', "above 0", "ref_logprobs")},

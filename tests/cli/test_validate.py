@@ -303,7 +303,10 @@ SECRET = "hf_SECRETVALUE"
     ("env", "parts"),
     [
         (f"[{{name: HF_TOKEN, value: {SECRET}}}]", ("14:33: spec.env[0].value:", "TOKEN")),
-        (f"[{{name: HF_TOKEN, value: [{SECRET}]}}]", ("14:33: spec.env[0].value:", "string", "(seen: a list with 1 entry)")),
+        (
+            f"[{{name: HF_TOKEN, value: [{SECRET}]}}]",
+            ("14:33: spec.env[0].value:", "string", "(seen: a list with 1 entry)"),
+        ),
         (f"[{{name: HF_TOKEN, vlaue: {SECRET}}}]", ("14:26: spec.env[0].vlaue:", "known field", "did you mean")),
         (f"[{{name: wandbKey, value: {SECRET}{'x' * 4096}}}]", ("spec.env[0].value:", "4096 characters")),
         (f"[{{name: A, valu: 1}}, {{name: MYKEY, value: {SECRET}}}]", ("14:19: spec.env[0].valu:", "known field")),

@@ -55,6 +55,8 @@ _CONSTANTS: dict[str, Plain] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
+
+
 @dataclass
 class Document:
     """A YAML document as plain values, with their lines and columns."""
@@ -255,7 +257,11 @@ class _Reader:
     def _entries(self, path: Path, depth: int) -> Iterator[tuple[str, _Node, _Node]]:
         seen = set()
         while not isinstance(event := next(self._events), MappingEndEvent):
-            if isinstance(event, ScalarEvent) and event.style is None and (wrong := disagreement(event.value)) is not None:
+            if (
+                isinstance(event, ScalarEvent)
+                and event.style is None
+                and (wrong := disagreement(event.value)) is not None
+            ):
                 message = f"a key must be a string, but {wrong} (seen: {event.value}); put the key in quotes"
                 raise _problem_at(event, path, message)
             key = self._node(event, path, depth + 1)

@@ -124,9 +124,7 @@ def plan_command(
 
     rljob plan --from-run runs/x
 
-    Exit codes: 0 the job fits into memory, 1 it does not, 2 the file or an option is invalid. With --search: 0 if the
-    search found a placement that the trainer can run and in which the job fits, else 1; only pools and roles may differ
-    from the file. With --write: 0 if the written job fits, else 1.
+    A search changes only pools and roles of the job. If nothing fits, it also changes other settings, and names them.
     """
     from rljob_cli.cluster.client import ClusterOptions
     from rljob_cli.plan.command import plan
@@ -204,11 +202,7 @@ def status_command(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Show the status of a job on a cluster.
-
-    Exit codes: 0 success (with --watch: the job is Complete); 1 with --watch: the job is Failed; 3 there is no such
-    job; 75 no response from the API server.
-    """
+    """Show the status of a job on a cluster."""
     from rljob_cli.cluster.listing import print_object
     from rljob_cli.cluster.status import job_lines
     from rljob_cli.cluster.watching import utc_now, watch_job
@@ -263,10 +257,7 @@ def logs_command(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Print the log of the training.
-
-    Exit code 1: the log was deleted with its pod (the command prints where copies are), or there never was a log.
-    """
+    """Print the log of the training."""
     from rljob_cli.cluster.kept_logs import LogOptions
     from rljob_cli.cluster.logs import show_kept_logs, show_logs
 
@@ -281,7 +272,11 @@ def logs_command(
 def explain_command(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of a job on the cluster.")] = None,
     reason: Annotated[
-        str | None, typer.Option(help="Explain a reason, such as Unschedulable. Needs no cluster.")
+        str | None,
+        typer.Option(
+            help="Explain the reason of a condition or failure, such as Unschedulable (all: docs/troubleshooting.md)."
+            " Needs no cluster."
+        ),
     ] = None,
     context: Context = None,
     namespace: Namespace = None,

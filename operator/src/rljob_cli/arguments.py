@@ -22,8 +22,50 @@ if TYPE_CHECKING:
 # Titles of the panels that group options in the help.
 _CLUSTER_PANEL = "Which cluster"
 _GPU_PANEL = "Which GPUs"
-_FACTS_PANEL = "Known facts about the job"
+_FACTS_PANEL = "What you know about the job"
 _FROM_CLUSTER_PANEL = "Cluster for --from-cluster"
+
+
+_JOB_CODES = (
+    "2 an option, the kubeconfig or the request is invalid; 3 there is no such job; 75 no response from the API server"
+)
+_WAIT = "0 the request was written (with --wait: {reached}); {ended}{codes}; 130 Ctrl-C"
+_WAIT_ENDED = "1 with --wait: the job has finished instead; "
+EXIT_CODES = {
+    "init": "0 success; 2 the file cannot be written",
+    "validate": "0 the file is valid; 2 it is invalid",
+    "plan": (
+        "0 the job fits into memory; 1 it does not; 2 the file or an option is invalid; 75 no response from the API"
+        " server. With --search: 0 if the job fits in a placement that the trainer can run, and no settings other than"
+        " pools and roles change; else 1. With --write: 0 if the written job fits, else 1"
+    ),
+    "run": (
+        "0 the job is complete; 1 the training or the job's own code failed; 2 the file or an option is invalid;"
+        " 75 a worker, a device or another resource was lost or is missing, and a retry may succeed; 130 stopped on"
+        " request; 137 killed"
+    ),
+    "plot": "0 success; 2 the folder has no metrics",
+    "submit": (
+        "0 the job was created, changed, or exists with this spec; 2 the file, an option or the kubeconfig is invalid;"
+        " 75 no response from the API server. With --watch: as `rljob status --watch`"
+    ),
+    "status": (
+        f"0 success (with --watch: the job is Complete); 1 with --watch: the job is Failed; {_JOB_CODES}; 130 Ctrl-C"
+    ),
+    "list": "0 success; 2 an option or the kubeconfig is invalid; 75 no response from the API server",
+    "logs": (
+        "0 the log was printed; 1 the log was deleted with its pod (the command prints where copies are), or there"
+        f" never was a log; {_JOB_CODES}; 130 Ctrl-C"
+    ),
+    "explain": f"0 success; {_JOB_CODES}",
+    "suspend": _WAIT.format(reached="the job is suspended", ended=_WAIT_ENDED, codes=_JOB_CODES),
+    "resume": _WAIT.format(reached="the trainer runs", ended=_WAIT_ENDED, codes=_JOB_CODES),
+    "stop": _WAIT.format(reached="the job has finished", ended="", codes=_JOB_CODES),
+    "retry": _WAIT.format(reached="the trainer runs", ended=_WAIT_ENDED, codes=_JOB_CODES),
+    "delete": _WAIT.format(reached="all its pods are deleted", ended="", codes=_JOB_CODES),
+}
+"""The exit codes of each command, for its help. In addition, for all commands: 1 the output cannot be written, 2 the
+command line is invalid."""
 
 
 class OutputFormat(StrEnum):
@@ -118,7 +160,7 @@ Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for the pod a
 Tail = Annotated[int | None, typer.Option(min=0, help="Number of lines from the end.", show_default="all")]
 AttemptNumber = Annotated[
     int | None,
-    typer.Option(min=1, help="Number of the attempt.", show_default="the newest attempt that has such a pod"),
+    typer.Option(min=1, help="Number of the attempt.", show_default="the newest attempt that has the chosen pod"),
 ]
 PoolName = Annotated[
     str | None, typer.Option(help="Print the log of a worker pod of this pool, instead of the head pod's.")
@@ -205,7 +247,7 @@ MeanPrompt = Annotated[
 MeanResponse = Annotated[
     float | None,
     typer.Option(
-        help="Average response length in tokens. The most important estimate.",
+        help="Average response length in tokens. It changes the estimates most.",
         show_default="half of rollout.maxNewTokens",
         rich_help_panel=_FACTS_PANEL,
     ),
@@ -256,7 +298,7 @@ class Commands(TyperGroup):
 
     For a misspelled command, the error suggests only commands with a similar name. Typer's own suggestions include
     commands that mean something else (`status` for `start`). The help shows flags without a type: Typer prints
-    `--resume <bool>`, although a flag takes no value.
+    `--resume <bool>`, although a flag takes no value. At its end, the help of a command lists the exit codes.
     """
 
     def resolve_command(self, ctx: ClickContext, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
@@ -274,6 +316,7 @@ class Commands(TyperGroup):
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             _without_types_of_flags(command.get_params(ctx))
+            command.epilog = f"Exit codes: {EXIT_CODES[cmd_name]}."
         return command
 
 

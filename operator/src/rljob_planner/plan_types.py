@@ -131,4 +131,4 @@ class StepTime:
     phases: tuple[PhaseTime, ...]
     total: Seconds
     bound_by: str
-    """The longest phase, and what limits its speed: `generate: memory bandwidth`."""
+    """The longest phase, and what limits its speed: `mostly generate: memory bandwidth`."""

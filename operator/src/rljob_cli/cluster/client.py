@@ -187,13 +187,20 @@ def connect(options: ClusterOptions) -> Cluster:
     elif not is_selected and (own_namespace := service_account_namespace()):
         name, namespace = _load_service_account(configuration), own_namespace
     else:
-        searched = ", ".join(map(str, files))
-        raise ClusterError(
-            f"no kubeconfig found (searched: {searched}); set --kubeconfig or KUBECONFIG, or create one with the tool"
-            " of your cluster"
-        )
+        raise _no_kubeconfig(options.kubeconfig, files)
     namespace = namespace if options.namespace is None else options.namespace
     return Cluster(ApiClient(configuration), namespace, name, options.flags())
+
+
+def _no_kubeconfig(given: Path | None, searched: Sequence[Path]) -> ClusterError:
+    """The error if none of the searched files exists. `given`: the path of --kubeconfig, if it is set."""
+    if given is not None:
+        return ClusterError(f"--kubeconfig {given}: {'is a folder' if given.is_dir() else 'no such file'}; correct it")
+    paths = ", ".join(map(str, searched))
+    return ClusterError(
+        f"no kubeconfig found (searched: {paths}); set KUBECONFIG or --kubeconfig to an existing file, or create one"
+        " with the tool of your cluster"
+    )
 
 
 def checked_name(what: str, name: str) -> str:

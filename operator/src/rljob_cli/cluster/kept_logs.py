@@ -44,7 +44,7 @@ class LogOptions:
     num_lines: int | None = None
     """Number of lines from the end; None for all."""
     attempt: int | None = None
-    """Number of the attempt; None for the newest attempt that has such a pod. With --storage, None means the attempt
+    """Number of the attempt; None for the newest attempt that has this pod. With --storage, None means the attempt
     whose log was written last or, with --pool, the worker's log of all attempts."""
 
     @property
@@ -102,7 +102,7 @@ def _logs_folder(name: str, storage: Path) -> Path:
     candidates = [storage / name / LOGS_IN_JOB_FOLDER, storage / LOGS_IN_JOB_FOLDER]
     found = next((folder for folder in candidates if folder.is_dir()), None)
     if found is None:
-        found_instead = f"it contains {_listed(storage)}" if storage.is_dir() else "the folder does not exist"
+        found_instead = f"{storage} has only: {_listed(storage)}" if storage.is_dir() else f"there is no {storage}"
         raise CliError(
             f"--storage {storage}: neither {candidates[0]} nor {candidates[1]} exists ({found_instead}); give the"
             " folder with the copies of the logs: where the claim is mounted, such as /mnt; if the job has"
@@ -177,7 +177,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _listed(folder: Path) -> str:
-    names = [one_line(entry.name) for entry in _entries(folder)]
+    names = [f"'{one_line(entry.name)}'" for entry in _entries(folder)]
     return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "") or "nothing"
 
 

@@ -115,7 +115,7 @@ def _plan_job(file: Path, options: PlanOptions, console: Console) -> int:
         # With --json, standard output has only the document.
         messages = Console(highlight=False, stderr=True) if options.as_json else console
         if best is None:
-            _print(messages, Text(f"{target}: not written, because no supported placement fits"))
+            _print(messages, Text(f"{target}: not written, because no placement that the trainer can run fits"))
         else:
             write_changed(text, target, spec, new_spec)
             _print(messages, Text(f"wrote {target}; next: rljob validate {shlex.quote(str(target))}"))

@@ -68,7 +68,8 @@ def _metrics(file: Path) -> tuple[MetricsLine, ...]:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise CliError(
-            f"{file.parent}: has no {file.name}, because no step has finished; wait for one, or pass another run"
+            f"{file.parent}: has no {file.name}: no step has finished yet, or it is not the folder of a run; wait for a"
+            " step, or pass another folder, such as runs/NAME"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise CliError(f"{file}: cannot be read ({one_line(error)}); check the file") from None

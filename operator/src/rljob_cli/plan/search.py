@@ -93,9 +93,8 @@ def search_lines(
     free = head.num_gpus - shown.placement.num_gpus
     if free > 0 and found.best_supported is not None:
         yield Text()
-        yield wrapped(
-            f"{free} of the {head.num_gpus} GPUs stay free: no supported placement is clearly faster with them."
-        )
+        sentence = "no placement that the trainer can run is clearly faster with them"
+        yield wrapped(f"{free} of the {head.num_gpus} GPUs stay free: {sentence}.")
     if not found.candidates:
         yield from proposal_lines(shown)
         yield Text()
@@ -111,9 +110,14 @@ def _plan_in_detail(found: SearchResult) -> tuple[Plan, str]:
     """The plan that is printed in detail, and the title above it."""
     if found.best_supported is not None:
         is_first = found.candidates[0].is_supported
-        return found.best_supported.plan, f"The best {'' if is_first else 'supported '}placement in detail"
+        return (
+            found.best_supported.plan,
+            f"The best placement {'' if is_first else 'that the trainer can run '}in detail",
+        )
     if found.candidates:
-        return found.candidates[0].plan, "None of these placements is supported yet; the first one in detail"
+        return found.candidates[
+            0
+        ].plan, "This version of the trainer can run none of these placements; the first one in detail"
     assert found.nearest_miss is not None, "a search finds placements that fit, or the closest one"
     return found.nearest_miss, "No placement fits; the closest one in detail"
 
@@ -134,7 +138,7 @@ def _candidate_lines(candidates: Sequence[Candidate], changes: Sequence[Change])
         )
     changed = " and ".join(f"{change.field} to {change.value}" for change in changes)
     yield Text(f"The best placements{f' after changing {changed}' if changed else ''}", "bold")
-    head, *lines = table(("", "STEP, s", "RANGE", "", "MEMORY, GiB", "SUPPORTED", "PLACEMENT"), rows, "  ")
+    head, *lines = table(("", "STEP, s", "RANGE", "", "MEMORY, GiB", "RUNNABLE", "PLACEMENT"), rows, "  ")
     yield head
     for line, candidate in zip(lines, candidates, strict=True):
         yield line

@@ -18,7 +18,7 @@ from rljob_planner.constants import Constants
 from rljob_planner.gpus import CPU_NAME
 from rljob_planner.kv_cache import engine_budget
 from rljob_planner.plan_types import PhaseTime, Seconds, StepTime
-from rljob_planner.timing.communication import FIXED, NO_COST, Cost, NodeType, sync_cost
+from rljob_planner.timing.communication import NO_COST, Cost, NodeType, sync_cost
 from rljob_planner.timing.generation import Requests, generation_cost, live_context
 from rljob_planner.timing.lengths import Lengths, lengths_of
 from rljob_planner.timing.passes import pass_cost, rows_of, update_cost
@@ -185,12 +185,10 @@ def step_time(workload: Workload, placement: Placement, constants: Constants | N
     total = Seconds(*(total_seconds(stage_seconds(each, workload), placement.schedule) for each in waits))
     if used.step_seconds:
         fixed = Seconds(0.5 * used.step_seconds, used.step_seconds, 2 * used.step_seconds)
-        phases.append(
-            PhaseTime(OTHER, ON_HOST, fixed, FIXED, "calls, logging, data", f"{used.step_seconds:.3g} s", fixed)
-        )
+        phases.append(PhaseTime(OTHER, ON_HOST, fixed, "calls, logging, data", "", f"{used.step_seconds:.3g} s", fixed))
         total = total + fixed
     worst = max(phases, key=lambda each: each.seconds.likely)
-    return StepTime(tuple(phases), total, f"{worst.name}: {worst.bound_by}")
+    return StepTime(tuple(phases), total, f"mostly {worst.name}: {worst.bound_by}")
 
 
 def _tasks(workload: Workload, placement: Placement, constants: Constants, lengths: Lengths) -> dict[str, _Task]:
