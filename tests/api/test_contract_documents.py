@@ -59,7 +59,7 @@ def test_an_unreadable_version_is_rejected(version: object) -> None:
     with pytest.raises(DocumentError) as caught:
         load_job(text)
     assert f"contract versions 1 to 2 (seen: {json.dumps(version)}); " in str(caught.value)
-    assert "neighbouring versions" in str(caught.value)
+    assert "contract versions differ by at most one" in str(caught.value)
 
 
 def test_a_document_without_a_version_is_rejected() -> None:

@@ -102,6 +102,29 @@ def test_a_file_with_several_documents_or_none_is_rejected(
     assert_problem(text, line_and_column, *words)
 
 
+@pytest.mark.parametrize(
+    ("text", "line_and_column", "words"),
+    [
+        ("a: 1\nspec\n  pools:\n  - b\n", (2, 1), ("no ': '", "after the key")),
+        ("a:\n  b: 1\n  seed\n", (3, 3), ("no ': '", "after the key")),
+        ("a:\n  pools\n  - name: b\n", (2, 3), ("line 3", "write ': ' after the key")),
+        ("a:\n  b: 1\n   c: 2\n", (3, 5), ("indentation of this line",)),
+        ("a: 1\nb: 'x\nc: 2\n", (2, 4), ("quotes that open here", "not closed")),
+        ("a: 'x\n---\nb: 1\n", (1, 4), ("quotes that open here", "not closed")),
+        ('a: 1\nb: "x\nc: "y"\nd: 2\n', (2, 4), ("quotes that open here", "line 3", "close them earlier")),
+        ('a: {b: "x\n  c, d: "y"}\n', (1, 8), ("quotes that open here", "line 2", "close them earlier")),
+        ("a: 'x' y\n", (1, 8), ("expected <block end>",)),
+        ("a: 1\nb: [c\n", (2, 4), ("bracket that opens here", "not closed")),
+        ("a: [1, 2\nb: 3\n", (2, 2), ("close the bracket that opens in line 1", "comma")),
+        ("a: [1 'b']\n", (1, 7), ("expected ',' or ']'", "close the bracket, or add the comma")),
+    ],
+)
+def test_a_syntax_error_is_reported_where_the_user_must_look(
+    text: str, line_and_column: tuple[int, int], words: tuple[str, ...]
+) -> None:
+    assert_problem(text, line_and_column, "invalid YAML", *words)
+
+
 def assert_problem(text: str, line_and_column: tuple[int, int], *words: str) -> None:
     with pytest.raises(YamlProblem) as caught:
         read_yaml(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ import pytest
 
 from rljob_api.constants import CONTRACT_VERSION
 from rljob_api.job_file import load_job_file
+from rljob_cli.arguments import EXIT_CODES
 from rljob_testing.cli.rljob_command import JobFolder
 from rljob_testing.messages import Mentions
 
@@ -44,6 +46,25 @@ def test_a_misspelled_command_gets_a_suggestion_and_an_unknown_one_does_not(rljo
     assert code == 2
     assert "No such command 'start'." in errors
     assert "status" not in errors
+
+
+def test_the_help_of_every_command_has_the_exit_codes_of_the_page(
+    rljob: Rljob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    section = (REPOSITORY / "docs/run-files.md").read_text().partition("| command | 0 |")[2]
+    of_page: dict[str, set[str]] = {}
+    for row in re.findall(r"^\| `rljob (.*)$", section, re.MULTILINE):
+        names, zero, one, others = (cell.strip() for cell in row.split("|")[:4])
+        codes = {code for code, meaning in (("0", zero), ("1", one)) if meaning} | set(re.findall(r"\b\d+\b", others))
+        for name in re.findall(r"[a-z]+", re.sub("rljob|--watch", "", names)):
+            of_page[name] = of_page.get(name, set()) | codes
+    assert of_page.keys() == EXIT_CODES.keys()
+    for name, codes in of_page.items():
+        code, output, _ = rljob(name, "--help")
+        assert code == 0
+        [line] = [line for line in output.splitlines() if "Exit codes:" in line]
+        assert set(re.findall(r"(?:: |; )(\d+) ", line.partition("Exit codes")[2])) == codes, name
 
 
 def test_the_starter_file_is_valid_and_is_not_overwritten(rljob: Rljob, folder: Path) -> None:

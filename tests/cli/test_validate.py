@@ -189,6 +189,10 @@ def test_the_last_line_says_that_rules_were_not_checked(tmp_path: Path) -> None:
     path.write_text(JOB.replace("batchSize: 72", "batchSize: 64"))
     _, output = validated(path)
     assert output.splitlines()[-1] == f"{path}: 1 problem found"
+    for change in ("batchSize: yes", "batchSize: 64\n    steps: 11", 'batchSize: "64'):
+        path.write_text(JOB.replace("batchSize: 72", change))
+        _, output = validated(path)
+        assert output == Mentions("1 problem found", "validate again", "fields", "not checked")
 
 
 def test_a_job_that_is_too_large_for_a_cluster_is_warned_of(tmp_path: Path) -> None:

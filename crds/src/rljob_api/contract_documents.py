@@ -1,7 +1,7 @@
 """JSON documents that operator and trainer exchange, each with a contract version.
 
 The operator passes the job to the trainer in an environment variable (`TrainerJob`); the trainer reports back in a file
-(`RunState`). Operator and trainer image may be of neighbouring versions: `tolerant_reading` defines how unknown fields
+(`RunState`). Operator and trainer image may differ by one contract version: `tolerant_reading` defines how unknown fields
 are treated. The job for the trainer contains only those fields of the run policy that the trainer reads.
 """
 
@@ -118,7 +118,7 @@ def _parsed(text: str, what: str) -> dict[str, object]:
     if not is_readable_version(version):
         raise DocumentError(
             f"{what}: this program supports {readable_versions()} (seen: {json.dumps(version)}); use an image and an"
-            " operator of neighbouring versions"
+            " operator whose contract versions differ by at most one, best of the same version"
         )
     return data
 

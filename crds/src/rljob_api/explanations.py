@@ -61,7 +61,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.TRAINER_IMAGE_INCOMPATIBLE: Explanation(
             means="The trainer in the image and this operator are incompatible: their versions are too far apart.",
-            advice="Use an image and an operator of the same version or of neighbouring versions.",
+            advice="Use an image of the operator's version; contract versions (`rljob --version`) may differ by one.",
         ),
         Reason.CREATING: Explanation(
             means="The job's RayCluster is being created, or pods of a previous one with the same name still exist.",
@@ -173,9 +173,9 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.TOKEN_REJECTED: Explanation(
             means="Ray's dashboard rejects the token that the operator derived for this job.",
             advice=(
-                "The key in the operator's Secret was replaced: restore the old key as `previous-key`. Otherwise a"
-                " running trainer is stopped after `runPolicy.stallDeadlineSeconds`, and the next attempt uses the new"
-                " key; a job whose trainer did not run yet fails at its provisioning deadline and needs `rljob retry`."
+                "Somebody replaced the key in the operator's Secret. Put the old key back as `previous-key`. If not, a"
+                " running trainer ends after `runPolicy.stallDeadlineSeconds`, and the next attempt has the new key; a"
+                " job without a running trainer fails at its provisioning deadline: then run `rljob retry`."
             ),
         ),
         Reason.AUTHENTICATION_MISSING: Explanation(
@@ -273,8 +273,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.RUN_STATE_UNREADABLE: Explanation(
             means="The operator cannot read the trainer's run state, so its progress is unknown.",
             advice=(
-                "Use an image and an operator of neighbouring versions; the message says what cannot be read. The job"
-                " fails if the trainer's state is unknown for `runPolicy.stallDeadlineSeconds`."
+                "The message says what cannot be read. If it names a contract version, use an image of the operator's"
+                " version. The job fails if the trainer's state is unknown for `runPolicy.stallDeadlineSeconds`."
             ),
         ),
         Reason.STALLED: Explanation(

@@ -46,8 +46,9 @@ EXIT_CODES = {
     ),
     "plot": "0 success; 2 the folder has no metrics",
     "submit": (
-        "0 the job was created, changed, or exists with this spec; 2 the file, an option or the kubeconfig is invalid;"
-        " 75 no response from the API server. With --watch: as `rljob status --watch`"
+        "0 the job was created, changed, or exists with this spec (with --watch: it is Complete); 1 with --watch: the"
+        " job is Failed; 2 the file, an option or the kubeconfig is invalid; 3 with --watch: the job was deleted; 75 no"
+        " response from the API server; 130 with --watch: Ctrl-C"
     ),
     "status": (
         f"0 success (with --watch: the job is Complete); 1 with --watch: the job is Failed; {_JOB_CODES}; 130 Ctrl-C"

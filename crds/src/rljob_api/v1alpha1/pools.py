@@ -176,7 +176,7 @@ POOL_RULES = (
             f" && !(k in {list(OWNED_LABELS)}))"
         ),
         wrong=(
-            f"a job must not set label keys with the prefixes {', '.join(OWNED_LABEL_PREFIXES)}, and not the keys"
+            f"a job must not set label keys with the prefixes {', '.join(OWNED_LABEL_PREFIXES)}, nor the keys"
             f" {', '.join(OWNED_LABELS)}"
         ),
         advice="remove the label, or use another key",
