@@ -150,7 +150,7 @@ def test_a_job_that_is_being_suspended_is_explained() -> None:
     lines = explained({"conditions": [VALID], "attempts": [ENDED]}, {"suspend": True})
     assert lines[2:4] == [Mentions("being suspended"), f"What to do: {EXPLANATIONS[Reason.SUSPENDING].advice}"]
     assert what_is_next(lines)[1:] == [
-        Mentions("cluster is deleted"),
+        Mentions("RayCluster is deleted"),
         Mentions("`rljob resume small`", "step 0", "no checkpoint"),
     ]
 

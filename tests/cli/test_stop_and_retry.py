@@ -79,7 +79,7 @@ def test_stop_keeps_a_cluster_with_cleanup_keepcluster(small: JobCluster, rljob:
     small.write_status("small", job_statuses.RUNNING)
     code, output, errors = rljob("stop", "small")
     assert (code, errors) == (0, "")
-    assert output == Mentions("cluster is kept", "runPolicy.cleanup", "Failed (StoppedByUser)")
+    assert output == Mentions("RayCluster is kept", "runPolicy.cleanup", "Failed (StoppedByUser)")
 
 
 def test_retry_of_a_failed_job_waits_for_the_next_attempt(small: JobCluster) -> None:

@@ -54,6 +54,10 @@ ENDED_BEFORE = COMPLETE.model_copy(update={"attempts": (S.attempt(seen=False),)}
 SILENT_LONG = S.running(9000, record={"state_unknown_since": timestamp(S.at(-3600))})
 
 
+def asked_to_stop(reason: str) -> StopRequest:
+    return StopRequest(reason=reason, requested_at=timestamp(S.NOW), sent_at=timestamp(S.NOW))
+
+
 def starting(problem: PodProblem | None = None, *, num_ready: int = 0, error: str | None = None) -> Observed:
     """A head that is ready and two workers: the first `num_ready` are ready, the others have the problem."""
     workers = [
@@ -274,7 +278,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         C.FAILED, R.STALLED,
         S.healthy(
             S.ray_job(RayJobStatus.STOPPED),
-            status=S.running(9000, record={"stop": StopRequest(reason="Stalled", requested_at=timestamp(S.NOW))}),
+            status=S.running(9000, record={"stop": asked_to_stop("Stalled")}),
         ),
         "True", Mentions("stopped as requested", "no checkpoint"),
     ),
@@ -308,7 +312,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         replace(
             S.healthy(
                 S.ray_job(RayJobStatus.STOPPED), S.run_state(RunPhase.STOPPED, checkpoint_step=4),
-                S.running(60, record={"stop": StopRequest(reason="Resized", requested_at=timestamp(S.NOW))}),
+                S.running(60, record={"stop": asked_to_stop("Resized")}),
             ),
             pods=(),
         ),

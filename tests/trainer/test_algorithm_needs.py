@@ -88,7 +88,7 @@ def test_a_layout_of_a_model_that_no_function_needs_is_rejected(role: str, colum
 
 
 def test_gpus_for_an_unneeded_reference_are_rejected() -> None:
-    with pytest.raises(ConfigurationError, match=r"spec\.roles\.ref\.pool: nothing needs .* 'second' .*ref_logprobs"):
+    with pytest.raises(ConfigurationError, match=r"spec\.roles\.ref\.pool: nothing needs .* 'second'.*ref_logprobs"):
         check_algorithm(spec("plain"))
 
 
