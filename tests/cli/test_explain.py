@@ -259,7 +259,7 @@ def test_a_failure_is_explained_with_how_to_resume() -> None:
         "What comes next:",
         Mentions("fix", "`rljob retry small`", "step 10", "retry budgets"),
         Mentions("results, logs and checkpoints: pvc://results/small"),
-        Mentions("cluster is kept", "GPUs", "`rljob delete small`"),
+        Mentions("RayCluster is kept", "GPUs", "`rljob delete small`"),
     ]
     given_up = status | {"attempts": [ATTEMPT | {"trainerMayRun": True}]}
     text = explained(given_up, [pod("p", {})], more="  runPolicy: {cleanup: KeepCluster}\n")
