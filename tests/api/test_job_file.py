@@ -269,7 +269,7 @@ def test_ambiguous_numbers_are_rejected(number: str, what: str) -> None:
         ("1e-6", "010", "spec.training.optimizer.learningRate", "plain number"),
         ("type: File", "type: no", "spec.training.dataset.type", f"one of {DATASETS}"),
         ("{name: example}", "{name: example, labels: {a: on}}", "metadata.labels.a", "in quotes"),
-        ("steps: 10", "steps: 10\n    rollout: off", "spec.training.rollout", "its fields"),
+        ("steps: 10", "steps: 10\n    rollout: off", "spec.training.rollout", "its fields below it"),
         ("steps: 10", "steps: 10\n    unknown: off", "spec.training.unknown", "true, false, or a plain decimal number"),
         ("spec:\n", "spec:\n  suspend: on\n", "spec.suspend", "true or false"),
     ],

@@ -116,7 +116,7 @@ def test_a_file_with_several_documents_or_none_is_rejected(
         ("a: 'x' y\n", (1, 8), ("expected <block end>",)),
         ("a: 1\nb: [c\n", (2, 4), ("bracket that opens here", "not closed")),
         ("a: [1, 2\nb: 3\n", (2, 2), ("close the bracket that opens in line 1", "comma")),
-        ("a: [1 'b']\n", (1, 7), ("expected ',' or ']'", "close the bracket, or add the comma")),
+        ("a: ['1' 'b']\n", (1, 9), ("expected ',' or ']'", "close the bracket, or add the comma")),
     ],
 )
 def test_a_syntax_error_is_reported_where_the_user_must_look(

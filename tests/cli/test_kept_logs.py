@@ -78,7 +78,7 @@ def test_workers_of_several_pools_have_a_folder_each(claim: Path, rljob: Rljob) 
     ("arguments", "parts"),
     [
         (["--attempt", "4"], ("1, 2, 3", "--attempt 4", "newest ten")),
-        (["--pool", "main"], ("worker 0", "pool main", "attempt-1, attempt-2, attempt-3, worker-1.log")),
+        (["--pool", "main"], ("worker 0", "pool main", "'attempt-1', 'attempt-2', 'attempt-3', 'worker-1.log'")),
         (["--pool", "main", "--index", "1", "--attempt", "1"], ("worker 1", "driver.log", "--attempt")),
         (["--follow"], ("--follow:", "--storage", "remove")),
         (["--container", "ray"], ("--container ray:", "--storage", "driver's log")),
@@ -103,7 +103,7 @@ def test_a_folder_without_a_job_is_reported(claim: Path, rljob: Rljob) -> None:
     assert code == 2
     where = f"error: --storage {claim}:"
     assert errors == Mentions(where, str(claim / "other" / LOGS), str(claim / LOGS), "small", "mounted", "subPath")
-    assert rljob("logs", "small", "--storage", str(claim / "none"))[2] == Mentions("folder does not exist")
+    assert rljob("logs", "small", "--storage", str(claim / "none"))[2] == Mentions("there is no ", "none")
 
 
 def test_an_attempt_without_a_driver_log_is_reported(claim: Path, rljob: Rljob) -> None:

@@ -225,7 +225,7 @@ def test_ranges_contain_the_likely_value(make) -> None:  # type: ignore[no-untyp
         assert phase.seconds.likely > 0
         assert phase.formula
         assert phase.assumption
-    assert found.bound_by.startswith("generate")
+    assert found.bound_by.startswith("mostly generate: ")
 
 
 def test_guessed_lengths_make_ranges_wider() -> None:

@@ -1,8 +1,8 @@
 """JSON documents that operator and trainer exchange, each with a contract version.
 
 The operator passes the job to the trainer in an environment variable (`TrainerJob`); the trainer reports back in a file
-(`RunState`). Operator and trainer image may differ by one contract version: `tolerant_reading` defines how unknown fields
-are treated. The job for the trainer contains only those fields of the run policy that the trainer reads.
+(`RunState`). Operator and trainer image may differ by one contract version: `tolerant_reading` defines how unknown
+fields are treated. The job for the trainer contains only those fields of the run policy that the trainer reads.
 """
 
 from __future__ import annotations

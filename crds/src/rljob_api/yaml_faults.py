@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
+from ruamel.yaml.error import MarkedYAMLError, StreamMark, YAMLError
 from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.tokens import ScalarToken, Token
 
@@ -89,7 +89,7 @@ def syntax_problem(error: YAMLError, text: str, tokens: Iterator[Token]) -> Prob
     return _problem(f"{problem}{advice.format(opening=opening)}", found)
 
 
-def _problem(message: str, mark: StringMark) -> Problem:
+def _problem(message: str, mark: StreamMark) -> Problem:
     return Problem("", f"invalid YAML: {message}", mark.line + 1, mark.column + 1)
 
 
@@ -105,7 +105,7 @@ def _message_at_start(context: str, problem: str) -> str | None:
     return None
 
 
-def _scalar_before(mark: StringMark, tokens: Iterator[Token]) -> ScalarToken | None:
+def _scalar_before(mark: StreamMark, tokens: Iterator[Token]) -> ScalarToken | None:
     """The last scalar of several lines that ends in the line of `mark`, before it."""
     found = None
     try:

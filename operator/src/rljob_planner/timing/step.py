@@ -185,7 +185,17 @@ def step_time(workload: Workload, placement: Placement, constants: Constants | N
     total = Seconds(*(total_seconds(stage_seconds(each, workload), placement.schedule) for each in waits))
     if used.step_seconds:
         fixed = Seconds(0.5 * used.step_seconds, used.step_seconds, 2 * used.step_seconds)
-        phases.append(PhaseTime(OTHER, ON_HOST, fixed, "calls, logging, data", "", f"{used.step_seconds:.3g} s", fixed))
+        phases.append(
+            PhaseTime(
+                OTHER,
+                ON_HOST,
+                fixed,
+                "calls, logging, data",
+                "a constant of the planner",
+                f"{used.step_seconds:.3g} s",
+                fixed,
+            )
+        )
         total = total + fixed
     worst = max(phases, key=lambda each: each.seconds.likely)
     return StepTime(tuple(phases), total, f"mostly {worst.name}: {worst.bound_by}")
