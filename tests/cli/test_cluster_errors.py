@@ -162,11 +162,7 @@ def test_a_server_that_does_not_listen_is_reported(
         monkeypatch.setenv("KUBECONFIG", str(file))
         code, _, errors = rljob("explain", "small")
     assert code == 75
-<<<<<<< HEAD
     assert_one_line(errors, "error: context here:", "no usable response from the API server", "Connection refused")
-=======
-    assert_one_line(errors, "error: context here:", "no usable response", "API server", "Connection refused")
->>>>>>> msgs
 
 
 def test_an_untrusted_certificate_is_reported(
