@@ -1,4 +1,4 @@
-"""Joins and leaves the process group of all ranks of a worker group, and gathers tensors in it."""
+"""Joins and leaves the process group of all ranks of a worker group, and exchanges tensors in it."""
 
 from __future__ import annotations
 
@@ -58,6 +58,13 @@ def all_gather_flat(gathered: Tensor, own_part: Tensor, group: dist.ProcessGroup
     has_new_name = "all_gather_single" in vars(dist)
     gather = dist.all_gather_single if has_new_name else dist.all_gather_into_tensor
     gather(gathered, own_part, group=group)
+
+
+def max_over_all_ranks(value: float, device: torch.device) -> float:
+    """Collective over all ranks. The maximum of their values."""
+    values = torch.tensor([value], dtype=torch.float64, device=device)
+    dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return float(values.item())
 
 
 def leave_process_group() -> None:
