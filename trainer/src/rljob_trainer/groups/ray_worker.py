@@ -91,4 +91,6 @@ def show_devices_of_node() -> None:
     assigned = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
     # Ray has no public name for the value at the start. `test_worker_processes.py` fails if this one changes.
     at_start = ray._private.worker.global_worker.original_visible_accelerator_ids.get("GPU")
-    set_variable(CUDA_VARIABLE, visible_devices(assigned, at_start, variables_named([CUDA_VARIABLE]).get(CUDA_VARIABLE)))
+    set_variable(
+        CUDA_VARIABLE, visible_devices(assigned, at_start, variables_named([CUDA_VARIABLE]).get(CUDA_VARIABLE))
+    )

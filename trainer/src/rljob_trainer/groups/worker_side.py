@@ -197,7 +197,8 @@ class WorkerSide:
         with picklable_errors():
             if context.device_type == "cuda":
                 # Before `join_process_group` selects the process's own GPU, CUDA would use the one of a neighbour.
-                assert not torch.cuda.is_initialized(), "a library has used CUDA while it was imported"
+                is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+                assert not is_used, "a library has used CUDA while it was imported"
             join_process_group(context)
             self.fused = FusedWorker(context, roles)
             if context.device_type == "cpu":

@@ -52,13 +52,28 @@ class VllmSettings:
 
 def start_vllm(settings: VllmSettings) -> LLMEngine:
     """Collective. Builds the engine, with random weights. Raises ConfigurationError for a model that vLLM cannot run,
-    ResourceError if memory is too small or the device fails."""
+    and if the ranks that share a model cannot see each other's GPUs; ResourceError if memory is too small, the device
+    fails, or vLLM fails in a way that is not known."""
     check_build(current_platform.device_type, settings.device_type)
-    arguments = engine_arguments(settings)
+    check_devices(settings)
     try:
-        return _built_engine(arguments)
-    except (AssertionError, RuntimeError, ValueError) as error:
+        return _built_engine(engine_arguments(settings))
+    except Exception as error:
         raise _start_error(error, settings) from error
+
+
+def check_devices(settings: VllmSettings) -> None:
+    """Raises ConfigurationError if the process sees fewer NVIDIA GPUs than ranks share a model. vLLM 0.32.0 looks up
+    the GPUs of all these ranks, which would end in an IndexError."""
+    if settings.device_type != "cuda" or torch.version.hip is not None:
+        return
+    num_visible = torch.cuda.device_count()
+    if num_visible < settings.tensor_parallel:
+        raise ConfigurationError(
+            "spec.roles.rollout.tensorParallel: workers that share a model must see each other's GPUs, but this worker "
+            f"sees only {num_visible}, because it uses a MIG device or because CUDA_VISIBLE_DEVICES was set to fewer "
+            f"GPUs (seen: {settings.tensor_parallel}); set tensorParallel to 1, or use a pool with whole GPUs"
+        )
 
 
 def engine_arguments(settings: VllmSettings) -> EngineArgs:
@@ -153,4 +168,5 @@ def _start_error(error: Exception, settings: VllmSettings) -> Exception:
         return ConfigurationError(
             f"spec.training.rollout.engine: vLLM cannot run {settings.model_folder} ({text}){advice}"
         )
-    return ResourceError(f"spec.training.rollout.engine: vLLM did not start ({text})")
+    named = ": ".join(filter(None, (type(error).__name__, str(error))))
+    return ResourceError(f"spec.training.rollout.engine: vLLM did not start ({named})")
