@@ -83,11 +83,15 @@ def start_errors(_context: WorkerContext) -> list[tuple[str, str]]:
         return vllm_start.VllmSettings(MODEL, device_type, False, torch.float32, tensor_parallel, 32, 16, 0.5, 2**24, 0)
 
     found = []
-    with patch.object(torch.cuda, "device_count", lambda: 1):
+    # The installed vLLM is the build for CPUs, which `check_build` would name first.
+    with (
+        patch.object(vllm_start, "check_build", lambda *_: None),
+        patch.object(torch.cuda, "device_count", lambda: 1),
+    ):
         vllm_start.check_devices(settings("cuda", 1))
         vllm_start.check_devices(settings("cpu", 2))
         try:
-            vllm_start.check_devices(settings("cuda", 2))
+            vllm_start.start_vllm(settings("cuda", 2))
         except TrainerError as error:
             found.append((type(error).__name__, str(error)))
     set_variable("RANK", None)

@@ -24,6 +24,8 @@ from rljob_trainer.groups.devices import CUDA_VARIABLE, device_number, visible_d
         ({"GPU": ["3"]}, {"HIP_VISIBLE_DEVICES": "2,3"}, 1),
         ({"GPU": [], "NPU": ["7"]}, {"ASCEND_RT_VISIBLE_DEVICES": "7"}, 0),
         ({"NPU": ["7"]}, {"ASCEND_RT_VISIBLE_DEVICES": "6,7"}, 1),
+        # Ray keeps the space of a list such as `4, 5`.
+        ({"GPU": [" 5"]}, {"CUDA_VISIBLE_DEVICES": "4, 5"}, 1),
         # The list of another vendor is ignored.
         ({"NPU": ["7"]}, {"CUDA_VISIBLE_DEVICES": "0"}, 7),
     ],

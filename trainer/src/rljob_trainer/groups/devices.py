@@ -32,7 +32,7 @@ def device_number(assigned: Mapping[str, Sequence[str]], environment: Mapping[st
     for resource, variables in VISIBILITY_VARIABLES.items():
         if not assigned.get(resource):
             continue
-        device_id = assigned[resource][0]
+        device_id = assigned[resource][0].strip()
         for variable in variables:
             if variable in environment:
                 visible = [name.strip() for name in environment[variable].split(",") if name.strip()]
