@@ -142,7 +142,8 @@ def run_rank(case: Case, folder: Path, rank: int, port: int) -> None:
 
 def contenders_of(case: Case, model: Path) -> Mapping[str, Turn]:
     """The contenders. Each call begins when all ranks are ready and ends when all have finished. Collective."""
-    from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
+    from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
+    from rljob_trainer.engines.rollout.vllm_start import VllmSettings
 
     layout = ParallelLayout.of(case.num_ranks)
     source = TrainEngine(TrainEngineSettings(model, CPU, torch.float32, False, 4096, Optimizer(), layout))

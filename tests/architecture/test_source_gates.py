@@ -22,7 +22,7 @@ PATH_RULES = {
     "kopf": ["rljob_operator.handlers", "rljob_operator.__main__"],
     "kubernetes": ["rljob_operator.kube", "rljob_cli.cluster.client"],
     "ray": ["rljob_trainer.pools", "rljob_trainer.groups"],
-    "vllm": ["rljob_trainer.engines.rollout.vllm_engine"],
+    "vllm": [f"rljob_trainer.engines.rollout.{name}" for name in ("vllm_engine", "vllm_start", "vllm_weights")],
 }
 FORBIDDEN_TEXT = {
     # Written so that this file does not match itself.

@@ -18,7 +18,7 @@ from rljob_testing import compare
 from rljob_testing.training import plain_grpo, replays
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.train.engine import NAME_PREFIX
+from rljob_trainer.engines.train.token_model import NAME_PREFIX
 from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, KL_LOSS, RESPONSE_CLIP_RATIO, TRAINED_FRACTION
 from rljob_trainer.workers.columns import IS_TRUNCATED
 

@@ -21,8 +21,8 @@ from rljob_testing.training import plain_grpo, replays
 from rljob_trainer.algorithms.policy_filtration import drawn_rows, filtration_weights
 from rljob_trainer.controller.step_rows import filtered_rows
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.train.engine import NAME_PREFIX
 from rljob_trainer.engines.train.output_head import VALUE_WEIGHT
+from rljob_trainer.engines.train.token_model import NAME_PREFIX
 from rljob_trainer.observability.metrics import DISTINCT_FRACTION, TRAINED_FRACTION
 
 SCORES = [-1.0, 0.5, 0.0, 2.0, 2.0]

@@ -27,7 +27,7 @@ from rljob_trainer.controller.rollout_phase import prompt_batch
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
-from rljob_trainer.engines.train.engine import NAME_PREFIX
+from rljob_trainer.engines.train.token_model import NAME_PREFIX
 from rljob_trainer.observability.metrics import (
     CORRECTION_BOUNDED,
     CORRECTION_MEAN,

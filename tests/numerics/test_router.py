@@ -27,9 +27,10 @@ from rljob_testing import compare
 from rljob_testing.models import tiny_models
 from rljob_testing.training import replays
 from rljob_trainer.batch.ragged import RaggedColumn
-from rljob_trainer.engines.train.engine import NAME_PREFIX, TrainEngine
+from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.router import AuxiliaryLoss, auxiliary_loss_settings
 from rljob_trainer.engines.train.token_batch import TokenBatch
+from rljob_trainer.engines.train.token_model import NAME_PREFIX
 from rljob_trainer.observability.metrics import EXPERT_LOAD_MAX, EXPERT_LOAD_MEAN, EXPERTS_UNUSED, ROUTER_LOSS
 
 COEFFICIENT, NUM_CHOSEN, NUM_EXPERTS = 0.7, 2, 6

@@ -27,7 +27,7 @@ def test_tiles_of_logits() -> None:
 
 def test_settings_of_the_rollout_engine() -> None:
     """The engine's module is read, because to import vLLM takes seconds."""
-    engine = find_spec("rljob_trainer.engines.rollout.vllm_engine")
+    engine = find_spec("rljob_trainer.engines.rollout.vllm_start")
     assert engine is not None
     assert engine.origin is not None
     source = Path(engine.origin).read_text(encoding="utf-8")

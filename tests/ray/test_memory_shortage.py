@@ -22,7 +22,8 @@ IMPOSSIBLE = (4096, 2**50)
 
 def errors_with_caches_of(nums_bytes: Sequence[int], _context: WorkerContext) -> list[tuple[str, str]]:
     """Class and message of the error from building an engine with each of these cache sizes."""
-    from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
+    from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
+    from rljob_trainer.engines.rollout.vllm_start import VllmSettings
     from rljob_trainer.errors import TrainerError
 
     model = Path(str(files("rljob_trainer"))) / "assets/sort_digits/model"

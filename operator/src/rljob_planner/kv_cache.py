@@ -3,7 +3,7 @@
 The size of the KV cache limits how many sequences are decoded at the same time, so `memory` and `timing` both use this
 module.
 
-Sources: the trainer's engines/rollout/vllm_engine.py (the options with which it starts vLLM) and hf_engine.py; vLLM
+Sources: the trainer's engines/rollout/vllm_start.py (the options with which it starts vLLM) and hf_engine.py; vLLM
 0.32, v1/worker/gpu_worker.py, `determine_available_memory`: KV cache = `gpu_memory_utilization` x total GPU memory -
 weights - context and libraries - activations of the largest pass - CUDA graphs. vLLM's pull request 10511 has an
 example with numbers.
@@ -26,7 +26,7 @@ BLOCK_TOKENS = 16
 """Tokens of one block: vLLM allocates the keys and values of a sequence in whole blocks."""
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks for which vLLM can reserve adapter memory. A rank is rounded up to one of these (trainer,
-engines/rollout/vllm_engine.py)."""
+engines/rollout/vllm_start.py)."""
 _SAMPLER_BYTES = 16
 """Bytes per sequence and vocabulary entry that the sampler adds to the logits in vLLM's profiling pass: logits in
 float32, sorted logits, and the sorting order."""

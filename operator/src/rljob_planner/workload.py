@@ -158,7 +158,7 @@ class RolloutWork:
 
     @property
     def max_batched_tokens(self) -> int:
-        """The largest number of tokens in one forward pass of vLLM (trainer, engines/rollout/vllm_engine.py)."""
+        """The largest number of tokens in one forward pass of vLLM (trainer, engines/rollout/vllm_start.py)."""
         return max(8192, self.max_model_length)
 
     @property

@@ -236,6 +236,14 @@ def set_environment(variables: Mapping[str, str]) -> None:
     sys.path[index:index] = [entry for entry in added if entry not in sys.path]
 
 
+def set_variable(name: str, value: str | None) -> None:
+    """Sets a variable in this process; None removes it."""
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
 def set_driver_environment() -> None:
     """Sets variables in the controller's process that libraries read when they are imported."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

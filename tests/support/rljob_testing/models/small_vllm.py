@@ -15,7 +15,8 @@ from vllm.model_executor.models import registry
 
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
-from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
+from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
+from rljob_trainer.engines.rollout.vllm_start import VllmSettings
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.token_batch import TokenBatch
 

@@ -134,8 +134,7 @@ def fake_engine(case: OracleCase) -> Iterator[tuple[TokenModel, MicroBatch]]:
         meshes = LayoutMeshes(case.layout, "cpu")
         model = sharded_model(_settings(case, folder), case.layout, meshes.parameters, case.compute_dtype)
         model.train(case.is_trained)
-        group = meshes.sequence_group
-        micro_batch = _micro_batch(case, None if group is None else SequenceRanks.of(group))
+        micro_batch = _micro_batch(case, meshes.sequence_ranks)
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         micro_batch = _faked(micro_batch, mode)
         stack.enter_context(mode)

@@ -25,6 +25,7 @@ from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.split_gather import gather_list, split_one_to_all
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.errors import DataError
+from rljob_trainer.groups.devices import CUDA_VARIABLE
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.worker_group import WorkerGroup
 from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
@@ -63,6 +64,11 @@ class EchoWorker(Worker):
     def whoami(self) -> tuple[str, int, int, tuple[str, ...]]:
         """Returns name, rank, process id, and the roles that were built before."""
         return self.name, self.context.rank, os.getpid(), self.others
+
+    @register(Dispatch.ONE_TO_ALL)
+    def devices(self) -> tuple[str | None, int]:
+        """Returns the list of GPUs that the process sees, None for all, and the index of its own."""
+        return os.environ.get(CUDA_VARIABLE), self.context.device_number
 
     @register(TO_ALL_AGAIN, execute=Execute.RANK_ZERO)
     def only_first(self, value: int) -> int:
@@ -162,10 +168,11 @@ ROLES = [RoleSpec(name, EchoWorker, partial(make_echo, name)) for name in ("firs
 
 @contextmanager
 def echo_processes(
-    num_workers: int, name: str | None = None, roles: Sequence[RoleSpec] = ROLES
+    num_workers: int, name: str | None = None, roles: Sequence[RoleSpec] = ROLES, *, use_gpu: bool = False
 ) -> Iterator[WorkerProcesses]:
-    """Worker processes with these roles, by default `first` and `second`. They end with the context."""
-    pool = ResourcePool(PoolSettings("main", 1, num_workers, False, 0.1, 60, is_detached=name is not None))
+    """Worker processes with these roles, by default `first` and `second`. They end with the context. With `use_gpu`
+    each has one of the GPUs that the cluster declares, and does not use it."""
+    pool = ResourcePool(PoolSettings("main", 1, num_workers, use_gpu, 0.1, 60, is_detached=name is not None))
     try:
         processes = start_processes(pool, {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}, name)
         try:

@@ -51,12 +51,18 @@ ADDRESS = r"--address='([^']+)'"
 
 @contextmanager
 def ray_cluster(
-    num_cpus: int, log_file: Path, variables: Mapping[str, str] = MappingProxyType({}), *, forks_workers: bool = False
+    num_cpus: int,
+    log_file: Path,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    *,
+    visible_gpus: Sequence[str] = (),
+    forks_workers: bool = False,
 ) -> Iterator[str]:
-    """Starts a cluster, with these environment variables, and yields its address. With `forks_workers`, workers start
-    with torch and transformers loaded and do not compile models (see `forked_workers`)."""
-    arguments = [*HEAD, "--include-dashboard=false", f"--num-cpus={num_cpus}", "--num-gpus=0"]
-    environment = {"CUDA_VISIBLE_DEVICES": "", "RAY_AUTH_MODE": "disabled", **variables}
+    """Starts a cluster, with these environment variables, and yields its address. It declares the `visible_gpus`, which
+    need not exist. With `forks_workers`, workers start with torch and transformers loaded and do not compile models
+    (see `forked_workers`)."""
+    arguments = [*HEAD, "--include-dashboard=false", f"--num-cpus={num_cpus}", f"--num-gpus={len(visible_gpus)}"]
+    environment = {"CUDA_VISIBLE_DEVICES": ",".join(visible_gpus), "RAY_AUTH_MODE": "disabled", **variables}
     process, address = _started(arguments, environment, log_file, ADDRESS, forks_workers=forks_workers)
     try:
         yield address

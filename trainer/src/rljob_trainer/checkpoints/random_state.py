@@ -34,19 +34,20 @@ class _RandomState(BaseModel):
 
     torch_cpu: str
     """base64 of the generator's bytes."""
-    torch_cuda: list[str]
-    """base64 of the generator's bytes, for each visible device."""
+    torch_cuda: str | None
+    """base64 of the bytes of the generator of the process's own GPU; None without a GPU."""
     numpy: _NumpyState
     python: _PythonState
 
 
-def capture_random_state() -> dict[str, JsonValue]:
-    """Returns the states of this process's global generators, about 20 kB of JSON."""
+def capture_random_state(device: torch.device) -> dict[str, JsonValue]:
+    """Returns the states of this process's global generators, about 20 kB of JSON. Of the GPUs that the process sees,
+    only `device` counts; the others belong to other processes."""
     _, keys, position, has_gauss, cached_gaussian = np.random.get_state(legacy=True)
     version, words, next_gauss = random.getstate()
     state = _RandomState(
         torch_cpu=_encode(torch.get_rng_state()),
-        torch_cuda=[_encode(device) for device in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+        torch_cuda=_encode(torch.cuda.get_rng_state(device)) if device.type == "cuda" else None,
         numpy=_NumpyState(
             keys=[int(key) for key in keys],
             position=int(position),
@@ -58,8 +59,9 @@ def capture_random_state() -> dict[str, JsonValue]:
     return state.model_dump(mode="json")
 
 
-def restore_random_state(document: JsonValue) -> None:
-    """Sets the generators to a captured state; for CUDA only those of existing devices.
+def restore_random_state(document: JsonValue, device: torch.device) -> None:
+    """Sets the generators to a captured state. If `device` is a GPU, its generator gets the state of the GPU in the
+    document, which may have had another number.
 
     Raises CheckpointError if `capture_random_state` has not created the document; then nothing is set.
     """
@@ -72,9 +74,8 @@ def restore_random_state(document: JsonValue) -> None:
             f"random state of the checkpoint: {where}: {first['msg']}; the checkpoint was not written by rljob"
         ) from error
     torch.set_rng_state(_decode(state.torch_cpu))
-    if torch.cuda.is_available():
-        for device, text in enumerate(state.torch_cuda[: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(_decode(text), device)
+    if device.type == "cuda" and state.torch_cuda is not None:
+        torch.cuda.set_rng_state(_decode(state.torch_cuda), device)
     keys = np.array(state.numpy.keys, dtype=np.uint32)
     np.random.set_state(("MT19937", keys, state.numpy.position, state.numpy.has_gauss, state.numpy.cached_gaussian))
     random.setstate((state.python.version, tuple(state.python.words), state.python.next_gauss))

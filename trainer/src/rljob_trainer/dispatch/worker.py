@@ -32,7 +32,8 @@ class WorkerContext:
     num_threads: int
     """The number of CPU threads of this process."""
     device_number: int = 0
-    """Index of this rank's GPU among those that the process sees."""
+    """Index of this rank's GPU among those that the process sees, which are all GPUs of its node (see
+    `groups.devices`)."""
 
     @property
     def device(self) -> torch.device:

@@ -1,4 +1,4 @@
-"""Joins and leaves the process group of all ranks of a worker group, and gathers tensors in it."""
+"""Joins and leaves the process group of all ranks of a worker group, and exchanges tensors in it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def join_process_group(context: WorkerContext) -> None:
     """Collective over all ranks. Joins the default process group: gloo on CPUs; on GPUs NCCL, and gloo for CPU tensors.
     Also sets the rank's environment variables (RANK, WORLD_SIZE, ...), the number of threads, and the current GPU.
 
-    Raises ResourceError if a GPU was assigned but torch finds none."""
-    # Exported as LOCAL_RANK, which vLLM uses as the number of the device.
+    Raises ResourceError if a GPU was assigned but torch does not find it."""
+    # Exported as LOCAL_RANK, which vLLM uses as the number of the device among the visible ones.
     device_number = context.device_number if context.device_type == "cuda" else context.local_rank
     export_rank(context.rank, context.world_size, device_number, context.master_address, context.master_port)
     torch.set_num_threads(context.num_threads)
@@ -34,6 +34,13 @@ def join_process_group(context: WorkerContext) -> None:
                 f"the image's torch was built for this GPU, or set {ENV_DEVICE}=cpu if GPUs are declared but do not "
                 "exist"
             )
+        if context.device_number >= torch.cuda.device_count():
+            raise ResourceError(
+                f"worker rank {context.rank}: Ray has assigned GPU {context.device_number} (counted from 0), but torch "
+                f"finds {torch.cuda.device_count()}; declare to Ray as many GPUs as the node has, and with MIG start "
+                "Ray with the ids of the MIG devices in CUDA_VISIBLE_DEVICES"
+            )
+        # The process sees its neighbours' GPUs, too: without this, memory would be allocated on GPU 0.
         torch.cuda.set_device(context.device)
     else:
         HOST_MEMORY.keep_freed()
@@ -51,6 +58,13 @@ def all_gather_flat(gathered: Tensor, own_part: Tensor, group: dist.ProcessGroup
     has_new_name = "all_gather_single" in vars(dist)
     gather = dist.all_gather_single if has_new_name else dist.all_gather_into_tensor
     gather(gathered, own_part, group=group)
+
+
+def max_over_all_ranks(value: float, device: torch.device) -> float:
+    """Collective over all ranks. The maximum of their values."""
+    values = torch.tensor([value], dtype=torch.float64, device=device)
+    dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return float(values.item())
 
 
 def leave_process_group() -> None:

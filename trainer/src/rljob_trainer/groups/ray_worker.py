@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rljob_trainer.settings import run_folder_or_none, set_environment
+import ray
+
+from rljob_trainer.groups.devices import CUDA_VARIABLE, visible_devices
+from rljob_trainer.settings import run_folder_or_none, set_environment, set_variable, variables_named
 from rljob_trainer.stack_traces import StackFile
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ class RayWorker:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """`environment`: variables that libraries read when they are imported."""
+        show_devices_of_node()
         set_environment(environment)
         self.stacks = StackFile(run_folder_or_none() or "", "worker")
         from rljob_trainer.groups.worker_side import WorkerSide
@@ -79,3 +83,14 @@ class RayWorker:
     def close(self) -> None:
         """See WorkerSide.close."""
         self.side.close()
+
+
+def show_devices_of_node() -> None:
+    """Makes all NVIDIA GPUs visible that the process's Ray node manages (see `visible_devices`). torch must not be
+    imported before."""
+    assigned = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    # Ray has no public name for the value at the start. `test_worker_processes.py` fails if this one changes.
+    at_start = ray._private.worker.global_worker.original_visible_accelerator_ids.get("GPU")
+    set_variable(
+        CUDA_VARIABLE, visible_devices(assigned, at_start, variables_named([CUDA_VARIABLE]).get(CUDA_VARIABLE))
+    )

@@ -57,7 +57,7 @@ class ProcessInfo:
     num_cores: int
     """CPU cores that it may use; the other worker processes of the node share them."""
     device_number: int
-    """Index of its assigned GPU among the visible ones; 0 without a GPU."""
+    """Index of its assigned GPU among the visible ones (see `devices`); 0 without a GPU."""
     memory_kills: MemoryKills | None = None
     pod: str | None = None
     """Name of the Kubernetes pod; None outside Kubernetes."""
@@ -195,6 +195,10 @@ class WorkerSide:
             redirect_output(log_file)
             ACTIVITY.write_beside(log_file)
         with picklable_errors():
+            if context.device_type == "cuda":
+                # Before `join_process_group` selects the process's own GPU, CUDA would use the one of a neighbour.
+                is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+                assert not is_used, "a library has used CUDA while it was imported"
             join_process_group(context)
             self.fused = FusedWorker(context, roles)
             if context.device_type == "cpu":

@@ -136,7 +136,8 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
 
         return HfEngine(HfSettings(settings.model.folder(), context.device, settings.dtype, settings.max_num_sequences))
     try:
-        from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
+        from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
+        from rljob_trainer.engines.rollout.vllm_start import VllmSettings
     except ImportError as error:
         raise ConfigurationError(
             f"spec.training.rollout.engine: vLLM is installed but cannot be imported ({error}); check that it is the "

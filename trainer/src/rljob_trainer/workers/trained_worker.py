@@ -104,13 +104,13 @@ class TrainedWorker(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def random_state(self) -> JsonValue:
-        """The state of this process's random generators."""
-        return capture_random_state()
+        """The state of this process's random generators, on the host and on its own device."""
+        return capture_random_state(self.context.device)
 
     @register(Dispatch.ALL_TO_ALL)
     def restore_random_state(self, state: JsonValue) -> None:
         """Sets this process's random generators."""
-        restore_random_state(state)
+        restore_random_state(state, self.context.device)
 
     def offload_after_copy(self) -> None:
         """Offloads the moments again after the whole state was copied or loaded. Parameters stay, because in trainer

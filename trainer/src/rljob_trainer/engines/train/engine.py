@@ -11,7 +11,6 @@ Legend: B rows, N response tokens of all rows.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -22,41 +21,29 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from rljob_trainer.engines.process_group import max_over_all_ranks
 from rljob_trainer.engines.train import micro_batching
+from rljob_trainer.engines.train.engine_build import built_model
 from rljob_trainer.engines.train.engine_memory import EngineMemory, check_host_memory
 from rljob_trainer.engines.train.layout import ParallelLayout, meshes_of
-from rljob_trainer.engines.train.logprob_parity import check_logprob_parity
-from rljob_trainer.engines.train.lora import (
-    adapter_tensors,
-    adapters_in_inference,
-    base_tensors,
-    draw_adapters,
-    lora_layers,
-)
-from rljob_trainer.engines.train.model import (
-    check_bfloat16,
-    materialize,
-    named_tensors,
-)
+from rljob_trainer.engines.train.lora import adapter_tensors, adapters_in_inference, base_tensors, lora_layers
+from rljob_trainer.engines.train.model import check_bfloat16, named_tensors
 from rljob_trainer.engines.train.offload import Offloading
 from rljob_trainer.engines.train.optimizer import make_adamw
-from rljob_trainer.engines.train.output_head import Head
 from rljob_trainer.engines.train.router import RouterUse, Routing
-from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 from rljob_trainer.engines.train.settings import TrainEngineSettings
-from rljob_trainer.engines.train.sharded_model import sharded_model
-from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch, batch_of_rows
+from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch
 from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
-from rljob_trainer.engines.train.token_model import ForwardRequest, LogprobRequest, TokenModel, ValueRequest
-from rljob_trainer.engines.train.weight_loading import load_weights
+from rljob_trainer.engines.train.token_model import (
+    NAME_PREFIX,
+    ForwardRequest,
+    LogprobRequest,
+    TokenModel,
+    ValueRequest,
+)
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.activity import ACTIVITY
 from rljob_trainer.observability.memory import MEMORY, Boundary
-
-log = logging.getLogger(__name__)
-
-NAME_PREFIX = "language_model."
-"""The prefix that wrapping adds to the parameter names of the Hugging Face model."""
 
 Loss = Callable[[MicroBatch, TokenDistribution], Tensor]
 """Returns the micro-batch's part of the mini-batch's loss, 0-d, times the layout's `gradient_divisor`."""
@@ -77,36 +64,8 @@ class TrainEngine:
         self.layout = settings.layout or ParallelLayout.of(dist.get_world_size())
         self.meshes = meshes_of(self.layout, settings.device.type)
         self.data_group = self.meshes.data_group
-        sequence_group = self.meshes.sequence_group
-        self.sequence_ranks = None if sequence_group is None else SequenceRanks.of(sequence_group)
-        # The check of log-probabilities always runs in float32, later passes in the compute dtype.
-        self.model = self._sharded(torch.float32)
-        materialize(self.model, settings.device)
-        load_weights(self.model, self.language_model, settings.model_folder, NAME_PREFIX, settings.head)
-        if settings.adapters is not None:
-            draw_adapters(self.language_model.named_parameters(), settings.adapters.seed)
-        self.model.eval()
-        check_logprob_parity(
-            self.model.language_model, self._transformers_logprobs, self._engine_logprobs, self._max_over_all_ranks
-        )
-        if self.model.router is not None:
-            log.info(
-                "the routers' auxiliary loss is added with coefficient %g, as the model's configuration requests; it "
-                "needs one more forward pass per update",
-                self.model.router.coefficient,
-            )
-        if self.model.attention.reason:
-            log.info("attention: the rows of this model are padded, because %s", self.model.attention.reason)
-        # The check has left parameters gathered. The optimizer must get the shards.
-        self._reshard()
-        if settings.compute_dtype != torch.float32:
-            checked = self.model
-            self.model = self._sharded(settings.compute_dtype)
-            # The new model takes over the shards of the checked one; nothing is allocated twice.
-            self.model.load_state_dict(checked.state_dict(), assign=True)
-            materialize(self.model, settings.device)
-            self.model.language_model.tie_weights()  # type: ignore[operator]
-        self.model.train(settings.optimizer is not None)
+        self.sequence_ranks = self.meshes.sequence_ranks
+        self.model = built_model(settings, self.layout, self.meshes)
         self.routing = Routing(self.model.router, lambda sums: self._reduced(sums, dist.ReduceOp.SUM, None))
         self.adapted_layers = [] if settings.adapters is None else lora_layers(self.language_model)
         self.optimizer: torch.optim.AdamW | None = None
@@ -258,13 +217,10 @@ class TrainEngine:
         dist.all_gather_object(found, sorted(names))
         return sorted({name for each in found for name in each})
 
-    def _sharded(self, compute_dtype: torch.dtype) -> TokenModel:
-        return sharded_model(self.settings, self.layout, self.meshes.parameters, compute_dtype)
-
     def _columns(self, batch: TokenBatch, request: ForwardRequest, *, with_adapters: bool) -> list[Tensor]:
         """The requested columns, [N] each on the host."""
         self.fetch_parameters(wait=True)
-        micro_batches = self._micro_batches(batch)
+        micro_batches = self._micro_batches_of(batch)
         outputs: list[list[Tensor]] = []
         for number, rows in enumerate(micro_batches, 1):
             ACTIVITY.report_activity("micro-batches", number, len(micro_batches))
@@ -286,7 +242,7 @@ class TrainEngine:
     ) -> None:
         """The common part of `forward_backward` and `fit_values`."""
         self.fetch_parameters(wait=True)
-        micro_batches = self._micro_batches(batch)
+        micro_batches = self._micro_batches_of(batch)
         if self.model.router is not None:
             self.routing.begin(self._uses(batch, micro_batches))
         for number, rows in enumerate(micro_batches, 1):
@@ -318,24 +274,9 @@ class TrainEngine:
         for name, tensor in named_tensors(self.model):
             yield name.removeprefix(NAME_PREFIX), tensor
 
-    def _micro_batches(self, batch: TokenBatch) -> list[list[int]]:
-        limit = self.model.attention.max_row_tokens
-        longest = 0 if limit is None else int(self._max_over_all_ranks(max(batch.read_lengths, default=0)))
-        if limit is not None and longest > limit:
-            raise ConfigurationError(
-                f"spec.training.rollout.maxNewTokens: a sequence has {longest} tokens (limit {limit}); above the limit "
-                "this model's rotary frequencies depend on the longest sequence of a pass; reduce maxNewTokens or "
-                "maxPromptTokens"
-            )
-        max_tokens = self.settings.max_tokens_per_micro_batch * self.layout.num_sequence_ranks
-        if self.settings.head is Head.SCORE:
-            # The job was checked with the policy's tokens; this model's tokenizer may split a text into more tokens.
-            max_tokens = max(max_tokens, *batch.read_lengths, 0)
-        return micro_batching.plan_micro_batches(
-            batch.read_lengths,
-            max_tokens,
-            lambda count: int(self._max_over_all_ranks(count)),
-            is_padded=not self.model.attention.is_flat,
+    def _micro_batches_of(self, batch: TokenBatch) -> list[list[int]]:
+        return micro_batching.micro_batches_of(
+            batch, self.settings, self.layout, self.model.attention, partial(max_over_all_ranks, device=self.device)
         )
 
     @torch.no_grad()
@@ -352,31 +293,6 @@ class TrainEngine:
                     "the auxiliary loss; set output_router_logits to false in its config.json"
                 )
             yield RouterUse(*use)
-
-    def _max_over_all_ranks(self, value: float) -> float:
-        """Collective. The maximum over all ranks, not only data-parallel ones."""
-        found = self._reduced(torch.tensor([value], dtype=torch.float64), dist.ReduceOp.MAX, dist.group.WORLD)
-        return float(found.item())
-
-    @torch.no_grad()
-    def _transformers_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The log-probabilities (or values) by the module's own forward pass, for the check of `logprob_parity`."""
-        on_device = [row.to(self.device) for row in rows]
-        has_logprobs = self.settings.head is Head.TOKENS
-        method = TokenModel.transformers_logprobs if has_logprobs else TokenModel.transformers_values
-        return [each.cpu() for each in self.model(partial(method, rows=on_device))]
-
-    @torch.no_grad()
-    def _engine_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The log-probabilities (or values) of the same tokens by the engine."""
-        batch = batch_of_rows(rows)
-        micro_batch = batch.micro_batch(range(len(rows)), self.device, self.sequence_ranks)
-        request = LogprobRequest(1.0) if self.settings.head is Head.TOKENS else ValueRequest(by_probe=True)
-        # In the mode of later passes, because some models use random numbers in training mode.
-        self.model.train(self.settings.optimizer is not None)
-        found_N, *_ = self.model(partial(TokenModel.columns, micro_batch=micro_batch, request=request))
-        self.model.eval()
-        return torch.split_with_sizes(found_N.cpu(), batch.response_lengths)
 
     def _reduced(self, values: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> Tensor:
         on_device = values.detach().to(self.device, copy=True)

@@ -25,6 +25,7 @@ from transformers import PreTrainedConfig
 
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.engines.train.attention import choose_attention
+from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 from rljob_trainer.errors import ConfigurationError
 
 SHARD, REPLICATE = "shard", "replicate"
@@ -107,9 +108,11 @@ class LayoutMeshes:
         return self._tokens.get_group(SHARD if self._tokens is self.parameters else DATA)
 
     @cached_property
-    def sequence_group(self) -> ProcessGroup | None:
+    def sequence_ranks(self) -> SequenceRanks | None:
         """The ranks that share the same rows, including this one; None without sequence parallelism."""
-        return None if self._layout.num_sequence_ranks == 1 else self._tokens.get_group(SEQUENCE)
+        if self._layout.num_sequence_ranks == 1:
+            return None
+        return SequenceRanks.of(self._tokens.get_group(SEQUENCE))
 
 
 def meshes_of(layout: ParallelLayout, device_type: str) -> LayoutMeshes:

@@ -10,7 +10,41 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from rljob_trainer.engines.train.attention import AttentionPlan
+from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.output_head import Head
+from rljob_trainer.engines.train.settings import TrainEngineSettings
+from rljob_trainer.engines.train.token_batch import TokenBatch
 from rljob_trainer.errors import ConfigurationError
+
+
+def micro_batches_of(
+    batch: TokenBatch,
+    settings: TrainEngineSettings,
+    layout: ParallelLayout,
+    attention: AttentionPlan,
+    max_over_ranks: Callable[[float], float],
+) -> list[list[int]]:
+    """Collective. The row indices of each micro-batch of an engine with these settings. `max_over_ranks`: the maximum
+    over all ranks. Raises ConfigurationError if a row is too long for the model or for a micro-batch."""
+    limit = attention.max_row_tokens
+    longest = 0 if limit is None else int(max_over_ranks(max(batch.read_lengths, default=0)))
+    if limit is not None and longest > limit:
+        raise ConfigurationError(
+            f"spec.training.rollout.maxNewTokens: a sequence has {longest} tokens (limit {limit}); above the limit "
+            "this model's rotary frequencies depend on the longest sequence of a pass; reduce maxNewTokens or "
+            "maxPromptTokens"
+        )
+    max_tokens = settings.max_tokens_per_micro_batch * layout.num_sequence_ranks
+    if settings.head is Head.SCORE:
+        # The job was checked with the policy's tokens; this model's tokenizer may split a text into more tokens.
+        max_tokens = max(max_tokens, *batch.read_lengths, 0)
+    return plan_micro_batches(
+        batch.read_lengths,
+        max_tokens,
+        lambda count: int(max_over_ranks(count)),
+        is_padded=not attention.is_flat,
+    )
 
 
 def plan_micro_batches(

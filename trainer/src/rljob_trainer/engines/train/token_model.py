@@ -18,6 +18,9 @@ from rljob_trainer.engines.train.router import AuxiliaryLoss, ExpertLoad, Router
 from rljob_trainer.engines.train.token_batch import MicroBatch
 from rljob_trainer.engines.train.token_logprobs import Entropy, OutputHead, token_distribution
 
+NAME_PREFIX = "language_model."
+"""The prefix that `TokenModel` adds to the parameter names of the Hugging Face model."""
+
 Outputs = tuple[Tensor | None, ...]
 Pass = Callable[["TokenModel"], Outputs]
 """One of the methods of TokenModel that must be called within `forward`, with its arguments."""
