@@ -98,9 +98,9 @@ def test_layouts_for_more_workers_than_available_are_shrunk() -> None:
     assert plan.spec.roles.actor.defer_gradient_reduction is True
     assert (plan.spec.roles.ref.shard_size, plan.spec.roles.ref.sequence_parallel) == (2, None)
     assert plan.notes == (
-        Mentions("roles.actor.shardSize 4: 2", "2 workers"),
-        Mentions("roles.rollout.tensorParallel 4: 2", "2 workers"),
-        Mentions("roles.ref.shardSize 8: 2", "2 workers"),
+        Mentions("roles.actor.shardSize: 2 instead of 4", "workers of the pool (2)"),
+        Mentions("roles.rollout.tensorParallel: 2 instead of 4", "workers of the pool (2)"),
+        Mentions("roles.ref.shardSize: 2 instead of 8", "workers of the pool (2)"),
     )
 
 
@@ -108,7 +108,7 @@ def test_a_replica_for_more_workers_than_available_takes_all_of_them() -> None:
     pools, model = "[{name: main, gpusPerNode: 8}]", "source: some/model, offload: {gradients: true}"
     plan = plan_for_machine(job("  roles: {actor: {shardSize: 8}}", pools, model=model), TWO_CORES, 3)
     assert plan.spec.roles.actor.shard_size == 3
-    assert plan.notes == (Mentions("roles.actor.shardSize 8: 3", "3 workers"),)
+    assert plan.notes == (Mentions("roles.actor.shardSize: 3 instead of 8", "workers of the pool (3)"),)
 
 
 def test_more_workers_than_gpus_are_rejected() -> None:

@@ -22,7 +22,7 @@ Path = tuple[str | int, ...]
 
 LOCAL_SOURCE = r"^(/|\./|\.\./|~|package://)"
 """Sources of models and datasets that are not repositories of the Hugging Face Hub."""
-_LEAVES_FOLDER = r"^/|(^|/)\.\.(/|$)"
+_PATH_OUTSIDE_FOLDER = r"^/|(^|/)\.\.(/|$)"
 """Paths that are absolute or contain `..`."""
 
 # Property names that CEL reserves; in a CRD's CEL they are written between double underscores.
@@ -143,7 +143,7 @@ def wire_name(on: type[WireModel], field: str) -> str:
 def union_rules(
     on: type[ContractT], blocks: Iterable[tuple[str, str, Callable[[ContractT], tuple[str | None, object]]]]
 ) -> tuple[Rule, ...]:
-    """The rules of a type in which `type` selects at most one block (a Kubernetes union): that block is set, and no
+    """The rules of a class whose field `type` selects at most one block (a Kubernetes union): that block is set, and no
     other.
 
     Args:
@@ -303,10 +303,10 @@ def sub_path_rule(on: type[ContractT], read: Callable[[ContractT], str | None]) 
         on,
         f"{on.__name__}.subPath",
         field=".subPath",
-        cel=f"!has(self.subPath) || !self.subPath.matches({cel_text(_LEAVES_FOLDER)})",
+        cel=f"!has(self.subPath) || !self.subPath.matches({cel_text(_PATH_OUTSIDE_FOLDER)})",
         wrong="must be a relative path within the volume",
         advice="remove the leading '/' and all '..'",
-        holds=lambda value: re.search(_LEAVES_FOLDER, read(value) or "") is None,
+        holds=lambda value: re.search(_PATH_OUTSIDE_FOLDER, read(value) or "") is None,
     )
 
 

@@ -80,5 +80,5 @@ def count_cores() -> int:
 
 def _count_gpus(dev_folder: Path) -> int:
     names = gpu_names()
-    # Some images have no nvidia-smi, but the device files of the driver always exist.
+    # Some images have no nvidia-smi; a GPU that a container may use has a device file even then.
     return len(names) if names is not None else sum(1 for _ in dev_folder.glob("nvidia[0-9]*"))

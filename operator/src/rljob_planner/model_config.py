@@ -35,12 +35,12 @@ class _Family:
     attention_bias: Literal["none", "inputs", "all"] = "none"
     """Which projections have a bias. `inputs`: those of queries, keys and values; `all`: also the output projection."""
     attention_bias_key: str | None = "attention_bias"
-    """The key that turns these biases on or off. If `attention_bias` is none, it adds those of `all`."""
+    """The key that turns these biases on or off. If the field `attention_bias` is none, the value true means `all`."""
     mlp_bias_key: str | None = None
     """The key that turns biases of the MLP on."""
     every_nth_layer_is_full: int | None = None
-    """In models with sliding windows: every nth layer has full attention, if the configuration does not say which
-    layers have it. None: in this case no layer has full attention."""
+    """In models with sliding windows: every nth layer has full attention, if the configuration has no key that says
+    which layers have it. None: without such a key, no layer has full attention."""
     window_key: str | None = None
     """The key that turns sliding windows on; None: a window that the configuration has is always used."""
     defaults: Config = field(default_factory=dict)
@@ -171,7 +171,8 @@ def _dense(reader: _Reader) -> ModelShape:
     has_bias = reader.flag(family.attention_bias_key, family.attention_bias != "none")
     # The output projection has a bias, too, unless the family has biases at the inputs only.
     bias = query + 2 * kv + (0 if family.attention_bias == "inputs" else hidden)
-    # Biases of the MLP; scales of norms of queries and keys that `has_qk_norm` does not count; attention sinks.
+    # Biases of the MLP; scales of whole-width norms of queries and keys, beyond those that ModelShape counts;
+    # attention sinks.
     others = 2 * mlp + hidden if reader.flag(family.mlp_bias_key, False) else 0
     others += query + kv - 2 * head_size if has_qk_norm and family.qk_norm == "whole" else 0
     others += heads if reader.is_gpt_oss else 0

@@ -17,7 +17,7 @@ Choose what you see:
 - The score does not rise: [The held-out score does not rise](#the-held-out-score-does-not-rise).
 - The training is slow: [tuning](tuning.md).
 - A reason in `kubectl get rlj`, such as `Unschedulable`: [Jobs on a cluster](#jobs-on-a-cluster).
-- A job on a cluster without any reason: [Before the first condition](#before-the-first-condition).
+- The column REASON of `kubectl get rlj` is empty: [Before the first condition](#before-the-first-condition).
 
 ## Jobs on a cluster
 
@@ -33,8 +33,9 @@ kubectl logs -c driver --tail=-1 \\
 
 Search this page for the reason, which `kubectl get rlj` prints in the column REASON (`status.reason`).
 `rljob explain --reason REASON` prints the same text. For a finished job the column shows the reason of Failed or
-Complete, before another attempt the reason of Retrying, and otherwise the reason of the first condition that is not
-satisfied. A job reaches the conditions in this order:
+Complete, before another attempt the reason of Retrying, and for a suspended job Suspended. Otherwise it shows the
+reason of the first condition before Progressing that is not True; if all are True, the reason of Progressing. A job
+reaches the conditions in this order:
 
 {conditions}
 
@@ -51,8 +52,8 @@ satisfied. A job reaches the conditions in this order:
 _FOOTER = """\
 ## Messages of the training
 
-`rljob run` prints these messages. On a cluster they are in the message of a condition, or in `rljob logs NAME`. The
-headings have the words of the message that do not change.
+`rljob run` prints these messages. On a cluster they are in the message of a condition, or in `rljob logs NAME`. Each
+heading is the part of the message that is the same in every run.
 
 ### already contains a run
 
@@ -94,8 +95,8 @@ if the memory is not free; or reduce `rollout.maxNumSequences`.
 
 ### there is too little memory for the optimizer's moments
 
-The first update creates the optimizer's moments, and vLLM has reserved the memory that they need. The trainer
-stops here, because the second rollout would fail.
+The first update creates the optimizer's moments, but vLLM uses so much memory that too little is left for them. The
+trainer stops here, because the second rollout would fail.
 
 **What to do:** Reduce `rollout.gpuMemoryUtilization` (on CPUs `rollout.cpuKvCache`), use more GPUs, or set
 `model.offload.optimizer: true`.

@@ -2,9 +2,9 @@
 are pure: the devices are arguments.
 
 On this machine each pool has one node. --workers sets the number of its workers; the default is the size of the pool
-(nodes x gpusPerNode), at most the number of devices. A job is rejected if its batches cannot be divided evenly among
-these workers. On a Ray cluster the pools are unchanged. Fields that are used only on Kubernetes are ignored, with a
-note for each.
+(nodes x gpusPerNode), at most the number of devices and MAX_WORKERS_PER_NODE. A job is rejected if its batches cannot
+be divided evenly among these workers. On a Ray cluster the pools are unchanged. Fields that are used only on Kubernetes
+are ignored, with a note for each.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tu
         in_file = {field: value for field, value in settings if type(value) is int and workers % value}
         fitting = {field: _fitting(field, value, workers) for field, value in in_file.items()}
         notes += (
-            f"roles.{role}.{wire_name(type(settings), field)} {in_file[field]}: {value} here, so that it divides"
-            f" the {workers} workers of the pool"
+            f"roles.{role}.{wire_name(type(settings), field)}: {value} instead of {in_file[field]}, because it must"
+            f" divide the number of workers of the pool ({workers})"
             for field, value in fitting.items()
         )
         settings_of_roles[name] = settings.model_copy(update=fitting)

@@ -10,9 +10,9 @@ from rljob_planner.search.arrangements import TIE_SHARE, Arrangement
 from rljob_planner.search.pool_options import SearchSpace, longest
 from rljob_planner.workload import PlacedPool, Placement, Role, Schedule
 
-_LEAST_GPU_FACTOR = 2
-"""A tie on fewer GPUs is preferred to the fastest arrangement if the fastest needs at least this many times as many
-GPUs."""
+_MIN_GPU_RATIO = 2
+"""An arrangement that counts as equally fast as the fastest (a tie, see TIE_SHARE) is preferred if the fastest needs at
+least 2 times its GPUs."""
 SMALL_SHARE = 0.01
 """A step may become longer by this share if it then needs fewer GPUs, has simpler layouts, or leaves more memory
 free."""
@@ -48,18 +48,20 @@ def ranked(
 ) -> tuple[tuple[Candidate, ...], Candidate | None]:
     """The best candidates, and the best candidate that this version can run.
 
-    There is one candidate for each combination of grouping and node types. An exception is the combination with the
-    fastest arrangement: if its candidate needs at most half of the GPUs of the fastest arrangement, the fastest one is
-    the next candidate, to show the gain of more GPUs. `found`: for each combination its fastest arrangement, then
-    arrangements on fewer GPUs.
+    There is one candidate for each combination of grouping and node types. Only the combination of the fastest
+    arrangement may have two: if a tie was chosen that needs at most half of the GPUs, the fastest arrangement follows
+    the tie, to show the gain of more GPUs. `found`: for each combination its fastest arrangement, then arrangements on
+    fewer GPUs, each slower than the ones before (a Pareto front).
     """
     fastest = min((front[0] for front in found), key=lambda each: each.cost)
     limit = (1 + TIE_SHARE) * fastest.cost
-    candidates_by_combination = {front[0].combination: _roomier(space, _chosen(front, limit), limit) for front in found}
+    candidates_by_combination = {
+        front[0].combination: _with_simpler_or_smaller_layouts(space, _chosen(front, limit), limit) for front in found
+    }
     best = sorted(candidates_by_combination.values(), key=lambda each: _order(each, limit))
     on_fewer = candidates_by_combination[fastest.combination]
-    if _LEAST_GPU_FACTOR * on_fewer.num_gpus <= fastest.num_gpus:
-        best.insert(best.index(on_fewer) + 1, _roomier(space, fastest, limit))
+    if _MIN_GPU_RATIO * on_fewer.num_gpus <= fastest.num_gpus:
+        best.insert(best.index(on_fewer) + 1, _with_simpler_or_smaller_layouts(space, fastest, limit))
 
     def candidate(each: Arrangement) -> Candidate:
         plan = plan_of(space.workload, placement(space, each, pool_names), space.constants, with_proposals=False)
@@ -74,8 +76,8 @@ def ranked(
 
 
 def placement(space: SearchSpace, arrangement: Arrangement, pool_names: Sequence[str] = ()) -> Placement:
-    """The placement of an arrangement. The actor's pool comes first, because it is the default pool of a job file.
-    `pool_names`: names for the first pools."""
+    """Converts an arrangement of the search to a placement, which has named pools. The actor's pool comes first,
+    because it is the default pool of a job file. `pool_names`: names for the first pools."""
     options = sorted(arrangement.options, key=lambda each: space.roles.index(each.roles[0]))
     pools: list[PlacedPool] = []
     for index, option in enumerate(options):
@@ -96,13 +98,13 @@ def _chosen(front: Sequence[Arrangement], limit: float) -> Arrangement:
     fastest = front[0]
     ties = [each for each in front if each.cost <= limit]
     fewest = min(ties, key=lambda each: each.num_gpus, default=fastest)
-    if _LEAST_GPU_FACTOR * fewest.num_gpus <= fastest.num_gpus:
+    if _MIN_GPU_RATIO * fewest.num_gpus <= fastest.num_gpus:
         return fewest
     as_fast = [each for each in ties if each.cost <= (1 + SMALL_SHARE) * fastest.cost]
     return min(as_fast, key=lambda each: each.num_gpus, default=fastest)
 
 
-def _roomier(space: SearchSpace, chosen: Arrangement, tie_limit: float) -> Arrangement:
+def _with_simpler_or_smaller_layouts(space: SearchSpace, chosen: Arrangement, tie_limit: float) -> Arrangement:
     """The same pools with layouts that are simpler or need less memory, if the step hardly becomes longer."""
     options, seconds = list(chosen.options), chosen.cost
     limit = (1 + SMALL_SHARE) * seconds
@@ -133,7 +135,7 @@ def _reasons(space: SearchSpace, mine: Arrangement, first: Arrangement, limit: f
     share = mine.cost / first.cost - 1
     longer = f"{abs(share):.0%} {'longer' if share > 0 else 'shorter'}"
     if mine.cost <= limit:
-        yield "a tie (as fast as the first)" if abs(share) < 0.005 else f"a tie ({longer} than the first)"
+        yield "a tie (as fast as the first)" if abs(share) < 0.005 else f"a tie (the step is {longer} than the first)"
         if first.is_supported and not mine.is_supported:
             yield "this version cannot run it"
         names = ("pool{s}", "node type{s}", "role{s} with sequence parallelism", "GPU{s}")

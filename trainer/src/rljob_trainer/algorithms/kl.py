@@ -14,7 +14,7 @@ from rljob_api.v1alpha1.kl import KlController, KlEstimator
 from rljob_trainer.algorithms.segments import Segments
 
 MAX_ERROR = 0.2
-"""The adaptive coefficient responds to a relative error of the KL of at most +- this."""
+"""The relative error of the KL is clamped to +- this before it changes the adaptive coefficient."""
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +- this before they are exponentiated: here, in losses and in rollout correction."""
 MAX_K3 = 10.0
@@ -33,7 +33,7 @@ def kl_estimate(
     K2: d^2 / 2; biased, but the expected gradient is that of the true KL. When to use: in the loss.
     K3: exp(-d) - 1 + d; unbiased and never negative. d is clamped to +-20 and the value to at most 10, so that one
     unlikely token cannot overflow the loss; beyond these bounds no gradient flows. When to use: in the loss, as in
-    GRPO's paper. Autograd computes the gradient as exp(-d) - 1 with an error of 6e-8 near 0. At |d| = 1e-4 this is a
+    GRPO's paper. Autograd computes the gradient 1 - exp(-d) with an error of 6e-8 near 0. At |d| = 1e-4 this is a
     relative error of 1e-3, as large as that of rounding the log-probabilities to float32.
     Absolute: |d|; biased. Its gradient has the same size at any distance from the reference. See `absolute_difference`.
 

@@ -122,7 +122,7 @@ class Controller:
         False after a stop request.
 
         `is_evaluated`: whether an evaluation that is due after `first_step` steps was already done. Raises
-        TrainerError; complete checkpoints stay."""
+        TrainerError if the training fails; complete checkpoints are not deleted."""
         try:
             if not is_evaluated:
                 self._evaluate(first_step)
@@ -134,6 +134,7 @@ class Controller:
         except StepAbandonedError:
             return False
         except CollectiveFunctionError:
+            # Other workers still wait in a collective operation, so they cannot finish the save in progress.
             raise
         except (RewardError, AlgorithmFunctionError, BatchNotFullError):
             # The workers are still healthy, so the save in progress can become a checkpoint.

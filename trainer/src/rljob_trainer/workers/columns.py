@@ -1,6 +1,7 @@
 """The names and contents of the columns that controller and workers exchange.
 
-Columns with a value per token are ragged: one row per sequence, of the length of its prompt and response, never padded.
+Columns with a value per token are ragged: one row per sequence, of the length of its prompt and response (of the
+prompt alone in PROMPT_TOKEN_IDS), never padded.
 They stay on the workers; the controller reads columns with one value per sequence.
 
 Legend: B sequences (prompt and response).
@@ -20,7 +21,7 @@ from rljob_trainer.engines.train.token_batch import TokenBatch
 PROMPT_TOKEN_IDS = "prompt_token_ids"
 """Ragged int64: the prompt's tokens."""
 PROMPT_TEXTS = "prompt_texts"
-"""Object column: the prompt as text, without the end of it that is in TURN_BEGINNINGS."""
+"""Object column: the prompt as text. Without the beginning of the assistant's turn, which is in TURN_BEGINNINGS."""
 TURN_BEGINNINGS = "turn_beginnings"
 """Object column: the beginning of the assistant's turn that the chat template put at the end of the prompt, for example
 `<think>\\n`."""
@@ -78,12 +79,12 @@ SQUARES = interfaces.SQUARES
 """Ragged float32: sum of the squared probabilities of the vocabulary, by the training engine before this step's
 updates."""
 VALUES = interfaces.VALUES
-"""Ragged float32: the critic's value for each response token before this step's updates, computed from the tokens
-before it."""
+"""Ragged float32: for each response token, the critic's value given the preceding tokens, computed before the critic is
+updated in this step."""
 RETURNS = "returns"
 """Ragged float32: the targets of the critic's values."""
 REWARDS = "rewards"
-"""[B] float32: the score, for estimators that work on tokens."""
+"""[B] float32: SCORES (without a KL penalty), for estimators that work on tokens."""
 GROUPS = "groups"
 """[B] int64: equal for responses to the same prompt, for estimators that work on tokens."""
 IS_TRAINED = "is_trained"
