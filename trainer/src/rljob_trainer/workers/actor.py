@@ -17,7 +17,7 @@ from torch import Tensor
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
 from rljob_api.v1alpha1.policy_loss import LossType
-from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
+from rljob_api.v1alpha1.rollout_correction import OldLogprobs, RolloutCorrectionType
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.functions import refuse_not_finite
 from rljob_trainer.algorithms.interfaces import KL_PENALTIES, TokenInputs, WholeInputs
@@ -51,7 +51,6 @@ from rljob_trainer.workers.columns import (
     KL_SUMS,
     OLD_LOGPROBS,
     REF_LOGPROBS,
-    RESPONSE_MASK,
     RETURNS,
     REWARDS,
     ROLLOUT_LOGPROBS,
@@ -133,8 +132,9 @@ class ActorWorker(TrainedWorker):
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_kl_sums(self, batch: DataProto) -> DataProto:
-        """Returns column KL_SUMS by the job's estimator. Needs RESPONSE_MASK, OLD_LOGPROBS and REF_LOGPROBS."""
-        mask = batch.ragged_column(RESPONSE_MASK)
+        """Returns column KL_SUMS by the job's estimator; 0 for rows that IS_TRAINED excludes. Needs RESPONSE_MASK,
+        OLD_LOGPROBS and REF_LOGPROBS."""
+        mask = trained_mask(batch)
         old_N, ref_N = (batch.ragged_column(name).values[mask.values] for name in (OLD_LOGPROBS, REF_LOGPROBS))
         kl_N = kl_estimate(old_N, ref_N, self.settings.algorithm.kl.estimator)
         return DataProto({KL_SUMS: kl_sums(kl_N, Segments.of(num_marked(mask), kl_N.device))})
@@ -178,28 +178,28 @@ class ActorWorker(TrainedWorker):
         rate = learning_rate(self.settings.optimizer, step - first, self.settings.num_steps - first)
         other_metrics = staleness(batch, self.policy_version, self.engine)
         agreement, sums = UpdateSums(), UpdateSums()
-        has_old_logprobs = OLD_LOGPROBS in batch.ragged
         correction = self.settings.algorithm.rollout_correction
-        if has_old_logprobs:
+        has_pass_before = OLD_LOGPROBS in batch.ragged and correction.old_logprobs is OldLogprobs.TRAINER
+        if has_pass_before:
             add_agreement(agreement, log_ratios(batch).to(self.engine.device))
             if correction.type is not RolloutCorrectionType.NONE:
                 batch = with_correction_weights(batch, correction)
         if correction.rejection is not None:
             batch, rejected = without_rejected(batch, correction.rejection, self.engine)
             other_metrics |= rejected
-        # Without OLD_LOGPROBS, the single update computes the agreement.
-        added_in_update = None if has_old_logprobs else agreement
         self._whole_pass_seconds = 0.0
         coefficient = self._kl_coefficient(kl_coefficient)
         norms = [
-            self._update(mini_batch, rate, coefficient, sums, added_in_update)
-            for mini_batch in self._mini_batches(batch)
+            # Without a pass before the updates, the first update computes the agreement, because later ones have other
+            # weights.
+            self._update(mini_batch, rate, coefficient, sums, None if has_pass_before or index else agreement)
+            for index, mini_batch in enumerate(self._mini_batches(batch))
         ]
         MEMORY.mark(Boundary.UPDATE)
         self.policy_version = step + 1
         metrics = update_metrics(sums, self.engine, len(norms)) | other_metrics | self.engine.take_routing()
         refuse_not_finite(self.policy_loss, metrics)
-        if self.settings.samples_all_tokens:
+        if self.settings.samples_all_tokens and (has_pass_before or not self.settings.engine.has_dropout):
             metrics |= agreement_metrics(agreement, self.engine)
         metrics[GRADIENT_NORM] = sum(norms) / len(norms)
         metrics[LEARNING_RATE] = rate
