@@ -66,6 +66,8 @@ class Training(WireModel):
     n times as many tokens together."""
     seed: Count = 0
     """Seed of the order of prompts, of sampling, and of newly initialised weights."""
+    entropy_every_steps: Count = 1
+    """Number of steps between two values of the metric actor/entropy; 0 computes it only where the loss needs it."""
     timeline_steps: Annotated[tuple[PositiveCount, ...], Field(max_length=16)] = ()
     """Steps, counted from 1, whose timeline is written to `timelines/` in the run folder, for Perfetto or
     chrome://tracing, for example `[2, 10]`. A timeline shows the controller's phases and the work of each worker."""

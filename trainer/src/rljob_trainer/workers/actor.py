@@ -92,6 +92,8 @@ class ActorSettings:
     mini_batch_rows: int
     first_step: int = 0
     """The training step (from 0) of the actor's first update; above 0 if only the critic is trained at first."""
+    entropy_every_steps: int = 1
+    """With n, steps that are multiples of n compute the entropy for its metric; with 0 none."""
 
 
 class ActorWorker(TrainedWorker):
@@ -192,7 +194,7 @@ class ActorWorker(TrainedWorker):
         norms = [
             # Without a pass before the updates, the first update computes the agreement, because later ones have other
             # weights.
-            self._update(mini_batch, rate, coefficient, sums, None if has_pass_before or index else agreement)
+            self._update(mini_batch, step, rate, coefficient, sums, None if has_pass_before or index else agreement)
             for index, mini_batch in enumerate(self._mini_batches(batch))
         ]
         MEMORY.mark(Boundary.UPDATE)
@@ -240,6 +242,7 @@ class ActorWorker(TrainedWorker):
     def _update(
         self,
         mini_batch: TokenBatch,
+        step: int,
         rate: float,
         kl_coefficient: float,
         sums: UpdateSums,
@@ -269,7 +272,7 @@ class ActorWorker(TrainedWorker):
                 mini_batch,
                 loss,
                 self.settings.temperature,
-                Entropy.GRADIENT if algorithm.entropy_coefficient else Entropy.VALUE,
+                self._entropy(step),
                 with_squares=self.policy_loss.wanted.squares,
             )
         MEMORY.mark(Boundary.FORWARD_BACKWARD)
@@ -282,6 +285,14 @@ class ActorWorker(TrainedWorker):
         except NonFiniteUpdateError:
             refuse_not_finite(self.policy_loss, update_metrics(sums, self.engine, 1))
             raise
+
+    def _entropy(self, step: int) -> Entropy:
+        """Whether the updates of step `step` (from 0) compute entropy."""
+        if self.settings.algorithm.entropy_coefficient:
+            return Entropy.GRADIENT
+        every = self.settings.entropy_every_steps
+        is_due = every > 0 and step % every == 0
+        return Entropy.VALUE if is_due or self.policy_loss.wanted.entropy else Entropy.NO
 
     def _whole_pass(self, mini_batch: TokenBatch) -> tuple[TokenBatch, Mapping[str, Tensor], frozenset[str]]:
         """Runs the loss's `whole_pass`, if it has one, after one more forward pass over the mini-batch.
