@@ -132,8 +132,7 @@ ALGORITHM_RULES = (
         cel="!has(self.rolloutCorrection) || !has(self.rolloutCorrection.oldLogprobs) || !has(self.type)"
         " || self.rolloutCorrection.oldLogprobs != 'Rollout'"
         f" || !{is_chosen_cel('self', 'advantage', ['OptimalTokenBaseline'])}",
-        wrong="must not be Rollout with advantage OptimalTokenBaseline, which needs the trainer's probabilities of the"
-        " whole vocabulary",
+        wrong="must not be Rollout with advantage OptimalTokenBaseline, which needs the trainer's probabilities",
         advice="set oldLogprobs: Trainer, or another advantage",
         holds=lambda algorithm: (
             algorithm.rollout_correction.old_logprobs is not OldLogprobs.ROLLOUT

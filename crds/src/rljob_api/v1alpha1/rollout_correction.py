@@ -32,14 +32,12 @@ MAX_RATIO = 2.0
 
 
 class OldLogprobs(StrEnum):
-    """Source of the old log-probabilities: the policy loss compares the policy with them, and so does a KL term in the
-    reward."""
+    """Source of the old log-probabilities, with which the policy loss compares the policy."""
 
     TRAINER = "Trainer"
     """The trainer, before the step's updates. With several updates per step this is one more forward pass."""
     ROLLOUT = "Rollout"
-    """The rollout engine, when it sampled the token. Needs no pass; the loss's clipped ratio then includes the mismatch
-    between the two."""
+    """The rollout engine. Needs no pass; the loss's ratio then includes the mismatch between the two."""
 
 
 class RejectionLevel(StrEnum):
@@ -93,7 +91,6 @@ class RolloutCorrection(WireModel):
     """Lower bound of the ratio, only for the masked types; 1 / maxRatio when unset."""
     rejection: RolloutRejection | None = None
     old_logprobs: OldLogprobs = OldLogprobs.TRAINER
-    """Source of the log-probabilities of the old policy."""
 
     @property
     def uses_rollout_logprobs(self) -> bool:
@@ -148,8 +145,7 @@ CORRECTION_RULES = (
         field=".oldLogprobs",
         cel="!has(self.oldLogprobs) || self.oldLogprobs != 'Rollout'"
         " || ((!has(self.type) || self.type == 'None') && !has(self.rejection))",
-        wrong="must not be Rollout with a correction, which compares the trainer's log-probabilities with the rollout"
-        " engine's",
+        wrong="must not be Rollout with type or rejection, which need the trainer's log-probabilities",
         advice="remove type and rejection, or set oldLogprobs: Trainer",
         holds=lambda c: (
             c.old_logprobs is not OldLogprobs.ROLLOUT or (c.type is RolloutCorrectionType.NONE and c.rejection is None)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ from rljob_trainer.observability.metrics import (
     WHOLE_PASS_SECONDS,
     Metrics,
 )
+from rljob_trainer.observability.profiles import StepProfile, profile_file
 from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
@@ -107,6 +109,7 @@ class ActorWorker(TrainedWorker):
         self.policy_loss = policy_loss(settings.algorithm)
         self.policy_version = 0
         self._whole_pass_seconds = 0.0
+        self.profile = StepProfile()
         MEMORY.watch(self.memory)
 
     def memory(self) -> Bytes:
@@ -215,6 +218,24 @@ class ActorWorker(TrainedWorker):
         """Ends training step `step` (from 0) without an update. The policy version still increases, because it must
         equal the number of finished steps, also in a resumed run."""
         self.policy_version = step + 1
+
+    @register(Dispatch.ONE_TO_ALL)
+    def begin_profile(self, ranks: Sequence[int]) -> None:
+        """Starts the profile of a step, if this rank is one of `ranks`."""
+        if self.context.rank in ranks:
+            self.profile.begin()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def end_profile(self, run_folder: Path, step: int) -> str | None:
+        """Writes the profile of step `step` (from 1) into the run folder, if this rank has begun one. Returns what
+        went wrong if it cannot be written."""
+        if not self.profile.is_running:
+            return None
+        try:
+            self.profile.end(profile_file(run_folder, step, self.context.rank))
+        except OSError as error:
+            return str(error.strerror)
+        return None
 
     def checkpoint_loaded(self, policy_version: int) -> None:
         """Called after a checkpoint was loaded: the weights have this version."""
