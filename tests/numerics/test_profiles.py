@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 from rljob_testing.training import replays
@@ -55,6 +56,7 @@ def test_spans_are_recorded_with_and_without_a_profile(tmp_path: Path) -> None:
     # The call that ends a profile is a span, too.
     with spans.span("ends"):
         profile.end(path)
+    assert spans.annotate is nullcontext
     with spans.span("after"):
         pass
     recorded = [each.name for each in spans.take() if isinstance(each, Span)]
