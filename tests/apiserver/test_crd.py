@@ -191,7 +191,7 @@ def test_fields_left_to_the_recipe_stay_unset_on_the_server(api: httpx.Client) -
             "straightThrough": False,
             "controller": {"type": "Fixed"},
         },
-        "rolloutCorrection": {"type": "None"},
+        "rolloutCorrection": {"type": "None", "oldLogprobs": "Trainer"},
         "policyFiltration": {"type": "None"},
     }
 

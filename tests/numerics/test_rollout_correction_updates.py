@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.rollout_correction import (
+    OldLogprobs,
     RejectionLevel,
     RolloutCorrection,
     RolloutCorrectionType,
@@ -23,6 +25,8 @@ from rljob_api.v1alpha1.rollout_correction import (
 from rljob_testing import compare
 from rljob_testing.golden import correction_cases
 from rljob_testing.training import plain_grpo, replays
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.controller.rollout_phase import prompt_batch
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
@@ -41,7 +45,16 @@ from rljob_trainer.observability.metrics import (
     STALENESS_MAX,
     STALENESS_MEAN,
 )
-from rljob_trainer.workers.columns import IS_TRAINED, POLICY_VERSIONS, RESPONSE_MASK, ROLLOUT_LOGPROBS, SAMPLE_SEEDS
+from rljob_trainer.workers.columns import (
+    IS_TRAINED,
+    KL_SUMS,
+    OLD_LOGPROBS,
+    POLICY_VERSIONS,
+    REF_LOGPROBS,
+    RESPONSE_MASK,
+    ROLLOUT_LOGPROBS,
+    SAMPLE_SEEDS,
+)
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.rollout import RolloutWorker
 from rljob_trainer.workers.rollout_mismatch import add_agreement, agreement_metrics, without_rejected
@@ -109,6 +122,61 @@ def test_losses_are_weighted_and_rejected_tokens_do_not_count(context: WorkerCon
         assert 0.05 < metrics[REJECTED_FRACTION] < 0.95
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(float(value), rel=1e-4), name
+
+
+LARGEST_KL = 10.0
+"""A token's KL counts for no more."""
+FROM_ROLLOUT = Algorithm(rollout_correction=RolloutCorrection(old_logprobs=OldLogprobs.ROLLOUT))
+
+
+@pytest.mark.parametrize("mini_batch_size", [4, 2])
+def test_old_logprobs_of_the_rollout_engine_are_those_of_the_ratio(
+    context: WorkerContext, mini_batch_size: int
+) -> None:
+    replay = replays.Replay(FROM_ROLLOUT, OPTIMIZER, num_steps=1, mini_batch_size=mini_batch_size)
+    _, found = plain_grpo.first_update(replay, context)
+    rows, model = plain_grpo.rows_of_step(replay, 0), plain_grpo.initial_policy()
+    advantages = plain_grpo.group_advantages(rows, replay.group_size)
+    first = rows[: mini_batch_size * replay.group_size]
+    num_tokens, log_ratios = sum(len(row.rollout_logprobs_N) for row in first), []
+    for row, advantage in zip(first, advantages, strict=False):
+        new_N = row.logprobs_N(model, 1.0)
+        losses_N = plain_grpo.clipped_losses(new_N, row.rollout_logprobs_N, advantage)
+        torch.autograd.backward(losses_N.sum() / num_tokens)
+        log_ratios.append(new_N.detach() - row.rollout_logprobs_N)
+    expected = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    assert compare.relative_difference(found, expected) < compare.RELATIVE
+    run = replays.replayed_run(replay, context)
+    with replays.recorded_passes(run.actor.engine) as passes:
+        metrics = run.step(0)
+    assert sum(each.num_rows for each in passes) == len(rows)
+    # Of the first update's tokens, because later updates compute with other weights.
+    log_ratios_N = torch.cat(log_ratios)
+    assert metrics[LOGPROB_DIFF_MEAN] == pytest.approx(float(log_ratios_N.abs().mean()), rel=1e-4)
+    assert metrics[LOGPROB_DIFF_MAX] == pytest.approx(float(log_ratios_N.abs().max()), rel=1e-4)
+
+
+@pytest.mark.parametrize("old_logprobs", OldLogprobs)
+def test_dropout_does_not_count_as_a_mismatch(context: WorkerContext, old_logprobs: OldLogprobs) -> None:
+    algorithm = Algorithm(rollout_correction=RolloutCorrection(old_logprobs=old_logprobs))
+    replay = replays.Replay(algorithm, OPTIMIZER, num_steps=1, lora=Lora(rank=2, dropout=0.5))
+    metrics = replays.replayed_run(replay, context).step(0)
+    # Without a pass before the updates, log-probabilities without dropout are never computed.
+    assert (LOGPROB_DIFF_MEAN in metrics) is (old_logprobs is OldLogprobs.TRAINER)
+
+
+def test_the_kl_in_the_reward_is_that_of_the_rollout_engines_logprobs(context: WorkerContext) -> None:
+    run = replays.replayed_run(replays.Replay(), context)
+    seeds = torch.tensor([replays.SEED])
+    batch = replays.ReplayedRollouts().run(replays.prompts_of(0, 1), 2, run.replay.plan(1).sampling, seeds).batch
+    rollout = batch.ragged_column(ROLLOUT_LOGPROBS)
+    reference = RaggedColumn(torch.full_like(rollout.values, -2.0), rollout.lengths)
+    columns = {OLD_LOGPROBS: rollout, REF_LOGPROBS: reference, RESPONSE_MASK: batch.ragged_column(RESPONSE_MASK)}
+    inputs = DataProto({IS_TRAINED: torch.tensor([True, False])}, ragged=columns)
+    log_ratios_N = (-2.0 - rollout.row_tensors()[0])[columns[RESPONSE_MASK].row_tensors()[0]]
+    expected = (log_ratios_N.exp() - log_ratios_N - 1).clamp(max=LARGEST_KL).sum()
+    # The second row got no pass by the reference.
+    assert run.actor.compute_kl_sums(inputs)[KL_SUMS].tolist() == pytest.approx([float(expected), 0.0], rel=1e-5)
 
 
 def test_one_token_does_not_make_the_divergence_infinite(context: WorkerContext) -> None:

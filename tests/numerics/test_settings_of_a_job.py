@@ -47,6 +47,7 @@ def test_workers_get_the_settings_of_the_job(
         max_tokens_per_micro_batch=500,
         shard_size=1,
         sequence_parallel=num_workers,
+        entropy_every_steps=3,
     )
     layout: JsonValue = {"shardSize": 1, "sequenceParallel": num_workers}
     document = training_runs.small_job(
@@ -63,6 +64,7 @@ def test_workers_get_the_settings_of_the_job(
         numEpochsPerBatch=3,
         maxTokensPerMicroBatch=500,
         seed=replays.SEED,
+        entropyEverySteps=3,
     )
     job = TrainerJob(name="small", spec=RLJob.from_wire(document).spec)
     _, model = controller_model(job.spec.training.model, tmp_path, tmp_path)

@@ -1,5 +1,5 @@
 """Sums of squared probabilities and entropy cost passes over the vocabulary: they are computed only on request, and
-equal the model's. Only updates request entropy, which is their metric.
+equal the model's. Only updates request entropy, for a metric and for losses.
 
 Legend: R response tokens, V vocabulary.
 """
@@ -121,3 +121,27 @@ def test_only_updates_request_entropy(
     assert requests.update_entropy == [of_updates] * 2
     # In nats, of 64 tokens.
     assert 0.1 < metrics[ENTROPY] < math.log(64)
+
+
+@pytest.mark.parametrize(
+    ("wire", "every_steps", "of_steps"),
+    [
+        ({}, 2, [Entropy.VALUE, Entropy.NO, Entropy.VALUE]),
+        ({}, 0, [Entropy.NO] * 3),
+        ({"entropyCoefficient": 0.01}, 0, [Entropy.GRADIENT] * 3),
+        (WANTING, 2, [Entropy.VALUE] * 3),
+    ],
+)
+def test_entropy_is_computed_in_steps_that_are_due_or_if_the_loss_needs_it(
+    context: WorkerContext,
+    monkeypatch: pytest.MonkeyPatch,
+    wire: dict[str, object],
+    every_steps: int,
+    of_steps: list[Entropy],
+) -> None:
+    replay = replace(replay_of(wire), num_steps=3, mini_batch_size=4, entropy_every_steps=every_steps)
+    run = replays.replayed_run(replay, context)
+    requests = watched(run.actor.engine, monkeypatch)
+    metrics = run.steps(0, 3)
+    assert requests.update_entropy == of_steps
+    assert [ENTROPY in each for each in metrics] == [each is not Entropy.NO for each in of_steps]

@@ -109,6 +109,21 @@ def test_old_log_probs_need_a_pass_if_the_update_does_not_give_them(edits: dict[
     assert made(edits).needs_old_logprobs
 
 
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {f"{T}.miniBatchSize": 4},
+        {f"{T}.numEpochsPerBatch": 2},
+        {f"{T}.model.lora": {"dropout": 0.1}},
+        {f"{T}.algorithm.kl": {"coefficient": 0.1, "placement": "Reward"}},
+    ],
+)
+def test_old_log_probs_of_the_rollout_engine_need_no_pass(edits: dict[str, object]) -> None:
+    found = made({**edits, f"{T}.algorithm.rolloutCorrection.oldLogprobs": "Rollout"})
+    assert not found.needs_old_logprobs
+    assert not found.always_needs_old_logprobs
+
+
 def test_covariance_losses_need_a_pass_over_mini_batches() -> None:
     assert not made({}).needs_mini_batch_pass
     assert made({f"{T}.algorithm": {"loss": {"type": "ClipCov"}}}).needs_mini_batch_pass

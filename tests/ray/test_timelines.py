@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 import pytest
 import ray
 
+from rljob_testing.messages import Mentions
 from rljob_testing.ray_clusters import echo_workers
 from rljob_testing.training import training_runs
 from rljob_trainer.groups.calls import Pending
 from rljob_trainer.groups.worker_group import spawn
+from rljob_trainer.observability.profiles import PROFILES_FOLDER_NAME
 from rljob_trainer.observability.timeline import TIMELINES_FOLDER_NAME
 from rljob_trainer.pod.wait_for_worker_exit import worker_processes
 
@@ -50,6 +53,23 @@ def test_a_selected_step_gets_a_timeline(run_trainer: training_runs.RunTrainer, 
         assert inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
     seconds = run.files.series("timing_s/rollout")[1]
     assert by_name["rollout"]["dur"] / 1e6 == pytest.approx(seconds, rel=0.01, abs=0.005)
+
+
+def test_the_selected_ranks_profile_the_selected_steps(run_trainer: training_runs.RunTrainer, cluster: str) -> None:
+    job = training_runs.small_job(num_workers=2, steps=3, profile={"steps": [2], "ranks": [1, 5]})
+    run = run_trainer(job, cluster)
+    assert run.exit_code == 0, run.terminal
+    [path] = (run.files.folder / PROFILES_FOLDER_NAME).iterdir()
+    assert path.name == "step-000002-rank-1.json.gz"
+    assert str(path) in run.terminal
+    assert Mentions("spec.training.profile.ranks", "2 workers", "5") == run.terminal
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    names = {event.get("name") for event in events}
+    # Of one step: the calls of all roles, their parts, and operations.
+    calls = [event["name"] for event in events if event.get("cat") == "user_annotation" and "." in event["name"]]
+    assert [name for name in calls if name == "actor.update_policy"] == ["actor.update_policy"]
+    assert {"hybrid.generate_sequences", "forward_backward", "optimizer_step", "aten::mm"} <= names
 
 
 def ray_address(row: str) -> str:

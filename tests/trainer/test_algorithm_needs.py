@@ -118,9 +118,14 @@ def test_k1_in_the_loss_is_warned_of_unless_it_has_another_gradient(
     assert ("only adds noise" in caplog.text) is warns
 
 
-@pytest.mark.parametrize(("epochs", "warns"), [(1, True), (2, False)])
-def test_a_penalty_without_a_gradient_is_warned_of(epochs: int, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
-    job = training_runs.small_job(algorithm={"loss": {"type": "KLCov"}}, numEpochsPerBatch=epochs)
+@pytest.mark.parametrize(
+    ("epochs", "old_logprobs", "warns"), [(1, "Trainer", True), (2, "Trainer", False), (1, "Rollout", False)]
+)
+def test_a_penalty_without_a_gradient_is_warned_of(
+    epochs: int, old_logprobs: str, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = {"loss": {"type": "KLCov"}, "rolloutCorrection": {"oldLogprobs": old_logprobs}}
+    job = training_runs.small_job(algorithm=algorithm, numEpochsPerBatch=epochs)
     check_algorithm(RLJob.from_wire(job).spec)
     assert ("the penalty of KLCov has no gradient" in caplog.text) is warns
 

@@ -45,8 +45,9 @@ def test_a_difference_is_logged_and_again_when_it_has_doubled(caplog: pytest.Log
     assert "{type: TokenTruncated}" in first
     assert warnings_of(caplog, [0.04], **{_T + "model.dtype": "BFloat16"}) == []
     assert len(warnings_of(caplog, [0.06], **{_T + "model.dtype": "BFloat16"})) == 1
-    [corrected] = warnings_of(caplog, [1.0], **{_CORRECTION + ".type": "TokenTruncated"})
-    assert "rolloutCorrection corrects" in corrected
+    for edit in ({".type": "TokenTruncated"}, {".oldLogprobs": "Rollout"}):
+        [corrected] = warnings_of(caplog, [1.0], **{_CORRECTION + field: value for field, value in edit.items()})
+        assert "rolloutCorrection corrects" in corrected
 
 
 def test_older_weights_are_expected_to_differ(caplog: pytest.LogCaptureFixture) -> None:
@@ -70,6 +71,7 @@ def test_rejecting_most_of_a_step_is_logged(caplog: pytest.LogCaptureFixture) ->
         (_SYNC, "training.algorithm.rolloutCorrection: {type"),
         ({**_SYNC, _T + "rollout.topP": 0.9}, "topP: 1 and topK: 0"),
         ({**_SYNC, _CORRECTION + ".type": "TokenMasked"}, None),
+        ({**_SYNC, _CORRECTION + ".oldLogprobs": "Rollout"}, None),
         ({**_SYNC, _CORRECTION + ".rejection": {"level": "Token", "max": 2}}, None),
         ({}, None),
     ],

@@ -25,8 +25,10 @@ from rljob_trainer.workers.columns import (
     ANSWERS,
     IS_GREEDY,
     IS_TRAINED,
+    OLD_LOGPROBS,
     PROMPT_TOKEN_IDS,
     RESPONSE_LENGTHS,
+    ROLLOUT_LOGPROBS,
     SAMPLE_SEEDS,
     TOKENS,
 )
@@ -116,6 +118,22 @@ def test_inputs_of_the_actor_update_are_not_computed_while_only_the_critic_train
         seen.append((found.actor.num_passes, reference.num_passes))
     assert seen == passes
     assert len(found.actor.updates) == 1
+
+
+@pytest.mark.parametrize(("old_logprobs", "num_passes"), [("Trainer", 1), ("Rollout", 0)])
+@pytest.mark.parametrize("placement", ["Loss", "Reward"])
+def test_old_logprobs_of_the_rollout_engine_need_no_pass(old_logprobs: str, num_passes: int, placement: str) -> None:
+    algorithm: dict[str, object] = {
+        "kl": {"coefficient": 0.1, "placement": placement},
+        "rolloutCorrection": {"oldLogprobs": old_logprobs},
+    }
+    scores = {"score": [0, 1] * 3}
+    found = stub_step.step_of(algorithm, {"score": 1.0}, scores, stub_step.Reference(), has_single_update=False)
+    found.step.run(stub_step.PROMPTS, 0)
+    assert found.actor.num_passes == num_passes
+    [update] = found.actor.updates
+    old, rollout = (update.ragged_column(name) for name in (OLD_LOGPROBS, ROLLOUT_LOGPROBS))
+    assert old.same_as(rollout) is (old_logprobs == "Rollout")
 
 
 def test_the_generator_is_greedy_in_the_marked_rows() -> None:

@@ -13,6 +13,7 @@ from rljob_api.v1alpha1.optional_roles import absent_roles, reference_is_the_act
 from rljob_api.v1alpha1.policy_loss import NEEDS_BATCH_STATISTICS
 from rljob_api.v1alpha1.recipes import has_dynamic_sampling, resolve_algorithm, resolved_value
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
+from rljob_api.v1alpha1.rollout_correction import OldLogprobs
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
 from rljob_planner.model_shape import ModelShape
@@ -92,7 +93,8 @@ def workload_of(
     models = _models(spec, shapes, is_cpu=is_cpu)
     mini_batch = training.mini_batch_size or training.batch_size
     has_single_update = mini_batch == training.batch_size and training.num_epochs_per_batch == 1
-    always_needs_old_logprobs = (
+    takes_rollout_logprobs = algorithm.rollout_correction.old_logprobs is OldLogprobs.ROLLOUT
+    always_needs_old_logprobs = not takes_rollout_logprobs and (
         (training.model.lora is not None and training.model.lora.dropout > 0)
         or algorithm.rollout_correction.rejection is not None
         or algorithm.kl.is_in_reward
@@ -113,7 +115,7 @@ def workload_of(
         lengths=_lengths(spec, lengths or LengthOptions()),
         models=models,
         rollout=_rollout(spec, models[Role.ACTOR], is_cpu=is_cpu),
-        needs_old_logprobs=always_needs_old_logprobs or not has_single_update,
+        needs_old_logprobs=always_needs_old_logprobs or not (has_single_update or takes_rollout_logprobs),
         always_needs_old_logprobs=always_needs_old_logprobs,
         needs_mini_batch_pass=algorithm.loss.type in NEEDS_BATCH_STATISTICS,
         checkpoint_every_steps=spec.checkpoint.every_steps,

@@ -17,7 +17,7 @@ from rljob_api.v1alpha1.kl import KlPlacement
 from rljob_api.v1alpha1.policy_filtration import FiltrationScope
 from rljob_api.v1alpha1.policy_loss import Loss, LossType
 from rljob_api.v1alpha1.recipes import RECIPES, advantage_type, has_dynamic_sampling, is_chosen_cel, loss_type
-from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
+from rljob_api.v1alpha1.rollout_correction import OldLogprobs
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
 from rljob_api.variants import Variants, block_name, is_optional_block
@@ -93,9 +93,9 @@ def _filtration_has_several_responses(training: Training) -> bool:
 
 
 def _sampling_fits_correction(training: Training) -> bool:
-    correction, rollout = training.algorithm.rollout_correction, training.rollout
-    corrects_nothing = correction.type is RolloutCorrectionType.NONE and correction.rejection is None
-    return corrects_nothing or (rollout.top_p == 1 and rollout.top_k == 0)
+    rollout = training.rollout
+    has_all_tokens = rollout.top_p == 1 and rollout.top_k == 0
+    return has_all_tokens or not training.algorithm.rollout_correction.uses_rollout_logprobs
 
 
 def _sampling_reward_exists(training: Training) -> bool:
@@ -124,6 +124,20 @@ ALGORITHM_RULES = (
         wrong="must not be Reward with advantage GDPO, which normalizes each reward separately",
         advice="set kl.placement: Loss",
         holds=_gdpo_has_no_kl_in_reward,
+    ),
+    rule(
+        Algorithm,
+        "Algorithm.oldLogprobs",
+        field=".rolloutCorrection.oldLogprobs",
+        cel="!has(self.rolloutCorrection) || !has(self.rolloutCorrection.oldLogprobs) || !has(self.type)"
+        " || self.rolloutCorrection.oldLogprobs != 'Rollout'"
+        f" || !{is_chosen_cel('self', 'advantage', ['OptimalTokenBaseline'])}",
+        wrong="must not be Rollout with advantage OptimalTokenBaseline, which needs the trainer's probabilities",
+        advice="set oldLogprobs: Trainer, or another advantage",
+        holds=lambda algorithm: (
+            algorithm.rollout_correction.old_logprobs is not OldLogprobs.ROLLOUT
+            or advantage_type(algorithm) is not AdvantageType.OPTIMAL_TOKEN_BASELINE
+        ),
     ),
     rule(
         Training,
@@ -266,7 +280,9 @@ ALGORITHM_RULES = (
         "Training.rolloutCorrection",
         field=".algorithm.rolloutCorrection",
         cel="(self.rollout.topP == 1.0 && self.rollout.topK == 0) || ((!has(self.algorithm.rolloutCorrection.type)"
-        " || self.algorithm.rolloutCorrection.type == 'None') && !has(self.algorithm.rolloutCorrection.rejection))",
+        " || self.algorithm.rolloutCorrection.type == 'None') && !has(self.algorithm.rolloutCorrection.rejection)"
+        " && (!has(self.algorithm.rolloutCorrection.oldLogprobs)"
+        " || self.algorithm.rolloutCorrection.oldLogprobs != 'Rollout'))",
         wrong="requires rollout.topP: 1 and rollout.topK: 0: otherwise the rollout engine's log-probabilities belong to"
         " a truncated distribution and cannot be compared with the trainer's",
         advice="set topP: 1 and topK: 0, or remove rolloutCorrection",

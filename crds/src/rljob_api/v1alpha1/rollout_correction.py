@@ -31,6 +31,15 @@ MAX_RATIO = 2.0
 """Default of maxRatio, as in verl and Yao et al. 2025."""
 
 
+class OldLogprobs(StrEnum):
+    """Source of the old log-probabilities, with which the policy loss compares the policy."""
+
+    TRAINER = "Trainer"
+    """The trainer, before the step's updates. With several updates per step this is one more forward pass."""
+    ROLLOUT = "Rollout"
+    """The rollout engine. Needs no pass; the loss's ratio then includes the mismatch between the two."""
+
+
 class RejectionLevel(StrEnum):
     """The number that is compared with the bounds: the estimated divergence at a token, or its combination over the
     response."""
@@ -81,6 +90,13 @@ class RolloutCorrection(WireModel):
     min_ratio: PositiveNumber | None = None
     """Lower bound of the ratio, only for the masked types; 1 / maxRatio when unset."""
     rejection: RolloutRejection | None = None
+    old_logprobs: OldLogprobs = OldLogprobs.TRAINER
+
+    @property
+    def uses_rollout_logprobs(self) -> bool:
+        """Whether the update depends on the rollout engine's log-probabilities."""
+        weighs = self.type is not RolloutCorrectionType.NONE
+        return weighs or self.rejection is not None or self.old_logprobs is OldLogprobs.ROLLOUT
 
 
 CORRECTION_RULES = (
@@ -121,6 +137,18 @@ CORRECTION_RULES = (
         advice="increase it, or set minRatio",
         holds=lambda c: (
             c.max_ratio is None or c.min_ratio is not None or c.max_ratio > 1 or c.type not in MASKED_CORRECTIONS
+        ),
+    ),
+    rule(
+        RolloutCorrection,
+        "RolloutCorrection.oldLogprobs",
+        field=".oldLogprobs",
+        cel="!has(self.oldLogprobs) || self.oldLogprobs != 'Rollout'"
+        " || ((!has(self.type) || self.type == 'None') && !has(self.rejection))",
+        wrong="must not be Rollout with type or rejection, which need the trainer's log-probabilities",
+        advice="remove type and rejection, or set oldLogprobs: Trainer",
+        holds=lambda c: (
+            c.old_logprobs is not OldLogprobs.ROLLOUT or (c.type is RolloutCorrectionType.NONE and c.rejection is None)
         ),
     ),
     rule(

@@ -27,6 +27,15 @@ class Logger(StrEnum):
     TENSORBOARD = "TensorBoard"
 
 
+class Profile(WireModel):
+    """Profiles of single steps by torch.profiler, in `profiles/` of the run folder. A profiled step is slower."""
+
+    steps: Annotated[tuple[PositiveCount, ...], Field(min_length=1, max_length=16)]
+    """Steps, counted from 1."""
+    ranks: Annotated[tuple[Count, ...], Field(min_length=1, max_length=16)] = (0,)
+    """Workers of the actor's pool, counted from 0."""
+
+
 class Training(WireModel):
     """The training run: model, dataset, rewards, algorithm and batch sizes."""
 
@@ -66,9 +75,12 @@ class Training(WireModel):
     n times as many tokens together."""
     seed: Count = 0
     """Seed of the order of prompts, of sampling, and of newly initialised weights."""
+    entropy_every_steps: Count = 1
+    """Number of steps between two values of the metric actor/entropy; 0 computes it only where the loss needs it."""
     timeline_steps: Annotated[tuple[PositiveCount, ...], Field(max_length=16)] = ()
     """Steps, counted from 1, whose timeline is written to `timelines/` in the run folder, for Perfetto or
     chrome://tracing, for example `[2, 10]`. A timeline shows the controller's phases and the work of each worker."""
+    profile: Profile | None = None
 
 
 def _engine_supports_lora_sync(training: Training) -> bool:
@@ -121,6 +133,15 @@ TRAINING_RULES = (
         wrong="must contain only steps from 1 to training.steps",
         advice="remove larger steps, or increase training.steps",
         holds=lambda t: all(step <= t.steps for step in t.timeline_steps),
+    ),
+    rule(
+        Training,
+        "Training.profileSteps",
+        field=".profile.steps",
+        cel="!has(self.profile) || self.profile.steps.all(step, step <= self.steps)",
+        wrong="must contain only steps from 1 to training.steps",
+        advice="remove larger steps, or increase training.steps",
+        holds=lambda t: t.profile is None or all(step <= t.steps for step in t.profile.steps),
     ),
     rule(
         Training,

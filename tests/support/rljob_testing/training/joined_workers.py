@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, ParamSpec, TypeVar, cast
@@ -138,3 +138,10 @@ class JoinedActor(JoinedTrained):
     def skip_update(self, step: int) -> list[None]:
         self.worker.skip_update(step)
         return [None]
+
+    def begin_profile(self, ranks: Sequence[int]) -> list[None]:
+        self.worker.begin_profile(ranks)
+        return [None]
+
+    def end_profile(self, run_folder: Path, step: int) -> list[str | None]:
+        return [self.worker.end_profile(run_folder, step)]

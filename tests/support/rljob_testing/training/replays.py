@@ -98,6 +98,7 @@ class Replay:
     offloads: bool = False
     """Turns on all offload of actor and reference."""
     defers_reduction: bool = False
+    entropy_every_steps: int = 1
     critic: Critic | None = None
     """Required for an advantage that needs values."""
 
@@ -142,6 +143,7 @@ class Replay:
             num_epochs_per_batch=self.num_epochs_per_batch,
             mini_batch_rows=self.mini_batch_size * self.group_size // self.layout(num_ranks).num_data_ranks,
             first_step=self.critic.warmup_steps if self.critic else 0,
+            entropy_every_steps=self.entropy_every_steps,
         )
 
     def critic_settings(self, num_ranks: int) -> CriticSettings:

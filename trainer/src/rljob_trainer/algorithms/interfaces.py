@@ -146,7 +146,7 @@ class WholeInputs:
     logprobs_N: Tensor
     """Log-probabilities by the weights before this update."""
     old_logprobs_N: Tensor
-    """Log-probabilities by the weights before the step's first update."""
+    """As in `LossInputs`."""
     advantages_N: Tensor
     columns: Mapping[str, Tensor]
     """[N] each: the columns that the loss declares in `needs`."""
@@ -162,7 +162,7 @@ class LossInputs:
     """float32: log-probabilities by the current weights, with gradient."""
     old_logprobs_N: Tensor
     """Log-probabilities by the weights before the step's first update; equal to `logprobs_N` if the step has only one
-    update."""
+    update. With `oldLogprobs: Rollout` by the rollout engine."""
     advantages_N: Tensor
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """[N] each: the columns that the loss declares in `needs`."""
@@ -201,7 +201,8 @@ class PolicyLoss:
 
 
 OLD_LOGPROBS = "old_logprobs"
-"""Log-probabilities by the weights before the step's first update."""
+"""Log-probabilities by the weights before the step's first update; with `oldLogprobs: Rollout` by the rollout
+engine."""
 ROLLOUT_LOGPROBS = "rollout_logprobs"
 """Log-probabilities that the rollout engine computed when it sampled the tokens."""
 REF_LOGPROBS = "ref_logprobs"

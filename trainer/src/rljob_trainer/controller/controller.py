@@ -13,6 +13,7 @@ from pathlib import Path
 from rljob_api.constants import LOGS_FOLDER
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
+from rljob_api.v1alpha1.training import Profile
 from rljob_trainer.checkpoints.adapter_export import write_merged_huggingface
 from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint
@@ -44,10 +45,12 @@ from rljob_trainer.observability.metrics import (
     TOTAL_TOKENS,
     Metrics,
 )
+from rljob_trainer.observability.profiles import profile_file
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.observability.timeline import ProcessSpans, timeline_file, write_timeline
 from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.workers.protocols import ActorGroup
 from rljob_trainer.workers.trained_worker import ADAPTER_PREFIX, MODEL_PREFIX
 
 log = logging.getLogger(__name__)
@@ -85,6 +88,7 @@ class Controller:
         )
         training = job.spec.training
         self.timeline = StepTimeline(output.run_folder, training.timeline_steps, run.workers.processes)
+        self.profiles = StepProfiles(output.run_folder, training.profile, run.workers.actor)
         self.cursor = PromptCursor(
             run.prompts.training,
             seed=training.seed,
@@ -181,6 +185,7 @@ class Controller:
 
     def _step(self, step: int) -> None:
         self.timeline.begin(step + 1)
+        self.profiles.begin(step + 1)
         started = time.perf_counter()
         # Resets the counters, so that the traffic of an evaluation does not count for this step.
         TRAFFIC.take()
@@ -193,6 +198,7 @@ class Controller:
             raise
         seconds = time.perf_counter() - started
         self.timeline.end(step + 1)
+        self.profiles.end(step + 1)
         samples = self.rollout.samples(rollout, step + 1, SampleKind.TRAIN, NUM_TRAINING_SAMPLES_LOGGED)
         traffic = TRAFFIC.take()
         num_tokens = rollout.num_tokens()
@@ -262,3 +268,41 @@ class StepTimeline:
                 for rank, (address, spans) in enumerate(processes.take_spans())
             ]
         return rows
+
+
+class StepProfiles:
+    """Lets the actor's workers profile some steps. Call `begin` before each step and `end` after it; both do nothing
+    for other steps. Both raise WorkerDiedError."""
+
+    def __init__(self, run_folder: Path, profile: Profile | None, actor: ActorGroup) -> None:
+        self.run_folder = run_folder
+        self.steps = frozenset(profile.steps if profile else ())
+        self.ranks = profile.ranks if profile else ()
+        self.actor = actor
+
+    def begin(self, step: int) -> None:
+        """Starts the profiles of the step. A rank that does not exist is only logged, because an elastic job may have
+        fewer workers."""
+        if step not in self.steps:
+            return
+        num_ranks = len(self.actor.begin_profile(self.ranks))
+        absent = sorted({rank for rank in self.ranks if rank >= num_ranks})
+        if absent:
+            log.warning(
+                "spec.training.profile.ranks: the actor has %d workers, so there is no profile of %s; use ranks from 0 "
+                "to %d",
+                num_ranks,
+                ", ".join(map(str, absent)),
+                num_ranks - 1,
+            )
+
+    def end(self, step: int) -> None:
+        """Writes the profiles of the step; a write error is only logged."""
+        if step not in self.steps:
+            return
+        for rank, fault in enumerate(self.actor.end_profile(self.run_folder, step)):
+            path = profile_file(self.run_folder, step, rank)
+            if fault is not None:
+                log.warning("%s: the profile cannot be written (%s)", path, fault)
+            elif rank in self.ranks:
+                log.info("profile of step %d: %s", step, path)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 
 from rljob_api.v1alpha1.model import Dtype
-from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
+from rljob_api.v1alpha1.rollout_correction import OldLogprobs, RolloutCorrectionType
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.observability.metrics import (
     LOGPROB_DIFF_MAX,
@@ -32,7 +32,9 @@ class MismatchWatch:
     def __init__(self, spec: RLJobSpec) -> None:
         """`spec.training.model.dtype` must not be `Auto`."""
         self.dtype = spec.training.model.dtype
-        self.corrects = spec.training.algorithm.rollout_correction.type is not RolloutCorrectionType.NONE
+        correction = spec.training.algorithm.rollout_correction
+        has_weights = correction.type is not RolloutCorrectionType.NONE
+        self.corrects = has_weights or correction.old_logprobs is OldLogprobs.ROLLOUT
         self.can_sync_more_often = spec.training.rollout.sync_every_steps > 1
         self.max_difference = USUAL_DIFFERENCE[self.dtype]
         self.max_rejected = MOST_REJECTED

@@ -142,6 +142,7 @@ def model_roles(job: TrainerJob, models: Models, longest_prompt: int) -> list[Ro
         num_epochs_per_batch=training.num_epochs_per_batch,
         mini_batch_rows=mini_batch_rows_of(job.spec, ACTOR),
         first_step=critic_of(job.spec).warmup_steps,
+        entropy_every_steps=training.entropy_every_steps,
     )
     generator = RolloutSettings(
         model=model,

@@ -15,7 +15,7 @@ from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.policy_loss import LossType
 from rljob_api.v1alpha1.recipes import loss_type, resolve_algorithm
 from rljob_api.v1alpha1.rollout import Rollout, RolloutEngine
-from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
+from rljob_api.v1alpha1.rollout_correction import OldLogprobs
 from rljob_api.v1alpha1.spec import RLJobSpec, TrainRole
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
@@ -72,14 +72,16 @@ def _warn_of_unintended_settings(spec: RLJobSpec) -> None:
             "spec.training.algorithm.kl: the gradient of K1 in the loss has expectation 0 and only adds noise; use "
             "estimator K2 or K3, straightThrough: true, or placement: Reward"
         )
+    correction = algorithm.rollout_correction
     has_single_update = training.mini_batch_size in (None, training.batch_size) and training.num_epochs_per_batch == 1
-    if has_single_update and loss_type(algorithm) is LossType.KL_COV:
+    has_equal_policies = has_single_update and correction.old_logprobs is OldLogprobs.TRAINER
+    if has_equal_policies and loss_type(algorithm) is LossType.KL_COV:
         log.warning(
             "spec.training.algorithm.loss: with one update per step the old and the new policy are equal, so the "
             "penalty of KLCov has no gradient; set miniBatchSize below batchSize, or numEpochsPerBatch above 1"
         )
-    rollout, correction = training.rollout, algorithm.rollout_correction
-    if rollout.sync_every_steps > 1 and correction.type is RolloutCorrectionType.NONE and correction.rejection is None:
+    rollout = training.rollout
+    if rollout.sync_every_steps > 1 and not correction.uses_rollout_logprobs:
         advice = "set training.algorithm.rolloutCorrection: {type: TokenTruncated}"
         if not samples_all_tokens(rollout):
             advice = "use training.algorithm.rolloutCorrection, which requires topP: 1 and topK: 0"

@@ -28,6 +28,7 @@ import torch
 from rljob_api.v1alpha1.kl import Kl, KlControllerType
 from rljob_api.v1alpha1.policy_filtration import PolicyFiltrationType
 from rljob_api.v1alpha1.recipes import resolved_value
+from rljob_api.v1alpha1.rollout_correction import OldLogprobs
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.functions import in_step
 from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, NAMED_REWARDS, ResponseInputs
@@ -52,6 +53,7 @@ from rljob_trainer.workers.columns import (
     RESPONSE_MASK,
     RETURNS,
     REWARDS,
+    ROLLOUT_LOGPROBS,
     SCORES,
     TOKENS,
     VALUES,
@@ -95,9 +97,10 @@ class TrainingStep:
         if resolved_value(plan.algorithm.dynamic_sampling).enabled:
             assert cursor is not None, "dynamic sampling needs the prompt stream"
             self.dynamic_sampling = DynamicSampling(plan, cursor, by_name=self.compares_by_name)
-        self.needs_old_logprobs = (
-            not plan.has_single_update or plan.has_dropout or plan.algorithm.rollout_correction.rejection is not None
-        )
+        correction = plan.algorithm.rollout_correction
+        self.takes_rollout_logprobs = correction.old_logprobs is OldLogprobs.ROLLOUT
+        """Whether the rollout engine's log-probabilities are the old ones."""
+        self.needs_old_logprobs = not plan.has_single_update or plan.has_dropout or correction.rejection is not None
         """Whether an update of the policy needs old log-probabilities from a separate forward pass."""
         in_reward = {OLD_LOGPROBS, REF_LOGPROBS} if plan.algorithm.kl.is_in_reward else set[str]()
         self.needed_by_advantages = self.advantages.needs | in_reward
@@ -156,7 +159,9 @@ class TrainingStep:
         advantages and rewards need are computed."""
         inputs, calls = batch.only(FORWARD_COLUMNS), dict[str, Callable[[], PendingResult[DataProto]]]()
         trains_actor = self.plan.trains_actor(step)
-        if (trains_actor and self.needs_old_logprobs) or OLD_LOGPROBS in self.needed_by_advantages:
+        if self.takes_rollout_logprobs:
+            batch = batch.union(batch.only([ROLLOUT_LOGPROBS]).rename({ROLLOUT_LOGPROBS: OLD_LOGPROBS}))
+        elif (trains_actor and self.needs_old_logprobs) or OLD_LOGPROBS in self.needed_by_advantages:
             calls["old_logprob"] = partial(self.actor.compute_logprobs, inputs)
         if self.reference is not None and (trains_actor or REF_LOGPROBS in self.needed_by_advantages):
             calls["ref"] = partial(self.reference.compute_ref_logprobs, inputs)
@@ -210,7 +215,7 @@ class TrainingStep:
         forward pass."""
         if not self.plan.algorithm.kl.is_in_reward:
             return torch.zeros(len(batch))
-        return self.actor.compute_kl_sums(batch.only([RESPONSE_MASK, OLD_LOGPROBS, REF_LOGPROBS]))[KL_SUMS]
+        return self.actor.compute_kl_sums(batch.only([RESPONSE_MASK, IS_TRAINED, OLD_LOGPROBS, REF_LOGPROBS]))[KL_SUMS]
 
     def _filtered(self, batch: DataProto, rows: StepRows, step: int) -> tuple[DataProto, StepRows, dict[str, float]]:
         """Applies policy filtration, which draws rows of the batch by their scores, if the job sets it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 MAX_KEPT = 16_384
@@ -41,13 +41,16 @@ class SpanRecorder:
 
     def __init__(self) -> None:
         self._records: deque[Record] = deque(maxlen=MAX_KEPT)
+        self.annotate: Callable[[str], AbstractContextManager[object]] = nullcontext
+        """Called with the name of each span; the span's block runs within the result (see `profiles`)."""
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Records the block as a span, also if it raises."""
         started = time.time()
         try:
-            yield
+            with self.annotate(name):
+                yield
         finally:
             # The clock may have been set back in the meantime.
             ended = max(started, time.time())

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
 from rljob_api.v1alpha1.policy_loss import LossType
-from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
+from rljob_api.v1alpha1.rollout_correction import OldLogprobs, RolloutCorrectionType
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.functions import refuse_not_finite
 from rljob_trainer.algorithms.interfaces import KL_PENALTIES, TokenInputs, WholeInputs
@@ -42,6 +43,7 @@ from rljob_trainer.observability.metrics import (
     WHOLE_PASS_SECONDS,
     Metrics,
 )
+from rljob_trainer.observability.profiles import StepProfile, profile_file
 from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
@@ -51,7 +53,6 @@ from rljob_trainer.workers.columns import (
     KL_SUMS,
     OLD_LOGPROBS,
     REF_LOGPROBS,
-    RESPONSE_MASK,
     RETURNS,
     REWARDS,
     ROLLOUT_LOGPROBS,
@@ -93,6 +94,8 @@ class ActorSettings:
     mini_batch_rows: int
     first_step: int = 0
     """The training step (from 0) of the actor's first update; above 0 if only the critic is trained at first."""
+    entropy_every_steps: int = 1
+    """With n, steps that are multiples of n compute the entropy for its metric; with 0 none."""
 
 
 class ActorWorker(TrainedWorker):
@@ -106,6 +109,7 @@ class ActorWorker(TrainedWorker):
         self.policy_loss = policy_loss(settings.algorithm)
         self.policy_version = 0
         self._whole_pass_seconds = 0.0
+        self.profile = StepProfile()
         MEMORY.watch(self.memory)
 
     def memory(self) -> Bytes:
@@ -133,8 +137,9 @@ class ActorWorker(TrainedWorker):
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_kl_sums(self, batch: DataProto) -> DataProto:
-        """Returns column KL_SUMS by the job's estimator. Needs RESPONSE_MASK, OLD_LOGPROBS and REF_LOGPROBS."""
-        mask = batch.ragged_column(RESPONSE_MASK)
+        """Returns column KL_SUMS by the job's estimator; 0 for rows that IS_TRAINED excludes. Needs RESPONSE_MASK,
+        OLD_LOGPROBS and REF_LOGPROBS."""
+        mask = trained_mask(batch)
         old_N, ref_N = (batch.ragged_column(name).values[mask.values] for name in (OLD_LOGPROBS, REF_LOGPROBS))
         kl_N = kl_estimate(old_N, ref_N, self.settings.algorithm.kl.estimator)
         return DataProto({KL_SUMS: kl_sums(kl_N, Segments.of(num_marked(mask), kl_N.device))})
@@ -178,28 +183,28 @@ class ActorWorker(TrainedWorker):
         rate = learning_rate(self.settings.optimizer, step - first, self.settings.num_steps - first)
         other_metrics = staleness(batch, self.policy_version, self.engine)
         agreement, sums = UpdateSums(), UpdateSums()
-        has_old_logprobs = OLD_LOGPROBS in batch.ragged
         correction = self.settings.algorithm.rollout_correction
-        if has_old_logprobs:
+        has_pass_before = OLD_LOGPROBS in batch.ragged and correction.old_logprobs is OldLogprobs.TRAINER
+        if has_pass_before:
             add_agreement(agreement, log_ratios(batch).to(self.engine.device))
             if correction.type is not RolloutCorrectionType.NONE:
                 batch = with_correction_weights(batch, correction)
         if correction.rejection is not None:
             batch, rejected = without_rejected(batch, correction.rejection, self.engine)
             other_metrics |= rejected
-        # Without OLD_LOGPROBS, the single update computes the agreement.
-        added_in_update = None if has_old_logprobs else agreement
         self._whole_pass_seconds = 0.0
         coefficient = self._kl_coefficient(kl_coefficient)
         norms = [
-            self._update(mini_batch, rate, coefficient, sums, added_in_update)
-            for mini_batch in self._mini_batches(batch)
+            # Without a pass before the updates, the first update computes the agreement, because later ones have other
+            # weights.
+            self._update(mini_batch, step, rate, coefficient, sums, None if has_pass_before or index else agreement)
+            for index, mini_batch in enumerate(self._mini_batches(batch))
         ]
         MEMORY.mark(Boundary.UPDATE)
         self.policy_version = step + 1
         metrics = update_metrics(sums, self.engine, len(norms)) | other_metrics | self.engine.take_routing()
         refuse_not_finite(self.policy_loss, metrics)
-        if self.settings.samples_all_tokens:
+        if self.settings.samples_all_tokens and (has_pass_before or not self.settings.engine.has_dropout):
             metrics |= agreement_metrics(agreement, self.engine)
         metrics[GRADIENT_NORM] = sum(norms) / len(norms)
         metrics[LEARNING_RATE] = rate
@@ -213,6 +218,24 @@ class ActorWorker(TrainedWorker):
         """Ends training step `step` (from 0) without an update. The policy version still increases, because it must
         equal the number of finished steps, also in a resumed run."""
         self.policy_version = step + 1
+
+    @register(Dispatch.ONE_TO_ALL)
+    def begin_profile(self, ranks: Sequence[int]) -> None:
+        """Starts the profile of a step, if this rank is one of `ranks`."""
+        if self.context.rank in ranks:
+            self.profile.begin()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def end_profile(self, run_folder: Path, step: int) -> str | None:
+        """Writes the profile of step `step` (from 1) into the run folder, if this rank has begun one. Returns what
+        went wrong if it cannot be written."""
+        if not self.profile.is_running:
+            return None
+        try:
+            self.profile.end(profile_file(run_folder, step, self.context.rank))
+        except OSError as error:
+            return str(error.strerror)
+        return None
 
     def checkpoint_loaded(self, policy_version: int) -> None:
         """Called after a checkpoint was loaded: the weights have this version."""
@@ -240,6 +263,7 @@ class ActorWorker(TrainedWorker):
     def _update(
         self,
         mini_batch: TokenBatch,
+        step: int,
         rate: float,
         kl_coefficient: float,
         sums: UpdateSums,
@@ -269,7 +293,7 @@ class ActorWorker(TrainedWorker):
                 mini_batch,
                 loss,
                 self.settings.temperature,
-                Entropy.GRADIENT if algorithm.entropy_coefficient else Entropy.VALUE,
+                self._entropy(step),
                 with_squares=self.policy_loss.wanted.squares,
             )
         MEMORY.mark(Boundary.FORWARD_BACKWARD)
@@ -282,6 +306,14 @@ class ActorWorker(TrainedWorker):
         except NonFiniteUpdateError:
             refuse_not_finite(self.policy_loss, update_metrics(sums, self.engine, 1))
             raise
+
+    def _entropy(self, step: int) -> Entropy:
+        """Whether the updates of step `step` (from 0) compute entropy."""
+        if self.settings.algorithm.entropy_coefficient:
+            return Entropy.GRADIENT
+        every = self.settings.entropy_every_steps
+        is_due = every > 0 and step % every == 0
+        return Entropy.VALUE if is_due or self.policy_loss.wanted.entropy else Entropy.NO
 
     def _whole_pass(self, mini_batch: TokenBatch) -> tuple[TokenBatch, Mapping[str, Tensor], frozenset[str]]:
         """Runs the loss's `whole_pass`, if it has one, after one more forward pass over the mini-batch.

@@ -48,7 +48,7 @@ POLICY_VERSIONS = "policy_versions"
 """Ragged int32: the version of the weights that sampled each response token; -1 for prompts."""
 OLD_LOGPROBS = interfaces.OLD_LOGPROBS
 """Ragged float32: log-probability by the training engine before this step's updates. Absent if the step has a single
-update: then the forward pass of the update computes the same."""
+update: then the forward pass of the update computes the same. With `oldLogprobs: Rollout` equal to ROLLOUT_LOGPROBS."""
 REF_LOGPROBS = interfaces.REF_LOGPROBS
 """Ragged float32: log-probability by the reference policy."""
 RESPONSE_TEXTS = "response_texts"

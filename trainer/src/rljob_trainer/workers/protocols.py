@@ -5,6 +5,7 @@ A worker group that is built for a worker class has the methods of the protocol 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -67,6 +68,12 @@ class ActorGroup(TrainedGroup, Protocol):
 
     def skip_update(self, step: int) -> list[None]:
         """See ActorWorker.skip_update."""
+
+    def begin_profile(self, ranks: Sequence[int]) -> list[None]:
+        """See ActorWorker.begin_profile."""
+
+    def end_profile(self, run_folder: Path, step: int) -> list[str | None]:
+        """One result per rank; see ActorWorker.end_profile."""
 
 
 class HybridGroup(Protocol):

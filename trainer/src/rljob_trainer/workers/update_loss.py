@@ -57,7 +57,8 @@ class UpdateLoss:
     """The names of the [N] results of `whole_pass`."""
     sums: UpdateSums
     agreement: UpdateSums | None
-    """Sums for the agreement metrics of the rollout engine; None if they were already computed from OLD_LOGPROBS."""
+    """Sums for the agreement metrics of the rollout engine; None if they were already computed from OLD_LOGPROBS, and
+    after the step's first update."""
     failures: list[str] = field(default_factory=list)
     """Errors of the user's loss on this rank. After an error the forward and backward pass continues, because other
     ranks wait in the collectives of this pass; the caller checks the failures of all ranks afterwards."""
@@ -88,7 +89,7 @@ class UpdateLoss:
         except AlgorithmFunctionError as error:
             self.failures.append(str(error))
             return logprobs_N.sum() * 0.0
-        log_ratios_N = (old_N - columns[ROLLOUT_LOGPROBS]).detach()
+        log_ratios_N = logprobs_N.detach() - columns[ROLLOUT_LOGPROBS]
         if self.agreement is not None:
             add_agreement(self.agreement, log_ratios_N)
         losses_N = found.losses_N

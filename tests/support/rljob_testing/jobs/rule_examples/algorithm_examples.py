@@ -151,6 +151,15 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_C: {"type": "TokenMasked", "minRatio": 0.1, "maxRatio": 0.9}},
         {_C: {"type": "TokenTruncated", "maxRatio": 0.9}},
     ],
+    "RolloutCorrection.oldLogprobs": [
+        {_C + ".oldLogprobs": "Rollout"},
+        {_C: {"oldLogprobs": "Rollout", "type": "None"}},
+        {_C: {"oldLogprobs": "Trainer", "type": "TokenTruncated"}},
+    ],
+    "Algorithm.oldLogprobs": [
+        {_C + ".oldLogprobs": "Trainer", _T + "algorithm.advantage.type": "OptimalTokenBaseline"},
+        {_C + ".oldLogprobs": "Rollout", _T + "algorithm.advantage.type": "OPO"},
+    ],
     "RolloutRejection.estimator": [
         {_C + ".rejection": {"level": "SequenceMax", "estimator": "K2", "max": 0.1}},
         {_C + ".rejection": {"level": "Token", "max": 2}},
@@ -169,6 +178,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Training.rolloutCorrection": [
         {_T + "rollout.topP": 0.9},
         {_T + "rollout.topK": 5, _C + ".type": "None"},
+        {_T + "rollout.topK": 5, _C + ".oldLogprobs": "Trainer"},
         {_C + ".type": "TokenTruncated"},
     ],
     "Training.groupSize": [
@@ -304,6 +314,16 @@ BAD: dict[str, list[Bad]] = {
         Bad(_C + ".minRatio", {_C: {"type": "TokenMasked", "minRatio": 0.9, "maxRatio": 0.8}}),
     ],
     "RolloutCorrection.maskedRatio": [Bad(_C + ".maxRatio", {_C: {"type": "SequenceMasked", "maxRatio": 1}})],
+    "RolloutCorrection.oldLogprobs": [
+        Bad(_C + ".oldLogprobs", {_C: {"oldLogprobs": "Rollout", "type": "TokenMasked"}}),
+        Bad(_C + ".oldLogprobs", {_C: {"oldLogprobs": "Rollout", "rejection": {"level": "Token", "max": 2}}}),
+    ],
+    "Algorithm.oldLogprobs": [
+        Bad(
+            _C + ".oldLogprobs",
+            {_C + ".oldLogprobs": "Rollout", _T + "algorithm.advantage.type": "OptimalTokenBaseline"},
+        ),
+    ],
     "RolloutRejection.estimator": [
         Bad(_C + ".rejection.estimator", {_C + ".rejection": {"level": "SequenceMax", "max": 2}}),
     ],
@@ -326,6 +346,7 @@ BAD: dict[str, list[Bad]] = {
     "Training.rolloutCorrection": [
         Bad(_C, {_T + "rollout.topP": 0.9, _C + ".type": "TokenTruncated"}),
         Bad(_C, {_T + "rollout.topK": 9, _C + ".rejection": {"level": "Token", "max": 2}}),
+        Bad(_C, {_T + "rollout.topP": 0.9, _C + ".oldLogprobs": "Rollout"}),
     ],
     "Training.groupSize": [
         Bad(_T + "rollout.groupSize", {_T + "rollout.groupSize": 1}),

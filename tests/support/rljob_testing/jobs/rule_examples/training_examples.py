@@ -36,6 +36,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_T + "algorithm.type": "PPO", _T + "critic.warmupSteps": 4, _T + "optimizer.warmupSteps": 6},
     ],
     "Training.timelineSteps": [{_T + "timelineSteps": [1, 10]}],
+    "Training.profileSteps": [{_T + "profile": {"steps": [1, 10], "ranks": [0, 1]}}],
     "Rollout.cpuKvCache": [
         {_T + "rollout.cpuKvCache": memory}
         for memory in ("4Gi", "0.5Gi", "00.01Mi", 1, 1073741824, "1", "100k", "+.5e9", "1.")
@@ -87,6 +88,7 @@ BAD: dict[str, list[Bad]] = {
             {_T + "algorithm.type": "PPO", _T + "critic.warmupSteps": 4, _T + "optimizer.warmupSteps": 7},
         ),
     ],
+    "Training.profileSteps": [Bad(_T + "profile.steps", {_T + "profile": {"steps": [11]}})],
     "Training.timelineSteps": [Bad(_T + "timelineSteps", {_T + "timelineSteps": [11]})],
     "Rollout.cpuKvCache": [
         Bad(_T + "rollout.cpuKvCache", {_T + "rollout.cpuKvCache": memory})

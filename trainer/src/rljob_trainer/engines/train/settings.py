@@ -43,3 +43,8 @@ class TrainEngineSettings:
     defers_reduction: bool = False
     """True: gradients are summed over ranks only with the last micro-batch of an update; until then each rank keeps
     gradients of the whole model."""
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether the log-probabilities of an update's passes have the noise of the adapters' dropout."""
+        return self.adapters is not None and self.adapters.lora.dropout > 0
