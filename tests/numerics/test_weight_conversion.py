@@ -105,6 +105,23 @@ def test_a_models_tensors_become_those_of_its_files(name: str, tmp_path: Path) -
         assert torch.equal(found[key], value), key
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_experts_stay_whole_at_their_path_in_files(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    model.save_pretrained(tmp_path)
+    files, tensors = load_file(tmp_path / WEIGHTS), tensors_of(model)
+    found = dict(HubNames(model).stream(tensors.items(), list(tensors), whole_experts=True))
+    expected = {key: value for key, value in files.items() if name not in EXPERTS or ".experts." not in key}
+    if name in EXPERTS:
+        path = {"mixtral": "block_sparse_moe"}.get(name, "mlp")
+        for key, value in tensors.items():
+            if ".experts." in key:
+                expected[key.replace(".mlp.", f".{path}.")] = value
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+
+
 def error_of(change: Callable[[dict[str, Tensor]], None], folder: Path) -> str:
     """The error for a folder of Mixtral whose tensors have been changed."""
     tiny_models.save("mixtral", folder)

@@ -39,7 +39,8 @@ class Recorder:
 
     takes_hub_names = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_whole_experts: bool) -> None:
+        self.takes_whole_experts = takes_whole_experts
         self.given: Weights = {}
 
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
@@ -48,16 +49,29 @@ class Recorder:
         self.given = {name: tensor.clone() for name, tensor in weights}
 
 
-def synced_weights(root: Path, context: WorkerContext) -> dict[tuple[str, torch.dtype], Weights]:
+def synced_weights(root: Path, context: WorkerContext) -> dict[tuple[str, torch.dtype, bool], Weights]:
     """Collective: all ranks call it. The trainer's compute dtype is float32."""
     del context
     found = {}
     for name in MODELS:
         engine = TrainEngine(TrainEngineSettings(root / name, CPU, torch.float32, False, 4096, Optimizer()))
         for dtype in DTYPES:
-            recorder = Recorder()
-            sync_weights(engine, cast(RolloutEngine, recorder), dtype, 3)
-            found[name, dtype] = recorder.given
+            for whole in (False, True):
+                recorder = Recorder(takes_whole_experts=whole)
+                sync_weights(engine, cast(RolloutEngine, recorder), dtype, 3)
+                found[name, dtype, whole] = recorder.given
+    return found
+
+
+def with_whole_experts(files: Weights) -> Weights:
+    """The tensors of files, with all experts of a layer as two tensors: gate and up projections, and down
+    projections."""
+    found = {name: tensor for name, tensor in files.items() if ".experts." not in name}
+    for path in sorted({name.partition(".experts.")[0] + ".experts." for name in files if ".experts." in name}):
+        numbers = range(sum(name.startswith(path) and name.endswith(".down_proj.weight") for name in files))
+        experts = [[files[f"{path}{number}.{part}_proj.weight"] for part in ("gate", "up")] for number in numbers]
+        found[f"{path}gate_up_proj"] = torch.stack([torch.cat(both) for both in experts])
+        found[f"{path}down_proj"] = torch.stack([files[f"{path}{number}.down_proj.weight"] for number in numbers])
     return found
 
 
@@ -117,8 +131,9 @@ def test_every_rank_syncs_the_bits_of_the_files(folders: Path) -> None:
     for ranks in runs:
         for of_rank in ranks:
             assert isinstance(of_rank, dict)
-            for (name, dtype), given in of_rank.items():
+            for (name, dtype, whole), given in of_rank.items():
                 files = load_file(folders / name / "model.safetensors")
+                files = with_whole_experts(files) if whole else files
                 # A tied head is in no file, and is not sent twice.
                 assert set(given) == set(files)
                 for key, tensor in files.items():

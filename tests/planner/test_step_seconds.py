@@ -305,10 +305,11 @@ def test_a_weight_sync_may_move_only_adapters() -> None:
     )
 
 
-def test_a_weight_sync_loads_experts_one_by_one() -> None:
+def test_a_weight_sync_loads_experts_one_by_one_or_whole() -> None:
     experts = replace(samples.QWEN3_4B, num_experts=128, experts_per_token=8, mlp_size=768)
     seconds = sync({"shape": experts}), sync({"shape": experts}, is_vllm=False)
     assert seconds[0] - seconds[1] == pytest.approx(36 * (3 * 128 - 2) * EXACT.sync_tensor_seconds)
+    assert sync({"shape": replace(experts, has_whole_experts=True)}) == pytest.approx(seconds[1])
 
 
 def test_other_seconds_are_a_phase() -> None:

@@ -1,11 +1,13 @@
-"""A mixture of experts on two ranks: vLLM holds half of each layer on each rank, receives the trainer's weights bit for
-bit, and generates with them after every weight sync, not only after the first. Without per-request seeds both ranks
-draw the same tokens from torch's own generator. Runs in processes of its own without Ray: a training engine of two
-replicas, and vLLM over both."""
+"""Mixtures of experts on two ranks: vLLM holds half of each layer on each rank, receives the trainer's weights bit for
+bit, and generates with them after every weight sync, not only after the first. All experts of a layer arrive as two
+tensors and are loaded in three calls; a model that does not accept that gets one expert after the other. Without
+per-request seeds both ranks draw the same tokens from torch's own generator. Runs in processes of its own without Ray:
+a training engine of two replicas, and vLLM over both."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,17 +31,32 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.vllm]
 
-NUM_VERSIONS = 3
+NUM_VERSIONS = 4
+FIRST_SEPARATE = 3
+"""From this version on vLLM receives each expert separately, as models do that do not accept whole experts."""
+NUM_LAYERS, NUM_EXPERTS = 2, 4
 CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Version:
+    """The result for one version of the weights."""
+
+    difference: float
+    """The largest difference of log-probabilities, in nats."""
+    wrong: list[str]
+    """The tensors of the files that `load_weights` did not receive bit for bit."""
+    num_tensors: int
+    """Number of tensors of experts that `load_weights` received."""
+    num_loads: int
+    """Number of calls that loaded experts."""
 
 
 @dataclass(frozen=True)
 class Generated:
     """The results of one rank."""
 
-    versions: list[tuple[float, list[str]]]
-    """For each version of the weights: the largest difference of log-probabilities, in nats, and the tensors that
-    `load_weights` did not receive bit for bit."""
+    versions: list[Version]
     without_seeds: list[list[tuple[int, ...]]]
     """Responses without per-request seeds, with torch's generator seeded with 1, 1 and 2."""
 
@@ -53,18 +70,23 @@ def seen_on_a_rank(folder: Path, context: WorkerContext) -> Generated:
     trained = TrainEngine(TrainEngineSettings(folder, CPU, torch.float32, False, 4096, Optimizer(), layout))
     vllm = small_vllm.start_engine(folder, context.world_size)
     expected = load_file(folder / "model.safetensors")
-    received = recorded_weights(vllm)
+    received, loads = recorded_weights(vllm), counted_loads()
     found = []
     for version in range(NUM_VERSIONS):
+        if version == FIRST_SEPARATE:
+            refuse_whole_experts(vllm)
         sync_weights(trained, vllm, torch.float32, version)
         largest = small_vllm.largest_logprob_difference(trained, small_vllm.generated(vllm, 12))
+        num_tensors = sum(".experts." in name for name in received)
+        separate = dict(separate_experts(received))
         wrong = [
             name
-            for name in {*expected, *received}
-            if name not in received or not torch.equal(expected[name], received[name])
+            for name in {*expected, *separate}
+            if name not in separate or name not in expected or not torch.equal(expected[name], separate[name])
         ]
-        found.append((largest, wrong))
+        found.append(Version(largest, wrong, num_tensors, len(loads)))
         received.clear()
+        loads.clear()
         with torch.no_grad():
             for tensor in expected.values():
                 tensor.mul_(1.1)
@@ -102,15 +124,66 @@ def recorded_weights(vllm: VllmEngine) -> dict[str, torch.Tensor]:
     return received
 
 
-def test_every_version_of_the_weights_generates(tmp_path: Path) -> None:
-    folder = tiny_models.save("qwen3_moe", tmp_path)
+def separate_experts(received: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors as they are in files: each expert has its own."""
+    for name, tensor in received.items():
+        path, _, end = name.rpartition(".")
+        if end == "gate_up_proj":
+            for number, both in enumerate(tensor):
+                gate, up = both.chunk(2)
+                yield from ((f"{path}.{number}.gate_proj.weight", gate), (f"{path}.{number}.up_proj.weight", up))
+        elif end == "down_proj":
+            yield from ((f"{path}.{number}.down_proj.weight", each) for number, each in enumerate(tensor))
+        else:
+            yield name, tensor
+
+
+def counted_loads() -> list[str]:
+    """The list to which each call that loads experts adds a name from now on. vLLM first counts what a call will load;
+    the count is replaced, because vLLM makes it exactly once for each call."""
+    from vllm.model_executor.model_loader.reload import layerwise
+
+    loads: list[str] = []
+    count = layerwise.get_numel_loaded
+
+    def counted(weight_loader: Callable[..., object], args: inspect.BoundArguments) -> object:
+        if "expert_id" in args.arguments:
+            loads.append(args.arguments["shard_id"])
+        return count(weight_loader, args)
+
+    layerwise.get_numel_loaded = counted
+    return loads
+
+
+def refuse_whole_experts(vllm: VllmEngine) -> None:
+    """Restores vLLM's own loader of experts."""
+
+    def restore(model: torch.nn.Module) -> None:
+        for module in model.modules():
+            if type(module).__name__ == "RoutedExperts":
+                del module.load_weights
+
+    vllm.engine.apply_model(restore)
+    vllm.takes_whole_experts = False
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe"])
+def test_every_version_of_the_weights_generates(name: str, tmp_path: Path) -> None:
+    folder = tiny_models.save(name, tmp_path)
+    # vLLM ignores the window of Qwen2's experts.
+    tiny_models.change_json(
+        folder / "config.json", use_sliding_window=False, layer_types=["full_attention"] * NUM_LAYERS
+    )
     tiny_models.copy_tokenizer(folder)
     [ranks] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(seen_on_a_rank, folder), 2)], gloo_ranks.VLLM)
     for found in ranks:
         assert isinstance(found, Generated)
         assert len(found.versions) == NUM_VERSIONS
-        assert all(difference < 1e-5 for difference, _ in found.versions), found
-        assert all(wrong == [] for _, wrong in found.versions), found
+        assert all(each.difference < 1e-5 for each in found.versions), found
+        assert all(each.wrong == [] for each in found.versions), found
+        numbers = [(each.num_tensors / NUM_LAYERS, each.num_loads / NUM_LAYERS) for each in found.versions]
+        whole, separate = (2, 3), (3 * NUM_EXPERTS, 3 * NUM_EXPERTS)
+        assert numbers == [whole] * FIRST_SEPARATE + [separate] * (NUM_VERSIONS - FIRST_SEPARATE)
         first, again, other = found.without_seeds
         assert first == again != other
     assert len({str(found.without_seeds) for found in ranks if isinstance(found, Generated)}) == 1

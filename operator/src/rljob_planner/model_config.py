@@ -43,6 +43,8 @@ class _Family:
     which layers have it. None: without such a key, no layer has full attention."""
     window_key: str | None = None
     """The key that turns sliding windows on; None: a window that the configuration has is always used."""
+    has_whole_experts: bool = False
+    """See ModelShape.has_whole_experts."""
     defaults: Config = field(default_factory=dict)
     """Values of keys that the configuration may leave out."""
 
@@ -73,9 +75,9 @@ _FAMILIES: Mapping[str, _Family] = {
     "phi3": _PLAIN,
     "olmo2": _OLMO2,
     "olmo3": _OLMO2,
-    "mixtral": _PLAIN,
-    "qwen2_moe": replace(_QWEN2, attention_bias_key="qkv_bias"),
-    "qwen3_moe": _QWEN3,
+    "mixtral": replace(_PLAIN, has_whole_experts=True),
+    "qwen2_moe": replace(_QWEN2, attention_bias_key="qkv_bias", has_whole_experts=True),
+    "qwen3_moe": replace(_QWEN3, has_whole_experts=True),
     "deepseek_v2": _Family(),
     "deepseek_v3": _Family(),
     "gpt_oss": _Family(attention_bias="all", every_nth_layer_is_full=2),
@@ -214,6 +216,7 @@ def _with_experts(reader: _Reader, dense: ModelShape) -> ModelShape:
         mlp_size=width,
         num_experts=count,
         experts_per_token=reader.number("num_experts_per_tok"),
+        has_whole_experts=reader.family.has_whole_experts,
         shared_expert_size=shared or (reader.optional("n_shared_experts") or 0) * width,
         num_dense_layers=min(num_dense, dense.num_layers),
         dense_mlp_size=dense.mlp_size,

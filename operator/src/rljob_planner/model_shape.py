@@ -65,6 +65,9 @@ class ModelShape:
     num_norms_per_layer: int = 2
     num_experts: int = 0
     experts_per_token: int = 0
+    has_whole_experts: bool = False
+    """Whether vLLM gets all experts of a layer in two tensors (trainer, engines/rollout/vllm_weights.py,
+    `WHOLE_EXPERTS`). False: each expert in tensors of its own."""
     shared_expert_size: int = 0
     """Width of the shared expert, which processes all tokens in each layer with experts. 0: there is none."""
     num_dense_layers: int = 0

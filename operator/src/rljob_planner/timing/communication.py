@@ -151,13 +151,14 @@ def sync_cost(
 
 
 def _num_tensors(actor: TrainModel, work: RolloutWork) -> int:
-    """The number of tensors that the engine loads in a weight sync. vLLM gets each expert's matrices as separate
-    tensors, as they are on the hub; transformers gets those of a layer fused, as in its modules."""
+    """The number of tensors that the engine loads in a weight sync. Of most models with experts, vLLM gets each
+    expert's matrices as separate tensors, as they are on the hub; of some models it gets those of a layer in two
+    tensors, as transformers does."""
     if actor.lora and actor.lora.syncs_alone:
         return 2 * actor.lora.num_linear_layers
     shape, matrices, sparse = actor.shape, MLP_MATRICES, actor.shape.num_expert_layers
     per_layer = 4 + shape.num_norms_per_layer + (2 if shape.has_qk_norm else 0)
-    experts = matrices * shape.num_experts if work.is_vllm else 2
+    experts = matrices * shape.num_experts if work.is_vllm and not shape.has_whole_experts else 2
     of_experts = 1 + experts + (matrices if shape.shared_expert_size else 0)
     return shape.num_layers * per_layer + (shape.num_layers - sparse) * matrices + sparse * of_experts + 3
 

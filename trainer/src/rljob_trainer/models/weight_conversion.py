@@ -32,6 +32,9 @@ Window = tuple[slice, ...]
 Read = Callable[[str, Window | None], Tensor]
 """(name of a tensor in the files, window or None for all of it) -> the tensor."""
 
+EXPERTS = ".experts."
+"""The part of a name that is followed by an expert's number, in files, or by the name of a stacked tensor."""
+
 
 @dataclass(frozen=True)
 class FileGroup:
@@ -49,12 +52,7 @@ class FileGroup:
     @property
     def stacks_along_rows(self) -> bool:
         """Whether each tensor of the files goes into exactly one row (an expert) of the target, unchanged."""
-        if self.converter is None:
-            return False
-        [stack, *others] = self.converter.operations
-        return (isinstance(stack, MergeModulelist) and stack.dim == 0) and all(
-            isinstance(each, Concatenate) and each.dim > 0 for each in others
-        )
+        return self.converter is not None and _stacks_along_rows(self.converter)
 
     @property
     def num_rows(self) -> int:
@@ -143,6 +141,13 @@ class HubNames:
         reverse: list[WeightTransform] = [each.reverse_transform() for each in transforms[::-1]]
         self._renamings = [each for each in reverse if isinstance(each, WeightRenaming)]
         self._converters = [each for each in reverse if isinstance(each, WeightConverter)]
+        self._stacking = {
+            target
+            for each in transforms
+            if isinstance(each, WeightConverter) and _stacks_along_rows(each)
+            for target in each.target_patterns
+        }
+        """Patterns of the names of tensors that stack all experts of a layer."""
 
     def groups(self, names: Iterable[str]) -> list[tuple[str, ...]]:
         """Groups the names of the model's tensors that must be converted together; groups and names stay in the order
@@ -159,12 +164,18 @@ class HubNames:
             return dict(group)
         return dict(revert_weight_conversion(self._model, dict(group)))
 
-    def stream(self, weights: Iterable[tuple[str, Tensor]], names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    def stream(
+        self, weights: Iterable[tuple[str, Tensor]], names: Sequence[str], *, whole_experts: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yields all tensors of `weights`, converted as soon as their group is complete. `names`: the names of all
-        tensors in `weights`."""
+        tensors in `weights`. `whole_experts`: see RolloutEngine.takes_whole_experts."""
         group_of = {name: group for group in self.groups(names) for name in group}
+        whole = self._whole_experts(names) if whole_experts else {}
         waiting: dict[tuple[str, ...], dict[str, Tensor]] = {}
         for name, tensor in weights:
+            if name in whole:
+                yield whole[name], tensor
+                continue
             group = group_of[name]
             members = waiting.setdefault(group, {})
             members[name] = tensor
@@ -173,9 +184,29 @@ class HubNames:
         assert not waiting, f"incomplete groups of tensors: {sorted(waiting)}"
 
     def _group_of(self, name: str) -> str:
-        renamed: str
-        renamed, _ = rename_source_key(name, self._renamings, self._converters, reverse=True)
-        return renamed
+        return self._renamed(name)[0]
+
+    def _whole_experts(self, names: Iterable[str]) -> dict[str, str]:
+        """Of `names`, those of all experts of a layer in one tensor. Each with its name when it is sent whole: the path
+        of the experts in files, and the end of the name in the model, such as `gate_up_proj`."""
+        found = {}
+        for name in names:
+            renamed, pattern = self._renamed(name)
+            if pattern in self._stacking:
+                found[name] = f"{renamed.partition(EXPERTS)[0]}{EXPERTS}{name.rpartition('.')[2]}"
+        return found
+
+    def _renamed(self, name: str) -> tuple[str, str | None]:
+        """The name of a tensor's group, and the pattern of the converter that makes the group; None without one."""
+        found: tuple[str, str | None] = rename_source_key(name, self._renamings, self._converters, reverse=True)
+        return found
+
+
+def _stacks_along_rows(converter: WeightConverter) -> bool:
+    [stack, *others] = converter.operations
+    return (isinstance(stack, MergeModulelist) and stack.dim == 0) and all(
+        isinstance(each, Concatenate) and each.dim > 0 for each in others
+    )
 
 
 def _targets(first: str, converter: WeightConverter | None, known: Mapping[str, bool]) -> tuple[str, ...]:

@@ -41,7 +41,10 @@ def _whole_model(
         weights = merged_tensors(source, adapters, dtype, as_float32)
     else:
         weights = whole_tensors(shards.items(), dtype, as_float32=as_float32)
-    return HubNames(source.language_model).stream(weights, list(shards)) if target.takes_hub_names else weights
+    if not target.takes_hub_names:
+        return weights
+    names = HubNames(source.language_model)
+    return names.stream(weights, list(shards), whole_experts=target.takes_whole_experts)
 
 
 def merged_tensors(

@@ -80,6 +80,11 @@ class RolloutMemory:
 class RolloutEngine(ABC):
     """A generator of responses with replaceable weights."""
 
+    takes_whole_experts: bool = False
+    """For an engine that takes hub names. True: all experts of a layer are two tensors, as in transformers, at the
+    experts' path in the files: `model.layers.0.mlp.experts.gate_up_proj` and `...down_proj`. False: each expert has its
+    own tensors, as in the files."""
+
     @abstractmethod
     def add(self, request: GenerationRequest) -> None:
         """Adds a request; its decoding starts with one of the next `step` calls."""

@@ -25,7 +25,7 @@ from rljob_trainer.engines.rollout.base import (
 )
 from rljob_trainer.engines.rollout.response_text import response_decoder
 from rljob_trainer.engines.rollout.vllm_start import VllmSettings, start_vllm
-from rljob_trainer.engines.rollout.vllm_weights import reload_weights
+from rljob_trainer.engines.rollout.vllm_weights import accept_whole_experts, reload_weights
 from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.host_memory import HOST_MEMORY
 from rljob_trainer.models.adapter_files import write_adapter
@@ -43,6 +43,7 @@ class VllmEngine(AdapterEngine):
         """Collective. Raises ConfigurationError for a model that vLLM cannot run, ResourceError if memory is too small
         or the device fails."""
         self.engine = start_vllm(settings)
+        [self.takes_whole_experts] = self.engine.apply_model(accept_whole_experts)
         self.on_cpu = settings.device_type == "cpu"
         self.keeps_weights_asleep = self.on_cpu or settings.keeps_weights_asleep
         self.tensor_parallel = settings.tensor_parallel
