@@ -1,5 +1,6 @@
-"""vLLM generates with the trained weights although it loses them, or its KV cache, whenever it sleeps, as on a GPU. Runs
-in a process of its own, without Ray."""
+"""vLLM generates with the trained weights, although it loses them or its KV cache when it sleeps, as on a GPU.
+
+Runs in a process of its own, without Ray."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""vLLM's sleep mode on CPUs. vLLM's engine, scheduler and executor do what they do on GPUs; only the worker is replaced,
-because the one for CPUs ignores `sleep` and `wake_up`. Lost weights become NaN, lost keys and values large numbers."""
+"""vLLM's sleep mode on CPUs. vLLM's engine, scheduler and executor do what they do on GPUs. Only `sleep` and
+`wake_up` of the worker are replaced, which do nothing on CPUs.
+
+Lost weights become NaN, lost keys and values large numbers."""
 
 from __future__ import annotations
 

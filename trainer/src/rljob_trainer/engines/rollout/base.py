@@ -80,6 +80,10 @@ class RolloutMemory:
 class RolloutEngine(ABC):
     """A generator of responses with replaceable weights."""
 
+    policy_version: int
+    """The version of tokens that are generated from now on. `update_weights` sets it. It is set again when a later
+    version has the same weights."""
+
     @abstractmethod
     def add(self, request: GenerationRequest) -> None:
         """Adds a request; its decoding starts with one of the next `step` calls."""
