@@ -40,7 +40,7 @@ def test_offloaded_memory_is_free_by_the_allocator(place: DeviceContext) -> None
     place.needs_gpu("a CPU's allocator keeps no count")
     engine = trained(tiny_models.save("qwen3", place.folder / "model"), place, EVERYTHING)
     list(engine.named_optimizer_state())
-    engine.fetch_parameters(wait=True)
+    engine.fetch_parameters()
     num_parameter_bytes = engine.memory.parameters
     there = torch.cuda.memory_allocated()
     engine.offload_state()

@@ -56,7 +56,7 @@ class WatchedHybrid(HybridWorker):
     def rollout_mode(self, *, syncs: bool = True) -> None:
         """See HybridWorker.rollout_mode."""
         if self.actor.policy_version >= self.stale_from:
-            self.synced_version = self.actor.policy_version
+            self.synced_weights = self.actor.engine.weight_version
         super().rollout_mode(syncs=syncs)
         engine = self.rollout.engine
         assert isinstance(engine, VllmEngine)

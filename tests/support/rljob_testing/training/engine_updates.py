@@ -7,7 +7,7 @@ Legend: T tokens of a row, R response tokens of all rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.models import tiny_models
@@ -23,6 +24,7 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch
 from rljob_trainer.engines.train.token_logprobs import TokenDistribution
@@ -139,11 +141,17 @@ def _row_logprobs(model: PreTrainedModel, tokens_T: Tensor) -> Tensor:
 
 
 def build_actor(
-    model: Path, context: WorkerContext, dtype: torch.dtype = torch.float32, optimizer: Optimizer | None = None
+    model: Path,
+    context: WorkerContext,
+    dtype: torch.dtype = torch.float32,
+    optimizer: Optimizer | None = None,
+    lora: Lora | None = None,
 ) -> ActorWorker:
     """Builds an actor for rows of LENGTHS, with two updates per step. Collective."""
     chosen = Optimizer(learning_rate=1e-3) if optimizer is None else optimizer
     engine = engine_settings(model, context.device, dtype, optimizer=chosen)
+    if lora is not None:
+        engine = replace(engine, adapters=AdapterSettings(lora, 7))
     return grpo_actor(context, engine, chosen, max(LENGTHS), len(LENGTHS) // 2)
 
 

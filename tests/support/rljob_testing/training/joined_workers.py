@@ -16,9 +16,11 @@ from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.modes import dispatch_mode
 from rljob_trainer.dispatch.register import registration_of
 from rljob_trainer.dispatch.worker import Worker
+from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.workers.actor import ActorWorker
 from rljob_trainer.workers.critic import CriticWorker
+from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.reference import ReferenceWorker
 from rljob_trainer.workers.trained_worker import TrainedWorker
 
@@ -59,6 +61,23 @@ class JoinedWorker:
         found: list[object] = [None] * self.num_ranks
         dist.all_gather_object(found, mine)
         return found
+
+
+class JoinedHybrid(JoinedWorker):
+    """All ranks of a HybridWorker, which documents the methods."""
+
+    def __init__(self, worker: HybridWorker) -> None:
+        super().__init__(worker)
+        self.worker = worker
+
+    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
+        return cast(DataProto, self.call(self.worker.generate_sequences, batch, sampling, syncs))
+
+    def take_seconds(self) -> Metrics:
+        return cast(Metrics, self.call(self.worker.take_seconds))
+
+    def take_memory(self) -> Metrics:
+        return cast(Metrics, self.call(self.worker.take_memory))
 
 
 class JoinedReference(JoinedWorker):

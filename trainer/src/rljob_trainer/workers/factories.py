@@ -26,6 +26,7 @@ from rljob_trainer.workers.reference import ReferenceWorker
 from rljob_trainer.workers.reward import RewardSettings, RewardWorker
 from rljob_trainer.workers.reward_model import RewardModelSettings, RewardModelWorker
 from rljob_trainer.workers.rollout import RolloutWorker
+from rljob_trainer.workers.trained_worker import TrainedWorker
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,10 @@ def make_hybrid(dtype: torch.dtype, seed: int, context: WorkerContext, others: M
     actor, rollout = others[ACTOR], others[ROLLOUT]
     assert isinstance(actor, ActorWorker)
     assert isinstance(rollout, RolloutWorker)
-    return HybridWorker(context, actor, rollout, dtype, seed)
+    with_models = (
+        each for each in others.values() if isinstance(each, TrainedWorker | ReferenceWorker | RewardModelWorker)
+    )
+    return HybridWorker(context, actor, rollout, dtype, seed, [each.engine for each in with_models])
 
 
 def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEngine:

@@ -3,15 +3,17 @@
     trainer_mode                       rollout_mode
     forward, backward, update   ->   generate   ->   forward, ...
 
-No code except these two methods wakes the rollout engine, puts it to sleep, or synchronizes weights. Workers of other
-roles offload their models at the end of each use. docs/memory.md has a table of what is on the device in each phase. A
-process starts in trainer mode.
+No code except these two methods wakes the rollout engine, puts it to sleep, or synchronizes weights. A mode lasts until
+the other side needs the device: several rollouts in a row need one switch, and any use of a training engine of this
+process (a pass, a checkpoint) switches to trainer mode. Weights are sent if the engine does not have them already.
+Workers of other roles offload their models at the end of each use. docs/memory.md has a table of what is on the device
+in each phase. A process starts in trainer mode.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -23,6 +25,7 @@ from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.device_memory import DeviceMemory
 from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.engine_memory import check_device_memory
 from rljob_trainer.observability.memory import MEMORY, Boundary
 from rljob_trainer.observability.metrics import TIMING_PREFIX, Metrics
@@ -37,15 +40,22 @@ class HybridWorker(Worker):
     """An actor and a rollout worker that share this process."""
 
     def __init__(
-        self, context: WorkerContext, actor: ActorWorker, rollout: RolloutWorker, rollout_dtype: torch.dtype, seed: int
+        self,
+        context: WorkerContext,
+        actor: ActorWorker,
+        rollout: RolloutWorker,
+        rollout_dtype: torch.dtype,
+        seed: int,
+        others: Iterable[TrainEngine] = (),
     ) -> None:
-        """Collective. `seed` is the seed of the job. From now on training and generation have separate random
-        streams."""
+        """Collective. `seed` is the seed of the job; `others`: the training engines of other roles in this process.
+        From now on training and generation have separate random streams."""
         super().__init__(context)
         self.actor = actor
         self.rollout = rollout
         self.rollout_dtype = rollout_dtype
-        self.synced_version: int | None = None
+        self.synced_weights: int | None = None
+        """The actor's `weight_version` that the rollout engine has; None if it has no weights."""
         self.synced_loads = 0
         self.random_streams = RandomStreams(
             context.device, seed, context.rank, rollout.mesh_position(ROLLOUT_MESH).data_rank
@@ -54,8 +64,11 @@ class HybridWorker(Worker):
         self.device_memory = DeviceMemory(context)
         self.num_kv_cache_bytes = 0
         self.device_memory.give_back_after_loading()
+        self.is_in_rollout_mode = True
         # The rollout engine is still awake, as in later rollouts, so this measures what will fit beside it.
         check_device_memory(actor.engine.memory, actor.engine.settings.offload, context.device)
+        for engine in (actor.engine, *others):
+            engine.before_use = self.trainer_mode
         self.trainer_mode()
 
     def mesh_position(self, mesh: str) -> MeshPosition:
@@ -85,49 +98,64 @@ class HybridWorker(Worker):
 
     @contextmanager
     def generating(self, *, syncs: bool = True) -> Iterator[None]:
-        """Collective. The block runs in rollout mode; afterwards the process is in trainer mode."""
+        """Collective. The block runs in rollout mode, which lasts until a training engine of this process is used."""
         with self.random_streams.generation():
             with self._timed("weight_sync"):
                 self.rollout_mode(syncs=syncs)
-            try:
-                yield
-            finally:
-                self.trainer_mode()
+            yield
 
     def rollout_mode(self, *, syncs: bool = True) -> None:
-        """Collective. Wakes the rollout engine and offloads the actor.
+        """Collective. Wakes the rollout engine and offloads the actor, unless the engine is awake.
 
-        The engine gets the actor's current weights if `syncs` is set, if it has none, or if the actor has loaded a
-        checkpoint since the last synchronization. The reference's parameters, the moments and the gradients left the
-        device earlier, each at the end of its use."""
+        The engine gets the actor's current weights if it has none, if the actor has loaded a checkpoint since the last
+        synchronization, or if `syncs` is set and it has others. The reference's parameters, the moments and the
+        gradients left the device earlier, each at the end of its use."""
+        if self._must_sync(syncs):
+            self.trainer_mode()
+        if not self.is_in_rollout_mode:
+            self._wake(syncs)
+            self.is_in_rollout_mode = True
         engine = self.rollout.engine
+        engine.clear_cache()
+        if self.synced_weights == self.actor.engine.weight_version:
+            engine.policy_version = self.actor.policy_version
+
+    def trainer_mode(self) -> None:
+        """Collective. Puts the rollout engine to sleep if it is awake. Training engines of this process call it before
+        they use the device."""
+        if not self.is_in_rollout_mode:
+            return
+        self.is_in_rollout_mode = False
+        engine = self.rollout.engine
+        self.num_kv_cache_bytes = engine.memory.kv_cache
+        engine.sleep()
+        if engine.forgets_weights_asleep:
+            self.synced_weights = None
+        MEMORY.mark(Boundary.SLEEP)
+
+    def _must_sync(self, syncs: bool) -> bool:
+        actor, synced = self.actor, self.synced_weights
+        return (
+            synced is None or actor.num_loads != self.synced_loads or (syncs and synced != actor.engine.weight_version)
+        )
+
+    def _wake(self, syncs: bool) -> None:
+        actor, engine = self.actor, self.rollout.engine
         MEMORY.mark(Boundary.STEP_BEFORE)
         # The engine does not use torch's allocator, so memory that torch caches would be missing there.
         self.device_memory.return_free_memory()
         engine.wake(weights=True, kv_cache=False)
         MEMORY.mark(Boundary.WAKE_WEIGHTS)
-        version, synced = self.actor.policy_version, self.synced_version
-        if synced is None or (syncs and synced != version) or self.actor.num_loads != self.synced_loads:
-            sync_weights(self.actor.engine, engine, self.rollout_dtype, version, knows_base=synced is not None)
-            self.synced_version, self.synced_loads = version, self.actor.num_loads
-        self.actor.engine.offload_state()
+        if self._must_sync(syncs):
+            knows_base = self.synced_weights is not None
+            sync_weights(actor.engine, engine, self.rollout_dtype, actor.policy_version, knows_base=knows_base)
+            self.synced_weights, self.synced_loads = actor.engine.weight_version, actor.num_loads
+        actor.engine.offload_state()
         self.device_memory.return_free_memory()
         MEMORY.mark(Boundary.SYNC_WEIGHTS)
         self.device_memory.make_room_for_cache(self.num_kv_cache_bytes)
         engine.wake(weights=False, kv_cache=True)
-        engine.clear_cache()
         MEMORY.mark(Boundary.WAKE_KV_CACHE)
-
-    def trainer_mode(self) -> None:
-        """Collective. Puts the rollout engine to sleep and starts to copy the actor's parameters back to the device."""
-        engine = self.rollout.engine
-        self.num_kv_cache_bytes = engine.memory.kv_cache
-        engine.sleep()
-        if engine.forgets_weights_asleep:
-            self.synced_version = None
-        self.device_memory.return_free_memory()
-        self.actor.engine.fetch_parameters()
-        MEMORY.mark(Boundary.SLEEP)
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

@@ -95,6 +95,8 @@ class TrainedWorker(Worker):
     def load_checkpoint(self, folder: Path, policy_version: int) -> None:
         """Loads weights and optimizer state from a checkpoint, which may have been saved by another number of ranks.
         Raises CheckpointError."""
+        # Also if loading fails: some tensors may have been loaded then.
+        self.engine.weight_version += 1
         load_into(self._named_state(), open_checkpoint(folder))
         self.offload_after_copy()
         if self.context.device_type == "cpu":
@@ -113,8 +115,8 @@ class TrainedWorker(Worker):
         restore_random_state(state, self.context.device)
 
     def offload_after_copy(self) -> None:
-        """Offloads the moments again after the whole state was copied or loaded. Parameters stay, because in trainer
-        mode they are on the device."""
+        """Offloads the moments again after the whole state was copied or loaded. Parameters stay on the device until
+        the next rollout."""
         self.engine.offload_moments()
 
     def checkpoint_loaded(self, policy_version: int) -> None:

@@ -84,6 +84,9 @@ class RolloutEngine(ABC):
     """For an engine that takes hub names. True: all experts of a layer are two tensors, as in transformers, at the
     experts' path in the files: `model.layers.0.mlp.experts.gate_up_proj` and `...down_proj`. False: each expert has its
     own tensors, as in the files."""
+    policy_version: int
+    """The version of tokens that are generated from now on. `update_weights` sets it. It is set again when a later
+    version has the same weights."""
 
     @abstractmethod
     def add(self, request: GenerationRequest) -> None:

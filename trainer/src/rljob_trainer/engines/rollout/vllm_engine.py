@@ -45,6 +45,7 @@ class VllmEngine(AdapterEngine):
         self.engine = start_vllm(settings)
         [self.takes_whole_experts] = self.engine.apply_model(accept_whole_experts)
         self.on_cpu = settings.device_type == "cpu"
+        self.has_sleep_mode = not self.on_cpu
         self.keeps_weights_asleep = self.on_cpu or settings.keeps_weights_asleep
         self.tensor_parallel = settings.tensor_parallel
         [self.kv_cache] = self.engine.collective_rpc(_kv_cache_storages)
@@ -126,7 +127,7 @@ class VllmEngine(AdapterEngine):
         """See RolloutEngine.wake."""
         self.has_weights = self.has_weights or weights
         self.has_kv_cache = self.has_kv_cache or kv_cache
-        if not self.on_cpu and self.engine.is_sleeping():
+        if self.has_sleep_mode and self.engine.is_sleeping():
             self.engine.wake_up([tag for tag, wanted in (("weights", weights), ("kv_cache", kv_cache)) if wanted])
 
     @property
@@ -150,16 +151,16 @@ class VllmEngine(AdapterEngine):
         then takes them only when it needs memory. (To get new pages took a fifth of the time of a rollout of SmolLM2.)
         Rollouts write to the same pages if no sequence can fill a block of the cache. vLLM moves a full block to the
         end of its free list, to keep the block's prefix, and so uses more and more of the cache."""
-        if self.on_cpu:
-            # The contents of the pages are lost, so cached prefixes are invalid. vLLM's own sleep does the same.
-            self.engine.reset_prefix_cache()
-        if self.on_cpu and self.has_slept and not self.can_fill_blocks:
-            HOST_MEMORY.make_reclaimable(self.kv_cache)
-        elif self.on_cpu:
-            HOST_MEMORY.release_pages(self.kv_cache)
-        else:
+        if self.has_sleep_mode:
             self.engine.sleep(level=1 if self.keeps_weights_asleep else 2)
             self.has_weights = False
+        else:
+            # The contents of the pages are lost, so cached prefixes are invalid. vLLM's own sleep does the same.
+            self.engine.reset_prefix_cache()
+            if self.has_slept and not self.can_fill_blocks:
+                HOST_MEMORY.make_reclaimable(self.kv_cache)
+            else:
+                HOST_MEMORY.release_pages(self.kv_cache)
         self.has_kv_cache = False
         self.has_slept = True
 

@@ -77,7 +77,13 @@ class TrainEngine:
             )
             self.max_gradient_norm = settings.optimizer.max_gradient_norm
         self.memory = EngineMemory(self.model, self.optimizer)
-        self.offloading = Offloading(settings.offload, self.device, self.model, self.optimizer)
+        self.weight_version = 0
+        """Increases whenever parameters or moments change. Whoever else changes them must increase it, too."""
+        self.before_use: Callable[[], None] = lambda: None
+        """Called before this engine uses the device: before each pass, and before its state is read."""
+        self.offloading = Offloading(
+            settings.offload, self.device, self.model, self.optimizer, lambda: self.weight_version
+        )
         check_host_memory(settings, self.memory)
         self.offload_state()
 
@@ -152,16 +158,16 @@ class TrainEngine:
                     group["lr"] = learning_rate
                 wait_for_moments()
                 self.optimizer.step()
+                self.weight_version += 1
                 MEMORY.mark(Boundary.OPTIMIZER_STEP)
             self.optimizer.zero_grad(set_to_none=True)
         return gradient_norm
 
-    def fetch_parameters(self, *, wait: bool = False) -> None:
-        """Starts to copy offloaded parameters back to the device. With `wait`, later operations wait for the copies."""
+    def fetch_parameters(self) -> None:
+        """Copies offloaded parameters back to the device; later operations wait for the copies."""
+        self.before_use()
         if self.offloading.parameters is not None:
-            self.offloading.parameters.fetch()
-            if wait:
-                self.offloading.parameters.wait()
+            self.offloading.parameters.wait()
 
     def offload_state(self) -> None:
         """Reshards gathered parameters, and offloads parameters and moments if the settings say so."""
@@ -187,6 +193,7 @@ class TrainEngine:
 
     def named_optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
         """The moments and step counters of AdamW as `<moment>.<parameter name>`; created as zeros if missing."""
+        self.before_use()
         self._reshard()
         assert self.optimizer is not None, "a frozen engine has no optimizer"
         if self.offloading.moments is not None:
@@ -219,7 +226,7 @@ class TrainEngine:
 
     def _columns(self, batch: TokenBatch, request: ForwardRequest, *, with_adapters: bool) -> list[Tensor]:
         """The requested columns, [N] each on the host."""
-        self.fetch_parameters(wait=True)
+        self.fetch_parameters()
         micro_batches = self._micro_batches_of(batch)
         outputs: list[list[Tensor]] = []
         for number, rows in enumerate(micro_batches, 1):
@@ -241,7 +248,7 @@ class TrainEngine:
         self, batch: TokenBatch, request: ForwardRequest, loss: Callable[[MicroBatch, Sequence[Tensor | None]], Tensor]
     ) -> None:
         """The common part of `forward_backward` and `fit_values`."""
-        self.fetch_parameters(wait=True)
+        self.fetch_parameters()
         micro_batches = self._micro_batches_of(batch)
         if self.model.router is not None:
             self.routing.begin(self._uses(batch, micro_batches))
@@ -270,7 +277,7 @@ class TrainEngine:
 
     def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         self._reshard()
-        self.fetch_parameters(wait=True)
+        self.fetch_parameters()
         for name, tensor in named_tensors(self.model):
             yield name.removeprefix(NAME_PREFIX), tensor
 

@@ -40,13 +40,16 @@ NO_OFFLOAD = OffloadSettings()
 class HostedStorages:
     """The storages of a set of tensors. Either all of them are on the device, or all are on the host."""
 
-    def __init__(self, device: torch.device, tensors: CurrentTensors, *, is_constant: bool = False) -> None:
-        """`tensors` returns the current tensors; new tensors may be added only while all are on the device.
-        `is_constant`: the tensors never change, so a storage is copied to the host only once."""
+    def __init__(self, device: torch.device, tensors: CurrentTensors, version: Callable[[], int]) -> None:
+        """`tensors` returns the current tensors; new tensors may be added only while all are on the device. `version`
+        returns another number whenever their values have changed: only then kept copies are made again."""
         self._device = device
         self._tensors = tensors
-        self._is_constant = is_constant
+        self._version = version
+        self._kept_version: int | None = None
+        """The version of the copies in `_hosts`."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.keeps_hosts = self._stream is not None
         self._hosts: dict[int, Tensor] = {}
         """The pinned host memory of each storage, which is used again for later moves; empty on CPUs."""
         self._on_host: list[tuple[UntypedStorage, Tensor]] = []
@@ -61,15 +64,17 @@ class HostedStorages:
         self.wait()
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        version = self._version()
         for storage in distinct_storages(self._tensors()):
             key = storage._cdata
             host = self._hosts.get(key)
-            if host is None or not self._is_constant:
+            if host is None or version != self._kept_version:
                 host = self._copied_to_host(storage, host)
-            if self._stream is not None:
+            if self.keeps_hosts:
                 self._hosts[key] = host
             self._on_host.append((storage, host))
             storage.resize_(0)
+        self._kept_version = version
 
     def fetch(self) -> None:
         """Starts to copy the storages back, if they are on the host; call `wait` before they are used."""
@@ -155,13 +160,13 @@ class Offloading:
         device: torch.device,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
+        version: Callable[[], int],
     ) -> None:
-        """The model's parameters must be shards now, not gathered."""
+        """The model's parameters must be shards now, not gathered. `version` returns another number whenever parameters
+        or moments have changed."""
         shards = list(model.parameters())
-        self.parameters = (
-            HostedStorages(device, lambda: shards, is_constant=optimizer is None) if settings.parameters else None
-        )
-        self.moments = HostedStorages(device, lambda: moments_of(optimizer)) if settings.optimizer else None
+        self.parameters = HostedStorages(device, lambda: shards, version) if settings.parameters else None
+        self.moments = HostedStorages(device, lambda: moments_of(optimizer), version) if settings.optimizer else None
         self.gradients = HostedGradients(shards) if settings.gradients else None
 
     @contextmanager

@@ -1,0 +1,68 @@
+"""vLLM's sleep mode on CPUs. vLLM's engine, scheduler and executor do what they do on GPUs. Only `sleep` and
+`wake_up` of the worker are replaced, which do nothing on CPUs.
+
+Lost weights become NaN, lost keys and values large numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from vllm.v1.worker.worker_base import WorkerBase
+
+from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
+
+
+def add_sleep_mode(vllm: VllmEngine, *, keeps_weights: bool) -> None:
+    """From now on the engine sleeps as on a GPU, at level 1 if it keeps weights, otherwise at level 2."""
+    vllm.has_sleep_mode = True
+    vllm.keeps_weights_asleep = keeps_weights
+
+    def replace_sleep(worker: WorkerBase) -> None:
+        memory = _Memory(worker.get_model(), vllm.kv_cache)
+        worker.sleep = memory.sleep  # type: ignore[attr-defined]
+        worker.wake_up = memory.wake_up  # type: ignore[attr-defined]
+
+    vllm.engine.collective_rpc(replace_sleep)
+
+
+class _Memory:
+    """The memory that the worker on a GPU takes from the allocator with sleep mode."""
+
+    def __init__(self, model: torch.nn.Module, kv_cache: list[torch.UntypedStorage]) -> None:
+        self.model = model
+        self.kv_cache = kv_cache
+        self.saved: dict[str, torch.Tensor] = {}
+        self.packed: dict[torch.nn.Module, object] = {}
+        """The products of the layers whose weights only exist in packed form, as `cpu_linear`."""
+
+    def sleep(self, level: int = 1) -> None:
+        """Level 1 saves weights and buffers, level 2 only buffers."""
+        kept = self._named() if level == 1 else self.model.named_buffers()
+        self.saved = {name: tensor.detach().clone() for name, tensor in kept}
+        for _, tensor in self._named():
+            if tensor.is_floating_point():
+                tensor.detach().fill_(float("nan"))
+        for layer in self.model.modules():
+            if callable(product := getattr(layer, "cpu_linear", None)):
+                if level == 1:
+                    self.packed[layer] = product
+                layer.cpu_linear = lambda *arguments, product=product: product(*arguments) * float("nan")
+        for storage in self.kv_cache:
+            # 1.3e7 in float32 and bfloat16. Not NaN, because attention on CPUs multiplies what it masks by 0.
+            torch.empty(0, dtype=torch.uint8).set_(storage).fill_(0x4B)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Restores what `sleep` saved, with the weights."""
+        if tags is not None and "weights" not in tags:
+            return
+        for name, tensor in self._named():
+            if name in self.saved:
+                tensor.detach().copy_(self.saved[name])
+        for layer, product in self.packed.items():
+            layer.cpu_linear = product  # type: ignore[assignment]
+        self.saved, self.packed = {}, {}
+
+    def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.model.named_parameters()
+        yield from self.model.named_buffers()

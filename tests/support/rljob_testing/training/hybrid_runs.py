@@ -1,0 +1,118 @@
+"""Training steps that generate their responses, with transformers, in the process of the training (see `replays`)."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from rljob_testing.training import replays
+from rljob_testing.training.joined_workers import FinishedCall, JoinedHybrid
+from rljob_testing.training.sleeping_engine import SleepingHfEngine, SmallDevice
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.controller import rollout_phase
+from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase
+from rljob_trainer.controller.stop_request import StopRequest
+from rljob_trainer.datasets.cursor import PromptCursor
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
+from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.workers.columns import RESPONSE_TEXTS, score_column
+from rljob_trainer.workers.factories import ACTOR, CRITIC, REFERENCE, ROLLOUT, make_hybrid
+from rljob_trainer.workers.hybrid import HybridWorker
+from rljob_trainer.workers.rollout import RolloutWorker
+
+MAX_SEQUENCES = 32
+
+
+@dataclass(frozen=True)
+class HybridRun:
+    """One rank of a run whose responses are generated."""
+
+    run: replays.ReplayedRun
+    hybrid: HybridWorker
+    cursor: PromptCursor[PromptRow]
+
+    @property
+    def sleeping(self) -> SleepingHfEngine:
+        """The rollout engine of a run with a level of sleep."""
+        engine = self.hybrid.rollout.engine
+        assert isinstance(engine, SleepingHfEngine)
+        return engine
+
+    def step(self, number: int) -> dict[str, float]:
+        """Runs training step `number` (from 0) and returns its metrics. Collective."""
+        prompts = self.cursor.next_batch(self.run.replay.batch_size)
+        with _without_object_store():
+            return self.run.training_step.run(prompts, number)[1]
+
+    def steps(self, first: int, last: int) -> list[dict[str, float]]:
+        """Runs the steps from `first` up to, but not including, `last`. Collective."""
+        return [self.step(number) for number in range(first, last)]
+
+    def generated(
+        self, prompts: Sequence[PromptRow], sampling: SamplingSettings, seeds_B: torch.Tensor, *, syncs: bool
+    ) -> Rollout:
+        """Generates a response to each prompt. Collective."""
+        with _without_object_store():
+            return self.run.training_step.rollout.begin(prompts, 1, sampling, seeds_B, syncs=syncs)
+
+
+class TextRewards:
+    """Scores 0 and 1 that depend only on the text of the response."""
+
+    def start_scoring(self, batch: DataProto) -> FinishedCall[DataProto]:
+        """See RewardGroup."""
+        scores = [zlib.crc32(str(text).encode()) % 3 == 0 for text in batch.object_column(RESPONSE_TEXTS)]
+        return FinishedCall(DataProto({score_column("score"): torch.tensor(scores, dtype=torch.float64)}))
+
+    def finish_scoring(self, started: DataProto) -> DataProto:
+        """See RewardGroup."""
+        return started
+
+    def response_texts(self, batch: DataProto) -> DataProto:
+        """See RewardGroup."""
+        return batch
+
+
+def hybrid_run(replay: replays.Replay, context: WorkerContext, level: int | None) -> HybridRun:
+    """Creates a run before its first step. `level`: how deep the generator sleeps; None: it never sleeps. A generator
+    that sleeps is on a small device, and everything must be offloaded in the run. Collective."""
+    cursor = PromptCursor(replays.prompts_of(0, 64), seed=0, shuffle=False, digest="any")
+    run = replays.replayed_run(replay, context, cursor)
+    settings = HfSettings(replay.model, context.device, torch.float32, MAX_SEQUENCES)
+    of_roles = {ACTOR: run.actor, REFERENCE: run.reference, CRITIC: run.critic}
+    workers = {role: each for role, each in of_roles.items() if each is not None}
+    device: SmallDevice | None = None
+    engine: HfEngine
+    if level is None:
+        engine = HfEngine(settings)
+    else:
+        trainers = {id(each.engine): each.engine for each in workers.values()}
+        copy_bytes = sum(each.numel() * each.itemsize for each in run.actor.engine.model.parameters())
+        device = SmallDevice(list(trainers.values()), copy_bytes)
+        engine = SleepingHfEngine(settings, level, device)
+    rollout = RolloutWorker(context, lambda: engine, 1)
+    hybrid = make_hybrid(torch.float32, replays.SEED, context, {**workers, ROLLOUT: rollout})
+    assert isinstance(hybrid, HybridWorker)
+    if device is not None:
+        hybrid.device_memory = device
+    timer = PhaseTimer(time.perf_counter)
+    phase = RolloutPhase(JoinedHybrid(hybrid), TextRewards(), {"score": 1.0}, timer, StopRequest())
+    run.training_step.rollout = phase
+    return HybridRun(run, hybrid, cursor)
+
+
+@contextmanager
+def _without_object_store() -> Iterator[None]:
+    """Object stores need Ray."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rollout_phase, "stored", lambda batch: batch)
+        yield
