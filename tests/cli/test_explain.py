@@ -172,6 +172,11 @@ def test_explain_reports_no_problem_of_a_training_job() -> None:
     )
 
 
+def test_a_job_that_exports_no_model_is_not_promised_one() -> None:
+    text = explained(job_statuses.full_status(), more="  checkpoint: {exportHuggingFace: Never}\n")
+    assert text == Mentions("Complete after the last step", without=["export"])
+
+
 def test_without_a_checkpoint_explain_says_that_a_failure_restarts_from_step_0() -> None:
     none = job_statuses.condition("Checkpointed", "False", "NoCheckpointYet", CREATED)
     text = explained({"conditions": [VALID, none]})

@@ -325,7 +325,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.SUCCEEDED: Explanation(
             means="All training steps are completed.",
-            advice="Nothing to do; the model is at status.exportUri, the newest checkpoint at status.checkpoint.uri.",
+            advice=(
+                "Nothing to do; the model is at status.exportUri (unless `checkpoint.exportHuggingFace` is Never), the"
+                " newest checkpoint at status.checkpoint.uri."
+            ),
         ),
         Reason.PROVISIONING_DEADLINE_EXCEEDED: Explanation(
             means=(
