@@ -326,8 +326,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.SUCCEEDED: Explanation(
             means="All training steps are completed.",
             advice=(
-                "Nothing to do; the model is at status.exportUri (unless `checkpoint.exportHuggingFace` is Never), the"
-                " newest checkpoint at status.checkpoint.uri."
+                "Nothing to do; the newest checkpoint is at status.checkpoint.uri, and the model, if it was exported,"
+                " at status.exportUri."
             ),
         ),
         Reason.PROVISIONING_DEADLINE_EXCEEDED: Explanation(
