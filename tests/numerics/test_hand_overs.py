@@ -97,6 +97,16 @@ def test_weights_that_did_not_change_in_warm_up_are_sent_again_only_if_lost(
     assert steps[2][0][STALENESS_MAX] == 0
 
 
+def test_newer_weights_reach_a_generator_that_is_awake_with_older_ones(context: WorkerContext) -> None:
+    run = hybrid_runs.hybrid_run(REPLAY, context, KEEPS)
+    run.step(0)
+    count = Counter(run)
+    assert versions_of(generated(run, syncs=False)) == {0}
+    assert count.taken() == (0, 1, 0)
+    assert versions_of(generated(run)) == {1}
+    assert count.taken() == (1, 1, 1)
+
+
 @LEVELS
 def test_the_reference_puts_the_generator_to_sleep(level: int, context: WorkerContext) -> None:
     """The first pass of these steps is the reference's."""
@@ -137,16 +147,17 @@ def test_offloaded_state_is_copied_to_the_host_when_it_has_changed(
         HostedStorages, "_copied_to_host", lambda hosted, *rest: copied.append(hosted) or copy(hosted, *rest)
     )
 
-    def steps(run: hybrid_runs.HybridRun) -> list[int]:
-        """Copies after each part."""
+    def steps(run: hybrid_runs.HybridRun, folder: Path) -> list[int]:
+        """The number of copies in each part."""
+        saved: list[Path] = []
         found = []
         for part in (
             lambda: run.step(0),
             lambda: generated(run),
-            lambda: saved.append(run.run.save(tmp_path / str(len(saved)), 1)),
+            lambda: saved.append(run.run.save(folder, 1)),
             lambda: generated(run),
             lambda: run.step(1),
-            lambda: run.run.load(saved[-1], 1),
+            lambda: run.run.load(saved[0], 1),
             lambda: run.step(2),
         ):
             copied.clear()
@@ -154,16 +165,15 @@ def test_offloaded_state_is_copied_to_the_host_when_it_has_changed(
             found.append(len(copied))
         return found
 
-    saved: list[Path] = []
     plain = hybrid_runs.hybrid_run(replace(REPLAY, offloads=False), context, None)
-    assert sum(steps(plain)) == 0
+    assert sum(steps(plain, tmp_path / "plain")) == 0
     run = hybrid_runs.hybrid_run(REPLAY, context, FORGETS)
     offloading = run.run.actor.engine.offloading
     assert offloading.parameters is not None
     assert offloading.moments is not None
     # As on GPUs.
     offloading.parameters.keeps_hosts = offloading.moments.keeps_hosts = True
-    first, evaluation, save, again, second, load, third = steps(run)
+    first, evaluation, save, again, second, load, third = steps(run, tmp_path / "offloads")
     assert first > evaluation > 0
     assert save == again == 0
     assert second == 2 * evaluation
