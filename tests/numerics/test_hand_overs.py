@@ -19,6 +19,8 @@ from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.offload import HostedStorages
 from rljob_trainer.observability.metrics import SAMPLING_ROUNDS, STALENESS_MAX
+from rljob_trainer.observability.spans import SPANS, Counts
+from rljob_trainer.observability.timeline import MEMORY_TRACK
 from rljob_trainer.workers.columns import POLICY_VERSIONS, RESPONSE_MASK
 
 REPLAY = replays.Replay(optimizer=Optimizer(learning_rate=1e-3), num_steps=4, offloads=True)
@@ -56,6 +58,15 @@ def generated(run: hybrid_runs.HybridRun, sampling: SamplingSettings = SAMPLING,
 def versions_of(rollout: Rollout) -> set[int]:
     mask_L = rollout.batch.ragged_column(RESPONSE_MASK).values
     return set(rollout.batch.ragged_column(POLICY_VERSIONS).values[mask_L].tolist())
+
+
+def test_both_switches_mark_what_they_have_done(context: WorkerContext) -> None:
+    run = hybrid_runs.hybrid_run(REPLAY, context, FORGETS)
+    SPANS.take()
+    run.step(0)
+    marks = [each.after for each in SPANS.take() if isinstance(each, Counts) and each.track == MEMORY_TRACK]
+    awake = ["step_before", "wake_weights", "sync_weights", "wake_kv_cache", "generate"]
+    assert marks == [*awake, "sleep", "forward_backward", "optimizer_step", "update"]
 
 
 @LEVELS
