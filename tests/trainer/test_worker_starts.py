@@ -35,7 +35,22 @@ def test_a_gpu_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     # Ray was started with more GPUs than the node has.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert start_error(2) == Mentions("worker rank 1", "assigned GPU 2", "finds 2", "MIG", "CUDA_VISIBLE_DEVICES")
+    assert start_error(2) == Mentions("worker rank 1", "assigned GPU 2", "finds 2", "MIG", "gpusPerNode: 1")
+
+
+def test_a_gpu_that_cuda_cannot_select_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is with two MIG devices of two GPUs: torch counts two GPUs, but CUDA has one device."""
+
+    def set_device(_: object) -> None:
+        raise RuntimeError("CUDA error: invalid device ordinal\nmore lines")
+
+    monkeypatch.setattr(process_group, "export_rank", NO_CHANGE)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    message = start_error(1)
+    assert message == Mentions("worker rank 1", "assigned GPU 1", "invalid device ordinal", "MIG", "tensorParallel: 1")
+    assert "more lines" not in message
 
 
 def test_cuda_must_not_be_used_before_the_own_gpu_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:

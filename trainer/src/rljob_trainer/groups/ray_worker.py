@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 class RayWorker:
     """The class of the actor; `start_processes` creates one per worker process. It delegates to a WorkerSide."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """`environment`: variables that libraries read when they are imported."""
-        show_devices_of_node()
+    def __init__(self, environment: Mapping[str, str], *, sees_neighbours: bool = False) -> None:
+        """`environment`: variables that libraries read when they are imported. `sees_neighbours`: whether the process
+        sees all NVIDIA GPUs of its Ray node; else only its own."""
+        if sees_neighbours:
+            show_devices_of_node()
         set_environment(environment)
         self.stacks = StackFile(run_folder_or_none() or "", "worker")
         from rljob_trainer.groups.worker_side import WorkerSide
