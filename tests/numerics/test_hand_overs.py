@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
@@ -126,6 +127,15 @@ def test_the_reference_puts_the_generator_to_sleep(level: int, context: WorkerCo
     count = Counter(run)
     run.steps(0, 2)
     assert count.taken() == (2, 2, 2)
+
+
+def test_a_reduction_puts_the_generator_to_sleep(context: WorkerContext) -> None:
+    run = hybrid_runs.hybrid_run(REPLAY, context, KEEPS)
+    for reduce in (run.run.actor.engine.sum_over_ranks, run.run.actor.engine.max_over_ranks):
+        generated(run)
+        count = Counter(run)
+        reduce(torch.zeros(1))
+        assert count.taken() == (0, 0, 1)
 
 
 @LEVELS

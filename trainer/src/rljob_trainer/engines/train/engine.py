@@ -302,6 +302,8 @@ class TrainEngine:
             yield RouterUse(*use)
 
     def _reduced(self, values: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> Tensor:
+        # The first collective of a group allocates buffers on the device.
+        self.before_use()
         on_device = values.detach().to(self.device, copy=True)
         dist.all_reduce(on_device, op=operation, group=group)
         return on_device.to(values.device)
