@@ -164,3 +164,7 @@ class JoinedActor(JoinedTrained):
 
     def end_profile(self, run_folder: Path, step: int) -> list[str | None]:
         return [self.worker.end_profile(run_folder, step)]
+
+    def discard_profile(self) -> list[None]:
+        self.worker.discard_profile()
+        return [None]
