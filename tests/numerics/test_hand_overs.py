@@ -10,7 +10,7 @@ import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
-from rljob_api.v1alpha1.model import Critic
+from rljob_api.v1alpha1.model import Critic, Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing import compare
 from rljob_testing.training import hybrid_runs, replays
@@ -159,14 +159,36 @@ def test_a_checkpoint_is_saved_and_loaded_while_the_generator_sleeps(
     assert count.taken() == (0, 0, 0)
 
 
-def test_offloaded_state_is_copied_to_the_host_when_it_has_changed(
-    context: WorkerContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def recorded_copies(monkeypatch: pytest.MonkeyPatch) -> list[HostedStorages]:
+    """Gets an entry whenever a storage is copied to the host."""
     copied: list[HostedStorages] = []
     copy = HostedStorages._copied_to_host
     monkeypatch.setattr(
         HostedStorages, "_copied_to_host", lambda hosted, *rest: copied.append(hosted) or copy(hosted, *rest)
     )
+    return copied
+
+
+def test_the_base_of_adapters_is_copied_to_the_host_once(
+    context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = hybrid_runs.hybrid_run(replace(REPLAY, lora=Lora(rank=4)), context, FORGETS)
+    engine = run.run.actor.engine
+    parameters = engine.offloading.parameters
+    assert parameters is not None
+    # As on GPUs.
+    parameters.keeps_hosts = True
+    run.step(0)
+    copied = recorded_copies(monkeypatch)
+    run.step(1)
+    adapters = [each for each in engine.model.parameters() if each.requires_grad]
+    assert copied.count(parameters) == len(adapters) > 0
+
+
+def test_offloaded_state_is_copied_to_the_host_when_it_has_changed(
+    context: WorkerContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = recorded_copies(monkeypatch)
 
     def steps(run: hybrid_runs.HybridRun, folder: Path) -> list[int]:
         """The number of copies in each part."""
