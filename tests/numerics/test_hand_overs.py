@@ -17,7 +17,7 @@ from rljob_testing.training import hybrid_runs, replays
 from rljob_testing.training.sleeping_engine import FORGETS, KEEPS
 from rljob_trainer.controller.rollout_phase import Rollout, sample_seeds
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.engines.rollout.base import GenerationRequest, SamplingSettings
 from rljob_trainer.engines.train.offload import HostedStorages
 from rljob_trainer.observability.metrics import SAMPLING_ROUNDS, STALENESS_MAX
 from rljob_trainer.observability.spans import SPANS, Counts
@@ -136,6 +136,14 @@ def test_a_reduction_puts_the_generator_to_sleep(context: WorkerContext) -> None
         count = Counter(run)
         reduce(torch.zeros(1))
         assert count.taken() == (0, 0, 1)
+
+
+def test_requests_that_run_are_not_dropped(context: WorkerContext) -> None:
+    run = hybrid_runs.hybrid_run(REPLAY, context, None)
+    generated(run)
+    run.hybrid.rollout.engine.add(GenerationRequest("0", (5, 6, 7), SAMPLING, 0))
+    with pytest.raises(AssertionError, match="requests"):
+        run.run.actor.engine.sum_over_ranks(torch.zeros(1))
 
 
 @LEVELS

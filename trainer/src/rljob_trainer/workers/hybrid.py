@@ -125,8 +125,9 @@ class HybridWorker(Worker):
         they use the device."""
         if not self.is_in_rollout_mode:
             return
-        self.is_in_rollout_mode = False
         engine = self.rollout.engine
+        assert not engine.has_unfinished(), "sleep would drop requests that are running"
+        self.is_in_rollout_mode = False
         self.num_kv_cache_bytes = engine.memory.kv_cache
         engine.sleep()
         if engine.forgets_weights_asleep:
