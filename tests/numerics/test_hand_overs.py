@@ -82,6 +82,20 @@ def test_all_rounds_of_dynamic_sampling_share_one_hand_over(level: int, context:
 
 
 @LEVELS
+def test_a_reward_model_puts_the_generator_to_sleep_in_each_round(
+    level: int, context: WorkerContext, tmp_path: Path
+) -> None:
+    run = hybrid_runs.hybrid_run(DAPO, context, level, hybrid_runs.random_reward_model(tmp_path, context))
+    count = Counter(run)
+    most = 0
+    for step in range(3):
+        rounds = int(run.step(step)[SAMPLING_ROUNDS])
+        assert count.taken() == (rounds if level == FORGETS else 1, rounds, rounds)
+        most = max(most, rounds)
+    assert most > 1
+
+
+@LEVELS
 def test_evaluations_and_the_next_rollout_share_one_hand_over(level: int, context: WorkerContext) -> None:
     run = hybrid_runs.hybrid_run(REPLAY, context, level)
     run.step(0)

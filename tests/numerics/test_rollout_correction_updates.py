@@ -207,7 +207,8 @@ def test_one_weight_sync_serves_several_steps(context: WorkerContext) -> None:
     replay = replays.Replay(optimizer=OPTIMIZER, num_steps=8)
     run = replays.replayed_run(replay, context)
     engine = HfEngine(HfSettings(replays.MODEL, torch.device("cpu"), torch.float32, 16))
-    hybrid = HybridWorker(context, run.actor, RolloutWorker(context, lambda: engine, 1), torch.float32, replays.SEED)
+    rollout_worker = RolloutWorker(context, lambda: engine, 1)
+    hybrid = HybridWorker(context, run.actor, rollout_worker, torch.float32, replays.SEED, others=())
     sampling = SamplingSettings(1.0, 1.0, 0, 4, ())
     request = prompt_batch(replays.prompts_of(0, 2)).with_columns({SAMPLE_SEEDS: torch.arange(2) + replays.SEED})
 

@@ -46,7 +46,7 @@ class HybridWorker(Worker):
         rollout: RolloutWorker,
         rollout_dtype: torch.dtype,
         seed: int,
-        others: Iterable[TrainEngine] = (),
+        others: Iterable[TrainEngine],
     ) -> None:
         """Collective. `seed` is the seed of the job; `others`: the training engines of other roles in this process.
         From now on training and generation have separate random streams."""
