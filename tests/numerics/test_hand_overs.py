@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rljob_testing.training.sleeping_engine import FORGETS, KEEPS
 from rljob_trainer.controller.rollout_phase import Rollout, sample_seeds
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import GenerationRequest, SamplingSettings
+from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.offload import HostedStorages
 from rljob_trainer.observability.metrics import SAMPLING_ROUNDS, STALENESS_MAX
 from rljob_trainer.observability.spans import SPANS, Counts
@@ -143,13 +145,21 @@ def test_the_reference_puts_the_generator_to_sleep(level: int, context: WorkerCo
     assert count.taken() == (2, 2, 2)
 
 
-def test_a_reduction_puts_the_generator_to_sleep(context: WorkerContext) -> None:
+USES: dict[str, Callable[[TrainEngine], object]] = {
+    "a sum over ranks": lambda engine: engine.sum_over_ranks(torch.zeros(1)),
+    "a maximum over ranks": lambda engine: engine.max_over_ranks(torch.zeros(1)),
+    "reading weights": lambda engine: next(engine.named_shards()),
+    "reading moments": lambda engine: next(engine.named_optimizer_state()),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_each_use_of_a_training_engine_puts_the_generator_to_sleep(use: str, context: WorkerContext) -> None:
     run = hybrid_runs.hybrid_run(REPLAY, context, KEEPS)
-    for reduce in (run.run.actor.engine.sum_over_ranks, run.run.actor.engine.max_over_ranks):
-        generated(run)
-        count = Counter(run)
-        reduce(torch.zeros(1))
-        assert count.taken() == (0, 0, 1)
+    generated(run)
+    count = Counter(run)
+    USES[use](run.run.actor.engine)
+    assert count.taken() == (0, 0, 1)
 
 
 def test_requests_that_run_are_not_dropped(context: WorkerContext) -> None:
@@ -177,6 +187,8 @@ def test_a_checkpoint_is_saved_and_loaded_while_the_generator_sleeps(
     # Loaded weights are sent in any case.
     generated(run, syncs=False)
     assert count.taken() == (1, 1, 0)
+    generated(run)
+    assert count.taken() == (0, 0, 0)
     assert run.run.group.is_checkpoint_written() == [True]
     assert count.taken() == (0, 0, 0)
 

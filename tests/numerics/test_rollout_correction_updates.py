@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.kl import Kl, KlPlacement
 from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.rollout_correction import (
@@ -36,6 +37,7 @@ from rljob_trainer.observability.metrics import (
     CORRECTION_BOUNDED,
     CORRECTION_MEAN,
     CORRECTION_SAMPLE_SIZE,
+    KL_LOSS,
     LOGPROB_DIFF_MAX,
     LOGPROB_DIFF_MEAN,
     LOGPROB_DIFF_SHARE,
@@ -166,6 +168,18 @@ def test_dropout_does_not_count_as_a_mismatch(context: WorkerContext, old_logpro
 
 
 def test_the_kl_in_the_reward_is_that_of_the_rollout_engines_logprobs(context: WorkerContext) -> None:
+    """The reference is the initial policy, so with the trainer's log-probabilities this KL would be 0."""
+    algorithm = FROM_ROLLOUT.model_copy(update={"kl": Kl(coefficient=0.1, placement=KlPlacement.REWARD)})
+    replay = replays.Replay(algorithm, OPTIMIZER, num_steps=1)
+    rows, model = plain_grpo.rows_of_step(replay, 0), plain_grpo.initial_policy()
+    with torch.no_grad():
+        log_ratios_N = torch.cat([row.logprobs_N(model, 1.0) - row.rollout_logprobs_N for row in rows])
+    expected = (log_ratios_N.exp() - log_ratios_N - 1).clamp(max=LARGEST_KL).mean()
+    metrics = replays.replayed_run(replay, context).step(0)
+    assert metrics[KL_LOSS] == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_kl_sums_are_those_of_the_old_logprobs_of_trained_rows(context: WorkerContext) -> None:
     run = replays.replayed_run(replays.Replay(), context)
     seeds = torch.tensor([replays.SEED])
     batch = replays.ReplayedRollouts().run(replays.prompts_of(0, 1), 2, run.replay.plan(1).sampling, seeds).batch
