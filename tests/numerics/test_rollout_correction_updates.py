@@ -26,6 +26,7 @@ from rljob_api.v1alpha1.rollout_correction import (
 from rljob_testing import compare
 from rljob_testing.golden import correction_cases
 from rljob_testing.training import plain_grpo, replays
+from rljob_testing.training.joined_workers import FinishedCall, JoinedActor
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.controller.rollout_phase import prompt_batch
@@ -46,6 +47,7 @@ from rljob_trainer.observability.metrics import (
     ROLLOUT_KL,
     STALENESS_MAX,
     STALENESS_MEAN,
+    Metrics,
 )
 from rljob_trainer.workers.columns import (
     IS_TRAINED,
@@ -156,6 +158,28 @@ def test_old_logprobs_of_the_rollout_engine_are_those_of_the_ratio(
     log_ratios_N = torch.cat(log_ratios)
     assert metrics[LOGPROB_DIFF_MEAN] == pytest.approx(float(log_ratios_N.abs().mean()), rel=1e-4)
     assert metrics[LOGPROB_DIFF_MAX] == pytest.approx(float(log_ratios_N.abs().max()), rel=1e-4)
+
+
+def test_the_first_update_with_tokens_computes_the_agreement(
+    context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = replays.Replay(FROM_ROLLOUT, OPTIMIZER, num_steps=1, mini_batch_size=2)
+    num_excluded = 2 * replay.group_size
+
+    def without_first(
+        group: JoinedActor, batch: DataProto, step: int, kl_coefficient: float | None = None
+    ) -> FinishedCall[Metrics]:
+        is_trained_B = batch[IS_TRAINED].clone()
+        is_trained_B[:num_excluded] = False
+        rest = batch.without([IS_TRAINED]).with_columns({IS_TRAINED: is_trained_B})
+        return FinishedCall(group.worker.update_policy(rest, step, kl_coefficient))
+
+    monkeypatch.setattr(JoinedActor, "update_policy", without_first)
+    metrics = replays.replayed_run(replay, context).step(0)
+    rows, model = plain_grpo.rows_of_step(replay, 0)[num_excluded:], plain_grpo.initial_policy()
+    with torch.no_grad():
+        differences_N = torch.cat([(row.logprobs_N(model, 1.0) - row.rollout_logprobs_N).abs() for row in rows])
+    assert metrics[LOGPROB_DIFF_MEAN] == pytest.approx(float(differences_N.mean()), rel=1e-4)
 
 
 @pytest.mark.parametrize("old_logprobs", OldLogprobs)

@@ -194,13 +194,14 @@ class ActorWorker(TrainedWorker):
             batch, rejected = without_rejected(batch, correction.rejection, self.engine)
             other_metrics |= rejected
         self._whole_pass_seconds = 0.0
-        coefficient = self._kl_coefficient(kl_coefficient)
-        norms = [
-            # Without a pass before the updates, the first update computes the agreement, because later ones have other
-            # weights.
-            self._update(mini_batch, step, rate, coefficient, sums, None if has_pass_before or index else agreement)
-            for index, mini_batch in enumerate(self._mini_batches(batch))
-        ]
+        coefficient, before = self._kl_coefficient(kl_coefficient), self.engine.weight_version
+        norms = []
+        for mini_batch in self._mini_batches(batch):
+            # Without a pass before the updates, the first update with tokens computes the agreement, because later ones
+            # have other weights.
+            has_other_weights = self.engine.weight_version != before
+            wanted = None if has_pass_before or has_other_weights else agreement
+            norms.append(self._update(mini_batch, step, rate, coefficient, sums, wanted))
         MEMORY.mark(Boundary.UPDATE)
         self.policy_version = step + 1
         metrics = update_metrics(sums, self.engine, len(norms)) | other_metrics | self.engine.take_routing()
