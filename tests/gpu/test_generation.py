@@ -48,7 +48,7 @@ def made_hybrid(place: DeviceContext, dtype: torch.dtype) -> HybridWorker:
     settings = HfSettings(MODEL, place.device, dtype, len(PROMPTS))
     make_engine = partial(HfEngine, settings)
     rollout = RolloutWorker(place.context, make_engine, 1)
-    return HybridWorker(place.context, actor, rollout, dtype, seed=SEED)
+    return HybridWorker(place.context, actor, rollout, dtype, SEED, others=())
 
 
 def prompt_batch(seed: int = 0) -> DataProto:

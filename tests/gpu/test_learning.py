@@ -62,7 +62,7 @@ class Learner:
         actor = grpo_actor(place.context, engine, optimizer, MAX_NEW_TOKENS, num_rows, **sizes)
         make_engine = partial(HfEngine, HfSettings(TASK / "model", place.device, dtype, num_rows))
         rollout = RolloutWorker(place.context, make_engine, 1)
-        self.hybrid = HybridWorker(place.context, actor, rollout, dtype, seed=SEED)
+        self.hybrid = HybridWorker(place.context, actor, rollout, dtype, SEED, others=())
         self.advantages = advantage_estimator(algorithm, GROUP_SIZE)
         self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(TASK / "model")
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
-from rljob_api.v1alpha1.model import Critic
+from rljob_api.v1alpha1.model import Critic, Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing import compare
 from rljob_testing.training import hybrid_runs, replays
 from rljob_testing.training.sleeping_engine import FORGETS, KEEPS
 from rljob_trainer.controller.rollout_phase import Rollout, sample_seeds
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.engines.rollout.base import GenerationRequest, SamplingSettings
+from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.offload import HostedStorages
 from rljob_trainer.observability.metrics import SAMPLING_ROUNDS, STALENESS_MAX
 from rljob_trainer.observability.spans import SPANS, Counts
@@ -81,6 +84,20 @@ def test_all_rounds_of_dynamic_sampling_share_one_hand_over(level: int, context:
 
 
 @LEVELS
+def test_a_reward_model_puts_the_generator_to_sleep_in_each_round(
+    level: int, context: WorkerContext, tmp_path: Path
+) -> None:
+    run = hybrid_runs.hybrid_run(DAPO, context, level, hybrid_runs.random_reward_model(tmp_path, context))
+    count = Counter(run)
+    most = 0
+    for step in range(3):
+        rounds = int(run.step(step)[SAMPLING_ROUNDS])
+        assert count.taken() == (rounds if level == FORGETS else 1, rounds, rounds)
+        most = max(most, rounds)
+    assert most > 1
+
+
+@LEVELS
 def test_evaluations_and_the_next_rollout_share_one_hand_over(level: int, context: WorkerContext) -> None:
     run = hybrid_runs.hybrid_run(REPLAY, context, level)
     run.step(0)
@@ -128,6 +145,31 @@ def test_the_reference_puts_the_generator_to_sleep(level: int, context: WorkerCo
     assert count.taken() == (2, 2, 2)
 
 
+USES: dict[str, Callable[[TrainEngine], object]] = {
+    "a sum over ranks": lambda engine: engine.sum_over_ranks(torch.zeros(1)),
+    "a maximum over ranks": lambda engine: engine.max_over_ranks(torch.zeros(1)),
+    "reading weights": lambda engine: next(engine.named_shards()),
+    "reading moments": lambda engine: next(engine.named_optimizer_state()),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_each_use_of_a_training_engine_puts_the_generator_to_sleep(use: str, context: WorkerContext) -> None:
+    run = hybrid_runs.hybrid_run(REPLAY, context, KEEPS)
+    generated(run)
+    count = Counter(run)
+    USES[use](run.run.actor.engine)
+    assert count.taken() == (0, 0, 1)
+
+
+def test_requests_that_run_are_not_dropped(context: WorkerContext) -> None:
+    run = hybrid_runs.hybrid_run(REPLAY, context, None)
+    generated(run)
+    run.hybrid.rollout.engine.add(GenerationRequest("0", (5, 6, 7), SAMPLING, 0))
+    with pytest.raises(AssertionError, match="requests"):
+        run.run.actor.engine.sum_over_ranks(torch.zeros(1))
+
+
 @LEVELS
 def test_a_checkpoint_is_saved_and_loaded_while_the_generator_sleeps(
     level: int, context: WorkerContext, tmp_path: Path
@@ -145,18 +187,42 @@ def test_a_checkpoint_is_saved_and_loaded_while_the_generator_sleeps(
     # Loaded weights are sent in any case.
     generated(run, syncs=False)
     assert count.taken() == (1, 1, 0)
+    generated(run)
+    assert count.taken() == (0, 0, 0)
     assert run.run.group.is_checkpoint_written() == [True]
     assert count.taken() == (0, 0, 0)
 
 
-def test_offloaded_state_is_copied_to_the_host_when_it_has_changed(
-    context: WorkerContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def recorded_copies(monkeypatch: pytest.MonkeyPatch) -> list[HostedStorages]:
+    """Gets an entry whenever a storage is copied to the host."""
     copied: list[HostedStorages] = []
     copy = HostedStorages._copied_to_host
     monkeypatch.setattr(
         HostedStorages, "_copied_to_host", lambda hosted, *rest: copied.append(hosted) or copy(hosted, *rest)
     )
+    return copied
+
+
+def test_the_base_of_adapters_is_copied_to_the_host_once(
+    context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = hybrid_runs.hybrid_run(replace(REPLAY, lora=Lora(rank=4)), context, FORGETS)
+    engine = run.run.actor.engine
+    parameters = engine.offloading.parameters
+    assert parameters is not None
+    # As on GPUs.
+    parameters.keeps_hosts = True
+    run.step(0)
+    copied = recorded_copies(monkeypatch)
+    run.step(1)
+    adapters = [each for each in engine.model.parameters() if each.requires_grad]
+    assert copied.count(parameters) == len(adapters) > 0
+
+
+def test_offloaded_state_is_copied_to_the_host_when_it_has_changed(
+    context: WorkerContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = recorded_copies(monkeypatch)
 
     def steps(run: hybrid_runs.HybridRun, folder: Path) -> list[int]:
         """The number of copies in each part."""

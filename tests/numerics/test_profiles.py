@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
+import pytest
+import torch
+
+from rljob_api.v1alpha1.training import Profile
 from rljob_testing.training import replays
+from rljob_trainer.controller.controller import StepProfiles
+from rljob_trainer.controller.stop_request import StepAbandonedError
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.observability.profiles import PROFILES_FOLDER_NAME, StepProfile, profile_file
 from rljob_trainer.observability.spans import Span, SpanRecorder
@@ -19,7 +26,11 @@ def names_of(path: Path) -> list[str]:
         return [event["name"] for event in json.load(file)["traceEvents"] if "name" in event]
 
 
-def test_a_rank_profiles_the_steps_for_which_it_is_asked(context: WorkerContext, tmp_path: Path) -> None:
+def test_a_rank_profiles_the_steps_for_which_it_is_asked(
+    context: WorkerContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The folder for temporary files is not used.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     run = replays.replayed_run(replays.Replay(num_steps=3), context)
     run.step(0)
     for step, ranks in ((1, [0]), (2, [1])):
@@ -43,6 +54,47 @@ def test_a_profile_that_cannot_be_written_does_not_end_the_run(context: WorkerCo
     run.actor.begin_profile([0])
     run.step(1)
     assert run.actor.end_profile(tmp_path, 2) is None
+    assert names_of(profile_file(tmp_path, 2, 0)).count("forward_backward") == 1
+
+
+@pytest.mark.parametrize("method", ["start", "stop", "export_chrome_trace"])
+def test_a_profiler_that_fails_does_not_end_the_run(
+    context: WorkerContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    stop = torch.profiler.profile.stop
+
+    def failing(profile: torch.profiler.profile, *_: object) -> None:
+        if method == "stop":
+            stop(profile)
+        raise RuntimeError("no counters")
+
+    run = replays.replayed_run(replays.Replay(num_steps=2), context)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.profiler.profile, method, failing)
+        run.actor.begin_profile([0])
+        run.step(0)
+        assert run.actor.end_profile(tmp_path, 1) == "RuntimeError: no counters"
+    assert not list(tmp_path.rglob("*.gz"))
+    run.actor.begin_profile([1])
+    assert run.actor.end_profile(tmp_path, 2) is None
+
+
+def test_the_profile_of_an_abandoned_step_ends_with_the_step(context: WorkerContext, tmp_path: Path) -> None:
+    run = replays.replayed_run(replays.Replay(num_steps=2), context)
+    profiles = StepProfiles(tmp_path, Profile(steps=(1, 2)), run.group)
+    was_running = []
+
+    def abandoned_step() -> None:
+        was_running.append(run.actor.profile.is_running)
+        raise StepAbandonedError
+
+    with pytest.raises(StepAbandonedError), profiles.of_step(1):
+        abandoned_step()
+    assert was_running == [True]
+    assert not run.actor.profile.is_running
+    assert not list(tmp_path.iterdir())
+    with profiles.of_step(2):
+        run.step(1)
     assert names_of(profile_file(tmp_path, 2, 0)).count("forward_backward") == 1
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.kl import Kl, KlPlacement
 from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.rollout_correction import (
@@ -25,6 +26,7 @@ from rljob_api.v1alpha1.rollout_correction import (
 from rljob_testing import compare
 from rljob_testing.golden import correction_cases
 from rljob_testing.training import plain_grpo, replays
+from rljob_testing.training.joined_workers import FinishedCall, JoinedActor
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.controller.rollout_phase import prompt_batch
@@ -36,6 +38,7 @@ from rljob_trainer.observability.metrics import (
     CORRECTION_BOUNDED,
     CORRECTION_MEAN,
     CORRECTION_SAMPLE_SIZE,
+    KL_LOSS,
     LOGPROB_DIFF_MAX,
     LOGPROB_DIFF_MEAN,
     LOGPROB_DIFF_SHARE,
@@ -44,6 +47,7 @@ from rljob_trainer.observability.metrics import (
     ROLLOUT_KL,
     STALENESS_MAX,
     STALENESS_MEAN,
+    Metrics,
 )
 from rljob_trainer.workers.columns import (
     IS_TRAINED,
@@ -156,6 +160,28 @@ def test_old_logprobs_of_the_rollout_engine_are_those_of_the_ratio(
     assert metrics[LOGPROB_DIFF_MAX] == pytest.approx(float(log_ratios_N.abs().max()), rel=1e-4)
 
 
+def test_the_first_update_with_tokens_computes_the_agreement(
+    context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = replays.Replay(FROM_ROLLOUT, OPTIMIZER, num_steps=1, mini_batch_size=2)
+    num_excluded = 2 * replay.group_size
+
+    def without_first(
+        group: JoinedActor, batch: DataProto, step: int, kl_coefficient: float | None = None
+    ) -> FinishedCall[Metrics]:
+        is_trained_B = batch[IS_TRAINED].clone()
+        is_trained_B[:num_excluded] = False
+        rest = batch.without([IS_TRAINED]).with_columns({IS_TRAINED: is_trained_B})
+        return FinishedCall(group.worker.update_policy(rest, step, kl_coefficient))
+
+    monkeypatch.setattr(JoinedActor, "update_policy", without_first)
+    metrics = replays.replayed_run(replay, context).step(0)
+    rows, model = plain_grpo.rows_of_step(replay, 0)[num_excluded:], plain_grpo.initial_policy()
+    with torch.no_grad():
+        differences_N = torch.cat([(row.logprobs_N(model, 1.0) - row.rollout_logprobs_N).abs() for row in rows])
+    assert metrics[LOGPROB_DIFF_MEAN] == pytest.approx(float(differences_N.mean()), rel=1e-4)
+
+
 @pytest.mark.parametrize("old_logprobs", OldLogprobs)
 def test_dropout_does_not_count_as_a_mismatch(context: WorkerContext, old_logprobs: OldLogprobs) -> None:
     algorithm = Algorithm(rollout_correction=RolloutCorrection(old_logprobs=old_logprobs))
@@ -166,6 +192,18 @@ def test_dropout_does_not_count_as_a_mismatch(context: WorkerContext, old_logpro
 
 
 def test_the_kl_in_the_reward_is_that_of_the_rollout_engines_logprobs(context: WorkerContext) -> None:
+    """The reference is the initial policy, so with the trainer's log-probabilities this KL would be 0."""
+    algorithm = FROM_ROLLOUT.model_copy(update={"kl": Kl(coefficient=0.1, placement=KlPlacement.REWARD)})
+    replay = replays.Replay(algorithm, OPTIMIZER, num_steps=1)
+    rows, model = plain_grpo.rows_of_step(replay, 0), plain_grpo.initial_policy()
+    with torch.no_grad():
+        log_ratios_N = torch.cat([row.logprobs_N(model, 1.0) - row.rollout_logprobs_N for row in rows])
+    expected = (log_ratios_N.exp() - log_ratios_N - 1).clamp(max=LARGEST_KL).mean()
+    metrics = replays.replayed_run(replay, context).step(0)
+    assert metrics[KL_LOSS] == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_kl_sums_are_those_of_the_old_logprobs_of_trained_rows(context: WorkerContext) -> None:
     run = replays.replayed_run(replays.Replay(), context)
     seeds = torch.tensor([replays.SEED])
     batch = replays.ReplayedRollouts().run(replays.prompts_of(0, 1), 2, run.replay.plan(1).sampling, seeds).batch
@@ -207,7 +245,8 @@ def test_one_weight_sync_serves_several_steps(context: WorkerContext) -> None:
     replay = replays.Replay(optimizer=OPTIMIZER, num_steps=8)
     run = replays.replayed_run(replay, context)
     engine = HfEngine(HfSettings(replays.MODEL, torch.device("cpu"), torch.float32, 16))
-    hybrid = HybridWorker(context, run.actor, RolloutWorker(context, lambda: engine, 1), torch.float32, replays.SEED)
+    rollout_worker = RolloutWorker(context, lambda: engine, 1)
+    hybrid = HybridWorker(context, run.actor, rollout_worker, torch.float32, replays.SEED, others=())
     sampling = SamplingSettings(1.0, 1.0, 0, 4, ())
     request = prompt_batch(replays.prompts_of(0, 2)).with_columns({SAMPLE_SEEDS: torch.arange(2) + replays.SEED})
 
@@ -231,5 +270,5 @@ def test_one_weight_sync_serves_several_steps(context: WorkerContext) -> None:
         assert torch.equal(found[one][1], found[other][1])
     assert not torch.equal(found[2][1], found[3][1])
     # Another start of the actor, even at the same step.
-    run.actor.num_loads += 1
+    run.actor.engine.weight_version = run.actor.engine.weight_version.after_load()
     assert generated(syncs=False)[0] == 4

@@ -72,9 +72,11 @@ def measured_step(root: Path, offloads: bool, context: WorkerContext) -> Measure
         replace(offload_runs.REPLAY, algorithm=algorithm, critic=Critic(), offloads=offloads), context
     )
     settings = HfSettings(replays.MODEL, context.device, torch.float32, 16)
-    hybrid = HybridWorker(
-        context, run.actor, RolloutWorker(context, lambda: HfEngine(settings), 1), torch.float32, seed=0
-    )
+    assert run.reference is not None
+    assert run.critic is not None
+    others = [run.reference.engine, run.critic.engine]
+    rollout = RolloutWorker(context, lambda: HfEngine(settings), 1)
+    hybrid = HybridWorker(context, run.actor, rollout, torch.float32, 0, others)
     prompts = RaggedColumn.from_rows([torch.tensor([5, 6, 7])] * 4)
     batch = DataProto({SAMPLE_SEEDS: torch.arange(4)}, ragged={PROMPT_TOKEN_IDS: prompts})
     SPANS.take()

@@ -72,7 +72,7 @@ def made_calls(folder: Path, keeps_weights: bool, lora: Lora | None, context: Wo
         patch.setattr(vllm_engine, "start_vllm", lambda _: engine)
         vllm = vllm_engine.VllmEngine(settings)
     actor = engine_updates.build_actor(folder, context, lora=lora)
-    hybrid = HybridWorker(context, actor, RolloutWorker(context, lambda: vllm, 1), torch.float32, seed=0)
+    hybrid = HybridWorker(context, actor, RolloutWorker(context, lambda: vllm, 1), torch.float32, 0, others=())
     found = [engine.calls]
 
     def part(function: Callable[[], object]) -> None:

@@ -102,11 +102,51 @@ def start_errors(_context: WorkerContext) -> list[tuple[str, str]]:
     return found
 
 
+def exit_codes(_context: WorkerContext) -> list[tuple[str, str]]:
+    """Class and exit code of the error if vLLM fails with each of these errors."""
+    from rljob_trainer.__main__ import exit_code_of
+    from rljob_trainer.engines.rollout import vllm_start
+    from rljob_trainer.errors import TrainerError
+
+    settings = vllm_start.VllmSettings(MODEL, "cpu", False, torch.float32, 1, 32, 16, 0.5, 2**24, 0)
+    found = []
+    for failure in FAILURES:
+
+        def failing(_arguments: object, failure: Exception = failure) -> None:
+            raise failure
+
+        with patch.object(vllm_start, "_built_engine", failing):
+            try:
+                vllm_start.start_vllm(settings)
+            except TrainerError as error:
+                found.append((type(error).__name__, exit_code_of(error).name))
+    return found
+
+
+FAILURES = (
+    TypeError("EngineArgs got an unexpected keyword argument 'kv_cache_memory_bytes'"),
+    ImportError("cannot import name 'x' from 'vllm.device_allocator.memory'"),
+    AttributeError("no attribute 'get_device_total_memory'"),
+    RuntimeError("CUDA error: unspecified launch failure"),
+    RuntimeError("not enough memory"),
+    OSError("No space left on device"),
+    AssertionError("6 is not divisible by 4"),
+)
+
+
 def test_vllm_finds_the_gpus_of_all_ranks_and_explains_why_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in worker_environment("cpu", 1).items():
         monkeypatch.setenv(name, value)
-    runs = [gloo_ranks.RankedRun(program, 1) for program in (lookups, start_errors)]
-    [[found], [errors]] = gloo_ranks.run_on_ranks(runs, gloo_ranks.VLLM)
+    runs = [gloo_ranks.RankedRun(program, 1) for program in (lookups, start_errors, exit_codes)]
+    [[found], [errors], [codes]] = gloo_ranks.run_on_ranks(runs, gloo_ranks.VLLM)
+    # A retry on other nodes cannot help against an error in the code, and more memory cannot either.
+    assert codes == [
+        *[("WorkerError", "APPLICATION")] * 3,
+        ("ResourceError", "INFRASTRUCTURE"),
+        ("HostMemoryError", "INFRASTRUCTURE"),
+        ("ResourceError", "INFRASTRUCTURE"),
+        ("ConfigurationError", "CONFIGURATION"),
+    ]
     assert found == [
         (0, [0, 1], [(0, 1)]),
         (1, [0, 1], [(1, 0)]),
@@ -116,5 +156,5 @@ def test_vllm_finds_the_gpus_of_all_ranks_and_explains_why_it_does_not_start(mon
     ]
     assert errors == [
         ("ConfigurationError", Mentions("spec.roles.rollout.tensorParallel", "sees only 1", "MIG", "seen: 2", "to 1")),
-        ("ResourceError", Mentions("spec.training.rollout.engine", "KeyError", "RANK")),
+        ("WorkerError", Mentions("spec.training.rollout.engine", "KeyError", "RANK")),
     ]

@@ -6,7 +6,7 @@ processes of its own without Ray: a training engine of two replicas, and vLLM ov
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ class Version:
     difference: float
     """The largest difference of log-probabilities, in nats."""
     wrong: list[str]
-    """The tensors of the files that `load_weights` did not receive bit for bit."""
+    """The tensors of the files that `load_weights` did not receive bit for bit, in BFloat16 or in float32."""
     num_tensors: int
     """Number of tensors of experts that `load_weights` received."""
     num_loads: int
@@ -71,15 +71,15 @@ def seen_on_a_rank(folder: Path, context: WorkerContext) -> Generated:
     for version in range(NUM_VERSIONS):
         if version == FIRST_SEPARATE:
             refuse_whole_experts(vllm)
+        # The dtype on GPUs.
+        sync_weights(trained, vllm, torch.bfloat16, version)
+        wrong = wrong_names(expected, received, torch.bfloat16)
+        received.clear()
+        loads.clear()
         sync_weights(trained, vllm, torch.float32, version)
         largest = small_vllm.largest_logprob_difference(trained, small_vllm.generated(vllm, 12))
         num_tensors = sum(".experts." in name for name in received)
-        separate = dict(separate_experts(received))
-        wrong = [
-            name
-            for name in {*expected, *separate}
-            if name not in separate or name not in expected or not torch.equal(expected[name], separate[name])
-        ]
+        wrong += wrong_names(expected, received, torch.float32)
         found.append(Version(largest, wrong, num_tensors, len(loads)))
         received.clear()
         loads.clear()
@@ -89,6 +89,23 @@ def seen_on_a_rank(folder: Path, context: WorkerContext) -> Generated:
             for _, tensor in trained.named_shards():
                 tensor.mul_(1.1)
     return Generated(found)
+
+
+def wrong_names(
+    expected: Mapping[str, torch.Tensor], received: Mapping[str, torch.Tensor], dtype: torch.dtype
+) -> list[str]:
+    """The tensors that are missing, that should not exist, or whose bits are wrong. Tensors that the model needs in
+    float32 may have another dtype than `dtype`, but experts are none of them."""
+    separate = dict(separate_experts(received))
+
+    def is_right(name: str) -> bool:
+        if name not in separate or name not in expected:
+            return False
+        found = separate[name]
+        has_dtype = found.dtype == dtype or ".experts." not in name
+        return has_dtype and torch.equal(expected[name].to(found.dtype), found)
+
+    return [name for name in {*expected, *separate} if not is_right(name)]
 
 
 def recorded_weights(vllm: VllmEngine) -> dict[str, torch.Tensor]:
@@ -108,7 +125,7 @@ def recorded_weights(vllm: VllmEngine) -> dict[str, torch.Tensor]:
     return received
 
 
-def separate_experts(received: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+def separate_experts(received: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors as they are in files: each expert has its own."""
     for name, tensor in received.items():
         path, _, end = name.rpartition(".")

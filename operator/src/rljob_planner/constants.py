@@ -75,8 +75,8 @@ class Constants:
     """Cost of each tensor that the engine loads in a weight sync; it does not depend on the tensor's size. Source: a
     sync of the 18,867 tensors of Qwen3-30B-A3B takes 7 s on one node (slime, hebiao064.github.io/rl-weight-sync)."""
     wake_seconds: FixedSeconds = 0.0
-    """Fixed cost per training step, counted as a part of the weight sync: the rollout engine wakes up and, after the
-    generation, goes to sleep."""
+    """Fixed cost per training step, counted as a part of the weight sync: the rollout engine wakes up. It goes to sleep
+    in the pass or update that follows the generation, and is measured with that."""
     pass_seconds: FixedSeconds = 0.0
     """Fixed cost of a pass over one micro-batch."""
     update_seconds: FixedSeconds = 0.0

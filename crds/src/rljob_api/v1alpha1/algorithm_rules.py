@@ -131,12 +131,17 @@ ALGORITHM_RULES = (
         field=".rolloutCorrection.oldLogprobs",
         cel="!has(self.rolloutCorrection) || !has(self.rolloutCorrection.oldLogprobs) || !has(self.type)"
         " || self.rolloutCorrection.oldLogprobs != 'Rollout'"
-        f" || !{is_chosen_cel('self', 'advantage', ['OptimalTokenBaseline'])}",
-        wrong="must not be Rollout with advantage OptimalTokenBaseline, which needs the trainer's probabilities",
-        advice="set oldLogprobs: Trainer, or another advantage",
+        f" || !{is_chosen_cel('self', 'advantage', ['OptimalTokenBaseline'])}"
+        " && !(has(self.loss) && has(self.loss.type) && self.loss.type == 'GPG')",
+        wrong="must not be Rollout with advantage OptimalTokenBaseline, which needs the trainer's probabilities, nor "
+        "with loss GPG, which uses no old ones",
+        advice="set oldLogprobs: Trainer, or another advantage or loss",
         holds=lambda algorithm: (
             algorithm.rollout_correction.old_logprobs is not OldLogprobs.ROLLOUT
-            or advantage_type(algorithm) is not AdvantageType.OPTIMAL_TOKEN_BASELINE
+            or (
+                advantage_type(algorithm) is not AdvantageType.OPTIMAL_TOKEN_BASELINE
+                and loss_type(algorithm) is not LossType.GPG
+            )
         ),
     ),
     rule(

@@ -168,13 +168,19 @@ ROLES = [RoleSpec(name, EchoWorker, partial(make_echo, name)) for name in ("firs
 
 @contextmanager
 def echo_processes(
-    num_workers: int, name: str | None = None, roles: Sequence[RoleSpec] = ROLES, *, use_gpu: bool = False
+    num_workers: int,
+    name: str | None = None,
+    roles: Sequence[RoleSpec] = ROLES,
+    *,
+    use_gpu: bool = False,
+    sees_neighbours: bool = False,
 ) -> Iterator[WorkerProcesses]:
     """Worker processes with these roles, by default `first` and `second`. They end with the context. With `use_gpu`
-    each has one of the GPUs that the cluster declares, and does not use it."""
+    each has one of the GPUs that the cluster declares, and does not use it. `sees_neighbours`: see RayWorker."""
     pool = ResourcePool(PoolSettings("main", 1, num_workers, use_gpu, 0.1, 60, is_detached=name is not None))
     try:
-        processes = start_processes(pool, {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}, name)
+        environment = {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
+        processes = start_processes(pool, environment, name, sees_neighbours=sees_neighbours)
         try:
             processes.build(pool.slots(), BuildSettings("cpu", 1, None), roles)
             yield processes

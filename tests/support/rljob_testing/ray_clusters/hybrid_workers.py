@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -18,9 +18,10 @@ from rljob_trainer.controller import model_roles
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import GenerationRequest, SamplingSettings
 from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
+from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.groups import object_store
 from rljob_trainer.workers.actor import ActorWorker
-from rljob_trainer.workers.factories import ACTOR, ROLLOUT, make_hybrid
+from rljob_trainer.workers.factories import ACTOR, ROLLOUT, make_hybrid, train_engines
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.rollout import RolloutWorker
 
@@ -34,7 +35,7 @@ def watched_hybrid(
     actor, rollout = others[ACTOR], others[ROLLOUT]
     assert isinstance(actor, ActorWorker)
     assert isinstance(rollout, RolloutWorker)
-    return WatchedHybrid(stale_from, context, actor, rollout, dtype, seed)
+    return WatchedHybrid(stale_from, context, actor, rollout, dtype, seed, train_engines(others))
 
 
 class WatchedHybrid(HybridWorker):
@@ -49,8 +50,9 @@ class WatchedHybrid(HybridWorker):
         rollout: RolloutWorker,
         dtype: torch.dtype,
         seed: int,
+        others: Iterable[TrainEngine],
     ) -> None:
-        super().__init__(context, actor, rollout, dtype, seed)
+        super().__init__(context, actor, rollout, dtype, seed, others)
         self.stale_from = stale_from
 
     def rollout_mode(self, *, syncs: bool = True) -> None:

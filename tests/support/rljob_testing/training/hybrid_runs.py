@@ -7,26 +7,41 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
+from rljob_testing.models import tiny_models
 from rljob_testing.training import replays
-from rljob_testing.training.joined_workers import FinishedCall, JoinedHybrid
+from rljob_testing.training.joined_workers import FinishedCall, JoinedHybrid, JoinedRewardModel
 from rljob_testing.training.sleeping_engine import SleepingHfEngine, SmallDevice
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller import rollout_phase
-from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase
+from rljob_trainer.controller.rollout_phase import RewardModelWorkers, Rollout, RolloutPhase
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
+from rljob_trainer.engines.train.offload import OffloadSettings
+from rljob_trainer.engines.train.output_head import Head
+from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import RESPONSE_TEXTS, score_column
-from rljob_trainer.workers.factories import ACTOR, CRITIC, REFERENCE, ROLLOUT, make_hybrid
+from rljob_trainer.workers.factories import (
+    ACTOR,
+    CRITIC,
+    REFERENCE,
+    REWARD_MODEL,
+    ROLLOUT,
+    make_hybrid,
+    train_engines,
+)
 from rljob_trainer.workers.hybrid import HybridWorker
+from rljob_trainer.workers.reward_model import TOKEN_COLUMNS, RewardModelSettings, RewardModelWorker
 from rljob_trainer.workers.rollout import RolloutWorker
 
 MAX_SEQUENCES = 32
@@ -82,20 +97,45 @@ class TextRewards:
         return batch
 
 
-def hybrid_run(replay: replays.Replay, context: WorkerContext, level: int | None) -> HybridRun:
+def random_reward_model(folder: Path, context: WorkerContext) -> RewardModelWorker:
+    """An offloaded reward model that reads tokens; `folder` gets its files. Its scores have no weight in a run."""
+    torch.manual_seed(0)
+    config = Qwen3Config(**tiny_models.CLASSIFIER_SIZES, num_labels=1)
+    Qwen3ForSequenceClassification(config).save_pretrained(folder)
+    engine = TrainEngineSettings(
+        folder,
+        context.device,
+        torch.float32,
+        False,
+        4096,
+        None,
+        head=Head.SCORE,
+        offload=OffloadSettings(parameters=True),
+    )
+    return RewardModelWorker(
+        context, RewardModelSettings(engine, "preference", "spec.training.rewards[1].rewardModel.", True, None)
+    )
+
+
+def hybrid_run(
+    replay: replays.Replay,
+    context: WorkerContext,
+    level: int | None,
+    reward_model: RewardModelWorker | None = None,
+) -> HybridRun:
     """Creates a run before its first step. `level`: how deep the generator sleeps; None: it never sleeps. A generator
     that sleeps is on a small device, and everything must be offloaded in the run. Collective."""
     cursor = PromptCursor(replays.prompts_of(0, 64), seed=0, shuffle=False, digest="any")
     run = replays.replayed_run(replay, context, cursor)
     settings = HfSettings(replay.model, context.device, torch.float32, MAX_SEQUENCES)
-    of_roles = {ACTOR: run.actor, REFERENCE: run.reference, CRITIC: run.critic}
+    of_roles = {ACTOR: run.actor, REFERENCE: run.reference, CRITIC: run.critic, REWARD_MODEL: reward_model}
     workers = {role: each for role, each in of_roles.items() if each is not None}
     device: SmallDevice | None = None
     engine: HfEngine
     if level is None:
         engine = HfEngine(settings)
     else:
-        trainers = {id(each.engine): each.engine for each in workers.values()}
+        trainers = {id(each): each for each in train_engines(workers)}
         copy_bytes = sum(each.numel() * each.itemsize for each in run.actor.engine.model.parameters())
         device = SmallDevice(list(trainers.values()), copy_bytes)
         engine = SleepingHfEngine(settings, level, device)
@@ -105,7 +145,10 @@ def hybrid_run(replay: replays.Replay, context: WorkerContext, level: int | None
     if device is not None:
         hybrid.device_memory = device
     timer = PhaseTimer(time.perf_counter)
-    phase = RolloutPhase(JoinedHybrid(hybrid), TextRewards(), {"score": 1.0}, timer, StopRequest())
+    scorers = None
+    if reward_model is not None:
+        scorers = RewardModelWorkers(JoinedRewardModel(reward_model), TOKEN_COLUMNS, context.world_size)
+    phase = RolloutPhase(JoinedHybrid(hybrid), TextRewards(), {"score": 1.0}, timer, StopRequest(), scorers)
     run.training_step.rollout = phase
     return HybridRun(run, hybrid, cursor)
 

@@ -22,6 +22,7 @@ from rljob_trainer.workers.actor import ActorWorker
 from rljob_trainer.workers.critic import CriticWorker
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.reference import ReferenceWorker
+from rljob_trainer.workers.reward_model import RewardModelWorker
 from rljob_trainer.workers.trained_worker import TrainedWorker
 
 Given = ParamSpec("Given")
@@ -90,6 +91,18 @@ class JoinedReference(JoinedWorker):
     def compute_ref_logprobs(self, batch: DataProto) -> FinishedCall[DataProto]:
         """See ReferenceWorker."""
         return FinishedCall(cast(DataProto, self.call(self.worker.compute_ref_logprobs, batch)))
+
+
+class JoinedRewardModel(JoinedWorker):
+    """All ranks of a RewardModelWorker."""
+
+    def __init__(self, worker: RewardModelWorker) -> None:
+        super().__init__(worker)
+        self.worker = worker
+
+    def compute_scores(self, batch: DataProto) -> FinishedCall[DataProto]:
+        """See RewardModelWorker."""
+        return FinishedCall(cast(DataProto, self.call(self.worker.compute_scores, batch)))
 
 
 class JoinedTrained(JoinedWorker):
@@ -164,3 +177,7 @@ class JoinedActor(JoinedTrained):
 
     def end_profile(self, run_folder: Path, step: int) -> list[str | None]:
         return [self.worker.end_profile(run_folder, step)]
+
+    def discard_profile(self) -> list[None]:
+        self.worker.discard_profile()
+        return [None]

@@ -142,7 +142,8 @@ def hybrid_worker(run: replays.ReplayedRun, engine_class: type[HfEngine] = HfEng
     context = run.actor.context
     settings = HfSettings(replays.MODEL, context.device, torch.float32, 16)
     rollout = RolloutWorker(context, lambda: engine_class(settings), 1)
-    return HybridWorker(context, run.actor, rollout, torch.float32, seed=0)
+    others = [] if run.reference is None else [run.reference.engine]
+    return HybridWorker(context, run.actor, rollout, torch.float32, 0, others)
 
 
 def generate(hybrid: HybridWorker, num_prompts: int) -> None:

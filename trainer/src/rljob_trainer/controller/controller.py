@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rljob_api.constants import LOGS_FOLDER
@@ -185,20 +186,19 @@ class Controller:
 
     def _step(self, step: int) -> None:
         self.timeline.begin(step + 1)
-        self.profiles.begin(step + 1)
-        started = time.perf_counter()
-        # Resets the counters, so that the traffic of an evaluation does not count for this step.
-        TRAFFIC.take()
-        cursor, num_left_out = self.cursor.state(), self.cursor.num_left_out
-        prompts = self.cursor.next_batch(self.job.spec.training.batch_size)
-        try:
-            rollout, metrics = self.training_step.run(prompts, step)
-        except StepAbandonedError:
-            self.cursor.restore(cursor)
-            raise
-        seconds = time.perf_counter() - started
-        self.timeline.end(step + 1)
-        self.profiles.end(step + 1)
+        with self.profiles.of_step(step + 1):
+            started = time.perf_counter()
+            # Resets the counters, so that the traffic of an evaluation does not count for this step.
+            TRAFFIC.take()
+            cursor, num_left_out = self.cursor.state(), self.cursor.num_left_out
+            prompts = self.cursor.next_batch(self.job.spec.training.batch_size)
+            try:
+                rollout, metrics = self.training_step.run(prompts, step)
+            except StepAbandonedError:
+                self.cursor.restore(cursor)
+                raise
+            seconds = time.perf_counter() - started
+            self.timeline.end(step + 1)
         samples = self.rollout.samples(rollout, step + 1, SampleKind.TRAIN, NUM_TRAINING_SAMPLES_LOGGED)
         traffic = TRAFFIC.take()
         num_tokens = rollout.num_tokens()
@@ -271,8 +271,7 @@ class StepTimeline:
 
 
 class StepProfiles:
-    """Lets the actor's workers profile some steps. Call `begin` before each step and `end` after it; both do nothing
-    for other steps. Both raise WorkerDiedError."""
+    """Lets the actor's workers profile some steps."""
 
     def __init__(self, run_folder: Path, profile: Profile | None, actor: ActorGroup) -> None:
         self.run_folder = run_folder
@@ -280,11 +279,23 @@ class StepProfiles:
         self.ranks = profile.ranks if profile else ()
         self.actor = actor
 
-    def begin(self, step: int) -> None:
-        """Starts the profiles of the step. A rank that does not exist is only logged, because an elastic job may have
-        fewer workers."""
+    @contextmanager
+    def of_step(self, step: int) -> Iterator[None]:
+        """The block is the step; does nothing for steps without a profile. The profile of an abandoned step is dropped,
+        because a stop leaves little time. Raises WorkerDiedError."""
         if step not in self.steps:
+            yield
             return
+        self._begin()
+        try:
+            yield
+        except StepAbandonedError:
+            self.actor.discard_profile()
+            raise
+        self._end(step)
+
+    def _begin(self) -> None:
+        """A rank that does not exist is only logged, because an elastic job may have fewer workers."""
         num_ranks = len(self.actor.begin_profile(self.ranks))
         absent = sorted({rank for rank in self.ranks if rank >= num_ranks})
         if absent:
@@ -296,10 +307,8 @@ class StepProfiles:
                 num_ranks - 1,
             )
 
-    def end(self, step: int) -> None:
-        """Writes the profiles of the step; a write error is only logged."""
-        if step not in self.steps:
-            return
+    def _end(self, step: int) -> None:
+        """Writes the profiles of the step; a fault is only logged."""
         for rank, fault in enumerate(self.actor.end_profile(self.run_folder, step)):
             path = profile_file(self.run_folder, step, rank)
             if fault is not None:

@@ -126,7 +126,7 @@ def started_workers(
         started: list[tuple[FusedRoles, ResourcePool, WorkerProcesses]] = []
         for group in plan.groups:
             pool = manager.pool_of(group.roles[0])
-            processes = start_processes(pool, _environment(job, settings, device_type))
+            processes = start_pool(pool, job, settings, device_type)
             stack.callback(processes.close)
             started.append((group, pool, processes))
         if settings.ray_address:
@@ -157,6 +157,13 @@ def started_workers(
             num_devices=num_workers,
             processes={group.pool: processes for group, _, processes in started},
         )
+
+
+def start_pool(pool: ResourcePool, job: TrainerJob, settings: Settings, device_type: str) -> WorkerProcesses:
+    """Starts the worker processes of a pool. They see each other's GPUs only if ranks share a model in vLLM, which
+    needs that."""
+    sees_neighbours = job.spec.roles.rollout.tensor_parallel > 1
+    return start_processes(pool, _environment(job, settings, device_type), sees_neighbours=sees_neighbours)
 
 
 def _environment(job: TrainerJob, settings: Settings, device_type: str) -> dict[str, str]:

@@ -35,13 +35,13 @@ def join_process_group(context: WorkerContext) -> None:
                 "exist"
             )
         if context.device_number >= torch.cuda.device_count():
-            raise ResourceError(
-                f"worker rank {context.rank}: Ray has assigned GPU {context.device_number} (counted from 0), but torch "
-                f"finds {torch.cuda.device_count()}; declare to Ray as many GPUs as the node has, and with MIG start "
-                "Ray with the ids of the MIG devices in CUDA_VISIBLE_DEVICES"
-            )
-        # The process sees its neighbours' GPUs, too: without this, memory would be allocated on GPU 0.
-        torch.cuda.set_device(context.device)
+            raise _missing_gpu(context, f"torch finds {torch.cuda.device_count()}")
+        try:
+            # The process may see its neighbours' GPUs, too: without this, memory would be allocated on GPU 0.
+            torch.cuda.set_device(context.device)
+        except RuntimeError as error:
+            # With MIG devices torch counts whole GPUs, but CUDA can use only one MIG device in a process.
+            raise _missing_gpu(context, f"it cannot be used ({str(error).splitlines()[0]})") from error
     else:
         HOST_MEMORY.keep_freed()
     dist.init_process_group(
@@ -49,6 +49,14 @@ def join_process_group(context: WorkerContext) -> None:
         rank=context.rank,
         world_size=context.world_size,
         timeout=COLLECTIVE_TIMEOUT,
+    )
+
+
+def _missing_gpu(context: WorkerContext, fault: str) -> ResourceError:
+    return ResourceError(
+        f"worker rank {context.rank}: Ray has assigned GPU {context.device_number} (counted from 0), but {fault}; "
+        "declare to Ray as many GPUs as the node has, and with MIG devices set gpusPerNode: 1 and "
+        "roles.rollout.tensorParallel: 1"
     )
 
 

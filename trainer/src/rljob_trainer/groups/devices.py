@@ -1,8 +1,8 @@
 """Which devices a process sees, and which of them is its own.
 
 Ray assigns a device to each worker process and makes only this device visible. On NVIDIA GPUs this is too little: ranks
-that share a model in vLLM look up each other's GPUs by number, and open each other's memory. So `visible_devices` makes
-all GPUs of the node visible again, and `device_number` finds the process's own device among them."""
+that share a model in vLLM look up each other's GPUs by number, and open each other's memory. For them `visible_devices`
+makes all GPUs of the node visible again, and `device_number` finds the process's own device among them."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def visible_devices(assigned: Sequence[str], at_start: Sequence[str] | None, now
     Ray node manages: the value at the start of the process, before Ray changed it. None: the variable must not be set.
 
     Returns the current value if Ray has not set the variable: no GPU is assigned, the GPUs are another vendor's, or
-    RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set. Also returns it for MIG devices, because CUDA can use only one
-    of them in a process.
+    RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set. Also returns it for MIG devices that Ray knows by their ids,
+    because CUDA can use only one of them in a process.
 
     `assigned`: Ray's ids of the assigned GPUs. `at_start`: the entries of the variable at the start of the process;
     None: it was not set. `now`: its current value."""

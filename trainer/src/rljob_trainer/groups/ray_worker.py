@@ -8,6 +8,7 @@ set.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,13 +28,17 @@ if TYPE_CHECKING:
     from rljob_trainer.groups.worker_side import Call, GroupRecord, ProcessInfo
     from rljob_trainer.observability.spans import Record
 
+log = logging.getLogger(__name__)
+
 
 class RayWorker:
     """The class of the actor; `start_processes` creates one per worker process. It delegates to a WorkerSide."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """`environment`: variables that libraries read when they are imported."""
-        show_devices_of_node()
+    def __init__(self, environment: Mapping[str, str], *, sees_neighbours: bool = False) -> None:
+        """`environment`: variables that libraries read when they are imported. `sees_neighbours`: whether the process
+        sees all NVIDIA GPUs of its Ray node; else only its own."""
+        if sees_neighbours:
+            show_devices_of_node()
         set_environment(environment)
         self.stacks = StackFile(run_folder_or_none() or "", "worker")
         from rljob_trainer.groups.worker_side import WorkerSide
@@ -89,8 +94,15 @@ def show_devices_of_node() -> None:
     """Makes all NVIDIA GPUs visible that the process's Ray node manages (see `visible_devices`). torch must not be
     imported before."""
     assigned = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-    # Ray has no public name for the value at the start. `test_worker_processes.py` fails if this one changes.
-    at_start = ray._private.worker.global_worker.original_visible_accelerator_ids.get("GPU")
+    # Ray has no public name for the values at the start. `test_worker_devices.py` fails if this one changes.
+    at_start = getattr(ray._private.worker.global_worker, "original_visible_accelerator_ids", None)
+    if not assigned or at_start is None:
+        if assigned:
+            log.warning(
+                "Ray %s does not say which GPUs its node manages, so this worker sees only its own", ray.__version__
+            )
+        return
     set_variable(
-        CUDA_VARIABLE, visible_devices(assigned, at_start, variables_named([CUDA_VARIABLE]).get(CUDA_VARIABLE))
+        CUDA_VARIABLE,
+        visible_devices(assigned, at_start.get("GPU"), variables_named([CUDA_VARIABLE]).get(CUDA_VARIABLE)),
     )

@@ -284,12 +284,15 @@ class WorkerProcesses:
         return StartedCall(what, dict(enumerate(references)), self.location_of, self.raise_if_dead).results()
 
 
-def start_processes(pool: ResourcePool, environment: Mapping[str, str], name: str | None = None) -> WorkerProcesses:
+def start_processes(
+    pool: ResourcePool, environment: Mapping[str, str], name: str | None = None, *, sees_neighbours: bool = False
+) -> WorkerProcesses:
     """Starts a process in every slot of the pool and returns without waiting for them. With a `name` they continue when
     this process ends, and `attach_processes` finds them; without a name they end with this process.
 
-    `environment`: variables that the processes set before they import their libraries. Raises ResourceError if the pool
-    was released, if the name is taken, or if there is a name but the pool ends with this process."""
+    `environment`: variables that the processes set before they import their libraries. `sees_neighbours`: see
+    RayWorker. Raises ResourceError if the pool was released, if the name is taken, or if there is a name but the pool
+    ends with this process."""
     if name and not pool.settings.is_detached:
         raise ResourceError(
             f"workers {name}: workers with a name continue when this process ends, but pool {pool.settings.name} "
@@ -316,7 +319,7 @@ def start_processes(pool: ResourcePool, environment: Mapping[str, str], name: st
                 scheduling_strategy=placed,
                 **name_options[slot.rank],
             )
-            handles.append(options.remote(dict(environment)))
+            handles.append(options.remote(dict(environment), sees_neighbours=sees_neighbours))
     except ValueError as error:
         for handle in handles:
             ray.kill(handle)

@@ -6,6 +6,8 @@ kernel.
 
 from __future__ import annotations
 
+import gzip
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -24,7 +26,8 @@ def profile_file(run_folder: Path, step: int, rank: int) -> Path:
 
 
 class StepProfile:
-    """Profiles one step at a time. Call both methods from the thread that runs the step."""
+    """Profiles one step at a time. Call all methods from the thread that runs the step. They raise what torch
+    raises."""
 
     def __init__(self, spans: SpanRecorder = SPANS) -> None:
         self._spans = spans
@@ -32,7 +35,7 @@ class StepProfile:
 
     @property
     def is_running(self) -> bool:
-        """Whether `begin` was called and `end` was not."""
+        """Whether `begin` was called, and afterwards neither `end` nor `discard`."""
         return self._running is not None
 
     def begin(self) -> None:
@@ -40,20 +43,34 @@ class StepProfile:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             activities.append(ProfilerActivity.CUDA)
-        self._running = profile(activities=activities)
-        self._running.start()
+        started = profile(activities=activities)
+        started.start()
+        self._running = started
         self._spans.annotate = record_function
 
     def end(self, path: Path) -> None:
-        """Stops the profile and writes it. The file is written atomically. Raises OSError."""
+        """Stops the profile and writes it. The file is written atomically. Also raises OSError."""
+        stopped = self._stopped()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        events, unfinished = (path.with_name(f"unfinished-{name}") for name in (path.stem, path.name))
+        try:
+            # Compressed here, because torch would write the events into the folder for temporary files, and a container
+            # often has little space there.
+            stopped.export_chrome_trace(str(events))
+            with events.open("rb") as written, gzip.open(unfinished, "wb") as compressed:
+                shutil.copyfileobj(written, compressed)
+            unfinished.replace(path)
+        finally:
+            for each in (events, unfinished):
+                each.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Stops the profile without writing it."""
+        self._stopped()
+
+    def _stopped(self) -> profile:
         assert self._running is not None, "call begin first"
         running, self._running = self._running, None
         self._spans.annotate = nullcontext
         running.stop()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f"unfinished-{path.name}")
-        try:
-            running.export_chrome_trace(str(unfinished))
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        return running

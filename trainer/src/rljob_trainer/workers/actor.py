@@ -110,6 +110,7 @@ class ActorWorker(TrainedWorker):
         self.policy_version = 0
         self._whole_pass_seconds = 0.0
         self.profile = StepProfile()
+        self._profile_fault: str | None = None
         MEMORY.watch(self.memory)
 
     def memory(self) -> Bytes:
@@ -193,13 +194,14 @@ class ActorWorker(TrainedWorker):
             batch, rejected = without_rejected(batch, correction.rejection, self.engine)
             other_metrics |= rejected
         self._whole_pass_seconds = 0.0
-        coefficient = self._kl_coefficient(kl_coefficient)
-        norms = [
-            # Without a pass before the updates, the first update computes the agreement, because later ones have other
-            # weights.
-            self._update(mini_batch, step, rate, coefficient, sums, None if has_pass_before or index else agreement)
-            for index, mini_batch in enumerate(self._mini_batches(batch))
-        ]
+        coefficient, before = self._kl_coefficient(kl_coefficient), self.engine.weight_version
+        norms = []
+        for mini_batch in self._mini_batches(batch):
+            # Without a pass before the updates, the first update with tokens computes the agreement, because later ones
+            # have other weights.
+            has_other_weights = self.engine.weight_version != before
+            wanted = None if has_pass_before or has_other_weights else agreement
+            norms.append(self._update(mini_batch, step, rate, coefficient, sums, wanted))
         MEMORY.mark(Boundary.UPDATE)
         self.policy_version = step + 1
         metrics = update_metrics(sums, self.engine, len(norms)) | other_metrics | self.engine.take_routing()
@@ -222,20 +224,35 @@ class ActorWorker(TrainedWorker):
     @register(Dispatch.ONE_TO_ALL)
     def begin_profile(self, ranks: Sequence[int]) -> None:
         """Starts the profile of a step, if this rank is one of `ranks`."""
+        self._profile_fault = None
         if self.context.rank in ranks:
-            self.profile.begin()
+            with self._keeping_profile_fault():
+                self.profile.begin()
 
     @register(Dispatch.ONE_TO_ALL)
     def end_profile(self, run_folder: Path, step: int) -> str | None:
         """Writes the profile of step `step` (from 1) into the run folder, if this rank has begun one. Returns what
-        went wrong if it cannot be written."""
-        if not self.profile.is_running:
-            return None
+        went wrong if it could not begin or cannot be written."""
+        if self.profile.is_running:
+            with self._keeping_profile_fault():
+                self.profile.end(profile_file(run_folder, step, self.context.rank))
+        return self._profile_fault
+
+    @register(Dispatch.ONE_TO_ALL)
+    def discard_profile(self) -> None:
+        """Ends the profile without a file, if this rank has begun one."""
+        if self.profile.is_running:
+            with self._keeping_profile_fault():
+                self.profile.discard()
+
+    @contextmanager
+    def _keeping_profile_fault(self) -> Iterator[None]:
+        """A profiler that fails must not end the run."""
         try:
-            self.profile.end(profile_file(run_folder, step, self.context.rank))
-        except OSError as error:
-            return str(error.strerror)
-        return None
+            yield
+        except Exception as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            self._profile_fault = reason or f"{type(error).__name__}: {error}"
 
     def checkpoint_loaded(self, policy_version: int) -> None:
         """Called after a checkpoint was loaded: the weights have this version."""

@@ -121,10 +121,13 @@ def make_hybrid(dtype: torch.dtype, seed: int, context: WorkerContext, others: M
     actor, rollout = others[ACTOR], others[ROLLOUT]
     assert isinstance(actor, ActorWorker)
     assert isinstance(rollout, RolloutWorker)
-    with_models = (
-        each for each in others.values() if isinstance(each, TrainedWorker | ReferenceWorker | RewardModelWorker)
-    )
-    return HybridWorker(context, actor, rollout, dtype, seed, [each.engine for each in with_models])
+    return HybridWorker(context, actor, rollout, dtype, seed, train_engines(others))
+
+
+def train_engines(workers: Mapping[str, Worker]) -> list[TrainEngine]:
+    """Returns the training engines of the workers of a process."""
+    with_models = TrainedWorker | ReferenceWorker | RewardModelWorker
+    return [each.engine for each in workers.values() if isinstance(each, with_models)]
 
 
 def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEngine:

@@ -25,7 +25,7 @@ from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.device_memory import DeviceMemory
 from rljob_trainer.engines.rollout.base import SamplingSettings
-from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.engine import TrainEngine, WeightVersion
 from rljob_trainer.engines.train.engine_memory import check_device_memory
 from rljob_trainer.observability.memory import MEMORY, Boundary
 from rljob_trainer.observability.metrics import TIMING_PREFIX, Metrics
@@ -46,7 +46,7 @@ class HybridWorker(Worker):
         rollout: RolloutWorker,
         rollout_dtype: torch.dtype,
         seed: int,
-        others: Iterable[TrainEngine] = (),
+        others: Iterable[TrainEngine],
     ) -> None:
         """Collective. `seed` is the seed of the job; `others`: the training engines of other roles in this process.
         From now on training and generation have separate random streams."""
@@ -54,9 +54,8 @@ class HybridWorker(Worker):
         self.actor = actor
         self.rollout = rollout
         self.rollout_dtype = rollout_dtype
-        self.synced_weights: int | None = None
+        self.synced_weights: WeightVersion | None = None
         """The actor's `weight_version` that the rollout engine has; None if it has no weights."""
-        self.synced_loads = 0
         self.random_streams = RandomStreams(
             context.device, seed, context.rank, rollout.mesh_position(ROLLOUT_MESH).data_rank
         )
@@ -125,8 +124,9 @@ class HybridWorker(Worker):
         they use the device."""
         if not self.is_in_rollout_mode:
             return
-        self.is_in_rollout_mode = False
         engine = self.rollout.engine
+        assert not engine.has_unfinished(), "sleep would drop requests that are running"
+        self.is_in_rollout_mode = False
         self.num_kv_cache_bytes = engine.memory.kv_cache
         engine.sleep()
         if engine.forgets_weights_asleep:
@@ -134,10 +134,8 @@ class HybridWorker(Worker):
         MEMORY.mark(Boundary.SLEEP)
 
     def _must_sync(self, syncs: bool) -> bool:
-        actor, synced = self.actor, self.synced_weights
-        return (
-            synced is None or actor.num_loads != self.synced_loads or (syncs and synced != actor.engine.weight_version)
-        )
+        synced, current = self.synced_weights, self.actor.engine.weight_version
+        return synced is None or synced.num_loads != current.num_loads or (syncs and synced != current)
 
     def _wake(self, syncs: bool) -> None:
         actor, engine = self.actor, self.rollout.engine
@@ -149,7 +147,7 @@ class HybridWorker(Worker):
         if self._must_sync(syncs):
             knows_base = self.synced_weights is not None
             sync_weights(actor.engine, engine, self.rollout_dtype, actor.policy_version, knows_base=knows_base)
-            self.synced_weights, self.synced_loads = actor.engine.weight_version, actor.num_loads
+            self.synced_weights = actor.engine.weight_version
         actor.engine.offload_state()
         self.device_memory.return_free_memory()
         MEMORY.mark(Boundary.SYNC_WEIGHTS)

@@ -75,6 +75,9 @@ class ActorGroup(TrainedGroup, Protocol):
     def end_profile(self, run_folder: Path, step: int) -> list[str | None]:
         """One result per rank; see ActorWorker.end_profile."""
 
+    def discard_profile(self) -> list[None]:
+        """See ActorWorker.discard_profile."""
+
 
 class HybridGroup(Protocol):
     """All ranks of `HybridWorker`."""

@@ -45,9 +45,6 @@ class TrainedWorker(Worker):
         """Collective."""
         super().__init__(context)
         self.engine = TrainEngine(settings)
-        self.num_loads = 0
-        """The number of checkpoints that were loaded. Weights from before and after a load may differ although they
-        have the same policy version."""
         self.num_skipped_in_a_row = 0
         self.host_buffers = HostBuffers()
         self.pending_shard: PendingShard | None = None
@@ -96,12 +93,11 @@ class TrainedWorker(Worker):
         """Loads weights and optimizer state from a checkpoint, which may have been saved by another number of ranks.
         Raises CheckpointError."""
         # Also if loading fails: some tensors may have been loaded then.
-        self.engine.weight_version += 1
+        self.engine.weight_version = self.engine.weight_version.after_load()
         load_into(self._named_state(), open_checkpoint(folder))
         self.offload_after_copy()
         if self.context.device_type == "cpu":
             HOST_MEMORY.return_free_memory()
-        self.num_loads += 1
         self.checkpoint_loaded(policy_version)
 
     @register(Dispatch.ONE_TO_ALL)

@@ -159,6 +159,8 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Algorithm.oldLogprobs": [
         {_C + ".oldLogprobs": "Trainer", _T + "algorithm.advantage.type": "OptimalTokenBaseline"},
         {_C + ".oldLogprobs": "Rollout", _T + "algorithm.advantage.type": "OPO"},
+        {_C + ".oldLogprobs": "Rollout", _T + "algorithm.loss.type": "SAPO"},
+        {_C + ".oldLogprobs": "Trainer", _T + "algorithm.loss.type": "GPG"},
     ],
     "RolloutRejection.estimator": [
         {_C + ".rejection": {"level": "SequenceMax", "estimator": "K2", "max": 0.1}},
@@ -323,6 +325,7 @@ BAD: dict[str, list[Bad]] = {
             _C + ".oldLogprobs",
             {_C + ".oldLogprobs": "Rollout", _T + "algorithm.advantage.type": "OptimalTokenBaseline"},
         ),
+        Bad(_C + ".oldLogprobs", {_C + ".oldLogprobs": "Rollout", _T + "algorithm.loss.type": "GPG"}),
     ],
     "RolloutRejection.estimator": [
         Bad(_C + ".rejection.estimator", {_C + ".rejection": {"level": "SequenceMax", "max": 2}}),

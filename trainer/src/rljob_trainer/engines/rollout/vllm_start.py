@@ -15,7 +15,7 @@ from vllm.platforms import current_platform
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from rljob_trainer.engines.rollout.select import check_build
-from rljob_trainer.errors import ConfigurationError, DeviceMemoryError, HostMemoryError, ResourceError
+from rljob_trainer.errors import ConfigurationError, DeviceMemoryError, HostMemoryError, ResourceError, WorkerError
 
 SHARED_MEMORY = Path("/dev/shm")
 """The folder in which Linux shows shared memory by name."""
@@ -52,8 +52,8 @@ class VllmSettings:
 
 def start_vllm(settings: VllmSettings) -> LLMEngine:
     """Collective. Builds the engine, with random weights. Raises ConfigurationError for a model that vLLM cannot run,
-    and if the ranks that share a model cannot see each other's GPUs; ResourceError if memory is too small, the device
-    fails, or vLLM fails in a way that is not known."""
+    and if the ranks that share a model cannot see each other's GPUs; ResourceError if memory is too small, or the
+    device, a disk or the network fails; WorkerError for every other error, such as a TypeError in vLLM."""
     check_build(current_platform.device_type, settings.device_type)
     check_devices(settings)
     try:
@@ -147,7 +147,8 @@ def _start_error(error: Exception, settings: VllmSettings) -> Exception:
     """Returns the error for a job whose vLLM did not start, with advice that depends on vLLM's `error`."""
     text = str(error) or type(error).__name__
     # vLLM 0.32.0 has no error class for a lack of memory. `test_memory_shortage.py` fails if vLLM's messages change.
-    if isinstance(error, torch.OutOfMemoryError) or "memory" in text.lower():
+    can_lack_memory = isinstance(error, RuntimeError | ValueError | AssertionError)
+    if isinstance(error, torch.OutOfMemoryError) or (can_lack_memory and "memory" in text.lower()):
         if settings.device_type == "cpu":
             kind: type[ResourceError] = HostMemoryError
             setting = f"cpuKvCache (now {settings.cpu_kv_cache_bytes} bytes)"
@@ -169,4 +170,7 @@ def _start_error(error: Exception, settings: VllmSettings) -> Exception:
             f"spec.training.rollout.engine: vLLM cannot run {settings.model_folder} ({text}){advice}"
         )
     named = ": ".join(filter(None, (type(error).__name__, str(error))))
-    return ResourceError(f"spec.training.rollout.engine: vLLM did not start ({named})")
+    is_of_machine = isinstance(error, RuntimeError | OSError)
+    return (ResourceError if is_of_machine else WorkerError)(
+        f"spec.training.rollout.engine: vLLM did not start ({named})"
+    )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -51,6 +52,22 @@ ValueLoss = Callable[[MicroBatch, Tensor], Tensor]
 """Like `Loss`, for values [N]."""
 
 
+class WeightVersion(NamedTuple):
+    """The identity of an engine's parameters and moments within its process."""
+
+    num_loads: int
+    """The number of checkpoints whose loading has begun."""
+    num_updates: int
+
+    def after_update(self) -> WeightVersion:
+        """Returns the version after one more update."""
+        return self._replace(num_updates=self.num_updates + 1)
+
+    def after_load(self) -> WeightVersion:
+        """Returns the version after one more load."""
+        return self._replace(num_loads=self.num_loads + 1)
+
+
 class TrainEngine:
     """One model, sharded over all ranks of the default process group (which must exist)."""
 
@@ -77,8 +94,8 @@ class TrainEngine:
             )
             self.max_gradient_norm = settings.optimizer.max_gradient_norm
         self.memory = EngineMemory(self.model, self.optimizer)
-        self.weight_version = 0
-        """Increases whenever parameters or moments change. Whoever else changes them must increase it, too."""
+        self.weight_version = WeightVersion(0, 0)
+        """Changes whenever parameters or moments change. Whoever else changes them must change it, too."""
         self.before_use: Callable[[], None] = lambda: None
         """Called before this engine uses the device: before each pass, and before its state is read."""
         self.offloading = Offloading(
@@ -158,7 +175,7 @@ class TrainEngine:
                     group["lr"] = learning_rate
                 wait_for_moments()
                 self.optimizer.step()
-                self.weight_version += 1
+                self.weight_version = self.weight_version.after_update()
                 MEMORY.mark(Boundary.OPTIMIZER_STEP)
             self.optimizer.zero_grad(set_to_none=True)
         return gradient_norm
@@ -302,6 +319,8 @@ class TrainEngine:
             yield RouterUse(*use)
 
     def _reduced(self, values: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> Tensor:
+        # The first collective of a group allocates buffers on the device.
+        self.before_use()
         on_device = values.detach().to(self.device, copy=True)
         dist.all_reduce(on_device, op=operation, group=group)
         return on_device.to(values.device)

@@ -40,13 +40,21 @@ NO_OFFLOAD = OffloadSettings()
 class HostedStorages:
     """The storages of a set of tensors. Either all of them are on the device, or all are on the host."""
 
-    def __init__(self, device: torch.device, tensors: CurrentTensors, version: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        tensors: CurrentTensors,
+        version: Callable[[], object],
+        constant: Iterable[Tensor] = (),
+    ) -> None:
         """`tensors` returns the current tensors; new tensors may be added only while all are on the device. `version`
-        returns another number whenever their values have changed: only then kept copies are made again."""
+        returns another value whenever their values have changed: only then kept copies are made again, except those of
+        `constant` tensors, which never change and are on the device now."""
         self._device = device
         self._tensors = tensors
         self._version = version
-        self._kept_version: int | None = None
+        self._constant = frozenset(storage._cdata for storage in distinct_storages(constant))
+        self._kept_version: object = None
         """The version of the copies in `_hosts`."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.keeps_hosts = self._stream is not None
@@ -68,7 +76,7 @@ class HostedStorages:
         for storage in distinct_storages(self._tensors()):
             key = storage._cdata
             host = self._hosts.get(key)
-            if host is None or version != self._kept_version:
+            if host is None or (version != self._kept_version and key not in self._constant):
                 host = self._copied_to_host(storage, host)
             if self.keeps_hosts:
                 self._hosts[key] = host
@@ -160,12 +168,13 @@ class Offloading:
         device: torch.device,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
-        version: Callable[[], int],
+        version: Callable[[], object],
     ) -> None:
-        """The model's parameters must be shards now, not gathered. `version` returns another number whenever parameters
-        or moments have changed."""
+        """The model's parameters must be shards now, not gathered. `version` returns another value whenever parameters
+        or moments have changed. Parameters that need no gradient, such as LoRA's base, must not change."""
         shards = list(model.parameters())
-        self.parameters = HostedStorages(device, lambda: shards, version) if settings.parameters else None
+        frozen = [each for each in shards if not each.requires_grad]
+        self.parameters = HostedStorages(device, lambda: shards, version, frozen) if settings.parameters else None
         self.moments = HostedStorages(device, lambda: moments_of(optimizer), version) if settings.optimizer else None
         self.gradients = HostedGradients(shards) if settings.gradients else None
 
