@@ -44,7 +44,11 @@ def test_a_bad_example_breaks_its_rule_at_its_path_and_no_other(rule: str, bad: 
 @pytest.mark.parametrize(
     ("resources", "rule", "kind"),
     [
-        ({"requests": {"hugepages-2Mi": "2Mi"}, "limits": {"hugepages-2Mi": "4Mi", "cpu": 1}}, "notShared", "requests"),
+        (
+            {"requests": {"hugepages-2Mi": "2Mi"}, "limits": {"hugepages-2Mi": "4Mi", "cpu": 1}},
+            "requestEqualsLimit",
+            "requests",
+        ),
         ({"limits": {"hugepages-64Ki": "65Ki", "cpu": 1}}, "pageSize", "limits"),
     ],
 )

@@ -33,9 +33,10 @@ def explained(
     warnings: list[Event] | None = None,
     more: str = "",
     flags: str = "",
+    checkpoint: str = STORAGE,
 ) -> str:
     metadata = {"name": "small", "namespace": "team-a", "uid": "u", "creationTimestamp": CREATED}
-    spec = YAML(typ="safe", pure=True).load(SMALL_JOB + STORAGE + more)["spec"]
+    spec = YAML(typ="safe", pure=True).load(SMALL_JOB + checkpoint + more)["spec"]
     job = stored_job({"metadata": metadata, "spec": spec, "status": dict(status)})
     return "\n".join(line.plain for line in explanation(job, pods or [], warnings or [], NOW, flags))
 
@@ -170,6 +171,11 @@ def test_explain_reports_no_problem_of_a_training_job() -> None:
         "  the job is Complete after the last step, with the exported model at status.exportUri\n"
         "  the job ends as Failed, without a retry, if the job has not finished by 2026-01-31T13:02:00Z (in 32m)"
     )
+
+
+def test_a_job_that_exports_no_model_is_not_promised_one() -> None:
+    text = explained(job_statuses.full_status(), checkpoint="  checkpoint: {exportHuggingFace: Never}\n")
+    assert text == Mentions("Complete after the last step", without=["export"])
 
 
 def test_without_a_checkpoint_explain_says_that_a_failure_restarts_from_step_0() -> None:

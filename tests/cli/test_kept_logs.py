@@ -106,6 +106,18 @@ def test_a_folder_without_a_job_is_reported(claim: Path, rljob: Rljob) -> None:
     assert rljob("logs", "small", "--storage", str(claim / "none"))[2] == Mentions("there is no ", "none")
 
 
+def test_the_files_of_a_long_driver_log_are_printed_in_their_order(claim: Path, rljob: Rljob) -> None:
+    folder = claim / "small" / LOGS / "attempt-1"
+    for name in ("driver.first.log", "driver.part-3.log", "driver.log", "driver-2.log"):
+        (folder / name).write_text(f"{name}\n")
+    assert rljob("logs", "small", "--storage", str(claim), "--attempt", "1")[1].split() == [
+        "driver.first.log",
+        "driver.part-3.log",
+        "driver.log",
+        "driver-2.log",
+    ]
+
+
 def test_an_attempt_without_a_driver_log_is_reported(claim: Path, rljob: Rljob) -> None:
     folder = claim / "small" / LOGS / "attempt-1"
     (folder / "driver.log").rename(folder / "stacks-0.txt")

@@ -61,7 +61,7 @@ class Learner:
         sizes = {"group_size": GROUP_SIZE, "num_steps": NUM_STEPS}
         actor = grpo_actor(place.context, engine, optimizer, MAX_NEW_TOKENS, num_rows, **sizes)
         make_engine = partial(HfEngine, HfSettings(TASK / "model", place.device, dtype, num_rows))
-        rollout = RolloutWorker(place.context, make_engine, 1, per_request_seeds=True)
+        rollout = RolloutWorker(place.context, make_engine, 1)
         self.hybrid = HybridWorker(place.context, actor, rollout, dtype, seed=SEED)
         self.advantages = advantage_estimator(algorithm, GROUP_SIZE)
         self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(TASK / "model")

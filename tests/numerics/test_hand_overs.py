@@ -19,6 +19,8 @@ from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.offload import HostedStorages
 from rljob_trainer.observability.metrics import SAMPLING_ROUNDS, STALENESS_MAX
+from rljob_trainer.observability.spans import SPANS, Counts
+from rljob_trainer.observability.timeline import MEMORY_TRACK
 from rljob_trainer.workers.columns import POLICY_VERSIONS, RESPONSE_MASK
 
 REPLAY = replays.Replay(optimizer=Optimizer(learning_rate=1e-3), num_steps=4, offloads=True)
@@ -58,6 +60,15 @@ def versions_of(rollout: Rollout) -> set[int]:
     return set(rollout.batch.ragged_column(POLICY_VERSIONS).values[mask_L].tolist())
 
 
+def test_both_switches_mark_what_they_have_done(context: WorkerContext) -> None:
+    run = hybrid_runs.hybrid_run(REPLAY, context, FORGETS)
+    SPANS.take()
+    run.step(0)
+    marks = [each.after for each in SPANS.take() if isinstance(each, Counts) and each.track == MEMORY_TRACK]
+    awake = ["step_before", "wake_weights", "sync_weights", "wake_kv_cache", "generate"]
+    assert marks == [*awake, "sleep", "forward_backward", "optimizer_step", "update"]
+
+
 @LEVELS
 def test_all_rounds_of_dynamic_sampling_share_one_hand_over(level: int, context: WorkerContext) -> None:
     run = hybrid_runs.hybrid_run(DAPO, context, level)
@@ -95,6 +106,16 @@ def test_weights_that_did_not_change_in_warm_up_are_sent_again_only_if_lost(
     assert [each for _, each in steps] == [(each, 1, 1) for each in num_syncs]
     # Their version has changed nevertheless.
     assert steps[2][0][STALENESS_MAX] == 0
+
+
+def test_newer_weights_reach_a_generator_that_is_awake_with_older_ones(context: WorkerContext) -> None:
+    run = hybrid_runs.hybrid_run(REPLAY, context, KEEPS)
+    run.step(0)
+    count = Counter(run)
+    assert versions_of(generated(run, syncs=False)) == {0}
+    assert count.taken() == (0, 1, 0)
+    assert versions_of(generated(run)) == {1}
+    assert count.taken() == (1, 1, 1)
 
 
 @LEVELS
@@ -137,16 +158,17 @@ def test_offloaded_state_is_copied_to_the_host_when_it_has_changed(
         HostedStorages, "_copied_to_host", lambda hosted, *rest: copied.append(hosted) or copy(hosted, *rest)
     )
 
-    def steps(run: hybrid_runs.HybridRun) -> list[int]:
-        """Copies after each part."""
+    def steps(run: hybrid_runs.HybridRun, folder: Path) -> list[int]:
+        """The number of copies in each part."""
+        saved: list[Path] = []
         found = []
         for part in (
             lambda: run.step(0),
             lambda: generated(run),
-            lambda: saved.append(run.run.save(tmp_path / str(len(saved)), 1)),
+            lambda: saved.append(run.run.save(folder, 1)),
             lambda: generated(run),
             lambda: run.step(1),
-            lambda: run.run.load(saved[-1], 1),
+            lambda: run.run.load(saved[0], 1),
             lambda: run.step(2),
         ):
             copied.clear()
@@ -154,16 +176,15 @@ def test_offloaded_state_is_copied_to_the_host_when_it_has_changed(
             found.append(len(copied))
         return found
 
-    saved: list[Path] = []
     plain = hybrid_runs.hybrid_run(replace(REPLAY, offloads=False), context, None)
-    assert sum(steps(plain)) == 0
+    assert sum(steps(plain, tmp_path / "plain")) == 0
     run = hybrid_runs.hybrid_run(REPLAY, context, FORGETS)
     offloading = run.run.actor.engine.offloading
     assert offloading.parameters is not None
     assert offloading.moments is not None
     # As on GPUs.
     offloading.parameters.keeps_hosts = offloading.moments.keeps_hosts = True
-    first, evaluation, save, again, second, load, third = steps(run)
+    first, evaluation, save, again, second, load, third = steps(run, tmp_path / "offloads")
     assert first > evaluation > 0
     assert save == again == 0
     assert second == 2 * evaluation

@@ -56,8 +56,7 @@ def test_workers_get_the_settings_of_the_job(
         model={"dtype": "BFloat16", "gradientCheckpointing": True, "gradientCheckpointingEveryNthLayer": 2},
         algorithm={"kl": {"coefficient": 0.1}},
         optimizer={"learningRate": 2e-4, "warmupSteps": 3},
-        rollout={"temperature": TEMPERATURE, "topP": top_p, "topK": top_k, "groupSize": 4, "maxNewTokens": 12}
-        | {"perRequestSeeds": num_workers == 1},
+        rollout={"temperature": TEMPERATURE, "topP": top_p, "topK": top_k, "groupSize": 4, "maxNewTokens": 12},
         steps=7,
         batchSize=4,
         miniBatchSize=2,
@@ -72,13 +71,11 @@ def test_workers_get_the_settings_of_the_job(
     monkeypatch.setattr(factories, "ActorWorker", lambda _, settings: settings)
     monkeypatch.setattr(factories, "TrainEngine", lambda settings: settings)
     monkeypatch.setattr(factories, "ReferenceWorker", lambda _, *settings: settings)
-    monkeypatch.setattr(factories, "RolloutWorker", lambda *_, per_request_seeds: per_request_seeds)
-    actor, reference, has_seeds = (
+    actor, reference = (
         role.factory(context, {})
-        for role in model_roles(job, Models(model), replays.LONGEST_PROMPT)[:3]
+        for role in model_roles(job, Models(model), replays.LONGEST_PROMPT)[:2]
         if role.factory
     )
-    assert has_seeds is (num_workers == 1)
     assert actor == replay.actor_settings(num_workers)
     assert reference == (replay.engine_settings(num_workers, is_trained=False), TEMPERATURE)
     assert step_plan(job) == replay.plan(num_workers)

@@ -25,8 +25,6 @@ from rljob_trainer.engines.train.settings import TrainEngineSettings
 pytestmark = [pytest.mark.vllm]
 
 NUM_VERSIONS = 6
-FORGOTTEN = 2
-"""The version before which the engine has lost its weights, as on a GPU when it sleeps."""
 FIRST_MERGED = 4
 EFFECT_LENGTHS = (60,) * 16
 CPU = torch.device("cpu")
@@ -57,7 +55,7 @@ def versions(folder: Path, context: WorkerContext) -> list[Version]:
     for version in range(NUM_VERSIONS):
         if version == FIRST_MERGED:
             trained.settings = replace(settings, adapters=merging)
-        sync_weights(trained, vllm, torch.float32, version, knows_base=version not in (0, FORGOTTEN))
+        sync_weights(trained, vllm, torch.float32, version, knows_base=version != 0)
         sequences = small_vllm.generated(vllm, 12)
         assert all(set(each.policy_versions) == {version} for each in sequences)
         found.append(

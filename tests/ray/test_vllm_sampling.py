@@ -68,8 +68,7 @@ def with_a_special_seven(folder: Path) -> Path:
 def texts_of(engine: RolloutEngine) -> list[FinishedSequence]:
     """Greedy responses with each of STOPS."""
     requests = [
-        GenerationRequest(str(row), DIGITS, SamplingSettings(0.0, 1.0, 0, 8, stop), None)
-        for row, stop in enumerate(STOPS)
+        GenerationRequest(str(row), DIGITS, SamplingSettings(0.0, 1.0, 0, 8, stop), 0) for row, stop in enumerate(STOPS)
     ]
     found = engine.generate(requests)
     return [found[str(row)] for row in range(len(STOPS))]

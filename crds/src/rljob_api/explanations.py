@@ -325,7 +325,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.SUCCEEDED: Explanation(
             means="All training steps are completed.",
-            advice="Nothing to do; the model is at status.exportUri, the newest checkpoint at status.checkpoint.uri.",
+            advice=(
+                "Nothing to do; the newest checkpoint is at status.checkpoint.uri, and the model, if it was exported,"
+                " at status.exportUri."
+            ),
         ),
         Reason.PROVISIONING_DEADLINE_EXCEEDED: Explanation(
             means=(

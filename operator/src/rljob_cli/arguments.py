@@ -36,8 +36,8 @@ EXIT_CODES = {
     "validate": "0 the file is valid; 2 it is invalid",
     "plan": (
         "0 the job fits into memory; 1 it does not; 2 the file or an option is invalid; 75 no response from the API"
-        " server. With --search: 0 if the job fits in a placement that the trainer can run, and no settings other than"
-        " pools and roles change; else 1. With --write: 0 if the written job fits, else 1"
+        " server. With --search: 0 if the job fits after changes of pools and roles only, in a placement that the"
+        " trainer can run; else 1. With --write: 0 if the written job fits, else 1"
     ),
     "run": (
         "0 the job is complete; 1 the training or the job's own code failed; 2 the file or an option is invalid;"
@@ -143,8 +143,8 @@ RunFolderOption = Annotated[Path | None, typer.Option(help="Folder for results."
 Code = Annotated[
     Path | None,
     typer.Option(
-        help="Additional folder with Python code, such as rewards. With --ray, it is copied to the cluster instead of "
-        "the job file's folder."
+        help="Additional folder with Python code, such as rewards. With --ray, this folder is copied to the Ray "
+        "cluster, and the job file's folder is not."
     ),
 ]
 RayAddress = Annotated[

@@ -26,8 +26,9 @@ _HEADER = """\
 
 A job has `apiVersion: rljob.dev/v1alpha1`, `kind: RLJob`, `metadata.name` (at most {name_length} lower case letters,
 digits and '-', with a letter at the start and a letter or digit at the end), and `spec` ([RLJobSpec](#rljobspec)). The
-operator writes `status` ([RLJobStatus](#rljobstatus)). Unknown fields are rejected. Numbers, except quantities, must
-not be in quotes. An explicit `null` is the same as an unset field.
+operator writes `status` ([RLJobStatus](#rljobstatus)). `rljob` and `kubectl` reject unknown fields. For other clients
+the API server removes them with a warning, unless the request asks for strict field validation. Numbers, except
+quantities, must not be in quotes. An explicit `null` is the same as an unset field.
 
 The spec is immutable after creation, except {mutable}.
 """

@@ -200,7 +200,7 @@ RESOURCE_RULES = (
     ),
     rule(
         Resources,
-        "Resources.notShared",
+        "Resources.requestEqualsLimit",
         field=".requests",
         # For huge pages this CEL does not compare the amounts, because that would cost too much. The operator does.
         cel=(

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rljob_api.base import WireModel
 from rljob_api.rule import cel_text, rule
-from rljob_api.scalars import Count, Flag, LongText, OpenFraction, PositiveCount, Quantity, Temperature
+from rljob_api.scalars import Count, LongText, OpenFraction, PositiveCount, Quantity, Temperature
 
 # A quantity above 0: a digit of its number is not 0.
 _ABOVE_ZERO = r"^\+?[0-9.]*[1-9]"
@@ -65,12 +65,6 @@ class Rollout(WireModel):
     The metrics rollout/staleness_* show the age of the weights, and algorithm.rolloutCorrection can correct for it. An
     evaluation and a resumed run use the newest weights; that is why syncEverySteps must divide everySteps of evaluation
     and checkpoint."""
-    per_request_seeds: Flag = True
-    """Sample each response with a separate seed, so that it does not depend on other responses or on the number of
-    GPUs. If false, each engine has one seed per step.
-
-    One seed per engine is less work for vLLM. Then a resumed run samples the same responses only on the same number of
-    GPUs."""
     max_num_sequences: PositiveCount = 256
     """Largest number of sequences that one engine decodes at the same time."""
     gpu_memory_utilization: OpenFraction = 0.5

@@ -26,7 +26,8 @@ class Elastic(WireModel):
     batch must be divisible among the GPUs. A pool with fewer `nodes` than minNodes always runs with all of its
     nodes."""
     wait_seconds: Seconds = 300
-    """Seconds that an attempt waits for all worker pods. Then it starts with the pods that are ready."""
+    """Seconds that an attempt waits for all worker pods. Then it starts with as many of the ready ones as the job is
+    valid with."""
 
 
 class RunPolicy(WireModel):

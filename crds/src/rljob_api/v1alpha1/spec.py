@@ -94,8 +94,8 @@ class RLJobSpec(WireModel):
     """The desired training run and its cluster. Immutable after creation, except `suspend` and `runPolicy`."""
 
     suspend: Flag = False
-    """If true, the operator saves a checkpoint, stops the trainer and deletes the job's pods. Set it to false to resume
-    from that checkpoint."""
+    """If true, the operator asks the trainer to save a checkpoint and exit, and then deletes the job's pods. Set it to
+    false to resume from that checkpoint."""
 
     image: ImageName | None = None
     """Container image of the trainer, for example `registry.example/team/rljob-trainer:1.2`. The default image of the
@@ -138,8 +138,8 @@ class Metadata(WireModel):
     """The fields of Kubernetes metadata that a job file may have."""
 
     name: ShortText
-    """Name of the job: a DNS label of at most 46 characters that begins with a letter. The cluster of each attempt is
-    named `<name>-<attempt>`."""
+    """Name of the job: a DNS label of at most 46 characters that begins with a letter. A RayCluster of the job
+    is named `<name>-<number of the attempt that created it>`."""
     namespace: DnsLabel | None = None
     """Namespace of the job; the current namespace of the kubeconfig when unset."""
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = Field(default_factory=dict)

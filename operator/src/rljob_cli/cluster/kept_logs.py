@@ -113,12 +113,19 @@ def _logs_folder(name: str, storage: Path) -> Path:
 
 def _log_of_driver(logs: Path, attempt: int | None) -> KeptLog:
     number, folder = _attempt_folder(logs, attempt)
-    files = sorted(
-        (file for file in folder.glob("driver*.log") if file.is_file()), key=lambda file: (len(file.name), file.name)
-    )
+    files = sorted((file for file in folder.glob("driver*.log") if file.is_file()), key=_order_of_copy)
     if not files:
         raise CliError(f"{folder}: has no driver.log; it contains {_listed(folder)}")
     return KeptLog(files, f"attempt {number}")
+
+
+def _order_of_copy(file: Path) -> tuple[int, str, int]:
+    """A key that sorts copies of the driver's log in the order in which their lines were printed. A long log has
+    several files: `driver.first.log`, `driver.part-3.log`, `driver.log`. `driver.old.log` is of an earlier job."""
+    name, _, middle = file.stem.partition(".")
+    kinds = ("old", "first", "part", "")
+    kind = middle.partition("-")[0]
+    return len(name), name, kinds.index(kind) if kind in kinds else 0
 
 
 def _log_of_worker(logs: Path, options: LogOptions) -> KeptLog:

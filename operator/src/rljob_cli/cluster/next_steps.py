@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import STACKS_SECONDS
+from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
 from rljob_api.v1alpha1.run_policy import Cleanup, RunPolicy
 from rljob_api.v1alpha1.status import Attempt, FailureClass, NextAttempt, RLJobStatus, StopRequest
 from rljob_cli.cluster.job_state import (
@@ -73,7 +74,8 @@ def _next_step(job: StoredJob, attempt: Attempt | None) -> str:
         return "the operator validates the job and creates its RayCluster"
     waits = waits_for(job.status)
     if waits is None:
-        return "the job is Complete after the last step, with the exported model at status.exportUri"
+        where = "" if job.export is ExportHuggingFace.NEVER else ", with the exported model at status.exportUri"
+        return f"the job is Complete after the last step{where}"
     if waits.reason == Reason.STOPPING:
         grace_seconds = job.run_policy.grace_period_seconds
         limit = f"{duration_text(grace_seconds)} (runPolicy.gracePeriodSeconds)"

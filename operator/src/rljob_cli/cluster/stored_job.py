@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from rljob_api.base import WireModel
 from rljob_api.standard_streams import printable
 from rljob_api.tolerant_reading import AS_FAR_AS_READABLE, STORED_SPEC, read_document
-from rljob_api.v1alpha1.checkpoint import Checkpoint, CheckpointStorage, Resume
+from rljob_api.v1alpha1.checkpoint import Checkpoint, CheckpointStorage, ExportHuggingFace, Resume
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import ConditionStatus, RLJobStatus
@@ -79,6 +79,11 @@ class StoredJob:
     def resume(self) -> Resume:
         """`spec.checkpoint.resume`."""
         return self._block(Checkpoint, "checkpoint").resume
+
+    @property
+    def export(self) -> ExportHuggingFace:
+        """`spec.checkpoint.exportHuggingFace`."""
+        return self._block(Checkpoint, "checkpoint").export_hugging_face
 
     @property
     def pool_sizes(self) -> dict[str, int]:

@@ -248,5 +248,5 @@ class EffectExecutor:
 
 def _require_dashboard(observation: Observation) -> Dashboard:
     if observation.dashboard is None:
-        raise DashboardUnreachableError("the running attempt has no RayCluster")
+        raise DashboardUnreachableError("the current attempt has no RayCluster")
     return observation.dashboard

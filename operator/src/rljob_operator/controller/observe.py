@@ -41,7 +41,8 @@ from rljob_operator.reconcile.status_draft import moment, seconds_since
 from rljob_operator.settings import read_token_keys
 
 CLUSTER_PATIENCE = timedelta(seconds=5)
-"""How long a RayCluster may have no pods before its events are read."""
+"""Age that a RayCluster without pods must have before its events are read: KubeRay needs some time to create the
+pods."""
 NOT_ASKED = ObservedRay(Reachability.NOT_ASKED)
 JsonObjects = tuple[JsonObject, ...]
 
@@ -54,7 +55,7 @@ class Observation:
 
     observed: Observed
     dashboard: Dashboard | None
-    """Client for the dashboard of the running attempt's cluster; None if there is no such cluster."""
+    """Client for the dashboard of the current attempt's cluster; None if there is no such cluster."""
     clusters: Mapping[str, JsonObject]
     """The RayClusters of the job as API objects, by name."""
     is_live: bool
@@ -63,13 +64,14 @@ class Observation:
 
 @dataclass(frozen=True)
 class _ClustersAndPods:
-    """The RayClusters and pods of a job as API objects, and how they were read. `kuberay_installed` and `forbidden`:
-    see `Observed`."""
+    """The RayClusters and pods of a job as API objects, and how they were read."""
 
     clusters: JsonObjects
     pods: JsonObjects
     kuberay_installed: bool
+    """Whether the API server knows the kind RayCluster."""
     forbidden: str | None
+    """The API server's message if the operator is not allowed to read clusters or pods; else None."""
     are_live: bool
     """Whether they were read from the API server, not from the cache."""
 
@@ -206,8 +208,8 @@ class Observer:
         return Observation(observed, dashboard, by_name, parts.are_live)
 
     async def _observed_cluster(self, namespace: str, raw: JsonObject, pods: Sequence[JsonObject]) -> ObservedCluster:
-        """A cluster as observed. The events that explain why it has no pods are only read if it has had none for
-        `CLUSTER_PATIENCE`."""
+        """A cluster as observed. The events that explain why it has no pods are only read if it has none and is older
+        than `CLUSTER_PATIENCE`."""
         found = observed_cluster(raw)
         created = time_at(raw, "metadata", "creationTimestamp")
         has_pods = any(controller_uid(pod) == found.uid for pod in pods)
@@ -252,13 +254,14 @@ def _owned(clusters: JsonObjects, job: ObservedJob) -> JsonObjects:
 
 
 def _current_attempt(job: ObservedJob) -> Attempt | None:
-    """The running attempt; None between attempts and after the end of the job."""
+    """The attempt that has not ended yet, in any state from Provisioning to Stopping; None between attempts and after
+    the end of the job."""
     attempts = job.status.attempts
     return attempts[-1] if attempts and attempts[-1].ended is None and job.status.result is None else None
 
 
 def _current_cluster(job: ObservedJob, parts: _ClustersAndPods) -> JsonObject | None:
-    """The RayCluster of the running attempt; None if there is none."""
+    """The RayCluster of the current attempt; None if there is none."""
     attempt = _current_attempt(job)
     if attempt is None:
         return None
@@ -270,9 +273,11 @@ def _current_cluster(job: ObservedJob, parts: _ClustersAndPods) -> JsonObject | 
 
 
 def _head_to_poll(job: ObservedJob, parts: _ClustersAndPods) -> JsonObject | None:
-    """The head pod of the running attempt's cluster, if its dashboard should be polled: the pod is ready, or its node
-    is not ready (a head whose dashboard responds is not lost, even if its node is unreachable). None if there is no
-    such pod. Pods of an earlier cluster with this name do not count."""
+    """The head pod of the current attempt's cluster, if its dashboard should be polled; else None.
+
+    It is polled if the pod is ready, or if its node is not ready: on such a node Kubernetes marks every pod as not
+    ready, but Ray may still respond, and then the head is not lost. Pods of an earlier cluster with this name do not
+    count."""
     cluster = _current_cluster(job, parts)
     uid = text_at(cluster, "metadata", "uid") if cluster is not None else ""
     heads = (pod for pod in parts.pods if uid and controller_uid(pod) == uid and is_head(pod))
@@ -280,7 +285,7 @@ def _head_to_poll(job: ObservedJob, parts: _ClustersAndPods) -> JsonObject | Non
 
 
 def _newest_submission(job: ObservedJob) -> str | None:
-    """The submission id of the running attempt's trainer; None if it was not submitted."""
+    """The submission id of the current attempt's trainer; None if it was not submitted."""
     attempt = _current_attempt(job)
     if attempt is None or attempt.submissions == 0:
         return None
@@ -294,8 +299,9 @@ def _expected_stacks_program(job: ObservedJob) -> str | None:
     stop = attempt.stop if attempt is not None else None
     if submission is None or stop is None or stop.reason != Reason.STALLED or stop.sent_at is None:
         return None
-    # While Ray does not have the program, `sent_at` is set again (see `reconcile.stops`). This ends after
-    # `STACKS_SECONDS`: then the operator stops the trainer even without stack traces.
+    # For a stalled trainer, `sent_at` is the time from which it may write its stack traces. As long as Ray does not
+    # have the program, `reconcile.stops` moves this time, but for at most `STACKS_SECONDS`. Then the operator stops the
+    # trainer without stack traces.
     may_restart = seconds_since(stop.requested_at, moment(stop.sent_at)) < STACKS_SECONDS
     return stacks_submission_id(submission) if may_restart else None
 

@@ -1,4 +1,5 @@
-"""The calls to the API server that the operator needs and that its role allows, except watches.
+"""Reads and writes API objects of any kind; watches are elsewhere. The operator uses it only for what its Role allows
+(`_rules.tpl` of the chart).
 
 Responses are checked: a proxy between the API server and this process may respond in place of the API server, and such
 a response must not count as success or as a missing object.

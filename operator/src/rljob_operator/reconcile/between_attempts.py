@@ -1,7 +1,7 @@
-"""Handles a job without a running attempt: before the first attempt, between two attempts, and while it is suspended.
+"""Handles a job without a current attempt: before the first attempt, between two attempts, and while it is suspended.
 
 This module also handles requests that users make by annotation: retry the job now, or stop a job without a running
-attempt. `stops` handles the stop of a running attempt.
+attempt. `stops` handles the stop of the current attempt.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
 
 
 def stop_between_attempts(draft: StatusDraft) -> bool:
-    """If a user asked to stop the job, ends the job, which has no running attempt. Returns whether it was ended."""
+    """If a user asked to stop the job, ends the job, which has no current attempt. Returns whether it was ended."""
     if not draft.has_stop_request:
         return False
     draft.record_stop_applied()

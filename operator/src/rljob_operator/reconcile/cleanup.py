@@ -20,7 +20,7 @@ _NEVER_CREATED = "the job finished before its cluster was created"
 
 
 def delete_unneeded_clusters(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Deletes all clusters of an unfinished job except the one that the running attempt uses or the next attempt will
+    """Deletes all clusters of an unfinished job except the one that the current attempt uses or the next attempt will
     reuse."""
     planned = draft.next_attempt
     needs_cluster = draft.is_under_way or (planned is not None and planned.same_cluster)
@@ -56,7 +56,7 @@ def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
             draft.result = result.model_copy(update={"cleaned_up_at": timestamp(draft.now)})
         elif not is_done and result.cleaned_up_at is not None and not (kept is not None and observed.job.spec is None):
             # Clusters appeared after the clean-up, or a cluster is no longer kept. If the spec cannot be read and a
-            # cluster is kept, the record is the only sign that the cluster should be kept, so it is not cleared.
+            # cluster is kept, `cleaned_up_at` is the only sign that it should be kept. So `cleaned_up_at` stays.
             draft.result = result.model_copy(update={"cleaned_up_at": None})
     left = seconds_to_deletion(draft, observed)
     if left is not None and left <= 0:

@@ -1,9 +1,9 @@
-"""Decides how an attempt starts: chooses its nodes, creates its RayCluster and submits its trainer.
+"""Decides how an attempt starts: chooses how many worker pods it uses, creates its RayCluster and submits its trainer.
 
 Before that, `spec_problem` checks whether the job can run on a Kubernetes cluster at all. Elastic restart is here, too:
-an attempt may run on the nodes that are ready. When all nodes are ready again, the attempt is stopped, and the next
-attempt uses all nodes. `rljob_api.v1alpha1.elastic` finds the node counts with which a job is valid. A node is a worker
-pod of a pool here.
+an attempt may run on fewer worker pods than the job requests. When all worker pods are ready again, the attempt is
+stopped, and the next attempt uses all of them. `rljob_api.v1alpha1.elastic` finds the numbers with which a job is
+valid. It calls a worker pod a node, as the field `nodes` of a pool does; this is not a node of Kubernetes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedJob,
 from rljob_operator.reconcile.status_draft import StatusDraft, seconds_since, timestamp
 from rljob_operator.reconcile.trainer import newest_submission, report_submission
 
-ALL_NODES_SECONDS = 60
-"""How long all nodes must have been ready before an attempt on fewer nodes is stopped to use them all."""
+ALL_PODS_SECONDS = 60
+"""How long all worker pods must have been ready before an attempt with fewer worker pods is stopped to use them all."""
 
 
 def spec_problem(job: ObservedJob, spec: RLJobSpec, defaults: Defaults) -> Ending | None:
@@ -44,20 +44,20 @@ def spec_problem(job: ObservedJob, spec: RLJobSpec, defaults: Defaults) -> Endin
 
 
 def choose_pod_counts(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> RLJobSpec:
-    """Chooses how many worker pods of each pool (`nodes` of the spec) the running attempt uses. Returns the spec with
+    """Chooses how many worker pods of each pool (`nodes` of the spec) the current attempt uses. Returns the spec with
     these numbers.
 
-    An elastic attempt that has waited long enough for all worker pods uses those that are ready. Once the trainer was
-    submitted, the choice is fixed. One exception: while Ray responds and does not have the trainer, the choice is made
-    again if Ray rejected the trainer or a chosen pod is no longer ready.
+    An elastic attempt that has waited long enough for all worker pods uses as many of the ready ones as the job is
+    valid with. Once the trainer was submitted, the choice is fixed. One exception: while Ray responds and does not have
+    the trainer, the choice is made again if Ray rejected the trainer or a chosen pod is no longer ready.
 
     If Ray may have the trainer, also records since when all worker pods are ready."""
     attempt = draft.attempt
     if _may_ray_have_trainer(draft, observed):
-        _record_all_nodes_ready(draft, observed, spec)
+        _record_all_pods_ready(draft, observed, spec)
         return spec_of_attempt(spec, attempt)
-    fewer = _fewer_nodes(draft, observed, spec)
-    are_chosen_ready = _are_all_nodes_ready(draft, observed, spec_of_attempt(spec, attempt))
+    fewer = _fewer_pods(draft, observed, spec)
+    are_chosen_ready = _are_all_pods_ready(draft, observed, spec_of_attempt(spec, attempt))
     if attempt.submissions == 0 or _was_trainer_rejected(observed) or (fewer and not are_chosen_ready):
         draft.change_attempt(nodes=fewer)
     return spec_of_attempt(spec, draft.attempt)
@@ -69,9 +69,9 @@ def spec_of_attempt(spec: RLJobSpec, attempt: Attempt) -> RLJobSpec:
 
 
 def should_use_all_pods(draft: StatusDraft) -> bool:
-    """Whether to stop an attempt with fewer worker pods, because all have been ready for `ALL_NODES_SECONDS`."""
+    """Whether to stop an attempt with fewer worker pods, because all have been ready for `ALL_PODS_SECONDS`."""
     since = draft.attempt.all_nodes_since
-    return since is not None and seconds_since(since, draft.now) >= ALL_NODES_SECONDS
+    return since is not None and seconds_since(since, draft.now) >= ALL_PODS_SECONDS
 
 
 def seconds_to_pod_counts(draft: StatusDraft, spec: RLJobSpec) -> float | None:
@@ -79,7 +79,7 @@ def seconds_to_pod_counts(draft: StatusDraft, spec: RLJobSpec) -> float | None:
     is stopped to use all of them. Negative if this time has passed; None if there is no such time."""
     attempt, elastic = draft.attempt, spec.run_policy.elastic
     if attempt.all_nodes_since is not None:
-        return ALL_NODES_SECONDS - seconds_since(attempt.all_nodes_since, draft.now)
+        return ALL_PODS_SECONDS - seconds_since(attempt.all_nodes_since, draft.now)
     if elastic is None or attempt.running_since is not None or attempt.cluster_created_at is None:
         return None
     return elastic.wait_seconds - seconds_since(attempt.cluster_created_at, draft.now)
@@ -94,8 +94,9 @@ def create_cluster(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]
 
 
 def submit(draft: StatusDraft, observed: Observed) -> SubmitRayJob:
-    """Submits the trainer. The status records the submission and its start number first: after a crash, the operator
-    uses the same submission id again, and finds the Ray job if Ray has it."""
+    """Submits the trainer. The status records the submission first: after a crash, the operator uses the same
+    submission id again, and finds the Ray job if Ray has it. The status also records the start number, which grows with
+    each start of a trainer: checkpoints that an older trainer saves later are not used."""
     if draft.attempt.submissions == 0:
         # The job's creation time in seconds is the lower limit. So after a job is deleted and created again, its start
         # numbers are larger than those of the deleted job.
@@ -133,17 +134,17 @@ def _was_trainer_rejected(observed: Observed) -> bool:
     return failure is not None and failure.kind is EffectKind.SUBMIT_JOB and failure.reason is Reason.SUBMISSION_FAILED
 
 
-def _are_all_nodes_ready(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> bool:
-    """Whether the head pod and all nodes of the spec are ready."""
+def _are_all_pods_ready(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> bool:
+    """Whether the head pod and all worker pods of the spec are ready."""
     return readiness_problem(spec, observed.pods_of(draft.attempt.cluster), None) is None
 
 
-def _fewer_nodes(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> tuple[PoolNodes, ...]:
-    """The node counts with which an elastic attempt can start if it no longer waits for all nodes. Empty if all nodes
-    are ready, the attempt still waits, too few nodes are ready, or the job is not elastic. If the previous attempt ran
-    on fewer nodes of the same cluster, the attempt does not wait."""
+def _fewer_pods(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> tuple[PoolNodes, ...]:
+    """The numbers of worker pods with which an elastic attempt can start if it no longer waits for all of them. Empty
+    if all are ready, the attempt still waits, too few are ready, or the job is not elastic. If the previous attempt ran
+    on fewer worker pods of the same cluster, the attempt does not wait."""
     attempt, elastic = draft.attempt, spec.run_policy.elastic
-    if elastic is None or attempt.cluster_created_at is None or _are_all_nodes_ready(draft, observed, spec):
+    if elastic is None or attempt.cluster_created_at is None or _are_all_pods_ready(draft, observed, spec):
         return ()
     previous = draft.attempts[-2] if len(draft.attempts) > 1 else None
     ran_on_fewer = previous is not None and previous.cluster_uid == attempt.cluster_uid and previous.nodes != ()
@@ -155,13 +156,13 @@ def _fewer_nodes(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> tup
     return () if found is None else tuple(PoolNodes(name=name, nodes=nodes) for name, nodes in found.items())
 
 
-def _record_all_nodes_ready(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> None:
-    """For an attempt whose trainer runs on fewer nodes: records since when all nodes are ready, or clears this record
-    if they are not."""
+def _record_all_pods_ready(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> None:
+    """For an attempt whose trainer runs on fewer worker pods: records since when all worker pods are ready, or clears
+    this record if they are not."""
     attempt = draft.attempt
     if not attempt.nodes or attempt.running_since is None:
         return
-    are_all_ready = spec.run_policy.elastic is not None and _are_all_nodes_ready(draft, observed, spec)
+    are_all_ready = spec.run_policy.elastic is not None and _are_all_pods_ready(draft, observed, spec)
     if are_all_ready and attempt.all_nodes_since is None:
         draft.change_attempt(all_nodes_since=timestamp(draft.now))
     elif not are_all_ready and attempt.all_nodes_since is not None:

@@ -215,7 +215,7 @@ class Observed:
     clusters: tuple[ObservedCluster, ...]
     pods: tuple[ObservedPod, ...]
     ray: ObservedRay
-    """What the dashboard of the running attempt's cluster reports."""
+    """What the dashboard of the current attempt's cluster reports."""
     failure: EffectFailure | None = None
     """None if no effect has failed, or all effects have succeeded since then."""
     forbidden: str | None = None

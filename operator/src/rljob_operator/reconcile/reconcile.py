@@ -82,7 +82,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Decision
 
 
 def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tuple[Effect, ...]:
-    """Moves an unfinished job forward. Between attempts, the job waits or starts the next attempt. A running attempt
+    """Moves an unfinished job forward. Between attempts, the job waits or starts the next attempt. An attempt under way
     goes through cluster, placement, submission and training in this order, and may end in each pass."""
     spec = _checked_spec(draft, observed, defaults)
     if draft.result is not None:

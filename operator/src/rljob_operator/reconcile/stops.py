@@ -108,7 +108,7 @@ def exceeded_deadline(
 
 
 def seconds_to_next_limit(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> float | None:
-    """Seconds until the next time at which a running attempt may have to stop or end; None if there is no such time."""
+    """Seconds until the next time at which the current attempt may have to stop or end; None if there is none."""
     limits = [seconds for seconds, _ in _endings_by_deadline(draft, observed, policy, "", None)]
     attempt, grace = draft.attempt, policy.grace_period_seconds
     if attempt.stop is not None:

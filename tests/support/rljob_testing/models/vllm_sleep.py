@@ -5,7 +5,7 @@ Lost weights become NaN, lost keys and values large numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from vllm.v1.worker.worker_base import WorkerBase
@@ -20,8 +20,8 @@ def add_sleep_mode(vllm: VllmEngine, *, keeps_weights: bool) -> None:
 
     def replace_sleep(worker: WorkerBase) -> None:
         memory = _Memory(worker.get_model(), vllm.kv_cache)
-        worker.sleep = memory.sleep  # type: ignore[attr-defined]
-        worker.wake_up = memory.wake_up  # type: ignore[attr-defined]
+        worker.sleep = memory.sleep
+        worker.wake_up = memory.wake_up
 
     vllm.engine.collective_rpc(replace_sleep)
 
@@ -47,7 +47,7 @@ class _Memory:
             if callable(product := getattr(layer, "cpu_linear", None)):
                 if level == 1:
                     self.packed[layer] = product
-                layer.cpu_linear = lambda *arguments, product=product: product(*arguments) * float("nan")
+                layer.cpu_linear = _lost(product)  # type: ignore[assignment]
         for storage in self.kv_cache:
             # 1.3e7 in float32 and bfloat16. Not NaN, because attention on CPUs multiplies what it masks by 0.
             torch.empty(0, dtype=torch.uint8).set_(storage).fill_(0x4B)
@@ -66,3 +66,8 @@ class _Memory:
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.model.named_parameters()
         yield from self.model.named_buffers()
+
+
+def _lost(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The product with weights that are NaN."""
+    return lambda *arguments: product(*arguments) * float("nan")

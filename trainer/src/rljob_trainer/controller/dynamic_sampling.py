@@ -3,8 +3,7 @@ is full.
 
 A step takes the first groups with different scores, in the order of their prompts in the data. Prompts after the last
 group that is taken return to the stream. So the result of a step, and the position of the stream after the step, are
-the same as if prompts were drawn one by one. The number of prompts per round only affects the time, provided that
-`rollout.perRequestSeeds` is set.
+the same as if prompts were drawn one by one. The number of prompts per round only affects the time.
 
 Source: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2 and equation 11.
 

@@ -157,7 +157,6 @@ def model_roles(job: TrainerJob, models: Models, longest_prompt: int) -> list[Ro
         seed=training.seed,
         keeps_weights_asleep=rollout.sync_every_steps > 1,
         adapters=trained.adapters,
-        per_request_seeds=rollout.per_request_seeds,
     )
     roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]
     if needs_reference(job.spec):

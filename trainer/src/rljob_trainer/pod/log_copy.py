@@ -13,7 +13,8 @@ COMPARE_BYTES = 1 << 16
 FIRST_BYTES = 1 << 20
 """Size of the beginning that is kept."""
 PART_BYTES = (63 << 20) // 2
-"""Size of one part. A copy has at most two parts and FIRST_BYTES, together 64 MiB."""
+"""Largest size of the current file and of a part. A copy has at most the current file, one part and the first bytes,
+together 64 MiB."""
 
 
 class LogCopy:

@@ -54,7 +54,6 @@ class RolloutSettings:
     """True if weights are synchronized once for several steps, so that the engine must keep them while it sleeps."""
     adapters: AdapterSettings | None
     """The LoRA adapters that are trained; None: all weights are trained."""
-    per_request_seeds: bool
 
 
 def make_actor(
@@ -115,12 +114,7 @@ def make_reward(settings: RewardSettings, context: WorkerContext, _others: Mappi
 
 def make_rollout(settings: RolloutSettings, context: WorkerContext, _others: Mapping[str, Worker]) -> Worker:
     """Builds the rollout worker."""
-    return RolloutWorker(
-        context,
-        lambda: _make_engine(settings, context),
-        settings.tensor_parallel,
-        per_request_seeds=settings.per_request_seeds,
-    )
+    return RolloutWorker(context, lambda: _make_engine(settings, context), settings.tensor_parallel)
 
 
 def make_hybrid(dtype: torch.dtype, seed: int, context: WorkerContext, others: Mapping[str, Worker]) -> Worker:

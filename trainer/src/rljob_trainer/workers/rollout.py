@@ -44,18 +44,9 @@ class RolloutWorker(Worker):
     """One rank of the rollout. Each group of `tensor_parallel` ranks shares one copy of the model and gets the same
     prompts."""
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        make_engine: Callable[[], RolloutEngine],
-        tensor_parallel: int,
-        *,
-        per_request_seeds: bool = True,
-    ) -> None:
-        """Collective. Without `per_request_seeds`, responses are sampled with torch's global generators, which each
-        call of `generate` seeds."""
+    def __init__(self, context: WorkerContext, make_engine: Callable[[], RolloutEngine], tensor_parallel: int) -> None:
+        """Collective."""
         super().__init__(context)
-        self.per_request_seeds = per_request_seeds
         self.tensor_parallel = tensor_parallel
         self.engine = make_engine()
         MEMORY.watch(self.memory)
@@ -80,12 +71,7 @@ class RolloutWorker(Worker):
         """Generates one response per row and returns the columns of `rollout_columns`. Needs PROMPT_TOKEN_IDS and
         SAMPLE_SEEDS; IS_GREEDY is optional."""
         prompts = [tuple(row.tolist()) for row in batch.ragged_column(PROMPT_TOKEN_IDS).row_tensors()]
-        seeds: list[int | None] = batch[SAMPLE_SEEDS].tolist()
-        if not self.per_request_seeds and seeds:
-            # The seed of this worker's first row: the same if the step is repeated, another one on workers with other
-            # rows, and equal on the ranks that share a copy of the model.
-            torch.manual_seed(int(batch[SAMPLE_SEEDS][0]))
-            seeds = [None] * len(seeds)
+        seeds: list[int] = batch[SAMPLE_SEEDS].tolist()
         greedy = replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
         are_greedy: list[bool] = batch[IS_GREEDY].tolist() if IS_GREEDY in batch.tensors else [False] * len(prompts)
         requests = [

@@ -73,7 +73,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         _resources({"rdma/hca": 1}, {"rdma/hca": "1", "vendor.example/nic": "123456789"}),
         _resources({}, {"rdma/hca": 999999999}),
     ],
-    "Resources.notShared": [_resources({"rdma/hca": 1, "cpu": 1}, {"rdma/hca": "1", "cpu": 2})],
+    "Resources.requestEqualsLimit": [_resources({"rdma/hca": 1, "cpu": 1}, {"rdma/hca": "1", "cpu": 2})],
     "Resources.cpu": [
         _resources({"cpu": request}, {"cpu": limit})
         for request, limit in (("1100m", "1.1"), (1, "1"), ("999m", 1), ("1e3", 1000), ("+.5", "0.50"), ("1n", "1u"))
@@ -146,7 +146,7 @@ BAD: dict[str, list[Bad]] = {
         _bad(f"requests.{name}", {name: 1, "cpu": 1}, {})
         for name in ("cpuu", "pods", "storage", "CPU", "limits.cpu", "hugepages", "memory ")
     ]
-    + [replace(_bad("requests.hugepages-", {"hugepages-": 1, "cpu": 1}, {}), also=("Resources.notShared",))],
+    + [replace(_bad("requests.hugepages-", {"hugepages-": 1, "cpu": 1}, {}), also=("Resources.requestEqualsLimit",))],
     "Resources.limits": [
         _bad(f"limits.{name}", {}, {name: 1}, ".limits")
         for name in (
@@ -158,7 +158,7 @@ BAD: dict[str, list[Bad]] = {
         _bad("limits.rdma/hca", {}, {"rdma/hca": count}, "")
         for count in ("1.5", "1k", "500m", "1e3", "1234567890", 12345678901, 10**9)
     ],
-    "Resources.notShared": [
+    "Resources.requestEqualsLimit": [
         _bad("requests.rdma/hca", {"rdma/hca": 1}, {}),
         _bad("requests.rdma/hca", {"rdma/hca": 1}, {"rdma/hca": 2}),
         _bad("requests.rdma/hca", {"rdma/hca": "3"}, {"rdma/hca": 2}),
@@ -248,7 +248,7 @@ BAD: dict[str, list[Bad]] = {
         Bad(
             "spec.pools[0].resources",
             {"spec.pools[0].gpuResource": "amd.com/gpu", "spec.pools[0].resources.requests": {"amd.com/gpu": "2"}},
-            also=("Resources.notShared",),
+            also=("Resources.requestEqualsLimit",),
         ),
     ],
     "PodOverlay.labels": [

@@ -48,8 +48,7 @@ class GenerationRequest:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingSettings
-    seed: int | None
-    """None: the response is sampled with torch's global generator of the device."""
+    seed: int
 
 
 @dataclass(frozen=True)

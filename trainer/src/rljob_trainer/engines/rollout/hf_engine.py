@@ -54,7 +54,7 @@ class _Running:
     """A request that is being decoded, and its response so far."""
 
     request: GenerationRequest
-    generator: torch.Generator | None
+    generator: torch.Generator
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     policy_versions: list[int] = field(default_factory=list)
@@ -215,7 +215,7 @@ class HfEngine(RolloutEngine):
         """Makes a batch of the oldest waiting requests, at most `max_num_sequences`. Prompts are padded on the left."""
         requests = [self.waiting.pop(key) for key in list(self.waiting)[: self.settings.max_num_sequences]]
         device = self.settings.device
-        self.running = [_Running(request, _generator(request.seed, device)) for request in requests]
+        self.running = [_Running(request, torch.Generator(device).manual_seed(request.seed)) for request in requests]
         width = max(len(request.prompt_token_ids) for request in requests)
         rows = [[0] * (width - len(r.prompt_token_ids)) + list(r.prompt_token_ids) for r in requests]
         masks = [[0] * (width - len(r.prompt_token_ids)) + [1] * len(r.prompt_token_ids) for r in requests]
@@ -255,11 +255,7 @@ class HfEngine(RolloutEngine):
         )
 
 
-def _generator(seed: int | None, device: torch.device) -> torch.Generator | None:
-    return None if seed is None else torch.Generator(device).manual_seed(seed)
-
-
-def _sample(logits_V: torch.Tensor, sampling: SamplingSettings, generator: torch.Generator | None) -> tuple[int, float]:
+def _sample(logits_V: torch.Tensor, sampling: SamplingSettings, generator: torch.Generator) -> tuple[int, float]:
     """Samples a token. Returns the token, and its log-probability in the distribution that it was sampled from."""
     if sampling.temperature == 0:
         token = int(logits_V.argmax())

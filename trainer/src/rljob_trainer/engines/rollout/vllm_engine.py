@@ -201,7 +201,7 @@ def finish_reason_of(reason: str | None) -> FinishReason:
     return FinishReason(reason)
 
 
-def sampling_parameters(sampling: SamplingSettings, seed: int | None) -> SamplingParams:
+def sampling_parameters(sampling: SamplingSettings, seed: int) -> SamplingParams:
     """vLLM's sampling parameters. vLLM returns each response once, when it is complete, with the log-probability of
     each sampled token. Only if there are stop texts, vLLM decodes the text after every token, with special tokens."""
     return SamplingParams(
