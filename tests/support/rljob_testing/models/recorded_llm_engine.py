@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
@@ -40,6 +42,10 @@ class RecordedLlmEngine:
         self.has_weights = True
         self.calls.append("reload")
         return [None]
+
+    def apply_model(self, function: Callable[[torch.nn.Module], object]) -> list[object]:
+        """See LLMEngine. The model has no layers."""
+        return [function(torch.nn.Module())]
 
     def add_lora(self, _request: LoRARequest) -> bool:
         """See LLMEngine."""
