@@ -18,11 +18,12 @@ PACKAGE_FOLDERS = [REPOSITORY / folder for folder in ("crds/src", "operator/src"
 PROGRAM_FOLDERS = [REPOSITORY / folder for folder in ("tests", "e2e", "bench", "proof", "examples", "tools")]
 PACKAGES = [source for folder in PACKAGE_FOLDERS for source in gates.sources_below(folder)]
 PROGRAMS = [source for folder in PROGRAM_FOLDERS for source in gates.sources_below(folder)]
+VLLM_MODULES = ("vllm_adapters", "vllm_engine", "vllm_start", "vllm_weights")
 PATH_RULES = {
     "kopf": ["rljob_operator.handlers", "rljob_operator.__main__"],
     "kubernetes": ["rljob_operator.kube", "rljob_cli.cluster.client"],
     "ray": ["rljob_trainer.pools", "rljob_trainer.groups"],
-    "vllm": [f"rljob_trainer.engines.rollout.{name}" for name in ("vllm_engine", "vllm_start", "vllm_weights")],
+    "vllm": [f"rljob_trainer.engines.rollout.{name}" for name in VLLM_MODULES],
 }
 FORBIDDEN_TEXT = {
     # Written so that this file does not match itself.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing import compare
-from rljob_testing.training import lora_runs, step_cases
-from rljob_trainer.observability.metrics import PPO_KL
+from rljob_testing.training import hybrid_runs, lora_runs, replays, step_cases
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.train.lora import RoundingLoss, merged_weight
+from rljob_trainer.observability.metrics import MERGE_LOSS, PPO_KL
 
 SCALING = lora_runs.LORA.alpha / lora_runs.LORA.rank
 LINEAR = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
@@ -87,6 +92,37 @@ def test_merging_adds_the_product_and_keeps_the_base(ranks: dict[int, list[lora_
                 )
                 expected = trained.base[name].double() + SCALING * second @ first
                 torch.testing.assert_close(trained.merged[name].double(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("entry", "at_least"), [(1e-5, 0.9), (1e-4, 0.5), (5e-4, 0.1)])
+def test_rounding_to_16_bits_loses_small_adapters_when_they_are_merged(entry: float, at_least: float) -> None:
+    torch.manual_seed(0)
+    weight_OI, first_RI = 0.15 * torch.randn(64, 96), torch.empty(16, 96)
+    torch.nn.init.kaiming_uniform_(first_RI, a=5**0.5)
+    second_OR = entry * torch.sign(torch.randn(64, 16))
+    of_dtype = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        loss, base_OI = RoundingLoss(), weight_OI.to(dtype)
+        found = merged_weight(base_OI, first_RI, second_OR, SCALING, loss)
+        assert found.dtype is dtype
+        exact = base_OI.double() + SCALING * second_OR.double() @ first_RI.double()
+        lost, wanted = ((found.double() - exact).norm(), (exact - base_OI.double()).norm())
+        of_dtype[dtype] = loss.fraction()
+        assert of_dtype[dtype] == pytest.approx(float(lost / wanted), rel=0.01, abs=1e-3)
+    assert of_dtype[torch.float32] < 0.01
+    assert at_least < of_dtype[torch.bfloat16] <= 1.01
+    assert RoundingLoss().fraction() == 0
+
+
+def test_a_run_reports_what_rounding_loses_of_merged_adapters(context: WorkerContext) -> None:
+    replay = replays.Replay(lora=lora_runs.LORA, optimizer=Optimizer(learning_rate=1e-4))
+    for dtype in (torch.float32, torch.bfloat16):
+        run = hybrid_runs.hybrid_run(replace(replay, compute_dtype=dtype), context, None)
+        run.steps(0, 2)
+        metrics = run.hybrid.take_metrics()
+        assert (MERGE_LOSS in metrics) == (dtype is torch.bfloat16)
+    # Entries of B are as large as the learning rate.
+    assert 0.5 < metrics[MERGE_LOSS] < 1.01
 
 
 def test_the_reference_is_the_base_without_adapters(ranks: dict[int, list[lora_runs.RankResults]]) -> None:

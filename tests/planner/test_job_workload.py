@@ -154,14 +154,19 @@ def test_adapters_may_be_limited_to_some_layers() -> None:
     assert lora.num_parameters == 28 * 4 * ((1024 + 2048) + (3072 + 1024))
 
 
-def test_adapters_beside_experts_are_those_of_the_attention_and_are_merged() -> None:
+def test_adapters_beside_experts_are_those_of_the_attention() -> None:
     spec = spec_of(LORA)
     lora = workload_of(spec, {Role.ACTOR: shape("Qwen/Qwen3-30B-A3B")}).models[Role.ACTOR].lora
     assert lora is not None
     assert lora.num_linear_layers == 48 * 4
-    assert not lora.syncs_alone
-    assert made(LORA, is_cpu=True).rollout.adapter_rank is None
+    assert lora.syncs_alone
+
+
+def test_adapters_are_merged_in_float32_on_cpus_and_by_transformers() -> None:
     assert made(LORA).rollout.adapter_rank == 4
+    assert made(LORA, is_cpu=True).rollout.adapter_rank is None
+    assert made(LORA | {f"{T}.model.dtype": "BFloat16"}, is_cpu=True).rollout.adapter_rank == 4
+    assert made(LORA | {f"{T}.rollout.engine": "HuggingFace"}).rollout.adapter_rank is None
 
 
 def test_a_reference_beside_adapters_is_the_actor() -> None:

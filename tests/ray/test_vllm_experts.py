@@ -50,14 +50,7 @@ class Version:
     """Number of calls that loaded experts."""
 
 
-@dataclass(frozen=True)
-class Generated:
-    """The results of one rank."""
-
-    versions: list[Version]
-
-
-def seen_on_a_rank(folder: Path, context: WorkerContext) -> Generated:
+def versions_on_a_rank(folder: Path, context: WorkerContext) -> list[Version]:
     """Collective: all ranks call it."""
     from rljob_testing.models import small_vllm
     from rljob_trainer.weights.sync import sync_weights
@@ -88,7 +81,7 @@ def seen_on_a_rank(folder: Path, context: WorkerContext) -> Generated:
                 tensor.mul_(1.1)
             for _, tensor in trained.named_shards():
                 tensor.mul_(1.1)
-    return Generated(found)
+    return found
 
 
 def wrong_names(
@@ -176,12 +169,12 @@ def test_every_version_of_the_weights_generates(name: str, tmp_path: Path) -> No
         folder / "config.json", use_sliding_window=False, layer_types=["full_attention"] * NUM_LAYERS
     )
     tiny_models.copy_tokenizer(folder)
-    [ranks] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(seen_on_a_rank, folder), 2)], gloo_ranks.VLLM)
+    [ranks] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(versions_on_a_rank, folder), 2)], gloo_ranks.VLLM)
     for found in ranks:
-        assert isinstance(found, Generated)
-        assert len(found.versions) == NUM_VERSIONS
-        assert all(each.difference < 1e-5 for each in found.versions), found
-        assert all(each.wrong == [] for each in found.versions), found
-        numbers = [(each.num_tensors / NUM_LAYERS, each.num_loads / NUM_LAYERS) for each in found.versions]
+        assert isinstance(found, list)
+        assert len(found) == NUM_VERSIONS
+        assert all(each.difference < 1e-5 for each in found), found
+        assert all(each.wrong == [] for each in found), found
+        numbers = [(each.num_tensors / NUM_LAYERS, each.num_loads / NUM_LAYERS) for each in found]
         whole, separate = (2, 3), (3 * NUM_EXPERTS, 3 * NUM_EXPERTS)
         assert numbers == [whole] * FIRST_SEPARATE + [separate] * (NUM_VERSIONS - FIRST_SEPARATE)

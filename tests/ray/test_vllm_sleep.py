@@ -34,7 +34,7 @@ def differences(folder: Path, levels: tuple[int, ...], lora: Lora | None, contex
     from rljob_trainer.workers.rollout import RolloutWorker
 
     actor = engine_updates.build_actor(folder, context, optimizer=Optimizer(learning_rate=1e-2), lora=lora)
-    vllm = small_vllm.start_engine(folder, 1, adapter_rank=None if lora is None else lora.rank)
+    vllm = small_vllm.start_engine(folder, 1, lora=lora)
     add_sleep_mode(vllm, keeps_weights=levels[0] == 1)
     hybrid = HybridWorker(context, actor, RolloutWorker(context, lambda: vllm, 1), torch.float32, 0, others=())
     found: list[float] = []

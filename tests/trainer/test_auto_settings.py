@@ -242,23 +242,27 @@ def lora_spec(sync: str = "Auto", engine: str = "VLLM", **lora: JsonValue) -> RL
 
 
 @pytest.mark.parametrize(
-    ("sync", "engine", "device_type", "has_experts", "expected"),
+    ("sync", "engine", "device_type", "dtype", "expected"),
     [
-        ("Auto", "VLLM", "cuda", False, LoraSync.ADAPTER),
-        ("Auto", "VLLM", "cpu", False, LoraSync.MERGED),
-        ("Auto", "VLLM", "cuda", True, LoraSync.MERGED),
-        ("Auto", "HuggingFace", "cuda", False, LoraSync.MERGED),
-        ("Adapter", "VLLM", "cpu", False, LoraSync.ADAPTER),
-        ("Adapter", "VLLM", "cuda", True, LoraSync.ADAPTER),
-        ("Merged", "VLLM", "cuda", False, LoraSync.MERGED),
+        ("Auto", "VLLM", "cuda", "Auto", LoraSync.ADAPTER),
+        ("Auto", "VLLM", "cuda", "Float32", LoraSync.ADAPTER),
+        ("Auto", "VLLM", "cpu", "Auto", LoraSync.MERGED),
+        ("Auto", "VLLM", "cpu", "BFloat16", LoraSync.ADAPTER),
+        ("Auto", "HuggingFace", "cuda", "Auto", LoraSync.MERGED),
+        ("Auto", "HuggingFace", "cpu", "BFloat16", LoraSync.MERGED),
+        ("Adapter", "VLLM", "cpu", "Float32", LoraSync.ADAPTER),
+        ("Merged", "VLLM", "cuda", "Auto", LoraSync.MERGED),
+        ("Merged", "VLLM", "cpu", "BFloat16", LoraSync.MERGED),
     ],
 )
 def test_adapters_reach_the_engine_in_the_fitting_way(
-    sync: str, engine: str, device_type: str, has_experts: bool, expected: LoraSync, caplog: pytest.LogCaptureFixture
+    sync: str, engine: str, device_type: str, dtype: str, expected: LoraSync, caplog: pytest.LogCaptureFixture
 ) -> None:
     job_spec = lora_spec(sync, engine)
+    model = job_spec.training.model.model_copy(update={"dtype": Dtype(dtype)})
+    job_spec = job_spec.model_copy(update={"training": job_spec.training.model_copy(update={"model": model})})
     with caplog.at_level("INFO"):
-        choices = resolve_auto(job_spec, device_type, None, has_experts=has_experts)
+        choices = resolve_auto(job_spec, device_type, None)
     assert choices.lora is not None
     assert choices.lora.sync is expected
     assert resolved_spec(job_spec, choices).training.model.lora == choices.lora
@@ -269,11 +273,9 @@ def test_adapters_reach_the_engine_in_the_fitting_way(
     assert resumed.sync is expected
 
 
-def test_engines_without_adapter_support_get_merged_weights() -> None:
-    with pytest.raises(ConfigurationError, match=r"lora\.sync: vLLM .*adapters .* experts .*\(seen: Adapter\)"):
-        resolve_auto(lora_spec("Adapter"), "cpu", None, has_experts=True)
+def test_an_engine_without_adapter_support_cannot_get_adapters() -> None:
     with pytest.raises(ConfigurationError, match=r"lora\.sync: the HuggingFace engine .*\(seen: Adapter\)"):
-        select_lora_sync(LoraSync.ADAPTER, RolloutEngine.HUGGING_FACE, "cuda", has_experts=False)
+        select_lora_sync(LoraSync.ADAPTER, RolloutEngine.HUGGING_FACE, "cuda", Dtype.BFLOAT16)
 
 
 def test_adapters_resume_unchanged() -> None:

@@ -222,7 +222,7 @@ class Group:
         self.given.append(batch[TOKENS].tolist())
         return FinishedCall(DataProto({score_column("model"): batch[TOKENS].double()}))
 
-    def take_seconds(self) -> Metrics:
+    def take_metrics(self) -> Metrics:
         return {}
 
     def take_memory(self) -> Metrics:

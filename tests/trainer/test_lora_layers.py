@@ -10,7 +10,7 @@ from transformers import FalconConfig, PhimoeConfig
 
 from rljob_api.v1alpha1.model import Lora
 from rljob_testing.models import tiny_models
-from rljob_trainer.engines.train.lora import add_adapters, has_experts, is_adapter, linear_layers, target_layers
+from rljob_trainer.engines.train.lora import add_adapters, is_adapter, linear_layers, target_endings, target_layers
 from rljob_trainer.engines.train.model import build_on_meta
 from rljob_trainer.errors import ConfigurationError
 
@@ -43,16 +43,14 @@ def test_routers_that_are_linear_layers_get_no_adapters(tmp_path: Path) -> None:
     assert "transformer.h.0.self_attention.dense" in linear_layers(build_on_meta(tmp_path))
 
 
-def test_models_with_experts_are_known(tmp_path: Path) -> None:
-    found = set()
+def test_every_linear_layer_of_the_decoder_gets_adapters(tmp_path: Path) -> None:
     for name, make_config in tiny_models.ARCHITECTURES.items():
         make_config().save_pretrained(tmp_path)
         model = build_on_meta(tmp_path)
-        found |= {name} if has_experts(model) else set()
         layers = linear_layers(model)
         assert layers
+        assert {layer.rpartition(".")[2] for layer in layers} == set(target_endings(model, None)), name
         assert not any("embed" in layer or layer in ("lm_head", "embed_out") for layer in layers), name
         add_adapters(model, Lora(rank=2))
         assert [layer for layer, module in model.named_modules() if hasattr(module, "lora_A")] == layers, name
         assert all(is_adapter(each) is parameter.requires_grad for each, parameter in model.named_parameters()), name
-    assert found == {"qwen3_moe", "deepseek_v3", "mixtral", "qwen2_moe", "gpt_oss", "qwen3_next"}

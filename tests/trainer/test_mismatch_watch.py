@@ -15,6 +15,7 @@ from rljob_trainer.observability.metrics import (
     LOGPROB_DIFF_MAX,
     LOGPROB_DIFF_MEAN,
     LOGPROB_DIFF_SHARE,
+    MERGE_LOSS,
     REJECTED_FRACTION,
     STALENESS_MAX,
 )
@@ -52,6 +53,16 @@ def test_a_difference_is_logged_and_again_when_it_has_doubled(caplog: pytest.Log
 
 def test_older_weights_are_expected_to_differ(caplog: pytest.LogCaptureFixture) -> None:
     assert warnings_of(caplog, [1.0], staleness=1.0) == []
+
+
+def test_lost_adapters_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    watch = MismatchWatch(RLJob.from_wire(valid_job({_T + "model.dtype": "BFloat16"})).spec)
+    for step, loss in enumerate([0.0, 0.1, 0.72, 0.97], 1):
+        watch.step_done(step, {MERGE_LOSS: loss})
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message.startswith("step 3: spec.training.model.lora.sync: ")
+    for word in ("BFloat16", "72 %", "sync: Adapter", "dtype: Float32"):
+        assert word in message
 
 
 def test_rejecting_most_of_a_step_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -134,7 +134,7 @@ class OneWorker:
     def response_texts(self, batch: DataProto) -> DataProto:
         return self.worker.response_texts(batch)
 
-    def take_seconds(self) -> Metrics:
+    def take_metrics(self) -> Metrics:
         return {}
 
     def take_memory(self) -> Metrics:

@@ -221,7 +221,7 @@ def _lora(spec: RLJobSpec, shape: ModelShape, *, is_cpu: bool) -> LoraShape | No
     if wanted is None:
         return None
     syncs_alone = wanted.sync is LoraSync.ADAPTER or (
-        wanted.sync is LoraSync.AUTO and not is_cpu and not shape.has_experts and _has_vllm(spec)
+        wanted.sync is LoraSync.AUTO and _has_vllm(spec) and (not is_cpu or spec.training.model.dtype is Dtype.BFLOAT16)
     )
     return lora_shape(shape, wanted.rank, wanted.targets, syncs_alone=syncs_alone)
 

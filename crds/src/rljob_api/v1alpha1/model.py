@@ -41,13 +41,12 @@ class LoraSync(StrEnum):
     """How trained adapters reach the rollout engine."""
 
     AUTO = "Auto"
-    """Adapter on GPUs. Merged on CPUs (where vLLM decodes half as fast with adapters), for mixture-of-experts models,
-    and for the HuggingFace engine."""
+    """Adapter with vLLM on GPUs, and in BFloat16 on CPUs. Merged in Float32 on CPUs (where vLLM decodes half as fast
+    with adapters), and for the HuggingFace engine."""
     ADAPTER = "Adapter"
-    """Send only the adapters; the base model stays in the engine. Requires vLLM, and does not support
-    mixture-of-experts models on CPUs."""
+    """Send only the adapters; the base model stays in the engine. Requires vLLM."""
     MERGED = "Merged"
-    """Send the whole model, with the adapters added to its weights."""
+    """Send the whole model, with the adapters added to its weights. In BFloat16, rounding loses small adapters."""
 
 
 class Lora(WireModel):

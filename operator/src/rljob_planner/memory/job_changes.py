@@ -13,6 +13,7 @@ from itertools import chain
 
 from rljob_planner.job_workload import lora_shape
 from rljob_planner.workload import (
+    MASTER_BYTES,
     ModelOffload,
     PlacedPool,
     Placement,
@@ -339,7 +340,8 @@ def _of_adapters(workload: Workload, placement: Placement) -> _Settings:
     actor, pool = workload.models[Role.ACTOR], placement.pool_of(Role.ACTOR)
     if actor.lora is not None or actor.shape.has_experts:
         return
-    syncs_alone = workload.rollout.is_vllm and not placement.pool_of(Role.ROLLOUT).gpu.is_cpu
+    is_float32_on_cpus = placement.pool_of(Role.ROLLOUT).gpu.is_cpu and workload.rollout.weight_bytes == MASTER_BYTES
+    syncs_alone = workload.rollout.is_vllm and not is_float32_on_cpus
     lora = lora_shape(actor.shape, LORA_RANK, None, syncs_alone=syncs_alone)
     models = {**workload.models, Role.ACTOR: replace(actor, lora=lora)}
     reference, beside = models.get(Role.REF), pool.layouts.get(Role.REF)

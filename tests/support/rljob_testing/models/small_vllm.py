@@ -5,19 +5,24 @@ Legend: R response tokens of all rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from vllm import SamplingParams
 from vllm.model_executor.models import registry
 
+from rljob_api.v1alpha1.model import Lora
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
 from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
 from rljob_trainer.engines.rollout.vllm_start import VllmSettings
 from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.lora import target_endings
+from rljob_trainer.engines.train.model import build_on_meta
 from rljob_trainer.engines.train.token_batch import TokenBatch
 
 PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90))
@@ -25,9 +30,10 @@ PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90))
 
 
 def start_engine(
-    folder: Path, num_ranks: int, *, adapter_rank: int | None = None, dtype: torch.dtype = torch.float32
+    folder: Path, num_ranks: int, *, lora: Lora | None = None, dtype: torch.dtype = torch.float32
 ) -> VllmEngine:
-    """Starts an engine for rows of at most 64 tokens. Collective over `num_ranks`, which share a copy of the model."""
+    """Starts an engine for rows of at most 64 tokens. `lora`: the adapters that it can get. Collective over
+    `num_ranks`, which share a copy of the model."""
     return VllmEngine(
         VllmSettings(
             model_folder=folder,
@@ -40,7 +46,8 @@ def start_engine(
             gpu_memory_utilization=0.5,
             cpu_kv_cache_bytes=16 * 2**20,
             seed=0,
-            adapter_rank=adapter_rank,
+            adapter_rank=None if lora is None else lora.rank,
+            adapter_targets=() if lora is None else target_endings(build_on_meta(folder), lora.targets),
         )
     )
 
@@ -55,6 +62,29 @@ def generated(vllm: VllmEngine, num_tokens: int) -> list[FinishedSequence]:
 def logprobs_of(sequences: Sequence[FinishedSequence]) -> torch.Tensor:
     """The log-probabilities that vLLM reported for all response tokens, [R]."""
     return torch.tensor([logprob for each in sequences for logprob in each.logprobs])
+
+
+def mean_logprob(vllm: VllmEngine, batch: TokenBatch) -> float:
+    """The mean log-probability of the batch's response tokens, each given all tokens before it. The weights may change
+    between calls."""
+    parameters = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+    rows = [row.tolist() for row in batch.tokens.row_tensors()]
+    for index, row in enumerate(rows):
+        vllm.engine.add_request(str(index), {"prompt_token_ids": row}, parameters, lora_request=vllm.adapter)
+    found: dict[str, list[float]] = {}
+    while vllm.engine.has_unfinished_requests():
+        for output in vllm.engine.step():
+            # The first token has none.
+            pairs = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+            found[output.request_id] = [math.nan, *(each[token].logprob for token, each in pairs)]
+    masks = [mask.tolist() for mask in batch.response_mask.row_tensors()]
+    chosen = [
+        logprob
+        for index, mask in enumerate(masks)
+        for logprob, is_response in zip(found[str(index)], mask, strict=True)
+        if is_response
+    ]
+    return sum(chosen) / len(chosen)
 
 
 def largest_logprob_difference(

@@ -127,7 +127,7 @@ def hybrid_run(
     that sleeps is on a small device, and everything must be offloaded in the run. Collective."""
     cursor = PromptCursor(replays.prompts_of(0, 64), seed=0, shuffle=False, digest="any")
     run = replays.replayed_run(replay, context, cursor)
-    settings = HfSettings(replay.model, context.device, torch.float32, MAX_SEQUENCES)
+    settings = HfSettings(replay.model, context.device, replay.compute_dtype, MAX_SEQUENCES)
     of_roles = {ACTOR: run.actor, REFERENCE: run.reference, CRITIC: run.critic, REWARD_MODEL: reward_model}
     workers = {role: each for role, each in of_roles.items() if each is not None}
     device: SmallDevice | None = None
@@ -140,7 +140,7 @@ def hybrid_run(
         device = SmallDevice(list(trainers.values()), copy_bytes)
         engine = SleepingHfEngine(settings, level, device)
     rollout = RolloutWorker(context, lambda: engine, 1)
-    hybrid = make_hybrid(torch.float32, replays.SEED, context, {**workers, ROLLOUT: rollout})
+    hybrid = make_hybrid(replay.compute_dtype, replays.SEED, context, {**workers, ROLLOUT: rollout})
     assert isinstance(hybrid, HybridWorker)
     if device is not None:
         hybrid.device_memory = device

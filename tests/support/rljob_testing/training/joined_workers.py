@@ -74,8 +74,8 @@ class JoinedHybrid(JoinedWorker):
     def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
         return cast(DataProto, self.call(self.worker.generate_sequences, batch, sampling, syncs))
 
-    def take_seconds(self) -> Metrics:
-        return cast(Metrics, self.call(self.worker.take_seconds))
+    def take_metrics(self) -> Metrics:
+        return cast(Metrics, self.call(self.worker.take_metrics))
 
     def take_memory(self) -> Metrics:
         return cast(Metrics, self.call(self.worker.take_memory))

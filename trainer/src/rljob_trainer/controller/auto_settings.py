@@ -46,14 +46,11 @@ def resolve_auto(
     saved: AutoSettings | None,
     hub_model: HubModel | None = None,
     local_model: str | None = None,
-    *,
-    has_experts: bool = False,
 ) -> AutoSettings:
     """Resolves the settings of this start.
 
     `saved`: the choices in the checkpoint that the run resumes from. `hub_model`: the job's model if it is on the hub;
-    `local_model`: the fingerprint of a local model. `has_experts`: whether the model has experts; this matters only for
-    adapters.
+    `local_model`: the fingerprint of a local model.
 
     Raises ConfigurationError if the rollout engine is not installed, cannot compile, or does not support adapters or
     tensor parallelism."""
@@ -64,7 +61,7 @@ def resolve_auto(
     elif saved and dtype is not saved.dtype:
         log.warning("spec.training.model.dtype is %s, but the checkpoint was trained in %s", dtype, saved.dtype)
     engine = selected_engine(spec, saved)
-    lora = _resolved_lora(spec, engine, device_type, saved, has_experts=has_experts)
+    lora = _resolved_lora(spec, engine, device_type, dtype, saved)
     saved_model = saved.hub_model if saved else None
     if saved_model and (hub_model is None or hub_model.revision != saved_model.revision):
         log.warning(
@@ -127,14 +124,14 @@ def _resolved_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, 
 
 
 def _resolved_lora(
-    spec: RLJobSpec, engine: RolloutEngine, device_type: str, saved: AutoSettings | None, *, has_experts: bool
+    spec: RLJobSpec, engine: RolloutEngine, device_type: str, dtype: Dtype, saved: AutoSettings | None
 ) -> Lora | None:
     """Returns the job's adapters with a resolved `sync`; None without adapters. Raises ConfigurationError if the engine
     does not support them."""
     wanted = spec.training.model.lora
     if wanted is None:
         return None
-    sync, reason = select_lora_sync(wanted.sync, engine, device_type, has_experts=has_experts)
+    sync, reason = select_lora_sync(wanted.sync, engine, device_type, dtype)
     if wanted.sync is LoraSync.AUTO and saved and saved.lora and saved.rollout_engine is engine:
         sync, reason = saved.lora.sync, "as at the start of the run"
     how = "only the adapters" if sync is LoraSync.ADAPTER else "the merged model"

@@ -92,7 +92,7 @@ def built_run(
         doing("loads the data")
         prompts = load_all_prompts(job.spec.training, policy.folder, settings.job_folder)
         layouts = {role: layout_of(job.spec, role) for role in roles_with_policy_model(job.spec)}
-        has_experts = check_fit(job.spec, engine, policy.folder, prompts, layouts)
+        check_fit(job.spec, engine, policy.folder, prompts, layouts)
         models, hub_role_models = found_models(
             job.spec, settings, policy, prompts, saved.hub_role_models if saved else HubRoleModels()
         )
@@ -100,9 +100,7 @@ def built_run(
         drawn_row_filter = check_rewards(reward.scorers, check_pools, prompts.training, prompts.held_out, doing)
         doing("connects to Ray and reserves devices")
         device_type = stack.enter_context(connected_ray(job, settings))
-        choices = resolve_auto(
-            job.spec, device_type, saved, policy.hub_model, policy.local_model, has_experts=has_experts
-        )
+        choices = resolve_auto(job.spec, device_type, saved, policy.hub_model, policy.local_model)
         choices = choices.model_copy(update={"hub_role_models": hub_role_models})
         job = job.model_copy(update={"spec": resolved_spec(job.spec, choices)})
         groups = started_workers(job, settings, models, reward, prompts.longest, device_type, doing)

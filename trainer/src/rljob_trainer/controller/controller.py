@@ -203,7 +203,7 @@ class Controller:
         traffic = TRAFFIC.take()
         num_tokens = rollout.num_tokens()
         metrics.update(self.timer.take())
-        metrics.update(self.run_parts.workers.hybrid.take_seconds())
+        metrics.update(self.run_parts.workers.hybrid.take_metrics())
         if self.run_parts.drawn_row_filter is not None:
             metrics[ROWS_SKIPPED] = float(self.cursor.num_left_out - num_left_out)
         metrics[CONTROLLER_SENT_BYTES] = float(traffic.sent_bytes)
@@ -226,7 +226,7 @@ class Controller:
             return
         self.saves.unevaluated_step = step
         metrics, samples = self.evaluation.run(step)
-        seconds: Metrics = {**self.timer.take(), **self.run_parts.workers.hybrid.take_seconds()}
+        seconds: Metrics = {**self.timer.take(), **self.run_parts.workers.hybrid.take_metrics()}
         self.output.evaluated(step, {**metrics, EVAL_SECONDS: seconds[EVAL_SECONDS]}, samples)
         self.reporter.evaluated(metrics)
         self.saves.unevaluated_step = None

@@ -1,5 +1,6 @@
 """Warns if the rollout engine and the trainer compute different log-probabilities from the same weights
-(training/inference mismatch), and if rollout correction rejects most tokens because of this mismatch."""
+(training/inference mismatch), if rollout correction rejects most tokens because of this mismatch, and if merged
+adapters are lost by rounding."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from rljob_trainer.observability.metrics import (
     LOGPROB_DIFF_MAX,
     LOGPROB_DIFF_MEAN,
     LOGPROB_DIFF_SHARE,
+    MERGE_LOSS,
     REJECTED_FRACTION,
     STALENESS_MAX,
     Metrics,
@@ -24,6 +26,8 @@ USUAL_DIFFERENCE = {Dtype.FLOAT32: 1e-3, Dtype.BFLOAT16: 0.05}
 differences up to this value."""
 MOST_REJECTED = 0.5
 """A warning is logged if more than this fraction of the tokens is rejected."""
+LARGEST_MERGE_LOSS = 0.1
+"""A warning is logged if rounding loses a larger fraction of merged adapters."""
 
 
 class MismatchWatch:
@@ -38,11 +42,14 @@ class MismatchWatch:
         self.can_sync_more_often = spec.training.rollout.sync_every_steps > 1
         self.max_difference = USUAL_DIFFERENCE[self.dtype]
         self.max_rejected = MOST_REJECTED
+        self.has_reported_merge_loss = False
 
     def step_done(self, step: int, metrics: Metrics) -> None:
         """Warns if a step's mean difference is larger than usual, and again each time the difference has doubled. For
         this, steps with stale responses are skipped, because older weights are expected to differ. Also warns if more
-        than half of the tokens are rejected, and again each time the accepted fraction has halved."""
+        than half of the tokens are rejected, and again each time the accepted fraction has halved. Warns once if
+        rounding loses a large part of merged adapters."""
+        self._check_merge_loss(step, metrics.get(MERGE_LOSS, 0.0))
         mean = metrics.get(LOGPROB_DIFF_MEAN, 0.0)
         if mean > self.max_difference and metrics[STALENESS_MAX] == 0:
             self.max_difference = 2 * mean
@@ -58,6 +65,19 @@ class MismatchWatch:
                 100 * rejected,
                 more_often,
             )
+
+    def _check_merge_loss(self, step: int, loss: float) -> None:
+        if self.has_reported_merge_loss or not loss > LARGEST_MERGE_LOSS:
+            return
+        self.has_reported_merge_loss = True
+        log.warning(
+            "step %d: spec.training.model.lora.sync: the rollout engine gets the adapters merged into weights in %s, "
+            "and rounding loses %.0f %% of what the adapters add; set sync: Adapter (requires rollout.engine: VLLM), "
+            "or model.dtype: Float32",
+            step,
+            self.dtype,
+            100 * loss,
+        )
 
     def _warn_of_difference(self, step: int, metrics: Metrics) -> None:
         advice = "training.algorithm.rolloutCorrection corrects for this"

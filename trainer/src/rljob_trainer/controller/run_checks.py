@@ -26,7 +26,7 @@ from rljob_trainer.controller.response_checks import check_responses
 from rljob_trainer.datasets.prompts import DATASET
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout, check_heads, check_layout
-from rljob_trainer.engines.train.lora import add_adapters, has_experts, target_layers
+from rljob_trainer.engines.train.lora import add_adapters, target_layers
 from rljob_trainer.engines.train.model import build_on_meta, read_config
 from rljob_trainer.engines.train.sharded_model import check_interval
 from rljob_trainer.errors import ConfigurationError
@@ -110,9 +110,9 @@ def _refuse_role(spec: RLJobSpec, name: str, role: TrainRole, model: str, advice
 
 def check_fit(
     spec: RLJobSpec, engine: RolloutEngine, model_folder: Path, prompts: Prompts, layouts: Mapping[str, ParallelLayout]
-) -> bool:
-    """Checks that the policy's model, the data and the layouts of the roles with this model fit together. Returns
-    whether adapters are trained on a model with experts. Raises ConfigurationError."""
+) -> None:
+    """Raises ConfigurationError if the policy's model, the data and the layouts of the roles with this model do not fit
+    together."""
     check_row_lengths(model_folder, spec.training, prompts)
     check_vocabulary(model_folder, prompts.largest_token)
     check_responses(spec.training, model_folder, prompts.rows)
@@ -120,7 +120,7 @@ def check_fit(
     check_recomputation(model_folder, spec.training.model.gradient_checkpointing_every_nth_layer)
     if engine is RolloutEngine.VLLM:
         check_tensor_parallel(model_folder, spec.roles.rollout.tensor_parallel)
-    return check_lora(model_folder, spec.training.model.lora)
+    check_lora(model_folder, spec.training.model.lora)
 
 
 def check_row_lengths(model_folder: Path, training: Training, prompts: Prompts | None = None) -> None:
@@ -210,15 +210,13 @@ def check_tensor_parallel(model_folder: Path, tensor_parallel: int) -> None:
         )
 
 
-def check_lora(model_folder: Path, lora: Lora | None) -> bool:
-    """Returns whether adapters are trained on a model with experts. Raises ConfigurationError for targets that the
-    model does not have."""
+def check_lora(model_folder: Path, lora: Lora | None) -> None:
+    """Raises ConfigurationError for targets that the model does not have."""
     if lora is None:
-        return False
+        return
     model = build_on_meta(model_folder)
     log.info("lora: adapters of rank %d for %d linear layers", lora.rank, len(target_layers(model, lora.targets)))
     add_adapters(model, lora)
-    return has_experts(model)
 
 
 def check_recomputation(model_folder: Path, every_nth_layer: int) -> None:

@@ -104,6 +104,10 @@ CORRECTION_BOUNDED: Final = "rollout_corr/rollout_is_bounded_fraction"
 REJECTED_FRACTION: Final = "rollout_corr/rollout_rs_masked_fraction"
 """Fraction of tokens that the rejection excludes from the update."""
 
+MERGE_LOSS: Final = "lora/merge_loss"
+"""Fraction of what adapters add to the weights that rounding to 16 bits loses when they are merged for the rollout
+engine. Exists only with merged adapters in 16 bits."""
+
 THROUGHPUT: Final = "perf/throughput"
 """Prompt and response tokens per second and device."""
 TOTAL_TOKENS: Final = "perf/total_num_tokens"

@@ -14,7 +14,8 @@ from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import RolloutEngine
 from rljob_trainer.engines.rollout.select import select_engine
 from rljob_trainer.engines.train.engine import TrainEngine
-from rljob_trainer.engines.train.lora import AdapterSettings
+from rljob_trainer.engines.train.lora import AdapterSettings, target_endings
+from rljob_trainer.engines.train.model import build_on_meta
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.errors import ConfigurationError, about_field
 from rljob_trainer.models.source import ModelLocation
@@ -146,9 +147,10 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
         ) from error
 
     adapters = settings.adapters if settings.adapters is not None and settings.adapters.are_sent_alone else None
+    folder = settings.model.folder()
     return VllmEngine(
         VllmSettings(
-            model_folder=settings.model.folder(),
+            model_folder=folder,
             device_type=context.device_type,
             compiles=settings.compiles,
             dtype=settings.dtype,
@@ -161,5 +163,6 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
             # With adapters the base weights never change, so they need not be sent again.
             keeps_weights_asleep=settings.keeps_weights_asleep or adapters is not None,
             adapter_rank=None if adapters is None else adapters.lora.rank,
+            adapter_targets=() if adapters is None else target_endings(build_on_meta(folder), adapters.lora.targets),
         )
     )

@@ -28,7 +28,7 @@ from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.engine import TrainEngine, WeightVersion
 from rljob_trainer.engines.train.engine_memory import check_device_memory
 from rljob_trainer.observability.memory import MEMORY, Boundary
-from rljob_trainer.observability.metrics import TIMING_PREFIX, Metrics
+from rljob_trainer.observability.metrics import MERGE_LOSS, TIMING_PREFIX, Metrics
 from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.weights.sync import sync_weights
 from rljob_trainer.workers.actor import ActorWorker
@@ -60,6 +60,8 @@ class HybridWorker(Worker):
             context.device, seed, context.rank, rollout.mesh_position(ROLLOUT_MESH).data_rank
         )
         self.seconds: dict[str, float] = {}
+        self.merge_loss: float | None = None
+        """What `sync_weights` returned the last time."""
         self.device_memory = DeviceMemory(context)
         self.num_kv_cache_bytes = 0
         self.device_memory.give_back_after_loading()
@@ -84,11 +86,12 @@ class HybridWorker(Worker):
             return found
 
     @register(Dispatch.DP_COMPUTE_METRIC)
-    def take_seconds(self) -> Metrics:
-        """Seconds spent in `weight_sync` and `generate` since the last call. Each metric is the maximum over ranks."""
+    def take_metrics(self) -> Metrics:
+        """Seconds spent in `weight_sync` and `generate` since the last call, and what rounding lost of merged adapters.
+        Each metric is the maximum over ranks."""
         taken = {f"{TIMING_PREFIX}{name}": seconds for name, seconds in self.seconds.items()}
         self.seconds = {}
-        return taken
+        return taken if self.merge_loss is None else {**taken, MERGE_LOSS: self.merge_loss}
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def take_memory(self) -> Metrics:
@@ -146,7 +149,9 @@ class HybridWorker(Worker):
         MEMORY.mark(Boundary.WAKE_WEIGHTS)
         if self._must_sync(syncs):
             knows_base = self.synced_weights is not None
-            sync_weights(actor.engine, engine, self.rollout_dtype, actor.policy_version, knows_base=knows_base)
+            self.merge_loss = sync_weights(
+                actor.engine, engine, self.rollout_dtype, actor.policy_version, knows_base=knows_base
+            )
             self.synced_weights = actor.engine.weight_version
         actor.engine.offload_state()
         self.device_memory.return_free_memory()

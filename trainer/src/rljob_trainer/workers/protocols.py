@@ -85,8 +85,8 @@ class HybridGroup(Protocol):
     def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
         """See HybridWorker.generate_sequences."""
 
-    def take_seconds(self) -> Metrics:
-        """See HybridWorker.take_seconds."""
+    def take_metrics(self) -> Metrics:
+        """See HybridWorker.take_metrics."""
 
     def take_memory(self) -> Metrics:
         """See HybridWorker.take_memory."""

@@ -7,7 +7,7 @@ import shutil
 import sysconfig
 from pathlib import Path
 
-from rljob_api.v1alpha1.model import LoraSync
+from rljob_api.v1alpha1.model import Dtype, LoraSync
 from rljob_api.v1alpha1.rollout import Compile
 from rljob_api.v1alpha1.rollout import RolloutEngine as RolloutEngineName
 from rljob_trainer.errors import ConfigurationError
@@ -70,10 +70,10 @@ def select_compile(wanted: Compile, engine: RolloutEngineName, device_type: str,
 
 
 def select_lora_sync(
-    wanted: LoraSync, engine: RolloutEngineName, device_type: str, *, has_experts: bool
+    wanted: LoraSync, engine: RolloutEngineName, device_type: str, dtype: Dtype
 ) -> tuple[LoraSync, str]:
-    """Returns ADAPTER or MERGED, and the reason. Raises ConfigurationError if the job requests adapters, and the engine
-    does not support them for this model and device."""
+    """Returns ADAPTER or MERGED, and the reason. `dtype` must not be AUTO. Raises ConfigurationError if the job
+    requests adapters, and the engine does not support them."""
     if engine is not RolloutEngineName.VLLM:
         if wanted is LoraSync.ADAPTER:
             raise ConfigurationError(
@@ -81,18 +81,13 @@ def select_lora_sync(
                 "set Merged or Auto, or rollout.engine: VLLM"
             )
         return LoraSync.MERGED, f"the {engine.value} engine does not support adapters"
-    if has_experts and wanted is LoraSync.ADAPTER and device_type == "cpu":
-        raise ConfigurationError(
-            "spec.training.model.lora.sync: vLLM does not support adapters for models with experts on CPUs (seen: "
-            "Adapter); set Merged or Auto"
-        )
     if wanted is not LoraSync.AUTO:
         return wanted, "the job specifies it"
-    if has_experts:
-        return LoraSync.MERGED, "the model has experts"
-    if device_type == "cpu":
-        return LoraSync.MERGED, "vLLM decodes half as fast with adapters on CPUs"
-    return LoraSync.ADAPTER, "on GPUs adapters cost little"
+    if device_type != "cpu":
+        return LoraSync.ADAPTER, "on GPUs adapters cost little"
+    if dtype is Dtype.BFLOAT16:
+        return LoraSync.ADAPTER, "in BFloat16 merged weights lose small adapters"
+    return LoraSync.MERGED, "vLLM decodes half as fast with adapters on CPUs"
 
 
 def missing_for_compilation() -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from vllm.platforms import current_platform
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from rljob_trainer.engines.rollout.select import check_build
+from rljob_trainer.engines.rollout.vllm_adapters import adapters_of_the_trainer
 from rljob_trainer.errors import ConfigurationError, DeviceMemoryError, HostMemoryError, ResourceError, WorkerError
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -48,6 +50,8 @@ class VllmSettings:
     time. On CPUs the weights always stay."""
     adapter_rank: int | None = None
     """The rank of LoRA adapters; None without adapters."""
+    adapter_targets: tuple[str, ...] = ()
+    """The last parts of the names of the layers that have adapters."""
 
 
 def start_vllm(settings: VllmSettings) -> LLMEngine:
@@ -57,7 +61,8 @@ def start_vllm(settings: VllmSettings) -> LLMEngine:
     check_build(current_platform.device_type, settings.device_type)
     check_devices(settings)
     try:
-        return _built_engine(engine_arguments(settings))
+        with nullcontext() if settings.adapter_rank is None else adapters_of_the_trainer():
+            return _built_engine(engine_arguments(settings))
     except Exception as error:
         raise _start_error(error, settings) from error
 
@@ -102,6 +107,7 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         seed=settings.seed,
         enable_lora=settings.adapter_rank is not None,
         max_lora_rank=next(rank for rank in ADAPTER_RANKS if rank >= (settings.adapter_rank or 1)),
+        lora_target_modules=list(settings.adapter_targets) or None,
     )
 
 

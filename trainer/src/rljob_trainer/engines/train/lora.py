@@ -102,9 +102,9 @@ def target_layers(language_model: nn.Module, targets: Sequence[str] | None) -> l
     return [name for name in names if any(_is_target(name, target) for target in targets)]
 
 
-def has_experts(language_model: nn.Module) -> bool:
-    """Whether the model is a mixture of experts, judged by the name of the experts' modules in transformers."""
-    return any("experts" in name.split(".") for name, _ in language_model.named_modules())
+def target_endings(language_model: nn.Module, targets: Sequence[str] | None) -> tuple[str, ...]:
+    """The last parts of the names of `target_layers`, such as `q_proj`."""
+    return tuple(sorted({name.rpartition(".")[2] for name in target_layers(language_model, targets)}))
 
 
 def add_adapters(language_model: nn.Module, lora: Lora) -> None:
@@ -182,10 +182,38 @@ def adapter_pairs(adapters: Iterable[tuple[str, Tensor]]) -> dict[str, AdapterPa
     return pairs
 
 
-def merged_weight(weight_OI: Tensor, first_RI: Tensor, second_OR: Tensor, scaling: float) -> Tensor:
-    """W + s (second @ first) as a new tensor in the dtype of the weight, computed in float32."""
+@dataclass
+class RoundingLoss:
+    """What rounding to 16 bits loses of adapters when they are merged into weights."""
+
+    lost: Tensor | float = 0.0
+    """Sum of the squares of rounding errors over all merged weights."""
+    wanted: Tensor | float = 0.0
+    """Sum of the squares of s (second @ first)."""
+
+    def add(self, rounded: Tensor, merged: Tensor, base: Tensor) -> None:
+        """Adds a weight: after rounding, before it, and without its adapter."""
+        merged = merged.float()
+        self.lost = self.lost + (rounded.float() - merged).square().sum()
+        self.wanted = self.wanted + (merged - base.float()).square().sum()
+
+    def fraction(self) -> float:
+        """The norm of all rounding errors divided by that of what the adapters add: 0 if nothing is lost, 1 if no
+        weight changes. 0 before the first update, when the adapters add nothing."""
+        wanted = float(self.wanted)
+        return math.sqrt(float(self.lost) / wanted) if wanted > 0 else 0.0
+
+
+def merged_weight(
+    weight_OI: Tensor, first_RI: Tensor, second_OR: Tensor, scaling: float, loss: RoundingLoss | None = None
+) -> Tensor:
+    """W + s (second @ first) as a new tensor in the dtype of the weight, computed in float32. Adds to `loss` what this
+    dtype loses."""
     merged_OI = torch.addmm(weight_OI.float(), second_OR.float(), first_RI.float(), alpha=scaling)
-    return merged_OI.to(weight_OI.dtype)
+    rounded_OI = merged_OI.to(weight_OI.dtype)
+    if loss is not None:
+        loss.add(rounded_OI, merged_OI, weight_OI)
+    return rounded_OI
 
 
 @contextmanager
