@@ -55,11 +55,11 @@ CASES: dict[str, tuple[dict[str, object], dict[str, Words]]] = {
     "names of resources": (
         {"spec.head.resources": {"limits": {"gpu": 1, "Memory": 1, "disk": 1}}},
         {
-            "spec.head.resources.limits.gpu": ("must name a resource", '(seen: "1")', "gpusPerNode"),
-            "spec.head.resources.limits.Memory": ("must name a resource", '(seen: "1")', "did you mean memory?"),
+            "spec.head.resources.limits.gpu": ("must name a resource", '(seen: "gpu")', "gpusPerNode"),
+            "spec.head.resources.limits.Memory": ("must name a resource", '(seen: "Memory")', "did you mean memory?"),
             "spec.head.resources.limits.disk": (
                 "must name a resource",
-                '(seen: "1")',
+                '(seen: "disk")',
                 "cpu, memory, ephemeral-storage",
             ),
         },
@@ -68,10 +68,10 @@ CASES: dict[str, tuple[dict[str, object], dict[str, Words]]] = {
         {"spec.head.template.labels": {"kueue.x-k8s.io/queue-name": "a"}},
         {
             "spec.head.template.labels.kueue.x-k8s.io/queue-name": (
-                "reserved",
+                "must not set",
                 "prefixes rljob.dev/, ray.io/, kueue.x-k8s.io/",
-                '(seen: "a")',
-                "another label key",
+                '(seen: "kueue.x-k8s.io/queue-name")',
+                "another key",
                 "does not support Kueue",
             )
         },
@@ -89,7 +89,7 @@ CASES: dict[str, tuple[dict[str, object], dict[str, Words]]] = {
         {
             "spec.head.template.annotations.controller.kubernetes.io/pod-deletion-cost": (
                 "not supported",
-                '(seen: "10")',
+                '(seen: "controller.kubernetes.io/pod-deletion-cost")',
                 "remove",
             )
         },

@@ -77,8 +77,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.CREATION_REJECTED: Explanation(
             means=(
-                "The API server rejected the creation of the RayCluster, its Secret or its NetworkPolicy, or, after the"
-                " job has finished, the deletion of the RayCluster."
+                "The API server rejected the creation of the RayCluster, its Secret or its NetworkPolicy. After the job"
+                " has finished, the reason also stands for a rejected deletion of the RayCluster."
             ),
             advice=(
                 "Read the API server's response in the message; usual causes are quotas and admission policies. The"
@@ -101,7 +101,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             ),
         ),
         Reason.KUBERAY_TOO_OLD: Explanation(
-            means="The installed RayCluster definition lacks a field that the operator needs; the message names it.",
+            means=(
+                "The installed CustomResourceDefinition of RayClusters lacks a field that the operator needs; the"
+                " message names the field."
+            ),
             advice="Update KubeRay and its CustomResourceDefinitions; see docs/install.md for the oldest version.",
         ),
         Reason.READ_FORBIDDEN: Explanation(
@@ -121,7 +124,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.UNSCHEDULABLE: Explanation(
             means="The scheduler finds no node for a pod; the message has the scheduler's reason.",
             advice=(
-                "Compare this reason with `kubectl describe nodes`. Wait until other pods free GPUs, or create a"
+                "Compare the message with `kubectl describe nodes`. Wait until other pods free GPUs, or create a"
                 " missing PersistentVolumeClaim. To change the request, nodeSelector or tolerations:"
                 f" {_CREATE_AGAIN} After runPolicy.provisioningDeadlineSeconds the job fails."
             ),
@@ -207,14 +210,14 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.REMOVED: Explanation(
             means=(
-                "The job has finished and has no cluster: the cluster was deleted, or never created. The Secret and the"
-                " NetworkPolicy of a deleted cluster stay until the job is deleted; no cluster accepts the token in the"
-                " Secret any more."
+                "The job has finished and has no RayCluster: it was deleted, or never created. The Secret and the"
+                " NetworkPolicy of a deleted RayCluster stay until the job is deleted; no RayCluster accepts the token"
+                " in the Secret any more."
             ),
             advice="Nothing to do.",
         ),
         Reason.KEPT: Explanation(
-            means="The job has finished, and its cluster is kept (runPolicy.cleanup: KeepCluster).",
+            means="The job has finished, and its RayCluster is kept (runPolicy.cleanup: KeepCluster).",
             advice="To free its GPUs, delete the job or set runPolicy.cleanup to DeleteCluster.",
         ),
         Reason.FEASIBLE: Explanation(
@@ -249,8 +252,11 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice="Read Ray's response in the message, and check that the image (spec.image) contains the trainer.",
         ),
         Reason.DRIVER_LOST: Explanation(
-            means="Ray no longer lists the trainer that it had accepted, because the Ray head restarted.",
-            advice=f"Check whether the head pod ran out of memory (its last state is OOMKilled). {_RETRY}",
+            means=(
+                "Ray no longer lists the trainer (in Ray's words, the driver) that it had accepted, because the Ray"
+                " head restarted."
+            ),
+            advice=f"{_RETRY} If it happens again, check whether the head pod ran out of memory.",
         ),
         Reason.STARTING: Explanation(
             means="The trainer is running and has not started its first step.",

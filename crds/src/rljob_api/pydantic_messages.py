@@ -18,6 +18,7 @@ from rljob_api.v1alpha1.job import RULE_ERROR
 from rljob_api.yaml_text import Path
 
 _MAX_SHOWN_CHARACTERS = 60
+_MAX_SHOWN_FIELDS = 3
 
 _TYPES = {
     "int_type": ("must be a whole number", "write digits alone, without quotes, unit or decimals"),
@@ -70,7 +71,10 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
     if kind in ("enum", "literal_error"):
         choices = _choices(context)
         wrong = f"must be one of {choices}" if "," in choices else f"must be {choices}"
-        return f"{wrong} (seen: {seen}); {_nearest_choice(error['input'], context)}"
+        advice = _nearest_choice(error["input"], context)
+        if error["input"] == "" and (info := _field_at(error["loc"], root)) is not None and not info.is_required():
+            advice += ", or remove the field"
+        return f"{wrong} (seen: {seen}); {advice}"
     if kind in ("string_too_short", "string_pattern_mismatch") and error["input"] == "":
         return f"must not be empty (seen: {seen}); {_how_to_fill(error['loc'], root)}"
     if kind == "string_type" and isinstance(error["input"], dict | list | tuple):
@@ -83,6 +87,8 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
         text, name, advice = _BOUNDS[kind]
         return f"{text.format(_bound(context[name]))} (seen: {seen}); {advice}"
     wrong, advice = _TYPES.get(kind, (_without_jargon(error["msg"]), "correct it"))
+    if kind in ("model_type", "model_attributes_type"):
+        advice += _fields_of(error["loc"], root)
     return f"{wrong} (seen: {seen}); {advice}"
 
 
@@ -123,6 +129,16 @@ def _unknown_field(loc: Path, root: type[WireModel]) -> str:
     if not known:
         return "is not a known field; remove it"
     return f"is not a known field; known fields are {', '.join(known)}"
+
+
+def _fields_of(loc: Path, root: type[WireModel]) -> str:
+    """The required fields of the block at a wire path, or else the first of its fields, as text: ` (type, source)`."""
+    model = model_at(root, loc)
+    if model is None:
+        return ""
+    infos = [(info.alias or name, info.is_required()) for name, info in model.model_fields.items()]
+    names = [name for name, is_required in infos if is_required] or [name for name, _ in infos][:_MAX_SHOWN_FIELDS]
+    return f" ({', '.join(names)}{', ...' if len(names) < len(infos) else ''})"
 
 
 def _field_at(loc: Path, root: type[WireModel]) -> FieldInfo | None:

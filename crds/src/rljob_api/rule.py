@@ -64,6 +64,8 @@ class Rule:
     of the job. The API server's messages do not have it."""
     is_about_secret: bool = False
     """Whether the value is a secret, which no message may show."""
+    is_about_key: bool = False
+    """Whether the fault is a key of a map, which the message then shows instead of its value."""
 
     @property
     def message(self) -> str:
@@ -81,7 +83,8 @@ class Violation:
     wrong: str
     advice: str
     seen: str | None = None
-    """The value at the path; None if it is a secret, missing, a list or mapping, or too long to show."""
+    """The value at the path, or the key if the rule is about keys; None if it is a secret, missing, a list or mapping,
+    or too long to show."""
 
     @property
     def message(self) -> str:
@@ -102,6 +105,7 @@ def rule(
     fault_paths: Callable[[ContractT], Sequence[Path]] = _at_the_field,
     details: Callable[[ContractT, Path], Sequence[str]] = _no_details,
     is_about_secret: bool = False,
+    is_about_key: bool = False,
 ) -> Rule:
     """Creates a rule whose functions take values of the type `on`; see `Rule` for the arguments."""
     return Rule(
@@ -115,6 +119,7 @@ def rule(
         fault_paths=lambda value: fault_paths(_checked_type(on, value)),
         details=lambda value, path: details(_checked_type(on, value), path),
         is_about_secret=is_about_secret,
+        is_about_key=is_about_key,
     )
 
 
@@ -265,10 +270,11 @@ def key_rule(
         cel=(
             f"!has(self.{wire}) || self.{wire}.all(k, k.matches({cel_text(pattern)}) && k.indexOf('/') <= {MAX_DOMAIN})"
         ),
-        wrong="has an invalid key",
+        wrong="the key is invalid",
         advice="use a key such as team or example.com/team, with at most 63 characters (a domain not counted)",
         holds=lambda value: not fault_paths(value),
         fault_paths=fault_paths,
+        is_about_key=True,
     )
 
 

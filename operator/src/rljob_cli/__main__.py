@@ -76,8 +76,8 @@ def validate_command(
 ) -> None:
     """Check a job file and print its errors with their lines.
 
-    Rules between fields are checked only if all names and types are right. A file with warnings is still valid for
-    `rljob run`: warnings are about fields that a Kubernetes cluster would reject or ignore, or that are risky.
+    Other rules are checked only if all names and types are right. A file with warnings is still valid for `rljob run`:
+    warnings are about a job that would fail on every Kubernetes cluster, and fields that are ignored there or risky.
 
     With --resolved, standard output contains only the resolved job file; messages go to standard error.
     """

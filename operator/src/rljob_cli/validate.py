@@ -39,9 +39,7 @@ def validate_file(path: Path, console: Console) -> RLJob | None:
         count = len(error.problems)
         what = f"{count} problem{'s' if count > 1 else ''} found"
         more = (
-            "; fix and validate again, because rules between fields were not checked"
-            if error.leaves_rules_unchecked
-            else ""
+            "; fix and validate again, because further rules were not checked" if error.leaves_rules_unchecked else ""
         )
         console.print(Text(f"{path}: {what}{more}", "bold red"), soft_wrap=True)
         return None

@@ -160,6 +160,12 @@ def is_secret_name(name: str) -> bool:
     return re.search(_SECRET_NAME, name) is not None and re.search(_NO_SECRET_NAME, name) is None
 
 
+_WHERE_INSTEAD = {
+    "PYTHONPATH": "Python modules belong under spec.code",
+    "CUDA_VISIBLE_DEVICES": "GPUs belong under spec.pools",
+}
+"""Variables that a job must not set, and what to use instead."""
+
 ENV_RULES = (
     rule(
         EnvVar,
@@ -167,8 +173,9 @@ ENV_RULES = (
         field=".name",
         cel=f"{starts_with_none_cel('self.name', OWNED_ENV_PREFIXES)} && !(self.name in {list(OWNED_ENV_NAMES)})",
         wrong="this variable is reserved for the operator and Ray",
-        advice="remove it (Python modules belong under spec.code, GPUs under spec.pools)",
+        advice="remove it",
         holds=lambda env: not env.name.startswith(OWNED_ENV_PREFIXES) and env.name not in OWNED_ENV_NAMES,
+        details=lambda env, _: [text for name, text in _WHERE_INSTEAD.items() if env.name == name],
     ),
     rule(
         EnvVar,

@@ -120,7 +120,7 @@ class Pool(WireModel):
 
 
 class Head(WireModel):
-    """The pod that runs Ray's head node and the trainer's controller, which loads the dataset. It has no GPU."""
+    """The pod that runs Ray's head node and the trainer's controller, which loads the dataset. It needs no GPU."""
 
     resources: Resources = Field(default_factory=Resources)
     template: PodOverlay = Field(default_factory=PodOverlay)
@@ -176,15 +176,16 @@ POOL_RULES = (
             f" && !(k in {list(OWNED_LABELS)}))"
         ),
         wrong=(
-            f"label keys with the prefixes {', '.join(OWNED_LABEL_PREFIXES)} and the keys {', '.join(OWNED_LABELS)} are"
-            " reserved for the operator"
+            f"a job must not set label keys with the prefixes {', '.join(OWNED_LABEL_PREFIXES)}, and not the keys"
+            f" {', '.join(OWNED_LABELS)}"
         ),
-        advice="use another label key",
+        advice="remove the label, or use another key",
         holds=lambda overlay: not _reserved(overlay.labels, OWNED_LABEL_PREFIXES, OWNED_LABELS),
         fault_paths=lambda overlay: _reserved(overlay.labels, OWNED_LABEL_PREFIXES, OWNED_LABELS),
         details=lambda _, path: (
             ["this version of RLJob does not support Kueue"] if str(path[0]).startswith(KUEUE_PREFIX) else []
         ),
+        is_about_key=True,
     ),
     rule(
         PodOverlay,
@@ -193,10 +194,11 @@ POOL_RULES = (
         cel=(
             f"!has(self.annotations) || self.annotations.all(k, {starts_with_none_cel('k', OWNED_ANNOTATION_PREFIXES)})"
         ),
-        wrong=f"annotation keys with the prefixes {', '.join(OWNED_ANNOTATION_PREFIXES)} are reserved for the operator",
-        advice="use another annotation key",
+        wrong=f"a job must not set annotation keys with the prefixes {', '.join(OWNED_ANNOTATION_PREFIXES)}",
+        advice="remove the annotation, or use another key",
         holds=lambda overlay: not _reserved(overlay.annotations, OWNED_ANNOTATION_PREFIXES),
         fault_paths=lambda overlay: _reserved(overlay.annotations, OWNED_ANNOTATION_PREFIXES),
+        is_about_key=True,
     ),
     rule(
         Toleration,
@@ -241,6 +243,7 @@ POOL_RULES = (
         advice="remove the annotation",
         holds=lambda overlay: not _unsupported_annotations(overlay),
         fault_paths=_unsupported_annotations,
+        is_about_key=True,
     ),
     rule(
         PodOverlay,

@@ -89,6 +89,7 @@ def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:
         holds=lambda resources: not invalid(resources),
         fault_paths=lambda resources: [(name,) for name in invalid(resources)],
         details=lambda _, path: _suggestions(str(path[0])),
+        is_about_key=True,
     )
 
 

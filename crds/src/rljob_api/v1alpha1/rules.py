@@ -114,7 +114,7 @@ def violations(value: WireModel, path: Path = ()) -> tuple[Violation, ...]:
             path=path + at,
             wrong=rule.wrong,
             advice=advice,
-            seen=None if rule.is_about_secret else _seen(wire, at),
+            seen=None if rule.is_about_secret else _shown(at[-1]) if rule.is_about_key else _seen(wire, at),
         )
         for rule, at, advice in _broken(value, ())
     )
@@ -145,7 +145,10 @@ def _seen(wire: object, path: Path) -> str | None:
             wire = wire.get(part)
         elif isinstance(wire, list) and isinstance(part, int):
             wire = wire[part]
-    if wire is None or isinstance(wire, dict | list):
-        return None
-    shown = json.dumps(wire, ensure_ascii=False)
+    return None if wire is None or isinstance(wire, dict | list) else _shown(wire)
+
+
+def _shown(value: object) -> str | None:
+    """The value as JSON; None if it is too long to show."""
+    shown = json.dumps(value, ensure_ascii=False)
     return shown if len(shown) <= _MAX_SHOWN_CHARACTERS else None
