@@ -60,6 +60,15 @@ def select_checkpointing(wanted: GradientCheckpointing, num_parameters: int, *, 
     return GradientCheckpointing.ALWAYS if is_on else GradientCheckpointing.NEVER
 
 
+class Kernels(StrEnum):
+    """Which norms and rotary embeddings training uses."""
+
+    PLAIN = "Plain"
+    """Those of transformers."""
+    LIGER = "Liger"
+    """Fused ones of liger-kernel: faster, with less memory. Needs GPUs and the trainer's extra `kernels`."""
+
+
 class LoraSync(StrEnum):
     """How trained adapters reach the rollout engine."""
 
@@ -125,6 +134,7 @@ class Model(WireModel):
     """Recompute the activations of every n-th layer only, from the first layer on. Compared with 1, 2 saves about half
     as much memory and adds about half as much time. Not allowed with `gradientCheckpointing: Never`; at most the
     model's number of layers."""
+    kernels: Kernels = Kernels.PLAIN
     lora: Lora | None = None
     """Train low-rank adapters instead of all weights.
 

@@ -47,6 +47,7 @@ from rljob_trainer.controller.run_checks import (
     needs_critic,
 )
 from rljob_trainer.controller.run_workers import ReportActivity, Workers, connected_ray, started_workers
+from rljob_trainer.engines.train.kernels import check_kernel_device
 from rljob_trainer.engines.train.model import num_parameters
 from rljob_trainer.models.source import ModelLocation, controller_model, fingerprint
 from rljob_trainer.settings import Settings
@@ -104,6 +105,7 @@ def built_run(
         drawn_row_filter = check_rewards(reward.scorers, check_pools, prompts.training, prompts.held_out, doing)
         doing("connects to Ray and reserves devices")
         device_type = stack.enter_context(connected_ray(job, settings))
+        check_kernel_device(job.spec.training.model.kernels, device_type)
         choices = resolve_auto(
             job.spec,
             device_type,
