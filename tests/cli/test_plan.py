@@ -36,7 +36,7 @@ spec:
   training:
     steps: 100
     batchSize: 64
-    model: {source: Qwen/Qwen3-4B, gradientCheckpointing: true}
+    model: {source: Qwen/Qwen3-4B, gradientCheckpointing: Always}
     dataset: {type: File, file: {path: rows.jsonl}, maxPromptTokens: 1024}
     rewards: [{type: MathAnswer}]
     rollout: {groupSize: 8, maxNewTokens: 3072}
@@ -113,22 +113,27 @@ def test_parts_in_the_json_document_add_up_to_the_total(rljob: Rljob, job: Path)
 
 
 def test_a_job_that_does_not_fit_exits_with_1_and_lists_changes(rljob: Rljob, job: Path) -> None:
-    file = replaced(job, (", gradientCheckpointing: true", ""))
+    file = replaced(job, ("gradientCheckpointing: Always", "gradientCheckpointing: Never"))
     code, output, _ = rljob("plan", file, "--gpu", "L40S")
     assert code == 1
     assert re.search(r"^  update +[0-9.]+ +43\.7  [0-9.]+ too much", output, re.MULTILINE)
     assert re.search(r"^Proposals that make the job fit", output, re.MULTILINE)
-    assert ". spec.training.model.gradientCheckpointing: false -> true" in output
+    assert ". spec.training.model.gradientCheckpointing: Never -> Always" in output
     assert output.splitlines()[-1].startswith("Plan: does not fit, ")
     plan = json.loads(rljob("plan", file, "--gpu", "L40S", "--json")[1])
     assert plan["verdict"] == "TOO_LARGE"
     # What is proposed fits, as the plan of the changed file says, too.
     [change] = next(each["changes"] for each in plan["proposals"] if "Checkpointing" in each["changes"][0]["field"])
-    assert change == {"field": "spec.training.model.gradientCheckpointing", "value": "true", "before": "false"}
-    changed = replaced(
-        job, ("model: {source: Qwen/Qwen3-4B", "model: {source: Qwen/Qwen3-4B, gradientCheckpointing: true")
-    )
+    assert change == {"field": "spec.training.model.gradientCheckpointing", "value": "Always", "before": "Never"}
+    changed = replaced(job, ("gradientCheckpointing: Never", "gradientCheckpointing: Always"))
     assert rljob("plan", changed, "--gpu", "L40S")[0] == 0
+
+
+def test_the_plan_says_what_auto_means(rljob: Rljob, job: Path) -> None:
+    file = replaced(job, (", gradientCheckpointing: Always", ""))
+    code, output, _ = rljob("plan", file, "--gpu", "L40S")
+    assert code == 0
+    assert " ".join(output.split()) == Mentions("spec.training.model.gradientCheckpointing: Auto is Always", "on GPUs")
 
 
 def test_a_kv_cache_too_small_for_one_sequence_is_reported(rljob: Rljob, job: Path) -> None:

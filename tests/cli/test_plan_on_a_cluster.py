@@ -27,7 +27,7 @@ spec:
   training:
     steps: 100
     batchSize: 64
-    model: {source: Qwen/Qwen3-4B, gradientCheckpointing: true}
+    model: {source: Qwen/Qwen3-4B, gradientCheckpointing: Always}
     dataset: {type: File, file: {path: rows.jsonl}}
     rewards: [{type: MathAnswer}]
 """

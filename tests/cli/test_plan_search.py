@@ -42,14 +42,14 @@ spec:
     batchSize: 64
     model:
       source: "Qwen/Qwen3-4B"
-      gradientCheckpointing: true   # 80 GB are not much
+      gradientCheckpointing: Always   # 80 GB are not much
     dataset: {type: File, file: {path: 'rows.jsonl'}, maxPromptTokens: 1024}
     rewards: [{type: MathAnswer}]
     optimizer: {learningRate: 1e-6}
     rollout: {groupSize: 8, maxNewTokens: 3072}
     algorithm: {kl: {coefficient: 0.001}}
 """
-NOT_CHECKPOINTED = JOB.replace("      gradientCheckpointing: true   # 80 GB are not much\n", "")
+NOT_CHECKPOINTED = JOB.replace("gradientCheckpointing: Always", "gradientCheckpointing: Never")
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_a_search_ignores_that_the_files_pools_do_not_fit_into_the_cluster(rljob
 
 
 def test_a_search_reports_errors_that_no_placement_can_fix(rljob: Rljob, job: Path) -> None:
-    here = "      gradientCheckpointing: true"
+    here = "      gradientCheckpointing: Always"
     job.write_text(JOB.replace(here, f"      gradientCheckpointingEveryNthLayer: 99\n{here}"))
     code, _, errors = rljob("plan", str(job), "--cluster", "1x4xH100", "--search")
     assert code == 2

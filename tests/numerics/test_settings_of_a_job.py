@@ -53,7 +53,7 @@ def test_workers_get_the_settings_of_the_job(
     document = training_runs.small_job(
         num_workers=num_workers,
         roles={"actor": layout, "ref": layout},
-        model={"dtype": "BFloat16", "gradientCheckpointing": True, "gradientCheckpointingEveryNthLayer": 2},
+        model={"dtype": "BFloat16", "gradientCheckpointing": "Always", "gradientCheckpointingEveryNthLayer": 2},
         algorithm={"kl": {"coefficient": 0.1}},
         optimizer={"learningRate": 2e-4, "warmupSteps": 3},
         rollout={"temperature": TEMPERATURE, "topP": top_p, "topK": top_k, "groupSize": 4, "maxNewTokens": 12},

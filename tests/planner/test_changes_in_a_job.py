@@ -30,7 +30,7 @@ CASES: dict[str, dict[str, object]] = {
     "deferred": EIGHT | {"spec.roles.actor.deferGradientReduction": True},
     "every other layer": EIGHT
     | {
-        "spec.training.model.gradientCheckpointing": True,
+        "spec.training.model.gradientCheckpointing": "Always",
         "spec.training.model.gradientCheckpointingEveryNthLayer": 2,
     },
     "critic and reward model": EIGHT

@@ -69,7 +69,11 @@ def test_a_shortage_names_pool_phase_numbers_and_changes() -> None:
 
 def test_combinations_of_changes_are_left_to_the_command() -> None:
     """They take ten times as long to find, and the operator blocks meanwhile."""
-    edits = SECOND_STEP | {SELECTOR: {"nvidia.com/gpu.product": H100}, "spec.pools[0].gpusPerNode": 1}
+    edits = SECOND_STEP | {
+        SELECTOR: {"nvidia.com/gpu.product": H100},
+        "spec.pools[0].gpusPerNode": 1,
+        "spec.training.model.gradientCheckpointing": "Never",
+    }
     outlook = plan_from_spec(spec(edits))
     assert outlook is not None
     single = find_proposals(outlook.workload, outlook.placement, Constants(), with_combinations=False).fitting

@@ -97,7 +97,7 @@ def test_attention_heads_must_divide() -> None:
 def test_checkpointing_every_nth_layer_needs_n_layers() -> None:
     shape = known_model("Qwen/Qwen3-0.6B")
     assert shape is not None
-    edits: Edits = {"spec.training.model": {"source": "a/b", "gradientCheckpointing": True}}
+    edits: Edits = {"spec.training.model": {"source": "a/b", "gradientCheckpointing": "Always"}}
     spec = spec_of(edits | {"spec.training.model.gradientCheckpointingEveryNthLayer": 29})
     with pytest.raises(PlanError, match=r"EveryNthLayer: must be at most .* 28 \(seen 29\)"):
         workload_of(spec, {Role.ACTOR: shape})

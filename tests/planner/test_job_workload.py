@@ -15,9 +15,11 @@ from rljob_planner.errors import PlanError
 from rljob_planner.job_workload import LengthOptions, model_sources, workload_of
 from rljob_planner.known_models import known_model
 from rljob_planner.model_shape import ModelShape
+from rljob_planner.plan import plan_of
 from rljob_planner.workload import Head, ModelOffload, Role, Workload
 from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.messages import Mentions
+from rljob_testing.planner import samples
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, OLD_LOGPROBS, VALUES
 from rljob_trainer.controller.dynamic_sampling import num_fresh_prompts
@@ -85,7 +87,7 @@ def test_a_reward_model_has_its_own_source() -> None:
 
 
 def test_a_critic_may_have_its_own_source_and_shape() -> None:
-    edits = PPO | {f"{T}.critic": {"model": {"source": "them/critic", "gradientCheckpointing": True}}}
+    edits = PPO | {f"{T}.critic": {"model": {"source": "them/critic", "gradientCheckpointing": "Always"}}}
     sources = model_sources(spec_of(edits))
     assert sources[Role.CRITIC].source == "them/critic"
     other = shape("Qwen/Qwen3-1.7B")
@@ -134,6 +136,35 @@ def test_dtype_auto_depends_on_the_device() -> None:
     assert made({}, is_cpu=True).models[Role.ACTOR].compute_bytes == 4
     assert made({f"{T}.model.dtype": "BFloat16"}, is_cpu=True).rollout.weight_bytes == 2
     assert made({f"{T}.model.dtype": "Float32"}).rollout.weight_bytes == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted", "is_cpu", "expected"),
+    [
+        ("Qwen/Qwen3-0.6B", "Auto", False, False),
+        ("Qwen/Qwen3-1.7B", "Auto", False, True),
+        ("Qwen/Qwen3-1.7B", "Auto", True, False),
+        ("Qwen/Qwen3-1.7B", "Never", False, False),
+        ("Qwen/Qwen3-0.6B", "Always", True, True),
+    ],
+)
+def test_checkpointing_auto_depends_on_the_device_and_the_model(
+    model: str, wanted: str, is_cpu: bool, expected: bool
+) -> None:
+    edits = PPO | {f"{T}.model.gradientCheckpointing": wanted, f"{T}.critic.model.gradientCheckpointing": wanted}
+    job = workload_of(spec_of(edits), {Role.ACTOR: shape(model)}, is_cpu=is_cpu)
+    assert {job.models[role].checkpoints_activations for role in (Role.ACTOR, Role.CRITIC)} == {expected}
+    plan = plan_of(job, samples.placement(samples.one_pool(job, samples.gpu(is_cpu=is_cpu))))
+    chosen = "Always" if expected else "Never"
+    notes = [note for note in plan.notes if "gradientCheckpointing: Auto is " in note]
+    assert notes == (
+        [
+            Mentions(f"{field}.gradientCheckpointing: Auto is {chosen}", "parameters", "CPUs" if is_cpu else "GPUs")
+            for field in (f"{T}.model", f"{T}.critic.model")
+        ]
+        if wanted == "Auto"
+        else []
+    )
 
 
 def test_adapters_are_beside_all_linear_layers() -> None:

@@ -29,6 +29,7 @@ from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
+from rljob_trainer.engines.train.model import num_parameters
 from rljob_trainer.engines.train.token_batch import MicroBatch
 from rljob_trainer.engines.train.token_logprobs import TokenDistribution
 
@@ -63,8 +64,9 @@ class AccountCase:
 
 @dataclass(frozen=True)
 class Account:
-    """Bytes on this rank."""
+    """Bytes on this rank, and the parameters of the model in the folder."""
 
+    num_parameters: int
     parameters: int
     moments: int
     gradients_between: int
@@ -102,7 +104,7 @@ def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
     batch = engine_updates.random_batch([100, 100])
     if not case.is_trained:
         engine.forward(batch, 1.0)
-        return Account(engine.memory.parameters, 0, 0, 0, engine.memory.gathered)
+        return Account(num_parameters(folder), engine.memory.parameters, 0, 0, 0, engine.memory.gathered)
     between: list[int] = []
 
     def loss(_: MicroBatch, distribution: TokenDistribution) -> Tensor:
@@ -114,7 +116,7 @@ def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
     engine.optimizer_step(1e-3)
     engine.forward(batch, 1.0)
     memory = engine.memory
-    return Account(memory.parameters, memory.moments, between[-1], gradients, memory.gathered)
+    return Account(num_parameters(folder), memory.parameters, memory.moments, between[-1], gradients, memory.gathered)
 
 
 def allocated_peak(engine: TrainEngine, lengths: list[int]) -> int:
@@ -184,19 +186,22 @@ def test_state_equals_that_of_the_engine(
         defers_reduction=case.defers_reduction,
     )
     layout = TrainLayout(case.num_ranks, case.num_shards)
+    # `gradientCheckpointing: Auto` depends on it.
+    assert found.num_parameters == shape.num_parameters
     assert found.parameters == parameters_part(model, layout).num_bytes
     assert found.moments == moments_part(model, layout).num_bytes
     if not case.is_trained:
         assert found.gathered == found.gradients == 0
         return
-    assert found.gathered == model.compute_bytes * gathered_elements(model.root_tensors, case.num_shards)
+    assert found.gathered == model.compute_bytes * gathered_elements(model.outside_layers.root, case.num_shards)
     assert found.gradients_between == gradient_bytes(model, layout)
     reduced = TrainModel(shape, True, compute_bytes=model.compute_bytes, lora=model.lora)
     assert found.gradients == gradient_bytes(reduced, layout)
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
-def test_peak_is_what_a_cpu_allocates(tmp_path: Path, recomputes: bool) -> None:
+@pytest.mark.parametrize("ties_head", [False, True])
+def test_peak_is_what_a_cpu_allocates(tmp_path: Path, ties_head: bool, recomputes: bool) -> None:
     config = Qwen3Config(
         vocab_size=256,
         hidden_size=64,
@@ -205,7 +210,7 @@ def test_peak_is_what_a_cpu_allocates(tmp_path: Path, recomputes: bool) -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
-        tie_word_embeddings=True,
+        tie_word_embeddings=ties_head,
     )
     folder, lengths = tmp_path / "model", [129] * 4
     tiny_models.make_from(config).save_pretrained(folder)

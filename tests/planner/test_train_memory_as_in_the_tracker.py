@@ -3,6 +3,8 @@ complete, which shows what a layer and the root need; bench/planner.py has whole
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rljob_testing.planner import memory_oracle
@@ -10,6 +12,7 @@ from rljob_testing.planner import memory_oracle
 DENSE = memory_oracle.MemoryCase("Qwen/Qwen3-4B", num_shards=8, num_replicas=2, tokens_of_rank=8192, num_layers=2)
 CASES = {
     "two replicas, activations kept": (DENSE, 0.01),
+    "a head of its own, activations kept": (replace(DENSE, model="Qwen/Qwen3-8B", num_replicas=1), 0.01),
     "sequence ranks, activations recomputed": (
         memory_oracle.MemoryCase(
             "Qwen/Qwen2.5-7B",

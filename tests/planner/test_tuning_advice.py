@@ -113,7 +113,7 @@ def test_checkpointing_is_turned_off_if_there_is_room() -> None:
     job = samples.workload()
     assert field not in by_field(job, samples.placement(samples.one_pool(job, samples.gpu(80))))
     advice = by_field(job, samples.placement(samples.one_pool(job, samples.gpu(288))))[field]
-    assert (advice.change.before, advice.change.value) == ("true", "false")
+    assert (advice.change.before, advice.change.value) == ("Always", "Never")
     assert not advice.changed.workload.models[Role.ACTOR].checkpoints_activations
     assert dict(advice.phases)["update_actor"] > 0
 

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from shutil import copytree
 
@@ -26,6 +27,7 @@ from rljob_cli.local.run_folder import RunFolder
 from rljob_testing.messages import Mentions
 from rljob_testing.models import tiny_models
 from rljob_testing.training import training_runs
+from rljob_testing.training.fake_liger import FakeLiger
 from rljob_testing.training.user_algorithms import ALGORITHM_MODULE
 from rljob_trainer.controller import run_workers
 from rljob_trainer.controller.auto_settings import AutoSettings
@@ -69,6 +71,10 @@ CASES: dict[str, tuple[training_runs.Document, str]] = {
     "missing model folder": (
         training_runs.small_job(model={"source": "./not-there"}),
         r"spec\.training\.model\.source: .*not-there",
+    ),
+    "kernels that are not installed": (
+        training_runs.small_job(model={"kernels": "Liger"}),
+        r"model\.kernels: liger-kernel is not installed .*`kernels` extra",
     ),
     "folder without a model": (training_runs.small_job(model={"source": "./empty"}), r"empty has no config\.json"),
     "missing file": (
@@ -201,6 +207,21 @@ def test_tensor_parallelism_with_an_engine_without_it_is_rejected_before_ray_sta
             ConfigurationError, match=r"roles\.rollout\.tensorParallel: .* started with it \(seen: 2\); set tens"
         ),
         built_run(job, read_settings(), kept),
+    ):
+        pass
+
+
+def test_fused_kernels_are_rejected_on_cpus_before_workers_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeLiger().install(monkeypatch)
+    monkeypatch.setattr(run_workers, "ray_session", lambda *_: nullcontext())
+    job = TrainerJob(name="small", spec=RLJob.from_wire(training_runs.small_job(model={"kernels": "Liger"})).spec)
+    for name, value in {"SPEC": dump_job(job), "RUN_FOLDER": str(tmp_path), "DEVICE": "cpu"}.items():
+        monkeypatch.setenv(f"RLJOB_{name}", value)
+    with (
+        pytest.raises(ConfigurationError, match=r"model\.kernels: Liger needs GPUs \(seen: cpu\); set Plain"),
+        built_run(job, read_settings(), None),
     ):
         pass
 

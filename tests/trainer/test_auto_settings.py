@@ -7,27 +7,37 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import JsonValue
+from transformers import AutoModelForCausalLM
 
 from rljob_api.constants import ExitCode
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync, Model
+from rljob_api.v1alpha1.model import AUTO_CHECKPOINTING_PARAMETERS, Dtype, GradientCheckpointing, Lora, LoraSync, Model
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.jobs.valid_job import edited
+from rljob_testing.models import tiny_models
 from rljob_testing.training import training_runs
 from rljob_trainer.__main__ import exit_code_of
 from rljob_trainer.controller.auto_settings import (
+    UNKNOWN_PARAMETERS,
     AutoSettings,
+    NumParameters,
+    needs_num_parameters,
     refuse_other_adapters,
     resolve_auto,
     resolved_spec,
     selected_engine,
 )
-from rljob_trainer.controller.build_run import found_policy
+from rljob_trainer.controller.build_run import counted_parameters, found_policy
+from rljob_trainer.controller.engine_settings import actor_engine, critic_engine
 from rljob_trainer.controller.hub_models import at_saved_commit, hub_model_of
+from rljob_trainer.controller.model_roles import Models
 from rljob_trainer.engines.rollout.select import MIN_STEPS_TO_COMPILE, check_build, select_lora_sync
+from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.errors import ConfigurationError, TrainerError
+from rljob_trainer.models.source import ModelLocation
 from rljob_trainer.settings import read_settings
 
 
@@ -194,6 +204,68 @@ def test_the_resolved_dtype_is_kept(
     assert AutoSettings.from_wire(choices.to_wire()) == choices
     warning = f"spec.training.model.dtype is {expected}, but the checkpoint was trained in {before}"
     assert (warning in caplog.text) is (before not in {None, expected})
+
+
+def checkpointing_spec(policy: str, critic: str) -> RLJobSpec:
+    job = training_runs.small_job(
+        model={"gradientCheckpointing": policy},
+        critic={"model": {"gradientCheckpointing": critic}},
+        algorithm={"type": "PPO"},
+        rollout={"compile": "Never"},
+    )
+    return RLJob.from_wire(job).spec
+
+
+LARGE, SMALL = AUTO_CHECKPOINTING_PARAMETERS, AUTO_CHECKPOINTING_PARAMETERS - 1
+ALWAYS, NEVER = GradientCheckpointing.ALWAYS, GradientCheckpointing.NEVER
+
+
+@pytest.mark.parametrize(
+    ("policy", "critic", "device_type", "sizes", "expected"),
+    [
+        ("Auto", "Auto", "cuda", NumParameters(LARGE, SMALL), (ALWAYS, NEVER)),
+        ("Auto", "Auto", "cuda", NumParameters(SMALL, LARGE), (NEVER, ALWAYS)),
+        ("Auto", "Auto", "cpu", NumParameters(LARGE, LARGE), (NEVER, NEVER)),
+        ("Always", "Never", "cuda", NumParameters(SMALL, LARGE), (ALWAYS, NEVER)),
+        ("Always", "Always", "cpu", NumParameters(SMALL, SMALL), (ALWAYS, ALWAYS)),
+    ],
+)
+def test_activations_of_large_models_are_recomputed_on_gpus(
+    policy: str, critic: str, device_type: str, sizes: NumParameters, expected: tuple[GradientCheckpointing, ...]
+) -> None:
+    job_spec = checkpointing_spec(policy, critic)
+    choices = resolve_auto(job_spec, device_type, None, num_parameters=sizes)
+    assert AutoSettings.from_wire(choices.to_wire()) == choices
+    resolved = resolved_spec(job_spec, choices)
+    layout = ParallelLayout.of(1)
+    engines = [each(resolved, torch.float32, layout) for each in (actor_engine, critic_engine)]
+    assert tuple(each.gradient_checkpointing for each in engines) == tuple(each is ALWAYS for each in expected)
+    # The resumed run keeps the choices on another device, and applies what the job says.
+    resumed = resolve_auto(checkpointing_spec("Auto", "Auto"), "cpu", choices)
+    assert (resumed.gradient_checkpointing, resumed.critic_gradient_checkpointing) == expected
+    changed = resolve_auto(checkpointing_spec("Never", "Always"), "cuda", choices)
+    assert (changed.gradient_checkpointing, changed.critic_gradient_checkpointing) == (NEVER, ALWAYS)
+
+
+def test_the_parameters_of_policy_and_critic_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLJOB_SPEC", "{}")
+    job_spec = checkpointing_spec("Auto", "Auto")
+    policy = found_policy(job_spec, read_settings(), None)
+    model = AutoModelForCausalLM.from_pretrained(tiny_models.QUICKSTART_MODEL)
+    size = model.num_parameters()
+    assert counted_parameters(job_spec, policy, Models(policy.location), "cuda") == NumParameters(size, size)
+    assert counted_parameters(job_spec, policy, Models(policy.location), "cpu") == UNKNOWN_PARAMETERS
+    critic = tiny_models.save("qwen3", tmp_path / "critic")
+    own = Models(policy.location, ModelLocation(Model(source=str(critic)), tmp_path, tmp_path))
+    expected = AutoModelForCausalLM.from_pretrained(critic).num_parameters()
+    assert counted_parameters(job_spec, policy, own, "cuda") == NumParameters(size, expected)
+
+
+def test_models_are_counted_only_where_auto_needs_it() -> None:
+    for choices in (("Auto", "Never"), ("Never", "Auto")):
+        assert needs_num_parameters(checkpointing_spec(*choices), "cuda")
+        assert not needs_num_parameters(checkpointing_spec(*choices), "cpu")
+    assert not needs_num_parameters(checkpointing_spec("Always", "Never"), "cuda")
 
 
 def hub_model(revision: str | None, source: str = "Qwen/Qwen3-0.6B") -> Model:

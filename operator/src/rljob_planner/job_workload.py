@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.model import Critic, Dtype, LoraSync, TrainOffload
+from rljob_api.v1alpha1.model import Critic, Dtype, GradientCheckpointing, LoraSync, TrainOffload, select_checkpointing
 from rljob_api.v1alpha1.optional_roles import absent_roles, reference_is_the_actor
 from rljob_api.v1alpha1.policy_loss import NEEDS_BATCH_STATISTICS
 from rljob_api.v1alpha1.recipes import has_dynamic_sampling, resolve_algorithm, resolved_value
@@ -180,7 +180,6 @@ def _models(spec: RLJobSpec, shapes: Mapping[Role, ModelShape], *, is_cpu: bool)
         Role.ACTOR: replace(
             frozen,
             is_trained=True,
-            checkpoints_activations=model.gradient_checkpointing,
             checkpoints_every_nth_layer=nth,
             lora=lora,
             offload=_offload(model.offload),
@@ -197,7 +196,6 @@ def _models(spec: RLJobSpec, shapes: Mapping[Role, ModelShape], *, is_cpu: bool)
             shape=shapes.get(Role.CRITIC, policy),
             is_trained=True,
             head=Head.VALUE,
-            checkpoints_activations=critic.gradient_checkpointing,
             offload=_offload(critic.offload),
         ),
         Role.REWARD_MODEL: replace(
@@ -207,7 +205,19 @@ def _models(spec: RLJobSpec, shapes: Mapping[Role, ModelShape], *, is_cpu: bool)
             offload=ModelOffload(parameters=offloads_scores),
         ),
     }
+    for role, wanted in ((Role.ACTOR, model), (Role.CRITIC, critic)):
+        models[role] = _with_checkpointing(models[role], wanted.gradient_checkpointing, is_cpu=is_cpu)
     return {role: each for role, each in models.items() if role.value not in absent}
+
+
+def _with_checkpointing(model: TrainModel, wanted: GradientCheckpointing, *, is_cpu: bool) -> TrainModel:
+    """The model with the checkpointing of the job. Decides as the trainer does (controller/auto_settings.py)."""
+    chosen = select_checkpointing(wanted, model.shape.num_parameters, is_cpu=is_cpu)
+    return replace(
+        model,
+        checkpoints_activations=chosen is GradientCheckpointing.ALWAYS,
+        chooses_checkpointing=wanted is GradientCheckpointing.AUTO,
+    )
 
 
 def _offload(given: TrainOffload) -> ModelOffload:

@@ -28,7 +28,23 @@ class TensorSize(NamedTuple):
 
 
 Unit = tuple[TensorSize, ...]
-"""Tensors that FSDP2 gathers together: those of one decoder layer, or those of the root."""
+"""Tensors that FSDP2 gathers together: those of one decoder layer, or one of `OutsideLayers`."""
+
+
+class OutsideLayers(NamedTuple):
+    """The units of FSDP2 that are no layers (trainer, engines/train/sharded_model.py)."""
+
+    root: Unit
+    """The last norm, a weight that embedding and head share, and a value head."""
+    embedding: Unit = ()
+    """Empty if the embedding is in the root."""
+    head: Unit = ()
+    """Empty if the output head is in the root."""
+
+    @property
+    def tensors(self) -> Unit:
+        """The tensors of all units."""
+        return self.root + self.embedding + self.head
 
 
 def shard_elements(unit: Iterable[TensorSize], num_shards: int = 1) -> int:
@@ -185,14 +201,13 @@ class ModelShape:
             if count
         )
 
-    def root_tensors(self, *, has_token_head: bool = True) -> Unit:
+    def outside_layers(self, *, has_token_head: bool = True) -> OutsideLayers:
         """Embedding, last norm and output head. A head that predicts a value or a score (output_head.py) has one row,
-        and every rank holds it."""
-        embedding = TensorSize(self.vocabulary_size, self.hidden_size)
-        norm = TensorSize(self.hidden_size)
+        and every rank holds it; such a model has an embedding of its own."""
+        embedding, norm = (TensorSize(self.vocabulary_size, self.hidden_size),), TensorSize(self.hidden_size)
         if not has_token_head:
-            return embedding, norm, TensorSize(1, self.hidden_size)
-        return (embedding, norm) if self.ties_head else (embedding, norm, embedding)
+            return OutsideLayers((norm, TensorSize(1, self.hidden_size)), embedding)
+        return OutsideLayers((*embedding, norm)) if self.ties_head else OutsideLayers((norm,), embedding, embedding)
 
     @cached_property
     def layers_parameters(self) -> int:
@@ -207,7 +222,7 @@ class ModelShape:
     @property
     def num_parameters(self) -> int:
         """P: number of parameters, with the output head for tokens."""
-        return self.layers_parameters + shard_elements(self.root_tensors())
+        return self.layers_parameters + shard_elements(self.outside_layers().tensors)
 
     @property
     def matmul_parameters(self) -> int:

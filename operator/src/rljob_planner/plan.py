@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from rljob_planner.constants import Constants
 from rljob_planner.kv_cache import engine_memory
+from rljob_planner.memory.job_changes import MODEL_FIELDS
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.memory.proposals import Proposal, Proposals, find_proposals, fullest_phase
 from rljob_planner.plan_types import PhaseMemory, Seconds, StepTime, Verdict, fails_from_second_step, verdict_of
@@ -125,4 +126,11 @@ def _notes(
             "This version of the trainer cannot run this placement: actor and rollout must be on the same pool and take"
             " turns."
         )
+    for role, model in workload.models.items():
+        if model.chooses_checkpointing:
+            chosen, size = "Always" if model.checkpoints_activations else "Never", model.shape.num_parameters
+            yield (
+                f"{MODEL_FIELDS[role]}.gradientCheckpointing: Auto is {chosen} for this model, with {size:.3g}"
+                f" parameters on {'CPUs' if placement.pool_of(role).gpu.is_cpu else 'GPUs'}."
+            )
     yield from workload.assumptions

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from rljob_planner.gpus import Gpu
-from rljob_planner.model_shape import ModelShape, TensorSize, Unit, shard_elements
+from rljob_planner.model_shape import ModelShape, OutsideLayers, TensorSize, Unit, shard_elements
 
 
 class Role(StrEnum):
@@ -78,6 +78,8 @@ class TrainModel:
     """m: bytes of an element in passes, and in the shards of a frozen model."""
     checkpoints_activations: bool = False
     """Whether gradient checkpointing is on."""
+    chooses_checkpointing: bool = field(default=False, compare=False)
+    """Whether the job leaves this open (`Auto`)."""
     checkpoints_every_nth_layer: int = 1
     """With gradient checkpointing: 1 means that every layer is recomputed, 2 every second layer, ..."""
     lora: LoraShape | None = None
@@ -85,8 +87,7 @@ class TrainModel:
     defers_reduction: bool = False
     """Whether gradients are summed over ranks only after the last micro-batch of an update, not after each one."""
     is_actor_without_adapters: bool = False
-    """Whether this model is a reference that is the actor's model with its adapters turned off. Such a reference takes
-    no memory beside the actor's."""
+    """Whether this is a reference that is the actor's model without its adapters, and takes no memory of its own."""
 
     @property
     def is_wholly_trained(self) -> bool:
@@ -94,9 +95,9 @@ class TrainModel:
         return self.is_trained and self.lora is None
 
     @property
-    def root_tensors(self) -> Unit:
+    def outside_layers(self) -> OutsideLayers:
         """Embedding, last norm and this model's head."""
-        return self.shape.root_tensors(has_token_head=self.head is Head.TOKENS)
+        return self.shape.outside_layers(has_token_head=self.head is Head.TOKENS)
 
     @property
     def layer_adapters(self) -> Unit:
@@ -105,7 +106,7 @@ class TrainModel:
 
     def base_elements(self, num_shards: int = 1) -> int:
         """Number of parameters on rank 0 of `num_shards` ranks, without adapters."""
-        return self.shape.layers_elements(num_shards) + shard_elements(self.root_tensors, num_shards)
+        return self.shape.layers_elements(num_shards) + shard_elements(self.outside_layers.tensors, num_shards)
 
     def adapter_elements(self, num_shards: int) -> int:
         """Number of adapter parameters on rank 0 of `num_shards` ranks."""
@@ -114,7 +115,7 @@ class TrainModel:
     @property
     def num_parameters(self) -> int:
         """P: number of parameters with this model's output head, without adapters."""
-        return self.shape.layers_parameters + shard_elements(self.root_tensors)
+        return self.shape.layers_parameters + shard_elements(self.outside_layers.tensors)
 
     @property
     def num_adapter_parameters(self) -> int:
@@ -220,8 +221,7 @@ class Workload:
     """The models of the job's train roles, by role."""
     rollout: RolloutWork
     needs_old_logprobs: bool
-    """Whether a separate pass computes the policy's log-probabilities before the first update. With one update per
-    step, the forward pass of the update can give them."""
+    """Whether a separate pass computes the policy's log-probabilities before the first update (not if it is alone)."""
     always_needs_old_logprobs: bool = True
     """Whether the job would need this separate pass even with one update per step."""
     needs_mini_batch_pass: bool = False
@@ -241,8 +241,8 @@ class Workload:
     assumptions: tuple[str, ...] = ()
     """Further assumptions, as sentences."""
     reward_seconds: float = 0.0
-    """Measured seconds of all rewards of a step; 0 if unknown. They are the time of the phase `reward`, unless the pass
-    of a reward model is predicted to take longer. Other passes can run at the same time."""
+    """Measured seconds of all rewards of a step, during which other passes can run; 0 if unknown. They are the time of
+    the phase `reward`, unless the pass of a reward model is predicted to take longer."""
 
     def with_model(self, role: Role, model: TrainModel) -> Workload:
         """The same workload with another model in a role."""

@@ -37,6 +37,38 @@ class Dtype(StrEnum):
     BFLOAT16 = "BFloat16"
 
 
+class GradientCheckpointing(StrEnum):
+    """Whether activations are recomputed in the backward pass instead of stored: less memory, about a third more
+    time."""
+
+    AUTO = "Auto"
+    """Always on GPUs for models from 1 billion parameters, else Never."""
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
+AUTO_CHECKPOINTING_PARAMETERS = 10**9
+"""With `Auto`, models from this number of parameters recompute activations on GPUs. Without this, 16,384 tokens of
+Qwen3-0.6B already keep 31 GB."""
+
+
+def select_checkpointing(wanted: GradientCheckpointing, num_parameters: int, *, is_cpu: bool) -> GradientCheckpointing:
+    """ALWAYS or NEVER, for a model with this number of parameters."""
+    if wanted is not GradientCheckpointing.AUTO:
+        return wanted
+    is_on = not is_cpu and num_parameters >= AUTO_CHECKPOINTING_PARAMETERS
+    return GradientCheckpointing.ALWAYS if is_on else GradientCheckpointing.NEVER
+
+
+class Kernels(StrEnum):
+    """Which norms and rotary embeddings training uses."""
+
+    PLAIN = "Plain"
+    """Those of transformers."""
+    LIGER = "Liger"
+    """Fused ones of liger-kernel: faster, with less memory. Needs GPUs and the trainer's extra `kernels`."""
+
+
 class LoraSync(StrEnum):
     """How trained adapters reach the rollout engine."""
 
@@ -96,12 +128,12 @@ class Model(WireModel):
     revision: ShortText | None = None
     """Commit, tag or branch of the Hugging Face repository; its default branch when unset."""
     dtype: Dtype = Dtype.AUTO
-    gradient_checkpointing: Flag = Field(default=False)
-    """Recompute activations in the backward pass instead of storing them: less memory, about a third more time."""
+    gradient_checkpointing: GradientCheckpointing = GradientCheckpointing.AUTO
     gradient_checkpointing_every_nth_layer: PositiveCount = 1
     """Recompute the activations of every n-th layer only, from the first layer on. Compared with 1, 2 saves about half
-    as much memory and adds about half as much time. Requires `gradientCheckpointing: true`; at most the model's number
-    of layers."""
+    as much memory and adds about half as much time. Not allowed with `gradientCheckpointing: Never`; at most the
+    model's number of layers."""
+    kernels: Kernels = Kernels.PLAIN
     lora: Lora | None = None
     """Train low-rank adapters instead of all weights.
 
@@ -120,8 +152,7 @@ class CriticModel(WireModel):
     A sequence or token classifier with one label keeps its head. Other models get a head of zeros."""
     revision: ShortText | None = None
     """Commit, tag or branch of the Hugging Face repository in `source`."""
-    gradient_checkpointing: Flag = False
-    """Recompute activations in the backward pass instead of storing them."""
+    gradient_checkpointing: GradientCheckpointing = GradientCheckpointing.AUTO
     offload: TrainOffload = Field(default_factory=TrainOffload)
 
 
@@ -152,10 +183,13 @@ MODEL_RULES = (
         Model,
         "Model.gradientCheckpointingEveryNthLayer",
         field=".gradientCheckpointingEveryNthLayer",
-        cel="self.gradientCheckpointing || self.gradientCheckpointingEveryNthLayer == 1",
-        wrong="is not allowed without gradientCheckpointing: true, because it would be ignored",
-        advice="set gradientCheckpointing: true, or remove this field",
-        holds=lambda model: model.gradient_checkpointing or model.gradient_checkpointing_every_nth_layer == 1,
+        cel="self.gradientCheckpointing != 'Never' || self.gradientCheckpointingEveryNthLayer == 1",
+        wrong="is not allowed with gradientCheckpointing: Never, because it would be ignored",
+        advice="set gradientCheckpointing: Always, or remove this field",
+        holds=lambda model: (
+            model.gradient_checkpointing is not GradientCheckpointing.NEVER
+            or model.gradient_checkpointing_every_nth_layer == 1
+        ),
     ),
     rule(
         CriticModel,

@@ -282,18 +282,19 @@ def _of_models(workload: Workload, placement: Placement) -> _Settings:
 def _of_checkpointing(workload: Workload, placement: Placement, role: Role) -> _Settings:
     model, field = workload.models[role], f"{MODEL_FIELDS[role]}.gradientCheckpointing"
     now, is_on, section = model.checkpoints_every_nth_layer, model.checkpoints_activations, "gradient checkpointing"
+    names = ("Never", "Always").__getitem__
 
     def job(nth: int) -> Job:
         """The job that recomputes every nth layer. 0: no layer."""
-        changed = replace(model, checkpoints_activations=nth > 0, checkpoints_every_nth_layer=max(1, nth))
-        return workload.with_model(role, changed), placement
+        changed = replace(model, checkpoints_activations=nth > 0, chooses_checkpointing=False)
+        return workload.with_model(role, replace(changed, checkpoints_every_nth_layer=max(1, nth))), placement
 
     if not is_on:
-        yield _Setting(field, 0, lambda _: job(now), ([1],), (), section, text=_truth)
+        yield _Setting(field, 0, lambda _: job(now), ([1],), (), section, text=names)
         return
     if now == 1:
-        # The contract rejects `false` together with a gradientCheckpointingEveryNthLayer above 1.
-        yield _Setting(field, 1, job, (), [0], section, text=_truth)
+        # The contract rejects `Never` together with a gradientCheckpointingEveryNthLayer above 1.
+        yield _Setting(field, 1, job, (), [0], section, text=names)
     # Only the actor has the field gradientCheckpointingEveryNthLayer.
     wider = (2, 3, 4, 6, 8) if role is Role.ACTOR else ()
     rarer = [each for each in wider if now < each <= model.shape.num_layers]

@@ -84,8 +84,14 @@ def _experts(shape: ModelShape, m: int, *, is_whole: bool) -> tuple[float, float
 class HeadBytes(NamedTuple):
     """Bytes of the output head for all tokens of a micro-batch, in addition to those that the layers keep."""
 
+    gathering: float
+    """Before the head's forward pass: what the last norm keeps, its result, and the hidden states of responses."""
+    in_forward: float
+    """In addition to `gathering`, in a forward pass with a backward pass to come."""
     backward: float
-    """In the head's forward and backward pass."""
+    """In the head's backward pass."""
+    reduced: float
+    """After the head's backward pass, while its gradient is summed over ranks."""
     norm: float
     """In the backward pass of the last norm, which follows that of the head."""
     forward: float
@@ -100,12 +106,15 @@ def head_bytes(model: TrainModel, num_tokens: int, *, is_cpu: bool) -> HeadBytes
     is_whole = model.is_wholly_trained
     norm = (_SUM_BYTES + (m if is_whole else 0)) * hidden
     after = (6 if is_whole else 5) * _SUM_BYTES * hidden
+    gathering, reduced = norm + 2 * m * hidden, norm + m * hidden
     if model.head is not Head.TOKENS:
         # Heads that predict values or scores compute in float32 (token_model.py).
-        return HeadBytes(norm + (m + 2 * _SUM_BYTES) * hidden, after, (2 * m + 2 * _SUM_BYTES) * hidden)
+        passes = norm + (m + 2 * _SUM_BYTES) * hidden
+        return HeadBytes(gathering, passes - gathering, passes, reduced, after, (2 * m + 2 * _SUM_BYTES) * hidden)
     if num_tokens <= model.whole_logits_tokens:
         logits = 3 * _SUM_BYTES * num_tokens * shape.vocabulary_size
-        return HeadBytes(norm + logits + (m + _SUM_BYTES) * hidden, after, logits + 3 * m * hidden)
+        passes = norm + logits + (m + _SUM_BYTES) * hidden
+        return HeadBytes(gathering, passes - gathering, passes, reduced, after, logits + 3 * m * hidden)
     elements = (CPU_TILE_BYTES if is_cpu else GPU_TILE_BYTES) // _SUM_BYTES
     side = math.isqrt(elements)
     tile = min(elements, num_tokens * shape.vocabulary_size)
@@ -120,4 +129,5 @@ def head_bytes(model: TrainModel, num_tokens: int, *, is_cpu: bool) -> HeadBytes
                 _SUM_BYTES * shape.hidden_size * min(shape.vocabulary_size, 2 * side, 4 * elements // shape.hidden_size)
             )
     backward = norm + of_hidden + _SUM_BYTES * tile + 2 * product + sums
-    return HeadBytes(backward, after, 3 * m * hidden + _SUM_BYTES * tile + product)
+    of_tile = _SUM_BYTES * tile + product
+    return HeadBytes(gathering, of_tile, backward, reduced, after, 3 * m * hidden + of_tile)

@@ -3,13 +3,16 @@ backward; the largest of them is the peak. Moments are those of AdamW.
 
 The points of an update in their order, with files of the trainer (engines/train):
 
-1. The root's parameters are gathered. They are one unit of FSDP2, which leaves them gathered until the end
-   (`sharded_model.py`).
-2. The output head runs its backward pass in tiles (`token_logprobs.py`, `logit_tiles.py`), then the last norm.
+1. The root's parameters are gathered; FSDP2 leaves them gathered until the end. Then the parameters of each other unit
+   are gathered when its forward pass begins: the embedding, each layer, the output head. The root has the last norm,
+   and the weight that embedding and head share, if they do (`sharded_model.py`).
+2. The output head runs its forward and its backward pass in tiles (`token_logprobs.py`, `logit_tiles.py`). Its
+   parameters stay gathered from the one to the other. Its gradient is summed over ranks in float32, unless the head is
+   in the root. Then the last norm runs its backward pass.
 3. Each layer, from the last to the first, runs the backward pass of its MLP, its attention and its first norm.
-   Meanwhile the parameters of the layer before it are gathered, and the gradients of the layer after it are summed
+   Meanwhile the parameters of the layer before it are gathered, and the gradients of the unit after it are summed
    over ranks in float32.
-4. The root's gradients are summed over ranks.
+4. The gradients of the root and of the embedding are summed over ranks.
 5. AdamW updates the parameters. It is fused and needs no additional memory (`optimizer.py`).
 
 From the second micro-batch on, gradients of earlier micro-batches are in memory, unless they are offloaded
@@ -92,7 +95,9 @@ class _Passes:
         base = [gathered_elements(shape.layer_tensors(has_experts=each), shards) for each in kinds]
         adapters = gathered_elements(model.layer_adapters, shards)
         self.gradient_shards = float(MASTER_BYTES * trained_shard_elements(model, layout))
-        self.root = m * gathered_elements(model.root_tensors, shards)
+        outside = model.outside_layers
+        self.root, self.embedding, self.head_unit = (m * gathered_elements(each, shards) for each in outside)
+        """Whole parameters of the units that are no layers."""
         self.units = [m * (each + adapters) for each in base]
         """Parameters of a whole layer."""
         # Elements of a whole layer that have a gradient, if the model is trained.
@@ -106,7 +111,11 @@ class _Passes:
         self.head = head_bytes(model, num_tokens, is_cpu=is_cpu)
         rows = shape.vocabulary_size if model.head is Head.TOKENS else 1
         self.head_gradient = m * rows * shape.hidden_size if model.is_wholly_trained else 0
-        """The whole gradient of the output head, from the start of the backward pass."""
+        """The whole gradient of the output head, from the start of the backward pass. If the head is in the root, it is
+        kept until the end."""
+        is_reduced_alone = model.is_wholly_trained and bool(outside.head)
+        self.head_sums = MASTER_BYTES * gathered_elements(outside.head, shards) if is_reduced_alone else 0
+        """The gradient of a head that is a unit of its own, in float32 while it is summed over ranks."""
         # self.kept[i]: bytes that are kept from the forward to the backward pass for everything before layer i. They
         # are tensors that all layers use (rotary positions, token positions, tokens), and what the layers before keep.
         self.kept = [num_tokens * float(2 * m * shape.head_size + 4 * 8)]
@@ -127,7 +136,7 @@ class _Passes:
         parameters, moments = parameters_part(model, layout), moments_part(model, layout)
         resident_moments = 0 if model.offload.optimizer else moments.num_bytes
         whole = f"{m} bytes per element, {MASTER_BYTES} while summed over ranks (peak: {point.name})"
-        gathered = f"{m} x {self.root / m:.4g} (root) + gathered layers + buffers"
+        gathered = f"{m} x {point.gathered / m:.4g}, with buffers (peak: {point.name})"
         activations = f"{tokens:,} tokens x {point.activations / tokens:,.0f} bytes (peak: {point.name})"
         parts = (
             parameters,
@@ -143,11 +152,18 @@ class _Passes:
         """The points of an update that can be its peak."""
         num_layers, kept = self.model.shape.num_layers, self.kept[-1]
         gradients = self.gradients(num_layers)
-        at_head = self.root + self.next_layer(num_layers)
-        yield self.gathering(gradients)
+        at_head = self.root + self.head_unit + self.next_layer(num_layers)
+        yield from self.gathering(gradients)
         for share, head in self.heads():
+            if self.head_unit:
+                yield from self.forward_of_head(share * kept + head.gathering, head.in_forward, gradients)
             yield _Point("output head", share * kept + head.backward, at_head, self.head_gradient, gradients)
-        yield _Point("last norm", kept + self.head.norm, at_head, self.head_gradient, gradients)
+        after_head = self.root + self.next_layer(num_layers)
+        if self.head_sums:
+            # With deferred reduction, the gradient was already added to those of other micro-batches.
+            whole = self.in_reduction(self.head_sums, 0 if self.model.defers_reduction else self.head_gradient)
+            yield _Point("reduction of the head", kept + self.head.reduced, after_head, whole, gradients)
+        yield _Point("last norm", kept + self.head.norm, after_head, self.after_head(), gradients)
         # The backward pass frees activations layer by layer, so only the last layers can be the peak. With offload,
         # gradients grow during the backward pass, so the first layer can be the peak, too.
         every = self.model.checkpoints_every_nth_layer if self.model.checkpoints_activations else 1
@@ -162,7 +178,7 @@ class _Passes:
     def of_scoring(self) -> Iterator[_Point]:
         """The points of a pass without backward that can be its peak."""
         last = self.model.shape.num_layers - 1
-        yield self.gathering(0.0)
+        yield from self.gathering(0.0)
         for kind in {self.has_experts(0), self.has_experts(last)}:
             # As in `gathering`, but the sharded copy of this layer in the buffer is already freed.
             unit = self.units[kind]
@@ -171,13 +187,34 @@ class _Passes:
             forward = self.layers[kind].forward * self.num_tokens
             yield _Point("activations of a layer", forward, self.root + unit + buffer)
         for _, head in self.heads():
-            yield _Point("output head", head.forward, self.root + self.units[self.has_experts(last)])
+            if self.head_unit:
+                yield from self.forward_of_head(2 * self.input, head.forward - 2 * self.input, 0.0)
+            else:
+                yield _Point("output head", head.forward, self.root + self.units[self.has_experts(last)])
 
-    def gathering(self, gradients: float) -> _Point:
-        """The point at which the root is gathered. The root's buffer is kept until the first layer's parameters are
-        copied out of their own buffer (torch, `FSDPParamGroup.wait_for_unshard`)."""
-        gathered = self.root + self.units[self.has_experts(0)]
-        return _Point("gathering the root", self.input, (2 if self.has_buffers else 1) * gathered, 0.0, gradients)
+    def gathering(self, gradients: float) -> Iterator[_Point]:
+        """The points at which the first units are gathered. A unit's buffer is kept until the parameters of the next
+        unit are copied out of their own buffer (torch, `FSDPParamGroup.wait_for_unshard`)."""
+        buffers, first = 2 if self.has_buffers else 1, self.units[self.has_experts(0)]
+        if not self.embedding:
+            yield _Point("gathering the root", self.input, buffers * (self.root + first), 0.0, gradients)
+            return
+        yield _Point("gathering the embedding", 0.0, buffers * (self.root + self.embedding), 0.0, gradients)
+        before = self.embedding if self.has_buffers else 0
+        yield _Point("gathering a layer", self.input, self.root + before + buffers * first, 0.0, gradients)
+
+    def forward_of_head(self, activations: float, in_head: float, gradients: float) -> Iterator[_Point]:
+        """The forward pass of a head that is a unit of its own. `in_head`: bytes that its computation adds to the
+        activations. The last layer's buffer is kept until the head is gathered, the head's buffer until the end of the
+        forward pass."""
+        last = self.model.shape.num_layers - 1
+        if self.model.is_trained and self.model.lora is not None and self.is_recomputed(last):
+            # Tensors that the recomputation for the micro-batch before has left (see `of_layer`).
+            activations += 2 * self.input
+        before = self.units[self.has_experts(last)] if self.has_buffers else 0
+        gathered = self.root + (2 if self.has_buffers else 1) * self.head_unit
+        yield _Point("gathering the head", activations, gathered + before, 0.0, gradients)
+        yield _Point("output head", activations + in_head, gathered, 0.0, gradients)
 
     def of_layer(self, number: int) -> Iterator[_Point]:
         """The points of the backward pass of layer `number`."""
@@ -186,7 +223,9 @@ class _Passes:
         before = self.kept[number]
         in_layer = before + layer.kept * tokens
         gathered = self.root + self.units[kind] + self.next_layer(number)
-        reduced = 0 if number == model.shape.num_layers - 1 else self.reduced(number + 1)
+        whole = self.after_head()
+        if number < model.shape.num_layers - 1:
+            whole = (0 if self.head_unit else self.head_gradient) + self.reduced(number + 1)
         if self.is_recomputed(number):
             # The layer's input is also kept. In float32, the layer's first norm keeps the same tensor. With adapters,
             # the recomputation stops after the layer's last product, because there autograd saves the adapters' last
@@ -194,7 +233,6 @@ class _Passes:
             before += self.input
             num_copies = 1 if m < MASTER_BYTES else 0
             in_layer += self.input * (num_copies if model.lora is None else 3)
-        whole = self.head_gradient + reduced
         all_gradients = whole + m * self.trained[kind]
         # The gradient of the down projection comes first in a dense layer.
         down_gradient = 0 if kind or model.lora is not None else m * model.shape.hidden_size * model.shape.dense_width
@@ -202,20 +240,38 @@ class _Passes:
         yield _Point("attention of a layer", before + layer.in_attention * tokens, gathered, all_gradients, gradients)
         yield _Point("end of a layer", before + layer.at_end * tokens, gathered, all_gradients, gradients)
 
+    def after_head(self) -> float:
+        """Bytes of the head's gradient between its backward pass and that of the last layer."""
+        if not self.head_unit:
+            return self.head_gradient
+        return 0 if self.model.defers_reduction else self.head_sums
+
     def end_of_backward(self) -> Iterator[_Point]:
-        """The points at which the root's gradients are summed over ranks."""
-        model, shards, root = self.model, self.layout.shard_size, self.model.root_tensors
+        """The points at which the gradients of the root and of the embedding are summed over ranks, one after the
+        other."""
+        model, shards, outside = self.model, self.layout.shard_size, self.model.outside_layers
         gradients = gradient_bytes(model, self.layout)
-        trained = model.compute_bytes * shard_elements(root)
+        trained = model.compute_bytes * shard_elements(outside.root + outside.embedding)
         both = trained + (self.head_gradient if model.shape.ties_head and model.head is Head.TOKENS else 0)
         yield _Point("end of backward", 0.0, self.root, both + self.reduced(0), gradients)
-        in_sums = MASTER_BYTES * gathered_elements(root, shards)
-        if model.defers_reduction:
-            # In memory: the sum over micro-batches, and its sum over ranks. The layers' gradients are already reduced.
-            yield _Point("end of backward", 0.0, 0.0, 2 * in_sums, self.gradient_shards)
-        else:
-            # The whole gradients are copied, then freed. After that, memory for the sum is allocated.
-            yield _Point("end of backward", 0.0, 0.0, in_sums + max(trained, in_sums / shards), gradients)
+        for unit in (outside.root, outside.embedding):
+            in_sums = MASTER_BYTES * gathered_elements(unit, shards)
+            if model.defers_reduction:
+                # In memory: the sum over micro-batches, and its sum over ranks. The layers' gradients are already
+                # reduced.
+                yield _Point("end of backward", 0.0, 0.0, 2 * in_sums, self.gradient_shards)
+                continue
+            whole = model.compute_bytes * shard_elements(unit)
+            reduced = in_sums + max(whole, in_sums / shards) if len(unit) > 1 else self.in_reduction(in_sums, whole)
+            yield _Point("end of backward", 0.0, 0.0, reduced, gradients)
+
+    def in_reduction(self, in_sums: float, whole: float) -> float:
+        """Bytes while the gradient of a unit with one tensor is summed over ranks.
+
+        `whole`: the gradient. It is copied into `in_sums`, in float32; then memory for the sum is allocated. With
+        several ranks, a local variable of torch's `foreach_reduce` keeps the gradient until the end."""
+        of_sum = in_sums / self.layout.shard_size
+        return in_sums + (whole + of_sum if self.has_buffers else max(whole, of_sum))
 
     def gradients(self, number: int) -> float:
         """Bytes of gradients (`_Point.gradients`) when the backward pass of the second micro-batch reaches layer

@@ -12,9 +12,9 @@ FlashAttention, which keeps queries, keys, values, output and one float32 number
 have the size for GPUs, and matrix products are in 16 bits. Effects of streams are not visible: an allocator that waits
 for another stream before it reuses memory, and fragmentation.
 
-The tracker itself adds memory in two cases. Autograd adds gradients of a shared tensor (tied embeddings) out of place
-while a dispatch mode is active, otherwise in place. And the tracker's hook keeps the last gradient of a unit while it
-is reduced. Both show only at the end of a backward pass with few tokens.
+The tracker itself adds memory in one case: autograd adds gradients of a shared tensor (tied embeddings) out of place
+while a dispatch mode is active, otherwise in place. This shows only at the end of a backward pass with few tokens. A
+second case is corrected here: the tracker's hook keeps the last gradient of a unit while it is reduced.
 
 `MemoryCase` is one case for both sides: a model by its name in the planner's table, with the sizes of its
 `config.json`. `peak_by_tracker` is the tracker's count, `peak_by_planner` the planner's prediction.
@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker, _FSDPRefType, _FSDPState
 from torch.distributed._tools.mem_tracker import _State
 from torch.distributed.tensor import _sharding_prop
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -114,6 +114,24 @@ class _QuickTracker(FSDPMemTracker):  # type: ignore[no-untyped-call]
         if func is torch.ops.prim.device.default:
             return func(*args, **(kwargs or {}))
         return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+    def _fsdp_param_group_post_backward(self, fsdp_mod, orig_fsdp_param_group_post_backward):  # type: ignore[no-untyped-def]
+        """Like the tracker's own hook, but a local variable does not keep the last gradient while it is reduced, and
+        there are no snapshots of modules."""
+
+        def inner(*args: object) -> None:
+            for parameter in fsdp_mod._get_fsdp_state()._fsdp_param_group.fsdp_params:
+                self._assign_kind(parameter._unsharded_param.grad, _FSDPRefType.UNSHARDED_GRAD)
+            self._fsdp_state = _FSDPState.POST_BW
+            orig_fsdp_param_group_post_backward(*args)
+            for parameter in fsdp_mod._get_fsdp_state()._fsdp_param_group.fsdp_params:
+                self._assign_kind(parameter.sharded_param.grad, _FSDPRefType.SHARDED_GRAD)
+
+        return inner
+
+    def _assign_kind(self, tensor: Tensor | None, kind: _FSDPRefType) -> None:
+        if tensor is not None:
+            self._update_and_maybe_create_winfos(tensor, kind, update_existing=kind is _FSDPRefType.UNSHARDED_GRAD)
 
     def _update_peak_stats(self, peak_state: _State) -> None:
         del peak_state

@@ -4,13 +4,17 @@ first start decides; the checkpoint stores the choices, and every resumed run ke
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from pydantic import Field
 
 from rljob_api.base import WireModel
-from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync
+from rljob_api.v1alpha1.model import Dtype, GradientCheckpointing, Lora, LoraSync, select_checkpointing
+from rljob_api.v1alpha1.recipes import may_need_critic
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_trainer.controller.engine_settings import critic_of
 from rljob_trainer.controller.hub_models import HubModel, HubRoleModels, at_commits
 from rljob_trainer.engines.rollout.select import (
     missing_for_compilation,
@@ -21,6 +25,16 @@ from rljob_trainer.engines.rollout.select import (
 from rljob_trainer.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
+
+
+class NumParameters(NamedTuple):
+    """The numbers of parameters of the policy and the critic."""
+
+    policy: int
+    critic: int
+
+
+UNKNOWN_PARAMETERS = NumParameters(0, 0)
 
 
 class AutoSettings(WireModel):
@@ -38,6 +52,11 @@ class AutoSettings(WireModel):
     """Fingerprint of a local model (`models.source.fingerprint`); None for a model on the hub."""
     lora: Lora | None = None
     """The adapters that are trained, with a `sync` that is not `AUTO`; None without adapters."""
+    gradient_checkpointing: GradientCheckpointing = GradientCheckpointing.AUTO
+    """`ALWAYS` or `NEVER`, for the policy. `AUTO` only in checkpoints of versions without this field: the resumed run
+    decides again."""
+    critic_gradient_checkpointing: GradientCheckpointing = GradientCheckpointing.AUTO
+    """The same for the critic, also if the job has none."""
 
 
 def resolve_auto(
@@ -46,11 +65,13 @@ def resolve_auto(
     saved: AutoSettings | None,
     hub_model: HubModel | None = None,
     local_model: str | None = None,
+    *,
+    num_parameters: NumParameters = UNKNOWN_PARAMETERS,
 ) -> AutoSettings:
     """Resolves the settings of this start.
 
     `saved`: the choices in the checkpoint that the run resumes from. `hub_model`: the job's model if it is on the hub;
-    `local_model`: the fingerprint of a local model.
+    `local_model`: the fingerprint of a local model. `num_parameters` matters only if `needs_num_parameters`.
 
     Raises ConfigurationError if the rollout engine is not installed, cannot compile, or does not support adapters or
     tensor parallelism."""
@@ -62,6 +83,7 @@ def resolve_auto(
         log.warning("spec.training.model.dtype is %s, but the checkpoint was trained in %s", dtype, saved.dtype)
     engine = selected_engine(spec, saved)
     lora = _resolved_lora(spec, engine, device_type, dtype, saved)
+    policy_recomputes, critic_recomputes = _resolved_checkpointing(spec, device_type, saved, num_parameters)
     saved_model = saved.hub_model if saved else None
     if saved_model and (hub_model is None or hub_model.revision != saved_model.revision):
         log.warning(
@@ -84,6 +106,8 @@ def resolve_auto(
         hub_model=hub_model,
         local_model=local_model,
         lora=lora,
+        gradient_checkpointing=policy_recomputes,
+        critic_gradient_checkpointing=critic_recomputes,
     )
 
 
@@ -121,6 +145,23 @@ def _resolved_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, 
         )
         return Compile.NEVER
     return saved.rollout_compile
+
+
+def needs_num_parameters(spec: RLJobSpec, device_type: str) -> bool:
+    """Whether `resolve_auto` may need the models' numbers of parameters."""
+    wanted = spec.training.model.gradient_checkpointing, critic_of(spec).model.gradient_checkpointing
+    return device_type != "cpu" and GradientCheckpointing.AUTO in wanted
+
+
+def _resolved_checkpointing(
+    spec: RLJobSpec, device_type: str, saved: AutoSettings | None, num_parameters: NumParameters
+) -> Iterator[GradientCheckpointing]:
+    """Yields `ALWAYS` or `NEVER` for the policy, then for the critic."""
+    wanted = spec.training.model.gradient_checkpointing, critic_of(spec).model.gradient_checkpointing
+    kept = (saved.gradient_checkpointing, saved.critic_gradient_checkpointing) if saved else wanted
+    for choice, before, number in zip(wanted, kept, num_parameters, strict=True):
+        chosen = before if choice is GradientCheckpointing.AUTO else choice
+        yield select_checkpointing(chosen, number, is_cpu=device_type == "cpu")
 
 
 def _resolved_lora(
@@ -186,7 +227,18 @@ def _model_shown(hub_model: HubModel | None, local_model: str | None) -> str:
 def resolved_spec(spec: RLJobSpec, choices: AutoSettings) -> RLJobSpec:
     """Returns the spec with the resolved settings instead of `Auto`."""
     training = spec.training
-    model = training.model.model_copy(update={"dtype": choices.dtype, "lora": choices.lora})
+    model = training.model.model_copy(
+        update={
+            "dtype": choices.dtype,
+            "lora": choices.lora,
+            "gradient_checkpointing": choices.gradient_checkpointing,
+        }
+    )
     rollout = training.rollout.model_copy(update={"engine": choices.rollout_engine, "compile": choices.rollout_compile})
-    spec = spec.model_copy(update={"training": training.model_copy(update={"model": model, "rollout": rollout})})
+    updates: dict[str, WireModel] = {"model": model, "rollout": rollout}
+    if may_need_critic(training.algorithm):
+        critic = critic_of(spec)
+        recomputation = {"gradient_checkpointing": choices.critic_gradient_checkpointing}
+        updates["critic"] = critic.model_copy(update={"model": critic.model.model_copy(update=recomputation)})
+    spec = spec.model_copy(update={"training": training.model_copy(update=updates)})
     return at_commits(spec, choices.hub_model, choices.hub_role_models)

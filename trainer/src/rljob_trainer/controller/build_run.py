@@ -14,7 +14,10 @@ from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.answer_checks import DrawnRowFilter, check_rewards, start_check_pools
 from rljob_trainer.controller.auto_settings import (
+    UNKNOWN_PARAMETERS,
     AutoSettings,
+    NumParameters,
+    needs_num_parameters,
     refuse_other_adapters,
     resolve_auto,
     resolved_spec,
@@ -44,6 +47,8 @@ from rljob_trainer.controller.run_checks import (
     needs_critic,
 )
 from rljob_trainer.controller.run_workers import ReportActivity, Workers, connected_ray, started_workers
+from rljob_trainer.engines.train.kernels import check_kernel_device
+from rljob_trainer.engines.train.model import num_parameters
 from rljob_trainer.models.source import ModelLocation, controller_model, fingerprint
 from rljob_trainer.settings import Settings
 from rljob_trainer.source_paths import looks_local
@@ -100,7 +105,15 @@ def built_run(
         drawn_row_filter = check_rewards(reward.scorers, check_pools, prompts.training, prompts.held_out, doing)
         doing("connects to Ray and reserves devices")
         device_type = stack.enter_context(connected_ray(job, settings))
-        choices = resolve_auto(job.spec, device_type, saved, policy.hub_model, policy.local_model)
+        check_kernel_device(job.spec.training.model.kernels, device_type)
+        choices = resolve_auto(
+            job.spec,
+            device_type,
+            saved,
+            policy.hub_model,
+            policy.local_model,
+            num_parameters=counted_parameters(job.spec, policy, models, device_type),
+        )
         choices = choices.model_copy(update={"hub_role_models": hub_role_models})
         job = job.model_copy(update={"spec": resolved_spec(job.spec, choices)})
         groups = started_workers(job, settings, models, reward, prompts.longest, device_type, doing)
@@ -150,3 +163,15 @@ def found_models(
     hub_role_models = hub_role_models_of(spec, critic, reward_model.location if reward_model else None)
     warn_if_reward_model_changed(saved, hub_role_models)
     return Models(policy.location, critic, reward_model), hub_role_models
+
+
+def counted_parameters(spec: RLJobSpec, policy: FoundPolicy, models: Models, device_type: str) -> NumParameters:
+    """The models' numbers of parameters, if `resolve_auto` needs them. A critic without a model of its own has the
+    policy's."""
+    if not needs_num_parameters(spec, device_type):
+        return UNKNOWN_PARAMETERS
+    of_policy, critic = num_parameters(policy.folder), models.critic
+    if critic is None:
+        return NumParameters(of_policy, of_policy)
+    folder, _ = controller_model(critic.model, critic.cache_folder, critic.base_folder)
+    return NumParameters(of_policy, num_parameters(folder))

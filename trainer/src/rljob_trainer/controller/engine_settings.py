@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from rljob_api.v1alpha1.model import Critic
+from rljob_api.v1alpha1.model import Critic, GradientCheckpointing, Kernels
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
@@ -23,11 +23,12 @@ def reference_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout
         model_folder=Path(),
         device=torch.device("cpu"),
         compute_dtype=dtype,
-        gradient_checkpointing=training.model.gradient_checkpointing,
+        gradient_checkpointing=training.model.gradient_checkpointing is GradientCheckpointing.ALWAYS,
         gradient_checkpointing_every_nth_layer=training.model.gradient_checkpointing_every_nth_layer,
         max_tokens_per_micro_batch=training.max_tokens_per_micro_batch,
         optimizer=None,
         layout=layout,
+        kernels=training.model.kernels,
         offload=OffloadSettings(parameters=training.model.offload.reference),
         role="reference",
         offload_field="spec.training.model.offload.reference",
@@ -55,7 +56,8 @@ def critic_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -
     return replace(
         reference_engine(spec, dtype, layout),
         head=Head.VALUE,
-        gradient_checkpointing=critic.model.gradient_checkpointing,
+        kernels=Kernels.PLAIN,
+        gradient_checkpointing=critic.model.gradient_checkpointing is GradientCheckpointing.ALWAYS,
         gradient_checkpointing_every_nth_layer=1,
         optimizer=critic.optimizer,
         offload=OffloadSettings(offload.parameters, offload.gradients, offload.optimizer),
@@ -72,6 +74,7 @@ def reward_model_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLay
     return replace(
         reference_engine(spec, dtype, layout),
         head=Head.SCORE,
+        kernels=Kernels.PLAIN,
         offload=OffloadSettings(parameters=model.offload),
         role="reward model",
         offload_field=f"spec.training.rewards[{index}].rewardModel.offload",

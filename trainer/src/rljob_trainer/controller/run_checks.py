@@ -25,6 +25,7 @@ from rljob_trainer.controller.prompt_sets import Prompts
 from rljob_trainer.controller.response_checks import check_responses
 from rljob_trainer.datasets.prompts import DATASET
 from rljob_trainer.engines.train.attention import choose_attention
+from rljob_trainer.engines.train.kernels import check_kernels
 from rljob_trainer.engines.train.layout import ParallelLayout, check_heads, check_layout
 from rljob_trainer.engines.train.lora import add_adapters, target_layers
 from rljob_trainer.engines.train.model import build_on_meta, read_config
@@ -118,6 +119,7 @@ def check_fit(
     check_responses(spec.training, model_folder, prompts.rows)
     check_layouts(model_folder, layouts)
     check_recomputation(model_folder, spec.training.model.gradient_checkpointing_every_nth_layer)
+    check_kernels(spec.training.model.kernels, read_config(model_folder))
     if engine is RolloutEngine.VLLM:
         check_tensor_parallel(model_folder, spec.roles.rollout.tensor_parallel)
     check_lora(model_folder, spec.training.model.lora)

@@ -27,9 +27,10 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_T + "dataset.promptTemplate": "{ {prompt} {other}"},
     ],
     "Model.gradientCheckpointingEveryNthLayer": [
-        {_T + "model.gradientCheckpointing": True, _T + "model.gradientCheckpointingEveryNthLayer": 2},
-        {_T + "model.gradientCheckpointing": True},
-        {_T + "model.gradientCheckpointingEveryNthLayer": 1},
+        {_T + "model.gradientCheckpointing": "Always", _T + "model.gradientCheckpointingEveryNthLayer": 2},
+        {_T + "model.gradientCheckpointing": "Always"},
+        {_T + "model.gradientCheckpointingEveryNthLayer": 2},
+        {_T + "model.gradientCheckpointing": "Never", _T + "model.gradientCheckpointingEveryNthLayer": 1},
     ],
     "Training.warmupSteps": [
         {_T + "optimizer.warmupSteps": 10},
@@ -78,7 +79,7 @@ BAD: dict[str, list[Bad]] = {
     "Model.gradientCheckpointingEveryNthLayer": [
         Bad(
             _T + "model.gradientCheckpointingEveryNthLayer",
-            {_T + "model.gradientCheckpointingEveryNthLayer": 2},
+            {_T + "model.gradientCheckpointing": "Never", _T + "model.gradientCheckpointingEveryNthLayer": 2},
         )
     ],
     "Training.warmupSteps": [

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rljob_trainer.engines.process_group import max_over_all_ranks
+from rljob_trainer.engines.train.kernels import apply_kernels, errors_about_kernels, fused_kernels
 from rljob_trainer.engines.train.layout import LayoutMeshes, ParallelLayout
 from rljob_trainer.engines.train.logprob_parity import check_logprob_parity
 from rljob_trainer.engines.train.lora import draw_adapters
@@ -39,12 +40,13 @@ def built_model(settings: TrainEngineSettings, layout: ParallelLayout, meshes: L
     if settings.adapters is not None:
         draw_adapters(language_model.named_parameters(), settings.adapters.seed)
     model.eval()
-    check_logprob_parity(
-        language_model,
-        partial(_transformers_logprobs, model, settings),
-        partial(_engine_logprobs, model, settings, meshes.sequence_ranks),
-        partial(max_over_all_ranks, device=settings.device),
-    )
+    with errors_about_kernels(settings.kernels):
+        check_logprob_parity(
+            language_model,
+            partial(_transformers_logprobs, model, settings),
+            partial(_engine_logprobs, model, settings, meshes.sequence_ranks),
+            partial(max_over_all_ranks, device=settings.device),
+        )
     if model.router is not None:
         log.info(
             "the routers' auxiliary loss is added with coefficient %g, as the model's configuration requests; it "
@@ -62,6 +64,7 @@ def built_model(settings: TrainEngineSettings, layout: ParallelLayout, meshes: L
         model.load_state_dict(checked.state_dict(), assign=True)
         materialize(model, settings.device)
         model.language_model.tie_weights()  # type: ignore[operator]
+    apply_kernels(model.language_model, settings.kernels)
     model.train(settings.optimizer is not None)
     return model
 
@@ -85,6 +88,7 @@ def _engine_logprobs(
     request = LogprobRequest(1.0) if settings.head is Head.TOKENS else ValueRequest(by_probe=True)
     # In the mode of later passes, because some models use random numbers in training mode.
     model.train(settings.optimizer is not None)
-    found_N, *_ = model(partial(TokenModel.columns, micro_batch=micro_batch, request=request))
+    with fused_kernels(model.language_model, settings.kernels):
+        found_N, *_ = model(partial(TokenModel.columns, micro_batch=micro_batch, request=request))
     model.eval()
     return torch.split_with_sizes(found_N.cpu(), batch.response_lengths)

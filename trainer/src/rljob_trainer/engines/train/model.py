@@ -43,6 +43,11 @@ def build_on_meta(folder: Path, head: Head = Head.TOKENS, *, has_value_bias: boo
     return model
 
 
+def num_parameters(folder: Path) -> int:
+    """The number of parameters of the language model in `folder`. Raises the errors of `build_on_meta`."""
+    return _num_parameters(build_on_meta(folder))
+
+
 def read_config(folder: Path) -> PreTrainedConfig:
     """Reads `config.json` in `folder`. Raises ConfigurationError if it does not describe a causal language model, or if
     the weights are quantized."""

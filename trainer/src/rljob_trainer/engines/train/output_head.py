@@ -8,9 +8,12 @@ classifiers, so that classifiers can be loaded, and exported models are classifi
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from rljob_trainer.errors import ConfigurationError
@@ -45,6 +48,26 @@ def output_head_of(language_model: nn.Module) -> tuple[nn.Linear, HeadForm]:
             f"({type(head).__name__}); choose another model"
         )
     return head, head_form(config)
+
+
+HeadOutputs = tuple[Tensor | None, ...]
+
+
+def computed_in_head(
+    head: nn.Linear, hidden_ND: Tensor, compute: Callable[[Tensor, nn.Linear], HeadOutputs]
+) -> HeadOutputs:
+    """Returns `compute(hidden_ND, head)`, called as the forward pass of the head's module.
+
+    Only then does FSDP2 gather the weight of a head that is a unit of its own. With a backward pass to come, the weight
+    stays gathered until the head's backward pass, which is the next to need it."""
+    if isinstance(head, FSDPModule):
+        head.set_reshard_after_forward(not torch.is_grad_enabled(), recurse=False)
+    vars(head)["forward"] = lambda inputs_ND: compute(inputs_ND, head)
+    try:
+        outputs: HeadOutputs = head(hidden_ND)
+        return outputs
+    finally:
+        del vars(head)["forward"]
 
 
 def head_form(config: PreTrainedConfig) -> HeadForm:

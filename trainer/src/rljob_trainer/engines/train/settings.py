@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from rljob_api.v1alpha1.model import Kernels
 from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
@@ -33,6 +34,7 @@ class TrainEngineSettings:
     """The LoRA adapters that are trained instead of the model's weights; None: the weights are trained."""
     gradient_checkpointing_every_nth_layer: int = 1
     """With n, only layers 0, n, 2n, ... recompute their activations."""
+    kernels: Kernels = Kernels.PLAIN
     offload: OffloadSettings = NO_OFFLOAD
     role: str = "actor"
     """The role of the model, for messages."""

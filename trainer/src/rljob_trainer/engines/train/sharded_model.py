@@ -1,10 +1,16 @@
 """Builds the module that a training engine runs: a language model on the meta device, sharded by FSDP2 (`fully_shard`).
 
+Each decoder layer is a unit of FSDP2: its parameters are gathered and its gradients are summed over ranks together. So
+are embedding and output head, each alone, unless they share their weight. The rest (the last norm, a shared weight, a
+value head) is the root, which stays gathered from the beginning of a pass to its end.
+
 With gradient checkpointing, as implemented in transformers, every layer (or every nth layer) recomputes its activations
 in the backward pass instead of keeping them.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 import torch
 from torch import nn
@@ -45,10 +51,22 @@ def sharded_model(
     router = None if settings.optimizer is None else auxiliary_loss_settings(language_model)
     model = TokenModel(language_model, attention, router)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-    for layer in transformer_layers(model):
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    for unit in (*transformer_layers(model), *embedding_and_head(language_model)):
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
+        if isinstance(unit, nn.Embedding):
+            # The backward pass of an embedding does not read its weight.
+            unit.set_unshard_in_backward(False)  # type: ignore[operator]
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
+
+
+def embedding_and_head(language_model: PreTrainedModel) -> list[nn.Module]:
+    """Those of the token embedding and the output head that can be units of FSDP2: modules with weights of their own. A
+    shared weight cannot be in two units."""
+    modules = [language_model.get_input_embeddings(), language_model.get_output_embeddings()]
+    found = [each for each in modules if isinstance(each, nn.Embedding | nn.Linear)]
+    owners = Counter(id(tensor) for module in language_model.modules() for tensor in module._parameters.values())
+    return [each for each in found if all(owners[id(tensor)] == 1 for tensor in each.parameters())]
 
 
 def recompute_activations(language_model: nn.Module, every_nth_layer: int) -> None:
@@ -63,7 +81,7 @@ def recompute_activations(language_model: nn.Module, every_nth_layer: int) -> No
     except ValueError as error:
         raise ConfigurationError(
             f"spec.training.model.gradientCheckpointing: a '{kind}' model does not support recomputing activations "
-            f"({error}); set false, and reduce maxTokensPerMicroBatch if memory is too small"
+            f"({error}); set Never, and reduce maxTokensPerMicroBatch if memory is too small"
         ) from error
     if every_nth_layer == 1:
         return
@@ -83,5 +101,5 @@ def check_interval(every_nth_layer: int, num_layers: int) -> None:
     if every_nth_layer > num_layers:
         raise ConfigurationError(
             f"spec.training.model.gradientCheckpointingEveryNthLayer: the model has {num_layers} layers (seen: "
-            f"{every_nth_layer}); set at most {num_layers}, or gradientCheckpointing: false"
+            f"{every_nth_layer}); set at most {num_layers}, or gradientCheckpointing: Never"
         )

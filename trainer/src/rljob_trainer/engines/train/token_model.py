@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rljob_trainer.engines.train.attention import AttentionPlan
-from rljob_trainer.engines.train.output_head import VALUE_HEAD, output_head_of
+from rljob_trainer.engines.train.output_head import VALUE_HEAD, computed_in_head, output_head_of
 from rljob_trainer.engines.train.router import AuxiliaryLoss, ExpertLoad, RouterUse, router_use
 from rljob_trainer.engines.train.token_batch import MicroBatch
 from rljob_trainer.engines.train.token_logprobs import Entropy, OutputHead, token_distribution
@@ -128,15 +128,19 @@ class TokenModel(nn.Module):
 
     def _distribution(self, hidden_ND: Tensor, targets_N: Tensor, request: LogprobRequest) -> Outputs:
         head, form = output_head_of(self.language_model)
-        found = token_distribution(
-            hidden_ND,
-            targets_N,
-            OutputHead(head.weight, head.bias, form.multiplier, form.soft_cap),
-            temperature=request.temperature,
-            entropy=request.entropy,
-            with_squares=request.with_squares,
-        )
-        return found.logprobs_N, found.entropy_N, found.squares_N
+
+        def distribution(inputs_ND: Tensor, module: nn.Linear) -> Outputs:
+            found = token_distribution(
+                inputs_ND,
+                targets_N,
+                OutputHead(module.weight, module.bias, form.multiplier, form.soft_cap),
+                temperature=request.temperature,
+                entropy=request.entropy,
+                with_squares=request.with_squares,
+            )
+            return found.logprobs_N, found.entropy_N, found.squares_N
+
+        return computed_in_head(head, hidden_ND, distribution)
 
     def _values(self, hidden_ND: Tensor, *, by_probe: bool) -> Tensor:
         # In float32, because the value is a sum over hidden units without any later normalization.

@@ -1,0 +1,74 @@
+"""Fused kernels of liger-kernel, which need a GPU and the package."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+import unittest
+from dataclasses import replace
+
+import torch
+
+from rljob_api.v1alpha1.model import Kernels
+from rljob_testing import compare
+from rljob_testing.gpu.device import DeviceContext
+from rljob_testing.models import tiny_models
+from rljob_testing.training import engine_updates
+from rljob_trainer.engines.train.engine import TrainEngine
+
+LARGEST_DIFFERENCE = 1e-5
+"""In float32, relative to the norm."""
+
+
+def test_fused_kernels_give_the_gradients_of_transformers(place: DeviceContext) -> None:
+    needs_liger(place)
+    for name in ("qwen3", "llama", "qwen3_moe"):
+        folder, batch = tiny_models.save(name, place.folder / name), engine_updates.random_batch()
+        settings = replace(engine_updates.engine_settings(folder, place.device), kernels=Kernels.LIGER)
+        ours = engine_updates.update(TrainEngine(settings), batch)
+        expected = engine_updates.plain_update(engine_updates.plain_model(folder), batch)
+        assert place.note(f"loss, {name}", abs(ours.loss - expected.loss) / expected.loss) < LARGEST_DIFFERENCE
+        difference = compare.relative_difference(ours.gradients, expected.gradients)
+        assert place.note(f"gradient, {name}", difference) < LARGEST_DIFFERENCE
+
+
+def test_fused_kernels_in_bfloat16_are_as_exact_as_plain_ones(place: DeviceContext) -> None:
+    needs_liger(place)
+    folder, batch = tiny_models.save("qwen3", place.folder / "model"), engine_updates.random_batch()
+    right_N = engine_updates.plain_logprobs_N(engine_updates.plain_model(folder), batch).detach()
+    plain = engine_updates.engine_settings(folder, place.device, torch.bfloat16)
+    errors = {
+        kernels: float(
+            (TrainEngine(replace(plain, kernels=kernels)).forward(batch, 1.0).logprobs_N - right_N).abs().mean()
+        )
+        for kernels in Kernels
+    }
+    for kernels, error in errors.items():
+        place.note(f"mean error, {kernels.value}", error)
+    assert 1e-4 < errors[Kernels.LIGER] <= 1.1 * errors[Kernels.PLAIN]
+
+
+def test_an_update_with_fused_kernels_is_faster(place: DeviceContext) -> None:
+    needs_liger(place)
+    folder = tiny_models.save_deep(place.folder / "model", 8)
+    settings = engine_updates.engine_settings(folder, place.device, torch.bfloat16, max_tokens=16_384)
+    batch = engine_updates.random_batch([128] * 128)
+    seconds = {}
+    for kernels in Kernels:
+        engine = TrainEngine(replace(settings, kernels=kernels))
+        times = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            engine_updates.update(engine, batch)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
+        seconds[kernels] = place.note(f"seconds, {kernels.value}", min(times))
+    assert seconds[Kernels.LIGER] < seconds[Kernels.PLAIN]
+
+
+def needs_liger(place: DeviceContext) -> None:
+    """Skips the rest of the test where the kernels cannot run."""
+    place.needs_gpu("Triton compiles the kernels for it")
+    if importlib.util.find_spec("liger_kernel") is None:
+        raise unittest.SkipTest("needs liger-kernel")
