@@ -33,7 +33,7 @@ spec:
   training:
     steps: 100
     batchSize: 128
-    model: {source: MODEL}
+    model: {source: MODEL, gradientCheckpointing: Never}
     dataset: {type: File, file: {path: rows.jsonl}, maxPromptTokens: 1024}
     rewards: [{type: MathAnswer}]
     rollout: {groupSize: 8, maxNewTokens: 4096}
