@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+from transformers.utils import logging
+
 from rljob_testing.gpu.device import DEVICE_TYPES, DeviceContext, joined, missing_device
 from rljob_testing.gpu.results import Outcome, Result, Results, described_device, installed_versions, result_of
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -47,6 +49,7 @@ def main() -> int:
     if reason:
         print(f"no test was run: {reason}; use --device cpu for the tests that can run on a CPU")
         return 1
+    logging.disable_progress_bar()
     results = Results(described_device(options.device), installed_versions(LIBRARIES))
     results.print_head()
     with (
