@@ -1,4 +1,5 @@
-"""Adapters (LoRA) on a device: their gradients, and generation with them merged into weights that sleep."""
+"""Adapters (LoRA) on a device: their gradients, and generation with them merged into weights that sleep. They need
+peft."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ LARGEST_DIFFERENCE = 1e-5
 
 def test_gradients_follow_from_those_of_the_whole_weights(place: DeviceContext) -> None:
     """y = x W' + s x A' B', and B is 0: the gradient of B is s G A', where G is that of W by transformers."""
+    place.needs_library("peft", "peft")
     folder, batch = tiny_models.save("qwen3", place.folder / "model"), engine_updates.random_batch()
     expected = engine_updates.plain_update(engine_updates.plain_model(folder), batch)
     for dtype, limit in ((torch.float32, LARGEST_DIFFERENCE), (torch.bfloat16, 0.1)):
@@ -51,6 +53,7 @@ def test_gradients_follow_from_those_of_the_whole_weights(place: DeviceContext) 
 
 def test_the_generator_has_the_adapters_of_every_update(place: DeviceContext) -> None:
     """They are merged into weights that the generator forgets whenever it sleeps. The base does not change."""
+    place.needs_library("peft", "peft")
     for dtype, limit in hybrids.LARGEST_DIFFERENCE.items():
         name = str(dtype).removeprefix("torch.")
         offload = OffloadSettings(parameters=True, optimizer=True)

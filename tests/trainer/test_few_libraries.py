@@ -32,6 +32,8 @@ except ModuleNotFoundError as error:
 from rljob_testing.gpu.program import main
 sys.argv[1:] = ['--device', 'cpu', '--only', 'attention', '--json', 'tests.json', '--markdown', 'tests.md']
 assert main() == 0
+sys.argv[1:] = ['--device', 'cpu', '--only', 'lora', '--json', 'lora.json']
+assert main() == 1
 sys.argv[1:] = ['--device', 'cpu', '--seconds', '0', '--json', 'late.json']
 assert main() == 1
 sys.argv[1:] = ['--device', 'cpu', '--quick', '--json', 'benchmark.json', '--markdown', 'benchmark.md']
@@ -70,6 +72,11 @@ def test_the_numerics_can_be_imported_and_their_tests_run_without_pytest(folder:
     table = [line for line in (folder / "tests.md").read_text().splitlines() if line.startswith("| attention")]
     assert len(table) == 3
     assert sum("needs a GPU: " in line for line in table) == 2
+
+
+def test_tests_of_adapters_need_peft(folder: Path) -> None:
+    results = json.loads((folder / "lora.json").read_text())["results"]
+    assert [(each["outcome"], each["reason"]) for each in results] == [("skipped", "needs peft")] * 2
 
 
 def test_no_test_starts_late(folder: Path) -> None:
