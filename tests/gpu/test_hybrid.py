@@ -22,7 +22,8 @@ from rljob_trainer.workers.hybrid import HybridWorker
 EVERYTHING = OffloadSettings(parameters=True, gradients=True, optimizer=True)
 LEVELS = {KEEPS: "level 1", FORGETS: "level 2"}
 NUM_STEPS = 3
-LARGEST_GROWTH = 1.01
+LARGEST_GROWTH = 0.01
+"""Of the memory in a step, relative to that of the generator."""
 LEARNING_RATE = 1e-3
 
 
@@ -72,34 +73,39 @@ def test_training_is_bitwise_that_of_a_generator_that_never_sleeps(place: Device
 def test_each_side_leaves_its_memory_to_the_other(place: DeviceContext) -> None:
     """On GPUs by the allocator's count. What sleeps is not on the device, and no step leaves anything behind."""
     for level, name in LEVELS.items():
-        hybrid = hybrids.made_hybrid(place, torch.bfloat16, level, learning_rate=LEARNING_RATE, offload=EVERYTHING)
-        engine, memory = sleeping(hybrid), hybrid.actor.engine.memory
-        asleep: list[int] = []
-        awake: list[int] = []
-        for step in range(NUM_STEPS):
-            rollout = hybrid.generate_sequences(hybrids.prompt_batch(step), hybrids.SHORT, True)
-            assert memory.parameters == memory.gradients == memory.moments == 0
-            of_generator = engine.memory.weights + engine.memory.kv_cache
-            awake.append(allocated_bytes(place))
-            hybrid.trainer_mode()
-            freed = awake[-1] - allocated_bytes(place)
-            assert place.note(f"{name}, freed by sleep / weights and KV cache", freed / of_generator) > 0.99
-            hybrid.actor.update_policy(hybrids.with_random_advantages(rollout, step), step)
-            hybrid.actor.engine.offload_state()
-            asleep.append(allocated_bytes(place))
-        # The first step allocates what libraries keep, such as cuBLAS's workspace.
-        for what, found in (("awake", awake), ("asleep", asleep)):
-            growth = found[-1] / found[1] if found[1] else 1.0
-            assert place.note(f"{name}, {what}: last step / second step", growth) < LARGEST_GROWTH
-        place.note(f"{name}, KiB awake", awake[-1] / 1024)
-        place.note(f"{name}, KiB asleep, trainer offloaded", asleep[-1] / 1024)
-        assert asleep[-1] <= LARGEST_GROWTH * (awake[-1] - of_generator) + 1024
+        # Engines of earlier tests have reference cycles.
+        gc.collect()
+        check_memory(place, level, name)
+
+
+def check_memory(place: DeviceContext, level: int, name: str) -> None:
+    """Some steps with a generator that sleeps at this level."""
+    hybrid = hybrids.made_hybrid(place, torch.bfloat16, level, learning_rate=LEARNING_RATE, offload=EVERYTHING)
+    engine, memory = sleeping(hybrid), hybrid.actor.engine.memory
+    asleep: list[int] = []
+    awake: list[int] = []
+    for step in range(NUM_STEPS):
+        rollout = hybrid.generate_sequences(hybrids.prompt_batch(step), hybrids.SHORT, True)
+        assert memory.parameters == memory.gradients == memory.moments == 0
+        assert not engine.cache.layers
+        of_generator = engine.memory.weights + engine.memory.kv_cache
+        awake.append(allocated_bytes(place))
+        hybrid.trainer_mode()
+        freed = awake[-1] - allocated_bytes(place)
+        assert place.note(f"{name}, freed by sleep / weights and KV cache", freed / of_generator) > 0.99
+        hybrid.actor.update_policy(hybrids.with_random_advantages(rollout, step), step)
+        hybrid.actor.engine.offload_state()
+        asleep.append(allocated_bytes(place))
+    # The first step allocates what libraries keep, such as cuBLAS's workspace.
+    for what, found in (("awake", awake), ("asleep, trainer offloaded", asleep)):
+        place.note(f"{name}, {what}, KiB", found[-1] / 1024)
+        growth = (found[-1] - found[1]) / of_generator
+        assert place.note(f"{name}, {what}, growth / generator", growth) <= LARGEST_GROWTH
 
 
 def allocated_bytes(place: DeviceContext) -> int:
     """Bytes of all tensors on the GPU; on CPUs only what the owners of memory count."""
     if place.device.type == "cuda":
-        gc.collect()
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated()
     return sum(MEMORY.by_owner().values())
