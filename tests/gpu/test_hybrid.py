@@ -33,18 +33,18 @@ class Run:
 
     tokens: list[Tensor] = field(default_factory=list)
     differences: list[float] = field(default_factory=list)
-    """Of log-probabilities, at each step before the update."""
+    """Of log-probabilities, for each rollout."""
     state: dict[str, Tensor] = field(default_factory=dict)
 
 
 def made_run(hybrid: HybridWorker) -> Run:
-    """In each step two rollouts, of which the second is trained on."""
+    """In each step two rollouts, each followed by a pass; the second is trained on."""
     run = Run()
     for step in range(NUM_STEPS):
         for seed in (2 * step, 2 * step + 1):
             rollout = hybrid.generate_sequences(hybrids.prompt_batch(100 * seed), hybrids.SHORT, True)
             run.tokens.append(rollout.ragged_column(TOKENS).values)
-        run.differences.append(hybrids.largest_difference(hybrid, rollout))
+            run.differences.append(hybrids.largest_difference(hybrid, rollout))
         hybrid.actor.update_policy(hybrids.with_random_advantages(rollout, step), step)
     run.state = engine_updates.state_of(hybrid.actor.engine)
     return run
@@ -66,8 +66,9 @@ def test_training_is_bitwise_that_of_a_generator_that_never_sleeps(place: Device
         assert all(torch.equal(*pair) for pair in zip(found.tokens, expected.tokens, strict=True))
         compare.assert_bitwise_equal(found.state, expected.state)
         engine = sleeping(hybrid)
+        assert engine.num_syncs == NUM_STEPS * (2 if level == FORGETS else 1)
         # It also goes to sleep before the first step.
-        assert (engine.num_syncs, engine.num_wakes, engine.num_sleeps) == (NUM_STEPS, NUM_STEPS, NUM_STEPS + 1)
+        assert engine.num_sleeps == 1 + engine.num_wakes == 1 + 2 * NUM_STEPS
 
 
 def test_each_side_leaves_its_memory_to_the_other(place: DeviceContext) -> None:
