@@ -1,55 +1,36 @@
-"""Runs the tests of `tests/gpu` without pytest, prints what they measured, and writes it as JSON.
+"""Runs the tests of `tests/gpu` without pytest, prints what they measured, and writes it as JSON and Markdown.
 
-    PYTHONPATH=crds/src:trainer/src:tests/support python -m rljob_testing.gpu.program [--device cpu] [--only TEXT]
-                                                                                      [--json PATH]
+    PYTHONPATH=crds/src:operator/src:trainer/src:tests/support python -m rljob_testing.gpu.program
+        [--device cpu] [--only TEXT] [--seconds N] [--json PATH] [--markdown PATH]
 
-It needs torch, transformers, safetensors, numpy, pydantic and ruamel.yaml. The exit code is 1 if a test fails.
+It needs torch, transformers, safetensors, numpy, pydantic and ruamel.yaml; a few tests need peft or liger-kernel, and
+are skipped without it. The exit code is 1 if a test fails or none passes.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
-import platform
 import sys
 import tempfile
-import time
-import traceback
-import unittest
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
-import torch
+from transformers.utils import logging
 
 from rljob_testing.gpu.device import DEVICE_TYPES, DeviceContext, joined, missing_device
+from rljob_testing.gpu.results import Outcome, Result, Results, described_device, installed_versions, result_of
 from rljob_trainer.dispatch.worker import WorkerContext
 
 FOLDER = Path(__file__).parents[3] / "gpu"
-LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "pydantic", "ruamel.yaml")
+OPTIONAL_LIBRARIES = ("peft", "liger-kernel")
+LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "pydantic", "ruamel.yaml", *OPTIONAL_LIBRARIES)
+LAST = "test_learning"
+"""The longest test. If it came earlier, the time limit would leave out tests that could still end in time."""
+DEFAULT_SECONDS = 150.0
+"""With the 90 seconds of bench/gpu_step.py: 4 minutes."""
 Test = Callable[[DeviceContext], None]
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of one test: `passed`, `skipped` or `failed`."""
-
-    name: str
-    outcome: str
-    seconds: float
-    reason: str = ""
-    """Why the test was skipped, or how it failed."""
-    notes: dict[str, float] = field(default_factory=dict)
-
-    def text(self) -> str:
-        """One line for the report."""
-        lines = [f"{self.outcome:8}{self.seconds:7.2f} s  {self.name}"]
-        lines += [f"{'':19}{name}: {value:.3g}" for name, value in self.notes.items()]
-        lines += [f"{'':19}{line}" for line in self.reason.splitlines()]
-        return "\n".join(lines)
 
 
 def main() -> int:
@@ -59,72 +40,50 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", metavar="TEXT", help="run only tests whose name (file: function) contains TEXT"
     )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=DEFAULT_SECONDS,
+        metavar="N",
+        help="start no test that could end later; the default is %(default)g",
+    )
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
+    parser.add_argument("--markdown", type=Path, metavar="PATH", help="also write a table for the docs to this file")
     options = parser.parse_args()
     reason = missing_device(options.device)
     if reason:
         print(f"no test was run: {reason}; use --device cpu for the tests that can run on a CPU")
         return 1
-    print(f"{described_device(options.device)}; {', '.join(f'{name} {each}' for name, each in versions().items())}")
-    results: list[Result] = []
+    logging.disable_progress_bar()
+    results = Results(described_device(options.device), installed_versions(LIBRARIES))
+    results.print_head()
     with (
         tempfile.TemporaryDirectory(prefix="rljob-gpu-") as folder,
         joined(options.device, made(folder, "group")) as at,
     ):
         for name, test in named_tests():
             if options.only in name:
-                results.append(outcome(name, test, at, made(folder, str(len(results)))))
-                print(results[-1].text(), flush=True)
-    counts = {each: sum(result.outcome == each for result in results) for each in ("passed", "skipped", "failed")}
-    print(", ".join(f"{count} {name}" for name, count in counts.items()))
-    if options.json:
-        document = {
-            "device": described_device(options.device),
-            "versions": versions(),
-            "counts": counts,
-            "results": [asdict(result) for result in results],
-        }
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
-    return 1 if counts["failed"] or not counts["passed"] else 0
+                results.add(outcome(name, test, at, folder, results, options.seconds))
+    print(results.summary())
+    results.write(options.json, options.markdown)
+    return results.exit_code()
 
 
-def described_device(device_type: str) -> str:
-    """Name of the device and, for a GPU, its memory."""
-    if device_type == "cpu":
-        return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
-    properties = torch.cuda.get_device_properties(0)
-    return f"{properties.name} ({properties.total_memory / 2**30:.0f} GiB), CUDA {torch.version.cuda}"
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries."""
-    return {"python": platform.python_version()} | {name: metadata.version(name) for name in LIBRARIES}
+def outcome(name: str, test: Test, context: WorkerContext, folder: str, results: Results, seconds: float) -> Result:
+    """Runs one test, unless it could end after `seconds`, and returns its result."""
+    if not results.has_time(seconds):
+        return Result(name, Outcome.LEFT_OUT, reason=f"could end after --seconds {seconds:g}")
+    place = made(folder, str(len(results.results)))
+    return result_of(name, lambda notes: test(DeviceContext(context, place, notes)))
 
 
 def named_tests() -> Iterator[tuple[str, Test]]:
     """Yields `<file>: <function>` and the function for each test."""
-    for file in sorted(FOLDER.glob("test_*.py")):
+    for file in sorted(FOLDER.glob("test_*.py"), key=lambda file: (file.stem == LAST, file)):
         module = loaded(file)
         for name, each in vars(module).items():
             if name.startswith("test_") and callable(each):
                 yield f"{file.stem.removeprefix('test_')}: {name.removeprefix('test_')}", each
-
-
-def outcome(name: str, test: Test, context: WorkerContext, folder: Path) -> Result:
-    """Runs one test and returns its result."""
-    place = DeviceContext(context, folder)
-    started = time.perf_counter()
-    found, reason = "passed", ""
-    try:
-        test(place)
-        if place.device.type == "cuda":
-            # Errors of a kernel are reported only when the device is synchronized.
-            torch.cuda.synchronize()
-    except unittest.SkipTest as error:
-        found, reason = "skipped", str(error)
-    except Exception:
-        found, reason = "failed", traceback.format_exc()
-    return Result(name, found, time.perf_counter() - started, reason, place.notes)
 
 
 def loaded(file: Path) -> ModuleType:
