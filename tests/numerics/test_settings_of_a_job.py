@@ -78,4 +78,4 @@ def test_workers_get_the_settings_of_the_job(
     )
     assert actor == replay.actor_settings(num_workers)
     assert reference == (replay.engine_settings(num_workers, is_trained=False), TEMPERATURE)
-    assert step_plan(job) == replay.plan(num_workers)
+    assert step_plan(job, replays.MODEL) == replay.plan(num_workers)

@@ -14,6 +14,7 @@ from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.training.joined_workers import FinishedCall
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.controller.balanced_order import RowCosts
 from rljob_trainer.controller.rollout_phase import RewardModelWorkers, RolloutPhase
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.stop_request import StopRequest
@@ -177,6 +178,9 @@ def step_of(
         seed=0,
         num_data_ranks=1,
         num_critic_ranks=1,
+        row_costs=RowCosts(100, 0.0),
+        critic_row_costs=RowCosts(100, 0.0),
+        reference_follows_actor=True,
         critic_warmup_steps=critic_warmup_steps,
         rows_per_update=2 * len(PROMPTS),
         has_dropout=False,
