@@ -21,10 +21,10 @@ QWEN3_8B = RowCosts(16_384, 1.95e-5)
     ("costs", "num_rows", "num_workers", "most", "alone"),
     [
         # 32 rows of each worker in four updates, so eight rows in an update.
-        (TOKENS, 2048, 64, 1.01, 1.2),
+        (TOKENS, 2048, 64, 1.004, 1.2),
         # The longest rows cost more than the same tokens in several rows, so other workers wait for them: no packing
-        # within the token budget is below 1.017 (mean of the seeds).
-        (QWEN3_8B, 2048, 64, 1.03, 1.2),
+        # within the token budget is below 1.022 (best seed) to 1.028 (worst seed).
+        (QWEN3_8B, 2048, 64, 1.0315, 1.2),
         (TOKENS, 512, 8, 1.01, 1.09),
         (QWEN3_8B, 512, 8, 1.011, 1.09),
     ],
@@ -33,15 +33,14 @@ QWEN3_8B = RowCosts(16_384, 1.95e-5)
 def test_workers_wait_little(costs: RowCosts, num_rows: int, num_workers: int, most: float, alone: float) -> None:
     """Four updates, rows of 4,096 tokens (median) to 16,384 tokens (limit of the job)."""
     lost = [imbalance_together(long_rows(num_rows, seed), num_workers, 4, costs) for seed in SEEDS]
-    assert np.mean(lost) <= most
-    assert max(lost) <= most + 0.003
+    assert np.mean(lost) <= min(most, 1.03)
+    assert max(lost) <= most
     # What is lost if workers pack their own rows after these were divided by numbers of tokens.
     assert min(imbalance_alone(long_rows(num_rows, seed), num_workers, 4, costs) for seed in SEEDS) > alone
 
 
-@pytest.mark.parametrize("num_updates", [1, 4])
-def test_large_updates_are_packed_as_well(num_updates: int) -> None:
-    assert imbalance_together(long_rows(8192, 0), 64, num_updates, QWEN3_8B) <= 1.02
+def test_large_updates_are_packed_in_parts() -> None:
+    assert imbalance_together(long_rows(8192, 0), 64, 1, QWEN3_8B) <= 1.01
 
 
 def test_half_of_the_rows_have_no_tokens() -> None:
@@ -75,12 +74,15 @@ def test_counts_are_equal_and_micro_batches_fit(
     assert np.array_equal(packing.round_B, again.round_B)
 
 
-def test_a_row_longer_than_a_micro_batch_is_alone() -> None:
-    lengths_B = np.array([90, 10, 10, 10], dtype=np.int64)
+def test_a_row_longer_than_a_micro_batch_is_the_limit() -> None:
+    """The engine refuses such a row."""
+    lengths_B = np.array([90, 40, 40, 30, 10, 10], dtype=np.int64)
     packing = packed_jointly(lengths_B, lengths_B, 2, 50)
+    assert sorted(np.bincount(packing.worker_B, lengths_B)) == [110, 110]
     assert packing.sums(lengths_B, 2).max() == 90
 
 
-def test_rows_as_long_as_a_micro_batch_need_no_more_of_them() -> None:
-    lengths_B = np.full(8, 50, dtype=np.int64)
+@pytest.mark.parametrize("length", [50, 25])
+def test_rows_that_fill_micro_batches_need_no_more_of_them(length: int) -> None:
+    lengths_B = np.full(400 // length, length, dtype=np.int64)
     assert packed_jointly(lengths_B, lengths_B, 2, 50).sums(lengths_B, 2).tolist() == [[50] * 4] * 2

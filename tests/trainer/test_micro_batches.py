@@ -91,6 +91,15 @@ def test_a_number_that_no_row_of_this_rank_has_is_an_empty_micro_batch() -> None
     assert of_plan([5, 6], [2, 0]) == [[1], [], [0]]
 
 
+@given(rows=st.lists(st.tuples(st.integers(0, 16), st.integers(-1, 4)), min_size=1, max_size=12))
+def test_no_plan_drops_or_repeats_a_row(rows: list[tuple[int, int]]) -> None:
+    lengths = [length for length, _ in rows]
+    micro_batches = of_plan(lengths, [number for _, number in rows])
+    found = sorted(row for each in micro_batches for row in each)
+    assert found == [row for row, length in enumerate(lengths) if length]
+    assert all(sum(lengths[row] for row in each) <= 16 for each in micro_batches)
+
+
 @pytest.mark.parametrize(
     ("lengths", "numbers", "attention"),
     [([9, 8, 3], [0, 0, 1], FLAT), ([9, 8, 3], [0, 1, -1], FLAT), ([9, 8, 3], [0, 1, 2], PADDED)],

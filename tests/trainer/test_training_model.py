@@ -10,9 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import (
+    Gemma3nTextConfig,
     GPT2Config,
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -85,6 +87,11 @@ def test_the_cost_of_attention_is_relative_to_the_weights_that_a_token_uses(
 ) -> None:
     """Forward pass of a row of n tokens: 2 operations per weight and token, and 2 x query size x n² per layer."""
     assert attention_cost(config) == pytest.approx(layers_times_query / used_parameters, rel=tolerance)
+
+
+def test_models_without_heads_and_with_layers_of_several_sizes_have_a_cost_of_attention() -> None:
+    assert attention_cost(MambaConfig()) == 0
+    assert 0 < attention_cost(Gemma3nTextConfig()) < 1e-4
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:

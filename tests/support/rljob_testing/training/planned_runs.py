@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 
-from rljob_testing.training import invariance_runs, replays, step_cases
+from rljob_testing.training import invariance_runs, step_cases
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.process_group import max_over_all_ranks
 from rljob_trainer.engines.train import micro_batching
 
 REPLAY = invariance_runs.micro(invariance_runs.REPLAY, 20)
@@ -46,12 +48,7 @@ def both_runs(context: WorkerContext) -> Runs:
         planned = step_cases.one_step(step_cases.Case(REPLAY, context.world_size), context)
         patch.setattr(micro_batching, "_planned", lambda *_: None)
         alone = step_cases.one_step(step_cases.Case(REPLAY, context.world_size), context)
-    engine = replays.replayed_run(REPLAY, context).actor.engine
     rows = [5, 4 if context.rank else 20]
-    foreign = follow(
-        torch.zeros(2, dtype=torch.int32),
-        rows,
-        20,
-        lambda count: float(engine.max_over_ranks(torch.tensor([count], dtype=torch.float64)).item()),
-    )
+    largest = partial(max_over_all_ranks, device=torch.device("cpu"))
+    foreign = follow(torch.zeros(2, dtype=torch.int32), rows, 20, largest)
     return Runs(planned, alone, found, foreign)
