@@ -1,7 +1,7 @@
 """How evenly sequences are distributed over workers and how long that takes: RLJob against verl's Karmarkar-Karp. How
 long workers wait for each other in micro-batches that are packed together, or by each worker alone.
 
-    python bench/sequence_balancing.py [--quick] [--without-peer] [--json PATH]
+    PYTHONPATH=tests/support python bench/sequence_balancing.py [--quick] [--without-peer] [--json PATH]
 
 8,192 lengths of several distributions are divided into 8 and 64 partitions of equal counts. No division can be better
 than the bound: the mean, or more if the longest sequences, which cannot be split, require it.
@@ -42,8 +42,8 @@ SHARES = ((512, 8, 4), (2048, 64, 4), (2048, 64, 1), (8192, 64, 1))
 COSTS = {"tokens": 0.0, "with attention, as Qwen3-8B": 1.95e-5}
 NUM_DRAWS = 5
 MAX_OVER_MEAN = 1.03
-MAX_PLANNING_MILLISECONDS = 200.0
-"""Of a step with 2,048 rows."""
+MAX_PLANNING_MILLISECONDS = 100.0
+"""Of a step with 2,048 rows in four updates."""
 
 
 def distributions(num_lengths: int) -> dict[str, Lengths]:
@@ -179,14 +179,18 @@ def measure_micro_batches() -> Measurement:
             rows[case] = (float(np.mean(alone)), mean, max(together), median)
             seconds[case] = tuple(times)
             worst = max(worst, mean)
-            slowest = max(slowest, median if num_rows <= 2048 else 0.0)
+            slowest = max(slowest, median if num_rows <= 2048 and num_updates == 4 else 0.0)
     return Measurement(
         f"micro-batches of {LONGEST_ROW:,} tokens, rows with a median of 4,096: most expensive / mean",
-        ("each worker alone", "together", "together, worst draw", "median, ms"),
+        ("each worker alone", "RLJob", "RLJob, worst draw", "median, ms"),
         rows,
         (
-            Bar(f"together at most {MAX_OVER_MEAN}, the worst mean", worst, MAX_OVER_MEAN),
-            Bar(f"at most {MAX_PLANNING_MILLISECONDS:g} ms for 2,048 rows", slowest, MAX_PLANNING_MILLISECONDS),
+            Bar(f"RLJob at most {MAX_OVER_MEAN}, the worst mean", worst, MAX_OVER_MEAN),
+            Bar(
+                f"at most {MAX_PLANNING_MILLISECONDS:g} ms for 2,048 rows in four updates",
+                slowest,
+                MAX_PLANNING_MILLISECONDS,
+            ),
         ),
         seconds,
         num_decimals=4,

@@ -28,7 +28,7 @@ from rljob_trainer.batch.balancing import balanced_partitions
 
 Integers = npt.NDArray[np.int64]
 
-CLOSE_ENOUGH = 1e-4
+CLOSE_ENOUGH = 1e-3
 """The search stops in rounds whose most expensive micro-batch exceeds the mean by less than this, as a fraction of the
 mean of all rounds."""
 FULL, MUCH_LOST = 0.98, 0.01
@@ -181,11 +181,11 @@ class _Bins:
         The loop ends, because each step reduces the cost of one of the most expensive micro-batches of a round, and the
         other micro-batch stays below the maximum of its round."""
         is_open_K = np.ones(self.num_rounds, dtype=bool)
-        enough = CLOSE_ENOUGH * self.costs_M.mean()
+        costs_WK = self.costs_M.reshape(self.num_workers, self.num_rounds)
+        enough = CLOSE_ENOUGH * self.num_workers * self.costs_M.mean()
         for _ in range(MAX_STEPS):
-            costs_WK = self.costs_M.reshape(self.num_workers, self.num_rounds)
             maxima_K = costs_WK.max(axis=0)
-            excess_K = np.where(is_open_K, maxima_K - costs_WK.mean(axis=0), 0)
+            excess_K = np.where(is_open_K, maxima_K * self.num_workers - costs_WK.sum(axis=0), 0)
             number = int(excess_K.argmax())
             if excess_K[number] <= enough:
                 return
