@@ -1,9 +1,13 @@
-"""How evenly sequences are distributed over workers and how long that takes: RLJob against verl's Karmarkar-Karp.
+"""How evenly sequences are distributed over workers and how long that takes: RLJob against verl's Karmarkar-Karp. How
+long workers wait for each other in micro-batches that are packed together, or by each worker alone.
 
-    python bench/sequence_balancing.py [--quick] [--without-peer] [--json PATH]
+    PYTHONPATH=tests/support python bench/sequence_balancing.py [--quick] [--without-peer] [--json PATH]
 
 8,192 lengths of several distributions are divided into 8 and 64 partitions of equal counts. No division can be better
 than the bound: the mean, or more if the longest sequences, which cannot be split, require it.
+
+Micro-batches: workers meet in each one, so the most expensive one counts. The cost of a row is its length, plus a
+coefficient times its square for attention.
 """
 
 from __future__ import annotations
@@ -19,7 +23,10 @@ from rljob_bench.command_line import DEFAULT, measuring, read_options
 from rljob_bench.peer_process import PeerProcess
 from rljob_bench.report import OURS, Bar, Measurement
 from rljob_bench.rounds import Turn, interleaved, timed_calls
+from rljob_testing.training.long_rows import LONGEST as LONGEST_ROW
+from rljob_testing.training.long_rows import imbalance_alone, imbalance_together, long_rows
 from rljob_trainer.batch.balancing import balanced_partitions
+from rljob_trainer.controller.balanced_order import RowCosts
 
 Lengths = npt.NDArray[np.int64]
 Partitions = list[list[int]]
@@ -30,6 +37,13 @@ LONGEST = 32_768
 MAX_OVER_BOUND = 1.001
 MAX_MILLISECONDS = 30.0
 SORTING = "np.argsort"
+SHARES = ((512, 8, 4), (2048, 64, 4), (2048, 64, 1), (8192, 64, 1))
+"""Rows, workers and updates of a step."""
+COSTS = {"tokens": 0.0, "with attention, as Qwen3-8B": 1.95e-5}
+NUM_DRAWS = 5
+MAX_OVER_MEAN = 1.03
+MAX_PLANNING_MILLISECONDS = 100.0
+"""Of a step with 2,048 rows in four updates."""
 
 
 def distributions(num_lengths: int) -> dict[str, Lengths]:
@@ -144,6 +158,45 @@ def measure(num_partitions: int, running: dict[str, PeerProcess], num_rounds: in
     )
 
 
+def measure_micro_batches() -> Measurement:
+    """Measures the plans of steps, each for several draws of rows."""
+    rows: dict[str, tuple[float | None, ...]] = {}
+    seconds: dict[str, tuple[float, ...]] = {}
+    worst, slowest = 0.0, 0.0
+    for num_rows, num_workers, num_updates in SHARES:
+        for name, per_square in COSTS.items():
+            costs = RowCosts(LONGEST_ROW, per_square)
+            draws = [long_rows(num_rows, seed) for seed in range(NUM_DRAWS)]
+            alone = [imbalance_alone(lengths, num_workers, num_updates, costs) for lengths in draws]
+            together: list[float] = []
+            times: list[float] = []
+            for lengths in draws:
+                plan = partial(imbalance_together, lengths, num_workers, num_updates, costs)
+                together.append(plan())
+                times += timed_calls(plan, 1)
+            case = f"{num_rows:,} rows, {num_workers} workers, {num_updates} updates; {name}"
+            mean, median = float(np.mean(together)), 1e3 * float(np.median(times))
+            rows[case] = (float(np.mean(alone)), mean, max(together), median)
+            seconds[case] = tuple(times)
+            worst = max(worst, mean)
+            slowest = max(slowest, median if num_rows <= 2048 and num_updates == 4 else 0.0)
+    return Measurement(
+        f"micro-batches of {LONGEST_ROW:,} tokens, rows with a median of 4,096: most expensive / mean",
+        ("each worker alone", "RLJob", "RLJob, worst draw", "median, ms"),
+        rows,
+        (
+            Bar(f"RLJob at most {MAX_OVER_MEAN}, the worst mean", worst, MAX_OVER_MEAN),
+            Bar(
+                f"at most {MAX_PLANNING_MILLISECONDS:g} ms for 2,048 rows in four updates",
+                slowest,
+                MAX_PLANNING_MILLISECONDS,
+            ),
+        ),
+        seconds,
+        num_decimals=4,
+    )
+
+
 def _header() -> tuple[str, ...]:
     of_each = [f"{name} {what}" for name in (OURS, DEFAULT) for what in ("max / mean", "fastest, ms", "median, ms")]
     return ("bound / mean", f"{SORTING}, ms", *of_each)
@@ -160,6 +213,7 @@ def main() -> None:
     with measuring(options, "bench/sequence_balancing.py", (DEFAULT,)) as (running, report):
         for num_partitions in NUM_PARTITIONS:
             report.add(measure(num_partitions, running, 2 if options.is_quick else 8))
+        report.add(measure_micro_batches())
         report.write(options.json_path)
 
 

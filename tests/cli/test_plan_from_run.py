@@ -56,7 +56,7 @@ def step_row(step: int, seconds: float = 0.3, **others: float) -> dict[str, floa
         "response_length/max": 8.0,
         "response_length/clip_ratio": 0.01,
         "actor/trained_fraction": 0.9,
-        "perf/token_imbalance": 1.0,
+        "perf/micro_batch_imbalance": 1.0,
         "timing_s/step": seconds,
         "timing_s/rollout": 0.62 * seconds,
         "timing_s/weight_sync": 0.02 * seconds,

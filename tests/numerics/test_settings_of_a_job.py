@@ -78,4 +78,21 @@ def test_workers_get_the_settings_of_the_job(
     )
     assert actor == replay.actor_settings(num_workers)
     assert reference == (replay.engine_settings(num_workers, is_trained=False), TEMPERATURE)
-    assert step_plan(job) == replay.plan(num_workers)
+    assert step_plan(job, replays.MODEL) == replay.plan(num_workers)
+
+
+@pytest.mark.parametrize("sequence_parallel", [1, 2])
+def test_micro_batches_are_planned_for_the_layout_of_each_role(sequence_parallel: int) -> None:
+    document = training_runs.small_job(
+        num_workers=4,
+        roles={each: {"sequenceParallel": sequence_parallel} for each in ("critic", "ref")},
+        algorithm={"kl": {"coefficient": 0.1}, "advantage": {"type": "GAE"}},
+        maxTokensPerMicroBatch=500,
+    )
+    plan = step_plan(TrainerJob(name="small", spec=RLJob.from_wire(document).spec), replays.MODEL)
+    assert (plan.num_data_ranks, plan.row_costs.max_tokens) == (4, 500)
+    assert (plan.num_critic_ranks, plan.critic_row_costs.max_tokens) == (
+        4 // sequence_parallel,
+        500 * sequence_parallel,
+    )
+    assert plan.critic_follows_actor == plan.reference_follows_actor == (sequence_parallel == 1)

@@ -221,13 +221,13 @@ def test_findings_show_what_phases_do_not() -> None:
         "response_length/mean": 100.0,
         "response_length/max": 900.0,
         "actor/trained_fraction": 0.5,
-        "perf/token_imbalance": 1.4,
+        "perf/micro_batch_imbalance": 1.4,
     }
     facts = facts_of([{**row, "step": float(step)} for step in (1, 2, 3)], 64)
     found = {each.section: each.text for each in findings_of(facts, plan)}
     assert set(found) == {"balance", "responses that are not trained on"}
     assert found["responses that are not trained on"] == Mentions("50%", "actor/trained_fraction")
     assert "1.40 times" in found["balance"]
-    calm = {**row, "actor/trained_fraction": 1.0, "perf/token_imbalance": 1.02}
+    calm = {**row, "actor/trained_fraction": 1.0, "perf/micro_batch_imbalance": 1.02}
     facts = facts_of([{**calm, "step": float(step)} for step in (1, 2, 3)], 64)
     assert findings_of(facts, plan) == ()

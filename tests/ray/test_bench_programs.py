@@ -16,7 +16,7 @@ BENCH = REPOSITORY / "bench"
 PROGRAMS = {
     "checkpoints": 2,
     "dispatch": 6,
-    "sequence_balancing": 2,
+    "sequence_balancing": 3,
     "worker_start": 1,
 }
 """Programs, and the number of tables that each prints with --quick."""

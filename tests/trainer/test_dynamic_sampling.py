@@ -19,6 +19,7 @@ from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.remote import RemoteBlock, ShardReference
+from rljob_trainer.controller.balanced_order import RowCosts
 from rljob_trainer.controller.dynamic_sampling import DynamicSampling, num_fresh_prompts, spread_groups
 from rljob_trainer.controller.rollout_phase import Rollout, sample_seeds
 from rljob_trainer.controller.step_plan import StepPlan
@@ -100,6 +101,9 @@ def plan_of(settings: DynamicSamplingSpec, groups_per_update: int, num_workers: 
         seed=0,
         num_data_ranks=num_workers,
         num_critic_ranks=num_workers,
+        row_costs=RowCosts(100, 0.0),
+        critic_row_costs=RowCosts(100, 0.0),
+        reference_follows_actor=True,
         critic_warmup_steps=0,
         rows_per_update=groups_per_update * GROUP_SIZE,
         has_dropout=False,

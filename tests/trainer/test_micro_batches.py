@@ -3,11 +3,19 @@ padded."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.engines.train.micro_batching import plan_micro_batches
+from rljob_trainer.engines.train.attention import AttentionPlan
+from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.micro_batching import micro_batches_of, plan_micro_batches
+from rljob_trainer.engines.train.settings import TrainEngineSettings
+from rljob_trainer.engines.train.token_batch import batch_of_rows
 from rljob_trainer.errors import ConfigurationError
 
 either_form = pytest.mark.parametrize("is_padded", [True, False], ids=["padded", "flat"])
@@ -57,3 +65,47 @@ def test_every_row_is_in_one_batch_and_no_batch_exceeds_the_budget(
         assert (len(rows) * max(of_rows) if is_padded else sum(of_rows)) <= budget
     in_order = [lengths[row] for rows in plan for row in rows]
     assert in_order == sorted(in_order, reverse=True)
+
+
+FLAT = AttentionPlan(is_flat=True, implementation="", reason="", max_row_tokens=None)
+PADDED = replace(FLAT, is_flat=False)
+
+
+def of_plan(lengths: list[int], numbers: list[int] | None, attention: AttentionPlan = FLAT) -> list[list[int]]:
+    """The micro-batches, of at most 16 tokens, of rows with these lengths and planned micro-batches."""
+    # The first token of a row is not predicted, the last one is not read.
+    batch = batch_of_rows([torch.zeros(length + 1, dtype=torch.int64) for length in lengths])
+    if numbers is not None:
+        batch = replace(batch, micro_batches_B=torch.tensor(numbers, dtype=torch.int32))
+    settings = TrainEngineSettings(Path(), torch.device("cpu"), torch.float32, False, 16, None)
+    return micro_batches_of(batch, settings, ParallelLayout.of(1), attention, lambda value: value)
+
+
+def test_planned_micro_batches_are_followed() -> None:
+    assert of_plan([5, 6, 7, 8], None) == [[3, 2], [1, 0]]
+    assert of_plan([5, 6, 7, 8], [1, 0, 2, 0]) == [[1, 3], [0], [2]]
+    assert of_plan([5, 0, 7, 8], [1, -1, 2, 0]) == [[3], [0], [2]]
+
+
+def test_a_number_that_no_row_of_this_rank_has_is_an_empty_micro_batch() -> None:
+    assert of_plan([5, 6], [2, 0]) == [[1], [], [0]]
+
+
+@given(rows=st.lists(st.tuples(st.integers(0, 16), st.integers(-1, 4)), min_size=1, max_size=12))
+def test_no_plan_drops_or_repeats_a_row(rows: list[tuple[int, int]]) -> None:
+    lengths = [length for length, _ in rows]
+    micro_batches = of_plan(lengths, [number for _, number in rows])
+    found = sorted(row for each in micro_batches for row in each)
+    assert found == [row for row, length in enumerate(lengths) if length]
+    assert all(sum(lengths[row] for row in each) <= 16 for each in micro_batches)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "numbers", "attention"),
+    [([9, 8, 3], [0, 0, 1], FLAT), ([9, 8, 3], [0, 1, -1], FLAT), ([9, 8, 3], [0, 1, 2], PADDED)],
+    ids=["too many tokens", "a row without a number", "padded rows"],
+)
+def test_rows_are_packed_alone_if_the_plan_does_not_fit(
+    lengths: list[int], numbers: list[int], attention: AttentionPlan
+) -> None:
+    assert of_plan(lengths, numbers, attention) == of_plan(lengths, None, attention)

@@ -10,18 +10,21 @@ from hypothesis import strategies as st
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.controller.balanced_order import RowCosts
 from rljob_trainer.controller.rollout_phase import Rollout
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.workers.columns import UPDATE_MICRO_BATCHES
 
 NUM_UPDATES, ROWS_PER_UPDATE = 3, 8
 NUM_ROWS = NUM_UPDATES * ROWS_PER_UPDATE
 NAME = "number"
+MAX_TOKENS = 60
 SHARES = st.sampled_from([1, 2, 4, 8])
 
 
-def plan_of(num_ranks: int, num_critic_ranks: int) -> StepPlan:
+def plan_of(num_ranks: int, num_critic_ranks: int, critic_tokens: int) -> StepPlan:
     return StepPlan(
         algorithm=resolve_algorithm(Algorithm()),
         sampling=SamplingSettings(1.0, 1.0, 0, 8, ()),
@@ -30,6 +33,9 @@ def plan_of(num_ranks: int, num_critic_ranks: int) -> StepPlan:
         seed=0,
         num_data_ranks=num_ranks,
         num_critic_ranks=num_critic_ranks,
+        row_costs=RowCosts(MAX_TOKENS, 0.0),
+        critic_row_costs=RowCosts(critic_tokens, 0.0),
+        reference_follows_actor=True,
         critic_warmup_steps=0,
         rows_per_update=ROWS_PER_UPDATE,
         has_dropout=False,
@@ -43,24 +49,41 @@ def updates_of(rows_B: torch.Tensor, num_ranks: int) -> list[list[int]]:
     return [sorted(by_rank[:, update].flatten().tolist()) for update in range(NUM_UPDATES)]
 
 
+def fullest_micro_batch(batch: DataProto, lengths_B: torch.Tensor, num_ranks: int) -> int:
+    """The largest number of tokens in a planned micro-batch; 0 if none is planned. Each planned row has a number."""
+    numbers = batch[UPDATE_MICRO_BATCHES].view(num_ranks, NUM_UPDATES, -1)
+    if num_ranks == 1:
+        return int((numbers >= 0).sum())
+    lengths = lengths_B[batch[NAME]].view(numbers.shape)
+    assert torch.equal(numbers >= 0, lengths > 0)
+    return max(int(lengths.where(numbers == number, 0).sum(dim=2).max()) for number in range(int(numbers.max()) + 2))
+
+
 @given(
     lengths=st.lists(st.integers(0, 50), min_size=NUM_ROWS, max_size=NUM_ROWS),
     drawn=st.none() | st.lists(st.integers(0, NUM_ROWS - 1), min_size=NUM_ROWS, max_size=NUM_ROWS),
     num_ranks=SHARES,
     num_critic_ranks=SHARES,
+    critic_tokens=st.sampled_from([50, MAX_TOKENS, 2 * MAX_TOKENS]),
 )
 def test_actor_and_critic_use_the_same_rows_in_each_update(
-    lengths: list[int], drawn: list[int] | None, num_ranks: int, num_critic_ranks: int
+    lengths: list[int], drawn: list[int] | None, num_ranks: int, num_critic_ranks: int, critic_tokens: int
 ) -> None:
-    plan, lengths_B = plan_of(num_ranks, num_critic_ranks), torch.tensor(lengths)
+    plan, lengths_B = plan_of(num_ranks, num_critic_ranks, critic_tokens), torch.tensor(lengths)
     everything_B = torch.ones(NUM_ROWS, dtype=torch.bool)
     rows = StepRows(plan, Rollout((), DataProto(), {}), everything_B, lengths_B > 0, lengths_B)
-    batch = DataProto({NAME: torch.arange(NUM_ROWS)[rows.order_B]})
+    batch = DataProto({NAME: torch.arange(NUM_ROWS)[rows.order_B], UPDATE_MICRO_BATCHES: rows.row_plan.of_updates_B})
     expected_B = torch.arange(NUM_ROWS)
     if drawn is not None:
         expected_B = torch.tensor(drawn)
         batch, rows = rows.with_rows_replaced(batch, expected_B)
         assert torch.equal(rows.lengths_B, lengths_B[expected_B])
     expected = [sorted(each.tolist()) for each in expected_B.split(ROWS_PER_UPDATE)]
-    assert updates_of(batch[NAME], num_ranks) == expected
-    assert updates_of(rows.for_critic(batch)[NAME], num_critic_ranks) == expected
+    critics = rows.for_critic(batch)
+    for of_role, ranks, max_tokens in (
+        (batch, num_ranks, MAX_TOKENS),
+        (critics, num_critic_ranks, critic_tokens),
+    ):
+        assert updates_of(of_role[NAME], ranks) == expected
+        fullest = fullest_micro_batch(of_role, lengths_B, ranks)
+        assert fullest == 0 if ranks == 1 else fullest <= max_tokens

@@ -26,6 +26,7 @@ from rljob_trainer.workers.columns import (
     IS_GREEDY,
     IS_TRAINED,
     OLD_LOGPROBS,
+    PASS_MICRO_BATCHES,
     PROMPT_TOKEN_IDS,
     RESPONSE_LENGTHS,
     ROLLOUT_LOGPROBS,
@@ -134,6 +135,24 @@ def test_old_logprobs_of_the_rollout_engine_need_no_pass(old_logprobs: str, num_
     [update] = found.actor.updates
     old, rollout = (update.ragged_column(name) for name in (OLD_LOGPROBS, ROLLOUT_LOGPROBS))
     assert old.same_as(rollout) is (old_logprobs == "Rollout")
+
+
+@pytest.mark.parametrize("has_actors_layout", [True, False])
+def test_passes_of_another_layout_do_not_follow_the_actors_micro_batches(*, has_actors_layout: bool) -> None:
+    reference, critic = stub_step.Reference(), stub_step.Critic()
+    found = stub_step.step_of(
+        {"kl": {"coefficient": 0.1}, "advantage": {"type": "GAE"}},
+        {"score": 1.0},
+        {"score": [0, 1] * 3},
+        reference,
+        critic,
+        critic_tokens=100 if has_actors_layout else 200,
+        reference_follows_actor=has_actors_layout,
+    )
+    found.step.run(stub_step.PROMPTS, 0)
+    for columns in (reference.columns, critic.columns):
+        assert TOKENS in columns
+        assert (PASS_MICRO_BATCHES in columns) is has_actors_layout
 
 
 def test_the_generator_is_greedy_in_the_marked_rows() -> None:

@@ -9,9 +9,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    Gemma3nTextConfig,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from rljob_trainer.engines.train.model import (
+    attention_cost,
     build_on_meta,
     check_bfloat16,
     materialize,
@@ -35,6 +46,52 @@ def test_a_model_is_built_on_the_meta_device_without_dropout(tmp_path: Path) -> 
     assert len(transformer_layers(model)) == 3
     probabilities = {module.p for module in model.modules() if isinstance(module, nn.Dropout)}
     assert probabilities == {0.0}
+
+
+QWEN3_8B = Qwen3Config(
+    vocab_size=151_936,
+    hidden_size=4096,
+    intermediate_size=12_288,
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+)
+QWEN3_30B = Qwen3MoeConfig(
+    vocab_size=151_936,
+    hidden_size=2048,
+    num_hidden_layers=48,
+    num_attention_heads=32,
+    num_key_value_heads=4,
+    head_dim=128,
+    moe_intermediate_size=768,
+    num_experts_per_tok=8,
+    num_experts=128,
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "used_parameters", "layers_times_query", "tolerance"),
+    [
+        # All except the embedding.
+        (QWEN3_8B, 7.57e9, 36 * 4096, 0.01),
+        # "A3B".
+        (QWEN3_30B, 3.03e9, 48 * 4096, 0.01),
+        # 12 layers of 7.08 million, and the head of 50,257 x 768. Its MLPs have two matrices, not three.
+        (GPT2Config(), 123.5e6, 12 * 768, 0.2),
+    ],
+    ids=["Qwen3-8B", "Qwen3-30B-A3B", "GPT-2"],
+)
+def test_the_cost_of_attention_is_relative_to_the_weights_that_a_token_uses(
+    config: PreTrainedConfig, used_parameters: float, layers_times_query: int, tolerance: float
+) -> None:
+    """Forward pass of a row of n tokens: 2 operations per weight and token, and 2 x query size x n² per layer."""
+    assert attention_cost(config) == pytest.approx(layers_times_query / used_parameters, rel=tolerance)
+
+
+def test_models_without_heads_and_with_layers_of_several_sizes_have_a_cost_of_attention() -> None:
+    assert attention_cost(MambaConfig()) == 0
+    assert 0 < attention_cost(Gemma3nTextConfig()) < 1e-4
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:

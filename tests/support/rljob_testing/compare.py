@@ -10,6 +10,7 @@ import torch
 from rljob_trainer.observability.metrics import (
     ADVANTAGE_MEAN,
     KL_LOSS,
+    MICRO_BATCH_IMBALANCE,
     POLICY_LOSS,
     PPO_KL,
     TIMING_PREFIX,
@@ -20,7 +21,7 @@ from rljob_trainer.observability.metrics import (
 RELATIVE = 1e-5
 CANCELLING = (POLICY_LOSS, PPO_KL, KL_LOSS, ADVANTAGE_MEAN)
 """Metrics that are small differences of numbers near 1. Their rounding error is relative to 1, not to the result."""
-OF_WORKERS = (TOKEN_IMBALANCE, TOKEN_IMBALANCE_BEFORE)
+OF_WORKERS = (MICRO_BATCH_IMBALANCE, TOKEN_IMBALANCE, TOKEN_IMBALANCE_BEFORE)
 """Metrics that depend on the number of workers."""
 
 Tensors = Mapping[str, torch.Tensor]

@@ -138,9 +138,9 @@ class RunFacts:
     `after_sleep`, `process`, ..."""
     first_memory: Mapping[str, float]
     """The same for the first step, which starts without the optimizer's moments."""
-    token_imbalance: float | None
-    """Tokens of the busiest worker, divided by the mean over the workers; the mean of this over the steps. None if the
-    metrics do not have it."""
+    micro_batch_imbalance: float | None
+    """The cost of the most expensive micro-batches, divided by the mean over the workers; the mean of this over the
+    steps. None if the metrics do not have it."""
     has_gpu: bool
     """Whether workers computed on GPUs. Their metrics show this: only they have `memory/other_bytes_max`."""
     longest_prompt: float = 0.0
@@ -181,13 +181,13 @@ def facts_of(lines: Sequence[MetricsLine], batch_size: int, file: str = "metrics
             " step, or choose another run"
         )
     later = rows[1:] or rows
-    imbalances = [row["perf/token_imbalance"] for row in later if "perf/token_imbalance" in row]
+    imbalances = [row["perf/micro_batch_imbalance"] for row in later if "perf/micro_batch_imbalance" in row]
     return RunFacts(
         num_steps=len(rows),
         steps=tuple(_step_facts(row, batch_size) for row in later),
         memory=_largest_memory(later),
         first_memory=_largest_memory(rows[:1]),
-        token_imbalance=fmean(imbalances) if imbalances else None,
+        micro_batch_imbalance=fmean(imbalances) if imbalances else None,
         has_gpu=any("memory/other_bytes_max" in row for row in rows),
         longest_prompt=max(row.get("prompt_length/max", 0.0) for row in rows),
     )

@@ -177,9 +177,9 @@ def _best(changes: Sequence[Advice], now: StepTime, verdict: Verdict) -> Advice 
 def findings_of(facts: RunFacts, plan: Plan) -> tuple[Finding, ...]:
     """What the run shows besides seconds of phases and lengths. `plan`: the plan with the lengths of the run."""
     found, lengths = list[Finding](), facts.lengths
-    if facts.token_imbalance is not None and facts.token_imbalance > 1.1:
-        text = f"the busiest worker trains on {facts.token_imbalance:.2f} times the mean number of tokens, and the"
-        found.append(Finding(f"{text} others wait for it (perf/token_imbalance)", "balance"))
+    if facts.micro_batch_imbalance is not None and facts.micro_batch_imbalance > 1.1:
+        text = f"the most expensive micro-batches cost {facts.micro_batch_imbalance:.2f} times the mean, and other"
+        found.append(Finding(f"{text} workers wait for them (perf/micro_batch_imbalance)", "balance"))
     if lengths.trained_fraction < 0.8:
         text = f"{1 - lengths.trained_fraction:.0%} of the responses are not trained on (actor/trained_fraction)"
         found.append(Finding(text, "responses that are not trained on"))

@@ -77,8 +77,8 @@ def scoring_peak(model: TrainModel, layout: TrainLayout, micro_batch_tokens: int
 
 
 def tokens_of_rank(workload: Workload, layout: TrainLayout, num_prompts: int) -> int:
-    """T for the largest micro-batch of a pass over `num_prompts` prompts with their responses. Micro-batches are filled
-    as `plan_micro_batches` does it (engines/train/micro_batching.py)."""
+    """T for the largest micro-batch of a pass over `num_prompts` prompts with their responses. None has more tokens
+    than the job allows (engines/train/micro_batching.py)."""
     rows = -(-num_prompts * workload.group_size // layout.num_data_ranks)
     tokens = min(workload.max_tokens_per_micro_batch * layout.sequence_parallel, rows * workload.lengths.longest_row)
     return -(-tokens // layout.sequence_parallel)

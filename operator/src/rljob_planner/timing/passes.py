@@ -12,8 +12,8 @@ How floating-point operations are counted:
 docs/architecture/planner-formulas.md explains which share of a GPU's speed is reached.
 
 All-gathers run while the GPU computes, so the longer of the two times counts. Workers have equal numbers of rows and
-nearly equal numbers of tokens (controller/balanced_order.py). If each worker has few rows, all wait for the longest
-row.
+nearly equal costs in every micro-batch (controller/balanced_order.py). If each worker has few rows, all wait for the
+longest row.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ def imbalance(rows: Rows, num_ranks: int) -> float:
 
 
 def num_micro_batches(rows: Rows, max_tokens: int, layout: TrainLayout) -> int:
-    """The number of micro-batches per worker. `max_tokens`: maxTokensPerMicroBatch. A micro-batch is filled with rows
-    of similar length as long as they fit (engines/train/micro_batching.py). On average, room for half a row stays
-    empty."""
+    """The number of micro-batches per worker. `max_tokens`: maxTokensPerMicroBatch. On average, room for half a row
+    stays empty, as if each worker packed its own rows (engines/train/micro_batching.py). Micro-batches that are planned
+    for all workers are sometimes fewer."""
     budget = max_tokens * layout.sequence_parallel
     rows_per_rank = math.ceil(rows.count / layout.num_data_ranks)
     mean = max(1.0, rows.prompt + rows.response)

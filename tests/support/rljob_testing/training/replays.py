@@ -35,6 +35,7 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.checkpoints.layout import read_manifest
 from rljob_trainer.checkpoints.save import begin_save, commit
+from rljob_trainer.controller.balanced_order import RowCosts
 from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase, Scoring
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.training_step import TrainingStep
@@ -45,6 +46,7 @@ from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
+from rljob_trainer.engines.train.model import attention_cost, read_config
 from rljob_trainer.engines.train.offload import OffloadSettings
 from rljob_trainer.engines.train.output_head import Head
 from rljob_trainer.engines.train.settings import TrainEngineSettings
@@ -167,14 +169,20 @@ class Replay:
 
     def plan(self, num_ranks: int) -> StepPlan:
         """Plan of the steps on this number of ranks."""
+        layout = self.layout(num_ranks)
+        max_tokens = self.max_tokens_per_micro_batch * layout.num_sequence_ranks
+        costs = RowCosts(max_tokens, attention_cost(read_config(self.model)))
         return StepPlan(
             algorithm=self.resolved,
             sampling=SamplingSettings(self.temperature, self.top_p, self.top_k, LONGEST_RESPONSE, ()),
             group_size=self.group_size,
             has_single_update=self.mini_batch_size == self.batch_size and self.num_epochs_per_batch == 1,
             seed=SEED,
-            num_data_ranks=self.layout(num_ranks).num_data_ranks,
-            num_critic_ranks=self.layout(num_ranks).num_data_ranks,
+            num_data_ranks=layout.num_data_ranks,
+            num_critic_ranks=layout.num_data_ranks,
+            row_costs=costs,
+            critic_row_costs=costs,
+            reference_follows_actor=True,
             critic_warmup_steps=self.critic.warmup_steps if self.critic else 0,
             rows_per_update=self.mini_batch_size * self.group_size,
             has_dropout=self.lora is not None and self.lora.dropout > 0,

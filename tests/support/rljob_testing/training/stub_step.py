@@ -14,6 +14,7 @@ from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.training.joined_workers import FinishedCall
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.controller.balanced_order import RowCosts
 from rljob_trainer.controller.rollout_phase import RewardModelWorkers, RolloutPhase
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.stop_request import StopRequest
@@ -116,16 +117,24 @@ class Reference:
     """A reference that reports zero log-probabilities."""
 
     num_passes: int = 0
+    columns: list[str] = field(default_factory=list)
+    """Of the last pass."""
 
     def compute_ref_logprobs(self, batch: DataProto) -> FinishedCall[DataProto]:
         self.num_passes += 1
+        self.columns = batch.column_names()
         return FinishedCall(DataProto(ragged={REF_LOGPROBS: zeros_of(batch)}))
 
 
+@dataclass
 class Critic:
     """A critic that predicts zeros."""
 
+    columns: list[str] = field(default_factory=list)
+    """Of the last pass."""
+
     def compute_values(self, batch: DataProto) -> FinishedCall[DataProto]:
+        self.columns = batch.column_names()
         return FinishedCall(DataProto(ragged={VALUES: zeros_of(batch)}))
 
     def update_critic(self, batch: DataProto, step: int) -> FinishedCall[Metrics]:
@@ -166,8 +175,10 @@ def step_of(
     *,
     critic_warmup_steps: int = 0,
     has_single_update: bool = True,
+    critic_tokens: int = 100,
+    reference_follows_actor: bool = True,
 ) -> Step:
-    """A step with two responses per prompt."""
+    """A step with two responses per prompt. The actor's micro-batches have 100 tokens."""
     generator, rewards, actor, timer = Generator(), Rewards(scores), Actor(), PhaseTimer(time.perf_counter)
     plan = StepPlan(
         algorithm=resolve_algorithm(Algorithm.from_wire(wire)),
@@ -177,6 +188,9 @@ def step_of(
         seed=0,
         num_data_ranks=1,
         num_critic_ranks=1,
+        row_costs=RowCosts(100, 0.0),
+        critic_row_costs=RowCosts(critic_tokens, 0.0),
+        reference_follows_actor=reference_follows_actor,
         critic_warmup_steps=critic_warmup_steps,
         rows_per_update=2 * len(PROMPTS),
         has_dropout=False,

@@ -1,31 +1,101 @@
-"""Orders the rows of a batch so that every worker gets about the same number of tokens in every update.
+"""Plans which worker trains on which rows, and in which micro-batch, so that workers do not wait for each other.
 
-Workers wait for each other in each update, so the worker with the most tokens determines the time. Which rows an update
-trains on does not depend on the number of workers; only the assignment of rows to workers does.
+Workers meet in every micro-batch, so the most expensive one determines the time (see `batch/joint_packing.py`). The
+cost of a row is its number of tokens, plus attention, which grows with the square of the row's length. Which rows an
+update trains on does not depend on the number of workers.
 
-Legend: B rows of a batch, W workers.
+Legend: B rows of a batch, W workers, K micro-batches of each worker in all updates.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 
 from rljob_trainer.batch.balancing import balanced_partitions
+from rljob_trainer.batch.joint_packing import NONE, Integers, packed_jointly
+from rljob_trainer.errors import DataError
 
 
-def balanced_order(lengths_B: torch.Tensor, num_workers: int, rows_per_update: int) -> torch.Tensor:
-    """Returns [B] int64, a permutation of the rows. If it is split into `num_workers` equal consecutive parts, part w
-    has the rows of worker w: first the worker's rows of the first update, then those of the second update, and so on.
-    `lengths_B`: int64, tokens of each row, 0 for rows that need no computation. `rows_per_update`: rows of an update
-    over all workers.
+@dataclass(frozen=True)
+class RowCosts:
+    """What rows cost, and what fits into a micro-batch."""
+
+    max_tokens: int
+    """Tokens of a micro-batch."""
+    per_square: float
+    """The cost of attention for each squared token of a row's length; the cost of a token is 1."""
+
+    def of(self, lengths_B: Integers) -> Integers:
+        """[B]: the cost of rows of these lengths."""
+        return np.rint(lengths_B + self.per_square * np.square(lengths_B.astype(np.float64))).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """The rows and micro-batches of all workers. `order_B` is a permutation of the rows. If it is split into W equal
+    consecutive parts, part w has the rows of worker w: first those of the first update, then those of the second, and
+    so on. The other tensors [B] are in this order."""
+
+    order_B: torch.Tensor
+    """int64."""
+    of_updates_B: torch.Tensor
+    """int32: the number of the row's micro-batch in its update. NONE for rows without tokens, and for all rows of a
+    single worker, which packs them itself."""
+    of_passes_B: torch.Tensor
+    """int32: the number of the row's micro-batch in a pass over the whole batch. Several micro-batches of updates are
+    one of a pass if they fit."""
+    imbalance: float
+    """The cost of the most expensive micro-batches, summed over all updates, divided by the mean cost of a worker."""
+
+
+def planned_rows(lengths_B: torch.Tensor, num_workers: int, rows_per_update: int, costs: RowCosts) -> RowPlan:
+    """Plans the rows of a batch. `lengths_B`: int64, tokens of each row, 0 for rows that need no computation.
+    `rows_per_update`: rows of an update over all workers.
 
     Raises DataError if the number of rows of an update is not divisible by the number of workers."""
-    rows_of_workers: list[list[int]] = [[] for _ in range(num_workers)]
-    for start in range(0, len(lengths_B), rows_per_update):
-        lengths = lengths_B[start : start + rows_per_update].numpy()
-        for rows, positions in zip(rows_of_workers, balanced_partitions(lengths, num_workers), strict=True):
-            rows.extend(start + position for position in positions)
-    return torch.tensor([row for rows in rows_of_workers for row in rows], dtype=torch.int64)
+    if num_workers == 1:
+        numbers_B = torch.full((len(lengths_B),), NONE, dtype=torch.int32)
+        return RowPlan(torch.arange(len(lengths_B)), numbers_B, numbers_B, 1.0)
+    if rows_per_update % num_workers or len(lengths_B) % rows_per_update:
+        raise DataError(
+            f"batch: {len(lengths_B)} rows in updates of {rows_per_update} cannot be divided equally among "
+            f"{num_workers} workers"
+        )
+    given_B = lengths_B.numpy()
+    cost_B = costs.of(given_B)
+    orders, numbers, tokens, loads = [], [], [], []
+    for start in range(0, len(given_B), rows_per_update):
+        rows = slice(start, start + rows_per_update)
+        packing = packed_jointly(given_B[rows], cost_B[rows], num_workers, costs.max_tokens)
+        order = np.argsort(packing.worker_B, kind="stable")
+        orders.append(start + order.reshape(num_workers, -1))
+        numbers.append(packing.round_B[order].reshape(num_workers, -1))
+        tokens.append(packing.sums(given_B[rows], num_workers))
+        loads.append(packing.sums(cost_B[rows], num_workers))
+    merged = _merged([each.shape[1] for each in tokens], np.concatenate(tokens, axis=1), costs.max_tokens)
+    of_passes = [
+        np.where(of_update == NONE, NONE, new[of_update]) if len(new) else of_update
+        for of_update, new in zip(numbers, merged, strict=True)
+    ]
+    loads_WK = np.concatenate(loads, axis=1)
+    mean = float(loads_WK.mean(axis=0).sum())
+    return RowPlan(
+        torch.from_numpy(np.concatenate(orders, axis=1).ravel()),
+        torch.from_numpy(np.concatenate(numbers, axis=1).ravel().astype(np.int32)),
+        torch.from_numpy(np.concatenate(of_passes, axis=1).ravel().astype(np.int32)),
+        float(loads_WK.max(axis=0).sum()) / mean if mean else 1.0,
+    )
+
+
+def balanced_order(lengths_B: torch.Tensor, num_workers: int) -> torch.Tensor:
+    """Returns [B] int64, a permutation of the rows. If it is split into `num_workers` equal consecutive parts, all have
+    about the same number of tokens. For passes whose micro-batches are not planned. Raises DataError if the number of
+    rows is not divisible by the number of workers."""
+    parts = balanced_partitions(lengths_B.numpy(), num_workers)
+    return torch.tensor([row for rows in parts for row in rows], dtype=torch.int64)
 
 
 def imbalance(lengths_B: torch.Tensor, num_workers: int) -> float:
@@ -33,3 +103,19 @@ def imbalance(lengths_B: torch.Tensor, num_workers: int) -> float:
     divided by the mean over workers; 1 if there are no tokens."""
     tokens_W = lengths_B.view(num_workers, -1).sum(dim=1).double()
     return float(tokens_W.max() / tokens_W.mean()) if lengths_B.any() else 1.0
+
+
+def _merged(counts: list[int], tokens_WK: Integers, max_tokens: int) -> list[Integers]:
+    """For each update, the number in a pass of each of its micro-batches. `counts`: by update, its number of
+    micro-batches. A micro-batch goes to the first one of the pass that has room on all workers."""
+    sums: list[Integers] = []
+    new = np.empty(tokens_WK.shape[1], dtype=np.int64)
+    for number, tokens_W in enumerate(tokens_WK.T):
+        fitting = (index for index, sum_W in enumerate(sums) if (sum_W + tokens_W).max() <= max_tokens)
+        index = next(fitting, len(sums))
+        if index == len(sums):
+            sums.append(tokens_W.copy())
+        else:
+            sums[index] += tokens_W
+        new[number] = index
+    return np.split(new, np.cumsum(counts)[:-1])

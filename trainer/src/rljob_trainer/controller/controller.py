@@ -102,7 +102,7 @@ class Controller:
             run.workers.hybrid, run.workers.reward, weights, self.timer, stop, run.workers.reward_model
         )
         self.training_step = TrainingStep(
-            step_plan(job),
+            step_plan(job, run.model_folder),
             self.rollout,
             run.workers.actor,
             run.workers.reference,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -17,11 +18,13 @@ from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.rollout import Compile
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_trainer.controller.balanced_order import RowCosts
 from rljob_trainer.controller.engine_settings import actor_engine, critic_engine, critic_of, reference_engine
 from rljob_trainer.controller.run_checks import needs_critic, needs_reference, samples_all_tokens
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.model import attention_cost, read_config
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.models.source import ModelLocation
 from rljob_trainer.rewards.loading import scorer_spec
@@ -206,11 +209,20 @@ def placed_roles(spec: RLJobSpec, roles: Sequence[str]) -> dict[str, str]:
     return {role: pools.get(role, pools[ACTOR]) for role in roles}
 
 
-def step_plan(job: TrainerJob) -> StepPlan:
-    """Returns the settings that all steps share."""
+def step_plan(job: TrainerJob, model_folder: Path) -> StepPlan:
+    """Returns the settings that all steps share. `model_folder`: the configuration of the policy's model."""
     training = job.spec.training
     rollout = training.rollout
     mini_batch_size = training.mini_batch_size or training.batch_size
+    per_square = attention_cost(read_config(model_folder))
+
+    def ranks_and_costs(role: str) -> tuple[int, RowCosts]:
+        """Those of the actor if the job does not have the role."""
+        layout = layout_of(job.spec, role if role in train_roles(job.spec) else ACTOR)
+        max_tokens = training.max_tokens_per_micro_batch * layout.num_sequence_ranks
+        return layout.num_data_ranks, RowCosts(max_tokens, per_square)
+
+    of_actor, of_critic = ranks_and_costs(ACTOR), ranks_and_costs(CRITIC)
     return StepPlan(
         algorithm=resolve_algorithm(training.algorithm),
         sampling=SamplingSettings(
@@ -219,8 +231,11 @@ def step_plan(job: TrainerJob) -> StepPlan:
         group_size=rollout.group_size,
         has_single_update=mini_batch_size == training.batch_size and training.num_epochs_per_batch == 1,
         seed=training.seed,
-        num_data_ranks=num_data_ranks_of(job.spec, ACTOR),
-        num_critic_ranks=num_data_ranks_of(job.spec, CRITIC if needs_critic(job.spec) else ACTOR),
+        num_data_ranks=of_actor[0],
+        num_critic_ranks=of_critic[0],
+        row_costs=of_actor[1],
+        critic_row_costs=of_critic[1],
+        reference_follows_actor=ranks_and_costs(REFERENCE) == of_actor,
         critic_warmup_steps=critic_of(job.spec).warmup_steps,
         rows_per_update=mini_batch_size * rollout.group_size,
         has_dropout=training.model.lora is not None and training.model.lora.dropout > 0,

@@ -230,7 +230,7 @@ class RolloutPhase:
         order_S = None
         num_ranks = self.reward_model.num_data_ranks
         if num_ranks > 1 and len(batch) % num_ranks == 0:
-            order_S = balanced_order(batch[RESPONSE_LENGTHS], num_ranks, len(batch))
+            order_S = balanced_order(batch[RESPONSE_LENGTHS], num_ranks)
             batch = batch.reorder(order_S)
         by_model = self.reward_model.group.compute_scores(batch.only(self.reward_model.columns))
         return Scoring(by_rewards, by_model, order_S)

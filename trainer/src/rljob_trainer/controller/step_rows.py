@@ -14,17 +14,25 @@ import torch
 from rljob_api.v1alpha1.policy_filtration import PolicyFiltration
 from rljob_trainer.algorithms.policy_filtration import drawn_rows
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.balanced_order import balanced_order, imbalance
+from rljob_trainer.controller.balanced_order import RowCosts, RowPlan, imbalance, planned_rows
 from rljob_trainer.controller.rollout_phase import Rollout
 from rljob_trainer.controller.step_plan import StepPlan
-from rljob_trainer.observability.metrics import TOKEN_IMBALANCE, TOKEN_IMBALANCE_BEFORE, TRAINED_FRACTION, Metrics
+from rljob_trainer.observability.metrics import (
+    MICRO_BATCH_IMBALANCE,
+    TOKEN_IMBALANCE,
+    TOKEN_IMBALANCE_BEFORE,
+    TRAINED_FRACTION,
+    Metrics,
+)
 from rljob_trainer.workers.columns import (
     IS_TRAINED,
     IS_TRUNCATED,
+    PASS_MICRO_BATCHES,
     POLICY_VERSIONS,
     RESPONSE_MASK,
     ROLLOUT_LOGPROBS,
     TOKENS,
+    UPDATE_MICRO_BATCHES,
 )
 
 TOKEN_COLUMNS = (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS)
@@ -72,9 +80,14 @@ class StepRows:
         return torch.arange(len(self.is_kept_B)) // self.plan.group_size
 
     @cached_property
+    def row_plan(self) -> RowPlan:
+        """The plan of the rows for the actor's workers."""
+        return self._planned_for(self.plan.num_data_ranks, self.plan.row_costs)
+
+    @property
     def order_B(self) -> torch.Tensor:
-        """[B] int64: `balanced_order` of the rows over the actor's workers."""
-        return balanced_order(self.lengths_B, self.plan.num_data_ranks, self.plan.rows_per_update)
+        """[B] int64: the order of the rows for the actor's workers."""
+        return self.row_plan.order_B
 
     @property
     def has_trained_rows(self) -> bool:
@@ -87,32 +100,42 @@ class StepRows:
         and its reward includes its KL."""
         is_read_B = self.is_kept_B if self.plan.algorithm.kl.is_in_reward else self.is_trained_B
         marked = self.rollout.batch.only(TOKEN_COLUMNS).with_columns({IS_TRAINED: is_read_B})
-        return marked.reorder(self.order_B) if self.plan.num_data_ranks > 1 else marked
+        ordered = marked.reorder(self.order_B) if self.plan.num_data_ranks > 1 else marked
+        return ordered.with_columns({PASS_MICRO_BATCHES: self.row_plan.of_passes_B, **_of_updates(self.row_plan)})
 
     def with_rows_replaced(self, batch: DataProto, rows_B: torch.Tensor) -> tuple[DataProto, StepRows]:
         """Replaces each row i by row `rows_B[i]` and redistributes the rows across workers. Returns the new batch for
         the workers and the new rows."""
         positions_B = self.order_B.argsort()[rows_B]
         rows = replace(self, is_trained_B=self.is_trained_B[rows_B], lengths_B=self.lengths_B[rows_B])
-        return batch.rows(positions_B[rows.order_B]), rows
+        # The micro-batches of passes are not used any more.
+        return batch.rows(positions_B[rows.order_B]).with_columns(_of_updates(rows.row_plan)), rows
 
     def for_critic(self, batch: DataProto) -> DataProto:
         """Returns the actor's batch in the order for the critic's workers, which differs if the critic has another
-        number of data ranks."""
-        if self.plan.num_critic_ranks == self.plan.num_data_ranks:
+        number of data ranks or larger micro-batches."""
+        if self.plan.critic_follows_actor:
             return batch
-        critics_B = balanced_order(self.lengths_B, self.plan.num_critic_ranks, self.plan.rows_per_update)
-        return batch.reorder(self.order_B.argsort()[critics_B])
+        plan = self._planned_for(self.plan.num_critic_ranks, self.plan.critic_row_costs)
+        return batch.reorder(self.order_B.argsort()[plan.order_B]).with_columns(_of_updates(plan))
 
     def metrics(self) -> Metrics:
-        """Returns metrics: the fraction of responses used in the update, and how evenly tokens are distributed across
+        """Returns metrics: the fraction of responses used in the update, and how evenly work is distributed across
         workers."""
         num_ranks = self.plan.num_data_ranks
         return {
             TRAINED_FRACTION: float(self.is_trained_B.double().mean()),
+            MICRO_BATCH_IMBALANCE: self.row_plan.imbalance,
             TOKEN_IMBALANCE: imbalance(self.lengths_B[self.order_B], num_ranks),
             TOKEN_IMBALANCE_BEFORE: imbalance(self.lengths_B, num_ranks),
         }
+
+    def _planned_for(self, num_workers: int, costs: RowCosts) -> RowPlan:
+        return planned_rows(self.lengths_B, num_workers, self.plan.rows_per_update, costs)
+
+
+def _of_updates(plan: RowPlan) -> dict[str, torch.Tensor]:
+    return {UPDATE_MICRO_BATCHES: plan.of_updates_B}
 
 
 def filtered_rows(

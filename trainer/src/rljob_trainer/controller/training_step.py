@@ -10,9 +10,9 @@ batch is full.
 Numbers per token stay on the workers; the controller has a few numbers per response. If these are enough, the
 controller computes the advantages, otherwise the workers do. Responses that are not used in the update need no forward
 pass, unless the KL is part of the reward. The rows of an update are distributed so that the workers have about the same
-work.
-Policy filtration draws the rows of the updates after the advantages are computed. Independent calls are started
-together: they run at the same time on different pools, and one after the other on the same pool.
+work in every micro-batch. Policy filtration draws the rows of the updates after the advantages are computed.
+Independent calls are started together: they run at the same time on different pools, and one after the other on the
+same pool.
 
 Legend: B responses (prompts x group size).
 """
@@ -48,6 +48,7 @@ from rljob_trainer.workers.columns import (
     IS_TRAINED,
     KL_SUMS,
     OLD_LOGPROBS,
+    PASS_MICRO_BATCHES,
     REF_LOGPROBS,
     RESPONSE_LENGTHS,
     RESPONSE_MASK,
@@ -56,6 +57,7 @@ from rljob_trainer.workers.columns import (
     ROLLOUT_LOGPROBS,
     SCORES,
     TOKENS,
+    UPDATE_MICRO_BATCHES,
     VALUES,
 )
 from rljob_trainer.workers.protocols import ActorGroup, CriticGroup, PendingResult, ReferenceGroup
@@ -64,9 +66,9 @@ Result = TypeVar("Result")
 
 TRAINING_STREAM = 0
 """The stream of `sample_seeds` for training."""
-FORWARD_COLUMNS = (TOKENS, RESPONSE_MASK, IS_TRAINED)
+FORWARD_COLUMNS = (TOKENS, RESPONSE_MASK, IS_TRAINED, PASS_MICRO_BATCHES)
 """Columns that the forward passes for log-probabilities and values need."""
-VALUE_COLUMNS = (*FORWARD_COLUMNS, VALUES, RETURNS)
+VALUE_COLUMNS = (TOKENS, RESPONSE_MASK, IS_TRAINED, UPDATE_MICRO_BATCHES, VALUES, RETURNS)
 """Columns that an update of the critic needs."""
 
 
@@ -158,15 +160,20 @@ class TrainingStep:
         """Adds the required log-probabilities and values to the batch. During the critic's warm-up only those that
         advantages and rewards need are computed."""
         inputs, calls = batch.only(FORWARD_COLUMNS), dict[str, Callable[[], PendingResult[DataProto]]]()
+        unplanned = inputs.without([PASS_MICRO_BATCHES])
         trains_actor = self.plan.trains_actor(step)
         if self.takes_rollout_logprobs:
             batch = batch.union(batch.only([ROLLOUT_LOGPROBS]).rename({ROLLOUT_LOGPROBS: OLD_LOGPROBS}))
         elif (trains_actor and self.needs_old_logprobs) or OLD_LOGPROBS in self.needed_by_advantages:
             calls["old_logprob"] = partial(self.actor.compute_logprobs, inputs)
         if self.reference is not None and (trains_actor or REF_LOGPROBS in self.needed_by_advantages):
-            calls["ref"] = partial(self.reference.compute_ref_logprobs, inputs)
+            calls["ref"] = partial(
+                self.reference.compute_ref_logprobs, inputs if self.plan.reference_follows_actor else unplanned
+            )
         if self.critic is not None:
-            calls["values"] = partial(self.critic.compute_values, inputs)
+            calls["values"] = partial(
+                self.critic.compute_values, inputs if self.plan.critic_follows_actor else unplanned
+            )
         for found in self._results(calls):
             batch = batch.union(found)
         return batch

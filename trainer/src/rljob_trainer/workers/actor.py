@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -57,6 +57,7 @@ from rljob_trainer.workers.columns import (
     REWARDS,
     ROLLOUT_LOGPROBS,
     SQUARES,
+    UPDATE_MICRO_BATCHES,
     token_batch,
     trained_mask,
 )
@@ -275,7 +276,7 @@ class ActorWorker(TrainedWorker):
         names |= {name for name in (OLD_LOGPROBS, REF_LOGPROBS, CORRECTION_WEIGHTS) if name in batch.ragged}
         for _ in range(self.settings.num_epochs_per_batch):
             for rows in batch.split(self.settings.mini_batch_rows):
-                yield token_batch(rows, sorted(names))
+                yield token_batch(rows, sorted(names), UPDATE_MICRO_BATCHES)
 
     def _update(
         self,
@@ -357,7 +358,7 @@ class ActorWorker(TrainedWorker):
         per_token = {name: in_rows(value, mini_batch.response_mask) for name, value in found.items() if value.dim()}
         numbers = {name: value.to(self.engine.device) for name, value in found.items() if not value.dim()}
         columns_of_rows = {**mini_batch.columns, **per_token}
-        return TokenBatch(mini_batch.tokens, mini_batch.response_mask, columns_of_rows), numbers, frozenset(per_token)
+        return replace(mini_batch, columns=columns_of_rows), numbers, frozenset(per_token)
 
 
 @contextmanager

@@ -90,6 +90,11 @@ GROUPS = "groups"
 IS_TRAINED = "is_trained"
 """[B] bool: whether the response is trained on. The other responses get no forward pass and count in no mean of the
 update."""
+PASS_MICRO_BATCHES = "pass_micro_batches"
+"""[B] int32: the number of the row's micro-batch in a pass over the worker's whole share of the batch, as the
+controller planned it; -1 if it did not."""
+UPDATE_MICRO_BATCHES = "update_micro_batches"
+"""[B] int32: the same for the row's update."""
 
 
 def score_column(reward: str) -> str:
@@ -103,14 +108,15 @@ def status_column(reward: str) -> str:
     return f"reward_status/{reward}"
 
 
-def token_batch(batch: DataProto, columns: Sequence[str] = ()) -> TokenBatch:
-    """Converts rows to the training engine's input, with these columns.
+def token_batch(batch: DataProto, columns: Sequence[str] = (), micro_batches: str = PASS_MICRO_BATCHES) -> TokenBatch:
+    """Converts rows to the training engine's input, with these columns. `micro_batches`: the column, if there is one,
+    with the planned micro-batches.
 
     A column with one value per row gets this value at each token of the row. If there is a column IS_TRAINED, rows that
     it excludes have no response tokens."""
     tokens = batch.ragged_column(TOKENS)
     found = {name: _per_token(batch, name, tokens.lengths) for name in columns}
-    return TokenBatch(tokens, trained_mask(batch), found)
+    return TokenBatch(tokens, trained_mask(batch), found, batch.tensors.get(micro_batches))
 
 
 def trained_mask(batch: DataProto) -> RaggedColumn:

@@ -33,7 +33,7 @@ from rljob_trainer.observability.metrics import (
     Metrics,
 )
 from rljob_trainer.observability.spans import SPANS
-from rljob_trainer.workers.columns import RETURNS, VALUES, token_batch, trained_mask
+from rljob_trainer.workers.columns import RETURNS, UPDATE_MICRO_BATCHES, VALUES, token_batch, trained_mask
 from rljob_trainer.workers.trained_worker import TrainedWorker
 from rljob_trainer.workers.update_sums import RankReduce, UpdateSums, token_denominators
 
@@ -119,7 +119,7 @@ class CriticWorker(TrainedWorker):
     def _mini_batches(self, batch: DataProto) -> Iterator[TokenBatch]:
         for _ in range(self.settings.num_epochs_per_batch):
             for rows in batch.split(self.settings.mini_batch_rows):
-                yield token_batch(rows, (VALUES, RETURNS))
+                yield token_batch(rows, (VALUES, RETURNS), UPDATE_MICRO_BATCHES)
 
     def _update(self, mini_batch: TokenBatch, rate: float, sums: UpdateSums) -> float:
         """Makes one optimizer update and returns the gradient norm. Without a token to train on, changes nothing and

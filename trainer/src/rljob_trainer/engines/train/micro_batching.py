@@ -1,10 +1,14 @@
 """Divides rows into micro-batches that fit a token budget. All workers have the same number of micro-batches.
 
+The controller plans the micro-batches of all workers together (`controller/balanced_order.py`). Without a plan, or if
+it does not fit this model, each worker packs its own rows.
+
 Legend: B rows, N response tokens of all rows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -39,12 +43,33 @@ def micro_batches_of(
     if settings.head is Head.SCORE:
         # The job was checked with the policy's tokens; this model's tokenizer may split a text into more tokens.
         max_tokens = max(max_tokens, *batch.read_lengths, 0)
+    if attention.is_flat and batch.micro_batches_B is not None:
+        planned = _planned(batch.micro_batches_B, batch.read_lengths, max_tokens, max_over_ranks)
+        if planned is not None:
+            return planned
     return plan_micro_batches(
         batch.read_lengths,
         max_tokens,
         lambda count: int(max_over_ranks(count)),
         is_padded=not attention.is_flat,
     )
+
+
+def _planned(
+    numbers_B: Tensor, lengths: Sequence[int], max_tokens: int, max_over_ranks: Callable[[float], float]
+) -> list[list[int]] | None:
+    """Collective. The row indices of each planned micro-batch, without rows of length 0. None if, on any rank, a row is
+    not in the plan or a micro-batch has more than `max_tokens` tokens: then the plan was made for another layout."""
+    numbers: list[int] = numbers_B.tolist()
+    planned: list[list[int]] = [[] for _ in range(max(numbers, default=-1) + 1)]
+    has_all = True
+    for row, (number, length) in enumerate(zip(numbers, lengths, strict=True)):
+        if length and number >= 0:
+            planned[number].append(row)
+        has_all &= not length or number >= 0
+    fits = has_all and all(sum(lengths[row] for row in rows) <= max_tokens for rows in planned)
+    count = max_over_ranks(len(planned) if fits else math.inf)
+    return None if math.isinf(count) else planned + [[] for _ in range(int(count) - len(planned))]
 
 
 def plan_micro_batches(

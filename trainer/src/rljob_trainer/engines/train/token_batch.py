@@ -86,6 +86,9 @@ class TokenBatch:
     it."""
     columns: Mapping[str, RaggedColumn]
     """Values per token, such as advantages; only the values of response tokens are used."""
+    micro_batches_B: Tensor | None = None
+    """int32: for each row the number of its micro-batch if all workers' micro-batches were planned together; negative
+    if this row's was not."""
 
     def __len__(self) -> int:
         return len(self.tokens)
