@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rljob_trainer.engines.train import logit_tiles, token_logprobs
 from rljob_trainer.engines.train.logit_tiles import tile_shape
 from rljob_trainer.engines.train.token_logprobs import Entropy, OutputHead, TokenDistribution, token_distribution
 
@@ -81,11 +80,9 @@ def ours(
     entropy: Entropy = Entropy.NO,
     with_squares: bool = False,
     sizes: tuple[int, int] = SIZES["several tiles"],
-    *,
-    is_float32: bool = False,
 ) -> TokenDistribution:
     with_bias, multiplier, soft_cap = head
-    output_head = OutputHead(inputs.weight_VD, inputs.bias_V if with_bias else None, multiplier, soft_cap, is_float32)
+    output_head = OutputHead(inputs.weight_VD, inputs.bias_V if with_bias else None, multiplier, soft_cap)
     tile_bytes, whole_bytes = sizes
     return token_distribution(
         inputs.hidden_ND,
@@ -257,35 +254,6 @@ def test_bfloat16_is_as_exact_as_whole_logits(
         else:
             # Only the result is rounded.
             assert distance(mine, truth) <= 1.01 * distance(truth.bfloat16(), truth)
-
-
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-@pytest.mark.parametrize("sizes", [(1, 1 << 20), (512, 0)], ids=["whole logits", "several tiles"])
-def test_a_float32_head_does_not_round_logits(
-    sizes: tuple[int, int], device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With 16-bit inputs, on a CPU with 16-bit products, and as on a GPU: there the other products stay in 16 bits."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
-    if device == "gpu":
-        monkeypatch.setattr(token_logprobs, "_dtypes", lambda *_: (torch.bfloat16, torch.float32))
-        monkeypatch.setattr(
-            logit_tiles, "wide_product", lambda left, right, result: torch.mm(left.float(), right.float(), out=result)
-        )
-    inputs = make_inputs(torch.bfloat16, num_tokens=60)
-    hidden_ND, weight_VD, bias_V = (leaf.detach().double().requires_grad_() for leaf in inputs.leaves())
-    exact = Inputs(hidden_ND, weight_VD, bias_V, inputs.targets_N)
-    right_N, right_entropy_N, _ = naive(exact, HEADS["all"], 0.7)
-    found = ours(inputs, HEADS["all"], 0.7, Entropy.GRADIENT, sizes=sizes, is_float32=True)
-    torch.testing.assert_close(found.logprobs_N.double(), right_N, rtol=0, atol=1e-5)
-    torch.testing.assert_close(given(found.entropy_N).double(), right_entropy_N, rtol=0, atol=1e-5)
-    actual = gradients_of(loss_of(found.logprobs_N, found.entropy_N), inputs.leaves())
-    plain = gradients_of(loss_of(*plain_bfloat16(inputs, HEADS["all"], 0.7)), inputs.leaves())
-    expected = gradients_of(loss_of(right_N, right_entropy_N), exact.leaves())
-    for mine, other, truth in zip(actual, plain, expected, strict=True):
-        assert distance(mine, truth) <= 1.2 * distance(other, truth)
-    if device == "cpu":
-        rounded = ours(inputs, HEADS["all"], 0.7, sizes=sizes)
-        assert (rounded.logprobs_N.double() - right_N).abs().max() > 1e-3
 
 
 def plain_bfloat16(inputs: Inputs, head: tuple[bool, float, float | None], temperature: float) -> tuple[Tensor, Tensor]:

@@ -61,12 +61,12 @@ def select_checkpointing(wanted: GradientCheckpointing, num_parameters: int, *, 
 
 
 class HeadDtype(StrEnum):
-    """Precision of logits in training and generation."""
+    """Precision of the policy's logits in training and generation. Values and scores are always in float32."""
 
     MODEL = "Model"
     """That of the model."""
     FLOAT32 = "Float32"
-    """Log-probabilities of trainer and rollout engine agree better if the model is in BFloat16. Slow with vLLM on
+    """Of a model in BFloat16, log-probabilities of trainer and rollout engine agree better. Slows down generation on
     CPUs."""
 
 
