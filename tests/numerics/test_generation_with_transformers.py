@@ -64,6 +64,33 @@ def test_logprobs_of_a_response_equal_those_of_the_models_own_forward(
     assert sum(len(each.token_ids) > tiny_models.WINDOW for each in finished.values()) > len(REQUESTS) / 2
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_a_float32_head_does_not_round_logits(name: str, tmp_path: Path) -> None:
+    """Log-probabilities are those of the same hidden states in BFloat16, with the head in float32."""
+    folder = folder_of(name, tmp_path)
+    reference = reference_model(folder)
+    request = replace(REQUESTS[1], sampling=replace(SAMPLING, temperature=1.0))
+    errors = {}
+    for has_float32_head in (False, True):
+        engine = HfEngine(HfSettings(folder, torch.device("cpu"), torch.bfloat16, 1, has_float32_head))
+        engine.update_weights(reference.named_parameters(), 0)
+        found = engine.generate([request])[request.request_id]
+        unrounded_N = logprobs_in_float32(engine.model, found)
+        errors[has_float32_head] = (torch.tensor(found.logprobs) - unrounded_N).abs().mean()
+    assert errors[True] < 1e-5
+    assert errors[False] > 1e-3
+
+
+@torch.no_grad()
+def logprobs_in_float32(model: PreTrainedModel, found: FinishedSequence) -> torch.Tensor:
+    """[N]: by the hidden states of whole rows, and the weight of the head in float32."""
+    prompt = REQUESTS[1].prompt_token_ids
+    sequence = torch.tensor([[*prompt, *found.token_ids]])
+    hidden_ND = model.get_decoder()(input_ids=sequence, use_cache=False).last_hidden_state[0, len(prompt) - 1 : -1]
+    logits_NV: torch.Tensor = hidden_ND.float() @ model.get_output_embeddings().weight.float().T
+    return logits_NV.log_softmax(dim=-1).gather(1, torch.tensor(found.token_ids)[:, None])[:, 0]
+
+
 def test_weights_are_replaced_between_sequences_only(tmp_path: Path) -> None:
     folder = folder_of("gemma2", tmp_path)
     reference = reference_model(folder)

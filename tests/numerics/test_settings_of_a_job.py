@@ -16,6 +16,7 @@ from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing.training import replays, training_runs
 from rljob_trainer.controller.model_roles import Models, model_roles, step_plan
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.rollout import hf_engine
 from rljob_trainer.models.source import controller_model
 from rljob_trainer.workers import factories
 
@@ -44,6 +45,7 @@ def test_workers_get_the_settings_of_the_job(
         compute_dtype=torch.bfloat16,
         gradient_checkpointing=True,
         gradient_checkpointing_every_nth_layer=2,
+        has_float32_head=True,
         max_tokens_per_micro_batch=500,
         shard_size=1,
         sequence_parallel=num_workers,
@@ -53,7 +55,12 @@ def test_workers_get_the_settings_of_the_job(
     document = training_runs.small_job(
         num_workers=num_workers,
         roles={"actor": layout, "ref": layout},
-        model={"dtype": "BFloat16", "gradientCheckpointing": "Always", "gradientCheckpointingEveryNthLayer": 2},
+        model={
+            "dtype": "BFloat16",
+            "gradientCheckpointing": "Always",
+            "gradientCheckpointingEveryNthLayer": 2,
+            "headDtype": "Float32",
+        },
         algorithm={"kl": {"coefficient": 0.1}},
         optimizer={"learningRate": 2e-4, "warmupSteps": 3},
         rollout={"temperature": TEMPERATURE, "topP": top_p, "topK": top_k, "groupSize": 4, "maxNewTokens": 12},
@@ -71,13 +78,18 @@ def test_workers_get_the_settings_of_the_job(
     monkeypatch.setattr(factories, "ActorWorker", lambda _, settings: settings)
     monkeypatch.setattr(factories, "TrainEngine", lambda settings: settings)
     monkeypatch.setattr(factories, "ReferenceWorker", lambda _, *settings: settings)
-    actor, reference = (
+    monkeypatch.setattr(factories, "RolloutWorker", lambda _, make_engine, __: make_engine())
+    monkeypatch.setattr(hf_engine, "HfEngine", lambda settings: settings)
+    actor, reference, rollout = (
         role.factory(context, {})
-        for role in model_roles(job, Models(model), replays.LONGEST_PROMPT)[:2]
+        for role in model_roles(job, Models(model), replays.LONGEST_PROMPT)[:3]
         if role.factory
     )
     assert actor == replay.actor_settings(num_workers)
     assert reference == (replay.engine_settings(num_workers, is_trained=False), TEMPERATURE)
+    assert rollout == hf_engine.HfSettings(
+        replays.MODEL, context.device, torch.bfloat16, job.spec.training.rollout.max_num_sequences, True
+    )
     assert step_plan(job, replays.MODEL) == replay.plan(num_workers)
 
 

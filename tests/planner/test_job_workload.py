@@ -218,6 +218,8 @@ def test_the_rollout_has_the_limits_of_the_job() -> None:
     rollout = made(edits).rollout
     assert (rollout.max_model_length, rollout.max_sequences, rollout.memory_utilization) == (128, 64, 0.7)
     assert rollout.is_vllm
+    assert not rollout.has_float32_head
+    assert made({f"{T}.model.headDtype": "Float32"}).rollout.has_float32_head
     assert not made({f"{T}.rollout.engine": "HuggingFace"}).rollout.is_vllm
 
 

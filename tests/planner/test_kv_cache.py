@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rljob_planner.constants import Constants
+from rljob_planner.gpus import Gpu
 from rljob_planner.known_models import known_model
 from rljob_planner.kv_cache import engine_budget, pass_bytes, sequence_kv_bytes
 from rljob_planner.timing.generation import live_context
@@ -117,6 +118,23 @@ def test_cpus_have_the_cache_size_of_the_job() -> None:
     short = replace(work, max_model_length=8)
     space = engine_budget(short, RolloutLayout(1, 1), samples.gpu(is_cpu=True), CONSTANTS, num_requests=4)
     assert space.activations == 4 * 151936 * (4 + 16)
+
+
+@pytest.mark.parametrize("is_vllm", [True, False])
+def test_cpus_make_a_float32_head_from_a_16_bit_one(is_vllm: bool) -> None:
+    work = RolloutWork(samples.QWEN3_4B, is_vllm=is_vllm, has_float32_head=True)
+
+    def activations(rollout: RolloutWork, gpu: Gpu, parallel: int = 1) -> float:
+        return engine_budget(rollout, RolloutLayout(parallel, parallel), gpu, CONSTANTS, num_requests=4).activations
+
+    def added(rollout: RolloutWork, gpu: Gpu, parallel: int = 1) -> float:
+        without = replace(rollout, has_float32_head=False)
+        return activations(rollout, gpu, parallel) - activations(without, gpu, parallel)
+
+    on_cpu = samples.gpu(is_cpu=True)
+    assert added(work, on_cpu) == 4 * 151936 * 2560
+    assert added(work, on_cpu, parallel=2) == 4 * 151936 * 2560 / 2
+    assert added(replace(work, weight_bytes=4), on_cpu) == added(work, samples.gpu()) == 0
 
 
 def test_transformers_has_no_memory_limit() -> None:

@@ -181,6 +181,8 @@ def test_transformers_keeps_its_weights_and_a_cache_of_its_rows() -> None:
     # 16 rows of 1,024 + 3,072 tokens x 144 KiB, one of 36 layers twice; logits of 16 prompts of 1,024 tokens.
     assert generation["KV cache"] == pytest.approx(16 * 4096 * 144 * 1024 * (1 + 1 / 36))
     assert generation["engine activations"] == 16 * 1024 * 151936 * 2
+    job = replace(job, rollout=replace(job.rollout, has_float32_head=True))
+    assert parts(phases(job)[Phase.GENERATION])["engine activations"] == 16 * 1024 * 151936 * 4
 
 
 def test_cpu_workers_of_a_node_share_its_memory() -> None:

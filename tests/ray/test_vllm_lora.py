@@ -83,9 +83,11 @@ class Effect:
     merged: float
     """In vLLM, in BFloat16, with adapters merged into the weights."""
     merge_loss: float | None
+    error_of_logits: float
+    """In vLLM, with a head in float32."""
 
 
-def effect_in_16_bits(folder: Path, context: WorkerContext) -> Effect:
+def effect_in_16_bits(folder: Path, _: WorkerContext) -> Effect:
     """The effect of an adapter whose B has entries of 1e-4 in the direction of the gradient, as after the first update
     by AdamW."""
     from rljob_testing.models import small_vllm
@@ -97,7 +99,7 @@ def effect_in_16_bits(folder: Path, context: WorkerContext) -> Effect:
     )
     trained = TrainEngine(settings)
     exact = TrainEngine(replace(settings, compute_dtype=torch.float32))
-    vllm = small_vllm.start_engine(folder, context.world_size, lora=lora, dtype=torch.bfloat16)
+    vllm = small_vllm.start_engine(folder, 1, lora=lora, dtype=torch.bfloat16, has_float32_head=True)
     # Rows of a few tokens only, so that the gradients of all positions have similar directions. With random tokens the
     # effect would be as small as the rounding of log-probabilities.
     drawn = engine_updates.random_batch(EFFECT_LENGTHS)
@@ -125,7 +127,7 @@ def effect_in_16_bits(folder: Path, context: WorkerContext) -> Effect:
     trained.settings = replace(settings, adapters=merging)
     merge_loss = sync_weights(trained, vllm, torch.bfloat16, 2)
     effects = (of(exact) - before[0], of(trained) - before[1], with_adapters - before[2], of_vllm() - before[2])
-    return Effect(*effects, merge_loss)
+    return Effect(*effects, merge_loss, small_vllm.error_of_logits(vllm, trained))
 
 
 @pytest.mark.parametrize("name", ["qwen3 tied", "qwen3_moe", "qwen2_moe"])
@@ -158,3 +160,4 @@ def test_separate_adapters_keep_their_effect_in_16_bits(tmp_path: Path) -> None:
     assert found.trained > 0.01
     assert found.merge_loss is not None
     assert found.merge_loss > 0.3
+    assert found.error_of_logits < 1e-5

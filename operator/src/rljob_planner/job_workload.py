@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.model import Critic, Dtype, GradientCheckpointing, LoraSync, TrainOffload, select_checkpointing
+from rljob_api.v1alpha1.model import (
+    Critic,
+    Dtype,
+    GradientCheckpointing,
+    HeadDtype,
+    LoraSync,
+    TrainOffload,
+    select_checkpointing,
+)
 from rljob_api.v1alpha1.optional_roles import absent_roles, reference_is_the_actor
 from rljob_api.v1alpha1.policy_loss import NEEDS_BATCH_STATISTICS
 from rljob_api.v1alpha1.recipes import has_dynamic_sampling, resolve_algorithm, resolved_value
@@ -249,6 +257,7 @@ def _rollout(spec: RLJobSpec, actor: TrainModel, *, is_cpu: bool) -> RolloutWork
     return RolloutWork(
         shape=actor.shape,
         weight_bytes=actor.compute_bytes,
+        has_float32_head=spec.training.model.head_dtype is HeadDtype.FLOAT32,
         is_vllm=_has_vllm(spec),
         compiles=compiles and _has_vllm(spec),
         max_sequences=rollout.max_num_sequences,

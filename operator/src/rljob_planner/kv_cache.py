@@ -27,6 +27,8 @@ BLOCK_TOKENS = 16
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks for which vLLM can reserve adapter memory. A rank is rounded up to one of these (trainer,
 engines/rollout/vllm_start.py)."""
+_LOGIT_BYTES = 4
+"""Bytes of a logit in float32."""
 _SAMPLER_BYTES = 16
 """Bytes per sequence and vocabulary entry that the sampler adds to the logits in vLLM's profiling pass: logits in
 float32, sorted logits, and the sorting order."""
@@ -93,6 +95,8 @@ def engine_budget(
     context = constants.engine_context_bytes * (1 if parallel == 1 else 2) if on_gpu else 0.0
     graphs = constants.graph_bytes if on_gpu and rollout.compiles else 0.0
     activations = pass_bytes(rollout, layout, num_requests if gpu.is_cpu else None) if is_vllm else 0.0
+    if gpu.is_cpu:
+        activations += head_copy_bytes(rollout, layout)
     # The cache of transformers grows with the number of rows and their length.
     largest_cache = rollout.max_sequences * sequence_kv_bytes(rollout, layout, rollout.max_model_length)
     kv_cache = float(rollout.cpu_kv_cache_bytes) if is_vllm else largest_cache
@@ -130,6 +134,15 @@ def pass_bytes(rollout: RolloutWork, layout: RolloutLayout, num_requests: int | 
     width = 4 * max(shape.dense_mlp_size, of_experts) + 2 * shape.hidden_size
     sampled = sequences * shape.vocabulary_size * (weight_bytes + _SAMPLER_BYTES)
     return max(tokens * weight_bytes * width / layout.tensor_parallel, sampled)
+
+
+def head_copy_bytes(rollout: RolloutWork, layout: RolloutLayout) -> float:
+    """4 V H / TP: the output head in float32, which both engines make from a 16-bit head for each pass on CPUs. GPUs
+    multiply 16-bit matrices to a result in float32 (trainer, engines/train/output_head.py; vLLM,
+    logits_processor.py)."""
+    if not rollout.has_float32_head or rollout.weight_bytes == _LOGIT_BYTES:
+        return 0.0
+    return _LOGIT_BYTES * rollout.shape.vocabulary_size * rollout.shape.hidden_size / layout.tensor_parallel
 
 
 GIB = 2**30
@@ -171,11 +184,13 @@ def engine_memory(pool: PlacedPool, workload: Workload, constants: Constants) ->
         # earlier, but are counted as well.
         rows = min(rollout.max_sequences, requests)
         whole_rows = rows * budget.sequence_bytes(lengths.longest_row) * (1 + 1 / rollout.shape.num_layers)
-        logits = rows * lengths.prompt_max * rollout.shape.vocabulary_size * rollout.weight_bytes
+        logit_bytes = _LOGIT_BYTES if rollout.has_float32_head else rollout.weight_bytes
+        logits = rows * lengths.prompt_max * rollout.shape.vocabulary_size * logit_bytes
+        formula = f"logits of {rows} prompts with {lengths.prompt_max} tokens each"
         awake_parts = (
             weights,
             Part(KV_CACHE, whole_rows, f"{rows} rows with {lengths.longest_row} tokens each"),
-            Part("engine activations", logits, f"logits of {rows} prompts with {lengths.prompt_max} tokens each"),
+            Part("engine activations", budget.activations + logits, formula),
         )
         return EngineMemory(budget, awake_parts, (weights,), (weights,))
     others = (

@@ -140,6 +140,8 @@ class RolloutWork:
     shape: ModelShape
     weight_bytes: int = 2
     """b: bytes of a weight."""
+    has_float32_head: bool = False
+    """Whether logits have 32 bits, also with weights of 16 bits."""
     is_vllm: bool = True
     """Whether vLLM generates. Otherwise transformers does: it reserves no KV cache, and computes the prompt again for
     each response."""

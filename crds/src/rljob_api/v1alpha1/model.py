@@ -60,6 +60,16 @@ def select_checkpointing(wanted: GradientCheckpointing, num_parameters: int, *, 
     return GradientCheckpointing.ALWAYS if is_on else GradientCheckpointing.NEVER
 
 
+class HeadDtype(StrEnum):
+    """Precision of the policy's logits in training and generation. Values and scores are always in float32."""
+
+    MODEL = "Model"
+    """That of the model."""
+    FLOAT32 = "Float32"
+    """Of a model in BFloat16, log-probabilities of trainer and rollout engine agree better. Slows down generation on
+    CPUs."""
+
+
 class Kernels(StrEnum):
     """Which norms and rotary embeddings training uses."""
 
@@ -133,6 +143,7 @@ class Model(WireModel):
     """Recompute the activations of every n-th layer only, from the first layer on. Compared with 1, 2 saves about half
     as much memory and adds about half as much time. Not allowed with `gradientCheckpointing: Never`; at most the
     model's number of layers."""
+    head_dtype: HeadDtype = HeadDtype.MODEL
     kernels: Kernels = Kernels.PLAIN
     lora: Lora | None = None
     """Train low-rank adapters instead of all weights.

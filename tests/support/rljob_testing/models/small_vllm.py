@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 from vllm import SamplingParams
 from vllm.model_executor.models import registry
 
@@ -23,6 +24,7 @@ from rljob_trainer.engines.rollout.vllm_start import VllmSettings
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.lora import target_endings
 from rljob_trainer.engines.train.model import build_on_meta
+from rljob_trainer.engines.train.output_head import output_head_of
 from rljob_trainer.engines.train.token_batch import TokenBatch
 
 PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90))
@@ -30,7 +32,12 @@ PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90))
 
 
 def start_engine(
-    folder: Path, num_ranks: int, *, lora: Lora | None = None, dtype: torch.dtype = torch.float32
+    folder: Path,
+    num_ranks: int,
+    *,
+    lora: Lora | None = None,
+    dtype: torch.dtype = torch.float32,
+    has_float32_head: bool = False,
 ) -> VllmEngine:
     """Starts an engine for rows of at most 64 tokens. `lora`: the adapters that it can get. Collective over
     `num_ranks`, which share a copy of the model."""
@@ -48,6 +55,7 @@ def start_engine(
             seed=0,
             adapter_rank=None if lora is None else lora.rank,
             adapter_targets=() if lora is None else target_endings(build_on_meta(folder), lora.targets),
+            has_float32_head=has_float32_head,
         )
     )
 
@@ -97,6 +105,18 @@ def largest_logprob_difference(
     batch = TokenBatch(RaggedColumn.from_rows(rows), RaggedColumn.from_rows(masks), {})
     found_N = trained.forward(batch, 1.0, with_adapters=with_adapters).logprobs_N
     return float((found_N - logprobs_of(sequences)).abs().max())
+
+
+def error_of_logits(vllm: VllmEngine, trained: TrainEngine) -> float:
+    """The largest difference between vLLM's logits and products in float32, for the same hidden states in 16 bits and
+    the trainer's head in 16 bits. For a model that does not scale logits; the trainer is the only rank."""
+    head, _ = output_head_of(trained.model.language_model)
+    weight_VD = dict(head.named_parameters())["weight"]
+    assert isinstance(weight_VD, DTensor)
+    half_VD = weight_VD.full_tensor().detach().bfloat16()
+    hidden_ND = torch.randn(5, half_VD.shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
+    [logits_NV] = vllm.engine.apply_model(lambda model: model.compute_logits(hidden_ND))
+    return float((logits_NV - hidden_ND.float() @ half_VD.float().T).abs().max())
 
 
 @contextmanager

@@ -92,6 +92,7 @@ class Replay:
     compute_dtype: torch.dtype = torch.float32
     gradient_checkpointing: bool = False
     gradient_checkpointing_every_nth_layer: int = 1
+    has_float32_head: bool = False
     max_tokens_per_micro_batch: int = 4096
     model: Path = MODEL
     shard_size: int | None = None
@@ -124,6 +125,7 @@ class Replay:
             max_tokens_per_micro_batch=self.max_tokens_per_micro_batch,
             optimizer=self.optimizer if is_trained else None,
             layout=self.layout(num_ranks),
+            has_float32_head=self.has_float32_head,
             adapters=AdapterSettings(self.lora, SEED) if self.lora and is_trained else None,
             offload=OffloadSettings(*[self.offloads] * (3 if is_trained else 1)),
             role="actor" if is_trained else "reference",

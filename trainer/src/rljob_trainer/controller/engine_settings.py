@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from rljob_api.v1alpha1.model import Critic, GradientCheckpointing, Kernels
+from rljob_api.v1alpha1.model import Critic, GradientCheckpointing, HeadDtype, Kernels
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
@@ -28,6 +28,7 @@ def reference_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout
         max_tokens_per_micro_batch=training.max_tokens_per_micro_batch,
         optimizer=None,
         layout=layout,
+        has_float32_head=training.model.head_dtype is HeadDtype.FLOAT32,
         kernels=training.model.kernels,
         offload=OffloadSettings(parameters=training.model.offload.reference),
         role="reference",

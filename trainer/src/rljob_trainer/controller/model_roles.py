@@ -12,7 +12,7 @@ import torch
 from rljob_api.constants import ENV_RUN_FOLDER, LOGS_FOLDER
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.quantities import bytes_of
-from rljob_api.v1alpha1.model import Dtype
+from rljob_api.v1alpha1.model import Dtype, HeadDtype
 from rljob_api.v1alpha1.optional_roles import reference_is_the_actor
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.reward import RewardType
@@ -160,6 +160,7 @@ def model_roles(job: TrainerJob, models: Models, longest_prompt: int) -> list[Ro
         seed=training.seed,
         keeps_weights_asleep=rollout.sync_every_steps > 1,
         adapters=trained.adapters,
+        has_float32_head=training.model.head_dtype is HeadDtype.FLOAT32,
     )
     roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]
     if needs_reference(job.spec):

@@ -54,6 +54,8 @@ class RolloutSettings:
     """True if weights are synchronized once for several steps, so that the engine must keep them while it sleeps."""
     adapters: AdapterSettings | None
     """The LoRA adapters that are trained; None: all weights are trained."""
+    has_float32_head: bool
+    """True: logits have 32 bits, also if `dtype` has 16."""
 
 
 def make_actor(
@@ -136,7 +138,15 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
     if select_engine(settings.engine) is RolloutEngineName.HUGGING_FACE:
         from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
 
-        return HfEngine(HfSettings(settings.model.folder(), context.device, settings.dtype, settings.max_num_sequences))
+        return HfEngine(
+            HfSettings(
+                settings.model.folder(),
+                context.device,
+                settings.dtype,
+                settings.max_num_sequences,
+                settings.has_float32_head,
+            )
+        )
     try:
         from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
         from rljob_trainer.engines.rollout.vllm_start import VllmSettings
@@ -164,5 +174,6 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
             keeps_weights_asleep=settings.keeps_weights_asleep or adapters is not None,
             adapter_rank=None if adapters is None else adapters.lora.rank,
             adapter_targets=() if adapters is None else target_endings(build_on_meta(folder), adapters.lora.targets),
+            has_float32_head=settings.has_float32_head,
         )
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ from rljob_trainer.engines.rollout.base import (
 from rljob_trainer.engines.rollout.response_text import response_decoder
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.logprob_parity import is_model_mismatch, sample_rows
+from rljob_trainer.engines.train.output_head import float32_logits, output_head_of
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.models.weight_conversion import float32_names
@@ -47,6 +49,8 @@ class HfSettings:
     dtype: torch.dtype
     max_num_sequences: int
     """The largest number of requests in a batch."""
+    has_float32_head: bool = False
+    """True: logits have 32 bits, also if `dtype` has 16."""
 
 
 @dataclass
@@ -75,6 +79,9 @@ class HfEngine(RolloutEngine):
         tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         for name in float32_names(self.model, tensors):
             tensors[name].data = tensors[name].data.float()
+        if settings.has_float32_head:
+            head, _ = output_head_of(self.model)
+            vars(head)["forward"] = partial(float32_logits, head)
         tokenizer = Tokenizer(settings.model_folder)
         self.decoder = response_decoder(tokenizer)
         self.settings = settings

@@ -52,6 +52,8 @@ class VllmSettings:
     """The rank of LoRA adapters; None without adapters."""
     adapter_targets: tuple[str, ...] = ()
     """The last parts of the names of the layers that have adapters."""
+    has_float32_head: bool = False
+    """True: logits have 32 bits, also if `dtype` has 16."""
 
 
 def start_vllm(settings: VllmSettings) -> LLMEngine:
@@ -89,6 +91,7 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         tokenizer=str(settings.model_folder),
         # The same tokenizer as the controller's, even if the folder has files of another one.
         tokenizer_mode="hf",
+        hf_overrides={"head_dtype": "float32"} if settings.has_float32_head else {},
         dtype=str(settings.dtype).removeprefix("torch."),
         tensor_parallel_size=settings.tensor_parallel,
         distributed_executor_backend="external_launcher",

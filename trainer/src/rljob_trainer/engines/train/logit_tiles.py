@@ -34,7 +34,9 @@ class TileSettings:
     softmax_dtype: torch.dtype
     """The dtype of the softmax and of sums."""
     product_dtype: torch.dtype
-    """The dtype of matrix products."""
+    """The dtype of matrix products, except for the logits."""
+    logits_dtype: torch.dtype
+    """The dtype in which products return logits."""
 
     @property
     def scale(self) -> float:
@@ -86,13 +88,17 @@ class Tiles:
         """Logits / temperature of a tile, [R, C]. The next call overwrites this tensor."""
         settings = self._settings
         shape = torch.Size((rows.stop - rows.start, columns.stop - columns.start))
-        logits_RC = self._buffer("product", shape, settings.product_dtype)
-        if self._bias_V is None:
+        logits_RC = self._buffer("product", shape, settings.logits_dtype)
+        if settings.logits_dtype != settings.product_dtype:
+            wide_product(self.hidden_ND[rows], weight_CD.T, logits_RC)
+            if self._bias_V is not None:
+                logits_RC.add_(self._bias_V[columns])
+        elif self._bias_V is None:
             torch.mm(self.hidden_ND[rows], weight_CD.T, out=logits_RC)
         else:
             bias_C = self._bias_V[columns].to(settings.product_dtype)
             torch.addmm(bias_C, self.hidden_ND[rows], weight_CD.T, out=logits_RC)
-        if settings.product_dtype != settings.softmax_dtype:
+        if settings.logits_dtype != settings.softmax_dtype:
             logits_RC = self.memory("logits", logits_RC).copy_(logits_RC)
         if settings.soft_cap is not None:
             logits_RC.mul_(settings.multiplier / settings.soft_cap).tanh_()
@@ -254,6 +260,12 @@ class Totals:
         hidden_ND = None if self._hidden_ND is None else self._hidden_ND.to(self._input_dtype)
         bias_V = None if self._bias_V is None else self._bias_V.to(self._input_dtype)
         return hidden_ND, self._weight_VD, bias_V
+
+
+def wide_product(left: Tensor, right: Tensor, result: Tensor) -> None:
+    """result = left @ right, for 16-bit matrices and a result in float32 that no step rounds to 16 bits. Only GPUs have
+    this product."""
+    torch.ops.aten.mm.dtype_out(left, right, result.dtype, out=result)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:

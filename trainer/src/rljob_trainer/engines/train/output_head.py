@@ -14,8 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.functional import linear
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from rljob_trainer.engines.train.logit_tiles import wide_product
 from rljob_trainer.errors import ConfigurationError
 
 FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
@@ -68,6 +70,18 @@ def computed_in_head(
         return outputs
     finally:
         del vars(head)["forward"]
+
+
+def float32_logits(head: nn.Linear, hidden: Tensor) -> Tensor:
+    """The head's output in float32, also for 16-bit hidden states [..., D], without gradient."""
+    if hidden.device.type != "cuda" or hidden.dtype.itemsize > 2:
+        bias = None if head.bias is None else head.bias.float()
+        return linear(hidden.float(), head.weight.float(), bias)
+    logits = torch.empty(hidden.shape[:-1].numel(), len(head.weight), dtype=torch.float32, device=hidden.device)
+    wide_product(hidden.flatten(0, -2), head.weight.T, logits)
+    if head.bias is not None:
+        logits += head.bias
+    return logits.view(*hidden.shape[:-1], -1)
 
 
 def head_form(config: PreTrainedConfig) -> HeadForm:

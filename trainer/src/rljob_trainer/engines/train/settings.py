@@ -34,6 +34,8 @@ class TrainEngineSettings:
     """The LoRA adapters that are trained instead of the model's weights; None: the weights are trained."""
     gradient_checkpointing_every_nth_layer: int = 1
     """With n, only layers 0, n, 2n, ... recompute their activations."""
+    has_float32_head: bool = False
+    """True: logits have 32 bits, also if `compute_dtype` has 16."""
     kernels: Kernels = Kernels.PLAIN
     offload: OffloadSettings = NO_OFFLOAD
     role: str = "actor"

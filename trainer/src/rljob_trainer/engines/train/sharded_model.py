@@ -49,7 +49,7 @@ def sharded_model(
         recompute_activations(language_model, settings.gradient_checkpointing_every_nth_layer)
     attention = choose_attention(language_model.config)
     router = None if settings.optimizer is None else auxiliary_loss_settings(language_model)
-    model = TokenModel(language_model, attention, router)
+    model = TokenModel(language_model, attention, router, has_float32_head=settings.has_float32_head)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     for unit in (*transformer_layers(model), *embedding_and_head(language_model)):
         fully_shard(unit, mesh=mesh, mp_policy=policy)

@@ -47,6 +47,8 @@ class OutputHead:
     bias_V: Tensor | None = None
     multiplier: float = 1.0
     soft_cap: float | None = None
+    is_float32: bool = False
+    """True: products return logits in float32, also for 16-bit inputs."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,10 @@ def token_distribution(
     finite.
 
     Hidden states, weight and bias must have the same dtype. If they require a gradient, they get one; with N = 0 it is
-    zero. The softmax is computed at least in float32. With 16-bit inputs, matrix products return logits and read
-    gradients of logits in 16 bits, as in the model's own forward pass; CPUs without 16-bit instructions multiply in
-    float32. Sums over tiles have the dtype of the softmax.
+    zero. The softmax is computed at least in float32. With 16-bit inputs, matrix products return logits (unless
+    `head.is_float32`) and read gradients of logits in 16 bits, as in the model's own forward pass; CPUs without 16-bit
+    instructions multiply in float32, and so do all CPUs for a float32 head. Sums over tiles have the dtype of the
+    softmax.
 
     `tile_bytes` is the size of a tile in the dtype of the softmax (default: by device); up to three tensors of this
     size exist at a time. Logits of up to `whole_bytes` (default: WHOLE_BYTES) are not divided into tiles. Raises
@@ -86,14 +89,14 @@ def token_distribution(
     _check(hidden_ND, targets_N, head, temperature)
     num_vocabulary, hidden_size = head.weight_VD.shape
     softmax_dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
-    product_dtype = _product_dtype(hidden_ND)
+    product_dtype, logits_dtype = _dtypes(hidden_ND, head)
     # The number of elements of the largest tensor that autograd would keep for the backward pass of whole logits: the
     # logits, or the weight in another dtype.
     kept_elements = len(hidden_ND) * num_vocabulary
-    if product_dtype != hidden_ND.dtype:
+    if logits_dtype != hidden_ND.dtype:
         kept_elements = max(kept_elements, head.weight_VD.numel())
     if kept_elements * softmax_dtype.itemsize <= (WHOLE_BYTES if whole_bytes is None else whole_bytes):
-        scaled_NV = _scaled_logits(hidden_ND, head, temperature, product_dtype, softmax_dtype)
+        scaled_NV = _scaled_logits(hidden_ND, head, temperature, logits_dtype, softmax_dtype)
         return _of_whole_logits(scaled_NV, targets_N, entropy, with_squares)
     if tile_bytes is None:
         tile_bytes = CPU_TILE_BYTES if hidden_ND.device.type == "cpu" else GPU_TILE_BYTES
@@ -108,6 +111,7 @@ def token_distribution(
         tile_columns=columns,
         softmax_dtype=softmax_dtype,
         product_dtype=product_dtype,
+        logits_dtype=logits_dtype,
     )
     logprobs_N, entropy_N, squares_N = _ByTiles.apply(  # type: ignore[no-untyped-call]
         hidden_ND, head.weight_VD, head.bias_V, targets_N, settings, entropy is Entropy.GRADIENT
@@ -139,6 +143,16 @@ def _of_whole_logits(scaled_NV: Tensor, targets_N: Tensor, entropy: Entropy, wit
     if with_squares:
         squares_N = (2 * all_NV.detach()).exp().sum(dim=-1)
     return TokenDistribution(logprobs_N, entropy_N, squares_N)
+
+
+def _dtypes(hidden_ND: Tensor, head: OutputHead) -> tuple[torch.dtype, torch.dtype]:
+    """The dtype of matrix products, and the dtype in which they return logits."""
+    product_dtype = _product_dtype(hidden_ND)
+    if not head.is_float32:
+        return product_dtype, product_dtype
+    wide_dtype = torch.promote_types(product_dtype, torch.float32)
+    # CPUs have no product of 16-bit matrices with a float32 result.
+    return (wide_dtype if hidden_ND.device.type == "cpu" else product_dtype), wide_dtype
 
 
 def _product_dtype(hidden_ND: Tensor) -> torch.dtype:

@@ -65,11 +65,19 @@ class TokenModel(nn.Module):
     """The root of the sharded modules. FSDP2 gathers parameters only within `forward`. So the other public methods run
     through it: `model(partial(TokenModel.columns, ...))`."""
 
-    def __init__(self, language_model: nn.Module, attention: AttentionPlan, router: AuxiliaryLoss | None) -> None:
+    def __init__(
+        self,
+        language_model: nn.Module,
+        attention: AttentionPlan,
+        router: AuxiliaryLoss | None,
+        *,
+        has_float32_head: bool = False,
+    ) -> None:
         super().__init__()
         self.language_model = language_model
         self.attention = attention
         self.router = router
+        self.has_float32_head = has_float32_head
         self.expert_load = ExpertLoad(language_model)
 
     def forward(self, run: Pass) -> Outputs:
@@ -133,7 +141,7 @@ class TokenModel(nn.Module):
             found = token_distribution(
                 inputs_ND,
                 targets_N,
-                OutputHead(module.weight, module.bias, form.multiplier, form.soft_cap),
+                OutputHead(module.weight, module.bias, form.multiplier, form.soft_cap, self.has_float32_head),
                 temperature=request.temperature,
                 entropy=request.entropy,
                 with_squares=request.with_squares,
