@@ -109,7 +109,7 @@ def test_a_full_pod_is_explained_with_its_limit_and_offloaded_state() -> None:
         pod="small-1-main-worker-abc",
     )
     mib, kib = 2**20, 2**10
-    layer = 2 * 16 * mib + 2 * 4 * mib + 3 * 32 * mib + 2 * (128 + 4) * kib / 4
+    layer = 2 * 16 * mib + 2 * 4 * mib + 3 * 32 * mib + 2 * 128 + 2 * 4 * kib
     buffers = 4 * (36 * layer + 512 * mib + 4 * kib)
     copies, moments, libraries, graphs = 3 * buffers / GIB, 2 * buffers / GIB, 4 * 1.1e9 / GIB, 4 * 0.6
     total = copies + moments + libraries + graphs

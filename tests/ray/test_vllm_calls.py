@@ -17,6 +17,7 @@ from rljob_testing.models import tiny_models
 from rljob_testing.models.recorded_llm_engine import RecordedLlmEngine
 from rljob_testing.training import engine_updates, gloo_ranks
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.observability.memory import MEMORY
 
 if TYPE_CHECKING:
     from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
@@ -103,7 +104,7 @@ def check_counted_memory(vllm: VllmEngine, *, keeps_weights: bool) -> None:
     buffers in pinned host memory."""
     assert vllm.memory.unmapped == 0
     vllm.sleep()
-    assert vllm.memory.unmapped == 12 + 64 + 1
+    assert vllm.memory.unmapped == MEMORY._num_unmapped() == 12 + 64 + 1
     vllm.wake(weights=True, kv_cache=False)
     assert vllm.memory.unmapped == 64
     vllm.wake(weights=False, kv_cache=True)

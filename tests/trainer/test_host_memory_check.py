@@ -163,6 +163,12 @@ def test_all_roles_of_a_process_are_added_up_when_they_are_built(
     assert text == Mentions("actor's moments 0.9 MiB", "critic's moments 0.9 MiB")
 
 
+def test_a_pool_without_a_rollout_engine_is_checked(context: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HOST_MEMORY, "available_bytes", lambda: 2 * MIB)
+    with pytest.raises(HostMemoryError, match=r"copies for checkpoints 1\.4 MiB"):
+        replays.replayed_run(OFFLOADED, context)
+
+
 def test_a_rollout_engine_that_keeps_its_weights_asleep_is_added(
     context: WorkerContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

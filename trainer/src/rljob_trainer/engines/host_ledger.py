@@ -74,26 +74,45 @@ HOST_LEDGER = HostLedger()
 def check_accounts(accounts: Iterable[HostAccount]) -> None:
     """Raises HostMemoryError if a host has too little memory for the uses of all its processes together. The message
     lists the uses, the largest first, and begins with the field of the largest."""
-    by_host: dict[str, list[HostAccount]] = {}
-    for account in accounts:
-        by_host.setdefault(account.host, []).append(account)
-    for host, processes in by_host.items():
+    for host, processes in _by_host(accounts).items():
         uses = [use for process in processes for use in process.uses]
         needed = sum(use.num_bytes for use in uses)
         known = [each.num_available for each in processes if each.num_available is not None]
         if not known or needed <= (available := min(known) + sum(use.num_present for use in uses)):
             continue
-        sums: dict[tuple[str, str], int] = {}
-        for use in uses:
-            sums[use.owner, use.field] = sums.get((use.owner, use.field), 0) + use.num_bytes
-        ordered = sorted(sums.items(), key=lambda each: -each[1])
-        shares = ", ".join(f"{owner} {size_text(total)} ({field})" for (owner, field), total in ordered)
-        [((_, largest_field), _), *_] = ordered
+        sums = _sums(uses)
+        shares = ", ".join(f"{use.owner} {size_text(use.num_bytes)} ({use.field})" for use in sums)
         raise HostMemoryError(
-            f"{largest_field}: host {host} has too little memory for what this run keeps there "
+            f"{sums[0].field}: host {host} has too little memory for what this run keeps there "
             f"({size_text(needed)} needed, {size_text(available)} available): {shares}; increase the memory of "
             f"the pool's pods ({POOL_FIELD}), distribute the pool over more nodes, or change one of these fields"
         )
+
+
+def accounts_text(accounts: Iterable[HostAccount]) -> str:
+    """The uses on each host, as one line of text."""
+    sums = {host: _sums(use for each in found for use in each.uses) for host, found in _by_host(accounts).items()}
+    return "; ".join(
+        f"{host} {', '.join(f'{use.owner} {size_text(use.num_bytes)}' for use in uses) or 'nothing'}"
+        for host, uses in sums.items()
+    )
+
+
+def _by_host(accounts: Iterable[HostAccount]) -> dict[str, list[HostAccount]]:
+    found: dict[str, list[HostAccount]] = {}
+    for account in accounts:
+        found.setdefault(account.host, []).append(account)
+    return found
+
+
+def _sums(uses: Iterable[HostUse]) -> list[HostUse]:
+    """One use for each owner, the largest first."""
+    found: dict[str, HostUse] = {}
+    for use in uses:
+        before = found.get(use.owner)
+        total = use.num_bytes + (0 if before is None else before.num_bytes)
+        found[use.owner] = HostUse(use.owner, use.field, total)
+    return sorted(found.values(), key=lambda use: -use.num_bytes)
 
 
 def buffer_bytes(sizes: Iterable[int], *, is_pinned: bool) -> int:
