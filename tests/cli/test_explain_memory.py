@@ -98,7 +98,9 @@ def test_for_an_unknown_gpu_type_the_command_that_asks_for_it_is_named() -> None
 
 
 def test_a_full_pod_is_explained_with_its_limit_and_offloaded_state() -> None:
-    """Copies for checkpoints are 12 bytes of 4.02e9 numbers, moments 8, of all workers of the only node."""
+    """Copies for checkpoints are 12 bytes of 4.02e9 numbers, moments 8, of all workers of the only node: buffers of
+    four shards of each of 36 layers with two of 2560 x 4096 and 2560 x 1024 numbers, three of 2560 x 9728, and norms;
+    one of the embedding."""
     [line] = explained(
         "OutOfMemory",
         ErrorCause.HOST_MEMORY,
@@ -106,12 +108,15 @@ def test_a_full_pod_is_explained_with_its_limit_and_offloaded_state() -> None:
         {"resources": {"limits": {"memory": "64Gi"}}},
         pod="small-1-main-worker-abc",
     )
-    copies, moments, libraries = 12 * 4.0225e9 / GIB, 8 * 4.0225e9 / GIB, 4 * 1.1e9 / GIB
-    total = copies + moments + libraries
+    mib, kib = 2**20, 2**10
+    layer = 2 * 16 * mib + 2 * 4 * mib + 3 * 32 * mib + 2 * 128 + 2 * 4 * kib
+    buffers = 4 * (36 * layer + 512 * mib + 4 * kib)
+    copies, moments, libraries, graphs = 3 * buffers / GIB, 2 * buffers / GIB, 4 * 1.1e9 / GIB, 4 * 0.6
+    total = copies + moments + libraries + graphs
     assert line == Mentions(
         f"a pod of pool main needs at least {total:.1f} GiB",
         "64.0 GiB",
-        f"actor copies for checkpoints {copies:.1f}, actor moments {moments:.1f}, libraries {libraries:.1f}",
+        f"actor copies for checkpoints {copies:.1f}, actor moments {moments:.1f}, libraries {libraries:.1f}, sleeping",
         "increase spec.pools[0].resources.limits.memory",
         f"spec.training.model.offload.optimizer: false (then {total - moments:.1f} GiB)",
     )

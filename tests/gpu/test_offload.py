@@ -49,3 +49,15 @@ def test_offloaded_memory_is_free_by_the_allocator(place: DeviceContext) -> None
     freed = there - torch.cuda.memory_allocated()
     place.note("freed / bytes of parameters", freed / num_parameter_bytes)
     assert freed >= 3 * num_parameter_bytes
+
+
+def test_pinned_memory_is_what_is_added_up_before_the_first_step(place: DeviceContext) -> None:
+    place.needs_gpu("CPUs have no pinned memory")
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    before = torch.cuda.host_memory_stats()["active_bytes.current"]
+    engine = trained(tiny_models.save("qwen3", place.folder / "model"), place, EVERYTHING)
+    torch.cuda.synchronize()
+    pinned = torch.cuda.host_memory_stats()["active_bytes.current"] - before
+    expected = sum(use.num_bytes for use in engine.host_uses())
+    place.note("pinned bytes / bytes that are added up", pinned / expected)
+    assert pinned >= expected

@@ -174,7 +174,11 @@ def test_adapters_are_beside_all_linear_layers() -> None:
     attention = (1024 + 2048) + 2 * (1024 + 1024) + (2048 + 1024)
     assert lora.num_parameters == 28 * 4 * (attention + 3 * (1024 + 3072))
     assert lora.num_linear_layers == 28 * 7
-    assert lora.input_sizes_per_layer == 3 * 1024 + 2048 + 2 * 1024 + 3072
+    a_of_layer, b_of_layer = lora.tensors(28)
+    assert a_of_layer == (4, 3 * 1024 + 2048 + 2 * 1024 + 3072, 1)
+    assert lora.matrices[-2:] == ((4, 3072, 28), (1024, 4, 28))
+    assert sum(each.rows * each.columns * each.copies for each in lora.matrices) == lora.num_parameters
+    assert 28 * sum(each.rows * each.columns for each in (a_of_layer, b_of_layer)) == lora.num_parameters
     assert lora.syncs_alone
 
 

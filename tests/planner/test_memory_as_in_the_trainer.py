@@ -16,6 +16,7 @@ from rljob_api.v1alpha1.kl import Kl, KlPlacement
 from rljob_api.v1alpha1.model import Critic
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import Gpu
+from rljob_planner.memory.host_state import host_parts
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.model_config import shape_of_config
 from rljob_planner.model_shape import ModelShape
@@ -36,6 +37,7 @@ from rljob_testing.training import gloo_ranks, offload_runs, replays
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.host_ledger import HOST_LEDGER
 from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
 from rljob_trainer.observability.memory import MEBIBYTE
 from rljob_trainer.observability.spans import SPANS, Counts
@@ -63,10 +65,14 @@ class MeasuredStep:
     """A rollout before the first update."""
     step: list[Boundary]
     """A later rollout, a training step and a checkpoint."""
+    host: Mapping[str, int]
+    """Host memory by its owner, as checked before the first step."""
 
 
 def measured_step(root: Path, offloads: bool, context: WorkerContext) -> MeasuredStep:
     """`offloads`: whether everything that can be offloaded is, for all models."""
+    # The engines of earlier runs in this process, as far as they exist, do not count.
+    HOST_LEDGER._counts.clear()
     algorithm = Algorithm(type=AlgorithmType.PPO, kl=Kl(coefficient=0.1, placement=KlPlacement.LOSS))
     run = replays.replayed_run(
         replace(offload_runs.REPLAY, algorithm=algorithm, critic=Critic(), offloads=offloads), context
@@ -77,6 +83,7 @@ def measured_step(root: Path, offloads: bool, context: WorkerContext) -> Measure
     others = [run.reference.engine, run.critic.engine]
     rollout = RolloutWorker(context, lambda: HfEngine(settings), 1)
     hybrid = HybridWorker(context, run.actor, rollout, torch.float32, 0, others)
+    host = {use.owner: use.num_bytes for use in HOST_LEDGER.account().uses}
     prompts = RaggedColumn.from_rows([torch.tensor([5, 6, 7])] * 4)
     batch = DataProto({SAMPLE_SEEDS: torch.arange(4)}, ragged={PROMPT_TOKEN_IDS: prompts})
     SPANS.take()
@@ -87,7 +94,7 @@ def measured_step(root: Path, offloads: bool, context: WorkerContext) -> Measure
     hybrid.generate_sequences(batch, offload_runs.SAMPLING, True)
     run.step(1)
     run.save(root / f"offloads-{offloads}", 2)
-    return MeasuredStep(first, _boundaries())
+    return MeasuredStep(first, _boundaries(), host)
 
 
 def _boundaries() -> list[Boundary]:
@@ -133,8 +140,8 @@ def shape() -> ModelShape:
     return shape_of_config(json.loads((replays.MODEL / "config.json").read_text()), "sort digits")
 
 
-def planned(ranks: int, *, offloads: bool) -> dict[Phase, PhaseMemory]:
-    """The plan for GPUs, where offloaded state is in other memory."""
+def placed_job(ranks: int, *, offloads: bool) -> tuple[PlacedPool, Workload]:
+    """The measured job on GPUs."""
     offload = ModelOffload(parameters=offloads, gradients=offloads, optimizer=offloads)
     model = TrainModel(shape(), is_trained=True, compute_bytes=4, offload=offload)
     workload = Workload(
@@ -156,7 +163,12 @@ def planned(ranks: int, *, offloads: bool) -> dict[Phase, PhaseMemory]:
     )
     layouts = {role: TrainLayout(ranks, ranks) for role in workload.models}
     device = Gpu("device", 2**30, 1e12, 1e11, 1e10)
-    pool = PlacedPool("pool", 1, ranks, device, layouts, RolloutLayout(ranks))
+    return PlacedPool("pool", 1, ranks, device, layouts, RolloutLayout(ranks)), workload
+
+
+def planned(ranks: int, *, offloads: bool) -> dict[Phase, PhaseMemory]:
+    """The plan for GPUs, where offloaded state is in other memory."""
+    pool, workload = placed_job(ranks, offloads=offloads)
     return {phase.phase: phase for phase in phases_of(pool, workload, CONSTANTS)}
 
 
@@ -215,6 +227,17 @@ def test_passes_and_checkpoints_load_only_what_they_need(measured: Measurements,
     scoring = max(peaks[name] for name in ("old_logprobs", "ref_logprobs", "values"))
     assert plan[Phase.LOGPROBS].total >= scoring
     assert plan[Phase.CRITIC_UPDATE].total >= peaks["update_critic"]
+
+
+@pytest.mark.parametrize(("ranks", "offloads"), CASES)
+def test_host_memory_is_that_of_the_check_before_the_first_step(
+    measured: Measurements, ranks: int, offloads: bool
+) -> None:
+    pool, workload = placed_job(ranks, offloads=offloads)
+    on_cpus = replace(pool, gpu=replace(pool.gpu, is_cpu=True))
+    parts = {part.owner: part.num_bytes / ranks for part in host_parts(on_cpus, workload, CONSTANTS)}
+    parts.pop("libraries")
+    assert parts == {owner.replace("'s ", " "): size for owner, size in measured[ranks, offloads].host.items()}
 
 
 def test_the_actors_embedding_stays_whole_after_a_pass(measured: Measurements) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import Cluster, NodeGroup
 from rljob_planner.memory.phases import phases_of
-from rljob_planner.model_shape import ModelShape
+from rljob_planner.model_shape import ModelShape, TensorSize
 from rljob_planner.search.arrangements import groupings
 from rljob_planner.search.best_placement import best_by_grouping
 from rljob_planner.search.pool_options import SearchSpace, node_counts
@@ -152,7 +152,8 @@ def test_the_search_equals_trying_everything_for_three_roles_in_any_job(data: st
     that change which placement is best."""
     third = data.draw(st.sampled_from([Role.REF, Role.CRITIC, Role.REWARD_MODEL]))
     job = _job([Role.ACTOR, third], TWO_HEADS)
-    adapters = LoraShape(32, 4_000_000, 56, input_sizes_per_layer=20_000, syncs_alone=True)
+    matrices = TensorSize(32, 20_000, TWO_HEADS.num_layers), TensorSize(93_000, 32)
+    adapters = LoraShape(32, 4_000_000, 56, matrices, syncs_alone=True)
     kinds = [job.models[Role.ACTOR], replace(job.models[Role.ACTOR], lora=adapters)]
     kinds.append(replace(kinds[0], offload=ModelOffload(parameters=True, optimizer=True)))
     job = replace(

@@ -17,19 +17,24 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from rljob_api.v1alpha1.model import Lora
+from rljob_planner.constants import Constants
 from rljob_planner.job_workload import lora_shape
+from rljob_planner.memory.host_state import host_parts
 from rljob_planner.memory.train_passes import train_peak
 from rljob_planner.memory.train_state import gradient_bytes, moments_part, parameters_part
 from rljob_planner.model_config import shape_of_config
 from rljob_planner.model_shape import ModelShape, gathered_elements
-from rljob_planner.workload import TrainLayout, TrainModel
+from rljob_planner.workload import ModelOffload, PlacedPool, Role, TrainLayout, TrainModel
 from rljob_testing.models import tiny_models
+from rljob_testing.planner import samples
 from rljob_testing.training import engine_updates, gloo_ranks
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.engine_memory import copies_use, engine_uses
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.engines.train.model import num_parameters
+from rljob_trainer.engines.train.offload import OffloadSettings
 from rljob_trainer.engines.train.token_batch import MicroBatch
 from rljob_trainer.engines.train.token_logprobs import TokenDistribution
 
@@ -75,6 +80,8 @@ class Account:
     """After the last micro-batch."""
     gathered: int
     """Parameters that stay gathered after a pass without backward, for a trained model."""
+    host: Mapping[str, int]
+    """Host memory on a GPU with full offload, by its owner."""
 
 
 def save_configured(name: str, folder: Path) -> Path:
@@ -101,10 +108,13 @@ def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
             defers_reduction=case.defers_reduction,
         )
     )
+    away = replace(engine.settings, device=torch.device("cuda"), offload=OffloadSettings(True, True, True))
+    uses = (*engine_uses(away, engine.memory), copies_use(away, engine.memory))
+    host = {use.owner.replace("'s ", " "): use.num_bytes for use in uses if use.num_bytes}
     batch = engine_updates.random_batch([100, 100])
     if not case.is_trained:
         engine.forward(batch, 1.0)
-        return Account(num_parameters(folder), engine.memory.parameters, 0, 0, 0, engine.memory.gathered)
+        return Account(num_parameters(folder), engine.memory.parameters, 0, 0, 0, engine.memory.gathered, host)
     between: list[int] = []
 
     def loss(_: MicroBatch, distribution: TokenDistribution) -> Tensor:
@@ -116,7 +126,9 @@ def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
     engine.optimizer_step(1e-3)
     engine.forward(batch, 1.0)
     memory = engine.memory
-    return Account(num_parameters(folder), memory.parameters, memory.moments, between[-1], gradients, memory.gathered)
+    return Account(
+        num_parameters(folder), memory.parameters, memory.moments, between[-1], gradients, memory.gathered, host
+    )
 
 
 def allocated_peak(engine: TrainEngine, lengths: list[int]) -> int:
@@ -173,18 +185,35 @@ def shape_of(folder: Path) -> ModelShape:
     return shape_of_config(json.loads((folder / "config.json").read_text()), folder.name)
 
 
+def model_of(case: AccountCase, shape: ModelShape) -> TrainModel:
+    """The planner's model of a case, with full offload."""
+    return TrainModel(
+        shape,
+        case.is_trained,
+        compute_bytes=case.dtype.itemsize,
+        lora=lora_shape(shape, RANK, None, syncs_alone=False) if case.has_adapters else None,
+        offload=ModelOffload(True, case.is_trained, case.is_trained),
+        defers_reduction=case.defers_reduction,
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_host_memory_equals_that_of_the_engine(
+    case: AccountCase, accounts: dict[AccountCase, tuple[ModelShape, Account]]
+) -> None:
+    shape, found = accounts[case]
+    workload = replace(samples.workload(), models={Role.ACTOR: model_of(case, shape)})
+    pool = PlacedPool("main", 1, 1, samples.gpu(), {Role.ACTOR: TrainLayout(case.num_ranks, case.num_shards)})
+    parts = {part.owner: part.num_bytes for part in host_parts(pool, workload, Constants(process_bytes=5.0))}
+    assert parts == {"libraries": 5.0, **found.host}
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_state_equals_that_of_the_engine(
     case: AccountCase, accounts: dict[AccountCase, tuple[ModelShape, Account]]
 ) -> None:
     shape, found = accounts[case]
-    model = TrainModel(
-        shape,
-        case.is_trained,
-        compute_bytes=case.dtype.itemsize,
-        lora=lora_shape(shape, RANK, None, syncs_alone=False) if case.has_adapters else None,
-        defers_reduction=case.defers_reduction,
-    )
+    model = model_of(case, shape)
     layout = TrainLayout(case.num_ranks, case.num_shards)
     # `gradientCheckpointing: Auto` depends on it.
     assert found.num_parameters == shape.num_parameters

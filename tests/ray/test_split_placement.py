@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from rljob_api.constants import LOGS_FOLDER
+from rljob_testing.messages import Mentions
 from rljob_testing.models import tiny_models
 from rljob_testing.training import training_runs
 
@@ -56,15 +57,19 @@ def job(
 @pytest.mark.parametrize("placement", [pytest.param("Loss", marks=pytest.mark.long), "Reward"])
 def test_moving_other_roles_to_their_own_gpus_changes_nothing(placement: str, cluster: str, tmp_path: Path) -> None:
     reward_model = tiny_models.save_scoring(tmp_path / "reward-model")
-    together = ended_run(tmp_path / "together", job(placement, reward_model), cluster)
+    together = ended_run(tmp_path / "together", job(placement, reward_model), cluster).files
     # One worker of each role for two actors: their data is split differently, and 16 rows come back in two parts.
     judges: training_runs.Document = {"name": "judges", "gpusPerNode": 1}
-    apart = ended_run(tmp_path / "apart", job(placement, reward_model, reference_pool=judges), cluster)
+    run = ended_run(tmp_path / "apart", job(placement, reward_model, reference_pool=judges), cluster)
+    apart = run.files
     of_ppo = PPO_SERIES if RULES[placement] == "PPO" else ()
     assert len(apart.series("critic/vf_loss")) == (3 if of_ppo else 0)
     for name in (*SERIES, *of_ppo):
         assert apart.series(name) == pytest.approx(together.series(name), rel=1e-5, abs=1e-7), name
     assert apart.series("actor/kl_loss")[-1] > 1e-3
+    # The host memory of all pools is added up.
+    [line] = [line for line in run.terminal.splitlines() if "host memory: " in line]
+    assert line == Mentions("actor's copies for checkpoints", *(["critic's copies for checkpoints"] if of_ppo else []))
     logs = apart.folder / LOGS_FOLDER
     assert sorted(str(path.relative_to(logs)) for path in logs.rglob("worker-*.log")) == [
         "judges/worker-0.log",
@@ -73,9 +78,9 @@ def test_moving_other_roles_to_their_own_gpus_changes_nothing(placement: str, cl
     ]
 
 
-def ended_run(folder: Path, document: training_runs.Document, cluster: str) -> training_runs.RunFiles:
-    """The files of a run that must have succeeded."""
+def ended_run(folder: Path, document: training_runs.Document, cluster: str) -> training_runs.Ended:
+    """A run that must have succeeded."""
     folder.mkdir()
     run = training_runs.RunTrainer(folder)(document, cluster)
     assert run.exit_code == 0, run.terminal
-    return run.files
+    return run

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -16,6 +17,10 @@ from rljob_testing.models import tiny_models
 from rljob_testing.models.recorded_llm_engine import RecordedLlmEngine
 from rljob_testing.training import engine_updates, gloo_ranks
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.observability.memory import MEMORY
+
+if TYPE_CHECKING:
+    from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
 
 pytestmark = [pytest.mark.vllm]
 
@@ -70,6 +75,7 @@ def made_calls(folder: Path, keeps_weights: bool, lora: Lora | None, context: Wo
     settings = VllmSettings(folder, "cuda", False, torch.float32, 1, 64, 8, 0.5, 0, 0, keeps_weights)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm_engine, "start_vllm", lambda _: engine)
+        patch.setattr(vllm_engine, "sleep_allocator", lambda: engine.allocator)
         vllm = vllm_engine.VllmEngine(settings)
     actor = engine_updates.build_actor(folder, context, lora=lora)
     hybrid = HybridWorker(context, actor, RolloutWorker(context, lambda: vllm, 1), torch.float32, 0, others=())
@@ -88,7 +94,22 @@ def made_calls(folder: Path, keeps_weights: bool, lora: Lora | None, context: Wo
     part(generate)
     part(lambda: actor.update_policy(engine_updates.random_rollout(tiny_models.VOCABULARY, 0), 0))
     part(generate)
+    engine.calls = []
+    check_counted_memory(vllm, keeps_weights=keeps_weights)
     return found
+
+
+def check_counted_memory(vllm: VllmEngine, *, keeps_weights: bool) -> None:
+    """Puts the engine to sleep and wakes it. What is asleep counts with the tensors, not with the segments, which have
+    buffers in pinned host memory."""
+    assert vllm.memory.unmapped == 0
+    vllm.sleep()
+    assert vllm.memory.unmapped == MEMORY._num_unmapped() == 12 + 64 + 1
+    vllm.wake(weights=True, kv_cache=False)
+    assert vllm.memory.unmapped == 64
+    vllm.wake(weights=False, kv_cache=True)
+    assert vllm.memory.unmapped == 0
+    assert vllm.kept_buffers == ([20, 2] if keeps_weights else [2])
 
 
 def calls_of(folder: Path, lora: Lora | None = None, *, keeps_weights: bool) -> list[list[str]]:

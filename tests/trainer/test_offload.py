@@ -143,12 +143,11 @@ def test_too_little_memory_is_reported_before_the_first_step(runs: dict[int, lis
     # 119 thousand parameters: moments of 0.9 MiB, gradients of half of that; the same on two ranks of one machine.
     for run in (alone, first, second):
         offload, moments = run.memory_errors["offload"], run.memory_errors["moments"]
-        assert offload == Mentions(
-            "spec.training.model.offload:", "too little memory", "actor's gradients and optimizer"
-        )
-        assert offload == Mentions("1.4 MiB needed, 1.0 MiB available", "increase the pool's memory")
-        assert moments == Mentions("spec.training.rollout.cpuKvCache:", "too little memory", "optimizer's moments")
-        assert moments == Mentions("0.9 MiB needed, 0.5 MiB available", "reduce")
+        assert offload == Mentions("spec.pools[].resources:", "too little memory", "actor's moments 0.9 MiB")
+        assert offload == Mentions("actor's gradients 0.5 MiB (spec.training.model.offload.gradients)")
+        assert offload == Mentions("1.4 MiB needed, 1.0 MiB available", "increase the memory")
+        assert moments == Mentions("too little memory", "actor's moments 0.9 MiB", "copies for checkpoints 1.4 MiB")
+        assert moments == Mentions("2.3 MiB needed, 2.0 MiB available")
 
 
 def test_one_reduction_per_update_keeps_whole_gradients_until_then(

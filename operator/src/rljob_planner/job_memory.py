@@ -23,13 +23,12 @@ from rljob_planner.job_placement import check_layouts, placement_of
 from rljob_planner.job_workload import model_sources, workload_of
 from rljob_planner.known_models import known_model
 from rljob_planner.kv_cache import GIB
+from rljob_planner.memory.host_state import host_parts
 from rljob_planner.memory.job_changes import offload_changes
-from rljob_planner.memory.phases import COPY_BYTES
 from rljob_planner.memory.proposals import Proposal, find_proposals, fullest_phase
-from rljob_planner.memory.train_state import host_bytes, trained_shard_elements
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan import Plan, plan_of
-from rljob_planner.plan_types import Part, PhaseMemory, Verdict, fails_from_second_step, verdict_of
+from rljob_planner.plan_types import PhaseMemory, Verdict, fails_from_second_step, verdict_of
 from rljob_planner.workload import PlacedPool, Placement, Role, Workload
 
 _UNLIMITED = Gpu("unknown", 1e18, 1e15, 1e12, 1e11)
@@ -123,29 +122,6 @@ def proposal_text(proposal: Proposal) -> str:
     """The changes as they are written in the job file, and the memory of the fullest phase with them."""
     changes = " and ".join(f"{change.field}: {change.value}" for change in proposal.changes)
     return f"{changes} ({proposal.fullest_phase.total / GIB:.1f} GiB at most)"
-
-
-PROCESS_BYTES = 1.1e9
-"""Host memory of the libraries of one worker: 1,067 MiB on CPUs (docs/memory.md). A measured value in a profile is used
-instead."""
-
-
-def host_parts(pool: PlacedPool, workload: Workload, constants: Constants) -> tuple[Part, ...]:
-    """Host memory of all workers on one node of the pool, by owner. Not counted: Ray's object store, and the rounding
-    of pinned buffers, which may take up to twice the size of what is offloaded."""
-    workers = pool.gpus_per_node
-    parts = [Part("libraries", workers * (constants.process_bytes or PROCESS_BYTES))]
-    for role, layout in pool.layouts.items():
-        model = workload.models[role]
-        for part in host_bytes(model, layout):
-            parts.append(replace(part, owner=f"{role} {part.owner}", num_bytes=workers * part.num_bytes))
-        copies = COPY_BYTES * trained_shard_elements(model, layout)
-        parts.append(Part(f"{role} copies for checkpoints", float(workers * copies)))
-    rollout = workload.rollout
-    if pool.rollout is not None and rollout.is_vllm and rollout.keeps_weights_on_host:
-        engine_weights = rollout.weight_bytes * rollout.shape.num_parameters / pool.rollout.tensor_parallel
-        parts.append(Part("sleeping rollout weights", workers * engine_weights))
-    return tuple(part for part in parts if part.num_bytes)
 
 
 def host_memory_advice(spec: RLJobSpec) -> dict[str, str]:

@@ -24,7 +24,7 @@ from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.rollout_correction import OldLogprobs
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
-from rljob_planner.model_shape import ModelShape
+from rljob_planner.model_shape import ModelShape, TensorSize
 from rljob_planner.workload import (
     Head,
     LoraShape,
@@ -294,11 +294,14 @@ def lora_shape(shape: ModelShape, rank: int, targets: Sequence[str] | None, *, s
     `q_proj`; None means all linear layers. The parts of a fused matrix are counted as separate layers."""
     ends = None if targets is None else {target.rpartition(".")[2] for target in targets}
     chosen = [each for names, *each in _linear_layers(shape) if ends is None or ends.intersection(names.split())]
+    pairs = [
+        (TensorSize(rank, inputs, layers), TensorSize(outputs, rank, layers)) for inputs, outputs, layers in chosen
+    ]
     return LoraShape(
         rank=rank,
         num_parameters=sum(rank * (inputs + outputs) * layers for inputs, outputs, layers in chosen),
         num_linear_layers=sum(layers for *_, layers in chosen),
-        input_sizes_per_layer=sum(inputs * layers for inputs, _, layers in chosen) // shape.num_layers,
+        matrices=tuple(each for pair in pairs for each in pair),
         syncs_alone=syncs_alone,
     )
 

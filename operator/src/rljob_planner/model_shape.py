@@ -192,14 +192,20 @@ class ModelShape:
     def _mlp(self, width: int) -> Unit:
         return TensorSize(width, self.hidden_size, 2), TensorSize(self.hidden_size, width)
 
-    def layers_elements(self, num_shards: int = 1) -> int:
-        """Parameters of all layers on rank 0 of `num_shards` ranks."""
+    @cached_property
+    def layers_tensors(self) -> Unit:
+        """The tensors of all decoder layers."""
         counts = {False: self.num_layers - self.num_expert_layers, True: self.num_expert_layers}
-        return sum(
-            count * shard_elements(self.layer_tensors(has_experts=has_experts), num_shards)
+        return tuple(
+            each._replace(copies=count * each.copies)
             for has_experts, count in counts.items()
             if count
+            for each in self.layer_tensors(has_experts=has_experts)
         )
+
+    def layers_elements(self, num_shards: int = 1) -> int:
+        """Parameters of all layers on rank 0 of `num_shards` ranks."""
+        return shard_elements(self.layers_tensors, num_shards)
 
     def outside_layers(self, *, has_token_head: bool = True) -> OutsideLayers:
         """Embedding, last norm and output head. A head that predicts a value or a score (output_head.py) has one row,

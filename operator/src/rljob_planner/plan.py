@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from rljob_planner.constants import Constants
 from rljob_planner.kv_cache import engine_memory
+from rljob_planner.memory.host_state import host_parts
 from rljob_planner.memory.job_changes import MODEL_FIELDS
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.memory.proposals import Proposal, Proposals, find_proposals, fullest_phase
-from rljob_planner.plan_types import PhaseMemory, Seconds, StepTime, Verdict, fails_from_second_step, verdict_of
+from rljob_planner.plan_types import Parts, PhaseMemory, Seconds, StepTime, Verdict, fails_from_second_step, verdict_of
 from rljob_planner.timing.generation import live_context
 from rljob_planner.timing.lengths import lengths_of
 from rljob_planner.timing.step import step_time
@@ -27,6 +28,8 @@ class Plan:
     placement: Placement
     phases: Mapping[str, tuple[PhaseMemory, ...]]
     """Peak memory of each phase, by the pool's name; phases are in the order of a run."""
+    host_memory: Mapping[str, Parts]
+    """Host memory of all workers on one node, by the pool's name; has no limit. On CPUs it is a part of the phases."""
     verdict: Verdict
     fullest_phase: PhaseMemory
     """The phase with the smallest share of free memory, of all pools."""
@@ -81,6 +84,7 @@ def plan_of(
         workload=workload,
         placement=placement,
         phases=phases,
+        host_memory={pool.name: host_parts(pool, workload, constants) for pool in placement.pools},
         verdict=verdict_of(phases_of_all_pools),
         fullest_phase=fullest_phase(phases_of_all_pools),
         proposals=_priced(proposals, constants),

@@ -45,17 +45,17 @@ class LoraShape:
     num_parameters: int
     num_linear_layers: int
     """The number of linear layers with an adapter, over all decoder layers."""
-    input_sizes_per_layer: int = 0
-    """Sum of the input widths of the adapted linear layers in one decoder layer."""
+    matrices: Unit = ()
+    """A [rank, inputs] and B [outputs, rank] of each adapted linear layer, alternately, over all decoder layers."""
     syncs_alone: bool = False
     """Whether a weight sync sends only the adapters. Otherwise it sends the weights with the adapters merged in."""
 
     def tensors(self, num_decoder_layers: int) -> Unit:
-        """The adapters of one decoder layer: A [rank, inputs] and B [outputs, rank] of each adapted linear layer
-        (trainer, lora.py). All B together count as one column, so the sizes of their shards are exact only where W
-        divides the outputs."""
-        rest = -(-self.num_parameters // num_decoder_layers) - self.rank * self.input_sizes_per_layer
-        return TensorSize(self.rank, self.input_sizes_per_layer), TensorSize(max(0, rest))
+        """The adapters of one decoder layer: the `matrices` (trainer, lora.py). All B together count as one column, so
+        the sizes of their shards are exact only where W divides the outputs."""
+        inputs = sum(each.columns * each.copies for each in self.matrices[::2]) // num_decoder_layers
+        rest = -(-self.num_parameters // num_decoder_layers) - self.rank * inputs
+        return TensorSize(self.rank, inputs), TensorSize(max(0, rest))
 
 
 @dataclass(frozen=True)

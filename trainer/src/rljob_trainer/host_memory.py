@@ -123,6 +123,11 @@ HOST_MEMORY = HostMemory()
 """The one instance for this process."""
 
 
+def size_text(num_bytes: float) -> str:
+    """A size as people read it: `1.5 GiB`, `0.5 MiB`."""
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
+
+
 def _whole_pages(storages: Iterable[UntypedStorage]) -> Iterator[tuple[int, int]]:
     """Yields address and length, in bytes, of the whole pages in each storage."""
     for storage in storages:

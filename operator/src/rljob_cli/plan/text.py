@@ -17,7 +17,7 @@ from rljob_cli.plan.models import FoundShape
 from rljob_planner.kv_cache import GIB
 from rljob_planner.memory.proposals import Proposal
 from rljob_planner.plan import Plan
-from rljob_planner.plan_types import PhaseMemory, Seconds, Verdict, verdict_of
+from rljob_planner.plan_types import Part, PhaseMemory, Seconds, Verdict, verdict_of
 from rljob_planner.workload import PlacedPool, Placement, Role, Schedule
 
 _STYLES = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.TOO_LARGE: "red"}
@@ -66,7 +66,8 @@ def plan_body(plan: Plan, *, explain: bool) -> Iterator[Text]:
         for line, phase in zip(rows, phases, strict=True):
             yield line
             for part in phase.parts if explain else ():
-                yield Text(f"      {part.owner:28} {part.num_bytes / GIB:8.2f}  {part.formula}", "dim")
+                yield _part_line(part)
+    yield from _host_lines(plan, explain=explain)
     yield Text()
     yield from _time_lines(plan, explain=explain)
     for note in plan.notes:
@@ -137,6 +138,30 @@ def _memory_row(phase: PhaseMemory) -> tuple[str | Text, ...]:
     used_by = ", ".join(f"{owner} {num_bytes / GIB:.1f}" for owner, num_bytes in _by_owner(phase).items())
     total, limit = (f"{each / GIB:>6.1f}" for each in (phase.total, phase.limit))
     return phase.phase.value, total, limit, Text(outcome, _STYLES[verdict]), used_by
+
+
+def _part_line(part: Part) -> Text:
+    """A part of a row, with its formula."""
+    return Text(f"      {part.owner:28} {part.num_bytes / GIB:8.2f}  {part.formula}", "dim")
+
+
+def _host_lines(plan: Plan, *, explain: bool) -> Iterator[Text]:
+    """Host memory of a node of each pool with GPUs. On CPUs the phases have it."""
+    parts_of = {pool.name: plan.host_memory[pool.name] for pool in plan.placement.pools if not pool.gpu.is_cpu}
+    if not parts_of:
+        return
+    rows = []
+    for name, parts in parts_of.items():
+        ordered = sorted(parts, key=lambda part: -part.num_bytes)
+        shares = ", ".join(f"{part.owner} {part.num_bytes / GIB:.1f}" for part in ordered)
+        rows.append((name, f"{sum(part.num_bytes for part in parts) / GIB:>6.1f}", shares))
+    head, *lines = table(("POOL", "  USED", "USED BY"), rows, "  ")
+    yield Text()
+    yield Text("Host memory of a node, GiB", "bold")
+    yield head
+    for line, parts in zip(lines, parts_of.values(), strict=True):
+        yield line
+        yield from map(_part_line, parts if explain else ())
 
 
 _ENGINE_OWNERS = ("rollout weights", "engine", "KV cache", "sleeping engine")

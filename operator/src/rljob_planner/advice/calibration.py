@@ -25,7 +25,7 @@ from rljob_planner.advice.comparison import STEP, process_bytes
 from rljob_planner.advice.run_facts import RunFacts, observed_workload, workload_for_memory
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
-from rljob_planner.job_memory import PROCESS_BYTES
+from rljob_planner.memory.host_state import PROCESS_BYTES
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.timing.step import OTHER, step_time
 from rljob_planner.workload import Placement, Role, Workload

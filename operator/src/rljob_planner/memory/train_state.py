@@ -4,7 +4,7 @@ All sizes are those of one rank. Sources:
 
 - engines/train of the trainer: `sharded_model.py` (shards of a trained model are float32; shards of a frozen model, or
   of frozen weights beside adapters, have the dtype of the passes), `optimizer.py` (AdamW: two float32 moments per
-  trained parameter), `offload.py`
+  trained parameter)
 - `engine_memory.py` there counts the same memory; tests/planner checks that these formulas give the same numbers
 - docs/memory.md
 """
@@ -33,11 +33,11 @@ def gradient_bytes(model: TrainModel, layout: TrainLayout) -> int:
 
 def parameters_part(model: TrainModel, layout: TrainLayout) -> Part:
     """Shards of the base model and of its adapters. 0 bytes for a reference that is the actor's model."""
-    formula = f"{_base_bytes(model)} x {model.num_parameters:.4g} / {layout.shard_size}"
+    formula = f"{base_bytes(model)} x {model.num_parameters:.4g} / {layout.shard_size}"
     if model.lora is not None:
         formula += f" + {MASTER_BYTES} x {model.lora.num_parameters:.4g} / {layout.shard_size}"
     base, adapters = model.base_elements(layout.shard_size), model.adapter_elements(layout.shard_size)
-    num_bytes = _base_bytes(model) * base + MASTER_BYTES * adapters
+    num_bytes = base_bytes(model) * base + MASTER_BYTES * adapters
     return Part("parameters", 0 if model.is_actor_without_adapters else num_bytes, formula)
 
 
@@ -47,18 +47,6 @@ def moments_part(model: TrainModel, layout: TrainLayout) -> Part:
     return Part("moments", 2 * MASTER_BYTES * trained_shard_elements(model, layout), formula)
 
 
-def host_bytes(model: TrainModel, layout: TrainLayout) -> tuple[Part, ...]:
-    """The state that offload moves to host memory, at its largest; only parts whose offload is on. Pinned buffers may
-    take up to twice as much (docs/memory.md)."""
-    gradients = Part("gradients", MASTER_BYTES * trained_shard_elements(model, layout))
-    parts = {
-        parameters_part(model, layout): model.offload.parameters,
-        gradients: model.offload.gradients,
-        moments_part(model, layout): model.offload.optimizer,
-    }
-    return tuple(part for part, is_offloaded in parts.items() if is_offloaded and part.num_bytes)
-
-
-def _base_bytes(model: TrainModel) -> int:
+def base_bytes(model: TrainModel) -> int:
     """Bytes of a parameter of the base model (not of an adapter)."""
     return MASTER_BYTES if model.is_trained and model.lora is None else model.compute_bytes

@@ -4,6 +4,7 @@ late, with an AssertionError."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,41 @@ if TYPE_CHECKING:
 TOKEN = 5
 """The only token of each response."""
 
+SEGMENTS = {"weights": (20, 12), "kv_cache": (64, 64), "runtime": (2, 1)}
+"""By tag: the bytes of a segment, and of the tensors in it."""
+
+
+class RecordedAllocator:
+    """Stands for vLLM's `CuMemAllocator`, with one segment for each tag. It is awake."""
+
+    def __init__(self) -> None:
+        from vllm.device_allocator import AllocationData
+
+        self.pointer_to_data = {
+            pointer: AllocationData((0, size, pointer, 0), tag)
+            for pointer, (tag, (size, _)) in enumerate(SEGMENTS.items())
+        }
+        self.allocator_and_pools = {
+            tag: [(SimpleNamespace(snapshot=partial(_snapshot, pointer, num_bytes)), None)]
+            for pointer, (tag, (_, num_bytes)) in enumerate(SEGMENTS.items())
+        }
+
+    def set_asleep(self, tags: set[str]) -> None:
+        """What is asleep from now on."""
+        for data in self.pointer_to_data.values():
+            data.is_asleep = data.tag in tags
+
+
+def _snapshot(pointer: int, num_bytes: int) -> list[dict[str, int]]:
+    return [{"address": pointer, "allocated_size": num_bytes}]
+
 
 class RecordedLlmEngine:
     """Starts awake, with random weights."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.allocator = RecordedAllocator()
         self.asleep: set[str] = set()
         self.has_weights = False
         """Whether weights were loaded and not lost."""
@@ -58,6 +88,7 @@ class RecordedLlmEngine:
         assert not self.asleep, "the engine sleeps already"
         assert not self.requests, "responses are being decoded"
         self.asleep = {"weights", "kv_cache"}
+        self.allocator.set_asleep(set(SEGMENTS))
         self.has_weights = self.has_weights and level == 1
         self.is_cache_clear = True
         self.calls.append(f"sleep {level}")
@@ -67,6 +98,8 @@ class RecordedLlmEngine:
         assert set(tags) <= self.asleep, "this is awake"
         assert "kv_cache" not in tags or "weights" not in self.asleep, "the KV cache wakes before the weights"
         self.asleep -= set(tags)
+        # All tags except these two wake with any of them.
+        self.allocator.set_asleep(self.asleep)
         self.calls.append(f"wake {' '.join(tags)}")
 
     def is_sleeping(self) -> bool:

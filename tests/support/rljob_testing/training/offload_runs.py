@@ -21,6 +21,7 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.device_memory import local_part
+from rljob_trainer.engines.host_ledger import HOST_LEDGER
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
 from rljob_trainer.engines.train.engine import TrainEngine
@@ -225,15 +226,19 @@ def peak_of_first_step(run: replays.ReplayedRun) -> int:
 
 
 def memory_errors(context: WorkerContext) -> dict[str, str]:
-    """Error messages with 1 MiB of free host memory: of an engine with offload, and of a hybrid worker."""
+    """Error messages with 1 MiB of free host memory, of an engine with offload; and with 2 MiB, of a hybrid worker."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
+        # The engines of earlier runs, as far as they exist, do not count.
+        patch.setattr(HOST_LEDGER, "_counts", [])
         patch.setattr(HOST_MEMORY, "available_bytes", lambda: MEBIBYTE)
         with pytest.raises(ResourceError) as caught:
             replays.replayed_run(replace(REPLAY, offloads=True), context)
         found["offload"] = str(caught.value)
+        patch.setattr(HOST_LEDGER, "_counts", [])
+        patch.setattr(HOST_MEMORY, "available_bytes", lambda: 3 * MEBIBYTE)
         run = replays.replayed_run(replace(REPLAY, algorithm=Algorithm()), context)
-        patch.setattr(HOST_MEMORY, "available_bytes", lambda: MEBIBYTE // 2)
+        patch.setattr(HOST_MEMORY, "available_bytes", lambda: 2 * MEBIBYTE)
         with pytest.raises(ResourceError) as caught:
             steps_with_rollouts(run, [])
         found["moments"] = str(caught.value)

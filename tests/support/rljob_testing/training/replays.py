@@ -158,6 +158,8 @@ class Replay:
             engine=replace(
                 self.engine_settings(num_ranks),
                 head=Head.VALUE,
+                role="critic",
+                offload_field="spec.training.critic.model.offload",
                 adapters=None,
                 optimizer=optimizer,
                 defers_reduction=False,

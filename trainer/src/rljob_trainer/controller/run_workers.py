@@ -22,6 +22,7 @@ from rljob_trainer.controller.model_roles import (
     placed_roles,
 )
 from rljob_trainer.controller.rollout_phase import RewardModelWorkers
+from rljob_trainer.engines.host_ledger import accounts_text, check_accounts
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.ray_session import ShippedCode, cluster_resources, ray_session
 from rljob_trainer.groups.shared_folders import check_shared
@@ -147,6 +148,10 @@ def started_workers(
             while wait(built, timeout=POLL_SECONDS).not_done:
                 activity.poll_files()
         groups = {role: group for each in built for role, group in each.result().items()}
+        # The workers of a pool have checked their own pool only; several pools may share a host.
+        accounts = [account for _, _, processes in started for account in processes.host_accounts()]
+        check_accounts(accounts)
+        log.info("host memory: %s", accounts_text(accounts))
         yield Workers(
             actor=groups[ACTOR].seen_as(ActorGroup),
             hybrid=groups[HYBRID].seen_as(HybridGroup),

@@ -22,6 +22,7 @@ from rljob_trainer.stack_traces import StackFile
 if TYPE_CHECKING:
     from rljob_trainer.dispatch.mesh import MeshPosition
     from rljob_trainer.dispatch.worker import WorkerContext
+    from rljob_trainer.engines.host_ledger import HostAccount
     from rljob_trainer.errors import TrainerError
     from rljob_trainer.groups.fused_worker import RoleSpec
     from rljob_trainer.groups.shared_folders import UnseenFiles
@@ -60,6 +61,10 @@ class RayWorker:
         """See WorkerSide.build."""
         self.stacks.rename("+".join(role.name for role in roles), context.rank)
         self.side.build(context, roles, log_file)
+
+    def host_account(self) -> HostAccount:
+        """See WorkerSide.host_account."""
+        return self.side.host_account()
 
     def keep_record(self, record: GroupRecord) -> None:
         """Stores the record of the whole group, for `attach_processes`."""

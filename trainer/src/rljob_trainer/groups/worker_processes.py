@@ -20,6 +20,7 @@ from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.register import registrations
 from rljob_trainer.dispatch.split_gather import SplitCall
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.host_ledger import HostAccount
 from rljob_trainer.errors import CallTimeoutError, ResourceError, TrainerError, WorkerDiedError
 from rljob_trainer.groups.calls import StartedCall
 from rljob_trainer.groups.fused_worker import RoleSpec
@@ -140,6 +141,11 @@ class WorkerProcesses:
         self.record = replace(self.record, roles=tuple(roles), positions=positions)
         self._on_all("build", [self.handles[0].keep_record.remote(self.record)])
         self.watch = LivenessWatch(self.handles, self._death_of)
+
+    def host_accounts(self) -> list[HostAccount]:
+        """Returns the host memory that each built process keeps. Raises WorkerDiedError."""
+        results = self._on_all("host memory of the workers", [each.host_account.remote() for each in self.handles])
+        return [_expect(HostAccount, each) for each in results]
 
     def cached_call(self, ranks: Iterable[int]) -> CachedCall:
         """Returns a handle for a new call whose results these ranks will cache."""

@@ -27,6 +27,7 @@ from rljob_trainer.control_groups import num_usable_cores
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.split_gather import check_lengths
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.host_ledger import HOST_LEDGER, HostAccount
 from rljob_trainer.engines.process_group import join_process_group, leave_process_group
 from rljob_trainer.errors import DispatchError, TrainerError, WorkerError
 from rljob_trainer.groups.devices import VISIBILITY_VARIABLES, device_number
@@ -187,6 +188,10 @@ class WorkerSide:
     def unseen(self, files: Sequence[Path]) -> UnseenFiles:
         """Returns the files that this process does not see (see `shared_folders`)."""
         return UnseenFiles(ray.util.get_node_ip_address(), unseen_here(files))
+
+    def host_account(self) -> HostAccount:
+        """Returns the host memory that this process keeps (see `host_ledger`)."""
+        return HOST_LEDGER.account()
 
     def build(self, context: WorkerContext, roles: Sequence[RoleSpec], log_file: Path | None) -> None:
         """Joins the process group and builds the workers of all roles. From here on, the process writes its output to

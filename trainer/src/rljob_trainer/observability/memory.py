@@ -1,8 +1,9 @@
 """Memory use of this process: bytes by owner at the boundaries of a step, and the peaks between them.
 
-On GPUs the total and the peaks come from torch's allocator. CPUs have no such counter: there the total is the sum of
-the owners' live storages, and the peak is the largest sampled total (also sampled after each pass). A boundary is named
-after what has just been done (`generate`, `sleep`, ...). The worker of each role counts the memory of its owners.
+On GPUs the total and the peaks come from torch's allocator, less what it counts although it is not on the device. CPUs
+have no such counter: there the total is the sum of the owners' live storages, and the peak is the largest sampled total
+(also sampled after each pass). A boundary is named after what has just been done (`generate`, `sleep`, ...). The worker
+of each role counts the memory of its owners.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
+from typing import Protocol, TypeVar
 from weakref import WeakMethod
 
 import torch
@@ -63,41 +65,86 @@ Bytes = Mapping[Owner, int]
 """Bytes on the device, by owner."""
 MEBIBYTE = 1 << 20
 _PAGE_BYTES = 4096
+T = TypeVar("T")
+
+
+class DeviceCounter(Protocol):
+    """The allocator's own count of the device's memory."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether this process uses such a device."""
+        ...
+
+    def allocated(self) -> int:
+        """Bytes of all tensors now."""
+        ...
+
+    def take_peak(self) -> int:
+        """The largest number of bytes since the last call."""
+        ...
+
+
+class TorchCounter:
+    """The count of torch's allocator for the current GPU."""
+
+    @property
+    def is_used(self) -> bool:
+        """See DeviceCounter.is_used. A process that has not used a GPU yet has no memory there."""
+        return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+    def allocated(self) -> int:
+        """See DeviceCounter.allocated."""
+        return torch.cuda.memory_allocated()
+
+    def take_peak(self) -> int:
+        """See DeviceCounter.take_peak."""
+        peak = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return peak
 
 
 class MemoryRecorder:
     """Records memory at boundaries. One instance per process, used from the thread that runs the workers' methods."""
 
-    def __init__(self, spans: SpanRecorder) -> None:
+    def __init__(self, spans: SpanRecorder, device: DeviceCounter | None = None) -> None:
+        """`device`: None for torch's allocator."""
         self._spans = spans
+        self._device = device or TorchCounter()
         self._owners: list[WeakMethod[Callable[[], Bytes]]] = []
+        self._unmapped: list[WeakMethod[Callable[[], int]]] = []
         self._metrics: dict[str, float] = {}
         self._peak = 0
+        self._last_unmapped = 0
+        """The bytes that were unmapped at the last boundary."""
 
     def watch(self, count: Callable[[], Bytes]) -> None:
         """Adds a bound method that returns the bytes of some owners on the device. It is used as long as its object
         lives."""
         self._owners.append(WeakMethod(count))
 
+    def watch_unmapped(self, count: Callable[[], int]) -> None:
+        """Adds a bound method that returns bytes that torch's allocator counts, but that are not on the device: their
+        tensors sleep. This number may change between two boundaries only if at one of them the tensors are awake as far
+        as at any time in between. It is used as long as its object lives."""
+        self._unmapped.append(WeakMethod(count))
+
     def by_owner(self) -> dict[Owner, int]:
         """Returns the current bytes on the device by owner; 0 for owners without memory."""
         found = dict.fromkeys(Owner, 0)
-        for reference in list(self._owners):
-            count = reference()
-            if count is None:
-                self._owners.remove(reference)
-                continue
+        for count in _living(self._owners):
             for owner, num_bytes in count().items():
                 found[owner] += num_bytes
-        if _uses_gpu():
+        if self._device.is_used:
             found[Owner.OTHER] = 0
             # OTHER is everything that no owner counts, and the gathered parameters that owners report as OTHER.
-            found[Owner.OTHER] = max(0, torch.cuda.memory_allocated() - sum(found.values()))
+            mapped = self._device.allocated() - self._num_unmapped()
+            found[Owner.OTHER] = max(0, mapped - sum(found.values()))
         return found
 
     def sample(self) -> None:
         """Samples the memory between two boundaries, because it may be the peak. Does nothing on GPUs."""
-        if not _uses_gpu():
+        if not self._device.is_used:
             self._peak = max(self._peak, sum(self.by_owner().values()))
 
     def mark(self, boundary: Boundary) -> None:
@@ -105,9 +152,10 @@ class MemoryRecorder:
         found = self.by_owner()
         total = sum(found.values())
         peak = max(self._peak, total)
-        if _uses_gpu():
-            peak = max(peak, torch.cuda.max_memory_allocated())
-            torch.cuda.reset_peak_memory_stats()
+        if self._device.is_used:
+            unmapped = self._num_unmapped()
+            peak = max(peak, self._device.take_peak() - min(unmapped, self._last_unmapped))
+            self._last_unmapped = unmapped
         self._peak = total
         process = process_bytes()
         self._spans.count(
@@ -116,7 +164,11 @@ class MemoryRecorder:
         self._spans.count(MEMORY_PEAK_TRACK, str(boundary), {"since the last boundary": peak / MEBIBYTE})
         self._spans.count(PROCESS_MEMORY_TRACK, str(boundary), {"resident": process / MEBIBYTE})
         for name, value in {
-            **{str(owner): num_bytes for owner, num_bytes in found.items() if owner is not Owner.OTHER or _uses_gpu()},
+            **{
+                str(owner): num_bytes
+                for owner, num_bytes in found.items()
+                if owner is not Owner.OTHER or self._device.is_used
+            },
             f"after_{boundary}": total,
             f"during_{boundary}": peak,
             "process": process,
@@ -129,6 +181,9 @@ class MemoryRecorder:
         (`after_`), the peak before each boundary (`during_`), and the resident memory of the process."""
         taken, self._metrics = self._metrics, {}
         return taken
+
+    def _num_unmapped(self) -> int:
+        return sum(count() for count in _living(self._unmapped))
 
 
 MEMORY = MemoryRecorder(SPANS)
@@ -143,6 +198,8 @@ def process_bytes() -> int:
         return 0
 
 
-def _uses_gpu() -> bool:
-    # A process that has not used a GPU yet has no memory there.
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+def _living(methods: list[WeakMethod[Callable[[], T]]]) -> list[Callable[[], T]]:
+    """Returns the methods whose objects live, and removes the others from the list."""
+    found = [(reference, reference()) for reference in methods]
+    methods[:] = [reference for reference, method in found if method is not None]
+    return [method for _, method in found if method is not None]

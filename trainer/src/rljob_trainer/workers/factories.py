@@ -57,6 +57,19 @@ class RolloutSettings:
     has_float32_head: bool
     """True: logits have 32 bits, also if `dtype` has 16."""
 
+    @property
+    def lone_adapters(self) -> AdapterSettings | None:
+        """The adapters if weight syncs send them alone. The base never changes then."""
+        return self.adapters if self.adapters is not None and self.adapters.are_sent_alone else None
+
+    @property
+    def sleep_field(self) -> str:
+        """The job's field that changes how much of vLLM is in host memory while it sleeps on a GPU: because of the
+        first two it keeps its weights there, because of the last one its CUDA graphs."""
+        if self.keeps_weights_asleep:
+            return "spec.training.rollout.syncEverySteps"
+        return "spec.training.rollout.compile" if self.lone_adapters is None else "spec.training.model.lora.sync"
+
 
 def make_actor(
     settings: ActorSettings, model: ModelLocation, context: WorkerContext, _others: Mapping[str, Worker]
@@ -116,7 +129,9 @@ def make_reward(settings: RewardSettings, context: WorkerContext, _others: Mappi
 
 def make_rollout(settings: RolloutSettings, context: WorkerContext, _others: Mapping[str, Worker]) -> Worker:
     """Builds the rollout worker."""
-    return RolloutWorker(context, lambda: _make_engine(settings, context), settings.tensor_parallel)
+    return RolloutWorker(
+        context, lambda: _make_engine(settings, context), settings.tensor_parallel, settings.sleep_field
+    )
 
 
 def make_hybrid(dtype: torch.dtype, seed: int, context: WorkerContext, others: Mapping[str, Worker]) -> Worker:
@@ -156,7 +171,7 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
             "build for this device, or set HuggingFace"
         ) from error
 
-    adapters = settings.adapters if settings.adapters is not None and settings.adapters.are_sent_alone else None
+    adapters = settings.lone_adapters
     folder = settings.model.folder()
     return VllmEngine(
         VllmSettings(

@@ -24,6 +24,7 @@ from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.device_memory import DeviceMemory
+from rljob_trainer.engines.host_ledger import HOST_LEDGER
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.engine import TrainEngine, WeightVersion
 from rljob_trainer.engines.train.engine_memory import check_device_memory
@@ -66,7 +67,8 @@ class HybridWorker(Worker):
         self.num_kv_cache_bytes = 0
         self.device_memory.give_back_after_loading()
         self.is_in_rollout_mode = True
-        # The rollout engine is still awake, as in later rollouts, so this measures what will fit beside it.
+        # The rollout engine is still awake, as in later rollouts, so these checks measure what will fit beside it.
+        HOST_LEDGER.check()
         check_device_memory(actor.engine.memory, actor.engine.settings.offload, context.device)
         for engine in (actor.engine, *others):
             engine.before_use = self.trainer_mode

@@ -15,6 +15,7 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.engines.host_ledger import HOST_LEDGER, HostUse, buffer_bytes
 from rljob_trainer.engines.rollout.base import (
     FinishedSequence,
     FinishReason,
@@ -44,17 +45,45 @@ class RolloutWorker(Worker):
     """One rank of the rollout. Each group of `tensor_parallel` ranks shares one copy of the model and gets the same
     prompts."""
 
-    def __init__(self, context: WorkerContext, make_engine: Callable[[], RolloutEngine], tensor_parallel: int) -> None:
-        """Collective."""
+    def __init__(
+        self,
+        context: WorkerContext,
+        make_engine: Callable[[], RolloutEngine],
+        tensor_parallel: int,
+        sleep_field: str = "spec.training.rollout.syncEverySteps",
+    ) -> None:
+        """Collective. `sleep_field`: the job's field that changes how much of the engine is in host memory while it
+        sleeps."""
         super().__init__(context)
         self.tensor_parallel = tensor_parallel
         self.engine = make_engine()
         MEMORY.watch(self.memory)
+        MEMORY.watch_unmapped(self.unmapped)
+        HOST_LEDGER.watch(self.host_uses)
+        self.sleep_field = sleep_field
+        self.num_host_cache_bytes = 0
+        """The size of the KV cache if it is in host memory."""
 
     def memory(self) -> Bytes:
         """Bytes that this role has on the device now, by owner."""
         found = self.engine.memory
         return {Owner.ROLLOUT_WEIGHTS: found.weights, Owner.KV_CACHE: found.kv_cache}
+
+    def host_uses(self) -> list[HostUse]:
+        """The host memory that this worker keeps: what sleeps there and, on CPUs, the KV cache."""
+        now = self.engine.memory
+        asleep = buffer_bytes(self.engine.kept_buffers, is_pinned=True)
+        cache = now.kv_cache if self.context.device_type == "cpu" else 0
+        # The engine may be asleep, and need its cache again.
+        self.num_host_cache_bytes = max(self.num_host_cache_bytes, cache)
+        return [
+            HostUse("sleeping rollout engine", self.sleep_field, asleep, asleep if now.unmapped else 0),
+            HostUse("KV cache", "spec.training.rollout.cpuKvCache", self.num_host_cache_bytes, cache),
+        ]
+
+    def unmapped(self) -> int:
+        """See RolloutMemory.unmapped."""
+        return self.engine.memory.unmapped
 
     def mesh_position(self, mesh: str) -> MeshPosition:
         """In the mesh `rollout`, the ranks that share a copy of the model share one data rank; the first of these ranks

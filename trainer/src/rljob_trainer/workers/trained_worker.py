@@ -18,7 +18,9 @@ from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.engines.host_ledger import HOST_LEDGER, HostUse
 from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.engine_memory import copies_use
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.errors import NonFiniteUpdateError
 from rljob_trainer.host_memory import HOST_MEMORY
@@ -47,9 +49,15 @@ class TrainedWorker(Worker):
         self.engine = TrainEngine(settings)
         self.num_skipped_in_a_row = 0
         self.host_buffers = HostBuffers()
+        HOST_LEDGER.watch(self.host_uses)
+        HOST_LEDGER.check()
         self.pending_shard: PendingShard | None = None
         self.num_state_bytes: int | None = None
         """See `num_checkpoint_bytes`; None until it is computed."""
+
+    def host_uses(self) -> list[HostUse]:
+        """The host memory that this worker keeps, besides its engine's."""
+        return [copies_use(self.engine.settings, self.engine.memory)]
 
     def mesh_position(self, mesh: str) -> MeshPosition:
         """The position of this rank in the engine's layout."""

@@ -74,6 +74,8 @@ class RolloutMemory:
 
     weights: int
     kv_cache: int
+    unmapped: int = 0
+    """Bytes that torch's allocator counts as allocated, but that are not on the device, because they sleep."""
 
 
 class RolloutEngine(ABC):
@@ -135,6 +137,12 @@ class RolloutEngine(ABC):
     @abstractmethod
     def memory(self) -> RolloutMemory:
         """The memory that the engine uses on the device now."""
+
+    @property
+    def kept_buffers(self) -> list[int]:
+        """The sizes in bytes of the pinned buffers in host memory that keep the engine's state while it sleeps: its
+        weights, unless it forgets them, and its runtime's. Empty if they stay on the device."""
+        return []
 
     @abstractmethod
     def clear_cache(self) -> None:

@@ -7,10 +7,13 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 from vllm import SamplingParams
+from vllm.device_allocator import get_mem_allocator_instance
 from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
 from rljob_api.v1alpha1.model import Lora
@@ -54,6 +57,9 @@ class VllmEngine(AdapterEngine):
         """This rank's part of the weights that the last update sent, in bytes."""
         self.has_weights, self.has_kv_cache = True, True
         """Whether they are in device memory now."""
+        self.sleep_allocator = sleep_allocator()
+        self.num_unmapped_bytes = 0
+        """See RolloutMemory.unmapped."""
         self.has_slept = False
         """Whether `sleep` was called before."""
         self.can_fill_blocks = settings.max_model_length >= self.engine.vllm_config.cache_config.block_size
@@ -129,6 +135,7 @@ class VllmEngine(AdapterEngine):
         self.has_kv_cache = self.has_kv_cache or kv_cache
         if self.has_sleep_mode and self.engine.is_sleeping():
             self.engine.wake_up([tag for tag, wanted in (("weights", weights), ("kv_cache", kv_cache)) if wanted])
+            self.num_unmapped_bytes = asleep_bytes(self.sleep_allocator)
 
     @property
     def forgets_weights_asleep(self) -> bool:
@@ -154,6 +161,7 @@ class VllmEngine(AdapterEngine):
         if self.has_sleep_mode:
             self.engine.sleep(level=1 if self.keeps_weights_asleep else 2)
             self.has_weights = False
+            self.num_unmapped_bytes = asleep_bytes(self.sleep_allocator)
         else:
             # The contents of the pages are lost, so cached prefixes are invalid. vLLM's own sleep does the same.
             self.engine.reset_prefix_cache()
@@ -169,8 +177,15 @@ class VllmEngine(AdapterEngine):
         """See RolloutEngine.memory. Weights are counted when they are sent, because on CPUs vLLM keeps them in a packed
         form that cannot be measured."""
         return RolloutMemory(
-            self.num_weight_bytes if self.has_weights else 0, self.num_kv_cache_bytes if self.has_kv_cache else 0
+            self.num_weight_bytes if self.has_weights else 0,
+            self.num_kv_cache_bytes if self.has_kv_cache else 0,
+            self.num_unmapped_bytes,
         )
+
+    @property
+    def kept_buffers(self) -> list[int]:
+        """See RolloutEngine.kept_buffers."""
+        return kept_segments(self.sleep_allocator, keeps_weights=self.keeps_weights_asleep)
 
     def _finished(self, output) -> FinishedSequence:  # type: ignore[no-untyped-def]
         completion = output.outputs[0]
@@ -221,3 +236,28 @@ def sampling_parameters(sampling: SamplingSettings, seed: int) -> SamplingParams
 
 def _kv_cache_storages(worker) -> list[torch.UntypedStorage]:  # type: ignore[no-untyped-def]
     return distinct_storages(worker.model_runner.kv_caches)
+
+
+def sleep_allocator() -> Any:
+    """vLLM's allocator for everything that sleeps; None on a platform without sleep mode."""
+    return get_mem_allocator_instance() if current_platform.is_cuda_alike() else None
+
+
+def asleep_bytes(allocator: Any) -> int:
+    """The bytes of tensors that sleep, by vLLM's allocator; 0 for None. vLLM's allocator unmaps whole segments, which
+    may have room for more tensors."""
+    if allocator is None:
+        return 0
+    asleep = {pointer for pointer, data in allocator.pointer_to_data.items() if data.is_asleep}
+    pools = (pool for each in allocator.allocator_and_pools.values() for pool, _ in each)
+    segments = (segment for pool in pools for segment in pool.snapshot())
+    return sum(segment["allocated_size"] for segment in segments if segment["address"] in asleep)
+
+
+def kept_segments(allocator: Any, *, keeps_weights: bool) -> list[int]:
+    """The sizes in bytes of the segments that do not lose their contents asleep, by vLLM's allocator; empty for None.
+    Each has a buffer of its own in pinned host memory then. vLLM keeps weights at level 1; CUDA graphs and other state
+    of the runtime at both levels."""
+    found = [] if allocator is None else allocator.pointer_to_data.values()
+    lost = {"kv_cache"} if keeps_weights else {"kv_cache", "weights"}
+    return [data.handle[1] for data in found if data.tag not in lost]

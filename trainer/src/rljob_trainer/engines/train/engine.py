@@ -22,10 +22,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from rljob_trainer.engines.host_ledger import HOST_LEDGER, HostUse
 from rljob_trainer.engines.process_group import max_over_all_ranks
 from rljob_trainer.engines.train import micro_batching
 from rljob_trainer.engines.train.engine_build import built_model
-from rljob_trainer.engines.train.engine_memory import EngineMemory, check_host_memory
+from rljob_trainer.engines.train.engine_memory import EngineMemory, engine_uses
 from rljob_trainer.engines.train.layout import ParallelLayout, meshes_of
 from rljob_trainer.engines.train.lora import adapter_tensors, adapters_in_inference, base_tensors, lora_layers
 from rljob_trainer.engines.train.model import check_bfloat16, named_tensors
@@ -101,7 +102,8 @@ class TrainEngine:
         self.offloading = Offloading(
             settings.offload, self.device, self.model, self.optimizer, lambda: self.weight_version
         )
-        check_host_memory(settings, self.memory)
+        HOST_LEDGER.watch(self.host_uses)
+        HOST_LEDGER.check()
         self.offload_state()
 
     @property
@@ -179,6 +181,11 @@ class TrainEngine:
                 MEMORY.mark(Boundary.OPTIMIZER_STEP)
             self.optimizer.zero_grad(set_to_none=True)
         return gradient_norm
+
+    def host_uses(self) -> list[HostUse]:
+        """The host memory that this engine keeps."""
+        parameters = self.offloading.parameters
+        return engine_uses(self.settings, self.memory, 0 if parameters is None else parameters.num_host_bytes)
 
     def fetch_parameters(self) -> None:
         """Copies offloaded parameters back to the device; later operations wait for the copies."""

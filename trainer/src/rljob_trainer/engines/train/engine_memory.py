@@ -1,5 +1,5 @@
-"""Measures the memory of a training engine's state, and checks before the first step that the optimizer state, which
-the first update creates, will fit."""
+"""Measures the memory of a training engine's state, on the device and on the host. Checks before the first step that
+the optimizer state, which the first update creates, will fit on the device."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from rljob_trainer.engines.device_memory import local_part, num_storage_bytes
-from rljob_trainer.engines.train.offload import NO_OFFLOAD, OffloadSettings, moments_of
+from rljob_trainer.engines.device_memory import distinct_storages, local_part, num_storage_bytes
+from rljob_trainer.engines.host_ledger import POOL_FIELD, HostUse, buffer_bytes
+from rljob_trainer.engines.train.offload import OffloadSettings, moments_of
 from rljob_trainer.engines.train.settings import TrainEngineSettings
-from rljob_trainer.errors import DeviceMemoryError, HostMemoryError
-from rljob_trainer.host_memory import HOST_MEMORY
-from rljob_trainer.observability.memory import MEBIBYTE
-
-GIBIBYTE = 1024 * MEBIBYTE
+from rljob_trainer.errors import DeviceMemoryError
+from rljob_trainer.host_memory import size_text
 
 
 class EngineMemory:
-    """The device memory of an engine's state, in bytes."""
+    """The memory of an engine's state, in bytes: on the device, unless stated otherwise."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         """The model's parameters must be shards now, not gathered."""
         self._model = model
         self._optimizer = optimizer
         self._shards = list(model.parameters())
+        self.parameter_sizes = [storage.nbytes() for storage in distinct_storages(self._shards)]
+        """The sizes of the shards of the parameters, each of which offload copies to a buffer of its own."""
         self._units = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
 
     @property
@@ -59,7 +59,13 @@ class EngineMemory:
         if self._optimizer is None:
             return 0
         missing = [each for each in self._shards if each.requires_grad and each not in self._optimizer.state]
-        return 2 * sum(shard.numel() * shard.itemsize for shard in map(local_part, missing))
+        return 2 * sum(map(_size, missing))
+
+    @property
+    def trained_sizes(self) -> list[int]:
+        """The sizes of the shards of the parameters that are trained. Gradients and each of the two moments have the
+        same sizes."""
+        return [] if self._optimizer is None else [_size(each) for each in self._shards if each.requires_grad]
 
     def _gradients(self) -> Iterator[Tensor]:
         yield from (shard.grad for shard in self._shards if shard.grad is not None)
@@ -78,65 +84,55 @@ class EngineMemory:
                     yield parameter._unsharded_param.grad
 
 
-def check_host_memory(settings: TrainEngineSettings, memory: EngineMemory) -> None:
-    """Collective. Raises ResourceError on all ranks if a machine has too little memory for the state that its ranks
-    offload. On CPUs offloaded parameters need no additional memory."""
-    offload = settings.offload
-    if offload == NO_OFFLOAD:
-        return
-    moments = memory.moments_to_come
-    needed = {
-        "parameters": memory.parameters if offload.parameters and settings.device.type == "cuda" else 0,
-        # A gradient has the size of one of the two moments.
-        "gradients": moments // 2 if offload.gradients else 0,
-        "optimizer": moments if offload.optimizer else 0,
-    }
-    needed = {name: num_bytes for name, num_bytes in needed.items() if num_bytes}
-    check_memory(
-        sum(needed.values()),
-        HOST_MEMORY.available_bytes(),
-        f"{settings.offload_field}: the host has too little memory for the {settings.role}'s {' and '.join(needed)}",
-        "increase the pool's memory, or offload less",
-    )
+def engine_uses(settings: TrainEngineSettings, memory: EngineMemory, num_present: int = 0) -> list[HostUse]:
+    """The host memory of an engine: what it offloads, and on CPUs the moments in any case. On CPUs offloaded parameters
+    need no additional memory. `num_present`: how much of the parameters' is allocated already."""
+    offload, on_cpu = settings.offload, settings.device.type == "cpu"
+
+    def use(state: str, field: str, sizes: list[int], present: int = 0) -> HostUse:
+        # The field of a frozen model is about its parameters alone.
+        field = settings.offload_field + ("" if settings.optimizer is None else f".{field}")
+        return HostUse(f"{settings.role}'s {state}", field, buffer_bytes(sizes, is_pinned=not on_cpu), present)
+
+    found = []
+    if offload.parameters and not on_cpu:
+        found.append(use("parameters", "parameters", memory.parameter_sizes, num_present))
+    if offload.gradients:
+        found.append(use("gradients", "gradients", memory.trained_sizes))
+    if on_cpu:
+        found.append(HostUse(f"{settings.role}'s moments", POOL_FIELD, 2 * sum(memory.trained_sizes)))
+    elif offload.optimizer:
+        found.append(use("moments", "optimizer", 2 * memory.trained_sizes))
+    return found
+
+
+def copies_use(settings: TrainEngineSettings, memory: EngineMemory) -> HostUse:
+    """The copies from which the checkpoints of an engine are written: the parameters that are trained, and both
+    moments."""
+    num_bytes = buffer_bytes(3 * memory.trained_sizes, is_pinned=settings.device.type != "cpu")
+    return HostUse(f"{settings.role}'s copies for checkpoints", POOL_FIELD, num_bytes)
 
 
 def check_device_memory(memory: EngineMemory, settings: OffloadSettings, device: torch.device) -> None:
-    """Collective; call it while the rollout engine is awake. Raises ResourceError on all ranks if the moments that the
-    first update creates do not fit beside the engine. Without this check, the second rollout would fail. Does nothing
-    on a GPU from which moments are offloaded."""
-    if settings.optimizer and device.type == "cuda":
+    """Collective; call it while the rollout engine is awake. Raises DeviceMemoryError on all ranks if the moments that
+    the first update creates do not fit beside the engine on any rank's GPU. Without this check, the second rollout
+    would fail. Does nothing on CPUs, where the host's memory is checked (`HostLedger`), and if moments are
+    offloaded."""
+    if settings.optimizer or device.type == "cpu":
         return
-    field, num_free_bytes, other_advice = "cpuKvCache", HOST_MEMORY.available_bytes(), "increase the pool's memory"
-    if device.type == "cuda":
-        field, num_free_bytes, other_advice = (
-            "gpuMemoryUtilization",
-            torch.cuda.mem_get_info(device)[0],
-            "use more GPUs, or set training.model.offload.optimizer: true",
-        )
-    check_memory(
-        memory.moments_to_come,
-        num_free_bytes,
-        f"spec.training.rollout.{field}: there is too little memory for the optimizer's moments, which need room "
-        "beside the rollout engine from the second rollout on",
-        f"reduce {field}, or {other_advice}",
-        is_shared=device.type == "cpu",
-    )
-
-
-def check_memory(needed: int, available: int | None, problem: str, advice: str, *, is_shared: bool = True) -> None:
-    """Collective. Raises ResourceError on all ranks if any rank needs more bytes than are available. With `is_shared`
-    the ranks of a machine share the available memory (of the host), so the sum of their needs counts; otherwise each
-    rank has memory of its own (of its device). `available` None means unknown, and counts as enough. `problem` and
-    `advice` begin and end the message."""
-    of_this_rank = (socket.gethostname(), needed, available)
-    of_all_ranks: list[tuple[str, int, int | None]] = [of_this_rank] * dist.get_world_size()
+    of_this_rank = (socket.gethostname(), memory.moments_to_come, torch.cuda.mem_get_info(device)[0])
+    of_all_ranks = [of_this_rank] * dist.get_world_size()
     dist.all_gather_object(of_all_ranks, of_this_rank)
-    for host, rank_needs, rank_has in of_all_ranks:
-        total = sum(each for other_host, each, _ in of_all_ranks if other_host == host) if is_shared else rank_needs
-        if rank_has is not None and total > rank_has:
-            kind = HostMemoryError if is_shared else DeviceMemoryError
-            raise kind(f"{problem} (on {host}: {_shown(total)} needed, {_shown(rank_has)} available); {advice}")
+    for host, needed, available in of_all_ranks:
+        if needed > available:
+            raise DeviceMemoryError(
+                "spec.training.rollout.gpuMemoryUtilization: there is too little memory for the optimizer's moments, "
+                f"which need room beside the rollout engine from the second rollout on (on {host}: "
+                f"{size_text(needed)} needed, {size_text(available)} available); reduce gpuMemoryUtilization, or use "
+                "more GPUs, or set training.model.offload.optimizer: true"
+            )
 
 
-def _shown(num_bytes: int) -> str:
-    return f"{num_bytes / GIBIBYTE:.1f} GiB" if num_bytes >= GIBIBYTE else f"{num_bytes / MEBIBYTE:.1f} MiB"
+def _size(shard: Tensor) -> int:
+    local = local_part(shard)
+    return local.numel() * local.itemsize

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 
 from rljob_trainer.engines.device_memory import distinct_storages, local_part
+from rljob_trainer.engines.host_ledger import buffer_bytes
 
 CurrentTensors = Callable[[], Iterable[Tensor]]
 """Returns the tensors of a set that may grow."""
@@ -64,6 +65,11 @@ class HostedStorages:
         """The storages that are on the host, each with its copy."""
         self._has_arrived = True
         """Whether the current stream has waited for the last copies to the device."""
+
+    @property
+    def num_host_bytes(self) -> int:
+        """The bytes of pinned host memory that are allocated; 0 on CPUs."""
+        return buffer_bytes((len(host) for host in self._hosts.values()), is_pinned=True)
 
     def move_to_host(self) -> None:
         """Moves the storages to the host, if they are on the device."""
