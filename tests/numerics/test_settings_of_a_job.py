@@ -21,6 +21,12 @@ from rljob_trainer.models.source import controller_model
 from rljob_trainer.workers import factories
 
 TEMPERATURE = 0.7
+MODEL: dict[str, JsonValue] = {
+    "dtype": "BFloat16",
+    "gradientCheckpointing": "Always",
+    "gradientCheckpointingEveryNthLayer": 2,
+    "headDtype": "Float32",
+}
 
 
 def build_settings_only(patch: pytest.MonkeyPatch) -> None:
@@ -64,12 +70,7 @@ def test_workers_get_the_settings_of_the_job(
     document = training_runs.small_job(
         num_workers=num_workers,
         roles={"actor": layout, "ref": layout},
-        model={
-            "dtype": "BFloat16",
-            "gradientCheckpointing": "Always",
-            "gradientCheckpointingEveryNthLayer": 2,
-            "headDtype": "Float32",
-        },
+        model=MODEL,
         algorithm={"kl": {"coefficient": 0.1}},
         optimizer={"learningRate": 2e-4, "warmupSteps": 3},
         rollout={"temperature": TEMPERATURE, "topP": top_p, "topK": top_k, "groupSize": 4, "maxNewTokens": 12},
