@@ -21,6 +21,21 @@ from rljob_trainer.models.source import controller_model
 from rljob_trainer.workers import factories
 
 TEMPERATURE = 0.7
+MODEL: dict[str, JsonValue] = {
+    "dtype": "BFloat16",
+    "gradientCheckpointing": "Always",
+    "gradientCheckpointingEveryNthLayer": 2,
+    "headDtype": "Float32",
+}
+
+
+def build_settings_only(patch: pytest.MonkeyPatch) -> None:
+    """More workers than there are processes here: their settings, except for folder and device."""
+    patch.setattr(factories, "ActorWorker", lambda _, settings: settings)
+    patch.setattr(factories, "TrainEngine", lambda settings: settings)
+    patch.setattr(factories, "ReferenceWorker", lambda _, *settings: settings)
+    patch.setattr(factories, "RolloutWorker", lambda _, make_engine, __: make_engine())
+    patch.setattr(hf_engine, "HfEngine", lambda settings: settings)
 
 
 @pytest.mark.parametrize(("num_workers", "top_p", "top_k"), [(1, 1.0, 0), (1, 0.9, 0), (2, 1.0, 5)])
@@ -55,12 +70,7 @@ def test_workers_get_the_settings_of_the_job(
     document = training_runs.small_job(
         num_workers=num_workers,
         roles={"actor": layout, "ref": layout},
-        model={
-            "dtype": "BFloat16",
-            "gradientCheckpointing": "Always",
-            "gradientCheckpointingEveryNthLayer": 2,
-            "headDtype": "Float32",
-        },
+        model=MODEL,
         algorithm={"kl": {"coefficient": 0.1}},
         optimizer={"learningRate": 2e-4, "warmupSteps": 3},
         rollout={"temperature": TEMPERATURE, "topP": top_p, "topK": top_k, "groupSize": 4, "maxNewTokens": 12},
@@ -74,12 +84,7 @@ def test_workers_get_the_settings_of_the_job(
     )
     job = TrainerJob(name="small", spec=RLJob.from_wire(document).spec)
     _, model = controller_model(job.spec.training.model, tmp_path, tmp_path)
-    # More workers than there are processes here: their settings, except for folder and device.
-    monkeypatch.setattr(factories, "ActorWorker", lambda _, settings: settings)
-    monkeypatch.setattr(factories, "TrainEngine", lambda settings: settings)
-    monkeypatch.setattr(factories, "ReferenceWorker", lambda _, *settings: settings)
-    monkeypatch.setattr(factories, "RolloutWorker", lambda _, make_engine, __: make_engine())
-    monkeypatch.setattr(hf_engine, "HfEngine", lambda settings: settings)
+    build_settings_only(monkeypatch)
     actor, reference, rollout = (
         role.factory(context, {})
         for role in model_roles(job, Models(model), replays.LONGEST_PROMPT)[:3]

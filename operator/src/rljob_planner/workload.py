@@ -25,8 +25,7 @@ TRAIN_ROLES = (Role.ACTOR, Role.REF, Role.CRITIC, Role.REWARD_MODEL)
 MASTER_BYTES = 4
 """Bytes of a trained parameter, of its gradient, and of each of its two moments. All are float32."""
 WHOLE_LOGITS_BYTES = 32 * 2**20
-"""The logits of a micro-batch are computed in tiles if they are larger than this in float32 (trainer,
-engines/train/token_logprobs.py)."""
+"""Larger logits of a micro-batch, in float32, are computed in tiles (trainer, engines/train/token_logprobs.py)."""
 
 
 class Head(StrEnum):
@@ -143,8 +142,7 @@ class RolloutWork:
     has_float32_head: bool = False
     """Whether logits have 32 bits, also with weights of 16 bits."""
     is_vllm: bool = True
-    """Whether vLLM generates. Otherwise transformers does: it reserves no KV cache, and computes the prompt again for
-    each response."""
+    """Whether vLLM generates; else transformers: no reserved KV cache, and each response's prompt is computed again."""
     compiles: bool = True
     """Whether vLLM compiles the model and uses CUDA graphs."""
     max_sequences: int = 256
