@@ -40,11 +40,12 @@ def test_losses_and_gradients_are_those_of_ranks_that_pack_alone(
 
 @pytest.mark.parametrize("num_ranks", COUNTS)
 def test_all_passes_follow_the_plan(seen: dict[int, list[planned_runs.Runs]], num_ranks: int) -> None:
-    """The pass for old log-probabilities has the rows of both updates."""
+    """The passes for old log-probabilities and values have the rows of both updates."""
     for rank in seen[num_ranks]:
-        old, *updates = [sum(map(len, each)) for each in rank.micro_batches]
-        assert len(updates) == 2
-        assert old == sum(updates)
+        old, values, *updates = [sum(map(len, each)) for each in rank.micro_batches]
+        of_critic, of_actor = updates[:2], updates[2:]
+        assert len(of_actor) == 2
+        assert old == values == sum(of_critic) == sum(of_actor)
     for passes in zip(*(rank.micro_batches for rank in seen[num_ranks]), strict=True):
         assert len({len(each) for each in passes}) == 1
     assert max(len(each) for rank in seen[2] for each in rank.micro_batches) > 1

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
 import torch
 
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.model import Critic
 from rljob_testing.training import invariance_runs, step_cases
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.process_group import max_over_all_ranks
 from rljob_trainer.engines.train import micro_batching
 
-REPLAY = invariance_runs.micro(invariance_runs.REPLAY, 20)
-"""Rows have up to 19 tokens, so updates have several micro-batches."""
+REPLAY = replace(
+    invariance_runs.micro(invariance_runs.REPLAY, 20), algorithm=Algorithm.from_wire({"type": "PPO"}), critic=Critic()
+)
+"""PPO with a critic. Rows have up to 19 tokens, so updates have several micro-batches."""
 
 
 @dataclass(frozen=True)
