@@ -1,4 +1,4 @@
-"""A vLLM engine for CPUs that is small enough for tests, and comparisons of its log-probabilities with the trainer's.
+"""A vLLM engine that is small enough for tests, and comparisons of its log-probabilities with the trainer's.
 
 Legend: R response tokens of all rows.
 """
@@ -30,20 +30,25 @@ PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90))
 
 
 def start_engine(
-    folder: Path, num_ranks: int, *, lora: Lora | None = None, dtype: torch.dtype = torch.float32
+    folder: Path,
+    num_ranks: int,
+    *,
+    lora: Lora | None = None,
+    dtype: torch.dtype = torch.float32,
+    device_type: str = "cpu",
 ) -> VllmEngine:
     """Starts an engine for rows of at most 64 tokens. `lora`: the adapters that it can get. Collective over
     `num_ranks`, which share a copy of the model."""
     return VllmEngine(
         VllmSettings(
             model_folder=folder,
-            device_type="cpu",
+            device_type=device_type,
             compiles=False,
             dtype=dtype,
             tensor_parallel=num_ranks,
             max_model_length=64,
             max_num_sequences=8,
-            gpu_memory_utilization=0.5,
+            gpu_memory_utilization=0.3,
             cpu_kv_cache_bytes=16 * 2**20,
             seed=0,
             adapter_rank=None if lora is None else lora.rank,
