@@ -97,17 +97,22 @@ class Report:
         print(f"\n{measurement.text()}", flush=True)
 
     def print_head(self) -> None:
-        """Prints the program, the date, the commit and the machine."""
+        """Prints `head`."""
+        print(self.head(), flush=True)
+
+    def head(self) -> str:
+        """The program, the date, the commit, the machine and the notes so far."""
         described = ", ".join(f"{name} {value}" for name, value in machine.described_machine().items())
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        print(f"## {self.program}, {machine.today()}, commit {machine.commit()}\n")
-        print(f"{described}; load before: {self.load_before:.2f}\n{versions}", flush=True)
-        for note in self.notes:
-            print(note, flush=True)
+        title = f"## {self.program}, {machine.today()}, commit {machine.commit()}"
+        return "\n".join([title, "", f"{described}; load before: {self.load_before:.2f}", versions, *self.notes])
 
-    def write(self, path: Path | None) -> None:
-        """Writes everything as JSON, including the seconds of every call. Does nothing without a path."""
+    def write(self, path: Path | None, markdown_path: Path | None = None) -> None:
+        """Writes everything as JSON, including the seconds of every call, and the head and the tables as Markdown. None
+        leaves one out."""
         print(f"\nload after: {machine.load():.2f}", flush=True)
+        if markdown_path is not None:
+            markdown_path.write_text("\n\n".join([self.head(), *(each.text() for each in self.measurements)]) + "\n")
         if path is None:
             return
         document = {

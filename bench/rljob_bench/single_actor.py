@@ -14,7 +14,8 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_bench.model_shape import ModelShape, Work
+from rljob_bench.update_work import Work
+from rljob_planner.model_shape import ModelShape
 from rljob_testing.training import engine_updates
 from rljob_testing.training.engine_updates import grpo_actor
 from rljob_trainer.batch.proto import DataProto
@@ -51,12 +52,12 @@ def random_model(shape: ModelShape, device: torch.device) -> Iterator[Path]:
     Raises ValueError if its number of parameters differs from the count for the shape.
     """
     config = Qwen3Config(
-        vocab_size=shape.num_vocabulary,
+        vocab_size=shape.vocabulary_size,
         hidden_size=shape.hidden_size,
         intermediate_size=shape.mlp_size,
         num_hidden_layers=shape.num_layers,
         num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_key_heads,
+        num_key_value_heads=shape.num_kv_heads,
         head_dim=shape.head_size,
         max_position_embeddings=40_960,
         tie_word_embeddings=True,
@@ -80,16 +81,19 @@ def random_model(shape: ModelShape, device: torch.device) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def build_actor(folder: Path, context: WorkerContext, dtype: torch.dtype, work: Work, max_tokens: int) -> ActorWorker:
-    """Builds an actor for GRPO with one update per step. Collective."""
+def build_actor(
+    folder: Path, context: WorkerContext, dtype: torch.dtype, work: Work, every_nth_layer: int, max_tokens: int
+) -> ActorWorker:
+    """Builds an actor for GRPO with one update per step. `every_nth_layer` is recomputed; 0 keeps all activations.
+    Collective."""
     optimizer = Optimizer()
-    engine = TrainEngineSettings(folder, context.device, dtype, work.every_nth_layer > 0, max_tokens, optimizer)
-    engine = replace(engine, gradient_checkpointing_every_nth_layer=max(1, work.every_nth_layer))
+    engine = TrainEngineSettings(folder, context.device, dtype, every_nth_layer > 0, max_tokens, optimizer)
+    engine = replace(engine, gradient_checkpointing_every_nth_layer=max(1, every_nth_layer))
     num_rows = len(work.row_lengths)
     return grpo_actor(context, engine, optimizer, max(work.row_lengths), num_rows, num_steps=NUM_STEPS)
 
 
-def random_work(num_tokens: int, longest: int, every_nth_layer: int) -> Work:
+def random_work(num_tokens: int, longest: int) -> Work:
     """Rows of random lengths with exactly `num_tokens` tokens in total."""
     generator = torch.Generator().manual_seed(0)
     lengths: list[int] = []
@@ -97,13 +101,13 @@ def random_work(num_tokens: int, longest: int, every_nth_layer: int) -> Work:
         length = int(torch.randint(int(SMALLEST_SHARE * longest), longest + 1, (), generator=generator))
         # Avoids a last row of only a few tokens.
         lengths.append(left if left < length + SMALLEST_SHARE * longest and left <= longest else min(length, left))
-    return Work(tuple(lengths), sum(length - _num_prompt_tokens(length) for length in lengths), every_nth_layer)
+    return Work(tuple(lengths), sum(length - _num_prompt_tokens(length) for length in lengths))
 
 
 def random_rollout(shape: ModelShape, work: Work) -> DataProto:
     """Random columns that an update needs."""
     prompt_lengths = [_num_prompt_tokens(length) for length in work.row_lengths]
-    return engine_updates.random_rollout(shape.num_vocabulary, 0, work.row_lengths, prompt_lengths)
+    return engine_updates.random_rollout(shape.vocabulary_size, 0, work.row_lengths, prompt_lengths)
 
 
 def release_cached_memory(device: torch.device) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
-import unittest
 from dataclasses import replace
 
 import torch
@@ -70,5 +68,4 @@ def test_an_update_with_fused_kernels_is_faster(place: DeviceContext) -> None:
 def needs_liger(place: DeviceContext) -> None:
     """Skips the rest of the test where the kernels cannot run."""
     place.needs_gpu("Triton compiles the kernels for it")
-    if importlib.util.find_spec("liger_kernel") is None:
-        raise unittest.SkipTest("needs liger-kernel")
+    place.needs_library("liger_kernel", "liger-kernel")

@@ -20,17 +20,20 @@ from rljob_trainer.engines.train.token_logprobs import TokenDistribution
 
 ARCHITECTURE = "qwen3"
 TIED = "qwen3 tied"
+EXPERTS = "qwen3_moe"
 SYNCHRONISATION = "synchronizing CUDA operation"
 LARGEST_DIFFERENCE = 1e-5
 """In float32, relative to the norm."""
 
 
 def test_float32_gives_the_numbers_of_transformers(place: DeviceContext) -> None:
-    folder, batch = tiny_models.save(TIED, place.folder / "model"), engine_updates.random_batch()
-    ours = engine_updates.update(TrainEngine(engine_updates.engine_settings(folder, place.device)), batch)
-    expected = engine_updates.plain_update(engine_updates.plain_model(folder), batch)
-    assert place.note("loss", abs(ours.loss - expected.loss) / expected.loss) < LARGEST_DIFFERENCE
-    assert place.note("gradient", compare.relative_difference(ours.gradients, expected.gradients)) < LARGEST_DIFFERENCE
+    for name in (TIED, EXPERTS):
+        folder, batch = tiny_models.save(name, place.folder / name), engine_updates.random_batch()
+        ours = engine_updates.update(TrainEngine(engine_updates.engine_settings(folder, place.device)), batch)
+        expected = engine_updates.plain_update(engine_updates.plain_model(folder), batch)
+        assert place.note(f"loss, {name}", abs(ours.loss - expected.loss) / expected.loss) < LARGEST_DIFFERENCE
+        difference = compare.relative_difference(ours.gradients, expected.gradients)
+        assert place.note(f"gradient, {name}", difference) < LARGEST_DIFFERENCE
 
 
 def test_micro_batches_change_no_gradient(place: DeviceContext) -> None:

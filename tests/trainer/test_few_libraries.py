@@ -30,9 +30,15 @@ try:
 except ModuleNotFoundError as error:
     print(error)
 from rljob_testing.gpu.program import main
-sys.argv[1:] = ['--device', 'cpu', '--only', 'attention', '--json', 'tests.json']
+sys.argv[1:] = ['--device', 'cpu', '--only', 'attention', '--json', 'tests.json', '--markdown', 'tests.md']
 assert main() == 0
-sys.argv[1:] = ['--device', 'cpu', '--quick', '--json', 'benchmark.json']
+sys.argv[1:] = ['--device', 'cpu', '--only', 'lora', '--json', 'lora.json']
+assert main() == 1
+sys.argv[1:] = ['--device', 'cpu', '--seconds', '0', '--json', 'late.json']
+assert main() == 1
+sys.argv[1:] = ['--device', 'cpu', '--quick', '--json', 'benchmark.json', '--markdown', 'benchmark.md']
+runpy.run_path({str(REPOSITORY / "bench/gpu_step.py")!r}, run_name='__main__')
+sys.argv[1:] = ['--device', 'cpu', '--quick', '--seconds', '0', '--json', 'late_benchmark.json']
 runpy.run_path({str(REPOSITORY / "bench/gpu_step.py")!r}, run_name='__main__')
 """
 
@@ -42,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where PROGRAM has run: one thread, and an environment of only LIBRARIES and their dependencies."""
     folder = tmp_path_factory.mktemp("few")
     (folder / "program.py").write_text(PROGRAM)
-    places = ("crds/src", "trainer/src", "tests/support", "bench")
+    places = ("crds/src", "operator/src", "trainer/src", "tests/support", "bench")
     environment = inherited_environment() | {
         "PYTHONPATH": ":".join(str(REPOSITORY / folder) for folder in places),
         "OMP_NUM_THREADS": "1",
@@ -63,10 +69,33 @@ def test_the_numerics_can_be_imported_and_their_tests_run_without_pytest(folder:
     [passed] = [each for each in found["results"] if each["outcome"] == "passed"]
     assert 0 < max(passed["notes"].values()) < 1e-5
     assert "needs a GPU" in output
+    table = [line for line in (folder / "tests.md").read_text().splitlines() if line.startswith("| attention")]
+    assert len(table) == 3
+    assert sum("needs a GPU: " in line for line in table) == 2
+
+
+def test_tests_of_adapters_need_peft(folder: Path) -> None:
+    results = json.loads((folder / "lora.json").read_text())["results"]
+    assert [(each["outcome"], each["reason"]) for each in results] == [("skipped", "needs peft")] * 2
+
+
+def test_no_test_starts_late(folder: Path) -> None:
+    found = json.loads((folder / "late.json").read_text())
+    names = {each["name"] for each in found["results"]}
+    for file in ("attention", "hybrid", "kernels", "learning", "lora", "offload", "train_engine"):
+        assert any(name.startswith(f"{file}: ") for name in names)
+    assert found["counts"] == {"passed": 0, "skipped": 0, "failed": 0, "left out": len(names)}
+    assert all("--seconds 0" in each["reason"] for each in found["results"])
+    late = json.loads((folder / "late_benchmark.json").read_text())
+    assert late["measurements"] == []
+    assert [note for note in late["notes"] if "--seconds 0" in note] == late["notes"][-3:]
 
 
 def test_the_benchmark_for_gpus_runs_on_a_cpu(folder: Path) -> None:
     speed, memory = json.loads((folder / "benchmark.json").read_text())["measurements"]
     assert [*speed["rows"]] == ["kept", "every 2nd layer again", "all again"]
     assert all(row[0] > 0 and row[3] is None and row[4] > 0 for row in speed["rows"].values())
-    assert all(row[1] is None for row in memory["rows"].values())
+    planned = [row[1] for row in memory["rows"].values()]
+    assert 0 < planned[2] < planned[1] < planned[0]
+    text = (folder / "benchmark.md").read_text()
+    assert all(f"| {name} |" in text for name in speed["rows"])

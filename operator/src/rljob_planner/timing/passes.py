@@ -1,6 +1,6 @@
 """Time of the train engines' passes: forward passes (log-probabilities, values, scores) and updates.
 
-Floating-point operations are counted as in bench/rljob_bench/model_shape.py:
+How floating-point operations are counted:
 
 - matrix products: 2 per weight and token; for the output head, only response tokens count
 - causal attention: 4q per layer and per pair of a token and an earlier (or the same) token that it attends to

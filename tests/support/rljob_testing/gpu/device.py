@@ -5,6 +5,7 @@ Nothing here imports pytest, because these tests also run without it (`program`)
 
 from __future__ import annotations
 
+import importlib.util
 import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +44,11 @@ class DeviceContext:
         """Skips the rest of the test on CPUs."""
         if self.device.type != "cuda":
             raise unittest.SkipTest(f"needs a GPU: {reason}")
+
+    def needs_library(self, module: str, distribution: str) -> None:
+        """Skips the rest of the test if this library, which most tests do not need, is not installed."""
+        if importlib.util.find_spec(module) is None:
+            raise unittest.SkipTest(f"needs {distribution}")
 
 
 def missing_device(device_type: str) -> str | None:

@@ -3,7 +3,8 @@
     PYTHONPATH=crds/src:operator/src:trainer/src:tests/support python -m rljob_testing.gpu.program
         [--device cpu] [--only TEXT] [--seconds N] [--json PATH] [--markdown PATH]
 
-It needs torch, transformers, safetensors, numpy, pydantic and ruamel.yaml. The exit code is 1 if a test fails.
+It needs torch, transformers, safetensors, numpy, pydantic and ruamel.yaml; a few tests need peft or liger-kernel, and
+are skipped without it. The exit code is 1 if a test fails or none passes.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+from transformers.utils import logging
+
 from rljob_testing.gpu.device import DEVICE_TYPES, DeviceContext, joined, missing_device
 from rljob_testing.gpu.results import Outcome, Result, Results, described_device, installed_versions, result_of
 from rljob_trainer.dispatch.worker import WorkerContext
 
 FOLDER = Path(__file__).parents[3] / "gpu"
-LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "pydantic", "ruamel.yaml", "liger-kernel")
+OPTIONAL_LIBRARIES = ("peft", "liger-kernel")
+LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "pydantic", "ruamel.yaml", *OPTIONAL_LIBRARIES)
 DEFAULT_SECONDS = 240.0
 Test = Callable[[DeviceContext], None]
 
@@ -47,6 +51,7 @@ def main() -> int:
     if reason:
         print(f"no test was run: {reason}; use --device cpu for the tests that can run on a CPU")
         return 1
+    logging.disable_progress_bar()
     results = Results(described_device(options.device), installed_versions(LIBRARIES))
     results.print_head()
     with (

@@ -106,9 +106,7 @@ class SleepingHfEngine(HfEngine):
             self.device.generator_bytes = 0
         kept = self._named() if self.level == KEEPS else self.model.named_buffers()
         self.saved = {name: tensor.detach().clone() for name, tensor in kept}
-        for _, tensor in self._named():
-            if tensor.is_floating_point():
-                tensor.detach().fill_(float("nan"))
+        self._fill_with_nan()
         self.has_weights, self.has_kv_cache = False, False
         self.num_sleeps += 1
 
@@ -138,6 +136,11 @@ class SleepingHfEngine(HfEngine):
         """See HfEngine."""
         kv_cache = 0 if self.device is None or not self.has_kv_cache else self.device.kv_cache_bytes
         return RolloutMemory(super().memory.weights if self.has_weights else 0, kv_cache)
+
+    def _fill_with_nan(self) -> None:
+        for _, tensor in self._named():
+            if tensor.is_floating_point():
+                tensor.detach().fill_(float("nan"))
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.model.named_parameters()

@@ -1,0 +1,105 @@
+"""The hybrid engine on a device, with a generator that leaves the device while it sleeps: what it generates with, and
+how much memory each side leaves to the other."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rljob_testing import compare
+from rljob_testing.gpu import hybrids
+from rljob_testing.gpu.device import DeviceContext
+from rljob_testing.training import engine_updates
+from rljob_testing.training.sleeping_engine import FORGETS, KEEPS, SleepingHfEngine
+from rljob_trainer.engines.train.offload import OffloadSettings
+from rljob_trainer.observability.memory import MEMORY
+from rljob_trainer.workers.columns import TOKENS
+from rljob_trainer.workers.hybrid import HybridWorker
+
+EVERYTHING = OffloadSettings(parameters=True, gradients=True, optimizer=True)
+LEVELS = {KEEPS: "level 1", FORGETS: "level 2"}
+NUM_STEPS = 3
+LARGEST_GROWTH = 1.01
+LEARNING_RATE = 1e-3
+
+
+@dataclass
+class Run:
+    """What a run of NUM_STEPS steps generated, and its state at the end."""
+
+    tokens: list[Tensor] = field(default_factory=list)
+    differences: list[float] = field(default_factory=list)
+    """Of log-probabilities, at each step before the update."""
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+
+def made_run(hybrid: HybridWorker) -> Run:
+    """In each step two rollouts, of which the second is trained on."""
+    run = Run()
+    for step in range(NUM_STEPS):
+        for seed in (2 * step, 2 * step + 1):
+            rollout = hybrid.generate_sequences(hybrids.prompt_batch(100 * seed), hybrids.SHORT, True)
+            run.tokens.append(rollout.ragged_column(TOKENS).values)
+        run.differences.append(hybrids.largest_difference(hybrid, rollout))
+        hybrid.actor.update_policy(hybrids.with_random_advantages(rollout, step), step)
+    run.state = engine_updates.state_of(hybrid.actor.engine)
+    return run
+
+
+def sleeping(hybrid: HybridWorker) -> SleepingHfEngine:
+    engine = hybrid.rollout.engine
+    assert isinstance(engine, SleepingHfEngine)
+    return engine
+
+
+def test_training_is_bitwise_that_of_a_generator_that_never_sleeps(place: DeviceContext) -> None:
+    for dtype, level in ((torch.float32, FORGETS), (torch.bfloat16, KEEPS)):
+        expected = made_run(hybrids.made_hybrid(place, dtype, learning_rate=LEARNING_RATE))
+        hybrid = hybrids.made_hybrid(place, dtype, level, learning_rate=LEARNING_RATE, offload=EVERYTHING)
+        found = made_run(hybrid)
+        name = f"{str(dtype).removeprefix('torch.')}, {LEVELS[level]}"
+        assert place.note(name, max(found.differences)) < hybrids.LARGEST_DIFFERENCE[dtype]
+        assert all(torch.equal(*pair) for pair in zip(found.tokens, expected.tokens, strict=True))
+        compare.assert_bitwise_equal(found.state, expected.state)
+        engine = sleeping(hybrid)
+        # It also goes to sleep before the first step.
+        assert (engine.num_syncs, engine.num_wakes, engine.num_sleeps) == (NUM_STEPS, NUM_STEPS, NUM_STEPS + 1)
+
+
+def test_each_side_leaves_its_memory_to_the_other(place: DeviceContext) -> None:
+    """On GPUs by the allocator's count. What sleeps is not on the device, and no step leaves anything behind."""
+    for level, name in LEVELS.items():
+        hybrid = hybrids.made_hybrid(place, torch.bfloat16, level, learning_rate=LEARNING_RATE, offload=EVERYTHING)
+        engine, memory = sleeping(hybrid), hybrid.actor.engine.memory
+        asleep: list[int] = []
+        awake: list[int] = []
+        for step in range(NUM_STEPS):
+            rollout = hybrid.generate_sequences(hybrids.prompt_batch(step), hybrids.SHORT, True)
+            assert memory.parameters == memory.gradients == memory.moments == 0
+            of_generator = engine.memory.weights + engine.memory.kv_cache
+            awake.append(allocated_bytes(place))
+            hybrid.trainer_mode()
+            freed = awake[-1] - allocated_bytes(place)
+            assert place.note(f"{name}, freed by sleep / weights and KV cache", freed / of_generator) > 0.99
+            hybrid.actor.update_policy(hybrids.with_random_advantages(rollout, step), step)
+            hybrid.actor.engine.offload_state()
+            asleep.append(allocated_bytes(place))
+        # The first step allocates what libraries keep, such as cuBLAS's workspace.
+        for what, found in (("awake", awake), ("asleep", asleep)):
+            growth = found[-1] / found[1] if found[1] else 1.0
+            assert place.note(f"{name}, {what}: last step / second step", growth) < LARGEST_GROWTH
+        place.note(f"{name}, KiB awake", awake[-1] / 1024)
+        place.note(f"{name}, KiB asleep, trainer offloaded", asleep[-1] / 1024)
+        assert asleep[-1] <= LARGEST_GROWTH * (awake[-1] - of_generator) + 1024
+
+
+def allocated_bytes(place: DeviceContext) -> int:
+    """Bytes of all tensors on the GPU; on CPUs only what the owners of memory count."""
+    if place.device.type == "cuda":
+        gc.collect()
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+    return sum(MEMORY.by_owner().values())
