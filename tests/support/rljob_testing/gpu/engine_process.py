@@ -1,9 +1,8 @@
-"""One process of a check: `python -m rljob_testing.gpu.engine_process FUNCTION NAME RESULT DEVICE RANK RANKS PORT JOINS
-LIMIT`. Writes its result to the file RESULT; the exit code is 1 if the check failed."""
+"""One process of a check: `python -m rljob_testing.gpu.engine_process FUNCTION NAME RESULT DEVICE RANK RANKS PORT
+THREADS JOINS`. Writes its result to the file RESULT; the exit code is 1 if the check failed."""
 
 from __future__ import annotations
 
-import faulthandler
 import importlib
 import json
 import os
@@ -15,21 +14,14 @@ from typing import NoReturn
 
 from rljob_testing.gpu.device import DeviceContext
 from rljob_testing.gpu.results import Outcome, result_of
-from rljob_trainer.control_groups import num_usable_cores
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.process_group import join_process_group
-
-STACKS_SECONDS = 5.0
-"""How long before its time limit a process prints where its threads are."""
 
 
 def main() -> NoReturn:
     """Runs the check on one rank and ends this process."""
     function, name, result_file, device_type = sys.argv[1:5]
-    rank, num_ranks, port, joins = map(int, sys.argv[5:9])
-    faulthandler.enable()
-    faulthandler.dump_traceback_later(max(1.0, float(sys.argv[9]) - STACKS_SECONDS))
-    num_threads = max(1, num_usable_cores() // num_ranks)
+    rank, num_ranks, port, num_threads, joins = map(int, sys.argv[5:10])
     context = WorkerContext(rank, num_ranks, rank, 0, "127.0.0.1", port, device_type, num_threads, rank)
     folder = Path(result_file).parent
 

