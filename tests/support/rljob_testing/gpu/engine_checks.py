@@ -34,7 +34,7 @@ LIMITS = {torch.float32: 1e-4, torch.bfloat16: 0.2}
 """Largest difference of log-probabilities, in nats."""
 STALE = {torch.float32: 1e-2, torch.bfloat16: 0.4}
 """The least that an update changes some log-probability."""
-MEMORY_LIMITS = {"cpu": 1, "cuda": 256}
+MEMORY_LIMITS = {"cpu": 0.01, "cuda": 256}
 """Largest difference between the change that MEMORY counts and that of the device, in MiB."""
 CACHE_AWAKE = "cache awake"
 NUM_TOKENS = 12
@@ -97,7 +97,8 @@ def made_hybrid(
     if context.rank == 0:
         tiny_models.copy_tokenizer(tiny_models.save(model, folder))
     torch.distributed.barrier()
-    actor = engine_updates.build_actor(folder, context, dtype, Optimizer(learning_rate=1e-2), lora)
+    optimizer = Optimizer(learning_rate=1e-2 if lora is None else 4e-2)
+    actor = engine_updates.build_actor(folder, context, dtype, optimizer, lora)
     vllm = small_vllm.start_engine(folder, context.world_size, lora=lora, dtype=dtype, device_type=place.device.type)
     double = add_sleep_mode(vllm, keeps_weights=level == 1) if place.device.type == "cpu" else None
     vllm.keeps_weights_asleep = level == 1
@@ -154,7 +155,7 @@ def counted_bytes() -> int:
 def used_bytes(place: DeviceContext, hybrid: Hybrid) -> int:
     """The device's memory in use, without what torch caches; on CPUs what vLLM has in memory."""
     if hybrid.double is not None:
-        return hybrid.double.num_bytes
+        return hybrid.double.num_bytes(hybrid.vllm.num_weight_bytes)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(place.device)

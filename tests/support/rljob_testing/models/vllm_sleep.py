@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 import torch
 from vllm.v1.worker.worker_base import WorkerBase
 
-from rljob_trainer.engines.device_memory import num_storage_bytes
 from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
@@ -46,10 +45,9 @@ class SleepingMemory:
         self.awake = {WEIGHTS, KV_CACHE}
         """The tags of what is in memory now."""
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of what is in memory now, without packed weights."""
-        weights = num_storage_bytes(self.model.parameters()) if WEIGHTS in self.awake else 0
+    def num_bytes(self, num_weight_bytes: int) -> int:
+        """Bytes in memory now. Packed weights cannot be measured, so their number is given."""
+        weights = num_weight_bytes if WEIGHTS in self.awake else 0
         cache = sum(storage.nbytes() for storage in self.kv_cache) if KV_CACHE in self.awake else 0
         return weights + cache
 
