@@ -49,6 +49,8 @@ OTHERS_SECONDS = 3.0
 """How long the other ranks may run after one has failed."""
 STACKS_SECONDS = 2.0
 """How long a process may take to print its stacks."""
+END_SECONDS = 10.0
+"""How long processes may take to end after they were killed."""
 NUM_LAST_LINES = 60
 
 
@@ -125,16 +127,24 @@ def run_check(check: Check, device_type: str, folder: Path, seconds_left: float)
     finally:
         for rank in ranks:
             rank.stop()
-        # All that the check has started, also if it has crashed.
-        for each in processes_with_variable(FOLDER_VARIABLE, str(place)):
-            with suppress(ProcessLookupError):
-                os.kill(each.pid, signal.SIGKILL)
+        _end_all(place)
     seconds = time.monotonic() - started
     result = replace(_combined([rank.result() for rank in ranks]), seconds=seconds)
     if result.outcome is Outcome.FAILED and seconds >= limit and limit < allowed:
         # It has not had the time that it may take.
         return replace(result, outcome=Outcome.LEFT_OUT)
     return result
+
+
+def _end_all(place: Path) -> None:
+    """Ends all processes that the check in this folder has started, also if it has crashed. Returns when they have
+    ended, so that their memory is free."""
+    deadline = time.monotonic() + END_SECONDS
+    while (left := processes_with_variable(FOLDER_VARIABLE, str(place))) and time.monotonic() < deadline:
+        for each in left:
+            with suppress(ProcessLookupError):
+                os.kill(each.pid, signal.SIGKILL)
+        time.sleep(POLL_SECONDS)
 
 
 def _combined(results: Sequence[Result]) -> Result:
