@@ -84,6 +84,7 @@ def test_no_test_starts_late(folder: Path) -> None:
     names = {each["name"] for each in found["results"]}
     for file in ("attention", "hybrid", "kernels", "learning", "lora", "offload", "train_engine"):
         assert any(name.startswith(f"{file}: ") for name in names)
+    assert found["results"][-1]["name"].startswith("learning: ")
     assert found["counts"] == {"passed": 0, "skipped": 0, "failed": 0, "left out": len(names)}
     assert all("--seconds 0" in each["reason"] for each in found["results"])
     late = json.loads((folder / "late_benchmark.json").read_text())

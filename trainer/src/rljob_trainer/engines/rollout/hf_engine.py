@@ -226,10 +226,13 @@ class HfEngine(RolloutEngine):
     def _keep_rows(self, rows: list[int]) -> None:
         """Removes all other rows from the running batch."""
         self.running = [self.running[row] for row in rows]
-        if rows:
-            index = torch.tensor(rows, device=self.settings.device)
-            self.input_BT, self.mask_BT = self.input_BT[index], self.mask_BT[index]
-            self.cache.batch_select_indices(index)
+        if not rows:
+            # The keys and values of the last batch would stay on the device, beside the passes of the trainer.
+            self.cache = DynamicCache()
+            return
+        index = torch.tensor(rows, device=self.settings.device)
+        self.input_BT, self.mask_BT = self.input_BT[index], self.mask_BT[index]
+        self.cache.batch_select_indices(index)
 
     def _finish_reason(self, running: _Running) -> FinishReason | None:
         if running.token_ids[-1] in self.end_tokens:
