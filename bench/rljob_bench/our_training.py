@@ -58,7 +58,7 @@ class OursError(Exception):
 class OurDetails:
     """Settings of the job that differ from the defaults."""
 
-    rollout: Mapping[str, str] = field(default_factory=dict)
+    rollout: Mapping[str, object] = field(default_factory=dict)
     """Additional settings of the job's `rollout` block."""
     training: Mapping[str, object] = field(default_factory=dict)
     """Additional fields of spec.training."""

@@ -15,28 +15,30 @@ import torch
 
 from rljob_bench.step_case import GENERATED_TOKENS, NEW_TOKENS, NUM_PROMPTS, PROMPT_TOKENS, TRAINED_TOKENS
 
-MATRIX_SIZE = 2048
-READ_BYTES = 1 << 28
+MATRIX_SIZES = {"cpu": 2048, "cuda": 8192}
+READ_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}
 NUM_CALLS = 3
 
 
 class StepFloor:
-    """Measures the speed of the machine in one precision; it is a contender like the others."""
+    """Measures the speed of the device in one precision; it is a contender like the others."""
 
-    def __init__(self, dtype: torch.dtype, num_parameters: int, num_threads: int) -> None:
+    def __init__(self, dtype: torch.dtype, num_parameters: int, num_threads: int, device_type: str = "cpu") -> None:
+        self.device_type = device_type
         self.num_parameters = num_parameters
         self.bytes_per_parameter = dtype.itemsize
         self.operations_per_second: list[float] = []
         self.bytes_per_second: list[float] = []
         self._num_threads = num_threads
-        self._left, self._right = (torch.randn(MATRIX_SIZE, MATRIX_SIZE).to(dtype) for _ in range(2))
-        self._read = torch.ones(READ_BYTES // 4)
+        self._size, self._read_bytes = MATRIX_SIZES[device_type], READ_BYTES[device_type]
+        self._left, self._right = (torch.randn(self._size, self._size).to(device_type, dtype) for _ in range(2))
+        self._read = torch.ones(self._read_bytes // 4, device=device_type)
 
     def turn(self) -> list[float]:
         """Seconds of one step at the highest speeds that were measured in this turn."""
         torch.set_num_threads(self._num_threads)
-        self.operations_per_second.append(2 * MATRIX_SIZE**3 / _fastest(lambda: self._left @ self._right))
-        self.bytes_per_second.append(READ_BYTES / _fastest(lambda: self._read.sum()))
+        self.operations_per_second.append(2 * self._size**3 / _fastest(lambda: self._left @ self._right))
+        self.bytes_per_second.append(self._read_bytes / _fastest(lambda: self._read.sum()))
         return [self.generation_seconds() + self.update_seconds()]
 
     def generation_seconds(self) -> float:
@@ -59,11 +61,16 @@ class StepFloor:
         return f"matrix products at {operations / 1e9:.0f} GFLOP/s, reading at {read / 1e9:.1f} GB/s"
 
 
-def _fastest(call: Callable[[], object]) -> float:
-    call()
+def _fastest(call: Callable[[], torch.Tensor]) -> float:
+    _finish(call())
     seconds = []
     for _ in range(NUM_CALLS):
         begin = time.perf_counter()
-        call()
+        _finish(call())
         seconds.append(time.perf_counter() - begin)
     return min(seconds)
+
+
+def _finish(result: torch.Tensor) -> None:
+    if result.is_cuda:
+        torch.cuda.synchronize()

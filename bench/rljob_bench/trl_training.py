@@ -32,7 +32,16 @@ class TrlTraining:
     """A trainer that waits between its turns. It ends with its process."""
 
     def __init__(
-        self, peer: PeerProcess, case: CaseFolder, dtype: str, engine: str, num_steps: int, folder: Path
+        self,
+        peer: PeerProcess,
+        case: CaseFolder,
+        dtype: str,
+        engine: str,
+        num_steps: int,
+        folder: Path,
+        *,
+        device_type: str,
+        gpu_memory_utilization: float,
     ) -> None:
         """`engine`: see `peers/trl_peer.build`. Raises PeerError if the trainer cannot start."""
         self._peer = peer
@@ -51,6 +60,8 @@ class TrlTraining:
                 "new_tokens": NEW_TOKENS,
                 "max_tokens": PROMPT_TOKENS + NEW_TOKENS,
                 "learning_rate": LEARNING_RATE,
+                "device_type": device_type,
+                "gpu_memory_utilization": gpu_memory_utilization,
             },
         )
 

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rljob_testing.gpu import engine_jobs
+from rljob_testing.gpu.device import DeviceContext
 from rljob_testing.training import training_runs
+from rljob_trainer.dispatch.worker import WorkerContext
 
 pytestmark = [pytest.mark.ray]
 
@@ -77,5 +80,8 @@ def test_only_the_true_reward_improves_accuracy(
     if reward == "true":
         assert after > before + 0.3, (before, after)
         assert run.files.series("eval/greedy_score") == [before, after]
+        # The check of a run on GPUs draws the same conclusion.
+        place = DeviceContext(WorkerContext(0, 1, 0, 0, "", 0, "cpu", 1), tmp_path)
+        engine_jobs.check_learning(place, run.files)
     else:
         assert after < before + 0.03, (before, after)

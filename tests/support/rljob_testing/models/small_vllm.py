@@ -1,4 +1,4 @@
-"""A vLLM engine for CPUs that is small enough for tests, and comparisons of its log-probabilities with the trainer's.
+"""A vLLM engine that is small enough for tests, and comparisons of its log-probabilities with the trainer's.
 
 Legend: R response tokens of all rows.
 """
@@ -38,19 +38,20 @@ def start_engine(
     lora: Lora | None = None,
     dtype: torch.dtype = torch.float32,
     has_float32_head: bool = False,
+    device_type: str = "cpu",
 ) -> VllmEngine:
     """Starts an engine for rows of at most 64 tokens. `lora`: the adapters that it can get. Collective over
     `num_ranks`, which share a copy of the model."""
     return VllmEngine(
         VllmSettings(
             model_folder=folder,
-            device_type="cpu",
+            device_type=device_type,
             compiles=False,
             dtype=dtype,
             tensor_parallel=num_ranks,
             max_model_length=64,
             max_num_sequences=8,
-            gpu_memory_utilization=0.5,
+            gpu_memory_utilization=0.3,
             cpu_kv_cache_bytes=16 * 2**20,
             seed=0,
             adapter_rank=None if lora is None else lora.rank,
@@ -114,7 +115,7 @@ def error_of_logits(vllm: VllmEngine, trained: TrainEngine) -> float:
     weight_VD = dict(head.named_parameters())["weight"]
     assert isinstance(weight_VD, DTensor)
     half_VD = weight_VD.full_tensor().detach().bfloat16()
-    hidden_ND = torch.randn(5, half_VD.shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
+    hidden_ND = torch.randn(5, half_VD.shape[1], generator=torch.Generator().manual_seed(0)).to(half_VD)
     [logits_NV] = vllm.engine.apply_model(lambda model: model.compute_logits(hidden_ND))
     return float((logits_NV - hidden_ND.float() @ half_VD.float().T).abs().max())
 

@@ -12,21 +12,28 @@ from vllm.v1.worker.worker_base import WorkerBase
 
 from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
 
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
+"""vLLM's tags."""
 
-def add_sleep_mode(vllm: VllmEngine, *, keeps_weights: bool) -> None:
-    """From now on the engine sleeps as on a GPU, at level 1 if it keeps weights, otherwise at level 2."""
+
+def add_sleep_mode(vllm: VllmEngine, *, keeps_weights: bool) -> SleepingMemory:
+    """From now on the engine sleeps as on a GPU, at level 1 if it keeps weights, otherwise at level 2. Returns the
+    memory that it gives up."""
     vllm.has_sleep_mode = True
     vllm.keeps_weights_asleep = keeps_weights
 
-    def replace_sleep(worker: WorkerBase) -> None:
-        memory = _Memory(worker.get_model(), vllm.kv_cache)
+    def replace_sleep(worker: WorkerBase) -> SleepingMemory:
+        memory = SleepingMemory(worker.get_model(), vllm.kv_cache)
         worker.sleep = memory.sleep
         worker.wake_up = memory.wake_up
+        return memory
 
-    vllm.engine.collective_rpc(replace_sleep)
+    [memory] = vllm.engine.collective_rpc(replace_sleep)
+    assert isinstance(memory, SleepingMemory)
+    return memory
 
 
-class _Memory:
+class SleepingMemory:
     """The memory that the worker on a GPU takes from the allocator with sleep mode."""
 
     def __init__(self, model: torch.nn.Module, kv_cache: list[torch.UntypedStorage]) -> None:
@@ -35,9 +42,18 @@ class _Memory:
         self.saved: dict[str, torch.Tensor] = {}
         self.packed: dict[torch.nn.Module, object] = {}
         """The products of the layers whose weights only exist in packed form, as `cpu_linear`."""
+        self.awake = {WEIGHTS, KV_CACHE}
+        """The tags of what is in memory now."""
+
+    def num_bytes(self, num_weight_bytes: int) -> int:
+        """Bytes in memory now. Packed weights cannot be measured, so their number is given."""
+        weights = num_weight_bytes if WEIGHTS in self.awake else 0
+        cache = sum(storage.nbytes() for storage in self.kv_cache) if KV_CACHE in self.awake else 0
+        return weights + cache
 
     def sleep(self, level: int = 1) -> None:
         """Level 1 saves weights and buffers, level 2 only buffers."""
+        self.awake = set()
         kept = self._named() if level == 1 else self.model.named_buffers()
         self.saved = {name: tensor.detach().clone() for name, tensor in kept}
         for _, tensor in self._named():
@@ -54,7 +70,8 @@ class _Memory:
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Restores what `sleep` saved, with the weights."""
-        if tags is not None and "weights" not in tags:
+        self.awake |= {WEIGHTS, KV_CACHE} if tags is None else set(tags)
+        if tags is not None and WEIGHTS not in tags:
             return
         for name, tensor in self._named():
             if name in self.saved:

@@ -239,11 +239,11 @@ class RunTrainer:
             code = main()
         return Ended(code, terminal.getvalue(), self.files)
 
-    def start(self, job: Document, ray_address: str | None) -> subprocess.Popen[str]:
-        """Starts the first attempt as a process."""
+    def start(self, job: Document, ray_address: str | None, **variables: str) -> subprocess.Popen[str]:
+        """Starts the first attempt as a process; `variables` are added to its environment."""
         return subprocess.Popen(
             [sys.executable, "-m", "rljob_trainer"],
-            env=inherited_environment() | self._environment(job, ray_address, attempt=1),
+            env=inherited_environment() | self._environment(job, ray_address, attempt=1) | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
