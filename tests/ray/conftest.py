@@ -3,21 +3,31 @@ in this process."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rljob_testing.ray_clusters import echo_workers, local_ray
+from rljob_testing.ray_clusters import echo_workers, fake_nsys, local_ray
+from rljob_testing.settings import inherited_environment
 from rljob_testing.training import training_runs
 from rljob_trainer.groups.ray_session import ray_session
 from rljob_trainer.groups.worker_processes import WorkerProcesses
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def nsys_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a fake nsys, which the nodes of `cluster` find on their PATH."""
+    return fake_nsys.install(tmp_path_factory.mktemp("nsys") / "bin")
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory, nsys_folder: Path) -> Iterator[str]:
     """The address of a Ray cluster with 3 CPUs and no GPU."""
-    with local_ray.ray_cluster(3, tmp_path_factory.mktemp("ray") / "ray.log", forks_workers=True) as address:
+    log_file = tmp_path_factory.mktemp("ray") / "ray.log"
+    path = f"{nsys_folder}{os.pathsep}{inherited_environment()['PATH']}"
+    with local_ray.ray_cluster(3, log_file, {"PATH": path}, forks_workers=True) as address:
         yield address
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 import ray
 
 from rljob_testing.messages import Mentions
-from rljob_testing.ray_clusters import echo_workers
+from rljob_testing.ray_clusters import echo_workers, fake_nsys
 from rljob_testing.training import training_runs
+from rljob_trainer.groups import nsys
 from rljob_trainer.groups.calls import Pending
 from rljob_trainer.groups.worker_group import spawn
 from rljob_trainer.observability.profiles import PROFILES_FOLDER_NAME
@@ -70,6 +72,35 @@ def test_the_selected_ranks_profile_the_selected_steps(run_trainer: training_run
     calls = [event["name"] for event in events if event.get("cat") == "user_annotation" and "." in event["name"]]
     assert [name for name in calls if name == "actor.update_policy"] == ["actor.update_policy"]
     assert {"hybrid.generate_sequences", "forward_backward", "optimizer_step", "aten::mm"} <= names
+
+
+def test_nsys_profiles_the_selected_ranks(
+    run_trainer: training_runs.RunTrainer, cluster: str, nsys_folder: Path
+) -> None:
+    profile: training_runs.Document = {"type": "Nsys", "steps": [1, 2], "ranks": [1, 5]}
+    run = run_trainer(training_runs.small_job(num_workers=2, steps=2, profile=profile), cluster)
+    assert run.exit_code == 0, run.terminal
+    files = sorted((run.files.folder / PROFILES_FOLDER_NAME).iterdir())
+    assert [path.name for path in files] == ["step-000001-rank-1.nsys-rep", "step-000002-rank-1.nsys-rep"]
+    for path in files:
+        assert str(path) in run.terminal
+        report = json.loads(path.read_text())
+        assert {"--trace=cuda,nvtx", sys.executable} <= set(report["launched"])
+        assert "--sample=none" in report["started"]
+    # Rank 0 was not started under nsys.
+    [session] = fake_nsys.sessions(nsys_folder)
+    assert session.startswith("rljob-")
+
+
+def test_nsys_must_be_installed_on_the_nodes(
+    run_trainer: training_runs.RunTrainer, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nsys, "NSYS", "nsys-that-is-not-installed")
+    run = run_trainer(training_runs.small_job(profile={"type": "Nsys", "steps": [1]}), cluster)
+    assert run.exit_code == 2
+    node = f"node {cluster.partition(':')[0]}"
+    assert Mentions("spec.training.profile.type", "PATH", node, "Nsys", "Torch") == run.terminal
+    assert run.files.training_steps() == []
 
 
 def ray_address(row: str) -> str:

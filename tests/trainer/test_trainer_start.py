@@ -68,7 +68,7 @@ def slow_search(*_):
         raise KeyboardInterrupt
     trainer.refuse_missing = interrupt
     return {found}
-def interrupt(*_):
+def interrupt(*_, **__):
     raise KeyboardInterrupt
 trainer.newest_of_job = slow_search
 sys.exit(trainer.main())
@@ -101,6 +101,10 @@ FILE = {"type": "File", "file": {"path": "rows.jsonl"}}
             Mentions("spec.training.dataset.huggingFace.path", "./no_folder"),
         ),
         ({"model": {"source": "./no_folder"}}, Mentions("spec.training.model.source", "./no_folder")),
+        (
+            {"profile": {"steps": [1], "type": "Nsys"}},
+            Mentions("spec.training.profile.type", "nsys", "PATH", "Nsys", "Torch"),
+        ),
         (
             {"rewards": [{"type": "Function", "function": {"path": "my_reward:score"}}]},
             Mentions("spec.training.rewards[0].function.path", "my_reward", "did you mean my_rewards", "my_rewards.py"),
@@ -138,6 +142,7 @@ sys.exit(code)
         "RLJOB_SPEC": dump_job(TrainerJob(name="small", spec=RLJob.from_wire(whole).spec)),
         "RLJOB_RUN_FOLDER": str(tmp_path / "run"),
         "RLJOB_JOB_FOLDER": str(tmp_path),
+        "PATH": "",
         "PYTHONPATH": f"{tmp_path}:{environment.get('PYTHONPATH', '')}",
     }
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)

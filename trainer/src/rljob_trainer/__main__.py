@@ -47,7 +47,9 @@ def main() -> int:
         # torch takes seconds.
         reporter = reporter_of(job, settings)
         report_resume(reporter, job, settings)
-        refuse_missing(job.spec, settings.job_folder)
+        # All pods of a job on a cluster have the same image.
+        runs_workers_here = settings.is_ray_job or not settings.ray_address
+        refuse_missing(job.spec, settings.job_folder, runs_workers_here=runs_workers_here)
         log.info("job %s, attempt %d: loading libraries", job.name, settings.attempt)
         try:
             from rljob_trainer.controller.run import run_job

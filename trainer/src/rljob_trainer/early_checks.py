@@ -1,21 +1,24 @@
-"""Finds files, folders and modules that the job names but that do not exist. This runs before torch is loaded, because
-loading takes seconds. Later checks look at the content."""
+"""Finds files, folders, modules and programs that the job needs but that do not exist. This runs before torch is
+loaded, because loading takes seconds. Later checks look at the content."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from rljob_api.v1alpha1.dataset import Dataset
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.training import ProfilerType
 from rljob_trainer.datasets.rows import local_dataset
+from rljob_trainer.observability.nsys_profiles import NSYS, missing_nsys
 from rljob_trainer.source_paths import local_path, looks_local
 from rljob_trainer.user_functions import refuse_missing_module
 
 
-def refuse_missing(spec: RLJobSpec, job_folder: Path) -> None:
-    """Raises ConfigurationError for the first file, folder or module of the job that is missing. Does not import the
-    user's code."""
+def refuse_missing(spec: RLJobSpec, job_folder: Path, *, runs_workers_here: bool) -> None:
+    """Raises ConfigurationError for the first file, folder, module or program of the job that is missing. Does not
+    import the user's code. `runs_workers_here`: whether the same programs are installed for workers as here."""
     for where, path in _functions(spec):
         refuse_missing_module(path, where)
     for where, dataset in _datasets(spec):
@@ -23,6 +26,9 @@ def refuse_missing(spec: RLJobSpec, job_folder: Path) -> None:
     for where, source in _models(spec):
         if looks_local(source, job_folder):
             local_path(source, job_folder, where)
+    profile = spec.training.profile
+    if profile is not None and profile.type is ProfilerType.NSYS and runs_workers_here and not shutil.which(NSYS):
+        raise missing_nsys("this machine")
 
 
 def _functions(spec: RLJobSpec) -> Iterator[tuple[str, str]]:

@@ -39,6 +39,8 @@ COMPILER_CACHE_VARIABLES = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR"
 """Variables that set the folders of compiler caches, with the name of each folder in `compiled/` of rljob's cache
 folder."""
 PYTHON_PATH = "PYTHONPATH"
+NSYS_SESSION_VARIABLE = "RLJOB_NSYS_SESSION"
+"""The session's name in a worker process that was started under nsys."""
 HUB_CACHE_VARIABLE = "HF_HUB_CACHE"
 """Sets the folder in which the Hugging Face library stores downloads."""
 MAX_NUMBER = 2_147_483_647
@@ -144,6 +146,11 @@ def pod_and_node() -> tuple[str | None, str | None]:
 def run_folder_or_none() -> str | None:
     """Returns the value of the variable for the run folder, without checks; None if it is not set."""
     return os.environ.get(ENV_RUN_FOLDER) or None
+
+
+def nsys_session() -> str | None:
+    """Returns the name of this process's nsys session; None if the process was not started under nsys."""
+    return os.environ.get(NSYS_SESSION_VARIABLE) or None
 
 
 def run_state_target() -> tuple[Path, int] | None:

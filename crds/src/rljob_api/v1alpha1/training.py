@@ -27,9 +27,18 @@ class Logger(StrEnum):
     TENSORBOARD = "TensorBoard"
 
 
-class Profile(WireModel):
-    """Profiles of single steps by torch.profiler, in `profiles/` of the run folder. A profiled step is slower."""
+class ProfilerType(StrEnum):
+    """A profiler."""
 
+    TORCH = "Torch"
+    NSYS = "Nsys"
+
+
+class Profile(WireModel):
+    """Profiles of single steps, in `profiles/` of the run folder. A profiled step is slower."""
+
+    type: ProfilerType = ProfilerType.TORCH
+    """Torch: torch.profiler. Nsys: NVIDIA Nsight Systems, which must be installed."""
     steps: Annotated[tuple[PositiveCount, ...], Field(min_length=1, max_length=16)]
     """Steps, counted from 1."""
     ranks: Annotated[tuple[Count, ...], Field(min_length=1, max_length=16)] = (0,)

@@ -171,12 +171,12 @@ class JoinedActor(JoinedTrained):
         self.worker.skip_update(step)
         return [None]
 
-    def begin_profile(self, ranks: Sequence[int]) -> list[None]:
-        self.worker.begin_profile(ranks)
+    def begin_profile(self, ranks: Sequence[int], run_folder: Path, step: int) -> list[None]:
+        self.worker.begin_profile(ranks, run_folder, step)
         return [None]
 
-    def end_profile(self, run_folder: Path, step: int) -> list[str | None]:
-        return [self.worker.end_profile(run_folder, step)]
+    def end_profile(self) -> list[str | None]:
+        return [self.worker.end_profile()]
 
     def discard_profile(self) -> list[None]:
         self.worker.discard_profile()

@@ -46,7 +46,7 @@ from rljob_trainer.observability.metrics import (
     TOTAL_TOKENS,
     Metrics,
 )
-from rljob_trainer.observability.profiles import profile_file
+from rljob_trainer.observability.profiles import profile_file, suffix_of
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.observability.timeline import ProcessSpans, timeline_file, write_timeline
@@ -277,6 +277,7 @@ class StepProfiles:
         self.run_folder = run_folder
         self.steps = frozenset(profile.steps if profile else ())
         self.ranks = profile.ranks if profile else ()
+        self.suffix = suffix_of(profile.type) if profile else ""
         self.actor = actor
 
     @contextmanager
@@ -286,7 +287,7 @@ class StepProfiles:
         if step not in self.steps:
             yield
             return
-        self._begin()
+        self._begin(step)
         try:
             yield
         except StepAbandonedError:
@@ -294,9 +295,9 @@ class StepProfiles:
             raise
         self._end(step)
 
-    def _begin(self) -> None:
+    def _begin(self, step: int) -> None:
         """A rank that does not exist is only logged, because an elastic job may have fewer workers."""
-        num_ranks = len(self.actor.begin_profile(self.ranks))
+        num_ranks = len(self.actor.begin_profile(self.ranks, self.run_folder, step))
         absent = sorted({rank for rank in self.ranks if rank >= num_ranks})
         if absent:
             log.warning(
@@ -309,8 +310,8 @@ class StepProfiles:
 
     def _end(self, step: int) -> None:
         """Writes the profiles of the step; a fault is only logged."""
-        for rank, fault in enumerate(self.actor.end_profile(self.run_folder, step)):
-            path = profile_file(self.run_folder, step, rank)
+        for rank, fault in enumerate(self.actor.end_profile()):
+            path = profile_file(self.run_folder, step, rank, self.suffix)
             if fault is not None:
                 log.warning("%s: the profile cannot be written (%s)", path, fault)
             elif rank in self.ranks:

@@ -14,6 +14,7 @@ import torch
 from rljob_api.constants import ENV_RUN_FOLDER, LOGS_FOLDER
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.rollout import Compile
+from rljob_api.v1alpha1.training import ProfilerType
 from rljob_trainer.controller.model_roles import (
     FoundRewardModel,
     Models,
@@ -24,11 +25,13 @@ from rljob_trainer.controller.model_roles import (
 from rljob_trainer.controller.rollout_phase import RewardModelWorkers
 from rljob_trainer.engines.host_ledger import accounts_text, check_accounts
 from rljob_trainer.groups.fused_worker import RoleSpec
+from rljob_trainer.groups.nsys import nodes_without_nsys
 from rljob_trainer.groups.ray_session import ShippedCode, cluster_resources, ray_session
 from rljob_trainer.groups.shared_folders import check_shared
 from rljob_trainer.groups.worker_group import WorkerGroup, spawn
 from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
 from rljob_trainer.observability.activity import POLL_SECONDS, ActivityWatch
+from rljob_trainer.observability.nsys_profiles import missing_nsys
 from rljob_trainer.pools.pool_manager import (
     FusedRoles,
     ResourcePoolManager,
@@ -166,9 +169,16 @@ def started_workers(
 
 def start_pool(pool: ResourcePool, job: TrainerJob, settings: Settings, device_type: str) -> WorkerProcesses:
     """Starts the worker processes of a pool. They see each other's GPUs only if ranks share a model in vLLM, which
-    needs that."""
+    needs that. Raises ConfigurationError if ranks are profiled by nsys and their node does not have it."""
     sees_neighbours = job.spec.roles.rollout.tensor_parallel > 1
-    return start_processes(pool, _environment(job, settings, device_type), sees_neighbours=sees_neighbours)
+    profile, nsys_ranks = job.spec.training.profile, frozenset[int]()
+    is_of_actor = pool.settings.name == job.spec.placed_roles()[ACTOR]
+    if profile is not None and profile.type is ProfilerType.NSYS and is_of_actor:
+        nsys_ranks = frozenset(profile.ranks)
+        if nodes := nodes_without_nsys(slot for slot in pool.slots() if slot.rank in nsys_ranks):
+            raise missing_nsys(f"node {nodes[0]}")
+    environment = _environment(job, settings, device_type)
+    return start_processes(pool, environment, sees_neighbours=sees_neighbours, nsys_ranks=nsys_ranks)
 
 
 def _environment(job: TrainerJob, settings: Settings, device_type: str) -> dict[str, str]:

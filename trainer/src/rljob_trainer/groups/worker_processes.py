@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar, cast
@@ -25,6 +25,7 @@ from rljob_trainer.errors import CallTimeoutError, ResourceError, TrainerError, 
 from rljob_trainer.groups.calls import StartedCall
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.liveness import LivenessWatch
+from rljob_trainer.groups.nsys import new_session, under_nsys
 from rljob_trainer.groups.object_store import sent_arguments
 from rljob_trainer.groups.ray_session import check_connected
 from rljob_trainer.groups.ray_worker import RayWorker
@@ -35,6 +36,7 @@ from rljob_trainer.groups.worker_side import Call, GroupRecord, ProcessInfo, Ret
 from rljob_trainer.observability.spans import Record
 from rljob_trainer.pools.reservation import release_by_id
 from rljob_trainer.pools.resource_pool import ResourcePool, Slot
+from rljob_trainer.settings import NSYS_SESSION_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -291,14 +293,21 @@ class WorkerProcesses:
 
 
 def start_processes(
-    pool: ResourcePool, environment: Mapping[str, str], name: str | None = None, *, sees_neighbours: bool = False
+    pool: ResourcePool,
+    environment: Mapping[str, str],
+    name: str | None = None,
+    *,
+    sees_neighbours: bool = False,
+    nsys_ranks: Collection[int] = (),
 ) -> WorkerProcesses:
     """Starts a process in every slot of the pool and returns without waiting for them. With a `name` they continue when
     this process ends, and `attach_processes` finds them; without a name they end with this process.
 
     `environment`: variables that the processes set before they import their libraries. `sees_neighbours`: see
-    RayWorker. Raises ResourceError if the pool was released, if the name is taken, or if there is a name but the pool
-    ends with this process."""
+    RayWorker. `nsys_ranks`: ranks that are started under nsys, which must be installed on their nodes.
+
+    Raises ResourceError if the pool was released, if the name is taken, or if there is a name but the pool ends with
+    this process."""
     if name and not pool.settings.is_detached:
         raise ResourceError(
             f"workers {name}: workers with a name continue when this process ends, but pool {pool.settings.name} "
@@ -316,6 +325,7 @@ def start_processes(
     handles: list[ActorHandle] = []
     try:
         for slot in pool.slots():
+            session = new_session() if slot.rank in nsys_ranks else None
             placed = PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.bundle_index)
             options = actor_class.options(
                 num_cpus=resources.num_cpus,
@@ -323,9 +333,11 @@ def start_processes(
                 memory=resources.memory_bytes or None,
                 resources=dict(resources.custom_resources) or None,
                 scheduling_strategy=placed,
+                runtime_env=under_nsys(session) if session else None,
                 **name_options[slot.rank],
             )
-            handles.append(options.remote(dict(environment), sees_neighbours=sees_neighbours))
+            variables = dict(environment) | ({NSYS_SESSION_VARIABLE: session} if session else {})
+            handles.append(options.remote(variables, sees_neighbours=sees_neighbours))
     except ValueError as error:
         for handle in handles:
             ray.kill(handle)

@@ -1,7 +1,6 @@
-"""The profile of one step in this process by torch.profiler, as a file for https://ui.perfetto.dev or chrome://tracing.
-
-It has every operation of the thread that calls `begin`, the names of `spans.SPANS` above them, and on GPUs every
-kernel.
+"""Profiles of single steps of this process. `TorchProfile` writes files for https://ui.perfetto.dev or
+chrome://tracing. They have every operation of the thread that calls `begin`, the names of `spans.SPANS` above them, and
+on GPUs every kernel. `nsys_profiles` has the other profiler.
 """
 
 from __future__ import annotations
@@ -10,47 +9,85 @@ import gzip
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from rljob_api.v1alpha1.training import ProfilerType
+from rljob_trainer.observability.nsys_profiles import NsysProfile
 from rljob_trainer.observability.spans import SPANS, SpanRecorder
 
 PROFILES_FOLDER_NAME = "profiles"
 """Name of the folder in the run folder."""
 
 
-def profile_file(run_folder: Path, step: int, rank: int) -> Path:
+class StepProfile(Protocol):
+    """Profiles one step at a time. Call all methods from the thread that runs the step."""
+
+    suffix: str
+    """The end of the names of its files."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether `begin` was called, and afterwards neither `end` nor `discard`."""
+
+    def begin(self, path: Path) -> None:
+        """Starts the profile, which `end` writes to `path`."""
+
+    def end(self) -> None:
+        """Stops the profile and writes it. The file is written atomically."""
+
+    def discard(self) -> None:
+        """Stops the profile without writing it."""
+
+
+def profile_file(run_folder: Path, step: int, rank: int, suffix: str) -> Path:
     """Returns the path of the profile of a step (from 1) on a rank of the actor."""
-    return run_folder / PROFILES_FOLDER_NAME / f"step-{step:06d}-rank-{rank}.json.gz"
+    return run_folder / PROFILES_FOLDER_NAME / f"step-{step:06d}-rank-{rank}{suffix}"
 
 
-class StepProfile:
-    """Profiles one step at a time. Call all methods from the thread that runs the step. They raise what torch
-    raises."""
+def suffix_of(profiler: ProfilerType) -> str:
+    """Returns the end of the names of a profiler's files."""
+    return NsysProfile.suffix if profiler is ProfilerType.NSYS else TorchProfile.suffix
+
+
+def step_profile(nsys_session: str | None) -> StepProfile:
+    """Returns the profiler of this process. `nsys_session`: the name of its session, if it was started under nsys."""
+    if nsys_session is None:
+        return TorchProfile()
+    has_nvtx: bool = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+    return NsysProfile(nsys_session, torch.cuda.nvtx.range if has_nvtx else nullcontext)
+
+
+class TorchProfile:
+    """A `StepProfile` by torch.profiler. The methods raise what torch raises."""
+
+    suffix = ".json.gz"
 
     def __init__(self, spans: SpanRecorder = SPANS) -> None:
         self._spans = spans
         self._running: profile | None = None
+        self._path = Path()
 
     @property
     def is_running(self) -> bool:
         """Whether `begin` was called, and afterwards neither `end` nor `discard`."""
         return self._running is not None
 
-    def begin(self) -> None:
-        """Starts the profile."""
+    def begin(self, path: Path) -> None:
+        """Starts the profile, which `end` writes to `path`."""
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             activities.append(ProfilerActivity.CUDA)
         started = profile(activities=activities)
         started.start()
-        self._running = started
+        self._running, self._path = started, path
         self._spans.annotate = record_function
 
-    def end(self, path: Path) -> None:
+    def end(self) -> None:
         """Stops the profile and writes it. The file is written atomically. Also raises OSError."""
-        stopped = self._stopped()
+        stopped, path = self._stopped(), self._path
         path.parent.mkdir(parents=True, exist_ok=True)
         events, unfinished = (path.with_name(f"unfinished-{name}") for name in (path.stem, path.name))
         try:

@@ -34,6 +34,8 @@ class Counts:
 
 
 Record = Span | Counts
+Annotate = Callable[[str], AbstractContextManager[object]]
+"""Called with the name of a span; the span's block runs within the result (see `profiles`)."""
 
 
 class SpanRecorder:
@@ -41,8 +43,8 @@ class SpanRecorder:
 
     def __init__(self) -> None:
         self._records: deque[Record] = deque(maxlen=MAX_KEPT)
-        self.annotate: Callable[[str], AbstractContextManager[object]] = nullcontext
-        """Called with the name of each span; the span's block runs within the result (see `profiles`)."""
+        self.annotate: Annotate = nullcontext
+        """Called for each span."""
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:

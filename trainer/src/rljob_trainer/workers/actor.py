@@ -43,8 +43,9 @@ from rljob_trainer.observability.metrics import (
     WHOLE_PASS_SECONDS,
     Metrics,
 )
-from rljob_trainer.observability.profiles import StepProfile, profile_file
+from rljob_trainer.observability.profiles import profile_file, step_profile
 from rljob_trainer.observability.spans import SPANS
+from rljob_trainer.settings import nsys_session
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
     CORRECTION_WEIGHTS,
@@ -110,7 +111,7 @@ class ActorWorker(TrainedWorker):
         self.policy_loss = policy_loss(settings.algorithm)
         self.policy_version = 0
         self._whole_pass_seconds = 0.0
-        self.profile = StepProfile()
+        self.profile = step_profile(nsys_session())
         self._profile_fault: str | None = None
         MEMORY.watch(self.memory)
 
@@ -223,20 +224,20 @@ class ActorWorker(TrainedWorker):
         self.policy_version = step + 1
 
     @register(Dispatch.ONE_TO_ALL)
-    def begin_profile(self, ranks: Sequence[int]) -> None:
-        """Starts the profile of a step, if this rank is one of `ranks`."""
+    def begin_profile(self, ranks: Sequence[int], run_folder: Path, step: int) -> None:
+        """Starts the profile of step `step` (from 1), if this rank is one of `ranks`."""
         self._profile_fault = None
         if self.context.rank in ranks:
             with self._keeping_profile_fault():
-                self.profile.begin()
+                self.profile.begin(profile_file(run_folder, step, self.context.rank, self.profile.suffix))
 
     @register(Dispatch.ONE_TO_ALL)
-    def end_profile(self, run_folder: Path, step: int) -> str | None:
-        """Writes the profile of step `step` (from 1) into the run folder, if this rank has begun one. Returns what
-        went wrong if it could not begin or cannot be written."""
+    def end_profile(self) -> str | None:
+        """Writes the profile into the run folder, if this rank has begun one. Returns what went wrong if it could not
+        begin or cannot be written."""
         if self.profile.is_running:
             with self._keeping_profile_fault():
-                self.profile.end(profile_file(run_folder, step, self.context.rank))
+                self.profile.end()
         return self._profile_fault
 
     @register(Dispatch.ONE_TO_ALL)

@@ -69,10 +69,10 @@ class ActorGroup(TrainedGroup, Protocol):
     def skip_update(self, step: int) -> list[None]:
         """See ActorWorker.skip_update."""
 
-    def begin_profile(self, ranks: Sequence[int]) -> list[None]:
+    def begin_profile(self, ranks: Sequence[int], run_folder: Path, step: int) -> list[None]:
         """See ActorWorker.begin_profile."""
 
-    def end_profile(self, run_folder: Path, step: int) -> list[str | None]:
+    def end_profile(self) -> list[str | None]:
         """One result per rank; see ActorWorker.end_profile."""
 
     def discard_profile(self) -> list[None]:

@@ -37,7 +37,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_T + "algorithm.type": "PPO", _T + "critic.warmupSteps": 4, _T + "optimizer.warmupSteps": 6},
     ],
     "Training.timelineSteps": [{_T + "timelineSteps": [1, 10]}],
-    "Training.profileSteps": [{_T + "profile": {"steps": [1, 10], "ranks": [0, 1]}}],
+    "Training.profileSteps": [{_T + "profile": {"steps": [1, 10], "ranks": [0, 1], "type": "Nsys"}}],
     "Rollout.cpuKvCache": [
         {_T + "rollout.cpuKvCache": memory}
         for memory in ("4Gi", "0.5Gi", "00.01Mi", 1, 1073741824, "1", "100k", "+.5e9", "1.")

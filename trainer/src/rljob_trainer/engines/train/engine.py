@@ -96,7 +96,7 @@ class TrainEngine:
             self.max_gradient_norm = settings.optimizer.max_gradient_norm
         self.memory = EngineMemory(self.model, self.optimizer)
         self.weight_version = WeightVersion(0, 0)
-        """Changes whenever parameters or moments change. Whoever else changes them must change it, too."""
+        """Changes whenever parameters or moments change. Other code that changes them must change it, too."""
         self.before_use: Callable[[], None] = lambda: None
         """Called before this engine uses the device: before each pass, and before its state is read."""
         self.offloading = Offloading(
