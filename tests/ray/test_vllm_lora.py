@@ -82,7 +82,7 @@ class Effect:
     """In vLLM, in BFloat16, with separate adapters."""
     merged: float
     """In vLLM, in BFloat16, with adapters merged into the weights."""
-    merge_loss: float | None
+    merge_error: float | None
 
 
 def effect_in_16_bits(folder: Path, context: WorkerContext) -> Effect:
@@ -123,13 +123,13 @@ def effect_in_16_bits(folder: Path, context: WorkerContext) -> Effect:
     with_adapters = of_vllm()
     merging = AdapterSettings(lora.model_copy(update={"sync": LoraSync.MERGED}), 7)
     trained.settings = replace(settings, adapters=merging)
-    merge_loss = sync_weights(trained, vllm, torch.bfloat16, 2)
+    merge_error = sync_weights(trained, vllm, torch.bfloat16, 2)
     effects = (of(exact) - before[0], of(trained) - before[1], with_adapters - before[2], of_vllm() - before[2])
-    return Effect(*effects, merge_loss)
+    return Effect(*effects, merge_error)
 
 
-@pytest.mark.parametrize("name", ["qwen3 tied", "qwen3_moe", "qwen2_moe"])
-def test_every_version_of_the_adapters_generates(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "largest"), [("qwen3 tied", 1e-5), ("qwen3_moe", 1e-3), ("qwen2_moe", 1e-3)])
+def test_every_version_of_the_adapters_generates(name: str, largest: float, tmp_path: Path) -> None:
     folder = tiny_models.save(name, tmp_path)
     if name == "qwen2_moe":
         # vLLM ignores the window of Qwen2's experts.
@@ -140,12 +140,13 @@ def test_every_version_of_the_adapters_generates(name: str, tmp_path: Path) -> N
     for found in ranks:
         assert isinstance(found, list)
         assert len(found) == NUM_VERSIONS
-        assert all(each.from_trainer < 1e-3 for each in found), found
+        assert all(each.from_trainer < largest for each in found), found
         assert all(each.from_base > 0.05 for each in found[1:]), found
 
 
-def test_separate_adapters_keep_their_effect_in_16_bits(tmp_path: Path) -> None:
-    folder = tiny_models.save("qwen3", tmp_path)
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe"])
+def test_separate_adapters_keep_their_effect_in_16_bits(name: str, tmp_path: Path) -> None:
+    folder = tiny_models.save(name, tmp_path)
     tiny_models.copy_tokenizer(folder)
     # The weights are the same in both precisions.
     weights = load_file(folder / tiny_models.WEIGHTS)
@@ -156,5 +157,5 @@ def test_separate_adapters_keep_their_effect_in_16_bits(tmp_path: Path) -> None:
     assert found.with_adapters == pytest.approx(found.trained, rel=0.2)
     assert found.merged < 0.8 * found.trained
     assert found.trained > 0.01
-    assert found.merge_loss is not None
-    assert found.merge_loss > 0.3
+    assert found.merge_error is not None
+    assert found.merge_error > 0.3

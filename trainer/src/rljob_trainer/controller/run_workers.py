@@ -162,8 +162,8 @@ def started_workers(
 def start_pool(pool: ResourcePool, job: TrainerJob, settings: Settings, device_type: str) -> WorkerProcesses:
     """Starts the worker processes of a pool. They see each other's GPUs only if ranks share a model in vLLM, which
     needs that."""
-    sees_neighbours = job.spec.roles.rollout.tensor_parallel > 1
-    return start_processes(pool, _environment(job, settings, device_type), sees_neighbours=sees_neighbours)
+    sees_all_gpus = job.spec.roles.rollout.tensor_parallel > 1
+    return start_processes(pool, _environment(job, settings, device_type), sees_all_gpus=sees_all_gpus)
 
 
 def _environment(job: TrainerJob, settings: Settings, device_type: str) -> dict[str, str]:

@@ -285,12 +285,12 @@ class WorkerProcesses:
 
 
 def start_processes(
-    pool: ResourcePool, environment: Mapping[str, str], name: str | None = None, *, sees_neighbours: bool = False
+    pool: ResourcePool, environment: Mapping[str, str], name: str | None = None, *, sees_all_gpus: bool = False
 ) -> WorkerProcesses:
     """Starts a process in every slot of the pool and returns without waiting for them. With a `name` they continue when
     this process ends, and `attach_processes` finds them; without a name they end with this process.
 
-    `environment`: variables that the processes set before they import their libraries. `sees_neighbours`: see
+    `environment`: variables that the processes set before they import their libraries. `sees_all_gpus`: see
     RayWorker. Raises ResourceError if the pool was released, if the name is taken, or if there is a name but the pool
     ends with this process."""
     if name and not pool.settings.is_detached:
@@ -319,7 +319,7 @@ def start_processes(
                 scheduling_strategy=placed,
                 **name_options[slot.rank],
             )
-            handles.append(options.remote(dict(environment), sees_neighbours=sees_neighbours))
+            handles.append(options.remote(dict(environment), sees_all_gpus=sees_all_gpus))
     except ValueError as error:
         for handle in handles:
             ray.kill(handle)

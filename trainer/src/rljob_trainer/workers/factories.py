@@ -146,7 +146,7 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
             "build for this device, or set HuggingFace"
         ) from error
 
-    adapters = settings.adapters if settings.adapters is not None and settings.adapters.are_sent_alone else None
+    adapters = settings.adapters if settings.adapters is not None and settings.adapters.are_sent_separately else None
     folder = settings.model.folder()
     return VllmEngine(
         VllmSettings(
