@@ -17,7 +17,7 @@ from rljob_testing.training.sleeping_engine import FORGETS
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.engines.train.offload import OffloadSettings
-from rljob_trainer.observability.metrics import MERGE_LOSS
+from rljob_trainer.observability.metrics import MERGE_ERROR
 
 LORA = Lora(rank=4, alpha=8.0, sync=LoraSync.MERGED)
 SCALING = LORA.alpha / LORA.rank
@@ -67,8 +67,8 @@ def test_the_generator_has_the_adapters_of_every_update(place: DeviceContext) ->
             assert place.note(f"{name}, stale", hybrids.largest_difference(hybrid, rollout)) > 2 * limit
         compare.assert_bitwise_equal(base_of(hybrid.actor.engine), base)
         metrics = hybrid.take_metrics()
-        assert (MERGE_LOSS in metrics) == (dtype is torch.bfloat16)
-        place.note(f"{name}, lost by rounding", metrics.get(MERGE_LOSS, 0.0))
+        assert (MERGE_ERROR in metrics) == (dtype is torch.bfloat16)
+        place.note(f"{name}, lost by rounding", metrics.get(MERGE_ERROR, 0.0))
 
 
 def base_of(engine: TrainEngine) -> dict[str, torch.Tensor]:

@@ -11,8 +11,8 @@ from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing import compare
 from rljob_testing.training import hybrid_runs, lora_runs, replays, step_cases
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.train.lora import RoundingLoss, merged_weight
-from rljob_trainer.observability.metrics import MERGE_LOSS, PPO_KL
+from rljob_trainer.engines.train.lora import MergeError, merged_weight
+from rljob_trainer.observability.metrics import MERGE_ERROR, PPO_KL
 
 SCALING = lora_runs.LORA.alpha / lora_runs.LORA.rank
 LINEAR = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
@@ -102,16 +102,16 @@ def test_rounding_to_16_bits_loses_small_adapters_when_they_are_merged(entry: fl
     second_OR = entry * torch.sign(torch.randn(64, 16))
     of_dtype = {}
     for dtype in (torch.float32, torch.bfloat16):
-        loss, base_OI = RoundingLoss(), weight_OI.to(dtype)
-        found = merged_weight(base_OI, first_RI, second_OR, SCALING, loss)
+        error, base_OI = MergeError(), weight_OI.to(dtype)
+        found = merged_weight(base_OI, first_RI, second_OR, SCALING, error)
         assert found.dtype is dtype
         exact = base_OI.double() + SCALING * second_OR.double() @ first_RI.double()
         lost, wanted = ((found.double() - exact).norm(), (exact - base_OI.double()).norm())
-        of_dtype[dtype] = loss.fraction()
+        of_dtype[dtype] = error.fraction()
         assert of_dtype[dtype] == pytest.approx(float(lost / wanted), rel=0.01, abs=1e-3)
     assert of_dtype[torch.float32] < 0.01
     assert at_least < of_dtype[torch.bfloat16] <= 1.01
-    assert RoundingLoss().fraction() == 0
+    assert MergeError().fraction() == 0
 
 
 def test_a_run_reports_what_rounding_loses_of_merged_adapters(context: WorkerContext) -> None:
@@ -120,9 +120,9 @@ def test_a_run_reports_what_rounding_loses_of_merged_adapters(context: WorkerCon
         run = hybrid_runs.hybrid_run(replace(replay, compute_dtype=dtype), context, None)
         run.steps(0, 2)
         metrics = run.hybrid.take_metrics()
-        assert (MERGE_LOSS in metrics) == (dtype is torch.bfloat16)
+        assert (MERGE_ERROR in metrics) == (dtype is torch.bfloat16)
     # Entries of B are as large as the learning rate.
-    assert 0.5 < metrics[MERGE_LOSS] < 1.01
+    assert 0.5 < metrics[MERGE_ERROR] < 1.01
 
 
 def test_the_reference_is_the_base_without_adapters(ranks: dict[int, list[lora_runs.RankResults]]) -> None:

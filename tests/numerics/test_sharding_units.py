@@ -23,6 +23,7 @@ from rljob_trainer.engines.train import sharded_model
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
+from rljob_trainer.engines.train.offload import OffloadSettings
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.engines.train.token_batch import MicroBatch
 from rljob_trainer.engines.train.token_logprobs import TokenDistribution
@@ -36,6 +37,8 @@ SETTINGS = {
     "sequence ranks": lambda settings: replace(
         settings, layout=ParallelLayout.of(dist.get_world_size(), sequence_parallel=dist.get_world_size())
     ),
+    "replicas": lambda settings: replace(settings, layout=ParallelLayout.of(dist.get_world_size(), shard_size=1)),
+    "offload": lambda settings: replace(settings, offload=OffloadSettings(True, True, True)),
     "adapters": lambda settings: replace(settings, adapters=AdapterSettings(Lora(rank=4), 0)),
     "bfloat16": lambda settings: replace(settings, compute_dtype=torch.bfloat16),
 }
@@ -118,7 +121,8 @@ CASES = ((TIED, "plain"), *((UNTIED, name) for name in SETTINGS))
 
 
 def all_found(folder: Path, context: WorkerContext) -> dict[tuple[str, str], tuple[Found, Found]]:
-    """Collective. For each of CASES: the results of the engine, and those with all that is in no layer as one unit."""
+    """Collective. For each of CASES: the results of the engine, and those with all parameters outside the
+    decoder layers as one unit."""
     found = {}
     for model, name in CASES:
         settings = SETTINGS[name](engine_updates.engine_settings(folder / model, context.device, max_tokens=32))
@@ -131,8 +135,8 @@ def all_found(folder: Path, context: WorkerContext) -> dict[tuple[str, str], tup
 
 @dataclass(frozen=True)
 class Seen:
-    """The results of the first of these ranks, by case: those of the engine, and those with one unit for all that is in
-    no layer."""
+    """The results of the first of these ranks, by case: those of the engine, and those with one unit for all parameters
+    outside the decoder layers."""
 
     num_ranks: int
     found: Mapping[tuple[str, str], tuple[Found, Found]]

@@ -46,6 +46,7 @@ def test_settings_of_the_rollout_engine() -> None:
     assert workload.RolloutWork(samples.QWEN3_4B, max_model_length=9000).max_batched_tokens == 9000
     assert workload.RolloutWork(samples.QWEN3_4B, max_model_length=100).max_batched_tokens == 8192
     assert job_workload.MIN_STEPS_TO_COMPILE == select.MIN_STEPS_TO_COMPILE
+    assert job_workload.LATENT_PROJECTION == select.LATENT_PROJECTION
     assert job_workload.ROUND_MARGIN == dynamic_sampling.MARGIN
 
 

@@ -14,6 +14,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
 from rljob_planner.job_workload import LengthOptions, model_sources, workload_of
 from rljob_planner.known_models import known_model
+from rljob_planner.memory.job_changes import smaller_jobs
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan import plan_of
 from rljob_planner.workload import Head, ModelOffload, Role, Workload
@@ -167,6 +168,22 @@ def test_checkpointing_auto_depends_on_the_device_and_the_model(
     )
 
 
+@pytest.mark.parametrize("is_cpu", [False, True])
+def test_checkpointing_of_every_second_layer_is_on_for_every_model(is_cpu: bool) -> None:
+    job = workload_of(
+        spec_of({f"{T}.model.gradientCheckpointingEveryNthLayer": 2}), {Role.ACTOR: shape()}, is_cpu=is_cpu
+    )
+    assert job.models[Role.ACTOR].checkpoints_activations
+    placement = samples.placement(samples.one_pool(job, samples.gpu(is_cpu=is_cpu)))
+    field = f"{T}.model.gradientCheckpointing"
+    notes = [note for note in plan_of(job, placement).notes if "Auto is" in note]
+    assert notes == [Mentions(f"{field}: Auto is Always", "gradientCheckpointingEveryNthLayer is 2")]
+    # With 1, `Auto` would be `Never`, which needs more memory.
+    assert f"{field}EveryNthLayer" not in {
+        each.change.field for ladder in smaller_jobs(job, placement) for each in ladder
+    }
+
+
 def test_adapters_are_beside_all_linear_layers() -> None:
     lora = made(LORA).models[Role.ACTOR].lora
     assert lora is not None
@@ -195,6 +212,33 @@ def test_adapters_beside_experts_are_those_of_the_attention() -> None:
     assert lora is not None
     assert lora.num_linear_layers == 48 * 4
     assert lora.syncs_alone
+
+
+def test_vllm_is_assumed_to_support_adapters_beside_experts() -> None:
+    for model, sync, expected in (
+        ("Qwen/Qwen3-30B-A3B", "Auto", [Mentions("Qwen3-30B-A3B", "lora.sync: Auto", "Merged")]),
+        ("Qwen/Qwen3-30B-A3B", "Adapter", []),
+        ("Qwen/Qwen3-0.6B", "Auto", []),
+    ):
+        job = workload_of(spec_of({f"{T}.model.lora": {"sync": sync}}), {Role.ACTOR: shape(model)})
+        assert [each for each in job.assumptions if "adapters" in each] == expected
+
+
+def test_adapters_of_latent_attention_are_merged() -> None:
+    shapes = {Role.ACTOR: shape("deepseek-ai/DeepSeek-V2-Lite")}
+
+    def syncs_alone(**lora: object) -> bool:
+        found = workload_of(spec_of({f"{T}.model.lora": lora}), shapes).models[Role.ACTOR].lora
+        assert found is not None
+        return found.syncs_alone
+
+    assert not syncs_alone()
+    assert not syncs_alone(targets=["o_proj", "self_attn.kv_b_proj"])
+    assert syncs_alone(targets=["o_proj"])
+    assert syncs_alone(targets=["o_proj"], sync="Adapter")
+    with pytest.raises(PlanError) as caught:
+        syncs_alone(sync="Adapter")
+    assert str(caught.value) == Mentions(f"{T}.model.lora.sync", "kv_b_proj", "seen Adapter", "set Merged")
 
 
 def test_adapters_are_merged_in_float32_on_cpus_and_by_transformers() -> None:

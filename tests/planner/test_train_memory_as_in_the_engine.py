@@ -33,7 +33,7 @@ from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.engine_memory import copies_use, engine_uses
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
-from rljob_trainer.engines.train.model import num_parameters
+from rljob_trainer.engines.train.model import model_size
 from rljob_trainer.engines.train.offload import OffloadSettings
 from rljob_trainer.engines.train.token_batch import MicroBatch
 from rljob_trainer.engines.train.token_logprobs import TokenDistribution
@@ -114,7 +114,9 @@ def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
     batch = engine_updates.random_batch([100, 100])
     if not case.is_trained:
         engine.forward(batch, 1.0)
-        return Account(num_parameters(folder), engine.memory.parameters, 0, 0, 0, engine.memory.gathered, host)
+        return Account(
+            model_size(folder).num_parameters, engine.memory.parameters, 0, 0, 0, engine.memory.gathered, host
+        )
     between: list[int] = []
 
     def loss(_: MicroBatch, distribution: TokenDistribution) -> Tensor:
@@ -127,7 +129,13 @@ def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
     engine.forward(batch, 1.0)
     memory = engine.memory
     return Account(
-        num_parameters(folder), memory.parameters, memory.moments, between[-1], gradients, memory.gathered, host
+        model_size(folder).num_parameters,
+        memory.parameters,
+        memory.moments,
+        between[-1],
+        gradients,
+        memory.gathered,
+        host,
     )
 
 

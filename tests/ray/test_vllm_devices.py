@@ -123,12 +123,24 @@ def exit_codes(_context: WorkerContext) -> list[tuple[str, str]]:
     return found
 
 
+def models_with_adapters(_context: WorkerContext) -> list[bool]:
+    """Whether vLLM supports adapters of these models."""
+    from rljob_trainer.engines.rollout import vllm_lora_support
+    from rljob_trainer.engines.rollout.select import SUPPORTS_LORA
+
+    models = (["LlamaForCausalLM"], ["Qwen3MoeForCausalLM"], ["Step3TextForCausalLM"], ["OnlyInTransformers"])
+    return [vllm_lora_support.main(each) == SUPPORTS_LORA for each in models]
+
+
 FAILURES = (
     TypeError("EngineArgs got an unexpected keyword argument 'kv_cache_memory_bytes'"),
     ImportError("cannot import name 'x' from 'vllm.device_allocator.memory'"),
     AttributeError("no attribute 'get_device_total_memory'"),
     RuntimeError("CUDA error: unspecified launch failure"),
     RuntimeError("not enough memory"),
+    MemoryError(),
+    NotImplementedError("this attention has no kernel for 5 heads"),
+    RecursionError("maximum recursion depth exceeded"),
     OSError("No space left on device"),
     AssertionError("6 is not divisible by 4"),
 )
@@ -137,16 +149,19 @@ FAILURES = (
 def test_vllm_finds_the_gpus_of_all_ranks_and_explains_why_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in worker_environment("cpu", 1).items():
         monkeypatch.setenv(name, value)
-    runs = [gloo_ranks.RankedRun(program, 1) for program in (lookups, start_errors, exit_codes)]
-    [[found], [errors], [codes]] = gloo_ranks.run_on_ranks(runs, gloo_ranks.VLLM)
+    runs = [gloo_ranks.RankedRun(program, 1) for program in (lookups, start_errors, exit_codes, models_with_adapters)]
+    [[found], [errors], [codes], [with_adapters]] = gloo_ranks.run_on_ranks(runs, gloo_ranks.VLLM)
     # A retry on other nodes cannot help against an error in the code, and more memory cannot either.
     assert codes == [
         *[("WorkerError", "APPLICATION")] * 3,
         ("ResourceError", "INFRASTRUCTURE"),
-        ("HostMemoryError", "INFRASTRUCTURE"),
+        *[("HostMemoryError", "INFRASTRUCTURE")] * 2,
+        ("ConfigurationError", "CONFIGURATION"),
+        ("WorkerError", "APPLICATION"),
         ("ResourceError", "INFRASTRUCTURE"),
         ("ConfigurationError", "CONFIGURATION"),
     ]
+    assert with_adapters == [True, True, False, True]
     assert found == [
         (0, [0, 1], [(0, 1)]),
         (1, [0, 1], [(1, 0)]),
@@ -155,6 +170,9 @@ def test_vllm_finds_the_gpus_of_all_ranks_and_explains_why_it_does_not_start(mon
         Mentions("IndexError"),
     ]
     assert errors == [
-        ("ConfigurationError", Mentions("spec.roles.rollout.tensorParallel", "sees only 1", "MIG", "seen: 2", "to 1")),
+        (
+            "ConfigurationError",
+            Mentions("spec.roles.rollout.tensorParallel", "only 1", "MIG", "Ray", "seen: 2", "to 1"),
+        ),
         ("WorkerError", Mentions("spec.training.rollout.engine", "KeyError", "RANK")),
     ]

@@ -69,17 +69,17 @@ def versions(folder: Path, context: WorkerContext) -> list[Version]:
     return found
 
 
-def effect_on_a_rank(folder: Path, context: WorkerContext) -> Mapping[str, float]:
+def effect_on_a_rank(name: str, folder: Path, context: WorkerContext) -> Mapping[str, float]:
     """What the check for GPUs measures."""
     from rljob_testing.gpu import engine_checks
 
     place = DeviceContext(context, folder)
-    engine_checks.adapters_in_16_bits(place)
+    engine_checks.adapters_in_16_bits(place, name)
     return place.notes
 
 
-@pytest.mark.parametrize("name", ["qwen3 tied", "qwen3_moe", "qwen2_moe"])
-def test_every_version_of_the_adapters_generates(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "largest"), [("qwen3 tied", 1e-5), ("qwen3_moe", 1e-3), ("qwen2_moe", 1e-3)])
+def test_every_version_of_the_adapters_generates(name: str, largest: float, tmp_path: Path) -> None:
     folder = tiny_models.save(name, tmp_path)
     if name == "qwen2_moe":
         # vLLM ignores the window of Qwen2's experts.
@@ -90,11 +90,13 @@ def test_every_version_of_the_adapters_generates(name: str, tmp_path: Path) -> N
     for found in ranks:
         assert isinstance(found, list)
         assert len(found) == NUM_VERSIONS
-        assert all(each.from_trainer < 1e-3 for each in found), found
+        assert all(each.from_trainer < largest for each in found), found
         assert all(each.from_base > 0.05 for each in found[1:]), found
 
 
-def test_separate_adapters_keep_their_effect_in_16_bits(tmp_path: Path) -> None:
-    [[found]] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(effect_on_a_rank, tmp_path), 1)], gloo_ranks.VLLM)
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe"])
+def test_separate_adapters_keep_their_effect_in_16_bits(name: str, tmp_path: Path) -> None:
+    program = partial(effect_on_a_rank, name, tmp_path)
+    [[found]] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(program, 1)], gloo_ranks.VLLM)
     assert isinstance(found, Mapping)
-    assert {"exact", "trained", "with_adapters", "merged", "merge_loss", "error_of_logits"} == set(found)
+    assert {"exact", "trained", "with_adapters", "merged", "merge_error", "error_of_logits"} == set(found)

@@ -39,7 +39,7 @@ def test_workers_see_their_own_gpu() -> None:
 
 @pytest.mark.usefixtures("node_with_two_gpus")
 def test_workers_that_share_a_model_see_all_gpus_of_their_node() -> None:
-    with echo_workers.echo_processes(2, use_gpu=True, sees_neighbours=True) as processes:
+    with echo_workers.echo_processes(2, use_gpu=True, sees_all_gpus=True) as processes:
         assert sorted(devices_of(processes)) == [("4,5", 0), ("4,5", 1)]
         # Ray does not change the variable again for later calls.
         assert sorted(devices_of(processes)) == [("4,5", 0), ("4,5", 1)]
@@ -48,7 +48,7 @@ def test_workers_that_share_a_model_see_all_gpus_of_their_node() -> None:
 @pytest.mark.usefixtures("node_with_two_gpus")
 def test_workers_of_several_pools_on_a_node_have_different_gpus() -> None:
     with (
-        echo_workers.echo_processes(1, use_gpu=True, sees_neighbours=True) as first,
-        echo_workers.echo_processes(1, use_gpu=True, sees_neighbours=True) as second,
+        echo_workers.echo_processes(1, use_gpu=True, sees_all_gpus=True) as first,
+        echo_workers.echo_processes(1, use_gpu=True, sees_all_gpus=True) as second,
     ):
         assert sorted([*devices_of(first), *devices_of(second)]) == [("4,5", 0), ("4,5", 1)]

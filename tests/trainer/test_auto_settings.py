@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import JsonValue
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPTNeoXJapaneseConfig
 
 from rljob_api.constants import ExitCode
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.model import AUTO_CHECKPOINTING_PARAMETERS, Dtype, GradientCheckpointing, Lora, LoraSync, Model
+from rljob_api.v1alpha1.model import AUTO_CHECKPOINTING_PARAMETERS, Dtype, GradientCheckpointing, Model
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.jobs.valid_job import edited
@@ -21,24 +21,25 @@ from rljob_testing.models import tiny_models
 from rljob_testing.training import training_runs
 from rljob_trainer.__main__ import exit_code_of
 from rljob_trainer.controller.auto_settings import (
-    UNKNOWN_PARAMETERS,
     AutoSettings,
-    NumParameters,
-    needs_num_parameters,
-    refuse_other_adapters,
+    Recomputation,
     resolve_auto,
+    resolved_recomputation,
     resolved_spec,
     selected_engine,
 )
-from rljob_trainer.controller.build_run import counted_parameters, found_policy
-from rljob_trainer.controller.engine_settings import actor_engine, critic_engine
+from rljob_trainer.controller.build_run import found_policy, model_sizes
+from rljob_trainer.controller.engine_settings import actor_engine, critic_engine, reference_engine, reward_model_engine
 from rljob_trainer.controller.hub_models import at_saved_commit, hub_model_of
 from rljob_trainer.controller.model_roles import Models
-from rljob_trainer.engines.rollout.select import MIN_STEPS_TO_COMPILE, check_build, select_lora_sync
+from rljob_trainer.engines.rollout.select import MIN_STEPS_TO_COMPILE, check_build
 from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.model import ModelSize
 from rljob_trainer.errors import ConfigurationError, TrainerError
 from rljob_trainer.models.source import ModelLocation
 from rljob_trainer.settings import read_settings
+
+NOT_RECOMPUTED = Recomputation(GradientCheckpointing.NEVER, GradientCheckpointing.NEVER)
 
 
 @pytest.fixture
@@ -113,7 +114,7 @@ def test_tensor_parallelism_is_accepted_with_vllm() -> None:
 def test_compilation_is_chosen_only_where_it_pays(job_spec: RLJobSpec, device_type: str, expected: Compile) -> None:
     choices = resolve_auto(job_spec, device_type, None)
     assert choices.rollout_compile is expected
-    assert resolved_spec(job_spec, choices).training.rollout.compile is expected
+    assert resolved_spec(job_spec, choices, NOT_RECOMPUTED).training.rollout.compile is expected
 
 
 @pytest.mark.parametrize(
@@ -200,15 +201,18 @@ def test_the_resolved_dtype_is_kept(
     first = None if before is None else resolve_auto(dtype_spec(before.value), device_type, None)
     choices = resolve_auto(job_spec, device_type, first)
     assert choices.dtype is expected
-    assert resolved_spec(job_spec, choices).training.model.dtype is expected
+    assert resolved_spec(job_spec, choices, NOT_RECOMPUTED).training.model.dtype is expected
     assert AutoSettings.from_wire(choices.to_wire()) == choices
     warning = f"spec.training.model.dtype is {expected}, but the checkpoint was trained in {before}"
     assert (warning in caplog.text) is (before not in {None, expected})
 
 
-def checkpointing_spec(policy: str, critic: str) -> RLJobSpec:
+def checkpointing_spec(policy: str, critic: str = "Auto", every_nth_layer: int = 1) -> RLJobSpec:
+    model: dict[str, JsonValue] = {"gradientCheckpointing": policy}
+    if every_nth_layer > 1:
+        model["gradientCheckpointingEveryNthLayer"] = every_nth_layer
     job = training_runs.small_job(
-        model={"gradientCheckpointing": policy},
+        model=model,
         critic={"model": {"gradientCheckpointing": critic}},
         algorithm={"type": "PPO"},
         rollout={"compile": "Never"},
@@ -216,56 +220,65 @@ def checkpointing_spec(policy: str, critic: str) -> RLJobSpec:
     return RLJob.from_wire(job).spec
 
 
-LARGE, SMALL = AUTO_CHECKPOINTING_PARAMETERS, AUTO_CHECKPOINTING_PARAMETERS - 1
+LARGE, SMALL = ModelSize(AUTO_CHECKPOINTING_PARAMETERS, True), ModelSize(AUTO_CHECKPOINTING_PARAMETERS - 1, True)
+UNSUPPORTED = ModelSize(AUTO_CHECKPOINTING_PARAMETERS, False)
 ALWAYS, NEVER = GradientCheckpointing.ALWAYS, GradientCheckpointing.NEVER
+LAYOUT = ParallelLayout.of(1)
 
 
 @pytest.mark.parametrize(
-    ("policy", "critic", "device_type", "sizes", "expected"),
+    ("job_spec", "device_type", "sizes", "expected"),
     [
-        ("Auto", "Auto", "cuda", NumParameters(LARGE, SMALL), (ALWAYS, NEVER)),
-        ("Auto", "Auto", "cuda", NumParameters(SMALL, LARGE), (NEVER, ALWAYS)),
-        ("Auto", "Auto", "cpu", NumParameters(LARGE, LARGE), (NEVER, NEVER)),
-        ("Always", "Never", "cuda", NumParameters(SMALL, LARGE), (ALWAYS, NEVER)),
-        ("Always", "Always", "cpu", NumParameters(SMALL, SMALL), (ALWAYS, ALWAYS)),
+        (checkpointing_spec("Auto"), "cuda", (LARGE, SMALL), (ALWAYS, NEVER)),
+        (checkpointing_spec("Auto"), "cuda", (SMALL, LARGE), (NEVER, ALWAYS)),
+        (checkpointing_spec("Auto"), "cuda", (UNSUPPORTED, UNSUPPORTED), (NEVER, NEVER)),
+        (checkpointing_spec("Auto"), "cpu", (LARGE, LARGE), (NEVER, NEVER)),
+        (checkpointing_spec("Auto", every_nth_layer=2), "cuda", (LARGE, LARGE), (ALWAYS, ALWAYS)),
+        (checkpointing_spec("Auto", every_nth_layer=2), "cuda", (SMALL, SMALL), (ALWAYS, NEVER)),
+        (checkpointing_spec("Auto", every_nth_layer=2), "cpu", (LARGE, LARGE), (ALWAYS, NEVER)),
+        # The engine refuses such a model, with the name of the field.
+        (checkpointing_spec("Auto", every_nth_layer=2), "cuda", (UNSUPPORTED, LARGE), (ALWAYS, ALWAYS)),
+        (checkpointing_spec("Always", "Never"), "cuda", (SMALL, LARGE), (ALWAYS, NEVER)),
+        (checkpointing_spec("Always", "Always"), "cpu", (SMALL, SMALL), (ALWAYS, ALWAYS)),
     ],
 )
 def test_activations_of_large_models_are_recomputed_on_gpus(
-    policy: str, critic: str, device_type: str, sizes: NumParameters, expected: tuple[GradientCheckpointing, ...]
+    job_spec: RLJobSpec,
+    device_type: str,
+    sizes: tuple[ModelSize, ModelSize],
+    expected: tuple[GradientCheckpointing, GradientCheckpointing],
 ) -> None:
-    job_spec = checkpointing_spec(policy, critic)
-    choices = resolve_auto(job_spec, device_type, None, num_parameters=sizes)
-    assert AutoSettings.from_wire(choices.to_wire()) == choices
-    resolved = resolved_spec(job_spec, choices)
-    layout = ParallelLayout.of(1)
-    engines = [each(resolved, torch.float32, layout) for each in (actor_engine, critic_engine)]
+    policy, critic = sizes
+    found = resolved_recomputation(job_spec, device_type, policy=policy, critic=critic)
+    assert found == expected
+    resolved = resolved_spec(job_spec, resolve_auto(job_spec, device_type, None), found)
+    # `rljob plan --from-run` reads the resolved job.
+    assert RLJob.from_wire(training_runs.small_job() | {"spec": resolved.to_wire()}).spec == resolved
+    engines = [each(resolved, torch.float32, LAYOUT) for each in (actor_engine, critic_engine)]
     assert tuple(each.gradient_checkpointing for each in engines) == tuple(each is ALWAYS for each in expected)
-    # The resumed run keeps the choices on another device, and applies what the job says.
-    resumed = resolve_auto(checkpointing_spec("Auto", "Auto"), "cpu", choices)
-    assert (resumed.gradient_checkpointing, resumed.critic_gradient_checkpointing) == expected
-    changed = resolve_auto(checkpointing_spec("Never", "Always"), "cuda", choices)
-    assert (changed.gradient_checkpointing, changed.critic_gradient_checkpointing) == (NEVER, ALWAYS)
+    nth = job_spec.training.model.gradient_checkpointing_every_nth_layer
+    assert [each.gradient_checkpointing_every_nth_layer for each in engines] == [nth, 1]
 
 
-def test_the_parameters_of_policy_and_critic_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_models_recompute_nothing() -> None:
+    rewards: JsonValue = [{"name": "taste", "type": "RewardModel", "rewardModel": {"source": "them/judge"}}]
+    model: JsonValue = {"gradientCheckpointing": "Always", "gradientCheckpointingEveryNthLayer": 2}
+    job_spec = RLJob.from_wire(training_runs.small_job(model=model, rewards=rewards)).spec
+    for engine in (reference_engine, reward_model_engine):
+        found = engine(job_spec, torch.float32, LAYOUT)
+        assert (found.gradient_checkpointing, found.gradient_checkpointing_every_nth_layer) == (False, 1)
+
+
+def test_the_sizes_of_policy_and_critic_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLJOB_SPEC", "{}")
-    job_spec = checkpointing_spec("Auto", "Auto")
-    policy = found_policy(job_spec, read_settings(), None)
-    model = AutoModelForCausalLM.from_pretrained(tiny_models.QUICKSTART_MODEL)
-    size = model.num_parameters()
-    assert counted_parameters(job_spec, policy, Models(policy.location), "cuda") == NumParameters(size, size)
-    assert counted_parameters(job_spec, policy, Models(policy.location), "cpu") == UNKNOWN_PARAMETERS
-    critic = tiny_models.save("qwen3", tmp_path / "critic")
-    own = Models(policy.location, ModelLocation(Model(source=str(critic)), tmp_path, tmp_path))
-    expected = AutoModelForCausalLM.from_pretrained(critic).num_parameters()
-    assert counted_parameters(job_spec, policy, own, "cuda") == NumParameters(size, expected)
-
-
-def test_models_are_counted_only_where_auto_needs_it() -> None:
-    for choices in (("Auto", "Never"), ("Never", "Auto")):
-        assert needs_num_parameters(checkpointing_spec(*choices), "cuda")
-        assert not needs_num_parameters(checkpointing_spec(*choices), "cpu")
-    assert not needs_num_parameters(checkpointing_spec("Always", "Never"), "cuda")
+    policy = found_policy(checkpointing_spec("Auto"), read_settings(), None)
+    size = ModelSize(AutoModelForCausalLM.from_pretrained(tiny_models.QUICKSTART_MODEL).num_parameters(), True)
+    assert model_sizes(policy, Models(policy.location)) == (size, size)
+    config = GPTNeoXJapaneseConfig(vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    critic = AutoModelForCausalLM.from_config(config)
+    critic.save_pretrained(tmp_path)
+    own = Models(policy.location, ModelLocation(Model(source=str(tmp_path)), tmp_path, tmp_path))
+    assert model_sizes(policy, own) == (size, ModelSize(critic.num_parameters(), False))
 
 
 def hub_model(revision: str | None, source: str = "Qwen/Qwen3-0.6B") -> Model:
@@ -279,7 +292,7 @@ def test_a_model_of_the_hub_stays_at_its_first_commit(caplog: pytest.LogCaptureF
         # The branch has moved since.
         assert at_saved_commit(job_spec, first.hub_model) == hub_model("c1")
         assert resolve_auto(spec("Never"), "cpu", first, hub_model_of(job_spec, hub_model("c1"))) == first
-        assert resolved_spec(spec("Never"), first).training.model.revision == "c1"
+        assert resolved_spec(spec("Never"), first, NOT_RECOMPUTED).training.model.revision == "c1"
         # The model that the job names now is used, and another repository has other commits.
         assert at_saved_commit(hub_model("c2"), first.hub_model) == hub_model("c2")
         assert at_saved_commit(hub_model(None, "Qwen/Qwen3-8B"), first.hub_model) == hub_model(None, "Qwen/Qwen3-8B")
@@ -288,7 +301,8 @@ def test_a_model_of_the_hub_stays_at_its_first_commit(caplog: pytest.LogCaptureF
     assert "spec.training.model is Qwen/Qwen3-0.6B at commit c2, " in caplog.text
     assert "started from Qwen/Qwen3-0.6B at commit c1" in caplog.text
     assert resolve_auto(spec("Never"), "cpu", first).hub_model is None
-    assert resolved_spec(spec("Never"), resolve_auto(spec("Never"), "cpu", None)).training.model.revision is None
+    choices = resolve_auto(spec("Never"), "cpu", None)
+    assert resolved_spec(spec("Never"), choices, NOT_RECOMPUTED).training.model.revision is None
 
 
 def test_another_local_model_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -304,86 +318,3 @@ def test_the_transformers_engine_does_not_compile() -> None:
         ConfigurationError, match=r"rollout\.compile: only vLLM compiles.* HuggingFace \(seen: Always\)"
     ):
         resolve_auto(spec("Always", "HuggingFace"), "cpu", None)
-
-
-def lora_spec(sync: str = "Auto", engine: str = "VLLM", **lora: JsonValue) -> RLJobSpec:
-    job = training_runs.small_job(
-        rollout={"engine": engine, "compile": "Never"}, model={"lora": {"sync": sync, **lora}}
-    )
-    return RLJob.from_wire(job).spec
-
-
-@pytest.mark.parametrize(
-    ("sync", "engine", "device_type", "dtype", "expected"),
-    [
-        ("Auto", "VLLM", "cuda", "Auto", LoraSync.ADAPTER),
-        ("Auto", "VLLM", "cuda", "Float32", LoraSync.ADAPTER),
-        ("Auto", "VLLM", "cpu", "Auto", LoraSync.MERGED),
-        ("Auto", "VLLM", "cpu", "BFloat16", LoraSync.ADAPTER),
-        ("Auto", "HuggingFace", "cuda", "Auto", LoraSync.MERGED),
-        ("Auto", "HuggingFace", "cpu", "BFloat16", LoraSync.MERGED),
-        ("Adapter", "VLLM", "cpu", "Float32", LoraSync.ADAPTER),
-        ("Merged", "VLLM", "cuda", "Auto", LoraSync.MERGED),
-        ("Merged", "VLLM", "cpu", "BFloat16", LoraSync.MERGED),
-    ],
-)
-def test_adapters_reach_the_engine_in_the_fitting_way(
-    sync: str, engine: str, device_type: str, dtype: str, expected: LoraSync, caplog: pytest.LogCaptureFixture
-) -> None:
-    job_spec = lora_spec(sync, engine)
-    model = job_spec.training.model.model_copy(update={"dtype": Dtype(dtype)})
-    job_spec = job_spec.model_copy(update={"training": job_spec.training.model_copy(update={"model": model})})
-    with caplog.at_level("INFO"):
-        choices = resolve_auto(job_spec, device_type, None)
-    assert choices.lora is not None
-    assert choices.lora.sync is expected
-    assert resolved_spec(job_spec, choices).training.model.lora == choices.lora
-    assert f"(model.lora.sync {expected.value}: " in caplog.text
-    other = "cpu" if device_type == "cuda" else "cuda"
-    resumed = resolve_auto(job_spec, other, choices).lora
-    assert resumed is not None
-    assert resumed.sync is expected
-
-
-def test_an_engine_without_adapter_support_cannot_get_adapters() -> None:
-    with pytest.raises(ConfigurationError, match=r"lora\.sync: the HuggingFace engine .*\(seen: Adapter\)"):
-        select_lora_sync(LoraSync.ADAPTER, RolloutEngine.HUGGING_FACE, "cuda", Dtype.BFLOAT16)
-
-
-def test_adapters_resume_unchanged() -> None:
-    first = resolve_auto(lora_spec(rank=8), "cpu", None, local_model="a")
-    assert resolve_auto(lora_spec(rank=8, dropout=0.1), "cpu", first, local_model="a").lora == Lora(
-        rank=8, dropout=0.1, sync=LoraSync.MERGED
-    )
-    for other, shown in (
-        (lora_spec(rank=8, alpha=8), "rank 8, alpha 8, targets all"),
-        (lora_spec(rank=8, targets=["v_proj", "q_proj"]), "rank 8, alpha 32, targets q_proj, v_proj"),
-        (spec("Never"), "unset"),
-    ):
-        with pytest.raises(
-            ConfigurationError, match=f"lora: is {shown}, .*checkpoint .* rank 8, alpha 32, targets all; "
-        ):
-            refuse_other_adapters(other, first, None, "a")
-    whole = resolve_auto(spec("Never"), "cpu", None)
-    with pytest.raises(ConfigurationError, match=r"is rank 8, alpha 32, targets all, .*checkpoint .* with unset"):
-        refuse_other_adapters(lora_spec(rank=8), whole, None, None)
-
-
-def test_adapters_are_not_resumed_with_another_model() -> None:
-    first = resolve_auto(lora_spec(), "cpu", None, local_model="a" * 64)
-    with pytest.raises(ConfigurationError, match=r"source: is not the base model .* fingerprint bbbbbbbbbbbb, .* aaaa"):
-        refuse_other_adapters(lora_spec(), first, None, "b" * 64)
-    at_commit = resolve_auto(lora_spec(), "cpu", None, hub_model_of(hub_model(None), hub_model("c1")))
-    with pytest.raises(ConfigurationError, match=r"seen: Qwen/Qwen3-0\.6B at commit c2, .* at commit c1\)"):
-        refuse_other_adapters(lora_spec(), at_commit, hub_model_of(hub_model("c2"), hub_model("c2")), None)
-
-
-def test_the_model_of_a_job_is_compared_with_that_of_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    job_spec = lora_spec()
-    monkeypatch.setenv("RLJOB_SPEC", "{}")
-    settings = read_settings()
-    found = found_policy(job_spec, settings, None)
-    first = resolve_auto(job_spec, "cpu", None, local_model=found.local_model)
-    assert found_policy(job_spec, settings, first) == found
-    with pytest.raises(ConfigurationError, match="is not the base model"):
-        found_policy(job_spec, settings, first.model_copy(update={"local_model": "b" * 64}))

@@ -15,7 +15,7 @@ from rljob_trainer.observability.metrics import (
     LOGPROB_DIFF_MAX,
     LOGPROB_DIFF_MEAN,
     LOGPROB_DIFF_SHARE,
-    MERGE_LOSS,
+    MERGE_ERROR,
     REJECTED_FRACTION,
     STALENESS_MAX,
 )
@@ -57,8 +57,8 @@ def test_older_weights_are_expected_to_differ(caplog: pytest.LogCaptureFixture) 
 
 def test_lost_adapters_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     watch = MismatchWatch(RLJob.from_wire(valid_job({_T + "model.dtype": "BFloat16"})).spec)
-    for step, loss in enumerate([0.0, 0.1, 0.72, 0.97], 1):
-        watch.step_done(step, {MERGE_LOSS: loss})
+    for step, error in enumerate([0.0, 0.1, 0.72, 0.97], 1):
+        watch.step_done(step, {MERGE_ERROR: error})
     [message] = [record.getMessage() for record in caplog.records]
     assert message.startswith("step 3: spec.training.model.lora.sync: ")
     for word in ("BFloat16", "72 %", "sync: Adapter", "dtype: Float32"):

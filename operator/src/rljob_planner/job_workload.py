@@ -42,6 +42,8 @@ share."""
 ROUND_MARGIN = 1.25
 """Prompts of a second round of dynamic sampling, divided by the groups that are still missing (trainer,
 controller/dynamic_sampling.py)."""
+LATENT_PROJECTION = "kv_b_proj"
+"""The layer whose adapters vLLM ignores (trainer, engines/rollout/select.py)."""
 MIN_STEPS_TO_COMPILE = 300
 """A job on CPUs with at least this many steps compiles its rollout model (trainer, engines/rollout/select.py)."""
 
@@ -93,8 +95,8 @@ def workload_of(
     the critic has the actor's shape.
 
     Raises:
-        PlanError: the shape of the actor or the reward model is missing, an option is out of its range, or
-            gradientCheckpointingEveryNthLayer is larger than the number of layers.
+        PlanError: the shape of the actor or the reward model is missing, an option is out of its range,
+            gradientCheckpointingEveryNthLayer is larger than the number of layers, or vLLM would ignore adapters.
     """
     training = spec.training
     algorithm = resolve_algorithm(training.algorithm)
@@ -220,11 +222,15 @@ def _models(spec: RLJobSpec, shapes: Mapping[Role, ModelShape], *, is_cpu: bool)
 
 def _with_checkpointing(model: TrainModel, wanted: GradientCheckpointing, *, is_cpu: bool) -> TrainModel:
     """The model with the checkpointing of the job. Decides as the trainer does (controller/auto_settings.py)."""
-    chosen = select_checkpointing(wanted, model.shape.num_parameters, is_cpu=is_cpu)
+    size = model.shape.num_parameters
+    chosen, of_every_layer = (
+        select_checkpointing(wanted, size, nth, is_cpu=is_cpu) for nth in (model.checkpoints_every_nth_layer, 1)
+    )
     return replace(
         model,
         checkpoints_activations=chosen is GradientCheckpointing.ALWAYS,
         chooses_checkpointing=wanted is GradientCheckpointing.AUTO,
+        checkpoints_for_interval=chosen is not of_every_layer,
     )
 
 
@@ -234,12 +240,21 @@ def _offload(given: TrainOffload) -> ModelOffload:
 
 def _lora(spec: RLJobSpec, shape: ModelShape, *, is_cpu: bool) -> LoraShape | None:
     """The shape of the actor's adapters; None without LoRA. Decides as the trainer does whether a weight sync sends
-    only the adapters (engines/rollout/select.py, `select_lora_sync`)."""
+    only the adapters (engines/rollout/select.py, `select_lora_sync`). Raises PlanError for adapters that vLLM would
+    ignore."""
     wanted = spec.training.model.lora
     if wanted is None:
         return None
+    ends = None if wanted.targets is None else {target.rpartition(".")[2] for target in wanted.targets}
+    is_ignored = shape.has_latent_attention and (ends is None or LATENT_PROJECTION in ends)
+    if is_ignored and wanted.sync is LoraSync.ADAPTER:
+        raise PlanError(
+            f"spec.training.model.lora.sync: vLLM ignores adapters of {LATENT_PROJECTION} (seen Adapter); set Merged or"
+            f" Auto, or lora.targets without {LATENT_PROJECTION}"
+        )
+    has_adapters = _has_vllm(spec) and not is_ignored
     syncs_alone = wanted.sync is LoraSync.ADAPTER or (
-        wanted.sync is LoraSync.AUTO and _has_vllm(spec) and (not is_cpu or spec.training.model.dtype is Dtype.BFLOAT16)
+        wanted.sync is LoraSync.AUTO and has_adapters and (not is_cpu or spec.training.model.dtype is Dtype.BFLOAT16)
     )
     return lora_shape(shape, wanted.rank, wanted.targets, syncs_alone=syncs_alone)
 
@@ -277,6 +292,12 @@ def _assumptions(spec: RLJobSpec, models: Mapping[Role, TrainModel]) -> Iterator
         yield "A reference is counted, because the job's own function may use its log-probabilities."
     if Role.CRITIC in models and algorithm.advantage.type is AdvantageType.FUNCTION:
         yield "A critic is counted, because the job's own function may use values."
+    wanted, actor = spec.training.model.lora, models[Role.ACTOR]
+    if wanted and wanted.sync is LoraSync.AUTO and actor.shape.has_experts and actor.lora and actor.lora.syncs_alone:
+        yield (
+            f"vLLM is assumed to support adapters of {actor.shape.name}. If it does not, training.model.lora.sync: Auto"
+            " is Merged."
+        )
     longest = spec.training.dataset.max_prompt_tokens + spec.training.rollout.max_new_tokens
     for role in (Role.ACTOR, Role.CRITIC):
         positions = models[role].shape.max_positions if role in models else None

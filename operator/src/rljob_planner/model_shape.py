@@ -105,6 +105,11 @@ class ModelShape:
     """Elements per token in the KV cache of such a layer. 0: the usual 2kv."""
 
     @property
+    def has_latent_attention(self) -> bool:
+        """Whether keys and values are computed from one latent vector per token, by the layer `kv_b_proj`."""
+        return self.kv_cache_size > 0
+
+    @property
     def query_size(self) -> int:
         """q: query heads x head size."""
         return self.num_heads * self.head_size

@@ -136,5 +136,8 @@ def _notes(
             yield (
                 f"{MODEL_FIELDS[role]}.gradientCheckpointing: Auto is {chosen} for this model, with {size:.3g}"
                 f" parameters on {'CPUs' if placement.pool_of(role).gpu.is_cpu else 'GPUs'}."
+                if not model.checkpoints_for_interval
+                else f"{MODEL_FIELDS[role]}.gradientCheckpointing: Auto is {chosen}, because"
+                f" gradientCheckpointingEveryNthLayer is {model.checkpoints_every_nth_layer}."
             )
     yield from workload.assumptions

@@ -79,6 +79,8 @@ class TrainModel:
     """Whether gradient checkpointing is on."""
     chooses_checkpointing: bool = field(default=False, compare=False)
     """Whether the job leaves this open (`Auto`)."""
+    checkpoints_for_interval: bool = field(default=False, compare=False)
+    """Whether `Auto` means `Always` only because not every layer is to be recomputed."""
     checkpoints_every_nth_layer: int = 1
     """With gradient checkpointing: 1 means that every layer is recomputed, 2 every second layer, ..."""
     lora: LoraShape | None = None
@@ -382,11 +384,7 @@ class Placement:
         raise KeyError(role)
 
     def layout_of(self, role: Role) -> TrainLayout:
-        """The layout of a train role.
-
-        Raises:
-            KeyError: no pool has the role.
-        """
+        """The layout of a train role. Raises the errors of `pool_of`."""
         return self.pool_of(role).layouts[role]
 
     @property

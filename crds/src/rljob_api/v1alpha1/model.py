@@ -42,7 +42,8 @@ class GradientCheckpointing(StrEnum):
     time."""
 
     AUTO = "Auto"
-    """Always on GPUs for models from 1 billion parameters, else Never."""
+    """Always with gradientCheckpointingEveryNthLayer above 1, and on GPUs for models from 1 billion parameters; else
+    Never."""
     ALWAYS = "Always"
     NEVER = "Never"
 
@@ -52,12 +53,20 @@ AUTO_CHECKPOINTING_PARAMETERS = 10**9
 Qwen3-0.6B already keep 31 GB."""
 
 
-def select_checkpointing(wanted: GradientCheckpointing, num_parameters: int, *, is_cpu: bool) -> GradientCheckpointing:
-    """ALWAYS or NEVER, for a model with this number of parameters."""
+def select_checkpointing(
+    wanted: GradientCheckpointing,
+    num_parameters: int,
+    every_nth_layer: int = 1,
+    *,
+    is_cpu: bool,
+    is_supported: bool = True,
+) -> GradientCheckpointing:
+    """ALWAYS or NEVER, for a model with this number of parameters. `every_nth_layer`: the value of the job.
+    `is_supported`: whether the model's type can recompute activations."""
     if wanted is not GradientCheckpointing.AUTO:
         return wanted
-    is_on = not is_cpu and num_parameters >= AUTO_CHECKPOINTING_PARAMETERS
-    return GradientCheckpointing.ALWAYS if is_on else GradientCheckpointing.NEVER
+    pays = is_supported and not is_cpu and num_parameters >= AUTO_CHECKPOINTING_PARAMETERS
+    return GradientCheckpointing.ALWAYS if pays or every_nth_layer > 1 else GradientCheckpointing.NEVER
 
 
 class HeadDtype(StrEnum):

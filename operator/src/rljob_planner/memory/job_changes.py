@@ -296,9 +296,9 @@ def _of_checkpointing(workload: Workload, placement: Placement, role: Role) -> _
         # The contract rejects `Never` together with a gradientCheckpointingEveryNthLayer above 1.
         yield _Setting(field, 1, job, (), [0], section, text=names)
     # Only the actor has the field gradientCheckpointingEveryNthLayer.
-    wider = (2, 3, 4, 6, 8) if role is Role.ACTOR else ()
-    rarer = [each for each in wider if now < each <= model.shape.num_layers]
-    yield _Setting(f"{field}EveryNthLayer", now, job, ([1],) if now > 1 else (), rarer, section)
+    rarer = [each for each in (2, 3, 4, 6, 8) if now < each <= model.shape.num_layers and role is Role.ACTOR]
+    denser = ([1],) if now > 1 and not model.checkpoints_for_interval else ()
+    yield _Setting(f"{field}EveryNthLayer", now, job, denser, rarer, section)
 
 
 def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:

@@ -97,8 +97,8 @@ def communication_time(
     kv_size = shape.kv_size * max(1.0, parallel / shape.num_kv_heads)
     heads = model.compute_bytes * shape.num_layers * 2 * (shape.query_size + kv_size)
     reduced = trained * whole
-    # What is in no layer is gathered once: root and head stay gathered from the forward to the backward pass, and the
-    # backward pass of an embedding does not need its weight.
+    # Parameters outside the decoder layers are gathered once: root and head stay gathered from the forward to the
+    # backward pass, and the backward pass of an embedding does not need its weight.
     again = model.compute_bytes * (shape.layers_parameters + model.num_adapter_parameters) * whole
     return CommunicationTime(
         per_pass=model.compute_bytes * (model.num_parameters + model.num_adapter_parameters) * whole,

@@ -33,15 +33,15 @@ class Effect:
     """In vLLM, in BFloat16, with separate adapters."""
     merged: float
     """In vLLM, in BFloat16, with adapters merged into the weights."""
-    merge_loss: float
+    merge_error: float
     error_of_logits: float
     """In vLLM, with a head in float32."""
 
 
-def effect_in_16_bits(place: DeviceContext) -> Effect:
+def effect_in_16_bits(place: DeviceContext, model: str) -> Effect:
     """The effect of an adapter whose B has entries of 1e-4 in the direction of the gradient, as after the first update
     by AdamW. The weights are the same in both precisions."""
-    folder = tiny_models.save("qwen3", place.folder / "model")
+    folder = tiny_models.save(model, place.folder / "model")
     tiny_models.copy_tokenizer(folder)
     weights = load_file(folder / tiny_models.WEIGHTS)
     rounded = {name: tensor.bfloat16().float() for name, tensor in weights.items()}
@@ -80,7 +80,7 @@ def effect_in_16_bits(place: DeviceContext) -> Effect:
     with_adapters = of_vllm()
     merging = AdapterSettings(lora.model_copy(update={"sync": LoraSync.MERGED}), 7)
     trained.settings = replace(settings, adapters=merging)
-    merge_loss = sync_weights(trained, vllm, torch.bfloat16, 2)
-    assert merge_loss is not None
+    merge_error = sync_weights(trained, vllm, torch.bfloat16, 2)
+    assert merge_error is not None
     effects = (of(exact) - before[0], of(trained) - before[1], with_adapters - before[2], of_vllm() - before[2])
-    return Effect(*effects, merge_loss, small_vllm.error_of_logits(vllm, trained))
+    return Effect(*effects, merge_error, small_vllm.error_of_logits(vllm, trained))

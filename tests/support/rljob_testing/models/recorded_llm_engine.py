@@ -111,9 +111,6 @@ class RecordedLlmEngine:
         self.is_cache_clear = not self.requests
         return self.is_cache_clear
 
-    def set_weight_version(self, version: str) -> None:
-        """See LLMEngine."""
-
     def add_request(
         self,
         request_id: str,

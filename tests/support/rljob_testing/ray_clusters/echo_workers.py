@@ -173,14 +173,14 @@ def echo_processes(
     roles: Sequence[RoleSpec] = ROLES,
     *,
     use_gpu: bool = False,
-    sees_neighbours: bool = False,
+    sees_all_gpus: bool = False,
 ) -> Iterator[WorkerProcesses]:
     """Worker processes with these roles, by default `first` and `second`. They end with the context. With `use_gpu`
-    each has one of the GPUs that the cluster declares, and does not use it. `sees_neighbours`: see RayWorker."""
+    each has one of the GPUs that the cluster declares, and does not use it. `sees_all_gpus`: see RayWorker."""
     pool = ResourcePool(PoolSettings("main", 1, num_workers, use_gpu, 0.1, 60, is_detached=name is not None))
     try:
         environment = {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
-        processes = start_processes(pool, environment, name, sees_neighbours=sees_neighbours)
+        processes = start_processes(pool, environment, name, sees_all_gpus=sees_all_gpus)
         try:
             processes.build(pool.slots(), BuildSettings("cpu", 1, None), roles)
             yield processes

@@ -1,4 +1,5 @@
-"""A stand-in for the package liger-kernel: the same functions, by plain operations that run on CPUs."""
+"""A fake of the package liger-kernel: the same functions, by plain operations that run on CPUs. Like those of the
+package, the rotary function writes into its arguments, and into their gradients."""
 
 from __future__ import annotations
 
@@ -6,12 +7,41 @@ import sys
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Protocol
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 TRANSFORMERS = "liger_kernel.transformers"
+
+
+class _RotaryInPlace(torch.autograd.Function):
+    """As `ops.rope.LigerRopeFunction`. Tensors that are transposed back are contiguous, so they are not copied."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotates queries and keys."""
+        ctx.save_for_backward(cos, sin)
+        return _rotated_in_place(q, cos, sin), _rotated_in_place(k, cos, sin)
+
+    @staticmethod
+    def backward(ctx: _Saved, dq: Tensor, dk: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """Rotates their gradients back."""
+        cos, sin = ctx.saved_tensors
+        return _rotated_in_place(dq, cos, -sin), _rotated_in_place(dk, cos, -sin), None, None
+
+
+class _Saved(Protocol):
+    saved_tensors: tuple[Tensor, ...]
+
+
+def _rotated_in_place(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    states = states.transpose(1, 2).contiguous()
+    one, other = states.chunk(2, dim=-1)
+    states.copy_(states * cos.unsqueeze(2) + torch.cat((-other, one), dim=-1) * sin.unsqueeze(2))
+    return states.transpose(1, 2)
 
 
 @dataclass
@@ -51,15 +81,13 @@ class FakeLiger:
         unsqueeze_dim: int = 1,
     ) -> tuple[Tensor, Tensor]:
         """`rope.liger_rotary_pos_emb`."""
-        assert position_ids is None
+        assert (position_ids, unsqueeze_dim) == (None, 1)
         self.calls.append("rotary")
-        cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
-
-        def rotated(states: Tensor) -> Tensor:
-            one, other = states.chunk(2, dim=-1)
-            return (states * cos + torch.cat((-other, one), dim=-1) * sin) * (1 + self.rotary_error)
-
-        return rotated(q), rotated(k)
+        factor = 1 + self.rotary_error
+        rotated: tuple[Tensor, Tensor] = _RotaryInPlace.apply(  # type: ignore[no-untyped-call]
+            q, k, cos * factor, sin * factor
+        )
+        return rotated
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Makes this the installed package."""

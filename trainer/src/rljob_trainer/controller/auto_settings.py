@@ -4,7 +4,8 @@ first start decides; the checkpoint stores the choices, and every resumed run ke
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from pydantic import Field
@@ -22,19 +23,29 @@ from rljob_trainer.engines.rollout.select import (
     select_engine,
     select_lora_sync,
 )
+from rljob_trainer.engines.train.model import ModelSize
 from rljob_trainer.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
 
-class NumParameters(NamedTuple):
-    """The numbers of parameters of the policy and the critic."""
+class Recomputation(NamedTuple):
+    """Whether activations are recomputed: `ALWAYS` or `NEVER`. Not in checkpoints, because it changes no result: every
+    start decides for its own device."""
 
-    policy: int
-    critic: int
+    policy: GradientCheckpointing
+    critic: GradientCheckpointing
+    """Also if the job has no critic."""
 
 
-UNKNOWN_PARAMETERS = NumParameters(0, 0)
+@dataclass(frozen=True)
+class AdaptedModel:
+    """What decides how adapters reach the rollout engine."""
+
+    targets: tuple[str, ...]
+    """The last parts of the names of the layers that have adapters."""
+    vllm_supports_it: Callable[[], bool]
+    """Whether vLLM can run this model with adapters. The call may take a minute."""
 
 
 class AutoSettings(WireModel):
@@ -52,11 +63,6 @@ class AutoSettings(WireModel):
     """Fingerprint of a local model (`models.source.fingerprint`); None for a model on the hub."""
     lora: Lora | None = None
     """The adapters that are trained, with a `sync` that is not `AUTO`; None without adapters."""
-    gradient_checkpointing: GradientCheckpointing = GradientCheckpointing.AUTO
-    """`ALWAYS` or `NEVER`, for the policy. `AUTO` only in checkpoints of versions without this field: the resumed run
-    decides again."""
-    critic_gradient_checkpointing: GradientCheckpointing = GradientCheckpointing.AUTO
-    """The same for the critic, also if the job has none."""
 
 
 def resolve_auto(
@@ -66,15 +72,15 @@ def resolve_auto(
     hub_model: HubModel | None = None,
     local_model: str | None = None,
     *,
-    num_parameters: NumParameters = UNKNOWN_PARAMETERS,
+    adapted: AdaptedModel | None = None,
 ) -> AutoSettings:
     """Resolves the settings of this start.
 
     `saved`: the choices in the checkpoint that the run resumes from. `hub_model`: the job's model if it is on the hub;
-    `local_model`: the fingerprint of a local model. `num_parameters` matters only if `needs_num_parameters`.
+    `local_model`: the fingerprint of a local model. `adapted` is needed if the job trains adapters.
 
-    Raises ConfigurationError if the rollout engine is not installed, cannot compile, or does not support adapters or
-    tensor parallelism."""
+    Raises ConfigurationError if the rollout engine is not installed, cannot compile, or does not support the adapters
+    or tensor parallelism."""
     dtype = spec.training.model.dtype
     if dtype is Dtype.AUTO:
         chosen = Dtype.BFLOAT16 if device_type == "cuda" else Dtype.FLOAT32
@@ -82,8 +88,7 @@ def resolve_auto(
     elif saved and dtype is not saved.dtype:
         log.warning("spec.training.model.dtype is %s, but the checkpoint was trained in %s", dtype, saved.dtype)
     engine = selected_engine(spec, saved)
-    lora = _resolved_lora(spec, engine, device_type, dtype, saved)
-    policy_recomputes, critic_recomputes = _resolved_checkpointing(spec, device_type, saved, num_parameters)
+    lora = _resolved_lora(spec, engine, device_type, dtype, saved, adapted)
     saved_model = saved.hub_model if saved else None
     if saved_model and (hub_model is None or hub_model.revision != saved_model.revision):
         log.warning(
@@ -106,8 +111,6 @@ def resolve_auto(
         hub_model=hub_model,
         local_model=local_model,
         lora=lora,
-        gradient_checkpointing=policy_recomputes,
-        critic_gradient_checkpointing=critic_recomputes,
     )
 
 
@@ -147,37 +150,44 @@ def _resolved_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, 
     return saved.rollout_compile
 
 
-def needs_num_parameters(spec: RLJobSpec, device_type: str) -> bool:
-    """Whether `resolve_auto` may need the models' numbers of parameters."""
-    wanted = spec.training.model.gradient_checkpointing, critic_of(spec).model.gradient_checkpointing
-    return device_type != "cpu" and GradientCheckpointing.AUTO in wanted
-
-
-def _resolved_checkpointing(
-    spec: RLJobSpec, device_type: str, saved: AutoSettings | None, num_parameters: NumParameters
-) -> Iterator[GradientCheckpointing]:
-    """Yields `ALWAYS` or `NEVER` for the policy, then for the critic."""
-    wanted = spec.training.model.gradient_checkpointing, critic_of(spec).model.gradient_checkpointing
-    kept = (saved.gradient_checkpointing, saved.critic_gradient_checkpointing) if saved else wanted
-    for choice, before, number in zip(wanted, kept, num_parameters, strict=True):
-        chosen = before if choice is GradientCheckpointing.AUTO else choice
-        yield select_checkpointing(chosen, number, is_cpu=device_type == "cpu")
+def resolved_recomputation(spec: RLJobSpec, device_type: str, *, policy: ModelSize, critic: ModelSize) -> Recomputation:
+    """Resolves `gradientCheckpointing` of policy and critic."""
+    model, is_cpu = spec.training.model, device_type == "cpu"
+    nth = model.gradient_checkpointing_every_nth_layer
+    of_critic = critic_of(spec).model.gradient_checkpointing
+    return Recomputation(
+        select_checkpointing(
+            model.gradient_checkpointing,
+            policy.num_parameters,
+            nth,
+            is_cpu=is_cpu,
+            is_supported=policy.can_recompute,
+        ),
+        select_checkpointing(of_critic, critic.num_parameters, is_cpu=is_cpu, is_supported=critic.can_recompute),
+    )
 
 
 def _resolved_lora(
-    spec: RLJobSpec, engine: RolloutEngine, device_type: str, dtype: Dtype, saved: AutoSettings | None
+    spec: RLJobSpec,
+    engine: RolloutEngine,
+    device_type: str,
+    dtype: Dtype,
+    saved: AutoSettings | None,
+    adapted: AdaptedModel | None,
 ) -> Lora | None:
     """Returns the job's adapters with a resolved `sync`; None without adapters. Raises ConfigurationError if the engine
     does not support them."""
-    wanted = spec.training.model.lora
-    if wanted is None:
+    lora = spec.training.model.lora
+    if lora is None:
         return None
-    sync, reason = select_lora_sync(wanted.sync, engine, device_type, dtype)
-    if wanted.sync is LoraSync.AUTO and saved and saved.lora and saved.rollout_engine is engine:
-        sync, reason = saved.lora.sync, "as at the start of the run"
+    assert adapted is not None
+    before = saved.lora if saved and saved.rollout_engine is engine and lora.sync is LoraSync.AUTO else None
+    wanted = before.sync if before else lora.sync
+    sync, reason = select_lora_sync(wanted, engine, device_type, dtype, adapted.targets, adapted.vllm_supports_it)
+    reason = "as at the start of the run" if before else reason
     how = "only the adapters" if sync is LoraSync.ADAPTER else "the merged model"
     log.info("lora: the rollout engine gets %s (model.lora.sync %s: %s)", how, sync.value, reason)
-    return wanted.model_copy(update={"sync": sync})
+    return lora.model_copy(update={"sync": sync})
 
 
 def refuse_other_adapters(
@@ -224,21 +234,21 @@ def _model_shown(hub_model: HubModel | None, local_model: str | None) -> str:
     return f"a local model with fingerprint {(local_model or 'unknown')[:12]}"
 
 
-def resolved_spec(spec: RLJobSpec, choices: AutoSettings) -> RLJobSpec:
+def resolved_spec(spec: RLJobSpec, choices: AutoSettings, recomputation: Recomputation) -> RLJobSpec:
     """Returns the spec with the resolved settings instead of `Auto`."""
     training = spec.training
     model = training.model.model_copy(
         update={
             "dtype": choices.dtype,
             "lora": choices.lora,
-            "gradient_checkpointing": choices.gradient_checkpointing,
+            "gradient_checkpointing": recomputation.policy,
         }
     )
     rollout = training.rollout.model_copy(update={"engine": choices.rollout_engine, "compile": choices.rollout_compile})
     updates: dict[str, WireModel] = {"model": model, "rollout": rollout}
     if may_need_critic(training.algorithm):
         critic = critic_of(spec)
-        recomputation = {"gradient_checkpointing": choices.critic_gradient_checkpointing}
-        updates["critic"] = critic.model_copy(update={"model": critic.model.model_copy(update=recomputation)})
+        of_critic = critic.model.model_copy(update={"gradient_checkpointing": recomputation.critic})
+        updates["critic"] = critic.model_copy(update={"model": of_critic})
     spec = spec.model_copy(update={"training": training.model_copy(update=updates)})
     return at_commits(spec, choices.hub_model, choices.hub_role_models)

@@ -14,12 +14,11 @@ from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.answer_checks import DrawnRowFilter, check_rewards, start_check_pools
 from rljob_trainer.controller.auto_settings import (
-    UNKNOWN_PARAMETERS,
+    AdaptedModel,
     AutoSettings,
-    NumParameters,
-    needs_num_parameters,
     refuse_other_adapters,
     resolve_auto,
+    resolved_recomputation,
     resolved_spec,
     selected_engine,
 )
@@ -47,8 +46,10 @@ from rljob_trainer.controller.run_checks import (
     needs_critic,
 )
 from rljob_trainer.controller.run_workers import ReportActivity, Workers, connected_ray, started_workers
+from rljob_trainer.engines.rollout.select import vllm_supports_adapters
 from rljob_trainer.engines.train.kernels import check_kernel_device
-from rljob_trainer.engines.train.model import num_parameters
+from rljob_trainer.engines.train.lora import target_endings
+from rljob_trainer.engines.train.model import ModelSize, build_on_meta, model_size
 from rljob_trainer.models.source import ModelLocation, controller_model, fingerprint
 from rljob_trainer.settings import Settings
 from rljob_trainer.source_paths import looks_local
@@ -112,10 +113,12 @@ def built_run(
             saved,
             policy.hub_model,
             policy.local_model,
-            num_parameters=counted_parameters(job.spec, policy, models, device_type),
+            adapted=adapted_model(job.spec, policy.folder),
         )
         choices = choices.model_copy(update={"hub_role_models": hub_role_models})
-        job = job.model_copy(update={"spec": resolved_spec(job.spec, choices)})
+        of_policy, of_critic = model_sizes(policy, models)
+        recomputation = resolved_recomputation(job.spec, device_type, policy=of_policy, critic=of_critic)
+        job = job.model_copy(update={"spec": resolved_spec(job.spec, choices, recomputation)})
         groups = started_workers(job, settings, models, reward, prompts.longest, device_type, doing)
         workers = stack.enter_context(groups)
         yield Run(job, choices, policy.folder, policy.location, prompts, workers, drawn_row_filter)
@@ -165,13 +168,20 @@ def found_models(
     return Models(policy.location, critic, reward_model), hub_role_models
 
 
-def counted_parameters(spec: RLJobSpec, policy: FoundPolicy, models: Models, device_type: str) -> NumParameters:
-    """The models' numbers of parameters, if `resolve_auto` needs them. A critic without a model of its own has the
-    policy's."""
-    if not needs_num_parameters(spec, device_type):
-        return UNKNOWN_PARAMETERS
-    of_policy, critic = num_parameters(policy.folder), models.critic
+def model_sizes(policy: FoundPolicy, models: Models) -> tuple[ModelSize, ModelSize]:
+    """The sizes of policy and critic. A critic without a model of its own has the policy's."""
+    of_policy, critic = model_size(policy.folder), models.critic
     if critic is None:
-        return NumParameters(of_policy, of_policy)
+        return of_policy, of_policy
     folder, _ = controller_model(critic.model, critic.cache_folder, critic.base_folder)
-    return NumParameters(of_policy, num_parameters(folder))
+    return of_policy, model_size(folder)
+
+
+def adapted_model(spec: RLJobSpec, model_folder: Path) -> AdaptedModel | None:
+    """What `resolve_auto` needs to know about the policy with the job's adapters; None without adapters."""
+    lora = spec.training.model.lora
+    if lora is None:
+        return None
+    return AdaptedModel(
+        target_endings(build_on_meta(model_folder), lora.targets), partial(vllm_supports_adapters, model_folder)
+    )

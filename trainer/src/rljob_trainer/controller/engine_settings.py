@@ -23,8 +23,7 @@ def reference_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout
         model_folder=Path(),
         device=torch.device("cpu"),
         compute_dtype=dtype,
-        gradient_checkpointing=training.model.gradient_checkpointing is GradientCheckpointing.ALWAYS,
-        gradient_checkpointing_every_nth_layer=training.model.gradient_checkpointing_every_nth_layer,
+        gradient_checkpointing=False,
         max_tokens_per_micro_batch=training.max_tokens_per_micro_batch,
         optimizer=None,
         layout=layout,
@@ -38,9 +37,12 @@ def reference_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout
 
 def actor_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -> TrainEngineSettings:
     """Returns the settings of the trained policy. Settings that are not named here are those of the reference."""
-    lora, offload = spec.training.model.lora, spec.training.model.offload
+    model = spec.training.model
+    lora, offload = model.lora, model.offload
     return replace(
         reference_engine(spec, dtype, layout),
+        gradient_checkpointing=model.gradient_checkpointing is GradientCheckpointing.ALWAYS,
+        gradient_checkpointing_every_nth_layer=model.gradient_checkpointing_every_nth_layer,
         optimizer=spec.training.optimizer,
         offload=OffloadSettings(offload.parameters, offload.gradients, offload.optimizer),
         role="actor",
@@ -59,7 +61,6 @@ def critic_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -
         head=Head.VALUE,
         kernels=Kernels.PLAIN,
         gradient_checkpointing=critic.model.gradient_checkpointing is GradientCheckpointing.ALWAYS,
-        gradient_checkpointing_every_nth_layer=1,
         optimizer=critic.optimizer,
         offload=OffloadSettings(offload.parameters, offload.gradients, offload.optimizer),
         role="critic",

@@ -13,7 +13,7 @@ from rljob_trainer.observability.metrics import (
     LOGPROB_DIFF_MAX,
     LOGPROB_DIFF_MEAN,
     LOGPROB_DIFF_SHARE,
-    MERGE_LOSS,
+    MERGE_ERROR,
     REJECTED_FRACTION,
     STALENESS_MAX,
     Metrics,
@@ -26,7 +26,7 @@ USUAL_DIFFERENCE = {Dtype.FLOAT32: 1e-3, Dtype.BFLOAT16: 0.05}
 differences up to this value."""
 MOST_REJECTED = 0.5
 """A warning is logged if more than this fraction of the tokens is rejected."""
-LARGEST_MERGE_LOSS = 0.1
+LARGEST_MERGE_ERROR = 0.1
 """A warning is logged if rounding loses a larger fraction of merged adapters."""
 
 
@@ -42,14 +42,14 @@ class MismatchWatch:
         self.can_sync_more_often = spec.training.rollout.sync_every_steps > 1
         self.max_difference = USUAL_DIFFERENCE[self.dtype]
         self.max_rejected = MOST_REJECTED
-        self.has_reported_merge_loss = False
+        self.has_reported_merge_error = False
 
     def step_done(self, step: int, metrics: Metrics) -> None:
         """Warns if a step's mean difference is larger than usual, and again each time the difference has doubled. For
         this, steps with stale responses are skipped, because older weights are expected to differ. Also warns if more
         than half of the tokens are rejected, and again each time the accepted fraction has halved. Warns once if
         rounding loses a large part of merged adapters."""
-        self._check_merge_loss(step, metrics.get(MERGE_LOSS, 0.0))
+        self._check_merge_error(step, metrics.get(MERGE_ERROR, 0.0))
         mean = metrics.get(LOGPROB_DIFF_MEAN, 0.0)
         if mean > self.max_difference and metrics[STALENESS_MAX] == 0:
             self.max_difference = 2 * mean
@@ -66,17 +66,17 @@ class MismatchWatch:
                 more_often,
             )
 
-    def _check_merge_loss(self, step: int, loss: float) -> None:
-        if self.has_reported_merge_loss or not loss > LARGEST_MERGE_LOSS:
+    def _check_merge_error(self, step: int, error: float) -> None:
+        if self.has_reported_merge_error or not error > LARGEST_MERGE_ERROR:
             return
-        self.has_reported_merge_loss = True
+        self.has_reported_merge_error = True
         log.warning(
             "step %d: spec.training.model.lora.sync: the rollout engine gets the adapters merged into weights in %s, "
             "and rounding loses %.0f %% of what the adapters add; set sync: Adapter (requires rollout.engine: VLLM), "
             "or model.dtype: Float32",
             step,
             self.dtype,
-            100 * loss,
+            100 * error,
         )
 
     def _warn_of_difference(self, step: int, metrics: Metrics) -> None:

@@ -170,7 +170,7 @@ def started_workers(
 def start_pool(pool: ResourcePool, job: TrainerJob, settings: Settings, device_type: str) -> WorkerProcesses:
     """Starts the worker processes of a pool. They see each other's GPUs only if ranks share a model in vLLM, which
     needs that. Raises ConfigurationError if ranks are profiled by nsys and their node does not have it."""
-    sees_neighbours = job.spec.roles.rollout.tensor_parallel > 1
+    sees_all_gpus = job.spec.roles.rollout.tensor_parallel > 1
     profile, nsys_ranks = job.spec.training.profile, frozenset[int]()
     is_of_actor = pool.settings.name == job.spec.placed_roles()[ACTOR]
     if profile is not None and profile.type is ProfilerType.NSYS and is_of_actor:
@@ -178,7 +178,7 @@ def start_pool(pool: ResourcePool, job: TrainerJob, settings: Settings, device_t
         if nodes := nodes_without_nsys(slot for slot in pool.slots() if slot.rank in nsys_ranks):
             raise missing_nsys(f"node {nodes[0]}")
     environment = _environment(job, settings, device_type)
-    return start_processes(pool, environment, sees_neighbours=sees_neighbours, nsys_ranks=nsys_ranks)
+    return start_processes(pool, environment, sees_all_gpus=sees_all_gpus, nsys_ranks=nsys_ranks)
 
 
 def _environment(job: TrainerJob, settings: Settings, device_type: str) -> dict[str, str]:

@@ -35,10 +35,10 @@ log = logging.getLogger(__name__)
 class RayWorker:
     """The class of the actor; `start_processes` creates one per worker process. It delegates to a WorkerSide."""
 
-    def __init__(self, environment: Mapping[str, str], *, sees_neighbours: bool = False) -> None:
-        """`environment`: variables that libraries read when they are imported. `sees_neighbours`: whether the process
+    def __init__(self, environment: Mapping[str, str], *, sees_all_gpus: bool = False) -> None:
+        """`environment`: variables that libraries read when they are imported. `sees_all_gpus`: whether the process
         sees all NVIDIA GPUs of its Ray node; else only its own."""
-        if sees_neighbours:
+        if sees_all_gpus:
             show_devices_of_node()
         set_environment(environment)
         self.stacks = StackFile(run_folder_or_none() or "", "worker")

@@ -297,13 +297,13 @@ def start_processes(
     environment: Mapping[str, str],
     name: str | None = None,
     *,
-    sees_neighbours: bool = False,
+    sees_all_gpus: bool = False,
     nsys_ranks: Collection[int] = (),
 ) -> WorkerProcesses:
     """Starts a process in every slot of the pool and returns without waiting for them. With a `name` they continue when
     this process ends, and `attach_processes` finds them; without a name they end with this process.
 
-    `environment`: variables that the processes set before they import their libraries. `sees_neighbours`: see
+    `environment`: variables that the processes set before they import their libraries. `sees_all_gpus`: see
     RayWorker. `nsys_ranks`: ranks that are started under nsys, which must be installed on their nodes.
 
     Raises ResourceError if the pool was released, if the name is taken, or if there is a name but the pool ends with
@@ -337,7 +337,7 @@ def start_processes(
                 **name_options[slot.rank],
             )
             variables = dict(environment) | ({NSYS_SESSION_VARIABLE: session} if session else {})
-            handles.append(options.remote(variables, sees_neighbours=sees_neighbours))
+            handles.append(options.remote(variables, sees_all_gpus=sees_all_gpus))
     except ValueError as error:
         for handle in handles:
             ray.kill(handle)

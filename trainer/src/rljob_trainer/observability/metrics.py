@@ -104,7 +104,7 @@ CORRECTION_BOUNDED: Final = "rollout_corr/rollout_is_bounded_fraction"
 REJECTED_FRACTION: Final = "rollout_corr/rollout_rs_masked_fraction"
 """Fraction of tokens that the rejection excludes from the update."""
 
-MERGE_LOSS: Final = "lora/merge_loss"
+MERGE_ERROR: Final = "lora/merge_error"
 """Fraction of what adapters add to the weights that rounding to 16 bits loses when they are merged for the rollout
 engine. Exists only with merged adapters in 16 bits."""
 

@@ -8,7 +8,7 @@ import torch
 
 from rljob_trainer.engines.rollout.base import AdapterEngine, RolloutEngine
 from rljob_trainer.engines.train.engine import TrainEngine
-from rljob_trainer.engines.train.lora import AdapterPair, AdapterSettings, RoundingLoss, adapter_pairs, merged_weight
+from rljob_trainer.engines.train.lora import AdapterPair, AdapterSettings, MergeError, adapter_pairs, merged_weight
 from rljob_trainer.models.weight_conversion import HubNames, float32_names
 from rljob_trainer.weights.buckets import whole_tensors
 
@@ -17,17 +17,17 @@ def sync_weights(
     source: TrainEngine, target: RolloutEngine, dtype: torch.dtype, policy_version: int, *, knows_base: bool = False
 ) -> float | None:
     """Collective. Afterwards the target generates with the source's weights, in `dtype` (a few tensors that the model
-    needs in float32 are sent in float32). Returns how much of the adapters rounding has lost (see RoundingLoss); None
+    needs in float32 are sent in float32). Returns how much of the adapters rounding has lost (see MergeError); None
     if no adapters were merged, or if `dtype` is float32.
 
     `knows_base`: whether the target still has the source's weights without adapters. If it has, and the job sends
     adapters separately, only the adapters are sent."""
     adapters = source.settings.adapters
-    if adapters is None or not adapters.are_sent_alone:
-        loss = None if adapters is None or dtype is torch.float32 else RoundingLoss()
-        weights = _whole_model(source, target, dtype, is_merged=adapters is not None, loss=loss)
+    if adapters is None or not adapters.are_sent_separately:
+        error = None if adapters is None or dtype is torch.float32 else MergeError()
+        weights = _whole_model(source, target, dtype, is_merged=adapters is not None, error=error)
         target.update_weights(weights, policy_version)
-        return None if loss is None else loss.fraction()
+        return None if error is None else error.fraction()
     assert isinstance(target, AdapterEngine), "the job's engine does not support adapters"
     if not knows_base:
         target.update_weights(_whole_model(source, target, dtype, is_merged=False), policy_version)
@@ -41,13 +41,13 @@ def _whole_model(
     dtype: torch.dtype,
     *,
     is_merged: bool,
-    loss: RoundingLoss | None = None,
+    error: MergeError | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     shards = dict(source.named_shards())
     as_float32 = float32_names(source.language_model, shards)
     adapters = source.settings.adapters
     if is_merged and adapters is not None:
-        weights = merged_tensors(source, adapters, dtype, as_float32, loss)
+        weights = merged_tensors(source, adapters, dtype, as_float32, error)
     else:
         weights = whole_tensors(shards.items(), dtype, as_float32=as_float32)
     if not target.takes_hub_names:
@@ -61,10 +61,10 @@ def merged_tensors(
     adapters: AdapterSettings,
     dtype: torch.dtype,
     as_float32: frozenset[str],
-    loss: RoundingLoss | None = None,
+    error: MergeError | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Collective. Yields the source's whole tensors as `whole_tensors` does, with the adapters merged into them. The
-    source is not changed. Adds to `loss` what rounding loses of the adapters.
+    source is not changed. Adds to `error` what rounding loses of the adapters.
 
     Tensors are merged one at a time, in float32, so this needs no second whole model in memory."""
     pairs = adapter_pairs(source.named_adapters())
@@ -77,7 +77,7 @@ def merged_tensors(
             matrices[name] = tensor
         elif pair := pairs.get(name):
             first, second = matrices.pop(pair.first_name), matrices.pop(pair.second_name)
-            yield name, merged_weight(tensor, first, second, adapters.scaling, loss)
+            yield name, merged_weight(tensor, first, second, adapters.scaling, error)
         else:
             yield name, tensor
 

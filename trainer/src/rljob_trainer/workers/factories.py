@@ -58,9 +58,9 @@ class RolloutSettings:
     """True: logits have 32 bits, also if `dtype` has 16."""
 
     @property
-    def lone_adapters(self) -> AdapterSettings | None:
+    def separate_adapters(self) -> AdapterSettings | None:
         """The adapters if weight syncs send them alone. The base never changes then."""
-        return self.adapters if self.adapters is not None and self.adapters.are_sent_alone else None
+        return self.adapters if self.adapters is not None and self.adapters.are_sent_separately else None
 
     @property
     def sleep_field(self) -> str:
@@ -68,7 +68,7 @@ class RolloutSettings:
         first two it keeps its weights there, because of the last one its CUDA graphs."""
         if self.keeps_weights_asleep:
             return "spec.training.rollout.syncEverySteps"
-        return "spec.training.rollout.compile" if self.lone_adapters is None else "spec.training.model.lora.sync"
+        return "spec.training.rollout.compile" if self.separate_adapters is None else "spec.training.model.lora.sync"
 
 
 def make_actor(
@@ -171,7 +171,7 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
             "build for this device, or set HuggingFace"
         ) from error
 
-    adapters = settings.lone_adapters
+    adapters = settings.separate_adapters
     folder = settings.model.folder()
     return VllmEngine(
         VllmSettings(

@@ -29,7 +29,7 @@ from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.engine import TrainEngine, WeightVersion
 from rljob_trainer.engines.train.engine_memory import check_device_memory
 from rljob_trainer.observability.memory import MEMORY, Boundary
-from rljob_trainer.observability.metrics import MERGE_LOSS, TIMING_PREFIX, Metrics
+from rljob_trainer.observability.metrics import MERGE_ERROR, TIMING_PREFIX, Metrics
 from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.weights.sync import sync_weights
 from rljob_trainer.workers.actor import ActorWorker
@@ -61,7 +61,7 @@ class HybridWorker(Worker):
             context.device, seed, context.rank, rollout.mesh_position(ROLLOUT_MESH).data_rank
         )
         self.seconds: dict[str, float] = {}
-        self.merge_loss: float | None = None
+        self.merge_error: float | None = None
         """What `sync_weights` returned the last time."""
         self.device_memory = DeviceMemory(context)
         self.num_kv_cache_bytes = 0
@@ -93,7 +93,7 @@ class HybridWorker(Worker):
         Each metric is the maximum over ranks."""
         taken = {f"{TIMING_PREFIX}{name}": seconds for name, seconds in self.seconds.items()}
         self.seconds = {}
-        return taken if self.merge_loss is None else {**taken, MERGE_LOSS: self.merge_loss}
+        return taken if self.merge_error is None else {**taken, MERGE_ERROR: self.merge_error}
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def take_memory(self) -> Metrics:
@@ -151,7 +151,7 @@ class HybridWorker(Worker):
         MEMORY.mark(Boundary.WAKE_WEIGHTS)
         if self._must_sync(syncs):
             knows_base = self.synced_weights is not None
-            self.merge_loss = sync_weights(
+            self.merge_error = sync_weights(
                 actor.engine, engine, self.rollout_dtype, actor.policy_version, knows_base=knows_base
             )
             self.synced_weights = actor.engine.weight_version

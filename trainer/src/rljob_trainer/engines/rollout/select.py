@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import logging
 import shutil
+import subprocess
+import sys
 import sysconfig
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from rljob_api.v1alpha1.model import Dtype, LoraSync
@@ -13,6 +18,15 @@ from rljob_api.v1alpha1.rollout import RolloutEngine as RolloutEngineName
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.settings import cpp_compiler
 
+log = logging.getLogger(__name__)
+
+LATENT_PROJECTION = "kv_b_proj"
+"""The layer of latent attention whose weight vLLM (0.32) multiplies into other matrices. Its adapters would have no
+effect."""
+LORA_SUPPORT_PROGRAM = "rljob_trainer.engines.rollout.vllm_lora_support"
+LORA_SUPPORT_SECONDS = 300.0
+SUPPORTS_LORA, LACKS_LORA = 0, 10
+"""Exit codes of this program."""
 MIN_STEPS_TO_COMPILE = 300
 """On CPUs, a job with fewer training steps is faster without compilation. On two cores the first compilation of a small
 model took 40 s (8 s with a filled cache), and each step became a third of a second faster."""
@@ -70,10 +84,16 @@ def select_compile(wanted: Compile, engine: RolloutEngineName, device_type: str,
 
 
 def select_lora_sync(
-    wanted: LoraSync, engine: RolloutEngineName, device_type: str, dtype: Dtype
+    wanted: LoraSync,
+    engine: RolloutEngineName,
+    device_type: str,
+    dtype: Dtype,
+    targets: Collection[str],
+    vllm_supports_it: Callable[[], bool],
 ) -> tuple[LoraSync, str]:
-    """Returns ADAPTER or MERGED, and the reason. `dtype` must not be AUTO. Raises ConfigurationError if the job
-    requests adapters, and the engine does not support them."""
+    """Returns ADAPTER or MERGED, and the reason. `dtype` must not be AUTO. `targets`: the last parts of the names of
+    the layers with adapters. `vllm_supports_it`: whether vLLM can run the model with adapters; called only for AUTO.
+    Raises ConfigurationError if the job requests adapters, and the engine does not support them."""
     if engine is not RolloutEngineName.VLLM:
         if wanted is LoraSync.ADAPTER:
             raise ConfigurationError(
@@ -81,13 +101,46 @@ def select_lora_sync(
                 "set Merged or Auto, or rollout.engine: VLLM"
             )
         return LoraSync.MERGED, f"the {engine.value} engine does not support adapters"
+    if LATENT_PROJECTION in targets and wanted is not LoraSync.MERGED:
+        reason = f"vLLM ignores adapters of {LATENT_PROJECTION}"
+        if wanted is LoraSync.ADAPTER:
+            raise ConfigurationError(
+                f"spec.training.model.lora.sync: {reason} (seen: Adapter); set Merged or Auto, or lora.targets without "
+                f"{LATENT_PROJECTION}"
+            )
+        return LoraSync.MERGED, reason
     if wanted is not LoraSync.AUTO:
         return wanted, "the job specifies it"
-    if device_type != "cpu":
-        return LoraSync.ADAPTER, "on GPUs adapters cost little"
-    if dtype is Dtype.BFLOAT16:
+    if device_type == "cpu" and dtype is not Dtype.BFLOAT16:
+        return LoraSync.MERGED, "vLLM decodes half as fast with adapters on CPUs"
+    if not vllm_supports_it():
+        return LoraSync.MERGED, "vLLM does not support adapters of this model"
+    if device_type == "cpu":
         return LoraSync.ADAPTER, "in BFloat16 merged weights lose small adapters"
-    return LoraSync.MERGED, "vLLM decodes half as fast with adapters on CPUs"
+    return LoraSync.ADAPTER, "on GPUs adapters cost little"
+
+
+def vllm_supports_adapters(model_folder: Path) -> bool:
+    """Whether the class with which vLLM runs a model of this configuration supports LoRA. Asked in a process of its
+    own, because the controller does not import vLLM. False, with a warning, if there is no answer."""
+    try:
+        document = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
+        architectures = [str(each) for each in document["architectures"]]
+        asked = subprocess.run(
+            [sys.executable, "-m", LORA_SUPPORT_PROGRAM, *architectures],
+            capture_output=True,
+            text=True,
+            timeout=LORA_SUPPORT_SECONDS,
+            check=False,
+        )
+    except (KeyError, OSError, TypeError, ValueError, subprocess.TimeoutExpired) as error:
+        answer = f"{type(error).__name__}: {error}"
+    else:
+        if asked.returncode in {SUPPORTS_LORA, LACKS_LORA}:
+            return asked.returncode == SUPPORTS_LORA
+        answer = f"exit code {asked.returncode}: {asked.stderr[-500:]}"
+    log.warning("cannot find out whether vLLM supports adapters of the model in %s (%s)", model_folder, answer)
+    return False
 
 
 def missing_for_compilation() -> str | None:

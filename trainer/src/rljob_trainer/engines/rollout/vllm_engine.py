@@ -101,7 +101,6 @@ class VllmEngine(AdapterEngine):
             self.engine, weights, tensor_parallel=self.tensor_parallel, on_cpu=self.on_cpu
         )
         self.clear_cache()
-        self.engine.set_weight_version(str(policy_version))
         self.policy_version = policy_version
 
     def update_adapter(self, tensors: Mapping[str, torch.Tensor], lora: Lora, policy_version: int) -> None:
@@ -121,7 +120,6 @@ class VllmEngine(AdapterEngine):
         assert is_loaded, "vLLM has not loaded the adapter"
         self.adapter = adapter
         self.clear_cache()
-        self.engine.set_weight_version(str(policy_version))
         self.policy_version = policy_version
 
     @property

@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from rljob_trainer.engines.rollout.select import check_build
-from rljob_trainer.engines.rollout.vllm_adapters import adapters_of_the_trainer
+from rljob_trainer.engines.rollout.vllm_adapters import adapters_of_the_trainer, names_in_vllm
 from rljob_trainer.errors import ConfigurationError, DeviceMemoryError, HostMemoryError, ResourceError, WorkerError
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -78,8 +78,9 @@ def check_devices(settings: VllmSettings) -> None:
     if num_visible < settings.tensor_parallel:
         raise ConfigurationError(
             "spec.roles.rollout.tensorParallel: workers that share a model must see each other's GPUs, but this worker "
-            f"sees only {num_visible}, because it uses a MIG device or because CUDA_VISIBLE_DEVICES was set to fewer "
-            f"GPUs (seen: {settings.tensor_parallel}); set tensorParallel to 1, or use a pool with whole GPUs"
+            f"sees only {num_visible}, because it uses a MIG device, because CUDA_VISIBLE_DEVICES was set to fewer "
+            f"GPUs, or because this version of Ray does not name the node's GPUs (seen: {settings.tensor_parallel}); "
+            "set tensorParallel to 1, or use a pool with whole GPUs, or another version of Ray"
         )
 
 
@@ -110,7 +111,7 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         seed=settings.seed,
         enable_lora=settings.adapter_rank is not None,
         max_lora_rank=next(rank for rank in ADAPTER_RANKS if rank >= (settings.adapter_rank or 1)),
-        lora_target_modules=list(settings.adapter_targets) or None,
+        lora_target_modules=names_in_vllm(settings.adapter_targets) or None,
     )
 
 
@@ -156,8 +157,9 @@ def _start_error(error: Exception, settings: VllmSettings) -> Exception:
     """Returns the error for a job whose vLLM did not start, with advice that depends on vLLM's `error`."""
     text = str(error) or type(error).__name__
     # vLLM 0.32.0 has no error class for a lack of memory. `test_memory_shortage.py` fails if vLLM's messages change.
+    is_unsupported = isinstance(error, AssertionError | ValueError | NotImplementedError)
     can_lack_memory = isinstance(error, RuntimeError | ValueError | AssertionError)
-    if isinstance(error, torch.OutOfMemoryError) or (can_lack_memory and "memory" in text.lower()):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or (can_lack_memory and "memory" in text.lower()):
         if settings.device_type == "cpu":
             kind: type[ResourceError] = HostMemoryError
             setting = f"cpuKvCache (now {settings.cpu_kv_cache_bytes} bytes)"
@@ -168,7 +170,7 @@ def _start_error(error: Exception, settings: VllmSettings) -> Exception:
             f"spec.training.rollout: vLLM does not have enough memory ({text}); change {setting}, or reduce "
             "maxNumSequences"
         )
-    if isinstance(error, AssertionError | ValueError):
+    if is_unsupported:
         # Assertions mostly fail because sizes are not divisible by the tensor-parallel size.
         advice = "; set HuggingFace, or choose another model"
         advice += "" if settings.tensor_parallel == 1 else "; or set roles.rollout.tensorParallel to 1"
@@ -179,7 +181,7 @@ def _start_error(error: Exception, settings: VllmSettings) -> Exception:
             f"spec.training.rollout.engine: vLLM cannot run {settings.model_folder} ({text}){advice}"
         )
     named = ": ".join(filter(None, (type(error).__name__, str(error))))
-    is_of_machine = isinstance(error, RuntimeError | OSError)
+    is_of_machine = isinstance(error, RuntimeError | OSError) and not isinstance(error, RecursionError)
     return (ResourceError if is_of_machine else WorkerError)(
         f"spec.training.rollout.engine: vLLM did not start ({named})"
     )

@@ -10,11 +10,10 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import ModuleType
 
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from rljob_api.v1alpha1.model import Kernels
 from rljob_trainer.errors import ConfigurationError
@@ -26,16 +25,6 @@ and keys by `apply_rotary_pos_emb` of their own Python module."""
 ROTARY = "apply_rotary_pos_emb"
 
 Forward = Callable[..., object]
-
-
-@dataclass(frozen=True)
-class _Functions:
-    """The functions of liger-kernel (0.8) that are used."""
-
-    norm: Callable[..., Tensor]
-    """`liger_rms_norm(x, weight, eps, offset, casting_mode, in_place)`"""
-    rotary: Callable[..., tuple[Tensor, Tensor]]
-    """A replacement of `apply_rotary_pos_emb`."""
 
 
 def check_kernels(kernels: Kernels, config: PreTrainedConfig) -> None:
@@ -85,29 +74,23 @@ def fused_kernels(language_model: nn.Module, kernels: Kernels) -> Iterator[None]
 
 def apply_kernels(language_model: nn.Module, kernels: Kernels) -> list[nn.Module]:
     """Makes the model run with these kernels from now on. Returns the modules that were changed: each has a `forward`
-    of its own, instead of that of its class. Raises the errors of `check_kernels`."""
+    of its own, instead of that of its class. `check_kernels` has accepted the model."""
     if kernels is Kernels.PLAIN:
         return []
-    assert isinstance(language_model, PreTrainedModel)
-    check_kernels(kernels, language_model.config)
-    functions, changed = _liger_functions(), list[nn.Module]()
+    from liger_kernel.transformers.functional import liger_rms_norm
+    from liger_kernel.transformers.rope import liger_rotary_pos_emb
+
+    changed = list[nn.Module]()
     for module in language_model.modules():
         name = type(module).__name__
         if name.endswith("RMSNorm"):
-            vars(module)["forward"] = _norm(module, functions.norm)
+            vars(module)["forward"] = _norm(module, liger_rms_norm)
         elif name.endswith("Attention"):
-            vars(module)["forward"] = _attention(module, functions.rotary)
+            vars(module)["forward"] = _attention(module, liger_rotary_pos_emb)
         else:
             continue
         changed.append(module)
     return changed
-
-
-def _liger_functions() -> _Functions:
-    from liger_kernel.transformers.functional import liger_rms_norm
-    from liger_kernel.transformers.rope import liger_rotary_pos_emb
-
-    return _Functions(liger_rms_norm, liger_rotary_pos_emb)
 
 
 def _norm(module: nn.Module, norm: Callable[..., Tensor]) -> Forward:
@@ -123,7 +106,11 @@ def _norm(module: nn.Module, norm: Callable[..., Tensor]) -> Forward:
 
 def _attention(module: nn.Module, rotary: Callable[..., tuple[Tensor, Tensor]]) -> Forward:
     """The forward pass of an attention module, in which its Python module has another rotary function. It is restored
-    afterwards, because other models of the process share it. A recomputation calls this again."""
+    afterwards, because other models of the process share it. A recomputation calls this again.
+
+    The function writes into queries and keys, and in the backward pass into their gradients. In the models of
+    LIGER_MODEL_TYPES nothing else reads these tensors afterwards: they are outputs of projections or norms, which keep
+    only their inputs."""
     plain, python_module = module.forward, sys.modules[type(module).__module__]
 
     def forward(*arguments: object, **named: object) -> object:

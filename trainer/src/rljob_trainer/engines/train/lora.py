@@ -54,7 +54,7 @@ class AdapterSettings:
         return self.lora.alpha / self.lora.rank
 
     @property
-    def are_sent_alone(self) -> bool:
+    def are_sent_separately(self) -> bool:
         """True if the rollout engine gets only the adapters, False if it gets weights with merged adapters."""
         return self.lora.sync is LoraSync.ADAPTER
 
@@ -183,7 +183,7 @@ def adapter_pairs(adapters: Iterable[tuple[str, Tensor]]) -> dict[str, AdapterPa
 
 
 @dataclass
-class RoundingLoss:
+class MergeError:
     """What rounding to 16 bits loses of adapters when they are merged into weights."""
 
     lost: Tensor | float = 0.0
@@ -192,10 +192,10 @@ class RoundingLoss:
     """Sum of the squares of s (second @ first)."""
 
     def add(self, rounded: Tensor, merged: Tensor, base: Tensor) -> None:
-        """Adds a weight: after rounding, before it, and without its adapter."""
-        merged = merged.float()
-        self.lost = self.lost + (rounded.float() - merged).square().sum()
-        self.wanted = self.wanted + (merged - base.float()).square().sum()
+        """Adds a weight: after rounding, before it (in float32), and without its adapter."""
+        # One float32 copy of the weight at a time.
+        self.lost = self.lost + torch.linalg.vector_norm(rounded - merged).square()
+        self.wanted = self.wanted + torch.linalg.vector_norm(merged - base).square()
 
     def fraction(self) -> float:
         """The norm of all rounding errors divided by that of what the adapters add: 0 if nothing is lost, 1 if no
@@ -205,14 +205,14 @@ class RoundingLoss:
 
 
 def merged_weight(
-    weight_OI: Tensor, first_RI: Tensor, second_OR: Tensor, scaling: float, loss: RoundingLoss | None = None
+    weight_OI: Tensor, first_RI: Tensor, second_OR: Tensor, scaling: float, error: MergeError | None = None
 ) -> Tensor:
-    """W + s (second @ first) as a new tensor in the dtype of the weight, computed in float32. Adds to `loss` what this
-    dtype loses."""
+    """W + s (second @ first) as a new tensor in the dtype of the weight, computed in float32. Adds to `error` what
+    this dtype loses."""
     merged_OI = torch.addmm(weight_OI.float(), second_OR.float(), first_RI.float(), alpha=scaling)
     rounded_OI = merged_OI.to(weight_OI.dtype)
-    if loss is not None:
-        loss.add(rounded_OI, merged_OI, weight_OI)
+    if error is not None:
+        error.add(rounded_OI, merged_OI, weight_OI)
     return rounded_OI
 
 

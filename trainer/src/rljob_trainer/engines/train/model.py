@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -43,9 +44,18 @@ def build_on_meta(folder: Path, head: Head = Head.TOKENS, *, has_value_bias: boo
     return model
 
 
-def num_parameters(folder: Path) -> int:
-    """The number of parameters of the language model in `folder`. Raises the errors of `build_on_meta`."""
-    return _num_parameters(build_on_meta(folder))
+class ModelSize(NamedTuple):
+    """What decides whether a model recomputes activations."""
+
+    num_parameters: int
+    can_recompute: bool
+    """Whether its type can."""
+
+
+def model_size(folder: Path) -> ModelSize:
+    """Describes the language model in `folder`. Raises the errors of `build_on_meta`."""
+    model = build_on_meta(folder)
+    return ModelSize(_num_parameters(model), model.supports_gradient_checkpointing)
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
