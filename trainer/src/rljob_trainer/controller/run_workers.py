@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -112,7 +112,6 @@ def started_workers(
 ) -> Iterator[Workers]:
     """Reserves the devices of all pools, starts the worker processes, and yields the worker groups."""
     num_workers = sum(each.nodes * each.gpus_per_node for each in job.spec.pools)
-    num_threads = chosen_num_threads(job, settings)
     log_folder = settings.run_folder / LOGS_FOLDER
     with ExitStack() as stack:
         roles = {
@@ -140,7 +139,7 @@ def started_workers(
         def build(group: FusedRoles, pool: ResourcePool, processes: WorkerProcesses) -> dict[str, WorkerGroup]:
             others = tuple(slot for _, other, _ in started if other is not pool for slot in other.slots())
             folder = log_folder / group.pool if len(started) > 1 else log_folder
-            build_settings = BuildSettings(device_type, num_threads, folder, others)
+            build_settings = BuildSettings(device_type, chosen_num_threads(job, settings), folder, others)
             processes.build(pool.slots(), build_settings, [roles[role] for role in group.roles])
             return spawn(processes)
 
@@ -151,10 +150,7 @@ def started_workers(
             while wait(built, timeout=POLL_SECONDS).not_done:
                 activity.poll_files()
         groups = {role: group for each in built for role, group in each.result().items()}
-        # The workers of a pool have checked their own pool only; several pools may share a host.
-        accounts = [account for _, _, processes in started for account in processes.host_accounts()]
-        check_accounts(accounts)
-        log.info("host memory: %s", accounts_text(accounts))
+        check_host_memory([processes for _, _, processes in started])
         yield Workers(
             actor=groups[ACTOR].seen_as(ActorGroup),
             hybrid=groups[HYBRID].seen_as(HybridGroup),
@@ -165,6 +161,14 @@ def started_workers(
             num_devices=num_workers,
             processes={group.pool: processes for group, _, processes in started},
         )
+
+
+def check_host_memory(pools: Sequence[WorkerProcesses]) -> None:
+    """Raises HostMemoryError if a host has too little memory for the workers of all pools together. The workers of a
+    pool have checked their own pool only."""
+    accounts = [account for processes in pools for account in processes.host_accounts()]
+    check_accounts(accounts)
+    log.info("host memory: %s", accounts_text(accounts))
 
 
 def start_pool(pool: ResourcePool, job: TrainerJob, settings: Settings, device_type: str) -> WorkerProcesses:
