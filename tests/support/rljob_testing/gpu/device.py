@@ -1,4 +1,5 @@
-"""What a test of `tests/gpu` receives: a device, a process group with one rank, a folder, and a place for measurements.
+"""What a test of `tests/gpu` receives: a device, a process group (one rank in `program`, one or two in
+`engine_program`), a folder, and a mapping for measurements.
 
 Nothing here imports pytest, because these tests also run without it (`program`).
 """

@@ -22,8 +22,10 @@ BENCH = REPOSITORY / "bench"
 NUM_STEPS = {"cpu": 8, "cuda": 20}
 RISE = 0.1
 """The least that the mean reward rises from the first quarter of the steps to the last."""
-LARGEST_MEAN_DIFFERENCE = 0.05
-"""Of the log-probabilities of trainer and vLLM in a step, in nats."""
+LARGEST_MEAN_DIFFERENCE = 2 * 0.044
+"""Largest accepted mean difference between the log-probabilities of trainer and vLLM in a step, in nats: twice what was
+measured with this model in BFloat16 on CPUs (docs/rollout-correction.md). GPUs round differently, and the value of a
+GPU is not known yet."""
 NUM_LAST_LINES = 25
 
 

@@ -5,7 +5,7 @@
         [--device cpu] [--only TEXT] [--seconds N] [--json PATH] [--markdown PATH]
 
 Each check runs in processes of its own with a time limit, so a crash or a hang does not hide the results of the others.
-The exit code is 1 if a check fails.
+The exit code is 1 if a check fails, if none passes, or if the device is missing.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def made_hybrid(
 
 
 def prompt_batch(seed: int = 0) -> DataProto:
-    """Generates RESPONSES_PER_PROMPT responses to each prompt."""
+    """Prompts for a rollout. Each of PROMPTS occurs RESPONSES_PER_PROMPT times."""
     prompts = [torch.tensor(prompt) for prompt in PROMPTS for _ in range(RESPONSES_PER_PROMPT)]
     return DataProto(
         {SAMPLE_SEEDS: torch.arange(len(prompts)) + seed}, ragged={PROMPT_TOKEN_IDS: RaggedColumn.from_rows(prompts)}

@@ -4,7 +4,7 @@
         [--device cpu] [--only TEXT] [--seconds N] [--json PATH] [--markdown PATH]
 
 It needs torch, transformers, safetensors, numpy, pydantic and ruamel.yaml; a few tests need peft or liger-kernel, and
-are skipped without it. The exit code is 1 if a test fails or none passes.
+are skipped without it. The exit code is 1 if a test fails, if none passes, or if the device is missing.
 """
 
 from __future__ import annotations

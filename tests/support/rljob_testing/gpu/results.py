@@ -23,7 +23,7 @@ class Outcome(StrEnum):
     SKIPPED = "skipped"
     FAILED = "failed"
     LEFT_OUT = "left out"
-    """There was no time left to start it."""
+    """Not started, or stopped before its own time limit, because the time of the program was over."""
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,9 @@ class Packing:
 
 
 def packed_jointly(lengths_B: Integers, costs_B: Integers, num_workers: int, max_tokens: int) -> Packing:
-    """Packs rows so that all workers have the same number of rows, and in each round about the same cost. The number of
-    rounds is the smallest one that was found, or one more. A micro-batch has at most `max_tokens` tokens, or as many as
-    the longest row if that is longer.
+    """Packs rows so that all workers have the same number of rows, and in each round about the same cost. In each part
+    of the rows (see ROWS_OF_PART), the number of rounds is the smallest one that was found, or a few more (see FULL). A
+    micro-batch has at most `max_tokens` tokens, or as many as the longest row if that is longer.
 
     `lengths_B`: tokens of each row. `costs_B`: their costs; 0 where the length is 0. The number of rows must be a
     multiple of `num_workers`. The result is deterministic on every machine, because all numbers are integers."""
@@ -201,8 +201,10 @@ class _Bins:
         return 1 - float(costs_WK.mean(axis=0).sum() / costs_WK.max(axis=0).sum())
 
     def _targets(self) -> Integers:
-        """[K]: the cost of a micro-batch in each round, descending. Their sum is the cost of a worker. The rows are so
-        many that the j-th round has a row as expensive as row W x j; no target is below that if the sum allows it."""
+        """[K], descending: the cost that the micro-batches of each round should have. If rows are sorted by cost, the W
+        x j + 1 most expensive ones do not fit into W x j micro-batches with one row each. So round j gets at least the
+        cost of row W x j (both counted from 0). The other rounds share the rest of a worker's cost equally. The sum of
+        the targets is the cost of a worker, or more if these minima alone exceed it."""
         highest_K = np.zeros(self.num_rounds, dtype=np.int64)
         layers = np.sort(self.costs_B)[::-1][:: self.num_workers][: self.num_rounds]
         highest_K[: len(layers)] = layers
@@ -232,9 +234,8 @@ class _Bins:
             values_M[new_M] = values_M.copy()
 
     def _relieve(self, full: int, slack_M: Integers) -> bool:
-        """Reduces the cost of micro-batch `full` by the exchange or move that reduces it the most, or leaves the most
-        room below the other round's maximum. `slack_M`: how far each micro-batch is below the maximum of its round.
-        Returns whether there was one."""
+        """Reduces the cost of micro-batch `full` by the exchange or move with the largest gain (see `_gains`).
+        `slack_M`: how far each micro-batch is below the maximum of its round. Returns whether there was one."""
         rows = np.flatnonzero(self.bin_B == full)
         costs, lengths = self.costs_B[rows][:, None], self.lengths_B[rows][:, None]
         worker = full // self.num_rounds

@@ -48,14 +48,16 @@ class RowPlan:
     """int32: the number of the row's micro-batch in a pass over the whole batch. Several micro-batches of updates are
     one of a pass if they fit."""
     imbalance: float
-    """The cost of the most expensive micro-batches, summed over all updates, divided by the mean cost of a worker."""
+    """The cost of the most expensive micro-batch of a round, summed over all rounds of all updates, divided by the mean
+    cost of a worker; 1.0 is perfect balance."""
 
 
 def planned_rows(lengths_B: torch.Tensor, num_workers: int, rows_per_update: int, costs: RowCosts) -> RowPlan:
     """Plans the rows of a batch. `lengths_B`: int64, tokens of each row, 0 for rows that need no computation.
     `rows_per_update`: rows of an update over all workers.
 
-    Raises DataError if the number of rows of an update is not divisible by the number of workers."""
+    With several workers, raises DataError if the rows of an update are not divisible by the number of workers, or those
+    of the batch by `rows_per_update`."""
     if num_workers == 1:
         numbers_B = torch.full((len(lengths_B),), NONE, dtype=torch.int32)
         return RowPlan(torch.arange(len(lengths_B)), numbers_B, numbers_B, 1.0)

@@ -36,8 +36,8 @@ def missing_nsys(where: str) -> ConfigurationError:
 
 
 class NsysProfile:
-    """Profiles one step of this process at a time; a `StepProfile`. All methods also raise OSError, and RuntimeError
-    if nsys fails or does not end."""
+    """Profiles one step of this process at a time; a `StepProfile`. `begin`, `end` and `discard` also raise OSError,
+    and RuntimeError if nsys fails or does not end."""
 
     suffix = ".nsys-rep"
 

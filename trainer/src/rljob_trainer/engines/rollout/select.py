@@ -117,7 +117,7 @@ def select_lora_sync(
         return LoraSync.MERGED, "vLLM does not support adapters of this model"
     if device_type == "cpu":
         return LoraSync.ADAPTER, "in BFloat16 merged weights lose small adapters"
-    return LoraSync.ADAPTER, "on GPUs adapters cost little"
+    return LoraSync.ADAPTER, "the default on GPUs"
 
 
 def vllm_supports_adapters(model_folder: Path) -> bool:
