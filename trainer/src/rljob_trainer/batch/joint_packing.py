@@ -3,17 +3,18 @@
 Workers wait for each other in every micro-batch. Round k has the k-th micro-batch of every worker. So the time of an
 update is the sum, over rounds, of the cost of the most expensive micro-batch of the round.
 
-1. Each round gets a target for the cost of its micro-batches. The targets are equal, except in the first rounds if the
-   most expensive rows exceed them.
-2. Greedy packing, the longest row first: each row goes to the micro-batch that is furthest below its target. The
-   micro-batches of the first rounds should be as full as possible, because their most expensive rows determine the
-   time anyway: a row goes to the one with the least room in which it fits, if there is one.
+1. Each round gets a target for the cost of its micro-batches. All targets are equal, unless single rows cost more.
+   Such rows go to the first rounds, whose targets are raised to the cost of these rows.
+2. Greedy packing, the longest row first: each row goes to the micro-batch that is furthest below its target. Exception:
+   a row that fits into micro-batches of the raised rounds goes to the one of them with the least room. These should be
+   as full as possible, because the most expensive row of such a round determines its time anyway.
 3. Each worker gets one micro-batch of each round, so that all workers have about the same number of rows. Single rows
    move until no worker has too many.
 4. The most expensive micro-batch of a round exchanges rows with others as long as this reduces its cost and makes no
    other round more expensive.
 
 Legend: B rows, W workers, K rounds, M = W x K micro-batches (micro-batch m belongs to worker m // K and round m % K).
+*Room* is in tokens, below the limit of a micro-batch; *slack* is in cost, below the maximum of its round.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from rljob_trainer.batch.balancing import balanced_partitions
 Integers = npt.NDArray[np.int64]
 
 CLOSE_ENOUGH = 1e-3
-"""The search stops in rounds whose most expensive micro-batch exceeds the mean by less than this, as a fraction of the
-mean of all rounds."""
+"""A round is balanced if its maximum exceeds its mean by at most this fraction of the mean cost of all
+micro-batches."""
 FULL, MUCH_LOST = 0.98, 0.01
-"""A round is added if micro-batches have more than the part FULL of their tokens and workers would wait for more than
-the part MUCH_LOST of the time, because little can be exchanged between full micro-batches."""
+"""A round is added if all rows need more than the fraction FULL of the micro-batches' tokens, and workers would wait
+for more than the fraction MUCH_LOST of the time. Full micro-batches have no room for exchanges."""
 FEW_ROWS_OF_WORKER, ROWS_OF_PART = 8, 2048
-"""Larger updates are packed in parts: of at most ROWS_OF_PART rows, or FEW_ROWS_OF_WORKER rows of each worker."""
+"""Updates with more rows are packed in parts. A part has at most ROWS_OF_PART rows, or FEW_ROWS_OF_WORKER rows of each
+worker if these are more."""
 MAX_STEPS = 4000
 """The search ends after this number of exchanges and moves."""
 NUM_PARTNERS = 512
-"""A micro-batch exchanges rows only with this number of micro-batches: those with the most room below the maximum of
-their round."""
+"""A micro-batch exchanges rows only with this number of micro-batches: those with the most slack."""
 NONE = -1
 """The round of a row without tokens."""
 
@@ -104,7 +105,7 @@ def _packed_part(
             bins.exchange()
             if needed_rounds <= FULL * num_rounds or bins.lost <= MUCH_LOST:
                 break
-        # At the latest with a round for each row of a worker, there is room for all.
+        # The loop ends: with as many rounds as a worker has rows, each row can have a micro-batch of its own.
         num_rounds += 1
     worker_B, rounds = np.divmod(bins.bin_B, num_rounds)
     # Numbers of rounds without rows are left out.
@@ -178,8 +179,8 @@ class _Bins:
         """Exchanges rows, and moves them to micro-batches of the same worker or of workers with room for another row,
         until the sum of the rounds' maxima does not fall any more.
 
-        The loop ends, because each step reduces the cost of one of the most expensive micro-batches of a round, and the
-        other micro-batch stays below the maximum of its round."""
+        The loop ends: each step reduces the cost of a micro-batch that is the most expensive one of its round, and its
+        partner stays below the maximum of the partner's round. So the sum of the maxima never rises."""
         is_open_K = np.ones(self.num_rounds, dtype=bool)
         costs_WK = self.costs_M.reshape(self.num_workers, self.num_rounds)
         enough = CLOSE_ENOUGH * self.num_workers * self.costs_M.mean()
@@ -206,8 +207,8 @@ class _Bins:
         cost of row W x j (both counted from 0). The other rounds share the rest of a worker's cost equally. The sum of
         the targets is the cost of a worker, or more if these minima alone exceed it."""
         highest_K = np.zeros(self.num_rounds, dtype=np.int64)
-        layers = np.sort(self.costs_B)[::-1][:: self.num_workers][: self.num_rounds]
-        highest_K[: len(layers)] = layers
+        minima = np.sort(self.costs_B)[::-1][:: self.num_workers][: self.num_rounds]
+        highest_K[: len(minima)] = minima
         total = int(self.costs_B.sum()) // self.num_workers
         low, high = 0, total
         while low < high:

@@ -42,7 +42,7 @@ class Recomputation(NamedTuple):
 
 @dataclass(frozen=True)
 class AdaptedModel:
-    """What decides how adapters reach the rollout engine."""
+    """What `select_lora_sync` needs to know about a model with adapters."""
 
     targets: tuple[str, ...]
     """The last parts of the names of the layers that have adapters."""
