@@ -75,9 +75,9 @@ def packed_jointly(lengths_B: Integers, costs_B: Integers, num_workers: int, max
     num_parts = -(-rows_of_worker // max(FEW_ROWS_OF_WORKER, ROWS_OF_PART // num_workers))
     worker_B, round_B = np.empty_like(lengths_B), np.full_like(lengths_B, NONE)
     num_rounds = 0
-    for number in range(num_parts):
+    for part in range(num_parts):
         # All parts have about the same lengths.
-        rows = order_B.reshape(rows_of_worker, num_workers)[number::num_parts].ravel()
+        rows = order_B.reshape(rows_of_worker, num_workers)[part::num_parts].ravel()
         worker_B[rows], rounds = _packed_part(lengths_B[rows], costs_B[rows], num_workers, max_tokens)
         round_B[rows] = np.where(rounds == NONE, NONE, rounds + num_rounds)
         num_rounds = max(num_rounds, int(round_B.max(initial=NONE)) + 1)
@@ -100,22 +100,24 @@ def _packed_part(
             return worker_B, np.where(lengths_B > 0, 0, NONE)
         num_rounds = 2
     while True:
-        bins = _Bins(lengths_B[:num_packed], costs_B[:num_packed], num_workers, num_rounds, max_tokens, rows_of_worker)
-        if bins.fill() and bins.equalize_counts():
-            bins.exchange()
-            if needed_rounds <= FULL * num_rounds or bins.lost <= MUCH_LOST:
+        packed = _MicroBatches(
+            lengths_B[:num_packed], costs_B[:num_packed], num_workers, num_rounds, max_tokens, rows_of_worker
+        )
+        if packed.fill() and packed.equalize_counts():
+            packed.exchange()
+            if needed_rounds <= FULL * num_rounds or packed.lost <= MUCH_LOST:
                 break
         # The loop ends: with as many rounds as a worker has rows, each row can have a micro-batch of its own.
         num_rounds += 1
-    worker_B, rounds = np.divmod(bins.bin_B, num_rounds)
+    worker_B, rounds = np.divmod(packed.micro_batch_B, num_rounds)
     # Numbers of rounds without rows are left out.
     rounds = np.unique(rounds, return_inverse=True)[1]
     num_empty = len(lengths_B) - num_packed
-    empty = np.repeat(np.arange(num_workers), rows_of_worker - bins.counts_W)
+    empty = np.repeat(np.arange(num_workers), rows_of_worker - packed.counts_W)
     return np.concatenate([worker_B, empty]), np.concatenate([rounds, np.full(num_empty, NONE)])
 
 
-class _Bins:
+class _MicroBatches:
     """The micro-batches of all workers while they are packed. The rows must be sorted by length, longest first."""
 
     def __init__(
@@ -129,14 +131,14 @@ class _Bins:
     ) -> None:
         self.lengths_B, self.costs_B = lengths_B, costs_B
         self.num_workers, self.num_rounds, self.rows_of_worker = num_workers, num_rounds, rows_of_worker
-        num_bins = num_workers * num_rounds
-        self.bin_B = np.full(len(lengths_B), NONE, dtype=np.int64)
-        self.costs_M = np.zeros(num_bins, dtype=np.int64)
-        self.room_M = np.full(num_bins, max_tokens, dtype=np.int64)
+        num_micro_batches = num_workers * num_rounds
+        self.micro_batch_B = np.full(len(lengths_B), NONE, dtype=np.int64)
+        self.costs_M = np.zeros(num_micro_batches, dtype=np.int64)
+        self.room_M = np.full(num_micro_batches, max_tokens, dtype=np.int64)
         """Tokens for which there is still room."""
         self.counts_W = np.zeros(num_workers, dtype=np.int64)
         """Rows of each worker."""
-        self.round_M = np.arange(num_bins) % num_rounds
+        self.round_M = np.arange(num_micro_batches) % num_rounds
         self.targets_M = self._targets()[self.round_M]
 
     def fill(self) -> bool:
@@ -148,12 +150,12 @@ class _Bins:
             has_room_M, remaining_M = self.room_M >= length, self.targets_M - self.costs_M
             found_M = has_room_M & is_first_M & (remaining_M >= cost)
             if row >= num_first and found_M.any():
-                place = int(np.where(found_M, -self.room_M, nowhere).argmax())
+                micro_batch = int(np.where(found_M, -self.room_M, nowhere).argmax())
             elif has_room_M.any():
-                place = int(np.where(has_room_M, remaining_M, nowhere).argmax())
+                micro_batch = int(np.where(has_room_M, remaining_M, nowhere).argmax())
             else:
                 return False
-            self._put(row, place)
+            self._put(row, micro_batch)
         return True
 
     def equalize_counts(self) -> bool:
@@ -162,17 +164,19 @@ class _Bins:
         self._match_counts()
         while self.counts_W.max() > self.rows_of_worker:
             worker = int(self.counts_W.argmax())
-            rows = np.flatnonzero(self.bin_B // self.num_rounds == worker)
-            places = np.flatnonzero(np.repeat(self.counts_W < self.rows_of_worker, self.num_rounds))
+            rows = np.flatnonzero(self.micro_batch_B // self.num_rounds == worker)
+            micro_batches = np.flatnonzero(np.repeat(self.counts_W < self.rows_of_worker, self.num_rounds))
             # The move that increases the sum of squared distances to the targets the least.
             costs = self.costs_B[rows]
             above_M = self.costs_M - self.targets_M
-            change = costs[:, None] * (above_M[places] - above_M[self.bin_B[rows]][:, None] + costs[:, None])
-            fits = self.lengths_B[rows][:, None] <= self.room_M[places]
+            change = costs[:, None] * (
+                above_M[micro_batches] - above_M[self.micro_batch_B[rows]][:, None] + costs[:, None]
+            )
+            fits = self.lengths_B[rows][:, None] <= self.room_M[micro_batches]
             if not fits.any():
                 return False
-            row, place = np.unravel_index(np.where(fits, change, np.iinfo(np.int64).max).argmin(), change.shape)
-            self._move(int(rows[row]), int(places[place]))
+            row, index = np.unravel_index(np.where(fits, change, np.iinfo(np.int64).max).argmin(), change.shape)
+            self._move(int(rows[row]), int(micro_batches[index]))
         return True
 
     def exchange(self) -> None:
@@ -187,12 +191,12 @@ class _Bins:
         for _ in range(MAX_STEPS):
             maxima_K = costs_WK.max(axis=0)
             excess_K = np.where(is_open_K, maxima_K * self.num_workers - costs_WK.sum(axis=0), 0)
-            number = int(excess_K.argmax())
-            if excess_K[number] <= enough:
+            round_ = int(excess_K.argmax())
+            if excess_K[round_] <= enough:
                 return
-            full = int(costs_WK[:, number].argmax()) * self.num_rounds + number
-            is_open_K[number] = False
-            if self._relieve(full, maxima_K[self.round_M] - self.costs_M):
+            most_expensive = int(costs_WK[:, round_].argmax()) * self.num_rounds + round_
+            is_open_K[round_] = False
+            if self._relieve(most_expensive, maxima_K[self.round_M] - self.costs_M):
                 is_open_K[:] = True
 
     @property
@@ -222,66 +226,73 @@ class _Bins:
     def _match_counts(self) -> None:
         """Assigns the micro-batches of each round to workers: those with the most rows to the workers with the fewest
         rows in earlier rounds."""
-        counts_WK = np.bincount(self.bin_B, minlength=len(self.costs_M)).reshape(self.num_workers, self.num_rounds)
+        counts_WK = np.bincount(self.micro_batch_B, minlength=len(self.costs_M)).reshape(
+            self.num_workers, self.num_rounds
+        )
         self.counts_W = np.zeros(self.num_workers, dtype=np.int64)
         new_M = np.empty_like(self.round_M)
-        for number in range(self.num_rounds):
-            most_rows = np.argsort(-counts_WK[:, number], kind="stable")
+        for round_ in range(self.num_rounds):
+            most_rows = np.argsort(-counts_WK[:, round_], kind="stable")
             workers = np.argsort(self.counts_W, kind="stable")
-            new_M[most_rows * self.num_rounds + number] = workers * self.num_rounds + number
-            self.counts_W[workers] += counts_WK[most_rows, number]
-        self.bin_B = new_M[self.bin_B]
+            new_M[most_rows * self.num_rounds + round_] = workers * self.num_rounds + round_
+            self.counts_W[workers] += counts_WK[most_rows, round_]
+        self.micro_batch_B = new_M[self.micro_batch_B]
         for values_M in (self.costs_M, self.room_M):
             values_M[new_M] = values_M.copy()
 
-    def _relieve(self, full: int, slack_M: Integers) -> bool:
-        """Reduces the cost of micro-batch `full` by the exchange or move with the largest gain (see `_gains`).
-        `slack_M`: how far each micro-batch is below the maximum of its round. Returns whether there was one."""
-        rows = np.flatnonzero(self.bin_B == full)
+    def _relieve(self, most_expensive: int, slack_M: Integers) -> bool:
+        """Reduces the cost of micro-batch `most_expensive` by the exchange or move with the largest gain (see
+        `_gains`). `slack_M`: how far each micro-batch is below the maximum of its round. Returns whether there was
+        one."""
+        rows = np.flatnonzero(self.micro_batch_B == most_expensive)
         costs, lengths = self.costs_B[rows][:, None], self.lengths_B[rows][:, None]
-        worker = full // self.num_rounds
+        worker = most_expensive // self.num_rounds
         has_room_W = self.counts_W < self.rows_of_worker
         has_room_W[worker] = True
-        places = np.flatnonzero(np.repeat(has_room_W, self.num_rounds))
-        moved = _gains(costs, slack_M[places], (lengths <= self.room_M[places]) & (places != full))
+        micro_batches = np.flatnonzero(np.repeat(has_room_W, self.num_rounds))
+        moved = _gains(
+            costs, slack_M[micro_batches], (lengths <= self.room_M[micro_batches]) & (micro_batches != most_expensive)
+        )
         partners = self._partners(slack_M)
-        bins = self.bin_B[partners]
+        others = self.micro_batch_B[partners]
         change, tokens = costs - self.costs_B[partners], lengths - self.lengths_B[partners]
-        exchanged = _gains(change, slack_M[bins], (tokens <= self.room_M[bins]) & (-tokens <= self.room_M[full]))
+        exchanged = _gains(
+            change, slack_M[others], (tokens <= self.room_M[others]) & (-tokens <= self.room_M[most_expensive])
+        )
         best_move, best_exchange = int(moved.argmax()), int(exchanged.argmax()) if exchanged.size else -1
         gain_of_move = moved.flat[best_move]
         gain_of_exchange = exchanged.flat[best_exchange] if exchanged.size else 0
         if max(gain_of_move, gain_of_exchange) <= 0:
             return False
         if gain_of_move >= gain_of_exchange:
-            row, place = divmod(best_move, len(places))
-            self._move(int(rows[row]), int(places[place]))
+            row, index = divmod(best_move, len(micro_batches))
+            self._move(int(rows[row]), int(micro_batches[index]))
         else:
             row, other = divmod(best_exchange, len(partners))
-            self._move(int(rows[row]), int(bins[other]))
-            self._move(int(partners[other]), full)
+            self._move(int(rows[row]), int(others[other]))
+            self._move(int(partners[other]), most_expensive)
         return True
 
     def _partners(self, slack_M: Integers) -> Integers:
         """The rows of the NUM_PARTNERS micro-batches with the most slack."""
         if len(slack_M) <= NUM_PARTNERS:
-            return np.arange(len(self.bin_B))
+            return np.arange(len(self.micro_batch_B))
         is_partner_M = np.zeros(len(slack_M), dtype=bool)
         is_partner_M[np.argsort(-slack_M, kind="stable")[:NUM_PARTNERS]] = True
-        return np.flatnonzero(is_partner_M[self.bin_B])
+        return np.flatnonzero(is_partner_M[self.micro_batch_B])
 
-    def _put(self, row: int, place: int) -> None:
-        self.bin_B[row] = place
-        self.costs_M[place] += self.costs_B[row]
-        self.room_M[place] -= self.lengths_B[row]
-        self.counts_W[place // self.num_rounds] += 1
+    def _put(self, row: int, micro_batch: int) -> None:
+        self.micro_batch_B[row] = micro_batch
+        self.costs_M[micro_batch] += self.costs_B[row]
+        self.room_M[micro_batch] -= self.lengths_B[row]
+        self.counts_W[micro_batch // self.num_rounds] += 1
 
-    def _move(self, row: int, place: int) -> None:
-        before = self.bin_B[row]
+    def _move(self, row: int, micro_batch: int) -> None:
+        before = self.micro_batch_B[row]
         self.costs_M[before] -= self.costs_B[row]
         self.room_M[before] += self.lengths_B[row]
         self.counts_W[before // self.num_rounds] -= 1
-        self._put(row, place)
+        self._put(row, micro_batch)
 
 
 def _gains(change: Integers, slack: Integers, fits: npt.NDArray[np.bool_]) -> Integers:
