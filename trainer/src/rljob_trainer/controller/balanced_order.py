@@ -41,10 +41,10 @@ class RowPlan:
 
     order_B: torch.Tensor
     """int64."""
-    of_updates_B: torch.Tensor
+    update_micro_batch_B: torch.Tensor
     """int32: the number of the row's micro-batch in its update. NONE for rows without tokens, and for all rows of a
     single worker, which packs them itself."""
-    of_passes_B: torch.Tensor
+    pass_micro_batch_B: torch.Tensor
     """int32: the number of the row's micro-batch in a pass over the whole batch. A pass makes no updates in between, so
     it joins micro-batches of several updates that fit into one."""
     imbalance: float
