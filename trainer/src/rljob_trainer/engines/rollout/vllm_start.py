@@ -77,10 +77,10 @@ def check_devices(settings: VllmSettings) -> None:
     num_visible = torch.cuda.device_count()
     if num_visible < settings.tensor_parallel:
         raise ConfigurationError(
-            "spec.roles.rollout.tensorParallel: workers that share a model must see each other's GPUs, but this worker "
-            f"sees only {num_visible}, because it uses a MIG device, because CUDA_VISIBLE_DEVICES was set to fewer "
-            f"GPUs, or because this version of Ray does not name the node's GPUs (seen: {settings.tensor_parallel}); "
-            "set tensorParallel to 1, or use a pool with whole GPUs, or another version of Ray"
+            "spec.roles.rollout.tensorParallel: workers that share a model must see each other's GPUs (seen: "
+            f"{settings.tensor_parallel}), but this worker sees only {num_visible}: it uses a MIG device, "
+            "CUDA_VISIBLE_DEVICES names fewer GPUs, or this version of Ray does not name the node's GPUs; set "
+            "tensorParallel to 1, or use a pool with whole GPUs, or another version of Ray"
         )
 
 
@@ -168,6 +168,7 @@ def _start_error(error: Exception, settings: VllmSettings) -> Exception:
         else:
             kind = DeviceMemoryError
             setting = f"gpuMemoryUtilization (now {settings.gpu_memory_utilization})"
+        # "change": it may be too small for the longest sequence, or too large for the memory.
         return kind(
             f"spec.training.rollout: vLLM does not have enough memory ({text}); change {setting}, or reduce "
             "maxNumSequences"
