@@ -7,7 +7,7 @@ peak, and memory compared with the planner's formula.
 
 It needs torch, transformers, safetensors, numpy, pydantic and ruamel.yaml, but neither Ray nor vLLM. The update is that
 of `workers/actor.py` on random rows: micro-batches of `--tokens` tokens in BFloat16 (on a CPU Float32), gradient
-clipping, AdamW. A case that does not fit according to the formula, or that could end after `--seconds`, is skipped and
+clipping, AdamW. A case that does not fit according to the formula, or that may exceed `--seconds`, is skipped and
 listed. On a CPU a tiny model only shows that the program works; the data sheets are for GPUs.
 
 Fraction of the peak: the operations per second of forward and backward pass without recomputation, divided by the dense
@@ -102,7 +102,7 @@ def read_gpu_options() -> GpuOptions:
         type=float,
         default=DEFAULT_SECONDS,
         metavar="N",
-        help="start no case that could end later; the default is %(default)g",
+        help="time limit: a case that may exceed it is not started; the default is %(default)g",
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     parser.add_argument("--markdown", type=Path, metavar="PATH", help="also write the tables to this file")
@@ -177,7 +177,7 @@ def reason_to_skip(expected_bytes: float, time_limit: TimeLimit, device: torch.d
     if expected_bytes > USABLE_SHARE * memory_of(device):
         return f"it needs {expected_bytes / GIB:.1f} GiB by the planner's formula"
     if not time_limit.has_time:
-        return f"it could end after --seconds {time_limit.seconds:g}"
+        return f"it may exceed --seconds {time_limit.seconds:g}"
     return None
 
 

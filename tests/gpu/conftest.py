@@ -22,6 +22,6 @@ def context(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture
-def place(context: WorkerContext, tmp_path: Path) -> DeviceContext:
-    """The device and folder of one test."""
+def case(context: WorkerContext, tmp_path: Path) -> DeviceContext:
+    """What one test gets."""
     return DeviceContext(context, tmp_path)

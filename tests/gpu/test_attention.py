@@ -84,7 +84,7 @@ def error(found: Result, expected: Result) -> float:
     return max(float((one - other).norm() / other.norm()) for one, other in pairs)
 
 
-def test_kernels_agree_in_float32(place: DeviceContext) -> None:
+def test_kernels_agree_in_float32(case: DeviceContext) -> None:
     host = torch.device("cpu")
     for shape in SHAPES:
         for kernel, lengths in (
@@ -93,28 +93,28 @@ def test_kernels_agree_in_float32(place: DeviceContext) -> None:
             (Kernel.ONE_VIEW, EQUAL_LENGTHS),
         ):
             expected = result(None, shape, lengths, host, torch.float64)
-            found = result(kernel, shape, lengths, place.device, torch.float32)
-            assert place.note(f"{kernel}, {shape.num_heads}x{shape.size}", error(found, expected)) < 1e-5
+            found = result(kernel, shape, lengths, case.device, torch.float32)
+            assert case.note(f"{kernel}, {shape.num_heads}x{shape.size}", error(found, expected)) < 1e-5
 
 
-def test_variable_lengths_in_half_precision_are_as_exact_as_padding(place: DeviceContext) -> None:
-    place.needs_gpu("torch's kernel for variable lengths has no form for CPUs")
+def test_variable_lengths_in_half_precision_are_as_exact_as_padding(case: DeviceContext) -> None:
+    case.needs_gpu("torch's kernel for variable lengths has no form for CPUs")
     host = torch.device("cpu")
     for shape in SHAPES:
         expected = result(None, shape, LENGTHS, host, torch.float64)
         flat, padded = (
-            error(result(kernel, shape, LENGTHS, place.device, torch.bfloat16), expected)
+            error(result(kernel, shape, LENGTHS, case.device, torch.bfloat16), expected)
             for kernel in (Kernel.VARIABLE_LENGTH, Kernel.PADDED)
         )
         name = f"{shape.num_heads}x{shape.size}"
-        assert place.note(name, flat) <= 1.1 * place.note(f"{name}, padded", padded)
+        assert case.note(name, flat) <= 1.1 * case.note(f"{name}, padded", padded)
 
 
-def test_the_engine_uses_the_kernel_for_variable_lengths(place: DeviceContext) -> None:
-    place.needs_gpu("torch's kernel for variable lengths has no form for CPUs")
-    folder, batch = tiny_models.save("qwen3", place.folder / "model"), engine_updates.random_batch()
-    right_N = TrainEngine(engine_updates.engine_settings(folder, place.device)).forward(batch, 1.0).logprobs_N
-    engine = TrainEngine(engine_updates.engine_settings(folder, place.device, torch.bfloat16))
+def test_the_engine_uses_the_kernel_for_variable_lengths(case: DeviceContext) -> None:
+    case.needs_gpu("torch's kernel for variable lengths has no form for CPUs")
+    folder, batch = tiny_models.save("qwen3", case.folder / "model"), engine_updates.random_batch()
+    right_N = TrainEngine(engine_updates.engine_settings(folder, case.device)).forward(batch, 1.0).logprobs_N
+    engine = TrainEngine(engine_updates.engine_settings(folder, case.device, torch.bfloat16))
     kernels: list[Kernel] = []
 
     def seen(kernel: Kernel, *others: object) -> Tensor:
@@ -126,5 +126,5 @@ def test_the_engine_uses_the_kernel_for_variable_lengths(place: DeviceContext) -
     assert set(kernels) == {Kernel.VARIABLE_LENGTH}
     with patch.object(attention, "choose_kernel", lambda *_: Kernel.PADDED):
         padded_N = (engine.forward(batch, 1.0).logprobs_N - right_N).abs()
-    assert place.note("mean error", float(flat_N.mean())) <= 1.1 * place.note("padded", float(padded_N.mean()))
+    assert case.note("mean error", float(flat_N.mean())) <= 1.1 * case.note("padded", float(padded_N.mean()))
     assert float(flat_N.max()) <= 1.5 * float(padded_N.max())

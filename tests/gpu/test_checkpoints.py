@@ -30,30 +30,30 @@ def saved(actor: ActorWorker, root: Path) -> Path:
     return folder
 
 
-def test_saved_state_is_restored_bitwise(place: DeviceContext) -> None:
-    model = tiny_models.save("qwen3 tied", place.folder / "model")
-    first = engine_updates.build_actor(model, place.context)
+def test_saved_state_is_restored_bitwise(case: DeviceContext) -> None:
+    model = tiny_models.save("qwen3 tied", case.folder / "model")
+    first = engine_updates.build_actor(model, case.context)
     for step in range(SAVED_STEP):
         first.update_policy(engine_updates.random_rollout(tiny_models.VOCABULARY, step), step)
-    folder = saved(first, place.folder / "checkpoints")
+    folder = saved(first, case.folder / "checkpoints")
     expected = engine_updates.state_of(first.engine)
-    second = engine_updates.build_actor(model, place.context)
+    second = engine_updates.build_actor(model, case.context)
     second.load_checkpoint(folder, SAVED_STEP)
     compare.assert_bitwise_equal(engine_updates.state_of(second.engine), expected)
-    assert {each.device.type for _, each in second.engine.named_optimizer_state()} == {place.device.type}
+    assert {each.device.type for _, each in second.engine.named_optimizer_state()} == {case.device.type}
     rollout = engine_updates.random_rollout(tiny_models.VOCABULARY, SAVED_STEP)
     metrics = [each.update_policy(rollout, SAVED_STEP) for each in (first, second)]
     assert metrics[0] == metrics[1]
     compare.assert_bitwise_equal(engine_updates.state_of(second.engine), engine_updates.state_of(first.engine))
 
 
-def test_copies_are_taken_before_training_continues(place: DeviceContext) -> None:
+def test_copies_are_taken_before_training_continues(case: DeviceContext) -> None:
     """The shards are written in the background, from host memory."""
-    model = tiny_models.save("qwen3 tied", place.folder / "model")
-    actor = engine_updates.build_actor(model, place.context)
+    model = tiny_models.save("qwen3 tied", case.folder / "model")
+    actor = engine_updates.build_actor(model, case.context)
     actor.update_policy(engine_updates.random_rollout(tiny_models.VOCABULARY, 0), 0)
     expected = engine_updates.state_of(actor.engine)
-    root = place.folder / "checkpoints"
+    root = case.folder / "checkpoints"
     folder = begin_save(root, SAVED_STEP, start_number=1, num_bytes=actor.num_checkpoint_bytes())
     is_updated = Event()
 
@@ -70,9 +70,9 @@ def test_copies_are_taken_before_training_continues(place: DeviceContext) -> Non
     compare.assert_bitwise_equal(engine_updates.state_of(actor.engine), expected)
 
 
-def test_random_generators_continue_where_they_were(place: DeviceContext) -> None:
-    actor = engine_updates.build_actor(tiny_models.save("qwen3 tied", place.folder / "model"), place.context)
-    devices = {torch.device("cpu"), place.device}
+def test_random_generators_continue_where_they_were(case: DeviceContext) -> None:
+    actor = engine_updates.build_actor(tiny_models.save("qwen3 tied", case.folder / "model"), case.context)
+    devices = {torch.device("cpu"), case.device}
     state = json.loads(json.dumps(actor.random_state()))
     drawn, again = [], []
     for found in (drawn, again):

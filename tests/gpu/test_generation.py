@@ -17,20 +17,20 @@ from rljob_trainer.weights.buckets import whole_tensors
 from rljob_trainer.workers.columns import TOKENS
 
 
-def test_the_generator_has_the_weights_of_every_update(place: DeviceContext) -> None:
+def test_the_generator_has_the_weights_of_every_update(case: DeviceContext) -> None:
     for dtype, limit in hybrids.LARGEST_DIFFERENCE.items():
         name = str(dtype).removeprefix("torch.")
-        hybrid = hybrids.made_hybrid(place, dtype)
+        hybrid = hybrids.hf_hybrid(case, dtype)
         for step in range(2):
             rollout = hybrid.generate_sequences(hybrids.prompt_batch(), hybrids.SAMPLING, True)
-            assert place.note(f"{name}, version {step}", hybrids.largest_difference(hybrid, rollout)) < limit
+            assert case.note(f"{name}, version {step}", hybrids.largest_difference(hybrid, rollout)) < limit
             hybrid.actor.update_policy(engine_updates.random_rollout(hybrids.VOCABULARY, step), step)
             # The update was large enough to be noticed if it were not synced.
-            assert place.note(f"{name}, stale", hybrids.largest_difference(hybrid, rollout)) > 2 * limit
+            assert case.note(f"{name}, stale", hybrids.largest_difference(hybrid, rollout)) > 2 * limit
 
 
-def test_weights_are_synced_bitwise(place: DeviceContext) -> None:
-    hybrid = hybrids.made_hybrid(place, torch.float32)
+def test_weights_are_synced_bitwise(case: DeviceContext) -> None:
+    hybrid = hybrids.hf_hybrid(case, torch.float32)
     hybrid.actor.update_policy(engine_updates.random_rollout(hybrids.VOCABULARY, 0), 0)
     with hybrid.generating():
         engine = hybrid.rollout.engine
@@ -40,29 +40,29 @@ def test_weights_are_synced_bitwise(place: DeviceContext) -> None:
     compare.assert_bitwise_equal(found, {name: each.cpu() for name, each in whole_tensors(shards, torch.float32)})
 
 
-def test_training_and_generation_draw_from_separate_streams(place: DeviceContext) -> None:
+def test_training_and_generation_draw_from_separate_streams(case: DeviceContext) -> None:
     """On the host, on the device, and from Python's and NumPy's generators."""
-    first = hybrids.made_hybrid(place, torch.float32)
+    first = hybrids.hf_hybrid(case, torch.float32)
     with first.generating():
-        generation = draws(place.device)
+        generation = draws(case.device)
     # Only the first run has generated: training does not change.
-    training = draws(place.device)
-    second = hybrids.made_hybrid(place, torch.float32)
-    assert draws(place.device) == training
+    training = draws(case.device)
+    second = hybrids.hf_hybrid(case, torch.float32)
+    assert draws(case.device) == training
     with second.generating():
-        assert draws(place.device) == generation
-        later = draws(place.device)
-    assert draws(place.device) != training
+        assert draws(case.device) == generation
+        later = draws(case.device)
+    assert draws(case.device) != training
     for name, drawn in generation.items():
         assert len({tuple(each[name]) for each in (generation, training, later)}) == 3, drawn
 
 
-def test_a_response_follows_from_its_seed(place: DeviceContext) -> None:
+def test_a_response_follows_from_its_seed(case: DeviceContext) -> None:
     """Not from the generators of the process, and not from other responses."""
-    hybrid = hybrids.made_hybrid(place, torch.float32)
+    hybrid = hybrids.hf_hybrid(case, torch.float32)
     found = tokens_of(hybrid.generate_sequences(hybrids.prompt_batch(), hybrids.SAMPLING, True))
     with hybrid.generating():
-        draws(place.device)
+        draws(case.device)
     assert tokens_of(hybrid.generate_sequences(hybrids.prompt_batch(), hybrids.SAMPLING, True)) == found
     assert (
         tokens_of(hybrid.generate_sequences(hybrids.prompt_batch().slice(4, 12), hybrids.SAMPLING, True)) == found[4:]

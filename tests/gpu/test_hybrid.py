@@ -56,13 +56,13 @@ def sleeping(hybrid: HybridWorker) -> SleepingHfEngine:
     return engine
 
 
-def test_training_is_bitwise_that_of_a_generator_that_never_sleeps(place: DeviceContext) -> None:
+def test_training_is_bitwise_that_of_a_generator_that_never_sleeps(case: DeviceContext) -> None:
     for dtype, level in ((torch.float32, FORGETS), (torch.bfloat16, KEEPS)):
-        expected = made_run(hybrids.made_hybrid(place, dtype, learning_rate=LEARNING_RATE))
-        hybrid = hybrids.made_hybrid(place, dtype, level, learning_rate=LEARNING_RATE, offload=EVERYTHING)
+        expected = made_run(hybrids.hf_hybrid(case, dtype, learning_rate=LEARNING_RATE))
+        hybrid = hybrids.hf_hybrid(case, dtype, level, learning_rate=LEARNING_RATE, offload=EVERYTHING)
         found = made_run(hybrid)
         name = f"{str(dtype).removeprefix('torch.')}, {LEVELS[level]}"
-        assert place.note(name, max(found.differences)) < hybrids.LARGEST_DIFFERENCE[dtype]
+        assert case.note(name, max(found.differences)) < hybrids.LARGEST_DIFFERENCE[dtype]
         assert all(torch.equal(*pair) for pair in zip(found.tokens, expected.tokens, strict=True))
         compare.assert_bitwise_equal(found.state, expected.state)
         engine = sleeping(hybrid)
@@ -71,17 +71,17 @@ def test_training_is_bitwise_that_of_a_generator_that_never_sleeps(place: Device
         assert engine.num_sleeps == 1 + engine.num_wakes == 1 + 2 * NUM_STEPS
 
 
-def test_each_side_leaves_its_memory_to_the_other(place: DeviceContext) -> None:
+def test_each_side_leaves_its_memory_to_the_other(case: DeviceContext) -> None:
     """On GPUs by the allocator's count. What sleeps is not on the device, and no step leaves anything behind."""
     for level, name in LEVELS.items():
         # Engines of earlier tests have reference cycles.
         gc.collect()
-        check_memory(place, level, name)
+        check_memory(case, level, name)
 
 
-def check_memory(place: DeviceContext, level: int, name: str) -> None:
+def check_memory(case: DeviceContext, level: int, name: str) -> None:
     """Some steps with a generator that sleeps at this level."""
-    hybrid = hybrids.made_hybrid(place, torch.bfloat16, level, learning_rate=LEARNING_RATE, offload=EVERYTHING)
+    hybrid = hybrids.hf_hybrid(case, torch.bfloat16, level, learning_rate=LEARNING_RATE, offload=EVERYTHING)
     engine, memory = sleeping(hybrid), hybrid.actor.engine.memory
     asleep: list[int] = []
     awake: list[int] = []
@@ -90,23 +90,23 @@ def check_memory(place: DeviceContext, level: int, name: str) -> None:
         assert memory.parameters == memory.gradients == memory.moments == 0
         assert not engine.cache.layers
         of_generator = engine.memory.weights + engine.memory.kv_cache
-        awake.append(allocated_bytes(place))
+        awake.append(allocated_bytes(case))
         hybrid.trainer_mode()
-        freed = awake[-1] - allocated_bytes(place)
-        assert place.note(f"{name}, freed by sleep / weights and KV cache", freed / of_generator) > 0.99
+        freed = awake[-1] - allocated_bytes(case)
+        assert case.note(f"{name}, freed by sleep / weights and KV cache", freed / of_generator) > 0.99
         hybrid.actor.update_policy(hybrids.with_random_advantages(rollout, step), step)
         hybrid.actor.engine.offload_state()
-        asleep.append(allocated_bytes(place))
+        asleep.append(allocated_bytes(case))
     # The first step allocates what libraries keep, such as cuBLAS's workspace.
     for what, found in (("awake", awake), ("asleep, trainer offloaded", asleep)):
-        place.note(f"{name}, {what}, KiB", found[-1] / 1024)
+        case.note(f"{name}, {what}, KiB", found[-1] / 1024)
         growth = (found[-1] - found[1]) / of_generator
-        assert place.note(f"{name}, {what}, growth / generator", growth) <= LARGEST_GROWTH
+        assert case.note(f"{name}, {what}, growth / generator", growth) <= LARGEST_GROWTH
 
 
-def allocated_bytes(place: DeviceContext) -> int:
+def allocated_bytes(case: DeviceContext) -> int:
     """Bytes of all tensors on the GPU; on CPUs only what the owners of memory count."""
-    if place.device.type == "cuda":
+    if case.device.type == "cuda":
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated()
     return sum(MEMORY.by_owner().values())

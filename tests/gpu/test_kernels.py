@@ -22,23 +22,23 @@ WIDTH = 1024
 """On one H100 the kernels made updates of a model of this width faster."""
 
 
-def test_fused_kernels_give_the_gradients_of_transformers(place: DeviceContext) -> None:
-    needs_liger(place)
+def test_fused_kernels_give_the_gradients_of_transformers(case: DeviceContext) -> None:
+    needs_liger(case)
     for name in ("qwen3", "llama", "qwen3_moe"):
-        folder, batch = tiny_models.save(name, place.folder / name), engine_updates.random_batch()
-        settings = replace(engine_updates.engine_settings(folder, place.device), kernels=Kernels.LIGER)
+        folder, batch = tiny_models.save(name, case.folder / name), engine_updates.random_batch()
+        settings = replace(engine_updates.engine_settings(folder, case.device), kernels=Kernels.LIGER)
         ours = engine_updates.update(TrainEngine(settings), batch)
         expected = engine_updates.plain_update(engine_updates.plain_model(folder), batch)
-        assert place.note(f"loss, {name}", abs(ours.loss - expected.loss) / expected.loss) < LARGEST_DIFFERENCE
+        assert case.note(f"loss, {name}", abs(ours.loss - expected.loss) / expected.loss) < LARGEST_DIFFERENCE
         difference = compare.relative_difference(ours.gradients, expected.gradients)
-        assert place.note(f"gradient, {name}", difference) < LARGEST_DIFFERENCE
+        assert case.note(f"gradient, {name}", difference) < LARGEST_DIFFERENCE
 
 
-def test_fused_kernels_in_bfloat16_are_as_exact_as_plain_ones(place: DeviceContext) -> None:
-    needs_liger(place)
-    folder, batch = tiny_models.save("qwen3", place.folder / "model"), engine_updates.random_batch()
+def test_fused_kernels_in_bfloat16_are_as_exact_as_plain_ones(case: DeviceContext) -> None:
+    needs_liger(case)
+    folder, batch = tiny_models.save("qwen3", case.folder / "model"), engine_updates.random_batch()
     right_N = engine_updates.plain_logprobs_N(engine_updates.plain_model(folder), batch).detach()
-    plain = engine_updates.engine_settings(folder, place.device, torch.bfloat16)
+    plain = engine_updates.engine_settings(folder, case.device, torch.bfloat16)
     errors = {
         kernels: float(
             (TrainEngine(replace(plain, kernels=kernels)).forward(batch, 1.0).logprobs_N - right_N).abs().mean()
@@ -46,14 +46,14 @@ def test_fused_kernels_in_bfloat16_are_as_exact_as_plain_ones(place: DeviceConte
         for kernels in Kernels
     }
     for kernels, error in errors.items():
-        place.note(f"mean error, {kernels.value}", error)
+        case.note(f"mean error, {kernels.value}", error)
     assert 1e-4 < errors[Kernels.LIGER] <= 1.1 * errors[Kernels.PLAIN]
 
 
-def test_an_update_with_fused_kernels_is_faster(place: DeviceContext) -> None:
-    needs_liger(place)
-    folder = wide_model(place.folder / "model")
-    settings = engine_updates.engine_settings(folder, place.device, torch.bfloat16, max_tokens=16_384)
+def test_an_update_with_fused_kernels_is_faster(case: DeviceContext) -> None:
+    needs_liger(case)
+    folder = wide_model(case.folder / "model")
+    settings = engine_updates.engine_settings(folder, case.device, torch.bfloat16, max_tokens=16_384)
     batch = engine_updates.random_batch([128] * 128)
     seconds = {}
     for kernels in Kernels:
@@ -65,7 +65,7 @@ def test_an_update_with_fused_kernels_is_faster(place: DeviceContext) -> None:
             engine_updates.update(engine, batch)
             torch.cuda.synchronize()
             times.append(time.perf_counter() - began)
-        seconds[kernels] = place.note(f"seconds, {kernels.value}", min(times))
+        seconds[kernels] = case.note(f"seconds, {kernels.value}", min(times))
     assert seconds[Kernels.LIGER] < seconds[Kernels.PLAIN]
 
 
@@ -78,7 +78,7 @@ def wide_model(folder: Path) -> Path:
     return folder
 
 
-def needs_liger(place: DeviceContext) -> None:
+def needs_liger(case: DeviceContext) -> None:
     """Skips the rest of the test where the kernels cannot run."""
-    place.needs_gpu("Triton compiles the kernels for it")
-    place.needs_library("liger_kernel", "liger-kernel")
+    case.needs_gpu("Triton compiles the kernels for it")
+    case.needs_library("liger_kernel", "liger-kernel")

@@ -53,16 +53,16 @@ MIN_GAIN = 0.3
 class Learner:
     """A GRPO run without a controller: prompts, scores and advantages are made here."""
 
-    def __init__(self, place: DeviceContext, dtype: torch.dtype) -> None:
+    def __init__(self, case: DeviceContext, dtype: torch.dtype) -> None:
         optimizer = Optimizer(learning_rate=1e-3, warmup_steps=5)
         algorithm = resolve_algorithm(Algorithm())
-        engine = TrainEngineSettings(TASK / "model", place.device, dtype, False, 4096, optimizer)
+        engine = TrainEngineSettings(TASK / "model", case.device, dtype, False, 4096, optimizer)
         num_rows = NUM_PROMPTS * GROUP_SIZE
         sizes = {"group_size": GROUP_SIZE, "num_steps": NUM_STEPS}
-        actor = grpo_actor(place.context, engine, optimizer, MAX_NEW_TOKENS, num_rows, **sizes)
-        make_engine = partial(HfEngine, HfSettings(TASK / "model", place.device, dtype, num_rows))
-        rollout = RolloutWorker(place.context, make_engine, 1)
-        self.hybrid = HybridWorker(place.context, actor, rollout, dtype, SEED, others=())
+        actor = grpo_actor(case.context, engine, optimizer, MAX_NEW_TOKENS, num_rows, **sizes)
+        make_engine = partial(HfEngine, HfSettings(TASK / "model", case.device, dtype, num_rows))
+        rollout = RolloutWorker(case.context, make_engine, 1)
+        self.hybrid = HybridWorker(case.context, actor, rollout, dtype, SEED, others=())
         self.advantages = advantage_estimator(algorithm, GROUP_SIZE)
         self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(TASK / "model")
 
@@ -105,14 +105,14 @@ def task_rows(name: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in (TASK / name).read_text().splitlines()]
 
 
-def test_the_reward_increases(place: DeviceContext) -> None:
+def test_the_reward_increases(case: DeviceContext) -> None:
     """In bfloat16 on GPUs, the precision that jobs train with there."""
-    dtypes = (torch.float32, torch.bfloat16) if place.device.type == "cuda" else (torch.float32,)
+    dtypes = (torch.float32, torch.bfloat16) if case.device.type == "cuda" else (torch.float32,)
     for dtype in dtypes:
         name = str(dtype).removeprefix("torch.")
-        learner, rows = Learner(place, dtype), task_rows("train.jsonl")
-        before = place.note(f"{name}, held out before", learner.held_out_score())
+        learner, rows = Learner(case, dtype), task_rows("train.jsonl")
+        before = case.note(f"{name}, held out before", learner.held_out_score())
         scores = [learner.step(rows[step * NUM_PROMPTS : (step + 1) * NUM_PROMPTS], step) for step in range(NUM_STEPS)]
-        place.note(f"{name}, mean score of the last five steps", sum(scores[-5:]) / 5)
-        after = place.note(f"{name}, held out after {NUM_STEPS} steps", learner.held_out_score())
+        case.note(f"{name}, mean score of the last five steps", sum(scores[-5:]) / 5)
+        after = case.note(f"{name}, held out after {NUM_STEPS} steps", learner.held_out_score())
         assert after > before + MIN_GAIN

@@ -26,13 +26,13 @@ LARGEST_DIFFERENCE = 1e-5
 """In float32, relative to the norm."""
 
 
-def test_gradients_follow_from_those_of_the_whole_weights(place: DeviceContext) -> None:
+def test_gradients_follow_from_those_of_the_whole_weights(case: DeviceContext) -> None:
     """y = x W' + s x A' B', and B is 0: the gradient of B is s G A', where G is that of W by transformers."""
-    place.needs_library("peft", "peft")
-    folder, batch = tiny_models.save("qwen3", place.folder / "model"), engine_updates.random_batch()
+    case.needs_library("peft", "peft")
+    folder, batch = tiny_models.save("qwen3", case.folder / "model"), engine_updates.random_batch()
     expected = engine_updates.plain_update(engine_updates.plain_model(folder), batch)
     for dtype, limit in ((torch.float32, LARGEST_DIFFERENCE), (torch.bfloat16, 0.1)):
-        settings = engine_updates.engine_settings(folder, place.device, dtype)
+        settings = engine_updates.engine_settings(folder, case.device, dtype)
         engine = TrainEngine(replace(settings, adapters=AdapterSettings(LORA, SEED)))
         found = engine_updates.update(engine, batch)
         firsts = {
@@ -45,30 +45,30 @@ def test_gradients_follow_from_those_of_the_whole_weights(place: DeviceContext) 
             for layer in [name.partition(".lora_B.")[0]]
         }
         difference = compare.relative_difference(of_seconds, right)
-        assert place.note(str(dtype).removeprefix("torch."), difference) < limit
+        assert case.note(str(dtype).removeprefix("torch."), difference) < limit
         of_firsts = [each for name, each in found.gradients.items() if ".lora_A." in name]
         assert len(found.gradients) == len(of_seconds) + len(of_firsts)
         assert not any(each.any() for each in of_firsts)
 
 
-def test_the_generator_has_the_adapters_of_every_update(place: DeviceContext) -> None:
+def test_the_generator_has_the_adapters_of_every_update(case: DeviceContext) -> None:
     """They are merged into weights that the generator forgets whenever it sleeps. The base does not change."""
-    place.needs_library("peft", "peft")
+    case.needs_library("peft", "peft")
     for dtype, limit in hybrids.LARGEST_DIFFERENCE.items():
         name = str(dtype).removeprefix("torch.")
         offload = OffloadSettings(parameters=True, optimizer=True)
-        hybrid = hybrids.made_hybrid(place, dtype, FORGETS, offload=offload, lora=LORA)
+        hybrid = hybrids.hf_hybrid(case, dtype, FORGETS, offload=offload, lora=LORA)
         base = base_of(hybrid.actor.engine)
         for step in range(2):
             rollout = hybrid.generate_sequences(hybrids.prompt_batch(step), hybrids.SHORT, True)
-            assert place.note(f"{name}, version {step}", hybrids.largest_difference(hybrid, rollout)) < limit
+            assert case.note(f"{name}, version {step}", hybrids.largest_difference(hybrid, rollout)) < limit
             hybrid.actor.update_policy(engine_updates.random_rollout(hybrids.VOCABULARY, step), step)
             # The update was large enough to be noticed if it were not synced.
-            assert place.note(f"{name}, stale", hybrids.largest_difference(hybrid, rollout)) > 2 * limit
+            assert case.note(f"{name}, stale", hybrids.largest_difference(hybrid, rollout)) > 2 * limit
         compare.assert_bitwise_equal(base_of(hybrid.actor.engine), base)
         metrics = hybrid.take_metrics()
         assert (MERGE_ERROR in metrics) == (dtype is torch.bfloat16)
-        place.note(f"{name}, lost by rounding", metrics.get(MERGE_ERROR, 0.0))
+        case.note(f"{name}, lost by rounding", metrics.get(MERGE_ERROR, 0.0))
 
 
 def base_of(engine: TrainEngine) -> dict[str, torch.Tensor]:

@@ -18,9 +18,9 @@ EVERYTHING = OffloadSettings(parameters=True, gradients=True, optimizer=True)
 NUM_UPDATES = 4
 
 
-def trained(folder: Path, place: DeviceContext, offload: OffloadSettings) -> TrainEngine:
+def trained(folder: Path, case: DeviceContext, offload: OffloadSettings) -> TrainEngine:
     """The state after some updates of several micro-batches, with an offload after each."""
-    settings = engine_updates.engine_settings(folder, place.device, torch.bfloat16, max_tokens=64)
+    settings = engine_updates.engine_settings(folder, case.device, torch.bfloat16, max_tokens=64)
     engine = TrainEngine(replace(settings, offload=offload))
     for _ in range(NUM_UPDATES):
         engine_updates.update(engine, engine_updates.random_batch())
@@ -30,15 +30,15 @@ def trained(folder: Path, place: DeviceContext, offload: OffloadSettings) -> Tra
     return engine
 
 
-def test_training_is_bitwise_the_same(place: DeviceContext) -> None:
-    folder = tiny_models.save("qwen3", place.folder / "model")
-    plain, away = (engine_updates.state_of(trained(folder, place, offload)) for offload in (NO_OFFLOAD, EVERYTHING))
+def test_training_is_bitwise_the_same(case: DeviceContext) -> None:
+    folder = tiny_models.save("qwen3", case.folder / "model")
+    plain, away = (engine_updates.state_of(trained(folder, case, offload)) for offload in (NO_OFFLOAD, EVERYTHING))
     compare.assert_bitwise_equal(away, plain)
 
 
-def test_offloaded_memory_is_free_by_the_allocator(place: DeviceContext) -> None:
-    place.needs_gpu("a CPU's allocator keeps no count")
-    engine = trained(tiny_models.save("qwen3", place.folder / "model"), place, EVERYTHING)
+def test_offloaded_memory_is_free_by_the_allocator(case: DeviceContext) -> None:
+    case.needs_gpu("a CPU's allocator keeps no count")
+    engine = trained(tiny_models.save("qwen3", case.folder / "model"), case, EVERYTHING)
     list(engine.named_optimizer_state())
     engine.fetch_parameters()
     num_parameter_bytes = engine.memory.parameters
@@ -47,17 +47,17 @@ def test_offloaded_memory_is_free_by_the_allocator(place: DeviceContext) -> None
     torch.cuda.synchronize()
     assert engine.memory.parameters == engine.memory.moments == 0
     freed = there - torch.cuda.memory_allocated()
-    place.note("freed / bytes of parameters", freed / num_parameter_bytes)
+    case.note("freed / bytes of parameters", freed / num_parameter_bytes)
     assert freed >= 3 * num_parameter_bytes
 
 
-def test_pinned_memory_is_what_is_added_up_before_the_first_step(place: DeviceContext) -> None:
-    place.needs_gpu("CPUs have no pinned memory")
+def test_pinned_memory_is_what_is_added_up_before_the_first_step(case: DeviceContext) -> None:
+    case.needs_gpu("CPUs have no pinned memory")
     torch.cuda.init()  # type: ignore[no-untyped-call]
     before = torch.cuda.host_memory_stats()["active_bytes.current"]
-    engine = trained(tiny_models.save("qwen3", place.folder / "model"), place, EVERYTHING)
+    engine = trained(tiny_models.save("qwen3", case.folder / "model"), case, EVERYTHING)
     torch.cuda.synchronize()
     pinned = torch.cuda.host_memory_stats()["active_bytes.current"] - before
     expected = sum(use.num_bytes for use in engine.host_uses())
-    place.note("pinned bytes / bytes that are added up", pinned / expected)
+    case.note("pinned bytes / bytes that are added up", pinned / expected)
     assert pinned >= expected

@@ -40,31 +40,31 @@ def watched_update(settings: TrainEngineSettings) -> tuple[engine_updates.Update
     return found, [number for number, count in sorted(counts.items()) if count == 2]
 
 
-def test_gradients_equal_those_of_kept_activations(place: DeviceContext) -> None:
-    folder = tiny_models.save_deep(place.folder / "model", NUM_LAYERS)
+def test_gradients_equal_those_of_kept_activations(case: DeviceContext) -> None:
+    folder = tiny_models.save_deep(case.folder / "model", NUM_LAYERS)
     for dtype, limit in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
         results: dict[int, engine_updates.Update] = {}
         for every, recomputed in RECOMPUTED.items():
             settings = replace(
-                engine_updates.engine_settings(folder, place.device, dtype, gradient_checkpointing=every > 0),
+                engine_updates.engine_settings(folder, case.device, dtype, gradient_checkpointing=every > 0),
                 gradient_checkpointing_every_nth_layer=max(every, 1),
             )
             results[every], twice = watched_update(settings)
             assert twice == recomputed
         for every in (1, 2, 3):
             found = compare.relative_difference(results[every].gradients, results[0].gradients)
-            assert place.note(f"{str(dtype).removeprefix('torch.')}, every {every}", found) <= limit
+            assert case.note(f"{str(dtype).removeprefix('torch.')}, every {every}", found) <= limit
             assert results[every].loss == results[0].loss
 
 
-def test_recomputing_more_layers_keeps_less_memory(place: DeviceContext) -> None:
+def test_recomputing_more_layers_keeps_less_memory(case: DeviceContext) -> None:
     """Measured by the tensors that are saved for the backward pass, and on GPUs by the allocator's peak."""
-    folder = tiny_models.save_deep(place.folder / "model", NUM_LAYERS)
+    folder = tiny_models.save_deep(case.folder / "model", NUM_LAYERS)
     kept: list[int] = []
     peaks: list[int] = []
     for every in (0, 2, 1):
         settings = replace(
-            engine_updates.engine_settings(folder, place.device, gradient_checkpointing=every > 0),
+            engine_updates.engine_settings(folder, case.device, gradient_checkpointing=every > 0),
             gradient_checkpointing_every_nth_layer=max(every, 1),
         )
         engine, batch = TrainEngine(settings), engine_updates.random_batch([120] * 16)
@@ -78,11 +78,11 @@ def test_recomputing_more_layers_keeps_less_memory(place: DeviceContext) -> None
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             engine_updates.update(engine, batch)
         kept.append(sum(sizes.values()))
-        place.note(f"every {every}, kept KiB", kept[-1] / 1024)
-        if place.device.type == "cuda":
+        case.note(f"every {every}, kept KiB", kept[-1] / 1024)
+        if case.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
             engine_updates.update(engine, batch)
             peaks.append(torch.cuda.max_memory_allocated())
-            place.note(f"every {every}, peak KiB", peaks[-1] / 1024)
+            case.note(f"every {every}, peak KiB", peaks[-1] / 1024)
     assert kept[0] > 1.5 * kept[1] > 1.5 * 1.5 * kept[2]
     assert peaks == sorted(peaks, reverse=True)

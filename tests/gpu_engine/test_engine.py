@@ -1,5 +1,5 @@
-"""The checks of `rljob_testing.gpu.engine_program` on this machine's GPUs. On CPUs, `tests/ray/test_vllm_sleep.py` runs
-them."""
+"""The checks of `rljob_testing.gpu.engine_program` on this machine's GPUs. `tests/ray/test_vllm_sleep.py` runs their
+functions on CPUs, in other combinations."""
 
 from __future__ import annotations
 

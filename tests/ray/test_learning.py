@@ -81,7 +81,7 @@ def test_only_the_true_reward_improves_accuracy(
         assert after > before + 0.3, (before, after)
         assert run.files.series("eval/greedy_score") == [before, after]
         # The check of a run on GPUs draws the same conclusion.
-        place = DeviceContext(WorkerContext(0, 1, 0, 0, "", 0, "cpu", 1), tmp_path)
-        engine_jobs.check_learning(place, run.files)
+        case = DeviceContext(WorkerContext(0, 1, 0, 0, "", 0, "cpu", 1), tmp_path)
+        engine_jobs.check_learning(case, run.files)
     else:
         assert after < before + 0.03, (before, after)

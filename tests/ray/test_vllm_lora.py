@@ -76,9 +76,9 @@ def effect_on_a_rank(name: str, folder: Path, context: WorkerContext) -> Mapping
     """What the check for GPUs measures."""
     from rljob_testing.gpu import engine_checks
 
-    place = DeviceContext(context, folder)
-    engine_checks.adapters_in_16_bits(place, name)
-    return place.notes
+    case = DeviceContext(context, folder)
+    engine_checks.adapters_in_16_bits(case, name)
+    return case.notes
 
 
 @pytest.mark.parametrize(("name", "largest"), LARGEST_DIFFERENCES.items())

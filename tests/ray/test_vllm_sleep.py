@@ -23,47 +23,47 @@ BOTH_LEVELS = (1, 1, 2, 2)
 VERSIONS = {f"version {version}" for version in range(len(BOTH_LEVELS))}
 
 
-def dense(place: DeviceContext) -> None:
+def dense(case: DeviceContext) -> None:
     """Also the memory timeline, and weights that level 2 has lost."""
     from rljob_testing.gpu import engine_checks
     from rljob_testing.gpu.engine_process import loaded
     from rljob_testing.gpu.engine_program import CHECKS
     from rljob_testing.models import small_vllm
 
-    hybrid = engine_checks.made_hybrid(place, "qwen3 tied", 1)
-    engine_checks.check_versions(place, hybrid, BOTH_LEVELS)
-    engine_checks.check_memory(place, hybrid)
+    hybrid = engine_checks.vllm_hybrid(case, "qwen3 tied", 1)
+    engine_checks.check_versions(case, hybrid, BOTH_LEVELS)
+    engine_checks.check_memory(case, hybrid)
     hybrid.worker.trainer_mode()
     hybrid.vllm.wake(weights=True, kv_cache=True)
-    place.note(WITHOUT, hybrid.difference(small_vllm.generated(hybrid.vllm, 2)))
+    case.note(WITHOUT, hybrid.difference(small_vllm.generated(hybrid.vllm, 2)))
     # Here, because vLLM is loaded.
     assert all(callable(loaded(check.function)) for check in CHECKS)
 
 
-def experts(place: DeviceContext) -> None:
+def experts(case: DeviceContext) -> None:
     """All ranks share a copy of the model."""
     from rljob_testing.gpu import engine_checks
 
-    hybrid = engine_checks.made_hybrid(place, "qwen3_moe", 1)
-    engine_checks.check_versions(place, hybrid, (1, 2))
+    hybrid = engine_checks.vllm_hybrid(case, "qwen3_moe", 1)
+    engine_checks.check_versions(case, hybrid, (1, 2))
     engine_checks.check_whole_experts(hybrid)
 
 
-def adapters(place: DeviceContext) -> None:
+def adapters(case: DeviceContext) -> None:
     """Beside kept base weights."""
     from rljob_testing.gpu import engine_checks
 
-    hybrid = engine_checks.made_hybrid(place, "qwen3", 1, engine_checks.LORA)
-    engine_checks.check_versions(place, hybrid, (1, 1))
+    hybrid = engine_checks.vllm_hybrid(case, "qwen3", 1, engine_checks.LORA)
+    engine_checks.check_versions(case, hybrid, (1, 1))
 
 
 CHECKS_HERE = {"dense": dense, "experts": experts, "adapters": adapters}
 
 
 def notes_of(folder: Path, name: str, context: WorkerContext) -> Mapping[str, float]:
-    place = DeviceContext(context, folder)
-    CHECKS_HERE[name](place)
-    return place.notes
+    case = DeviceContext(context, folder)
+    CHECKS_HERE[name](case)
+    return case.notes
 
 
 def measured(folder: Path, name: str, num_ranks: int = 1) -> Mapping[str, float]:

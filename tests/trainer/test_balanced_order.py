@@ -92,13 +92,13 @@ def test_micro_batches_of_updates_and_passes_fit(lengths: list[int], num_workers
     lengths_B = torch.tensor(lengths)
     plan = planned_rows(lengths_B, num_workers, 12, RowCosts(max_tokens, 1e-3))
     ordered_B = lengths_B[plan.order_B]
-    assert torch.equal(plan.of_updates_B == NONE, ordered_B == 0)
-    assert torch.equal(plan.of_passes_B == NONE, ordered_B == 0)
+    assert torch.equal(plan.update_micro_batch_B == NONE, ordered_B == 0)
+    assert torch.equal(plan.pass_micro_batch_B == NONE, ordered_B == 0)
     update_B = plan.order_B // 12
     worker_B = torch.arange(24) // (24 // num_workers)
     sums: dict[tuple[int, ...], int] = {}
     passes: dict[tuple[int, int], set[int]] = {}
-    columns = (worker_B, update_B, plan.of_updates_B, plan.of_passes_B, ordered_B)
+    columns = (worker_B, update_B, plan.update_micro_batch_B, plan.pass_micro_batch_B, ordered_B)
     for worker, update, of_update, of_pass, length in zip(*(each.tolist() for each in columns), strict=True):
         for key in ((0, worker, update, of_update), (1, worker, of_pass)):
             sums[key] = sums.get(key, 0) + length
@@ -109,16 +109,16 @@ def test_micro_batches_of_updates_and_passes_fit(lengths: list[int], num_workers
 
 def test_micro_batches_of_small_updates_are_one_of_a_pass() -> None:
     plan = planned_rows(torch.tensor([10, 10, 10, 10, 60, 60, 10, 10]), 2, 4, RowCosts(95, 0.0))
-    assert plan.of_updates_B.tolist() == [0] * 8
-    assert plan.of_passes_B.tolist() == [0] * 8
+    assert plan.update_micro_batch_B.tolist() == [0] * 8
+    assert plan.pass_micro_batch_B.tolist() == [0] * 8
     plan = planned_rows(torch.tensor([10, 10, 10, 10, 60, 60, 10, 10]), 2, 4, RowCosts(85, 0.0))
-    assert plan.of_updates_B.tolist() == [0] * 8
-    assert plan.of_passes_B.tolist() == [0, 0, 1, 1] * 2
+    assert plan.update_micro_batch_B.tolist() == [0] * 8
+    assert plan.pass_micro_batch_B.tolist() == [0, 0, 1, 1] * 2
 
 
 def test_a_single_worker_packs_its_rows_itself() -> None:
     plan = planned_rows(torch.tensor([5, 1, 9, 2]), 1, 2, TOKENS_ONLY)
-    assert plan.of_updates_B.tolist() == plan.of_passes_B.tolist() == [NONE] * 4
+    assert plan.update_micro_batch_B.tolist() == plan.pass_micro_batch_B.tolist() == [NONE] * 4
     assert plan.imbalance == 1.0
 
 

@@ -24,18 +24,18 @@ import subprocess
 import time
 
 
-def passes(place):
-    place.note("rank", place.context.rank)
+def passes(case):
+    case.note("rank", case.context.rank)
 
 
-def waits(place):
+def waits(case):
     subprocess.Popen(["sleep", "600"], start_new_session=True)
     time.sleep(600)
 
 
-def crashes(place):
-    if place.context.rank:
-        waits(place)
+def crashes(case):
+    if case.context.rank:
+        waits(case)
     ctypes.string_at(0)
 """
 MARK = "RLJOB_TEST_CHECKS"

@@ -72,7 +72,9 @@ def test_actor_and_critic_use_the_same_rows_in_each_update(
     plan, lengths_B = plan_of(num_ranks, num_critic_ranks, critic_tokens), torch.tensor(lengths)
     everything_B = torch.ones(NUM_ROWS, dtype=torch.bool)
     rows = StepRows(plan, Rollout((), DataProto(), {}), everything_B, lengths_B > 0, lengths_B)
-    batch = DataProto({NAME: torch.arange(NUM_ROWS)[rows.order_B], UPDATE_MICRO_BATCHES: rows.row_plan.of_updates_B})
+    batch = DataProto(
+        {NAME: torch.arange(NUM_ROWS)[rows.order_B], UPDATE_MICRO_BATCHES: rows.row_plan.update_micro_batch_B}
+    )
     expected_B = torch.arange(NUM_ROWS)
     if drawn is not None:
         expected_B = torch.tensor(drawn)

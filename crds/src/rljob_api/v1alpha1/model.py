@@ -93,7 +93,7 @@ class LoraSync(StrEnum):
 
     AUTO = "Auto"
     """Adapter with vLLM on GPUs, and in BFloat16 on CPUs. Merged in Float32 on CPUs (where vLLM decodes half as fast
-    with adapters), for the HuggingFace engine, and for models whose adapters vLLM does not apply."""
+    with adapters), for the HuggingFace engine, and if vLLM cannot apply the model's adapters."""
     ADAPTER = "Adapter"
     """Send only the adapters; the base model stays in the engine. Requires vLLM."""
     MERGED = "Merged"

@@ -156,7 +156,8 @@ def compared_memory(phases: Sequence[PhaseMemory], facts: RunFacts, process: flo
     """Compares the memory of the actor's pool, because the metrics measure this pool: owners, then boundaries, then the
     worker process. `phases`: those of this pool. `process`: the predicted bytes of the process.
 
-    The process is compared only on CPUs. On GPUs its memory is host memory, which the plan does not cover."""
+    The process is compared only on CPUs. On GPUs its memory is host memory, which a plan does not divide into
+    processes."""
     found = (*_owners(phases, facts), *_boundaries(phases, facts))
     measured = facts.memory.get("process", 0.0)
     if facts.has_gpu or not measured:

@@ -18,8 +18,8 @@ from rljob_planner.plan_types import Part, Parts
 from rljob_planner.workload import MASTER_BYTES, PlacedPool, RolloutWork, TrainLayout, TrainModel, Workload
 
 PROCESS_BYTES = 1.1e9
-"""Host memory of the libraries of one worker: 1,067 MiB on CPUs (docs/memory.md). A measured value in a profile is used
-instead."""
+"""Host memory of the libraries of one worker: about 1,070 MiB on CPUs (docs/memory.md). A profile's measured value
+replaces it."""
 _ROUNDED = "each buffer rounded up to a power of two"
 _NUM_COPIES = 3
 """Copies for checkpoints: the parameter and its two moments."""

@@ -38,22 +38,22 @@ class Effect:
     """In vLLM, with a head in float32."""
 
 
-def effect_in_16_bits(place: DeviceContext, model: str) -> Effect:
-    """The effect of an adapter whose B has entries of 1e-4 in the direction of the gradient, as after the first update
-    by AdamW. The weights are the same in both precisions."""
-    folder = tiny_models.save(model, place.folder / "model")
+def effect_in_16_bits(case: DeviceContext, model: str) -> Effect:
+    """The effect of an adapter whose second matrix (`lora_B`) has entries of 1e-4 in the direction of the gradient, as
+    after the first update by AdamW. The weights are the same in both precisions."""
+    folder = tiny_models.save(model, case.folder / "model")
     tiny_models.copy_tokenizer(folder)
     weights = load_file(folder / tiny_models.WEIGHTS)
     rounded = {name: tensor.bfloat16().float() for name, tensor in weights.items()}
     save_file(rounded, folder / tiny_models.WEIGHTS, {"format": "pt"})
     lora = Lora(rank=32, alpha=64.0, sync=LoraSync.ADAPTER)
     settings = TrainEngineSettings(
-        folder, place.device, torch.bfloat16, False, 4096, Optimizer(), adapters=AdapterSettings(lora, 7)
+        folder, case.device, torch.bfloat16, False, 4096, Optimizer(), adapters=AdapterSettings(lora, 7)
     )
     trained = TrainEngine(settings)
     exact = TrainEngine(replace(settings, compute_dtype=torch.float32))
     vllm = small_vllm.start_engine(
-        folder, 1, lora=lora, dtype=torch.bfloat16, has_float32_head=True, device_type=place.device.type
+        folder, 1, lora=lora, dtype=torch.bfloat16, has_float32_head=True, device_type=case.device.type
     )
     # Rows of a few tokens only, so that the gradients of all positions have similar directions. With random tokens the
     # effect would be as small as the rounding of log-probabilities.

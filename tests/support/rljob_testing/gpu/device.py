@@ -1,4 +1,5 @@
-"""What a test of `tests/gpu` receives: a device, a process group with one rank, a folder, and a place for measurements.
+"""What a test of `tests/gpu` receives: a device, a process group (one rank in `program`, one or two in
+`engine_program`), a folder, and a mapping for measurements.
 
 Nothing here imports pytest, because these tests also run without it (`program`).
 """
@@ -22,7 +23,7 @@ DEVICE_TYPES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class DeviceContext:
-    """The device and folder of a test, and the values that it measured."""
+    """A test case: its device, its folder, and the values that it measured."""
 
     context: WorkerContext
     folder: Path
@@ -62,8 +63,8 @@ def missing_device(device_type: str) -> str | None:
 def joined(device_type: str, folder: Path) -> Iterator[WorkerContext]:
     """Makes this process the only rank of a process group within the context. `folder` must be empty.
 
-    The first line turns TF32 off (torch's default). Symptom without it, where TF32 was turned on: float32 products are
-    right to three digits only.
+    TF32 is off by default in torch, but a library or a variable may have turned it on. The first line turns it off.
+    Symptom without it: float32 products are right to three digits only.
     """
     torch.backends.cuda.matmul.allow_tf32 = False
     with gloo_ranks.process_group_of_one(folder, device_type) as context:

@@ -31,9 +31,10 @@ from rljob_trainer.workers.rollout import RolloutWorker
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 """The precision of jobs by device: vLLM's fastest attention kernels for GPUs have no float32."""
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 0.2}
-"""Largest difference of log-probabilities, in nats."""
+"""Largest accepted difference of log-probabilities between trainer and vLLM, in nats."""
 STALE = {torch.float32: 1e-2, torch.bfloat16: 0.4}
-"""The least that an update changes some log-probability."""
+"""The smallest accepted change of the log-probabilities by an update, as the largest of all tokens. It shows that old
+weights in vLLM would be noticed."""
 MEMORY_LIMITS = {"cpu": 0.01, "cuda": 256}
 """Largest difference between the change that MEMORY counts and that of the device, in MiB."""
 CACHE_AWAKE = "cache awake"
@@ -43,7 +44,7 @@ LORA = Lora(rank=4, alpha=8.0, sync=LoraSync.ADAPTER)
 
 @dataclass
 class Received:
-    """What the engine got in all hand-overs so far."""
+    """What the engine got in all weight syncs so far."""
 
     num_updates: int = 0
     names: Counter[str] = field(default_factory=Counter)
@@ -71,8 +72,8 @@ class Hybrid:
     vllm: VllmEngine
     received: Received
     dtype: torch.dtype
-    double: SleepingMemory | None
-    """On CPUs, the memory that vLLM gives up asleep."""
+    simulated_sleep: SleepingMemory | None
+    """On CPUs, the memory that vLLM would give up asleep; None on GPUs."""
 
     def sleep_at(self, level: int) -> None:
         """vLLM sleeps at this level from now on."""
@@ -88,61 +89,61 @@ class Hybrid:
         return small_vllm.largest_logprob_difference(self.worker.actor.engine, sequences)
 
 
-def made_hybrid(
-    place: DeviceContext, model: str, level: int, lora: Lora | None = None, dtype: torch.dtype | None = None
+def vllm_hybrid(
+    case: DeviceContext, model: str, level: int, lora: Lora | None = None, dtype: torch.dtype | None = None
 ) -> Hybrid:
     """Collective. One of `tiny_models.ARCHITECTURES` in the hybrid engine; all ranks share one copy in vLLM."""
-    context, dtype = place.context, dtype or DTYPES[place.device.type]
-    folder = place.folder / "model"
+    context, dtype = case.context, dtype or DTYPES[case.device.type]
+    folder = case.folder / "model"
     if context.rank == 0:
         tiny_models.copy_tokenizer(tiny_models.save(model, folder))
     torch.distributed.barrier()
     optimizer = Optimizer(learning_rate=1e-2 if lora is None else 4e-2)
     actor = engine_updates.build_actor(folder, context, dtype, optimizer, lora)
-    vllm = small_vllm.start_engine(folder, context.world_size, lora=lora, dtype=dtype, device_type=place.device.type)
-    double = add_sleep_mode(vllm, keeps_weights=level == 1) if place.device.type == "cpu" else None
+    vllm = small_vllm.start_engine(folder, context.world_size, lora=lora, dtype=dtype, device_type=case.device.type)
+    simulated_sleep = add_sleep_mode(vllm, keeps_weights=level == 1) if case.device.type == "cpu" else None
     vllm.keeps_weights_asleep = level == 1
     received = Received()
     received.watch(vllm)
     rollout = RolloutWorker(context, lambda: vllm, context.world_size)
     worker = HybridWorker(context, actor, rollout, dtype, 0, others=())
-    return Hybrid(worker, vllm, received, dtype, double)
+    return Hybrid(worker, vllm, received, dtype, simulated_sleep)
 
 
-def check_versions(place: DeviceContext, hybrid: Hybrid, levels: Sequence[int]) -> None:
+def check_versions(case: DeviceContext, hybrid: Hybrid, levels: Sequence[int]) -> None:
     """vLLM generates with each version of the weights, the initial one first, and once more with the last version
     after it has slept again. It sleeps at `levels[version]` after each version."""
     for version, level in enumerate(levels):
         hybrid.sleep_at(level)
         sequences = hybrid.generated()
         assert {each for row in sequences for each in row.policy_versions} == {version}
-        assert place.note(f"version {version}", hybrid.difference(sequences)) < LIMITS[hybrid.dtype]
+        assert case.note(f"version {version}", hybrid.difference(sequences)) < LIMITS[hybrid.dtype]
         if version + 1 < len(levels):
             hybrid.worker.actor.update_policy(engine_updates.random_rollout(tiny_models.VOCABULARY, version), version)
-            # The update is large enough to be noticed if it were not handed over.
-            stale = place.note(f"version {version}, stale", hybrid.difference(sequences))
+            # vLLM still has the old weights, and the difference shows it.
+            stale = case.note(f"version {version}, stale", hybrid.difference(sequences))
             assert stale > STALE[hybrid.dtype]
     before = hybrid.received.num_updates
-    assert place.note("again", hybrid.difference(hybrid.generated())) < LIMITS[hybrid.dtype]
+    assert case.note("again", hybrid.difference(hybrid.generated())) < LIMITS[hybrid.dtype]
     # Kept weights are not sent again.
     assert hybrid.received.num_updates - before == (levels[-1] == 2)
 
 
-def check_memory(place: DeviceContext, hybrid: Hybrid) -> None:
+def check_memory(case: DeviceContext, hybrid: Hybrid) -> None:
     """What MEMORY counts changes by as much as the memory in use on the device, when weights and KV cache wake up and
     sleep again."""
     hybrid.difference(hybrid.generated())
-    vllm, limit = hybrid.vllm, MEMORY_LIMITS[place.device.type]
+    vllm, limit = hybrid.vllm, MEMORY_LIMITS[case.device.type]
     steps: dict[str, Callable[[], None]] = {
         "weights awake": partial(vllm.wake, weights=True, kv_cache=False),
         CACHE_AWAKE: partial(vllm.wake, weights=False, kv_cache=True),
         "asleep": vllm.sleep,
     }
-    counted, used = counted_bytes(), used_bytes(place, hybrid)
+    counted, used = counted_bytes(), used_bytes(case, hybrid)
     for name, step in steps.items():
         step()
-        more_counted = place.note(f"{name}, MiB counted", (counted_bytes() - counted) / 2**20)
-        more_used = place.note(f"{name}, MiB in use", (used_bytes(place, hybrid) - used) / 2**20)
+        more_counted = case.note(f"{name}, MiB counted", (counted_bytes() - counted) / 2**20)
+        more_used = case.note(f"{name}, MiB in use", (used_bytes(case, hybrid) - used) / 2**20)
         assert abs(more_counted - more_used) < limit
         assert (more_used > vllm.num_kv_cache_bytes / 2**20 - limit) is (name == CACHE_AWAKE)
 
@@ -152,18 +153,18 @@ def counted_bytes() -> int:
     return sum(MEMORY.by_owner().values())
 
 
-def used_bytes(place: DeviceContext, hybrid: Hybrid) -> int:
+def used_bytes(case: DeviceContext, hybrid: Hybrid) -> int:
     """The device's memory in use, without what torch caches; on CPUs what vLLM has in memory."""
-    if hybrid.double is not None:
-        return hybrid.double.num_bytes(hybrid.vllm.num_weight_bytes)
+    if hybrid.simulated_sleep is not None:
+        return hybrid.simulated_sleep.num_bytes(hybrid.vllm.num_weight_bytes)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(place.device)
+    free, total = torch.cuda.mem_get_info(case.device)
     return total - free
 
 
 def check_whole_experts(hybrid: Hybrid) -> None:
-    """Each layer's experts arrived as two tensors in every hand-over."""
+    """Each layer's experts arrived as two tensors in every weight sync."""
     assert hybrid.vllm.takes_whole_experts
     experts = {name: count for name, count in hybrid.received.names.items() if ".experts." in name}
     num_layers = tiny_models.COMMON["num_hidden_layers"]
@@ -172,27 +173,27 @@ def check_whole_experts(hybrid: Hybrid) -> None:
     assert set(experts.values()) == {hybrid.received.num_updates}
 
 
-def weights_forgotten(place: DeviceContext) -> None:
+def weights_forgotten(case: DeviceContext) -> None:
     """Level 2: the engine is built and gets two updates."""
-    check_versions(place, made_hybrid(place, "qwen3 tied", 2), (2, 2, 2))
+    check_versions(case, vllm_hybrid(case, "qwen3 tied", 2), (2, 2, 2))
 
 
-def weights_kept(place: DeviceContext) -> None:
+def weights_kept(case: DeviceContext) -> None:
     """Level 1, as with adapters and with `syncEverySteps`."""
-    check_versions(place, made_hybrid(place, "qwen3 tied", 1), (1, 1, 1))
+    check_versions(case, vllm_hybrid(case, "qwen3 tied", 1), (1, 1, 1))
 
 
-def memory_timeline(place: DeviceContext) -> None:
+def memory_timeline(case: DeviceContext) -> None:
     """Memory, at level 2."""
-    check_memory(place, made_hybrid(place, "qwen3 tied", 2))
+    check_memory(case, vllm_hybrid(case, "qwen3 tied", 2))
 
 
-def tensor_parallel(place: DeviceContext) -> None:
+def tensor_parallel(case: DeviceContext) -> None:
     """Two ranks share a copy of the model. Each uses its own GPU only; nothing else may run on the GPUs."""
-    check_versions(place, made_hybrid(place, "qwen3 tied", 2), (2, 2, 2))
-    if place.device.type == "cuda" and shutil.which("nvidia-smi"):
-        assert place.note("processes per GPU", max_processes_per_gpu()) <= 1
-        # No rank has left before the others have counted.
+    check_versions(case, vllm_hybrid(case, "qwen3 tied", 2), (2, 2, 2))
+    if case.device.type == "cuda" and shutil.which("nvidia-smi"):
+        assert case.note("processes per GPU", max_processes_per_gpu()) <= 1
+        # All processes live until every rank has counted.
         torch.distributed.barrier()
 
 
@@ -203,23 +204,23 @@ def max_processes_per_gpu() -> int:
     return max(Counter(listing.stdout.split()).values(), default=0)
 
 
-def experts(place: DeviceContext) -> None:
+def experts(case: DeviceContext) -> None:
     """All experts of a layer arrive at once."""
-    hybrid = made_hybrid(place, "qwen3_moe", 2)
-    check_versions(place, hybrid, (2, 2, 2))
+    hybrid = vllm_hybrid(case, "qwen3_moe", 2)
+    check_versions(case, hybrid, (2, 2, 2))
     check_whole_experts(hybrid)
 
 
-def adapters_asleep(place: DeviceContext) -> None:
+def adapters_asleep(case: DeviceContext) -> None:
     """Adapters beside base weights that are kept asleep."""
-    check_versions(place, made_hybrid(place, "qwen3", 1, LORA), (1, 1, 1))
+    check_versions(case, vllm_hybrid(case, "qwen3", 1, LORA), (1, 1, 1))
 
 
-def adapters_in_16_bits(place: DeviceContext, model: str = "qwen3") -> None:
+def adapters_in_16_bits(case: DeviceContext, model: str = "qwen3") -> None:
     """Separate adapters keep their effect in BFloat16, merged ones lose it."""
-    found = effect_in_16_bits(place, model)
+    found = effect_in_16_bits(case, model)
     for name, value in asdict(found).items():
-        place.note(name, value)
+        case.note(name, value)
     assert abs(found.with_adapters - found.trained) < 0.2 * found.trained
     assert found.merged < 0.8 * found.trained
     assert found.trained > 0.01

@@ -33,7 +33,7 @@ def main() -> NoReturn:
     result = result_of(name, check)
     Path(result_file).write_text(json.dumps(asdict(result)))
     print(result.text(), flush=True)
-    # Without unloading libraries, which may hang or crash.
+    # Skips the unloading of libraries, which may hang or crash.
     os._exit(1 if result.outcome is Outcome.FAILED else 0)
 
 

@@ -5,7 +5,7 @@
         [--device cpu] [--only TEXT] [--seconds N] [--json PATH] [--markdown PATH]
 
 Each check runs in processes of its own with a time limit, so a crash or a hang does not hide the results of the others.
-The exit code is 1 if a check fails.
+The exit code is 1 if a check fails, if none passes, or if the device is missing.
 """
 
 from __future__ import annotations
@@ -87,8 +87,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Check vLLM, the hybrid engine and a whole job on a device.")
     parser.add_argument("--device", choices=DEVICE_TYPES, default="cuda")
     parser.add_argument("--only", default="", metavar="TEXT", help="run only checks whose name contains TEXT")
+    defaults = ", ".join(f"{seconds:g} with --device {device}" for device, seconds in DEFAULT_SECONDS.items())
     parser.add_argument(
-        "--seconds", type=float, metavar="N", help=f"stop after so many seconds; the default is {DEFAULT_SECONDS}"
+        "--seconds", type=float, metavar="N", help=f"stop after so many seconds; the default is {defaults}"
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     parser.add_argument("--markdown", type=Path, metavar="PATH", help="also write a table for the docs to this file")
@@ -118,29 +119,29 @@ def run_check(check: Check, device_type: str, folder: Path, seconds_left: float)
     limit = min(allowed, seconds_left)
     if limit < min(MIN_SECONDS, allowed):
         return Result(check.name, Outcome.LEFT_OUT, reason=f"only {max(0.0, limit):.0f} s of --seconds were left")
-    place = folder / check.function.replace(":", "-")
-    place.mkdir()
+    check_folder = folder / check.function.replace(":", "-")
+    check_folder.mkdir()
     port, started = free_port(), time.monotonic()
-    ranks = [_Rank(check, device_type, place, rank, port, limit) for rank in range(check.num_ranks)]
+    ranks = [_Rank(check, device_type, check_folder, rank, port, limit) for rank in range(check.num_ranks)]
     try:
         _wait_for(ranks, started + limit)
     finally:
         for rank in ranks:
             rank.stop()
-        _end_all(place)
+        _end_all(check_folder)
     seconds = time.monotonic() - started
     result = replace(_combined([rank.result() for rank in ranks]), seconds=seconds)
     if result.outcome is Outcome.FAILED and seconds >= limit and limit < allowed:
-        # It has not had the time that it may take.
+        # It was stopped by --seconds, not by its own limit, so this is not a failure.
         return replace(result, outcome=Outcome.LEFT_OUT)
     return result
 
 
-def _end_all(place: Path) -> None:
+def _end_all(check_folder: Path) -> None:
     """Ends all processes that the check in this folder has started, also if it has crashed. Returns when they have
     ended, so that their memory is free."""
     deadline = time.monotonic() + END_SECONDS
-    while (left := processes_with_variable(FOLDER_VARIABLE, str(place))) and time.monotonic() < deadline:
+    while (left := processes_with_variable(FOLDER_VARIABLE, str(check_folder))) and time.monotonic() < deadline:
         for each in left:
             with suppress(ProcessLookupError):
                 os.kill(each.pid, signal.SIGKILL)
@@ -148,8 +149,8 @@ def _end_all(place: Path) -> None:
 
 
 def _combined(results: Sequence[Result]) -> Result:
-    """One result for all ranks: if one failed, its reason, not that of a rank that was killed while it waited; the
-    largest measured values."""
+    """One result for all ranks. If some failed, it is that of a rank that failed by itself, rather than of one that was
+    killed while it waited. Each measured value is the largest of all ranks."""
     worst = max(results, key=lambda each: (each.outcome is Outcome.FAILED, KILLED not in each.reason))
     names = dict.fromkeys(name for each in results for name in each.notes)
     return replace(

@@ -2,7 +2,7 @@
 
     python -m rljob_testing.gpu.few_libraries LIBRARY,... PROGRAM [ARGUMENT ...]
 
-The libraries include everything that they require. PROGRAM is a file, or a module with a dot in its name.
+The dependencies of these libraries can be imported, too. PROGRAM is a file, or a module with a dot in its name.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ SHORT = SamplingSettings(1.0, 1.0, 0, 8, ())
 MAX_SEQUENCES = 6
 """Fewer than there are responses: a rollout has two batches."""
 LARGEST_DIFFERENCE = {torch.float32: 1e-4, torch.bfloat16: 0.3}
-"""Largest difference between log-probabilities of an engine that generates with a cache and of the trainer."""
+"""Largest accepted difference between the log-probabilities of the generator, which uses a cache, and of the
+trainer."""
 KV_CACHE_BYTES = 1 << 20
 
 
@@ -81,8 +82,8 @@ class FreeingHfEngine(SleepingHfEngine):
         return RolloutMemory(super().memory.weights, KV_CACHE_BYTES if self.has_kv_cache else 0)
 
 
-def made_hybrid(
-    place: DeviceContext,
+def hf_hybrid(
+    case: DeviceContext,
     dtype: torch.dtype,
     level: int | None = None,
     *,
@@ -92,23 +93,23 @@ def made_hybrid(
 ) -> HybridWorker:
     """Actor and generator. `level`: how deep the generator sleeps; None: it never sleeps."""
     optimizer = Optimizer(learning_rate=learning_rate)
-    engine = engine_updates.engine_settings(MODEL, place.device, dtype, optimizer=optimizer)
+    engine = engine_updates.engine_settings(MODEL, case.device, dtype, optimizer=optimizer)
     adapters = None if lora is None else AdapterSettings(lora, SEED)
     engine = replace(engine, offload=offload, adapters=adapters)
     actor = engine_updates.grpo_actor(
-        place.context, engine, optimizer, max(engine_updates.LENGTHS), RESPONSES_PER_PROMPT
+        case.context, engine, optimizer, max(engine_updates.LENGTHS), RESPONSES_PER_PROMPT
     )
-    settings = HfSettings(MODEL, place.device, dtype, MAX_SEQUENCES)
+    settings = HfSettings(MODEL, case.device, dtype, MAX_SEQUENCES)
 
     def make_engine() -> HfEngine:
         return HfEngine(settings) if level is None else FreeingHfEngine(settings, level)
 
-    rollout = RolloutWorker(place.context, make_engine, 1)
-    return HybridWorker(place.context, actor, rollout, dtype, SEED, others=())
+    rollout = RolloutWorker(case.context, make_engine, 1)
+    return HybridWorker(case.context, actor, rollout, dtype, SEED, others=())
 
 
 def prompt_batch(seed: int = 0) -> DataProto:
-    """Generates RESPONSES_PER_PROMPT responses to each prompt."""
+    """Prompts for a rollout. Each of PROMPTS occurs RESPONSES_PER_PROMPT times."""
     prompts = [torch.tensor(prompt) for prompt in PROMPTS for _ in range(RESPONSES_PER_PROMPT)]
     return DataProto(
         {SAMPLE_SEEDS: torch.arange(len(prompts)) + seed}, ragged={PROMPT_TOKEN_IDS: RaggedColumn.from_rows(prompts)}

@@ -4,7 +4,7 @@
         [--device cpu] [--only TEXT] [--seconds N] [--json PATH] [--markdown PATH]
 
 It needs torch, transformers, safetensors, numpy, pydantic and ruamel.yaml; a few tests need peft or liger-kernel, and
-are skipped without it. The exit code is 1 if a test fails or none passes.
+are skipped without it. The exit code is 1 if a test fails, if none passes, or if the device is missing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ FOLDER = Path(__file__).parents[3] / "gpu"
 OPTIONAL_LIBRARIES = ("peft", "liger-kernel")
 LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "pydantic", "ruamel.yaml", *OPTIONAL_LIBRARIES)
 LAST = "test_learning"
-"""The longest test. If it came earlier, the time limit would leave out tests that could still end in time."""
+"""The longest test runs last, because `Results.has_time` assumes that every test takes as long as the longest one so
+far."""
 DEFAULT_SECONDS = 150.0
 """With the 90 seconds of bench/gpu_step.py: 4 minutes."""
 Test = Callable[[DeviceContext], None]
@@ -45,7 +46,7 @@ def main() -> int:
         type=float,
         default=DEFAULT_SECONDS,
         metavar="N",
-        help="start no test that could end later; the default is %(default)g",
+        help="time limit: a test that may exceed it is not started; the default is %(default)g",
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     parser.add_argument("--markdown", type=Path, metavar="PATH", help="also write a table for the docs to this file")
@@ -70,11 +71,11 @@ def main() -> int:
 
 
 def outcome(name: str, test: Test, context: WorkerContext, folder: str, results: Results, seconds: float) -> Result:
-    """Runs one test, unless it could end after `seconds`, and returns its result."""
+    """Runs one test, unless it may exceed the time limit of `seconds`, and returns its result."""
     if not results.has_time(seconds):
-        return Result(name, Outcome.LEFT_OUT, reason=f"could end after --seconds {seconds:g}")
-    place = made(folder, str(len(results.results)))
-    return result_of(name, lambda notes: test(DeviceContext(context, place, notes)))
+        return Result(name, Outcome.LEFT_OUT, reason=f"may exceed --seconds {seconds:g}")
+    test_folder = made(folder, str(len(results.results)))
+    return result_of(name, lambda notes: test(DeviceContext(context, test_folder, notes)))
 
 
 def named_tests() -> Iterator[tuple[str, Test]]:

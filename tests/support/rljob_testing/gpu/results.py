@@ -23,7 +23,7 @@ class Outcome(StrEnum):
     SKIPPED = "skipped"
     FAILED = "failed"
     LEFT_OUT = "left out"
-    """There was no time left to start it."""
+    """Not started, or stopped before its own time limit, because the time of the program was over."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Result:
         return "\n".join(lines)
 
     def table_line(self) -> str:
-        """A row of the Markdown table. Of a failed test it has the last line of the reason, which is the error."""
+        """A row of the Markdown table. For a failed test it has only the last line of the reason, which is the
+        error."""
         notes = [f"{name}: {value:.3g}" for name, value in self.notes.items()]
         cells = [
             self.name,

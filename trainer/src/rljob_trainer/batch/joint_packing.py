@@ -3,17 +3,18 @@
 Workers wait for each other in every micro-batch. Round k has the k-th micro-batch of every worker. So the time of an
 update is the sum, over rounds, of the cost of the most expensive micro-batch of the round.
 
-1. Each round gets a target for the cost of its micro-batches. The targets are equal, except in the first rounds if the
-   most expensive rows exceed them.
-2. Greedy packing, the longest row first: each row goes to the micro-batch that is furthest below its target. The
-   micro-batches of the first rounds should be as full as possible, because their most expensive rows determine the
-   time anyway: a row goes to the one with the least room in which it fits, if there is one.
+1. Each round gets a target for the cost of its micro-batches. All targets are equal, unless single rows cost more.
+   Such rows go to the first rounds, whose targets are raised to the cost of these rows.
+2. Greedy packing, the longest row first: each row goes to the micro-batch that is furthest below its target. Exception:
+   a row that fits into micro-batches of the raised rounds goes to the one of them with the least room. These should be
+   as full as possible, because the most expensive row of such a round determines its time anyway.
 3. Each worker gets one micro-batch of each round, so that all workers have about the same number of rows. Single rows
    move until no worker has too many.
 4. The most expensive micro-batch of a round exchanges rows with others as long as this reduces its cost and makes no
    other round more expensive.
 
 Legend: B rows, W workers, K rounds, M = W x K micro-batches (micro-batch m belongs to worker m // K and round m % K).
+*Room* is in tokens, below the limit of a micro-batch; *slack* is in cost, below the maximum of its round.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from rljob_trainer.batch.balancing import balanced_partitions
 Integers = npt.NDArray[np.int64]
 
 CLOSE_ENOUGH = 1e-3
-"""The search stops in rounds whose most expensive micro-batch exceeds the mean by less than this, as a fraction of the
-mean of all rounds."""
+"""A round is balanced if its maximum exceeds its mean by at most this fraction of the mean cost of all
+micro-batches."""
 FULL, MUCH_LOST = 0.98, 0.01
-"""A round is added if micro-batches have more than the part FULL of their tokens and workers would wait for more than
-the part MUCH_LOST of the time, because little can be exchanged between full micro-batches."""
+"""A round is added if all rows need more than the fraction FULL of the micro-batches' tokens, and workers would wait
+for more than the fraction MUCH_LOST of the time. Full micro-batches have no room for exchanges."""
 FEW_ROWS_OF_WORKER, ROWS_OF_PART = 8, 2048
-"""Larger updates are packed in parts: of at most ROWS_OF_PART rows, or FEW_ROWS_OF_WORKER rows of each worker."""
+"""Updates with more rows are packed in parts. A part has at most ROWS_OF_PART rows, or FEW_ROWS_OF_WORKER rows of each
+worker if these are more."""
 MAX_STEPS = 4000
 """The search ends after this number of exchanges and moves."""
 NUM_PARTNERS = 512
-"""A micro-batch exchanges rows only with this number of micro-batches: those with the most room below the maximum of
-their round."""
+"""A micro-batch exchanges rows only with this number of micro-batches: those with the most slack."""
 NONE = -1
 """The round of a row without tokens."""
 
@@ -63,9 +64,9 @@ class Packing:
 
 
 def packed_jointly(lengths_B: Integers, costs_B: Integers, num_workers: int, max_tokens: int) -> Packing:
-    """Packs rows so that all workers have the same number of rows, and in each round about the same cost. The number of
-    rounds is the smallest one that was found, or one more. A micro-batch has at most `max_tokens` tokens, or as many as
-    the longest row if that is longer.
+    """Packs rows so that all workers have the same number of rows, and in each round about the same cost. In each part
+    of the rows (see ROWS_OF_PART), the number of rounds is the smallest one that was found, or a few more (see FULL). A
+    micro-batch has at most `max_tokens` tokens, or as many as the longest row if that is longer.
 
     `lengths_B`: tokens of each row. `costs_B`: their costs; 0 where the length is 0. The number of rows must be a
     multiple of `num_workers`. The result is deterministic on every machine, because all numbers are integers."""
@@ -74,9 +75,9 @@ def packed_jointly(lengths_B: Integers, costs_B: Integers, num_workers: int, max
     num_parts = -(-rows_of_worker // max(FEW_ROWS_OF_WORKER, ROWS_OF_PART // num_workers))
     worker_B, round_B = np.empty_like(lengths_B), np.full_like(lengths_B, NONE)
     num_rounds = 0
-    for number in range(num_parts):
+    for part in range(num_parts):
         # All parts have about the same lengths.
-        rows = order_B.reshape(rows_of_worker, num_workers)[number::num_parts].ravel()
+        rows = order_B.reshape(rows_of_worker, num_workers)[part::num_parts].ravel()
         worker_B[rows], rounds = _packed_part(lengths_B[rows], costs_B[rows], num_workers, max_tokens)
         round_B[rows] = np.where(rounds == NONE, NONE, rounds + num_rounds)
         num_rounds = max(num_rounds, int(round_B.max(initial=NONE)) + 1)
@@ -99,22 +100,24 @@ def _packed_part(
             return worker_B, np.where(lengths_B > 0, 0, NONE)
         num_rounds = 2
     while True:
-        bins = _Bins(lengths_B[:num_packed], costs_B[:num_packed], num_workers, num_rounds, max_tokens, rows_of_worker)
-        if bins.fill() and bins.equalize_counts():
-            bins.exchange()
-            if needed_rounds <= FULL * num_rounds or bins.lost <= MUCH_LOST:
+        packed = _MicroBatches(
+            lengths_B[:num_packed], costs_B[:num_packed], num_workers, num_rounds, max_tokens, rows_of_worker
+        )
+        if packed.fill() and packed.equalize_counts():
+            packed.exchange()
+            if needed_rounds <= FULL * num_rounds or packed.lost <= MUCH_LOST:
                 break
-        # At the latest with a round for each row of a worker, there is room for all.
+        # The loop ends: with as many rounds as a worker has rows, each row can have a micro-batch of its own.
         num_rounds += 1
-    worker_B, rounds = np.divmod(bins.bin_B, num_rounds)
+    worker_B, rounds = np.divmod(packed.micro_batch_B, num_rounds)
     # Numbers of rounds without rows are left out.
     rounds = np.unique(rounds, return_inverse=True)[1]
     num_empty = len(lengths_B) - num_packed
-    empty = np.repeat(np.arange(num_workers), rows_of_worker - bins.counts_W)
+    empty = np.repeat(np.arange(num_workers), rows_of_worker - packed.counts_W)
     return np.concatenate([worker_B, empty]), np.concatenate([rounds, np.full(num_empty, NONE)])
 
 
-class _Bins:
+class _MicroBatches:
     """The micro-batches of all workers while they are packed. The rows must be sorted by length, longest first."""
 
     def __init__(
@@ -128,14 +131,14 @@ class _Bins:
     ) -> None:
         self.lengths_B, self.costs_B = lengths_B, costs_B
         self.num_workers, self.num_rounds, self.rows_of_worker = num_workers, num_rounds, rows_of_worker
-        num_bins = num_workers * num_rounds
-        self.bin_B = np.full(len(lengths_B), NONE, dtype=np.int64)
-        self.costs_M = np.zeros(num_bins, dtype=np.int64)
-        self.room_M = np.full(num_bins, max_tokens, dtype=np.int64)
+        num_micro_batches = num_workers * num_rounds
+        self.micro_batch_B = np.full(len(lengths_B), NONE, dtype=np.int64)
+        self.costs_M = np.zeros(num_micro_batches, dtype=np.int64)
+        self.room_M = np.full(num_micro_batches, max_tokens, dtype=np.int64)
         """Tokens for which there is still room."""
         self.counts_W = np.zeros(num_workers, dtype=np.int64)
         """Rows of each worker."""
-        self.round_M = np.arange(num_bins) % num_rounds
+        self.round_M = np.arange(num_micro_batches) % num_rounds
         self.targets_M = self._targets()[self.round_M]
 
     def fill(self) -> bool:
@@ -147,12 +150,12 @@ class _Bins:
             has_room_M, remaining_M = self.room_M >= length, self.targets_M - self.costs_M
             found_M = has_room_M & is_first_M & (remaining_M >= cost)
             if row >= num_first and found_M.any():
-                place = int(np.where(found_M, -self.room_M, nowhere).argmax())
+                micro_batch = int(np.where(found_M, -self.room_M, nowhere).argmax())
             elif has_room_M.any():
-                place = int(np.where(has_room_M, remaining_M, nowhere).argmax())
+                micro_batch = int(np.where(has_room_M, remaining_M, nowhere).argmax())
             else:
                 return False
-            self._put(row, place)
+            self._put(row, micro_batch)
         return True
 
     def equalize_counts(self) -> bool:
@@ -161,37 +164,39 @@ class _Bins:
         self._match_counts()
         while self.counts_W.max() > self.rows_of_worker:
             worker = int(self.counts_W.argmax())
-            rows = np.flatnonzero(self.bin_B // self.num_rounds == worker)
-            places = np.flatnonzero(np.repeat(self.counts_W < self.rows_of_worker, self.num_rounds))
+            rows = np.flatnonzero(self.micro_batch_B // self.num_rounds == worker)
+            micro_batches = np.flatnonzero(np.repeat(self.counts_W < self.rows_of_worker, self.num_rounds))
             # The move that increases the sum of squared distances to the targets the least.
             costs = self.costs_B[rows]
             above_M = self.costs_M - self.targets_M
-            change = costs[:, None] * (above_M[places] - above_M[self.bin_B[rows]][:, None] + costs[:, None])
-            fits = self.lengths_B[rows][:, None] <= self.room_M[places]
+            change = costs[:, None] * (
+                above_M[micro_batches] - above_M[self.micro_batch_B[rows]][:, None] + costs[:, None]
+            )
+            fits = self.lengths_B[rows][:, None] <= self.room_M[micro_batches]
             if not fits.any():
                 return False
-            row, place = np.unravel_index(np.where(fits, change, np.iinfo(np.int64).max).argmin(), change.shape)
-            self._move(int(rows[row]), int(places[place]))
+            row, index = np.unravel_index(np.where(fits, change, np.iinfo(np.int64).max).argmin(), change.shape)
+            self._move(int(rows[row]), int(micro_batches[index]))
         return True
 
     def exchange(self) -> None:
         """Exchanges rows, and moves them to micro-batches of the same worker or of workers with room for another row,
         until the sum of the rounds' maxima does not fall any more.
 
-        The loop ends, because each step reduces the cost of one of the most expensive micro-batches of a round, and the
-        other micro-batch stays below the maximum of its round."""
+        The loop ends: each step reduces the cost of a micro-batch that is the most expensive one of its round, and its
+        partner stays below the maximum of the partner's round. So the sum of the maxima never rises."""
         is_open_K = np.ones(self.num_rounds, dtype=bool)
         costs_WK = self.costs_M.reshape(self.num_workers, self.num_rounds)
         enough = CLOSE_ENOUGH * self.num_workers * self.costs_M.mean()
         for _ in range(MAX_STEPS):
             maxima_K = costs_WK.max(axis=0)
             excess_K = np.where(is_open_K, maxima_K * self.num_workers - costs_WK.sum(axis=0), 0)
-            number = int(excess_K.argmax())
-            if excess_K[number] <= enough:
+            round_ = int(excess_K.argmax())
+            if excess_K[round_] <= enough:
                 return
-            full = int(costs_WK[:, number].argmax()) * self.num_rounds + number
-            is_open_K[number] = False
-            if self._relieve(full, maxima_K[self.round_M] - self.costs_M):
+            most_expensive = int(costs_WK[:, round_].argmax()) * self.num_rounds + round_
+            is_open_K[round_] = False
+            if self._relieve(most_expensive, maxima_K[self.round_M] - self.costs_M):
                 is_open_K[:] = True
 
     @property
@@ -201,11 +206,13 @@ class _Bins:
         return 1 - float(costs_WK.mean(axis=0).sum() / costs_WK.max(axis=0).sum())
 
     def _targets(self) -> Integers:
-        """[K]: the cost of a micro-batch in each round, descending. Their sum is the cost of a worker. The rows are so
-        many that the j-th round has a row as expensive as row W x j; no target is below that if the sum allows it."""
+        """[K], descending: the cost that the micro-batches of each round should have. If rows are sorted by cost, the W
+        x j + 1 most expensive ones do not fit into W x j micro-batches with one row each. So round j gets at least the
+        cost of row W x j (both counted from 0). The other rounds share the rest of a worker's cost equally. The sum of
+        the targets is the cost of a worker, or more if these minima alone exceed it."""
         highest_K = np.zeros(self.num_rounds, dtype=np.int64)
-        layers = np.sort(self.costs_B)[::-1][:: self.num_workers][: self.num_rounds]
-        highest_K[: len(layers)] = layers
+        minima = np.sort(self.costs_B)[::-1][:: self.num_workers][: self.num_rounds]
+        highest_K[: len(minima)] = minima
         total = int(self.costs_B.sum()) // self.num_workers
         low, high = 0, total
         while low < high:
@@ -219,67 +226,73 @@ class _Bins:
     def _match_counts(self) -> None:
         """Assigns the micro-batches of each round to workers: those with the most rows to the workers with the fewest
         rows in earlier rounds."""
-        counts_WK = np.bincount(self.bin_B, minlength=len(self.costs_M)).reshape(self.num_workers, self.num_rounds)
+        counts_WK = np.bincount(self.micro_batch_B, minlength=len(self.costs_M)).reshape(
+            self.num_workers, self.num_rounds
+        )
         self.counts_W = np.zeros(self.num_workers, dtype=np.int64)
         new_M = np.empty_like(self.round_M)
-        for number in range(self.num_rounds):
-            most_rows = np.argsort(-counts_WK[:, number], kind="stable")
+        for round_ in range(self.num_rounds):
+            most_rows = np.argsort(-counts_WK[:, round_], kind="stable")
             workers = np.argsort(self.counts_W, kind="stable")
-            new_M[most_rows * self.num_rounds + number] = workers * self.num_rounds + number
-            self.counts_W[workers] += counts_WK[most_rows, number]
-        self.bin_B = new_M[self.bin_B]
+            new_M[most_rows * self.num_rounds + round_] = workers * self.num_rounds + round_
+            self.counts_W[workers] += counts_WK[most_rows, round_]
+        self.micro_batch_B = new_M[self.micro_batch_B]
         for values_M in (self.costs_M, self.room_M):
             values_M[new_M] = values_M.copy()
 
-    def _relieve(self, full: int, slack_M: Integers) -> bool:
-        """Reduces the cost of micro-batch `full` by the exchange or move that reduces it the most, or leaves the most
-        room below the other round's maximum. `slack_M`: how far each micro-batch is below the maximum of its round.
-        Returns whether there was one."""
-        rows = np.flatnonzero(self.bin_B == full)
+    def _relieve(self, most_expensive: int, slack_M: Integers) -> bool:
+        """Reduces the cost of micro-batch `most_expensive` by the exchange or move with the largest gain (see
+        `_gains`). `slack_M`: how far each micro-batch is below the maximum of its round. Returns whether there was
+        one."""
+        rows = np.flatnonzero(self.micro_batch_B == most_expensive)
         costs, lengths = self.costs_B[rows][:, None], self.lengths_B[rows][:, None]
-        worker = full // self.num_rounds
+        worker = most_expensive // self.num_rounds
         has_room_W = self.counts_W < self.rows_of_worker
         has_room_W[worker] = True
-        places = np.flatnonzero(np.repeat(has_room_W, self.num_rounds))
-        moved = _gains(costs, slack_M[places], (lengths <= self.room_M[places]) & (places != full))
+        micro_batches = np.flatnonzero(np.repeat(has_room_W, self.num_rounds))
+        moved = _gains(
+            costs, slack_M[micro_batches], (lengths <= self.room_M[micro_batches]) & (micro_batches != most_expensive)
+        )
         partners = self._partners(slack_M)
-        bins = self.bin_B[partners]
+        others = self.micro_batch_B[partners]
         change, tokens = costs - self.costs_B[partners], lengths - self.lengths_B[partners]
-        exchanged = _gains(change, slack_M[bins], (tokens <= self.room_M[bins]) & (-tokens <= self.room_M[full]))
+        exchanged = _gains(
+            change, slack_M[others], (tokens <= self.room_M[others]) & (-tokens <= self.room_M[most_expensive])
+        )
         best_move, best_exchange = int(moved.argmax()), int(exchanged.argmax()) if exchanged.size else -1
         gain_of_move = moved.flat[best_move]
         gain_of_exchange = exchanged.flat[best_exchange] if exchanged.size else 0
         if max(gain_of_move, gain_of_exchange) <= 0:
             return False
         if gain_of_move >= gain_of_exchange:
-            row, place = divmod(best_move, len(places))
-            self._move(int(rows[row]), int(places[place]))
+            row, index = divmod(best_move, len(micro_batches))
+            self._move(int(rows[row]), int(micro_batches[index]))
         else:
             row, other = divmod(best_exchange, len(partners))
-            self._move(int(rows[row]), int(bins[other]))
-            self._move(int(partners[other]), full)
+            self._move(int(rows[row]), int(others[other]))
+            self._move(int(partners[other]), most_expensive)
         return True
 
     def _partners(self, slack_M: Integers) -> Integers:
         """The rows of the NUM_PARTNERS micro-batches with the most slack."""
         if len(slack_M) <= NUM_PARTNERS:
-            return np.arange(len(self.bin_B))
+            return np.arange(len(self.micro_batch_B))
         is_partner_M = np.zeros(len(slack_M), dtype=bool)
         is_partner_M[np.argsort(-slack_M, kind="stable")[:NUM_PARTNERS]] = True
-        return np.flatnonzero(is_partner_M[self.bin_B])
+        return np.flatnonzero(is_partner_M[self.micro_batch_B])
 
-    def _put(self, row: int, place: int) -> None:
-        self.bin_B[row] = place
-        self.costs_M[place] += self.costs_B[row]
-        self.room_M[place] -= self.lengths_B[row]
-        self.counts_W[place // self.num_rounds] += 1
+    def _put(self, row: int, micro_batch: int) -> None:
+        self.micro_batch_B[row] = micro_batch
+        self.costs_M[micro_batch] += self.costs_B[row]
+        self.room_M[micro_batch] -= self.lengths_B[row]
+        self.counts_W[micro_batch // self.num_rounds] += 1
 
-    def _move(self, row: int, place: int) -> None:
-        before = self.bin_B[row]
+    def _move(self, row: int, micro_batch: int) -> None:
+        before = self.micro_batch_B[row]
         self.costs_M[before] -= self.costs_B[row]
         self.room_M[before] += self.lengths_B[row]
         self.counts_W[before // self.num_rounds] -= 1
-        self._put(row, place)
+        self._put(row, micro_batch)
 
 
 def _gains(change: Integers, slack: Integers, fits: npt.NDArray[np.bool_]) -> Integers:

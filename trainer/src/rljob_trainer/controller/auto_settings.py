@@ -1,5 +1,7 @@
 """Resolves the settings that a job leaves open: `Auto` fields and the commits of models on the Hugging Face hub. The
-first start decides; the checkpoint stores the choices, and every resumed run keeps them."""
+first start decides; the checkpoint stores the choices, and every resumed run keeps them. Exceptions: every start
+decides on gradient checkpointing, and a machine without a compiler does not compile. `engines/rollout/select.py` and
+`select_checkpointing` have the rules."""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class Recomputation(NamedTuple):
 
 @dataclass(frozen=True)
 class AdaptedModel:
-    """What decides how adapters reach the rollout engine."""
+    """What `select_lora_sync` needs to know about a model with adapters."""
 
     targets: tuple[str, ...]
     """The last parts of the names of the layers that have adapters."""

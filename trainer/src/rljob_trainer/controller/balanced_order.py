@@ -21,7 +21,7 @@ from rljob_trainer.errors import DataError
 
 @dataclass(frozen=True)
 class RowCosts:
-    """What rows cost, and what fits into a micro-batch."""
+    """The cost of rows, and the token limit of a micro-batch."""
 
     max_tokens: int
     """Tokens of a micro-batch."""
@@ -41,21 +41,23 @@ class RowPlan:
 
     order_B: torch.Tensor
     """int64."""
-    of_updates_B: torch.Tensor
+    update_micro_batch_B: torch.Tensor
     """int32: the number of the row's micro-batch in its update. NONE for rows without tokens, and for all rows of a
     single worker, which packs them itself."""
-    of_passes_B: torch.Tensor
-    """int32: the number of the row's micro-batch in a pass over the whole batch. Several micro-batches of updates are
-    one of a pass if they fit."""
+    pass_micro_batch_B: torch.Tensor
+    """int32: the number of the row's micro-batch in a pass over the whole batch. A pass makes no updates in between, so
+    it joins micro-batches of several updates that fit into one."""
     imbalance: float
-    """The cost of the most expensive micro-batches, summed over all updates, divided by the mean cost of a worker."""
+    """The cost of the most expensive micro-batch of a round, summed over all rounds of all updates, divided by the mean
+    cost of a worker; 1.0 is perfect balance."""
 
 
 def planned_rows(lengths_B: torch.Tensor, num_workers: int, rows_per_update: int, costs: RowCosts) -> RowPlan:
     """Plans the rows of a batch. `lengths_B`: int64, tokens of each row, 0 for rows that need no computation.
     `rows_per_update`: rows of an update over all workers.
 
-    Raises DataError if the number of rows of an update is not divisible by the number of workers."""
+    With several workers, raises DataError if the rows of an update are not divisible by the number of workers, or those
+    of the batch by `rows_per_update`."""
     if num_workers == 1:
         numbers_B = torch.full((len(lengths_B),), NONE, dtype=torch.int32)
         return RowPlan(torch.arange(len(lengths_B)), numbers_B, numbers_B, 1.0)
@@ -92,8 +94,8 @@ def planned_rows(lengths_B: torch.Tensor, num_workers: int, rows_per_update: int
 
 def balanced_order(lengths_B: torch.Tensor, num_workers: int) -> torch.Tensor:
     """Returns [B] int64, a permutation of the rows. If it is split into `num_workers` equal consecutive parts, all have
-    about the same number of tokens. For passes whose micro-batches are not planned. Raises DataError if the number of
-    rows is not divisible by the number of workers."""
+    about the same number of tokens. Used for reward models, whose micro-batches are not planned. Raises DataError if
+    the number of rows is not divisible by the number of workers."""
     parts = balanced_partitions(lengths_B.numpy(), num_workers)
     return torch.tensor([row for rows in parts for row in rows], dtype=torch.int64)
 
@@ -106,8 +108,8 @@ def imbalance(lengths_B: torch.Tensor, num_workers: int) -> float:
 
 
 def _merged(counts: list[int], tokens_WK: Integers, max_tokens: int) -> list[Integers]:
-    """For each update, the number in a pass of each of its micro-batches. `counts`: by update, its number of
-    micro-batches. A micro-batch goes to the first one of the pass that has room on all workers."""
+    """Returns for each update: which micro-batch of the pass each of its own joins, namely the first one that has room
+    on all workers. `counts`: the number of micro-batches of each update."""
     sums: list[Integers] = []
     new = np.empty(tokens_WK.shape[1], dtype=np.int64)
     for number, tokens_W in enumerate(tokens_WK.T):

@@ -101,7 +101,9 @@ class StepRows:
         is_read_B = self.is_kept_B if self.plan.algorithm.kl.is_in_reward else self.is_trained_B
         marked = self.rollout.batch.only(TOKEN_COLUMNS).with_columns({IS_TRAINED: is_read_B})
         ordered = marked.reorder(self.order_B) if self.plan.num_data_ranks > 1 else marked
-        return ordered.with_columns({PASS_MICRO_BATCHES: self.row_plan.of_passes_B, **_of_updates(self.row_plan)})
+        return ordered.with_columns(
+            {PASS_MICRO_BATCHES: self.row_plan.pass_micro_batch_B, **_of_updates(self.row_plan)}
+        )
 
     def with_rows_replaced(self, batch: DataProto, rows_B: torch.Tensor) -> tuple[DataProto, StepRows]:
         """Replaces each row i by row `rows_B[i]` and redistributes the rows across workers. Returns the new batch for
@@ -135,7 +137,7 @@ class StepRows:
 
 
 def _of_updates(plan: RowPlan) -> dict[str, torch.Tensor]:
-    return {UPDATE_MICRO_BATCHES: plan.of_updates_B}
+    return {UPDATE_MICRO_BATCHES: plan.update_micro_batch_B}
 
 
 def filtered_rows(

@@ -1,6 +1,6 @@
-"""The host memory that a run keeps beside its tensors on devices: offloaded state, the copies from which checkpoints
-are written, the state of a sleeping rollout engine. Most of it is allocated at its first use, the copies in the first
-save. So it is added up and checked while the workers are built.
+"""Adds up and checks the host memory of a run: offloaded state, the copies from which checkpoints are written, the
+state of a sleeping rollout engine. Most of it is allocated at its first use, the copies in the first save. So the check
+is made earlier, while the workers are built.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rljob_trainer.errors import HostMemoryError
 from rljob_trainer.host_memory import HOST_MEMORY, size_text
 
 POOL_FIELD = "spec.pools[].resources"
-"""The field of uses that no other field changes."""
+"""Named in errors for memory whose size no other field changes."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class HostUse:
     field: str
     """The job's field that changes its size."""
     num_bytes: int
-    """The size when everything is there."""
+    """Bytes when everything is allocated."""
     num_present: int = 0
-    """How much of it is allocated already."""
+    """Bytes that are allocated now."""
 
 
 @dataclass(frozen=True)
 class HostAccount:
-    """The uses of one process, and the memory that its host has left."""
+    """The host memory that one process uses, by purpose, and what its host has left."""
 
     host: str
     uses: tuple[HostUse, ...]
@@ -44,13 +44,13 @@ class HostAccount:
 
 
 class HostLedger:
-    """The uses of this process. Each object with host memory adds its own."""
+    """The host memory of this process, by purpose. Each object with host memory adds a method that counts it."""
 
     def __init__(self) -> None:
         self._counts: list[WeakMethod[Callable[[], Sequence[HostUse]]]] = []
 
     def watch(self, count: Callable[[], Sequence[HostUse]]) -> None:
-        """Adds a bound method that returns uses. It is used as long as its object lives."""
+        """Adds a bound method that returns what its object uses. It is called as long as the object lives."""
         self._counts.append(WeakMethod(count))
 
     def account(self) -> HostAccount:
@@ -60,7 +60,7 @@ class HostLedger:
         return HostAccount(socket.gethostname(), uses, HOST_MEMORY.available_bytes())
 
     def check(self) -> None:
-        """Collective. See `check_accounts`, for the processes of all ranks."""
+        """Collective. Gathers the accounts of all ranks and calls `check_accounts`."""
         account = self.account()
         accounts = [account] * dist.get_world_size()
         dist.all_gather_object(accounts, account)
@@ -117,5 +117,5 @@ def _sums(uses: Iterable[HostUse]) -> list[HostUse]:
 
 def buffer_bytes(sizes: Iterable[int], *, is_pinned: bool) -> int:
     """The host memory of buffers of these sizes. torch rounds each pinned buffer up to a power of two (2.11 to 2.13,
-    ATen/core/CachingHostAllocator.h), unless the user sets `pinned_max_round_threshold_mb`."""
+    ATen/core/CachingHostAllocator.h). If the user sets `pinned_max_round_threshold_mb`, this is an upper bound."""
     return sum(1 << (size - 1).bit_length() if is_pinned and size else size for size in sizes)

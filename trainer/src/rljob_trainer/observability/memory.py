@@ -1,9 +1,9 @@
 """Memory use of this process: bytes by owner at the boundaries of a step, and the peaks between them.
 
-On GPUs the total and the peaks come from torch's allocator, less what it counts although it is not on the device. CPUs
-have no such counter: there the total is the sum of the owners' live storages, and the peak is the largest sampled total
-(also sampled after each pass). A boundary is named after what has just been done (`generate`, `sleep`, ...). The worker
-of each role counts the memory of its owners.
+On GPUs the total and the peaks come from torch's allocator, minus sleeping tensors, which the allocator still counts.
+CPUs have no such counter: there the total is the sum of the owners' live storages, and the peak is the largest sampled
+total (also sampled after each pass). A boundary is named after what has just been done (`generate`, `sleep`, ...). The
+worker of each role counts the memory of its owners.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Boundary(StrEnum):
     """A point in a step, named after what has just been done."""
 
     STEP_BEFORE = "step_before"
-    """The previous step is done; the first boundary of a rollout."""
+    """The first boundary of a rollout: what came before is done."""
     WAKE_WEIGHTS = "wake_weights"
     SYNC_WEIGHTS = "sync_weights"
     WAKE_KV_CACHE = "wake_kv_cache"
@@ -111,7 +111,7 @@ class MemoryRecorder:
         """`device`: None for torch's allocator."""
         self._spans = spans
         self._device = device or TorchCounter()
-        self._owners: list[WeakMethod[Callable[[], Bytes]]] = []
+        self._counts: list[WeakMethod[Callable[[], Bytes]]] = []
         self._unmapped: list[WeakMethod[Callable[[], int]]] = []
         self._metrics: dict[str, float] = {}
         self._peak = 0
@@ -121,23 +121,23 @@ class MemoryRecorder:
     def watch(self, count: Callable[[], Bytes]) -> None:
         """Adds a bound method that returns the bytes of some owners on the device. It is used as long as its object
         lives."""
-        self._owners.append(WeakMethod(count))
+        self._counts.append(WeakMethod(count))
 
     def watch_unmapped(self, count: Callable[[], int]) -> None:
         """Adds a bound method that returns bytes that torch's allocator counts, but that are not on the device: their
-        tensors sleep. This number may change between two boundaries only if at one of them the tensors are awake as far
-        as at any time in between. It is used as long as its object lives."""
+        tensors sleep. Between two boundaries, tensors must not wake up and fall asleep again: the peak would be too low
+        (see `mark`). It is used as long as its object lives."""
         self._unmapped.append(WeakMethod(count))
 
     def by_owner(self) -> dict[Owner, int]:
         """Returns the current bytes on the device by owner; 0 for owners without memory."""
         found = dict.fromkeys(Owner, 0)
-        for count in _living(self._owners):
+        for count in _living(self._counts):
             for owner, num_bytes in count().items():
                 found[owner] += num_bytes
         if self._device.is_used:
             found[Owner.OTHER] = 0
-            # OTHER is everything that no owner counts, and the gathered parameters that owners report as OTHER.
+            # OTHER is what the allocator counts beside the named owners. Gathered parameters are a part of it.
             mapped = self._device.allocated() - self._num_unmapped()
             found[Owner.OTHER] = max(0, mapped - sum(found.values()))
         return found

@@ -1,8 +1,8 @@
 """Profiles of steps by NVIDIA Nsight Systems (`nsys`), as reports that its user interface opens.
 
 Only a process that was started by `nsys launch` can be profiled (see `launch_command`). nsys records nothing until
-`nsys start`. `nsys stop` returns after the report was written. With `nsys profile --capture-range=cudaProfilerApi` the
-reports of several steps would be written only at the end of the process, under numbers.
+`nsys start`. `nsys stop` returns after the report was written. `nsys profile --capture-range=cudaProfilerApi` is not
+used: it writes the reports of all steps only when the process ends, and names them by numbers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def missing_nsys(where: str) -> ConfigurationError:
 
 
 class NsysProfile:
-    """Profiles one step of this process at a time; a `StepProfile`. All methods also raise OSError, and RuntimeError
-    if nsys fails or does not end."""
+    """Profiles one step of this process at a time; a `StepProfile`. `begin`, `end` and `discard` also raise OSError,
+    and RuntimeError if nsys fails or does not end."""
 
     suffix = ".nsys-rep"
 

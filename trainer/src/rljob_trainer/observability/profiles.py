@@ -1,6 +1,6 @@
 """Profiles of single steps of this process. `TorchProfile` writes files for https://ui.perfetto.dev or
-chrome://tracing. They have every operation of the thread that calls `begin`, the names of `spans.SPANS` above them, and
-on GPUs every kernel. `nsys_profiles` has the other profiler.
+chrome://tracing. A file shows the operations of the thread that called `begin` under the names of `spans.SPANS`, and on
+GPUs every kernel. `NsysProfile` is the alternative (`training.profile.type: Nsys`).
 """
 
 from __future__ import annotations

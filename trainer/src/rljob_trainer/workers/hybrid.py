@@ -3,11 +3,12 @@
     trainer_mode                       rollout_mode
     forward, backward, update   ->   generate   ->   forward, ...
 
-No code except these two methods wakes the rollout engine, puts it to sleep, or synchronizes weights. A mode lasts until
-the other side needs the device: several rollouts in a row need one switch, and any use of a training engine of this
-process (a pass, a checkpoint) switches to trainer mode. Weights are sent if the engine does not have them already.
-Workers of other roles offload their models at the end of each use. docs/memory.md has a table of what is on the device
-in each phase. A process starts in trainer mode.
+No code except these two methods wakes the rollout engine, puts it to sleep, or synchronizes weights. `generating` calls
+`rollout_mode`; training engines of this process call `trainer_mode` before each use, such as a pass or a checkpoint
+(`TrainEngine.before_use`). So a mode lasts until the other side needs the device: several rollouts in a row need one
+switch. Weights are sent if the engine has none, or if it has older ones and this rollout synchronizes. Workers of other
+roles offload their models at the end of each use. docs/memory.md has a table of what is on the device in each phase. A
+process starts in trainer mode.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class HybridWorker(Worker):
         )
         self.seconds: dict[str, float] = {}
         self.merge_error: float | None = None
-        """What `sync_weights` returned the last time."""
+        """The part of the merged adapters that rounding lost in the last synchronization; None without merged
+        adapters."""
         self.device_memory = DeviceMemory(context)
         self.num_kv_cache_bytes = 0
         self.device_memory.give_back_after_loading()
@@ -109,11 +111,12 @@ class HybridWorker(Worker):
             yield
 
     def rollout_mode(self, *, syncs: bool = True) -> None:
-        """Collective. Wakes the rollout engine and offloads the actor, unless the engine is awake.
+        """Collective. Wakes the rollout engine and offloads the actor, unless the engine is awake with the weights that
+        it needs. An engine that is awake with others sleeps first.
 
         The engine gets the actor's current weights if it has none, if the actor has loaded a checkpoint since the last
-        synchronization, or if `syncs` is set and it has others. The reference's parameters, the moments and the
-        gradients left the device earlier, each at the end of its use."""
+        synchronization, or if `syncs` is true and its weights are older. The reference's parameters, the moments and
+        the gradients left the device earlier, each at the end of its use."""
         if self._must_sync(syncs):
             self.trainer_mode()
         if not self.is_in_rollout_mode:

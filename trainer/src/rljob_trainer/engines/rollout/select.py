@@ -26,7 +26,7 @@ effect."""
 LORA_SUPPORT_PROGRAM = "rljob_trainer.engines.rollout.vllm_lora_support"
 LORA_SUPPORT_SECONDS = 300.0
 SUPPORTS_LORA, LACKS_LORA = 0, 10
-"""Exit codes of this program."""
+"""Exit codes of LORA_SUPPORT_PROGRAM."""
 MIN_STEPS_TO_COMPILE = 300
 """On CPUs, a job with fewer training steps is faster without compilation. On two cores the first compilation of a small
 model took 40 s (8 s with a filled cache), and each step became a third of a second faster."""
@@ -117,12 +117,12 @@ def select_lora_sync(
         return LoraSync.MERGED, "vLLM does not support adapters of this model"
     if device_type == "cpu":
         return LoraSync.ADAPTER, "in BFloat16 merged weights lose small adapters"
-    return LoraSync.ADAPTER, "on GPUs adapters cost little"
+    return LoraSync.ADAPTER, "the default on GPUs"
 
 
 def vllm_supports_adapters(model_folder: Path) -> bool:
-    """Whether the class with which vLLM runs a model of this configuration supports LoRA. Asked in a process of its
-    own, because the controller does not import vLLM. False, with a warning, if there is no answer."""
+    """Whether the class with which vLLM runs a model of this configuration supports LoRA. vLLM is asked in a process of
+    its own, because the controller does not import it. False, with a warning, if there is no answer."""
     try:
         document = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
         architectures = [str(each) for each in document["architectures"]]

@@ -53,7 +53,7 @@ class VllmSettings:
     adapter_targets: tuple[str, ...] = ()
     """The last parts of the names of the layers that have adapters."""
     has_float32_head: bool = False
-    """True: logits have 32 bits, also if `dtype` has 16."""
+    """True: logits are in float32, also if `dtype` has 16 bits."""
 
 
 def start_vllm(settings: VllmSettings) -> LLMEngine:
@@ -70,17 +70,17 @@ def start_vllm(settings: VllmSettings) -> LLMEngine:
 
 
 def check_devices(settings: VllmSettings) -> None:
-    """Raises ConfigurationError if the process sees fewer NVIDIA GPUs than ranks share a model. vLLM 0.32.0 looks up
-    the GPUs of all these ranks, which would end in an IndexError."""
+    """Raises ConfigurationError if the process sees fewer NVIDIA GPUs than `tensor_parallel`. vLLM 0.32.0 looks up the
+    GPUs of all these ranks, which would end in an IndexError."""
     if settings.device_type != "cuda" or torch.version.hip is not None:
         return
     num_visible = torch.cuda.device_count()
     if num_visible < settings.tensor_parallel:
         raise ConfigurationError(
-            "spec.roles.rollout.tensorParallel: workers that share a model must see each other's GPUs, but this worker "
-            f"sees only {num_visible}, because it uses a MIG device, because CUDA_VISIBLE_DEVICES was set to fewer "
-            f"GPUs, or because this version of Ray does not name the node's GPUs (seen: {settings.tensor_parallel}); "
-            "set tensorParallel to 1, or use a pool with whole GPUs, or another version of Ray"
+            "spec.roles.rollout.tensorParallel: workers that share a model must see each other's GPUs (seen: "
+            f"{settings.tensor_parallel}), but this worker sees only {num_visible}: it uses a MIG device, "
+            "CUDA_VISIBLE_DEVICES names fewer GPUs, or this version of Ray does not name the node's GPUs; set "
+            "tensorParallel to 1, or use a pool with whole GPUs, or another version of Ray"
         )
 
 
@@ -119,8 +119,8 @@ def _built_engine(arguments: EngineArgs) -> LLMEngine:
     """Collective. Builds the engine with two workarounds for vLLM 0.32.0.
 
     1. The shared memory of tensor-parallel ranks gets a unique name. Symptom without this: `create shm in SHMManager
-    failed` on CPUs, because vLLM names the memory after the end of the process group's address, and this end is the
-    same for all engines with an external launcher. When all ranks have opened the memory, its name is removed, so that
+    failed` on CPUs, because vLLM names the memory after the last part of the process group's address. With an external
+    launcher this part is the same for all engines. When all ranks have opened the memory, its name is removed, so that
     a killed worker leaves nothing behind.
 
     2. Models that vLLM runs with transformers' code are not compiled. Symptom without this: `object has no attribute
@@ -154,7 +154,9 @@ def _built_engine(arguments: EngineArgs) -> LLMEngine:
 
 
 def _start_error(error: Exception, settings: VllmSettings) -> Exception:
-    """Returns the error for a job whose vLLM did not start, with advice that depends on vLLM's `error`."""
+    """Returns the error for a job whose vLLM did not start: HostMemoryError or DeviceMemoryError if memory was too
+    small, ConfigurationError for a model that vLLM cannot run, ResourceError if the machine may be the cause, else
+    WorkerError."""
     text = str(error) or type(error).__name__
     # vLLM 0.32.0 has no error class for a lack of memory. `test_memory_shortage.py` fails if vLLM's messages change.
     is_unsupported = isinstance(error, AssertionError | ValueError | NotImplementedError)
@@ -166,6 +168,7 @@ def _start_error(error: Exception, settings: VllmSettings) -> Exception:
         else:
             kind = DeviceMemoryError
             setting = f"gpuMemoryUtilization (now {settings.gpu_memory_utilization})"
+        # "change": it may be too small for the longest sequence, or too large for the memory.
         return kind(
             f"spec.training.rollout: vLLM does not have enough memory ({text}); change {setting}, or reduce "
             "maxNumSequences"

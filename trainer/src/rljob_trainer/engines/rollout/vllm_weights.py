@@ -15,14 +15,14 @@ log = logging.getLogger(__name__)
 
 WHOLE_EXPERTS = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 """vLLM's classes of models that can get all experts of a layer as two tensors. Our tests run them. Classes with a
-`load_weights` of their own expect other names."""
+`load_weights` of their own expect other names, so they get one tensor for each expert."""
 
 
 def accept_whole_experts(model: torch.nn.Module) -> bool:
     """Makes a model of WHOLE_EXPERTS accept all experts of a layer as two tensors. Returns whether it does.
 
-    vLLM's own loader accepts them, too, but loads each expert separately. For Qwen3-30B-A3B this is 18,432 calls; one
-    call takes about a millisecond, because a reload first counts the elements that the call will load."""
+    vLLM's own loader accepts them, too, but loads each expert separately. For Qwen3-30B-A3B this is 18,432 calls. One
+    call takes about a millisecond, because vLLM's reload counts elements before each call."""
     layers = [module for module in model.modules() if isinstance(module, RoutedExperts)]
     is_known = type(model).__name__ in WHOLE_EXPERTS
     if layers and not is_known:

@@ -1,7 +1,8 @@
 """Fused kernels in training: norms and rotary embedding of liger-kernel instead of those of transformers.
 
-Only the modules of one model are changed. Other models of the process, such as that of the HuggingFace engine, keep the
-operations of transformers. The check of `logprob_parity` compares the engine with these kernels to the model without.
+Only the modules of one model are changed, and during a forward pass the rotary function of its Python module. Other
+models of the process, such as that of the HuggingFace engine, keep the operations of transformers. The check of
+`logprob_parity` compares the engine with these kernels to the model without.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def check_kernel_device(kernels: Kernels, device_type: str) -> None:
 
 @contextmanager
 def errors_about_kernels(kernels: Kernels) -> Iterator[None]:
-    """Adds to ConfigurationErrors of this block that the model ran with these kernels, which may be the cause."""
+    """Adds the advice to set Plain to a ConfigurationError of this block, because these kernels may be the cause."""
     try:
         yield
     except ConfigurationError as error:
@@ -94,8 +95,8 @@ def apply_kernels(language_model: nn.Module, kernels: Kernels) -> list[nn.Module
 
 
 def _norm(module: nn.Module, norm: Callable[..., Tensor]) -> Forward:
-    """The forward pass of a norm. The gradient of its result is not overwritten (`in_place`), because a model may use
-    the same gradient elsewhere, and the parity check does not compare gradients."""
+    """The forward pass of a norm. With `in_place`, liger-kernel would overwrite the incoming gradient, which a model
+    may still need elsewhere. The parity check would not notice this, because it compares log-probabilities only."""
     epsilon = module.variance_epsilon
 
     def forward(hidden: Tensor) -> Tensor:
@@ -105,12 +106,13 @@ def _norm(module: nn.Module, norm: Callable[..., Tensor]) -> Forward:
 
 
 def _attention(module: nn.Module, rotary: Callable[..., tuple[Tensor, Tensor]]) -> Forward:
-    """The forward pass of an attention module, in which its Python module has another rotary function. It is restored
-    afterwards, because other models of the process share it. A recomputation calls this again.
+    """The forward pass of an attention module. While it runs, `rotary` replaces the rotary function of the Python
+    module. Then the original returns, because other models of the process use the same Python module. A recomputed
+    layer calls this forward pass again.
 
-    The function writes into queries and keys, and in the backward pass into their gradients. In the models of
-    LIGER_MODEL_TYPES nothing else reads these tensors afterwards: they are outputs of projections or norms, which keep
-    only their inputs."""
+    The function writes into queries and keys, and in the backward pass into their gradients. This is safe in the models
+    of LIGER_MODEL_TYPES: the tensors are outputs of projections or norms, which keep only their inputs for the backward
+    pass, so nothing reads them afterwards."""
     plain, python_module = module.forward, sys.modules[type(module).__module__]
 
     def forward(*arguments: object, **named: object) -> object:

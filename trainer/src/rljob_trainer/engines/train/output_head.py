@@ -60,8 +60,8 @@ def computed_in_head(
 ) -> HeadOutputs:
     """Returns `compute(hidden_ND, head)`, called as the forward pass of the head's module.
 
-    Only then does FSDP2 gather the weight of a head that is a unit of its own. With a backward pass to come, the weight
-    stays gathered until the head's backward pass, which is the next to need it."""
+    FSDP2 gathers the weight of a head that is a unit of its own only in the module's forward pass. If gradients are
+    needed, the weight stays gathered until the head's backward pass, which comes next."""
     if isinstance(head, FSDPModule):
         head.set_reshard_after_forward(not torch.is_grad_enabled(), recurse=False)
     vars(head)["forward"] = lambda inputs_ND: compute(inputs_ND, head)
@@ -73,7 +73,8 @@ def computed_in_head(
 
 
 def float32_logits(head: nn.Linear, hidden: Tensor) -> Tensor:
-    """The head's output in float32, also for 16-bit hidden states [..., D], without gradient."""
+    """The head's output in float32, also for 16-bit hidden states [..., D], without gradient. The HuggingFace engine
+    uses this; the trainer has `logit_tiles`, vLLM has `head_dtype`."""
     if hidden.device.type != "cuda" or hidden.dtype.itemsize > 2:
         bias = None if head.bias is None else head.bias.float()
         return linear(hidden.float(), head.weight.float(), bias)
