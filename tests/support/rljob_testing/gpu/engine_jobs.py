@@ -22,8 +22,9 @@ BENCH = REPOSITORY / "bench"
 NUM_STEPS = {"cpu": 8, "cuda": 20}
 RISE = 0.1
 """The least that the mean reward rises from the first quarter of the steps to the last."""
-LARGEST_MEAN_DIFFERENCE = 0.05
-"""Of the log-probabilities of trainer and vLLM in a step, in nats."""
+LARGEST_MEAN_DIFFERENCE = 0.1
+"""Of the log-probabilities of trainer and vLLM in a step, in nats. In BFloat16 on CPUs the mean of this model is 0.044
+(docs/rollout-correction.md)."""
 NUM_LAST_LINES = 25
 
 
