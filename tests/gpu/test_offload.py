@@ -60,4 +60,5 @@ def test_pinned_memory_is_what_is_added_up_before_the_first_step(case: DeviceCon
     pinned = torch.cuda.host_memory_stats()["active_bytes.current"] - before
     expected = sum(use.num_bytes for use in engine.host_uses())
     case.note("pinned bytes / bytes that are added up", pinned / expected)
-    assert pinned >= expected
+    # Some tensors of the last batch may still be pinned.
+    assert expected <= pinned <= 1.2 * expected

@@ -13,6 +13,7 @@ from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.kl import Kl
 from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_testing.models import tiny_models
 from rljob_testing.training import replays, training_runs
 from rljob_trainer.controller.model_roles import Models, model_roles, step_plan
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -113,3 +114,10 @@ def test_micro_batches_are_planned_for_the_layout_of_each_role(sequence_parallel
         500 * sequence_parallel,
     )
     assert plan.critic_follows_actor == plan.reference_follows_actor == (sequence_parallel == 1)
+
+
+@pytest.mark.parametrize(("name", "has_flat_rows"), [("qwen3", True), ("gemma2", False)])
+def test_micro_batches_of_padded_models_are_not_planned(tmp_path: Path, name: str, has_flat_rows: bool) -> None:
+    job = TrainerJob(name="small", spec=RLJob.from_wire(training_runs.small_job(num_workers=2)).spec)
+    (tiny_models.FLAT | tiny_models.PADDED)[name]().save_pretrained(tmp_path)
+    assert step_plan(job, tmp_path).has_flat_rows is has_flat_rows

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
@@ -29,6 +30,7 @@ from rljob_testing.models import tiny_models
 from rljob_testing.planner import samples
 from rljob_testing.training import engine_updates, gloo_ranks
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.host_ledger import HostUse, buffer_bytes
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.engine_memory import copies_use, engine_uses
 from rljob_trainer.engines.train.layout import ParallelLayout
@@ -37,6 +39,7 @@ from rljob_trainer.engines.train.model import model_size
 from rljob_trainer.engines.train.offload import OffloadSettings
 from rljob_trainer.engines.train.token_batch import MicroBatch
 from rljob_trainer.engines.train.token_logprobs import TokenDistribution
+from rljob_trainer.workers.trained_worker import TrainedWorker
 
 UNEVEN = {**tiny_models.COMMON, "vocab_size": 121, "num_hidden_layers": 3}
 """Its embedding does not divide by two."""
@@ -82,6 +85,9 @@ class Account:
     """Parameters that stay gathered after a pass without backward, for a trained model."""
     host: Mapping[str, int]
     """Host memory on a GPU with full offload, by its owner."""
+    copies: tuple[int, int] = (0, 0)
+    """The buffers from which all ranks together write a checkpoint, on GPUs: as counted before the first step, and as
+    allocated."""
 
 
 def save_configured(name: str, folder: Path) -> Path:
@@ -99,15 +105,17 @@ def accounts_of(folders: Mapping[str, Path], context: WorkerContext) -> dict[Acc
 def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
     """Collective. `folder` has the model."""
     settings = engine_updates.engine_settings(folder, context.device, case.dtype, max_tokens=128)
-    engine = TrainEngine(
+    worker = TrainedWorker(
+        context,
         replace(
             settings,
             layout=ParallelLayout(case.num_shards, case.num_replicas),
             optimizer=settings.optimizer if case.is_trained else None,
             adapters=AdapterSettings(Lora(rank=RANK, alpha=RANK), 0) if case.has_adapters else None,
             defers_reduction=case.defers_reduction,
-        )
+        ),
     )
+    engine = worker.engine
     away = replace(engine.settings, device=torch.device("cuda"), offload=OffloadSettings(True, True, True))
     uses = (*engine_uses(away, engine.memory), copies_use(away, engine.memory))
     host = {use.owner.replace("'s ", " "): use.num_bytes for use in uses if use.num_bytes}
@@ -136,7 +144,18 @@ def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
         gradients,
         memory.gathered,
         host,
+        copies_of_all_ranks(worker, uses[-1]),
     )
+
+
+def copies_of_all_ranks(worker: TrainedWorker, counted: HostUse) -> tuple[int, int]:
+    """Collective. See `Account.copies`. `counted`: on this rank."""
+    copies = worker.host_buffers.copy(worker._shards())
+    # Not the optimizer's step counters, which are numbers.
+    allocated = buffer_bytes([copy.local.nbytes for copy in copies if copy.global_shape], is_pinned=True)
+    sums = torch.tensor([counted.num_bytes, allocated])
+    dist.all_reduce(sums)
+    return int(sums[0]), int(sums[1])
 
 
 def allocated_peak(engine: TrainEngine, lengths: list[int]) -> int:
@@ -180,7 +199,7 @@ def accounts(tmp_path_factory: pytest.TempPathFactory) -> dict[AccountCase, tupl
     """The measurements of the first rank, which has most memory."""
     root = tmp_path_factory.mktemp("models")
     folders = {name: save_configured(name, root / name) for name in {case.model for case in CASES}}
-    found = {}
+    found: dict[AccountCase, tuple[ModelShape, Account]] = {}
     for first, *_ in gloo_ranks.run_on_ranks(
         [gloo_ranks.RankedRun(partial(accounts_of, folders), num_ranks) for num_ranks in (1, 2)]
     ):
@@ -214,6 +233,22 @@ def test_host_memory_equals_that_of_the_engine(
     pool = PlacedPool("main", 1, 1, samples.gpu(), {Role.ACTOR: TrainLayout(case.num_ranks, case.num_shards)})
     parts = {part.owner: part.num_bytes for part in host_parts(pool, workload, Constants(process_bytes=5.0))}
     assert parts == {"libraries": 5.0, **found.host}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.is_trained], ids=str)
+def test_only_the_first_replica_copies_for_checkpoints(
+    case: AccountCase, accounts: dict[AccountCase, tuple[ModelShape, Account]]
+) -> None:
+    shape, found = accounts[case]
+    counted, allocated = found.copies
+    assert counted == allocated > 0
+    workload = replace(samples.workload(), models={Role.ACTOR: model_of(case, shape)})
+    layout = TrainLayout(case.num_ranks, case.num_shards)
+    pool = PlacedPool("main", 1, case.num_ranks, samples.gpu(), {Role.ACTOR: layout})
+    parts = {part.owner: part.num_bytes for part in host_parts(pool, workload, Constants())}
+    planned = parts["actor copies for checkpoints"]
+    # The plan counts the first rank's buffers for all ranks; the second one has fewer experts.
+    assert planned > counted if shape.num_experts else planned == counted
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -1,5 +1,5 @@
-"""With `headDtype: Float32`, vLLM's logits have 32 bits in a job in BFloat16, and follow from the newest weights. Runs
-in a process of its own, without Ray."""
+"""With `headDtype: Float32`, vLLM's logits have 32 bits in a job in BFloat16, and follow from the newest weights. The
+tests do not use Ray."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import Gemma3Config
 
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.job import RLJob
@@ -53,11 +54,34 @@ def errors_of_logits(folder: Path, context: WorkerContext) -> list[float]:
     return found
 
 
+def head_dtypes_of_parts(folder: Path, context: WorkerContext) -> list[torch.dtype]:
+    """vLLM's data type of the head by the configuration of the multimodal model, and by that of its text part."""
+    from vllm.config.model import _get_head_dtype
+    from vllm.transformers_utils.config import get_config
+
+    from rljob_trainer.engines.rollout.vllm_start import VllmSettings, engine_arguments
+
+    settings = VllmSettings(
+        folder, context.device.type, False, torch.bfloat16, 1, 32, 16, 0.5, 2**24, 0, has_float32_head=True
+    )
+    change = engine_arguments(settings).hf_overrides
+    assert callable(change)
+    config = get_config(folder, trust_remote_code=False, hf_overrides_fn=change)
+    return [_get_head_dtype(part, torch.bfloat16, "generate") for part in (config, config.get_text_config())]
+
+
 def test_logits_are_not_rounded_and_follow_from_the_newest_weights(tmp_path: Path) -> None:
     """On CPUs, vLLM packs a head that shares its weight with the embedding."""
-    folder = tiny_models.save("qwen3 tied", tmp_path)
+    folder = tiny_models.save("qwen3 tied", tmp_path / "qwen3")
     tiny_models.copy_tokenizer(folder)
     [[found]] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(errors_of_logits, folder), 1)], gloo_ranks.VLLM)
     assert isinstance(found, list)
     assert len(found) == NUM_VERSIONS
     assert max(found) < 1e-5
+
+
+def test_the_text_part_of_a_multimodal_model_has_a_float32_head(tmp_path: Path) -> None:
+    """vLLM builds the text part with its own configuration."""
+    Gemma3Config(architectures=["Gemma3ForConditionalGeneration"]).save_pretrained(tmp_path)
+    run = gloo_ranks.RankedRun(partial(head_dtypes_of_parts, tmp_path), 1)
+    assert gloo_ranks.run_on_ranks([run], gloo_ranks.VLLM) == [[[torch.float32, torch.float32]]]

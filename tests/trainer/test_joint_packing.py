@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_testing.training.long_rows import imbalance_alone, imbalance_together, long_rows
-from rljob_trainer.batch.joint_packing import NONE, packed_jointly
+from rljob_trainer.batch.joint_packing import NONE, _Bins, packed_jointly
 from rljob_trainer.controller.balanced_order import RowCosts
 
 SEEDS = range(5)
@@ -72,6 +72,23 @@ def test_counts_are_equal_and_micro_batches_fit(
     again = packed_jointly(lengths_B, costs_B, num_workers, max_tokens)
     assert np.array_equal(packing.worker_B, again.worker_B)
     assert np.array_equal(packing.round_B, again.round_B)
+
+
+@pytest.mark.parametrize(("shortest", "longest"), [(51, 70), (34, 49), (26, 33)])
+def test_long_rows_need_few_tries(shortest: int, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one, two or three rows fit into a micro-batch of 100 tokens, also if their sum leaves room."""
+    tries: list[bool] = []
+    fill = _Bins.fill
+
+    def counted(bins: _Bins) -> bool:
+        tries.append(fill(bins))
+        return tries[-1]
+
+    monkeypatch.setattr(_Bins, "fill", counted)
+    lengths_B = np.random.default_rng(0).integers(shortest, longest + 1, 240)
+    packing = packed_jointly(lengths_B, lengths_B, 4, 100)
+    assert packing.sums(lengths_B, 4).max() <= 100
+    assert len(tries) <= 2
 
 
 def test_a_row_longer_than_a_micro_batch_is_the_limit() -> None:

@@ -11,6 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_testing.messages import Mentions
+from rljob_trainer.engines.train import micro_batching
 from rljob_trainer.engines.train.attention import AttentionPlan
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.micro_batching import micro_batches_of, plan_micro_batches
@@ -101,11 +103,25 @@ def test_no_plan_drops_or_repeats_a_row(rows: list[tuple[int, int]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "numbers", "attention"),
-    [([9, 8, 3], [0, 0, 1], FLAT), ([9, 8, 3], [0, 1, -1], FLAT), ([9, 8, 3], [0, 1, 2], PADDED)],
-    ids=["too many tokens", "a row without a number", "padded rows"],
+    ("lengths", "numbers", "attention", "is_warned"),
+    [
+        ([9, 8, 3], [0, 0, 1], FLAT, True),
+        ([9, 8, 3], [0, 1, -1], FLAT, True),
+        ([9, 8, 3], [-1, -1, -1], FLAT, False),
+        ([9, 8, 3], [0, 1, 2], PADDED, False),
+    ],
+    ids=["too many tokens", "a row without a number", "a single data rank", "padded rows"],
 )
 def test_rows_are_packed_alone_if_the_plan_does_not_fit(
-    lengths: list[int], numbers: list[int], attention: AttentionPlan
+    lengths: list[int],
+    numbers: list[int],
+    attention: AttentionPlan,
+    is_warned: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert of_plan(lengths, numbers, attention) == of_plan(lengths, None, attention)
+    """A warning says so once, if there is a plan that this model could follow."""
+    micro_batching._warn_of_other_plan.cache_clear()
+    for _ in range(2):
+        assert of_plan(lengths, numbers, attention) == of_plan(lengths, None, attention)
+    assert len(caplog.messages) == is_warned
+    assert all(message == Mentions("micro-batches", "packs its own rows") for message in caplog.messages)

@@ -3,6 +3,9 @@ update that it belongs to."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +18,8 @@ from rljob_trainer.controller.rollout_phase import Rollout
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.engines.rollout.base import SamplingSettings
-from rljob_trainer.workers.columns import UPDATE_MICRO_BATCHES
+from rljob_trainer.observability.metrics import MICRO_BATCH_IMBALANCE, TOKEN_IMBALANCE
+from rljob_trainer.workers.columns import PASS_MICRO_BATCHES, UPDATE_MICRO_BATCHES
 
 NUM_UPDATES, ROWS_PER_UPDATE = 3, 8
 NUM_ROWS = NUM_UPDATES * ROWS_PER_UPDATE
@@ -73,13 +77,19 @@ def test_actor_and_critic_use_the_same_rows_in_each_update(
     everything_B = torch.ones(NUM_ROWS, dtype=torch.bool)
     rows = StepRows(plan, Rollout((), DataProto(), {}), everything_B, lengths_B > 0, lengths_B)
     batch = DataProto(
-        {NAME: torch.arange(NUM_ROWS)[rows.order_B], UPDATE_MICRO_BATCHES: rows.row_plan.update_micro_batch_B}
+        {
+            NAME: torch.arange(NUM_ROWS)[rows.order_B],
+            UPDATE_MICRO_BATCHES: rows.row_plan.update_micro_batch_B,
+            PASS_MICRO_BATCHES: rows.row_plan.pass_micro_batch_B,
+        }
     )
     expected_B = torch.arange(NUM_ROWS)
     if drawn is not None:
         expected_B = torch.tensor(drawn)
         batch, rows = rows.with_rows_replaced(batch, expected_B)
         assert torch.equal(rows.lengths_B, lengths_B[expected_B])
+        # Planned for the rows before.
+        assert PASS_MICRO_BATCHES not in batch.column_names()
     expected = [sorted(each.tolist()) for each in expected_B.split(ROWS_PER_UPDATE)]
     critics = rows.for_critic(batch)
     for of_role, ranks, max_tokens in (
@@ -89,3 +99,13 @@ def test_actor_and_critic_use_the_same_rows_in_each_update(
         assert updates_of(of_role[NAME], ranks) == expected
         fullest = fullest_micro_batch(of_role, lengths_B, ranks)
         assert fullest == 0 if ranks == 1 else fullest <= max_tokens
+
+
+@pytest.mark.parametrize("has_flat_rows", [True, False])
+def test_only_models_that_follow_the_plan_have_its_metric(has_flat_rows: bool) -> None:
+    plan = replace(plan_of(2, 2, MAX_TOKENS), has_flat_rows=has_flat_rows)
+    lengths_B = torch.arange(NUM_ROWS)
+    rows = StepRows(plan, Rollout((), DataProto(), {}), lengths_B >= 0, lengths_B > 0, lengths_B)
+    metrics = rows.metrics()
+    assert (MICRO_BATCH_IMBALANCE in metrics) is has_flat_rows
+    assert TOKEN_IMBALANCE in metrics

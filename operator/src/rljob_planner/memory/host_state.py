@@ -21,6 +21,7 @@ PROCESS_BYTES = 1.1e9
 """Host memory of the libraries of one worker: about 1,070 MiB on CPUs (docs/memory.md). A profile's measured value
 replaces it."""
 _ROUNDED = "each buffer rounded up to a power of two"
+_COPIES = "copies for checkpoints"
 _NUM_COPIES = 3
 """Copies for checkpoints: the parameter and its two moments."""
 _SEGMENT_BYTES = 20 * 2**20
@@ -31,17 +32,19 @@ of its own, a multiple of `_LARGE_UNIT_BYTES`; smaller ones share segments of `_
 
 
 def host_parts(pool: PlacedPool, workload: Workload, constants: Constants) -> Parts:
-    """Host memory of all workers on one node of the pool, by owner. Pinned buffers are rounded up to powers of two. Not
-    counted: Ray's object store, and the processes of rewards."""
-    found = [Part("libraries", constants.process_bytes or PROCESS_BYTES)]
+    """Host memory of all workers on the first node of the pool, which has most, by owner. Pinned buffers are rounded up
+    to powers of two. Not counted: Ray's object store, and the processes of rewards."""
+    workers = pool.gpus_per_node
+    found = [(workers, Part("libraries", constants.process_bytes or PROCESS_BYTES))]
     for role, layout in pool.layouts.items():
         for part in _model_parts(workload.models[role], layout, on_cpu=pool.gpu.is_cpu):
-            found.append(Part(f"{role} {part.owner}", part.num_bytes, part.formula))
-    found += _rollout_parts(pool, workload, constants)
-    workers = pool.gpus_per_node
+            # Only the first replica writes checkpoints. Its workers are the first ones.
+            number = min(workers, layout.shard_size) if part.owner == _COPIES else workers
+            found.append((number, Part(f"{role} {part.owner}", part.num_bytes, part.formula)))
+    found += [(workers, part) for part in _rollout_parts(pool, workload, constants)]
     return tuple(
-        Part(part.owner, workers * part.num_bytes, f"{workers} workers x {part.formula}".removesuffix(" x "))
-        for part in found
+        Part(part.owner, number * part.num_bytes, f"{number} workers x {part.formula}".removesuffix(" x "))
+        for number, part in found
         if part.num_bytes
     )
 
@@ -70,7 +73,7 @@ def _model_parts(model: TrainModel, layout: TrainLayout, *, on_cpu: bool) -> Ite
         yield part("gradients", (1, MASTER_BYTES, trained))
     if offload.optimizer or on_cpu:
         yield part("moments", (2, MASTER_BYTES, trained))
-    yield part("copies for checkpoints", (_NUM_COPIES, MASTER_BYTES, trained))
+    yield part(_COPIES, (_NUM_COPIES, MASTER_BYTES, trained))
 
 
 def _rollout_parts(pool: PlacedPool, workload: Workload, constants: Constants) -> Iterator[Part]:

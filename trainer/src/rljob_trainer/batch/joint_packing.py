@@ -91,7 +91,11 @@ def _packed_part(
     max_tokens = max(max_tokens, int(lengths_B.max(initial=1)))
     num_packed, rows_of_worker = np.count_nonzero(lengths_B), len(lengths_B) // num_workers
     needed_rounds = int(lengths_B.sum()) / (num_workers * max_tokens)
-    num_rounds = math.ceil(needed_rounds)
+    # Of the rows that are longer than a half, a third, a fourth of a micro-batch, one, two, three fit into it.
+    num_long = [int(np.count_nonzero(lengths_B * (each + 1) > max_tokens)) for each in (1, 2, 3)]
+    num_rounds = max(
+        math.ceil(needed_rounds), *(-(-num // (each * num_workers)) for each, num in enumerate(num_long, 1))
+    )
     if num_rounds <= 1:
         worker_B = np.empty_like(lengths_B)
         for worker, rows in enumerate(balanced_partitions(costs_B, num_workers)):

@@ -23,6 +23,7 @@ from rljob_trainer.controller.engine_settings import actor_engine, critic_engine
 from rljob_trainer.controller.run_checks import needs_critic, needs_reference, samples_all_tokens
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.model import attention_cost, read_config
 from rljob_trainer.groups.fused_worker import RoleSpec
@@ -215,7 +216,8 @@ def step_plan(job: TrainerJob, model_folder: Path) -> StepPlan:
     training = job.spec.training
     rollout = training.rollout
     mini_batch_size = training.mini_batch_size or training.batch_size
-    per_square = attention_cost(read_config(model_folder))
+    config = read_config(model_folder)
+    per_square = attention_cost(config)
 
     def ranks_and_costs(role: str) -> tuple[int, RowCosts]:
         """Those of the actor if the job does not have the role."""
@@ -241,4 +243,5 @@ def step_plan(job: TrainerJob, model_folder: Path) -> StepPlan:
         rows_per_update=mini_batch_size * rollout.group_size,
         has_dropout=training.model.lora is not None and training.model.lora.dropout > 0,
         sync_every_steps=rollout.sync_every_steps,
+        has_flat_rows=choose_attention(config).is_flat,
     )

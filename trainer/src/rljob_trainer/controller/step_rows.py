@@ -107,11 +107,11 @@ class StepRows:
 
     def with_rows_replaced(self, batch: DataProto, rows_B: torch.Tensor) -> tuple[DataProto, StepRows]:
         """Replaces each row i by row `rows_B[i]` and redistributes the rows across workers. Returns the new batch for
-        the workers and the new rows."""
+        the workers, which has no plan for passes, and the new rows."""
         positions_B = self.order_B.argsort()[rows_B]
         rows = replace(self, is_trained_B=self.is_trained_B[rows_B], lengths_B=self.lengths_B[rows_B])
-        # The micro-batches of passes are not used any more.
-        return batch.rows(positions_B[rows.order_B]).with_columns(_of_updates(rows.row_plan)), rows
+        kept = batch.without([PASS_MICRO_BATCHES]).rows(positions_B[rows.order_B])
+        return kept.with_columns(_of_updates(rows.row_plan)), rows
 
     def for_critic(self, batch: DataProto) -> DataProto:
         """Returns the actor's batch in the order for the critic's workers, which differs if the critic has another
@@ -125,9 +125,10 @@ class StepRows:
         """Returns metrics: the fraction of responses used in the update, and how evenly work is distributed across
         workers."""
         num_ranks = self.plan.num_data_ranks
+        planned = {MICRO_BATCH_IMBALANCE: self.row_plan.imbalance} if self.plan.has_flat_rows else {}
         return {
+            **planned,
             TRAINED_FRACTION: float(self.is_trained_B.double().mean()),
-            MICRO_BATCH_IMBALANCE: self.row_plan.imbalance,
             TOKEN_IMBALANCE: imbalance(self.lengths_B[self.order_B], num_ranks),
             TOKEN_IMBALANCE_BEFORE: imbalance(self.lengths_B, num_ranks),
         }

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from transformers import PreTrainedConfig
 from vllm import EngineArgs, LLMEngine
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.models.transformers.base import Base as TransformersModel
@@ -92,7 +93,7 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         tokenizer=str(settings.model_folder),
         # The same tokenizer as the controller's, even if the folder has files of another one.
         tokenizer_mode="hf",
-        hf_overrides={"head_dtype": "float32"} if settings.has_float32_head else {},
+        hf_overrides=with_float32_head if settings.has_float32_head else {},
         dtype=str(settings.dtype).removeprefix("torch."),
         tensor_parallel_size=settings.tensor_parallel,
         distributed_executor_backend="external_launcher",
@@ -113,6 +114,14 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         max_lora_rank=next(rank for rank in ADAPTER_RANKS if rank >= (settings.adapter_rank or 1)),
         lora_target_modules=names_in_vllm(settings.adapter_targets) or None,
     )
+
+
+def with_float32_head(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Sets vLLM's option for logits in float32, also for the text part of a multimodal model: vLLM 0.32.0 builds this
+    part with the part's own configuration."""
+    for part in (config, config.get_text_config()):
+        part.head_dtype = "float32"
+    return config
 
 
 def _built_engine(arguments: EngineArgs) -> LLMEngine:

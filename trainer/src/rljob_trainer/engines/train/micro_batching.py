@@ -8,18 +8,23 @@ Legend: B rows, N response tokens of all rows.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from rljob_trainer.batch.joint_packing import NONE
 from rljob_trainer.engines.train.attention import AttentionPlan
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.output_head import Head
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.engines.train.token_batch import TokenBatch
 from rljob_trainer.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
 
 
 def micro_batches_of(
@@ -47,11 +52,23 @@ def micro_batches_of(
         planned = _planned(batch.micro_batches_B, batch.read_lengths, max_tokens, max_over_ranks)
         if planned is not None:
             return planned
+        # A single data rank has no plan.
+        if bool((batch.micro_batches_B != NONE).any()):
+            _warn_of_other_plan()
     return plan_micro_batches(
         batch.read_lengths,
         max_tokens,
         lambda count: int(max_over_ranks(count)),
         is_padded=not attention.is_flat,
+    )
+
+
+@cache
+def _warn_of_other_plan() -> None:
+    """Warns once in this process."""
+    log.warning(
+        "the micro-batches that the controller planned do not fit this model's layout, so each worker packs its own "
+        "rows, which takes longer; please report this"
     )
 
 
