@@ -16,7 +16,7 @@ from rljob_testing.models import tiny_models
 from rljob_testing.planner import samples
 from rljob_trainer.controller import dynamic_sampling
 from rljob_trainer.engines.rollout import select
-from rljob_trainer.engines.train import token_logprobs
+from rljob_trainer.engines.train import kernels, token_logprobs
 from rljob_trainer.weights import buckets
 
 
@@ -48,6 +48,7 @@ def test_settings_of_the_rollout_engine() -> None:
     assert job_workload.MIN_STEPS_TO_COMPILE == select.MIN_STEPS_TO_COMPILE
     assert job_workload.LATENT_PROJECTION == select.LATENT_PROJECTION
     assert job_workload.ROUND_MARGIN == dynamic_sampling.MARGIN
+    assert job_workload.LIGER_MODEL_TYPES == kernels.LIGER_MODEL_TYPES
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3"])
