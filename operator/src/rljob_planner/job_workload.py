@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.model import (
+    LATENT_PROJECTION,
     Critic,
     Dtype,
     GradientCheckpointing,
@@ -43,8 +44,6 @@ share."""
 ROUND_MARGIN = 1.25
 """Prompts of a second round of dynamic sampling, divided by the groups that are still missing (trainer,
 controller/dynamic_sampling.py)."""
-LATENT_PROJECTION = "kv_b_proj"
-"""The layer whose adapters vLLM ignores (trainer, engines/rollout/select.py)."""
 FUSED_MODEL_TYPES = ("phi3",)
 """Model types with one layer for queries, keys and values, and one for gate and up projection."""
 LIGER_MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
