@@ -14,13 +14,12 @@ from rljob_api.v1alpha1.optional_roles import (
     may_need_reference,
     reference_is_the_actor,
 )
+from rljob_api.v1alpha1.pools import MIG
 from rljob_api.v1alpha1.rollout import RolloutEngine
 from rljob_api.v1alpha1.spec import TRAIN_ROLES, RLJobSpec, TrainRole, pool_of_cel
 
 _ROLES = ("actor", "rollout", "ref", "critic", "rewardModel")
 _TENSOR_PARALLEL = "self.roles.rollout.tensorParallel"
-MIG = "/mig-"
-"""A part of the names of resources that are MIG devices, such as `nvidia.com/mig-3g.40gb`."""
 _OFFLOAD = "self.training.model.offload"
 
 
