@@ -34,7 +34,7 @@ def build_settings_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(factories, "ActorWorker", lambda _, settings: settings)
     patch.setattr(factories, "TrainEngine", lambda settings: settings)
     patch.setattr(factories, "ReferenceWorker", lambda _, *settings: settings)
-    patch.setattr(factories, "RolloutWorker", lambda _, make_engine, __: make_engine())
+    patch.setattr(factories, "RolloutWorker", lambda _, make_engine, *__: make_engine())
     patch.setattr(hf_engine, "HfEngine", lambda settings: settings)
 
 

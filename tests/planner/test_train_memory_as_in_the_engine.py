@@ -230,7 +230,7 @@ def test_state_equals_that_of_the_engine(
     if not case.is_trained:
         assert found.gathered == found.gradients == 0
         return
-    assert found.gathered == model.compute_bytes * gathered_elements(model.outside_layers.root, case.num_shards)
+    assert found.gathered == model.compute_bytes * gathered_elements(model.non_layer_units.root, case.num_shards)
     assert found.gradients_between == gradient_bytes(model, layout)
     reduced = TrainModel(shape, True, compute_bytes=model.compute_bytes, lora=model.lora)
     assert found.gradients == gradient_bytes(reduced, layout)

@@ -4,6 +4,8 @@ and what users read if vLLM does not start. No GPU is used."""
 from __future__ import annotations
 
 import os
+import runpy
+import sys
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +17,7 @@ import torch
 from rljob_testing.messages import Mentions
 from rljob_testing.training import gloo_ranks
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.rollout.select import LACKS_LORA, SUPPORTS_LORA
 from rljob_trainer.groups.devices import CUDA_VARIABLE, device_number, visible_devices
 from rljob_trainer.settings import set_variable, worker_environment
 
@@ -123,13 +126,18 @@ def exit_codes(_context: WorkerContext) -> list[tuple[str, str]]:
     return found
 
 
-def models_with_adapters(_context: WorkerContext) -> list[bool]:
-    """Whether vLLM supports adapters of these models."""
-    from rljob_trainer.engines.rollout import vllm_lora_support
-    from rljob_trainer.engines.rollout.select import SUPPORTS_LORA
+def models_with_adapters(_context: WorkerContext) -> list[object]:
+    """The exit codes of the program that says whether vLLM supports adapters of these models."""
+    from rljob_trainer.engines.rollout.select import LORA_SUPPORT_PROGRAM
 
-    models = (["LlamaForCausalLM"], ["Qwen3MoeForCausalLM"], ["Step3TextForCausalLM"], ["OnlyInTransformers"])
-    return [vllm_lora_support.main(each) == SUPPORTS_LORA for each in models]
+    found: list[object] = []
+    for architecture in ("LlamaForCausalLM", "Qwen3MoeForCausalLM", "Step3TextForCausalLM", "OnlyInTransformers"):
+        with patch.object(sys, "argv", ["", architecture]):
+            try:
+                runpy.run_module(LORA_SUPPORT_PROGRAM, run_name="__main__")
+            except SystemExit as end:
+                found.append(end.code)
+    return found
 
 
 FAILURES = (
@@ -161,7 +169,7 @@ def test_vllm_finds_the_gpus_of_all_ranks_and_explains_why_it_does_not_start(mon
         ("ResourceError", "INFRASTRUCTURE"),
         ("ConfigurationError", "CONFIGURATION"),
     ]
-    assert with_adapters == [True, True, False, True]
+    assert with_adapters == [SUPPORTS_LORA, SUPPORTS_LORA, LACKS_LORA, SUPPORTS_LORA]
     assert found == [
         (0, [0, 1], [(0, 1)]),
         (1, [0, 1], [(1, 0)]),

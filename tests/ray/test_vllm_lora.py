@@ -26,6 +26,9 @@ pytestmark = [pytest.mark.vllm]
 
 NUM_VERSIONS = 6
 FIRST_MERGED = 4
+LARGEST_DIFFERENCES = {"qwen3 tied": 2e-5, "qwen3_moe": 2e-5, "qwen2_moe": 3e-4}
+"""From the trainer, in nats. Measured: 7.6e-6, 5.2e-6 and 9.2e-5. The last one is that of the last version, whose
+weights are the largest; the versions before had at most 4.6e-6."""
 CPU = torch.device("cpu")
 
 
@@ -78,7 +81,7 @@ def effect_on_a_rank(name: str, folder: Path, context: WorkerContext) -> Mapping
     return place.notes
 
 
-@pytest.mark.parametrize(("name", "largest"), [("qwen3 tied", 1e-5), ("qwen3_moe", 1e-3), ("qwen2_moe", 1e-3)])
+@pytest.mark.parametrize(("name", "largest"), LARGEST_DIFFERENCES.items())
 def test_every_version_of_the_adapters_generates(name: str, largest: float, tmp_path: Path) -> None:
     folder = tiny_models.save(name, tmp_path)
     if name == "qwen2_moe":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from pydantic import JsonValue
@@ -117,21 +117,27 @@ def test_the_layers_with_adapters_are_those_of_the_model(tmp_path: Path) -> None
     assert adapted_model(full_spec(), tmp_path) is None
 
 
-@pytest.mark.vllm
-def test_vllm_is_asked_whether_it_supports_adapters(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The program takes nine seconds to load vLLM. Its other answer is tested in `test_vllm_devices.py`."""
-    (tmp_path / "config.json").write_text('{"architectures": ["DbrxForCausalLM"]}')
-    assert not vllm_supports_adapters(tmp_path)
+def test_a_program_answers_whether_vllm_supports_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The real program takes nine seconds to load vLLM; `test_vllm_devices.py` runs it where vLLM is loaded."""
+    (tmp_path / "answers.py").write_text("import sys; sys.exit(sys.argv[1:] != ['A', 'B'] and int(sys.argv[1]))")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(select, "LORA_SUPPORT_PROGRAM", "answers")
+
+    def answer(*architectures: str) -> bool:
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
+        return vllm_supports_adapters(tmp_path)
+
+    assert answer("A", "B")
+    assert not answer(str(select.LACKS_LORA))
     assert caplog.text == ""
-
-
-def test_without_an_answer_of_vllm_adapters_are_merged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # Without an answer adapters are merged, which works with every model.
+    assert not answer("3")
+    assert caplog.text == Mentions("exit code 3")
+    (tmp_path / "config.json").unlink()
     assert not vllm_supports_adapters(tmp_path)
-    assert "config.json" in caplog.text
-    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    with patch.object(select, "LORA_SUPPORT_PROGRAM", "rljob_trainer.not_there"):
-        assert not vllm_supports_adapters(tmp_path)
-    assert "rljob_trainer.not_there" in caplog.text
+    assert caplog.text == Mentions("FileNotFoundError", "config.json")
 
 
 def test_adapters_resume_unchanged() -> None:

@@ -78,7 +78,7 @@ def test_only_workers_that_share_a_model_see_their_neighbours(
     started = Mock()
     monkeypatch.setattr(run_workers, "start_processes", started)
     run_workers.start_pool(Mock(ResourcePool), job, read_settings(), "cuda")
-    assert started.call_args.kwargs == {"sees_all_gpus": tensor_parallel == 2}
+    assert started.call_args.kwargs["sees_all_gpus"] is (tensor_parallel == 2)
 
 
 @pytest.mark.parametrize(("worker", "visible"), [(SimpleNamespace(), "5"), (RAY_WORKER, "4,5")])

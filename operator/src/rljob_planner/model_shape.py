@@ -28,11 +28,11 @@ class TensorSize(NamedTuple):
 
 
 Unit = tuple[TensorSize, ...]
-"""Tensors that FSDP2 gathers together: those of one decoder layer, or one of `OutsideLayers`."""
+"""Tensors that FSDP2 gathers together: those of one decoder layer, or one of `NonLayerUnits`."""
 
 
-class OutsideLayers(NamedTuple):
-    """The units of FSDP2 that are no layers (trainer, engines/train/sharded_model.py)."""
+class NonLayerUnits(NamedTuple):
+    """The units of FSDP2 with parameters outside the decoder layers (trainer, engines/train/sharded_model.py)."""
 
     root: Unit
     """The last norm, a weight that embedding and head share, and a value head."""
@@ -214,13 +214,13 @@ class ModelShape:
         """Parameters of all layers on rank 0 of `num_shards` ranks."""
         return shard_elements(self.layers_tensors, num_shards)
 
-    def outside_layers(self, *, has_token_head: bool = True) -> OutsideLayers:
+    def non_layer_units(self, *, has_token_head: bool = True) -> NonLayerUnits:
         """Embedding, last norm and output head. A head that predicts a value or a score (output_head.py) has one row,
         and every rank holds it; such a model has an embedding of its own."""
         embedding, norm = (TensorSize(self.vocabulary_size, self.hidden_size),), TensorSize(self.hidden_size)
         if not has_token_head:
-            return OutsideLayers((norm, TensorSize(1, self.hidden_size)), embedding)
-        return OutsideLayers((*embedding, norm)) if self.ties_head else OutsideLayers((norm,), embedding, embedding)
+            return NonLayerUnits((norm, TensorSize(1, self.hidden_size)), embedding)
+        return NonLayerUnits((*embedding, norm)) if self.ties_head else NonLayerUnits((norm,), embedding, embedding)
 
     @cached_property
     def layers_parameters(self) -> int:
@@ -235,7 +235,7 @@ class ModelShape:
     @property
     def num_parameters(self) -> int:
         """P: number of parameters, with the output head for tokens."""
-        return self.layers_parameters + shard_elements(self.outside_layers().tensors)
+        return self.layers_parameters + shard_elements(self.non_layer_units().tensors)
 
     @property
     def matmul_parameters(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from rljob_planner.gpus import Gpu
-from rljob_planner.model_shape import ModelShape, OutsideLayers, TensorSize, Unit, shard_elements
+from rljob_planner.model_shape import ModelShape, NonLayerUnits, TensorSize, Unit, shard_elements
 
 
 class Role(StrEnum):
@@ -96,9 +96,9 @@ class TrainModel:
         return self.is_trained and self.lora is None
 
     @property
-    def outside_layers(self) -> OutsideLayers:
+    def non_layer_units(self) -> NonLayerUnits:
         """Embedding, last norm and this model's head."""
-        return self.shape.outside_layers(has_token_head=self.head is Head.TOKENS)
+        return self.shape.non_layer_units(has_token_head=self.head is Head.TOKENS)
 
     @property
     def layer_adapters(self) -> Unit:
@@ -107,7 +107,7 @@ class TrainModel:
 
     def base_elements(self, num_shards: int = 1) -> int:
         """Number of parameters on rank 0 of `num_shards` ranks, without adapters."""
-        return self.shape.layers_elements(num_shards) + shard_elements(self.outside_layers.tensors, num_shards)
+        return self.shape.layers_elements(num_shards) + shard_elements(self.non_layer_units.tensors, num_shards)
 
     def adapter_elements(self, num_shards: int) -> int:
         """Number of adapter parameters on rank 0 of `num_shards` ranks."""
@@ -116,7 +116,7 @@ class TrainModel:
     @property
     def num_parameters(self) -> int:
         """P: number of parameters with this model's output head, without adapters."""
-        return self.shape.layers_parameters + shard_elements(self.outside_layers.tensors)
+        return self.shape.layers_parameters + shard_elements(self.non_layer_units.tensors)
 
     @property
     def num_adapter_parameters(self) -> int:

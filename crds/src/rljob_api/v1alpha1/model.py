@@ -93,7 +93,7 @@ class LoraSync(StrEnum):
 
     AUTO = "Auto"
     """Adapter with vLLM on GPUs, and in BFloat16 on CPUs. Merged in Float32 on CPUs (where vLLM decodes half as fast
-    with adapters), and for the HuggingFace engine."""
+    with adapters), for the HuggingFace engine, and for models whose adapters vLLM does not apply."""
     ADAPTER = "Adapter"
     """Send only the adapters; the base model stays in the engine. Requires vLLM."""
     MERGED = "Merged"

@@ -49,7 +49,7 @@ def host_parts(pool: PlacedPool, workload: Workload, constants: Constants) -> Pa
 def _model_parts(model: TrainModel, layout: TrainLayout, *, on_cpu: bool) -> Iterator[Part]:
     """What one worker keeps for a model. On CPUs offloaded parameters need no additional memory, and the moments are in
     host memory in any case."""
-    base = (*model.shape.layers_tensors, *model.outside_layers.tensors)
+    base = (*model.shape.layers_tensors, *model.non_layer_units.tensors)
     adapters = () if model.lora is None else model.lora.matrices
     trained = (adapters or base) if model.is_trained else ()
     shards, offload = layout.shard_size, model.offload

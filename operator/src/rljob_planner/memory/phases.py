@@ -125,7 +125,7 @@ class _PoolMemory:
         if role is not Role.ACTOR and self.actor_has_scoring_pass:
             # After a pass without backward, FSDP2 leaves the root's parameters gathered (engines/train/engine.py).
             actor = self.models[Role.ACTOR]
-            elements, element_bytes = shard_elements(actor.outside_layers.root), actor.compute_bytes
+            elements, element_bytes = shard_elements(actor.non_layer_units.root), actor.compute_bytes
             formula = f"{element_bytes} x {elements}"
             parts.append(Part("actor gathered parameters", float(element_bytes * elements), formula))
         return self._phase(phase, (*parts, *self._in_trainer_mode(except_role=role), *self.asleep))

@@ -95,9 +95,9 @@ class _Passes:
         base = [gathered_elements(shape.layer_tensors(has_experts=each), shards) for each in kinds]
         adapters = gathered_elements(model.layer_adapters, shards)
         self.gradient_shards = float(MASTER_BYTES * trained_shard_elements(model, layout))
-        outside = model.outside_layers
+        outside = model.non_layer_units
         self.root, self.embedding, self.head_unit = (m * gathered_elements(each, shards) for each in outside)
-        """Whole parameters of the units that are no layers."""
+        """Whole parameters outside the decoder layers."""
         self.units = [m * (each + adapters) for each in base]
         """Parameters of a whole layer."""
         # Elements of a whole layer that have a gradient, if the model is trained.
@@ -249,7 +249,7 @@ class _Passes:
     def end_of_backward(self) -> Iterator[_Point]:
         """The points at which the gradients of the root and of the embedding are summed over ranks, one after the
         other."""
-        model, shards, outside = self.model, self.layout.shard_size, self.model.outside_layers
+        model, shards, outside = self.model, self.layout.shard_size, self.model.non_layer_units
         gradients = gradient_bytes(model, self.layout)
         trained = model.compute_bytes * shard_elements(outside.root + outside.embedding)
         both = trained + (self.head_gradient if model.shape.ties_head and model.head is Head.TOKENS else 0)

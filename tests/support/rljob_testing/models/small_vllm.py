@@ -113,8 +113,9 @@ def error_of_logits(vllm: VllmEngine, trained: TrainEngine) -> float:
     the trainer's head in 16 bits. For a model that does not scale logits; the trainer is the only rank."""
     head, _ = output_head_of(trained.model.language_model)
     weight_VD = dict(head.named_parameters())["weight"]
-    assert isinstance(weight_VD, DTensor)
-    half_VD = weight_VD.full_tensor().detach().bfloat16()
+    # After a pass FSDP2 leaves a tied head gathered.
+    whole_VD = weight_VD.full_tensor() if isinstance(weight_VD, DTensor) else weight_VD
+    half_VD = whole_VD.detach().bfloat16()
     hidden_ND = torch.randn(5, half_VD.shape[1], generator=torch.Generator().manual_seed(0)).to(half_VD)
     [logits_NV] = vllm.engine.apply_model(lambda model: model.compute_logits(hidden_ND))
     return float((logits_NV - hidden_ND.float() @ half_VD.float().T).abs().max())

@@ -176,9 +176,9 @@ def start_pool(pool: ResourcePool, job: TrainerJob, settings: Settings, device_t
     needs that. Raises ConfigurationError if ranks are profiled by nsys and their node does not have it."""
     sees_all_gpus = job.spec.roles.rollout.tensor_parallel > 1
     profile, nsys_ranks = job.spec.training.profile, frozenset[int]()
-    is_of_actor = pool.settings.name == job.spec.placed_roles()[ACTOR]
-    if profile is not None and profile.type is ProfilerType.NSYS and is_of_actor:
-        nsys_ranks = frozenset(profile.ranks)
+    if profile is not None and profile.type is ProfilerType.NSYS:
+        is_of_actor = pool.settings.name == job.spec.placed_roles()[ACTOR]
+        nsys_ranks = frozenset(profile.ranks if is_of_actor else ())
         if nodes := nodes_without_nsys(slot for slot in pool.slots() if slot.rank in nsys_ranks):
             raise missing_nsys(f"node {nodes[0]}")
     environment = _environment(job, settings, device_type)
