@@ -183,8 +183,8 @@ def _models(spec: RLJobSpec, shapes: Mapping[Role, ModelShape], *, is_cpu: bool)
     nth = model.gradient_checkpointing_every_nth_layer
     if nth > policy.num_layers:
         raise PlanError(
-            "spec.training.model.gradientCheckpointingEveryNthLayer: must be at most the number of the model's layers,"
-            f" {policy.num_layers} (seen: {nth}); reduce it"
+            f"spec.training.model.gradientCheckpointingEveryNthLayer: the model has {policy.num_layers} layers (seen:"
+            f" {nth}); set at most {policy.num_layers}, or remove it"
         )
     _check_kernels(model.kernels, policy, is_cpu=is_cpu)
     is_wide = model.dtype is Dtype.FLOAT32 or (model.dtype is Dtype.AUTO and is_cpu)
