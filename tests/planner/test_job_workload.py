@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -164,6 +165,7 @@ def test_checkpointing_auto_depends_on_the_device_and_the_model(
     plan = plan_of(job, samples.placement(samples.one_pool(job, samples.gpu(is_cpu=is_cpu))))
     chosen = "Always" if expected else "Never"
     notes = [note for note in plan.notes if "gradientCheckpointing: Auto is " in note]
+    assert all(re.search(r" with \d+\.\d\d [mb]illion parameters on ", note) for note in notes)
     assert notes == (
         [
             Mentions(f"{field}.gradientCheckpointing: Auto is {chosen}", "parameters", "CPUs" if is_cpu else "GPUs")
