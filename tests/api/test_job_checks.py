@@ -1,10 +1,14 @@
-"""What a job needs only on a cluster."""
+"""What a job needs only on a cluster, and settings without effect."""
 
 from __future__ import annotations
 
 import pytest
 
-from rljob_api.job_checks import cluster_violations, is_ray_new_enough
+from rljob_api.job_checks import cluster_violations, is_ray_new_enough, job_warnings
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.yaml_text import wire_path
+from rljob_testing.jobs.valid_job import valid_job
+from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 
 
@@ -33,3 +37,29 @@ def test_an_old_ray_is_rejected_on_a_cluster() -> None:
         assert words in found.message
     for version in ("2.54.0", "2.61.1"):
         assert cluster_violations(inputs.spec({"rayVersion": version}), has_default_image=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("edits", "expected"),
+    [
+        (
+            {"profile": {"steps": [1], "ranks": [0, 2, 1, 7]}},
+            {
+                "spec.training.profile.ranks[1]": Mentions("no effect", "2 workers", "(seen: 2)", "remove it"),
+                "spec.training.profile.ranks[3]": Mentions("no effect", "2 workers", "(seen: 7)", "remove it"),
+            },
+        ),
+        (
+            {"model.headDtype": "Float32", "model.dtype": "Float32"},
+            {"spec.training.model.headDtype": Mentions("no effect", "dtype: Float32", "Float32", "BFloat16")},
+        ),
+        ({"model.headDtype": "Float32"}, {}),
+        ({"model.headDtype": "Float32", "model.dtype": "BFloat16"}, {}),
+        ({"model.dtype": "Float32", "profile": {"steps": [1], "ranks": [1]}}, {}),
+    ],
+)
+def test_settings_of_the_training_without_effect_get_a_warning(
+    edits: dict[str, object], expected: dict[str, object]
+) -> None:
+    job = RLJob.from_wire(valid_job({f"spec.training.{name}": value for name, value in edits.items()}))
+    assert {wire_path(found.path): found.message for found in job_warnings(job)} == expected

@@ -106,6 +106,23 @@ CASES: dict[str, tuple[dict[str, object], dict[str, Words]]] = {
         {T + "algorithm.type": "PPO", T + "critic.warmupSteps": 50},
         {"spec.training.critic.warmupSteps": ("below training.steps", "(seen: 50)", "reduce")},
     ),
+    "a profiled step after the last": (
+        {T + "profile": {"steps": [1, 11]}, T + "timelineSteps": [12]},
+        {
+            "spec.training.profile.steps[1]": (
+                "at most training.steps",
+                "(seen: 11)",
+                "remove",
+                "(training.steps: 10)",
+            ),
+            "spec.training.timelineSteps[0]": (
+                "at most training.steps",
+                "(seen: 12)",
+                "remove",
+                "(training.steps: 10)",
+            ),
+        },
+    ),
     "a place for no reference": (
         {"spec.roles.ref.pool": "main"},
         {"spec.roles.ref.pool": ("ignored", "kl.coefficient is 0", '(seen: "main")', "above 0", "ref_logprobs")},

@@ -156,6 +156,15 @@ def test_settings_that_need_a_cluster_are_reported_once_each() -> None:
     assert notes[-1] == Mentions("activeDeadlineSeconds, cleanup", "ignored")
 
 
+def test_profiled_workers_that_do_not_exist_here_get_a_note() -> None:
+    def notes(ranks: str) -> tuple[str, ...]:
+        profiled = job(pools="[{name: main, gpusPerNode: 4}]", training=f"    profile: {{steps: [1], ranks: {ranks}}}")
+        return plan_for_machine(profiled, TWO_CORES, None).notes
+
+    assert notes("[0, 1]") == ()
+    assert notes("[0, 2, 3]") == (Mentions("training.profile.ranks: 2, 3 ignored", "2 workers"),)
+
+
 def test_a_job_for_one_machine_needs_no_notes() -> None:
     assert plan_for_machine(job(pools="[{name: main, gpusPerNode: 2}]"), TWO_CORES, None).notes == ()
 

@@ -190,7 +190,9 @@ def test_a_search_reports_errors_that_no_placement_can_fix(rljob: Rljob, job: Pa
     job.write_text(JOB.replace(here, f"      gradientCheckpointingEveryNthLayer: 99\n{here}"))
     code, _, errors = rljob("plan", str(job), "--cluster", "1x4xH100", "--search")
     assert code == 2
-    assert errors == Mentions("spec.training.model.gradientCheckpointingEveryNthLayer", "36", "seen 99")
+    assert errors == Mentions(
+        "spec.training.model.gradientCheckpointingEveryNthLayer", "36 layers", "seen: 99", "remove it"
+    )
 
 
 @pytest.mark.parametrize("tflops", ["nan", "inf", "0", "-1", "1e300"])

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.constants import Constants
-from rljob_planner.job_memory import known_gpus, memory_shortage, plan_from_spec
+from rljob_planner.job_memory import known_gpus, memory_shortage, plan_from_spec, with_pod_limits
+from rljob_planner.job_placement import placement_of
+from rljob_planner.job_workload import workload_of
 from rljob_planner.memory.proposals import find_proposals
+from rljob_planner.plan import plan_of
+from rljob_planner.workload import Role
 from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.messages import Mentions
+from rljob_testing.planner import samples
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 SELECTOR = "spec.pools[0].template.nodeSelector"
@@ -109,3 +116,17 @@ def test_only_pools_with_a_known_gpu_type_count() -> None:
         "spec.roles.ref.pool": "ref",
     }
     assert memory_shortage(spec(edits)) == Mentions("pool ref (L4)", "log-probs")
+
+
+@pytest.mark.parametrize(("limit", "is_enough"), [("24Gi", False), ("900Gi", True), (None, True)])
+def test_a_plan_says_that_the_pods_may_use_too_little_host_memory(limit: str | None, is_enough: bool) -> None:
+    edits: dict[str, object] = {} if limit is None else {"spec.pools[0].resources.limits": {"memory": limit}}
+    job_spec = spec(edits)
+    job = workload_of(job_spec, {Role.ACTOR: samples.LLAMA3_8B})
+    plan = plan_of(job, placement_of(job_spec, {"main": samples.gpu()}), with_proposals=False)
+    found = set(with_pod_limits(plan, job_spec).notes) - set(plan.notes)
+    field = "spec.pools[0].resources.limits.memory"
+    assert [*found] == ([] if is_enough else [Mentions(field, "24.0 GiB", "killed", "increase the limit")])
+    on_cpus = replace(plan.placement.pools[0], gpu=replace(samples.gpu(), is_cpu=True))
+    plan = replace(plan, placement=replace(plan.placement, pools=(on_cpus,)))
+    assert with_pod_limits(plan, job_spec).notes == plan.notes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -12,24 +14,29 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.recipes import may_need_critic, resolve_algorithm
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
-from rljob_planner.job_workload import LengthOptions, model_sources, workload_of
+from rljob_planner.job_workload import LengthOptions, lora_shape, model_sources, workload_of
 from rljob_planner.known_models import known_model
 from rljob_planner.memory.job_changes import smaller_jobs
+from rljob_planner.model_config import shape_of_config
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan import plan_of
-from rljob_planner.workload import Head, ModelOffload, Role, Workload
+from rljob_planner.workload import Head, LoraShape, ModelOffload, Role, Workload
 from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.messages import Mentions
+from rljob_testing.models import tiny_models
 from rljob_testing.planner import samples
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, OLD_LOGPROBS, VALUES
 from rljob_trainer.controller.dynamic_sampling import num_fresh_prompts
+from rljob_trainer.engines.train.lora import target_endings
+from rljob_trainer.engines.train.model import build_on_meta
 
 Edits = dict[str, object]
 
 T = "spec.training"
 PPO: Edits = {f"{T}.algorithm": {"type": "PPO"}}
 KL: Edits = {f"{T}.algorithm": {"kl": {"coefficient": 0.001}}}
+FAMILIES = ("qwen3", "phi3", "gemma2", "qwen2_moe", "qwen3_moe", "deepseek_v3", "gpt_oss")
 LORA: Edits = {f"{T}.model.lora": {"rank": 4}}
 
 
@@ -158,6 +165,7 @@ def test_checkpointing_auto_depends_on_the_device_and_the_model(
     plan = plan_of(job, samples.placement(samples.one_pool(job, samples.gpu(is_cpu=is_cpu))))
     chosen = "Always" if expected else "Never"
     notes = [note for note in plan.notes if "gradientCheckpointing: Auto is " in note]
+    assert all(re.search(r" with \d+\.\d\d [mb]illion parameters on ", note) for note in notes)
     assert notes == (
         [
             Mentions(f"{field}.gradientCheckpointing: Auto is {chosen}", "parameters", "CPUs" if is_cpu else "GPUs")
@@ -206,6 +214,43 @@ def test_adapters_may_be_limited_to_some_layers() -> None:
     assert lora.num_parameters == 28 * 4 * ((1024 + 2048) + (3072 + 1024))
 
 
+def test_targets_that_no_layer_has_are_refused() -> None:
+    experts = {Role.ACTOR: shape("Qwen/Qwen3-30B-A3B")}
+    for target, shapes in (("lm_head", None), ("nonsense", None), ("mlp.gate_proj", experts), ("experts", experts)):
+        spec = spec_of({f"{T}.model.lora": {"targets": ["q_proj", target]}})
+        with pytest.raises(PlanError) as caught:
+            workload_of(spec, shapes or {Role.ACTOR: shape()})
+        assert str(caught.value) == Mentions(f"{T}.model.lora.targets", repr(target), "q_proj", "leave targets out")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_targets_are_the_names_of_the_trainer(name: str, tmp_path: Path) -> None:
+    config = tiny_models.ARCHITECTURES[name]()
+    config.save_pretrained(tmp_path)
+    found = shape_of_config(config.to_dict(), name)
+    for target in target_endings(build_on_meta(tmp_path), None):
+        adapters = lora_shape(found, 4, [target], syncs_alone=False)
+        assert adapters.num_parameters > 0
+        workload_of(spec_of({f"{T}.model.lora": {"targets": [target]}}), {Role.ACTOR: found})
+
+
+def test_adapters_without_parameters_do_not_count_as_all_weights() -> None:
+    none = LoraShape(rank=4, num_parameters=0, num_linear_layers=0)
+    assert samples.trained_model(lora=none).num_trained_parameters == 0
+    assert samples.trained_model().num_trained_parameters == samples.trained_model().num_parameters
+
+
+def test_kernels_that_do_not_run_are_refused() -> None:
+    liger = {f"{T}.model.kernels": "Liger"}
+    made(liger)
+    with pytest.raises(PlanError) as caught:
+        made(liger, is_cpu=True)
+    assert str(caught.value) == Mentions(f"{T}.model.kernels", "needs GPUs", "seen: cpu", "set Plain")
+    with pytest.raises(PlanError) as caught:
+        workload_of(spec_of(liger), {Role.ACTOR: shape("google/gemma-2-2b")})
+    assert str(caught.value) == Mentions(f"{T}.model.kernels", "qwen3_moe", "seen: 'gemma2'", "set Plain")
+
+
 def test_adapters_beside_experts_are_those_of_the_attention() -> None:
     spec = spec_of(LORA)
     lora = workload_of(spec, {Role.ACTOR: shape("Qwen/Qwen3-30B-A3B")}).models[Role.ACTOR].lora
@@ -238,7 +283,7 @@ def test_adapters_of_latent_attention_are_merged() -> None:
     assert syncs_alone(targets=["o_proj"], sync="Adapter")
     with pytest.raises(PlanError) as caught:
         syncs_alone(sync="Adapter")
-    assert str(caught.value) == Mentions(f"{T}.model.lora.sync", "kv_b_proj", "seen Adapter", "set Merged")
+    assert str(caught.value) == Mentions(f"{T}.model.lora.sync", "kv_b_proj", "seen: Adapter", "set Merged")
 
 
 def test_adapters_are_merged_in_float32_on_cpus_and_by_transformers() -> None:

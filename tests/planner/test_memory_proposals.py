@@ -169,10 +169,14 @@ def test_the_nearest_miss_if_nothing_helps() -> None:
 
 def test_a_cache_that_is_too_small_gets_a_larger_share() -> None:
     job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.2, max_model_length=60_000))
-    found = fields(find_proposals(job, samples.placement(samples.one_pool(job)), CONSTANTS))
+    pool = samples.one_pool(job)
+    found = fields(find_proposals(job, samples.placement(pool), CONSTANTS))
     # 8.0 + 1.8 + 5.3 + 0.6 GB without the cache, and 8.8 GB for it, are 0.29 of 85.9 GB.
     assert {"spec.training.rollout.gpuMemoryUtilization": "0.3"} in found
     assert {"spec.roles.rollout.tensorParallel": "2"} in found
+    parts = samples.placement(replace(pool, gpu=replace(pool.gpu, is_mig_device=True)))
+    changes = find_proposals(job, parts, CONSTANTS)
+    assert not any("tensorParallel" in field for each in fields(changes) for field in each)
 
 
 def test_a_job_that_hardly_fits_gets_changes() -> None:

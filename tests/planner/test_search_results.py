@@ -264,7 +264,7 @@ def test_on_nodes_of_any_size_the_divisors_of_a_node_are_tried() -> None:
     job = samples.workload(samples.trained_model(shape))
     for per_node, expected in ((3, {1, 3}), (6, {1, 2, 3, 6}), (12, {1, 2, 3, 4, 6})):
         size = PoolSize(0, 1, per_node)
-        assert {layout.tensor_parallel for layout in rollout_layouts(job, size)} == expected
+        assert {layout.tensor_parallel for layout in rollout_layouts(job, size, samples.gpu())} == expected
         assert set(sequence_parallel_sizes(Role.ACTOR, job, size)) == expected
 
 

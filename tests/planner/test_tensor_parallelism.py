@@ -42,7 +42,7 @@ EXPERTS = replace(SHAPE, num_experts=8, experts_per_token=2, shared_expert_size=
 def test_the_search_proposes_what_vllm_accepts(shape: ModelShape, sizes: set[int]) -> None:
     job = samples.workload(samples.trained_model(shape))
     nodes = [PoolSize(0, 1, gpus_per_node) for gpus_per_node in (8, 7, 6, 5)]
-    assert {layout.tensor_parallel for size in nodes for layout in rollout_layouts(job, size)} == sizes
+    assert {layout.tensor_parallel for size in nodes for layout in rollout_layouts(job, size, samples.gpu())} == sizes
 
 
 def test_sequence_parallelism_divides_heads_alone() -> None:
@@ -65,3 +65,9 @@ def test_changes_that_make_room_keep_to_what_vllm_accepts() -> None:
     changes = smaller_jobs(job, samples.placement(samples.one_pool(job, gpus_per_node=6)))
     values = [each.change.value for ladder in changes for each in ladder if each.change.field == FIELD]
     assert values == ["2"]
+
+
+def test_the_search_splits_no_model_over_mig_devices() -> None:
+    job = samples.workload(samples.trained_model(SHAPE))
+    part = replace(samples.gpu(), is_mig_device=True)
+    assert [layout.tensor_parallel for layout in rollout_layouts(job, PoolSize(0, 1, 8), part)] == [1]

@@ -72,9 +72,10 @@ CASES: dict[str, tuple[training_runs.Document, str]] = {
         training_runs.small_job(model={"source": "./not-there"}),
         r"spec\.training\.model\.source: .*not-there",
     ),
-    "kernels that are not installed": (
+    # Where the package is not installed either, which would not help.
+    "kernels for GPUs on CPUs": (
         training_runs.small_job(model={"kernels": "Liger"}),
-        r"model\.kernels: liger-kernel is not installed .*`kernels` extra",
+        r"model\.kernels: Liger needs GPUs \(seen: cpu\); set Plain",
     ),
     "folder without a model": (training_runs.small_job(model={"source": "./empty"}), r"empty has no config\.json"),
     "missing file": (
@@ -215,9 +216,10 @@ def test_fused_kernels_are_rejected_on_cpus_before_workers_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FakeLiger().install(monkeypatch)
-    monkeypatch.setattr(run_workers, "ray_session", lambda *_: nullcontext())
+    # On a cluster the type of the devices is known only when Ray has started.
+    monkeypatch.setattr("rljob_trainer.controller.build_run.connected_ray", lambda *_: nullcontext("cpu"))
     job = TrainerJob(name="small", spec=RLJob.from_wire(training_runs.small_job(model={"kernels": "Liger"})).spec)
-    for name, value in {"SPEC": dump_job(job), "RUN_FOLDER": str(tmp_path), "DEVICE": "cpu"}.items():
+    for name, value in {"SPEC": dump_job(job), "RUN_FOLDER": str(tmp_path)}.items():
         monkeypatch.setenv(f"RLJOB_{name}", value)
     with (
         pytest.raises(ConfigurationError, match=r"model\.kernels: Liger needs GPUs \(seen: cpu\); set Plain"),

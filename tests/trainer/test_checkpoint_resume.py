@@ -9,10 +9,14 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.checkpoint import Checkpoint
+from rljob_api.v1alpha1.job import RLJob
+from rljob_testing.jobs.valid_job import valid_job
+from rljob_testing.messages import Mentions
 from rljob_testing.training import small_checkpoints
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.load import find_newest_complete
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
+from rljob_trainer.controller.run import refuse_other_job
 from rljob_trainer.errors import ConfigurationError
 
 SHARD = "rank-00001.safetensors"
@@ -149,3 +153,25 @@ def test_the_kl_coefficient_is_restored_bitwise(tmp_path: Path) -> None:
     point = start_of(tmp_path, 2).find()
     assert point is not None
     assert point.state.kl_coefficient == coefficient
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"steps": 29}, Mentions("spec.training.steps", "30 steps", "seen: 29", "at least 30", "new run")),
+        ({"seed": 7}, Mentions("spec.training.seed", "trained with 0", "seen: 7", "set it to 0", "new run")),
+        (
+            {"algorithm": {"type": "PPO"}},
+            Mentions("spec.training.algorithm", "critic", "step 30", "seen: PPO", "new run"),
+        ),
+    ],
+)
+def test_a_job_that_cannot_continue_is_rejected(root: Path, training: dict[str, object], message: Mentions) -> None:
+    """Before Ray starts: the checkpoint says it."""
+    point = start_of(root, 2).find()
+    assert point is not None
+    wire = {f"spec.training.{name}": value for name, value in ({"steps": 30, "seed": 0} | training).items()}
+    with pytest.raises(ConfigurationError) as caught:
+        refuse_other_job(point, RLJob.from_wire(valid_job(wire)).spec)
+    assert str(caught.value) == message
+    refuse_other_job(point, RLJob.from_wire(valid_job({"spec.training.steps": 30, "spec.training.seed": 0})).spec)

@@ -46,7 +46,7 @@ def test_every_nth_layer_from_the_first_is_recomputed(every: int, layers: list[i
 
 
 def test_more_layers_than_the_model_has_are_rejected(folder: Path) -> None:
-    wrong = r"gradientCheckpointingEveryNthLayer: the model has 4 layers \(seen: 5\)"
+    wrong = r"gradientCheckpointingEveryNthLayer: the model has 4 layers \(seen: 5\); set at most 4, or remove it"
     with pytest.raises(ConfigurationError, match=wrong):
         check_recomputation(folder, 5)
     with pytest.raises(ConfigurationError, match=wrong):

@@ -10,7 +10,7 @@ for an A10 and 191.9 for an MI300X. For A100, H100 NVL, H200, H20, B200, GB200 a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rljob_planner.errors import PlanError
 
@@ -34,6 +34,8 @@ class Gpu:
     host_bandwidth: float = 25e9
     """Bytes per second and direction to the host's memory."""
     is_cpu: bool = False
+    is_mig_device: bool = field(default=False, compare=False)
+    """Whether it is a part of a GPU. A process can use only one, so there is no tensor parallelism."""
 
 
 @dataclass(frozen=True)

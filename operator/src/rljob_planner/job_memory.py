@@ -141,6 +141,21 @@ def host_memory_advice(spec: RLJobSpec) -> dict[str, str]:
     }
 
 
+def with_pod_limits(plan: Plan, spec: RLJobSpec) -> Plan:
+    """The plan with a note on each pool with GPUs whose pods may use less host memory than they need."""
+    notes = []
+    for index, (pool, placed) in enumerate(zip(spec.pools, plan.placement.pools, strict=True)):
+        text = pool.resources.limits.get("memory")
+        needed = sum(part.num_bytes for part in plan.host_memory[placed.name])
+        if text is not None and not placed.gpu.is_cpu and needed > bytes_of(text):
+            notes.append(
+                f"spec.pools[{index}].resources.limits.memory: a pod of pool {pool.name} may use"
+                f" {float(bytes_of(text)) / GIB:.1f} GiB, but needs {needed / GIB:.1f} GiB of host memory by estimate,"
+                " and a pod that uses more is killed; increase the limit, or offload less."
+            )
+    return replace(plan, notes=(*notes, *plan.notes))
+
+
 def _host_memory_text(index: int, pool: Pool, placed: PlacedPool, workload: Workload) -> str:
     parts = host_parts(placed, workload, Constants())
     text = pool.resources.limits.get("memory") or pool.resources.requests.get("memory")

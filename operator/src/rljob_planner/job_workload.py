@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.model import (
+    LATENT_PROJECTION,
     Critic,
     Dtype,
     GradientCheckpointing,
     HeadDtype,
+    Kernels,
     LoraSync,
     TrainOffload,
     select_checkpointing,
@@ -42,8 +44,10 @@ share."""
 ROUND_MARGIN = 1.25
 """Prompts of a second round of dynamic sampling, divided by the groups that are still missing (trainer,
 controller/dynamic_sampling.py)."""
-LATENT_PROJECTION = "kv_b_proj"
-"""The layer whose adapters vLLM ignores (trainer, engines/rollout/select.py)."""
+FUSED_MODEL_TYPES = ("phi3",)
+"""Model types with one layer for queries, keys and values, and one for gate and up projection."""
+LIGER_MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+"""Model types that `kernels: Liger` supports (trainer, engines/train/kernels.py)."""
 MIN_STEPS_TO_COMPILE = 300
 """A job on CPUs with at least this many steps compiles its rollout model (trainer, engines/rollout/select.py)."""
 
@@ -96,7 +100,8 @@ def workload_of(
 
     Raises:
         PlanError: the shape of the actor or the reward model is missing, an option is out of its range,
-            gradientCheckpointingEveryNthLayer is larger than the number of layers, or vLLM would ignore adapters.
+            gradientCheckpointingEveryNthLayer is larger than the number of layers, vLLM would ignore adapters, no layer
+            has the name of a LoRA target, or the job's kernels do not run.
     """
     training = spec.training
     algorithm = resolve_algorithm(training.algorithm)
@@ -178,9 +183,10 @@ def _models(spec: RLJobSpec, shapes: Mapping[Role, ModelShape], *, is_cpu: bool)
     nth = model.gradient_checkpointing_every_nth_layer
     if nth > policy.num_layers:
         raise PlanError(
-            "spec.training.model.gradientCheckpointingEveryNthLayer: must be at most the number of the model's layers,"
-            f" {policy.num_layers} (seen {nth}); reduce it"
+            f"spec.training.model.gradientCheckpointingEveryNthLayer: the model has {policy.num_layers} layers (seen:"
+            f" {nth}); set at most {policy.num_layers}, or remove it"
         )
+    _check_kernels(model.kernels, policy, is_cpu=is_cpu)
     is_wide = model.dtype is Dtype.FLOAT32 or (model.dtype is Dtype.AUTO and is_cpu)
     frozen = TrainModel(policy, is_trained=False, compute_bytes=4 if is_wide else 2)
     is_shared, lora = reference_is_the_actor(spec), _lora(spec, policy, is_cpu=is_cpu)
@@ -220,6 +226,20 @@ def _models(spec: RLJobSpec, shapes: Mapping[Role, ModelShape], *, is_cpu: bool)
     return {role: each for role, each in models.items() if role.value not in absent}
 
 
+def _check_kernels(kernels: Kernels, shape: ModelShape, *, is_cpu: bool) -> None:
+    """Raises PlanError if these kernels do not run on the devices, or with a model of this type (trainer,
+    engines/train/kernels.py)."""
+    if kernels is Kernels.PLAIN:
+        return
+    if is_cpu:
+        raise PlanError("spec.training.model.kernels: Liger needs GPUs (seen: cpu); set Plain")
+    if shape.model_type and shape.model_type not in LIGER_MODEL_TYPES:
+        raise PlanError(
+            f"spec.training.model.kernels: Liger supports models of the types {', '.join(LIGER_MODEL_TYPES)} (seen:"
+            f" {shape.model_type!r}); set Plain"
+        )
+
+
 def _with_checkpointing(model: TrainModel, wanted: GradientCheckpointing, *, is_cpu: bool) -> TrainModel:
     """The model with the checkpointing of the job. Decides as the trainer does (controller/auto_settings.py)."""
     size = model.shape.num_parameters
@@ -245,18 +265,30 @@ def _lora(spec: RLJobSpec, shape: ModelShape, *, is_cpu: bool) -> LoraShape | No
     wanted = spec.training.model.lora
     if wanted is None:
         return None
+    _check_targets(wanted.targets or (), shape)
     ends = None if wanted.targets is None else {target.rpartition(".")[2] for target in wanted.targets}
     is_ignored = shape.has_latent_attention and (ends is None or LATENT_PROJECTION in ends)
     if is_ignored and wanted.sync is LoraSync.ADAPTER:
         raise PlanError(
-            f"spec.training.model.lora.sync: vLLM ignores adapters of {LATENT_PROJECTION} (seen Adapter); set Merged or"
-            f" Auto, or lora.targets without {LATENT_PROJECTION}"
+            f"spec.training.model.lora.sync: vLLM ignores adapters of {LATENT_PROJECTION} (seen: Adapter); set Merged"
+            f" or Auto, or lora.targets without {LATENT_PROJECTION}"
         )
     has_adapters = _has_vllm(spec) and not is_ignored
     syncs_alone = wanted.sync is LoraSync.ADAPTER or (
         wanted.sync is LoraSync.AUTO and has_adapters and (not is_cpu or spec.training.model.dtype is Dtype.BFLOAT16)
     )
     return lora_shape(shape, wanted.rank, wanted.targets, syncs_alone=syncs_alone)
+
+
+def _check_targets(targets: Sequence[str], shape: ModelShape) -> None:
+    """Raises PlanError for a target that no layer of this model is called (trainer, lora.py, `target_layers`)."""
+    names = sorted({name for names, *_ in _linear_layers(shape) for name in names.split()})
+    for target in targets:
+        if target.rpartition(".")[2] not in names:
+            raise PlanError(
+                f"spec.training.model.lora.targets: no linear layer of {shape.name} is called {target!r}; name some of"
+                f" {', '.join(names)}, or leave targets out for all of them"
+            )
 
 
 def _has_vllm(spec: RLJobSpec) -> bool:
@@ -331,13 +363,22 @@ def _linear_layers(shape: ModelShape) -> Iterator[tuple[str, int, int, int]]:
     """Linear layers that can have adapters. For each: its module names in transformers' model families, its inputs, its
     outputs, and the number of decoder layers that have it. Experts have no adapters."""
     hidden, query, kv, layers = shape.hidden_size, shape.query_size, shape.kv_size, shape.num_layers
-    yield "q_proj qkv_proj", hidden, query, layers
-    yield "k_proj qkv_proj", hidden, kv, layers
-    yield "v_proj qkv_proj", hidden, kv, layers
+    of_query, of_key, of_value, of_gate, of_up = "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"
+    if shape.has_latent_attention:
+        # An estimate: queries, keys and values are products of two layers each, whose inner size is not in the shape.
+        of_query, of_key, of_value = "q_proj q_a_proj q_b_proj", "kv_a_proj_with_mqa kv_b_proj", "kv_b_proj"
+    elif shape.model_type in FUSED_MODEL_TYPES:
+        of_query = of_key = of_value = "qkv_proj"
+        of_gate = of_up = "gate_up_proj"
+    yield of_query, hidden, query, layers
+    yield of_key, hidden, kv, layers
+    yield of_value, hidden, kv, layers
     yield "o_proj", query, hidden, layers
     sparse = shape.num_expert_layers
     for width, count in ((shape.dense_width, layers - sparse), (shape.shared_expert_size, sparse)):
         if width and count:
-            yield "gate_proj gate_up_proj", hidden, width, count
-            yield "up_proj gate_up_proj", hidden, width, count
+            yield of_gate, hidden, width, count
+            yield of_up, hidden, width, count
             yield "down_proj", width, hidden, count
+    if shape.shared_expert_size and not shape.has_latent_attention:
+        yield "shared_expert_gate", hidden, 1, sparse

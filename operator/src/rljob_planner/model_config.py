@@ -106,7 +106,7 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
         )
     _reject_unknown_layers(config, name)
     reader = _Reader(config, _FAMILIES[model_type], name)
-    shape = _with_experts(reader, _dense(reader))
+    shape = replace(_with_experts(reader, _dense(reader)), model_type=model_type)
     return _with_latent_attention(reader, shape) if model_type.startswith("deepseek") else shape
 
 

@@ -6,7 +6,7 @@ The package's docstring explains the letters of formulas. Sources: transformers'
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -103,6 +103,8 @@ class ModelShape:
     usual four with H (2q + 2kv)."""
     kv_cache_size: int = 0
     """Elements per token in the KV cache of such a layer. 0: the usual 2kv."""
+    model_type: str = field(default="", compare=False)
+    """transformers' name of the model's family; empty if unknown."""
 
     @property
     def has_latent_attention(self) -> bool:

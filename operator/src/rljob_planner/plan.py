@@ -133,9 +133,10 @@ def _notes(
     for role, model in workload.models.items():
         if model.chooses_checkpointing:
             chosen, size = "Always" if model.checkpoints_activations else "Never", model.shape.num_parameters
+            shown = f"{size / 1e9:.2f} billion" if size >= 1e9 else f"{size / 1e6:.2f} million"
             yield (
-                f"{MODEL_FIELDS[role]}.gradientCheckpointing: Auto is {chosen} for this model, with {size:.3g}"
-                f" parameters on {'CPUs' if placement.pool_of(role).gpu.is_cpu else 'GPUs'}."
+                f"{MODEL_FIELDS[role]}.gradientCheckpointing: Auto is {chosen} for this model, with {shown} parameters"
+                f" on {'CPUs' if placement.pool_of(role).gpu.is_cpu else 'GPUs'}."
                 if not model.checkpoints_for_interval
                 else f"{MODEL_FIELDS[role]}.gradientCheckpointing: Auto is {chosen}, because"
                 f" gradientCheckpointingEveryNthLayer is {model.checkpoints_every_nth_layer}."

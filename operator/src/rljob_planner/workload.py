@@ -126,7 +126,7 @@ class TrainModel:
     @property
     def num_trained_parameters(self) -> int:
         """Number of parameters that have a gradient and moments."""
-        return (self.num_adapter_parameters or self.num_parameters) if self.is_trained else 0
+        return (self.num_parameters if self.lora is None else self.num_adapter_parameters) if self.is_trained else 0
 
     @property
     def whole_logits_tokens(self) -> int:

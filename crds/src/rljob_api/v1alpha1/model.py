@@ -197,6 +197,9 @@ class Critic(WireModel):
     the change is larger (Huang et al. 2022, detail 9); 0 disables clipping."""
 
 
+LATENT_PROJECTION = "kv_b_proj"
+"""The layer whose adapters vLLM ignores, because it multiplies the layer's weight into other matrices."""
+
 MODEL_RULES = (
     revision_rule(Model, "source", lambda model: (model.source, model.revision)),
     rule(
@@ -209,6 +212,19 @@ MODEL_RULES = (
         holds=lambda model: (
             model.gradient_checkpointing is not GradientCheckpointing.NEVER
             or model.gradient_checkpointing_every_nth_layer == 1
+        ),
+    ),
+    rule(
+        Lora,
+        "Lora.latentProjection",
+        field=".sync",
+        cel="self.sync != 'Adapter' || !has(self.targets)"
+        f" || !self.targets.exists(t, ('.' + t).endsWith('.{LATENT_PROJECTION}'))",
+        wrong=f"vLLM ignores adapters of {LATENT_PROJECTION}",
+        advice=f"set Merged or Auto, or lora.targets without {LATENT_PROJECTION}",
+        holds=lambda lora: (
+            lora.sync is not LoraSync.ADAPTER
+            or LATENT_PROJECTION not in {target.rpartition(".")[2] for target in lora.targets or ()}
         ),
     ),
     rule(

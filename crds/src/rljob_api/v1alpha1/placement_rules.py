@@ -14,6 +14,7 @@ from rljob_api.v1alpha1.optional_roles import (
     may_need_reference,
     reference_is_the_actor,
 )
+from rljob_api.v1alpha1.pools import MIG
 from rljob_api.v1alpha1.rollout import RolloutEngine
 from rljob_api.v1alpha1.spec import TRAIN_ROLES, RLJobSpec, TrainRole, pool_of_cel
 
@@ -25,6 +26,11 @@ _OFFLOAD = "self.training.model.offload"
 def _tensor_parallel_fits(spec: RLJobSpec) -> bool:
     name = spec.placed_roles()["rollout"]
     return all(p.gpus_per_node % spec.roles.rollout.tensor_parallel == 0 for p in spec.pools if p.name == name)
+
+
+def _has_mig_devices(spec: RLJobSpec) -> bool:
+    name = spec.placed_roles()["rollout"]
+    return any(MIG in pool.gpu_resource for pool in spec.pools if pool.name == name)
 
 
 def _pools_exist(spec: RLJobSpec, roles: Iterable[str]) -> bool:
@@ -213,6 +219,16 @@ PLACEMENT_RULES = (
         holds=lambda spec: (
             spec.roles.rollout.tensor_parallel == 1 or spec.training.rollout.engine is not RolloutEngine.HUGGING_FACE
         ),
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.tensorParallelOnMig",
+        field=".roles.rollout.tensorParallel",
+        cel=f"{_TENSOR_PARALLEL} == 1"
+        f" || self.pools.all(p, p.name != {pool_of_cel('rollout')} || !p.gpuResource.contains('{MIG}'))",
+        wrong="must be 1 on MIG devices, because a process can use only one",
+        advice="set it to 1, or use whole GPUs",
+        holds=lambda spec: spec.roles.rollout.tensor_parallel == 1 or not _has_mig_devices(spec),
     ),
     _gradients_of_replicas_rule(
         "RLJobSpec.critic.offload.gradientsOfReplicas",

@@ -34,6 +34,8 @@ OWNED_LABEL_PREFIXES = ("rljob.dev/", "ray.io/", KUEUE_PREFIX)
 OWNED_LABELS = ("app.kubernetes.io/created-by", "app.kubernetes.io/managed-by")
 OWNED_ANNOTATION_PREFIXES = ("rljob.dev/", "ray.io/")
 OWNED_POOL_NAMES = ("head", "headgroup")
+MIG = "/mig-"
+"""A part of the names of resources that are MIG devices, such as `nvidia.com/mig-3g.40gb`."""
 APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 """Prefix of the annotation with the AppArmor profile of a container, followed by the container's name."""
 _SECCOMP = ("seccomp.security.alpha.kubernetes.io/", "container.seccomp.security.alpha.kubernetes.io/")

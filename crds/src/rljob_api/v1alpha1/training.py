@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
@@ -122,6 +123,15 @@ def _steps_after_critic_warmup(training: Training) -> int:
     return training.steps - (training.critic.warmup_steps if training.critic is not None else 0)
 
 
+def _late_steps(steps: Sequence[int], training: Training) -> list[Path]:
+    """Paths, relative to the list, of the steps after the last step."""
+    return [(index,) for index, step in enumerate(steps) if step > training.steps]
+
+
+def _num_steps(training: Training, _: Path) -> list[str]:
+    return [f"training.steps: {training.steps}"]
+
+
 TRAINING_RULES = (
     rule(
         Training,
@@ -139,18 +149,22 @@ TRAINING_RULES = (
         "Training.timelineSteps",
         field=".timelineSteps",
         cel="self.timelineSteps.all(step, step <= self.steps)",
-        wrong="must contain only steps from 1 to training.steps",
-        advice="remove larger steps, or increase training.steps",
-        holds=lambda t: all(step <= t.steps for step in t.timeline_steps),
+        wrong="each step must be at most training.steps",
+        advice="remove it, or increase training.steps",
+        holds=lambda t: not _late_steps(t.timeline_steps, t),
+        fault_paths=lambda t: _late_steps(t.timeline_steps, t),
+        details=_num_steps,
     ),
     rule(
         Training,
         "Training.profileSteps",
         field=".profile.steps",
         cel="!has(self.profile) || self.profile.steps.all(step, step <= self.steps)",
-        wrong="must contain only steps from 1 to training.steps",
-        advice="remove larger steps, or increase training.steps",
-        holds=lambda t: t.profile is None or all(step <= t.steps for step in t.profile.steps),
+        wrong="each step must be at most training.steps",
+        advice="remove it, or increase training.steps",
+        holds=lambda t: t.profile is None or not _late_steps(t.profile.steps, t),
+        fault_paths=lambda t: _late_steps(t.profile.steps, t) if t.profile is not None else [],
+        details=_num_steps,
     ),
     rule(
         Training,

@@ -72,7 +72,8 @@ def plan_for_machine(job: RLJob, devices: Devices, num_workers: int | None) -> L
     spec = job.spec.model_copy(update={"pools": tuple(pools)})
     spec, layout_notes = _with_fitting_layouts(spec, {row.pool: row.num_workers for row in rows})
     _check_rules(spec, rows, layout_notes)
-    return LocalPlan(spec, devices, tuple(rows), (*layout_notes, *_notes_on_ignored_fields(job.spec)))
+    notes = (*layout_notes, *_notes_on_profiles(spec))
+    return LocalPlan(spec, devices, tuple(rows), (*notes, *_notes_on_ignored_fields(job.spec)))
 
 
 def plan_for_ray_cluster(job: RLJob) -> LocalPlan:
@@ -156,6 +157,15 @@ def _check_rules(spec: RLJobSpec, rows: list[PoolPlan], notes: tuple[str, ...]) 
         f"the job is not valid with the workers of this machine (workers per pool, file -> here: {numbers}):\n"
         f"{text}\nuse another number of --workers, or change the file"
     )
+
+
+def _notes_on_profiles(spec: RLJobSpec) -> Iterator[str]:
+    """A note if a worker that the adapted job does not have is to be profiled."""
+    profile, pool = spec.training.profile, spec.placed_roles()["actor"]
+    num_workers = sum(each.nodes * each.gpus_per_node for each in spec.pools if each.name == pool)
+    missing = [str(rank) for rank in (() if profile is None else profile.ranks) if rank >= num_workers]
+    if missing:
+        yield f"training.profile.ranks: {', '.join(missing)} ignored, the actor's pool has {num_workers} workers here"
 
 
 def _notes_on_ignored_fields(spec: RLJobSpec) -> Iterator[str]:

@@ -19,6 +19,7 @@ from rljob_cli.plan.options import PlanOptions
 from rljob_cli.plan.profile import constants_for
 from rljob_cli.plan.text import PlanHead, plan_lines
 from rljob_planner.errors import PlanError
+from rljob_planner.job_memory import with_pod_limits
 from rljob_planner.job_placement import check_layouts, placement_of, spec_with
 from rljob_planner.job_workload import model_sources, workload_of
 from rljob_planner.plan import plan_of
@@ -86,7 +87,7 @@ def _plan_job(file: Path, options: PlanOptions, console: Console) -> int:
     if gpus.gpus:
         placement = placement_of(spec, gpus.gpus)
         check_layouts(workload, placement)
-        file_plan = plan_of(workload, placement, constants)
+        file_plan = with_pod_limits(plan_of(workload, placement, constants), spec)
     document = {"job": name} | ({} if file_plan is None else plan_document(file_plan, head))
     if not options.search:
         assert file_plan is not None, "the pools fit into the cluster"

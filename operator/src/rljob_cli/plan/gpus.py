@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rljob_api.quantities import bytes_of
 from rljob_api.scalars import Quantity
-from rljob_api.v1alpha1.pools import Pool
+from rljob_api.v1alpha1.pools import MIG, Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_cli.cluster.client import ClusterOptions, connect
 from rljob_cli.devices import count_cores, gpu_names
@@ -86,7 +86,17 @@ def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) ->
             f" all GPU types of this plan (seen {', '.join(names)}); remove these options, or choose another name, such"
             " as --gpu mine"
         )
-    return found
+    return _with_mig_devices(spec, found)
+
+
+def _with_mig_devices(spec: RLJobSpec, found: PoolGpus) -> PoolGpus:
+    """The same GPUs, marked as MIG devices where the pool's resource says so; a cluster if one of the pools' does."""
+    pools = {pool.name for pool in spec.pools if MIG in pool.gpu_resource}
+    if not pools:
+        return found
+    gpus = {name: replace(gpu, is_mig_device=name in pools) for name, gpu in found.gpus.items()}
+    cluster = tuple(replace(group, gpu=replace(group.gpu, is_mig_device=True)) for group in found.cluster)
+    return replace(found, gpus=gpus, cluster=cluster)
 
 
 def _gpus_in_cluster(spec: RLJobSpec, cluster: Cluster, of_pools: dict[str, Gpu], *, must_fit: bool) -> dict[str, Gpu]:

@@ -303,7 +303,7 @@ def _of_checkpointing(workload: Workload, placement: Placement, role: Role) -> _
 
 def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:
     pool, shape = placement.pool_of(Role.ROLLOUT), workload.rollout.shape
-    if workload.rollout.is_vllm and pool.rollout is not None:
+    if workload.rollout.is_vllm and pool.rollout is not None and not pool.gpu.is_mig_device:
         now, sizes = pool.rollout.tensor_parallel, divisors(pool.gpus_per_node)
         sizes = [each for each in sizes if each != now and shape.allows_tensor_parallel(each)]
 

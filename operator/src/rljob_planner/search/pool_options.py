@@ -16,7 +16,7 @@ from itertools import product
 from operator import le
 
 from rljob_planner.constants import Constants
-from rljob_planner.gpus import Cluster
+from rljob_planner.gpus import Cluster, Gpu
 from rljob_planner.memory.job_changes import divisors, is_allowed
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.plan_types import PhaseMemory
@@ -172,7 +172,8 @@ class SearchSpace:
         """All choices that the contract accepts for these roles. Their seconds are not computed."""
         found = []
         trained = [role for role in unit if role is not Role.ROLLOUT]
-        engines = list(rollout_layouts(self.workload, size)) if Role.ROLLOUT in unit else [None]
+        gpu = self.cluster[size.kind].gpu
+        engines = list(rollout_layouts(self.workload, size, gpu)) if Role.ROLLOUT in unit else [None]
         per_role = [list(train_layouts(role, self.workload, size)) for role in trained]
         for engine, each in product(engines, product(*per_role)):
             layouts: dict[Role, TrainLayout] = dict(zip(trained, each, strict=True))
@@ -265,9 +266,10 @@ def sequence_parallel_sizes(role: Role, workload: Workload, size: PoolSize) -> l
     return [each for each in _sizes_within_a_node(size) if shape.spreads_over(each)]
 
 
-def rollout_layouts(workload: Workload, size: PoolSize) -> Iterator[RolloutLayout]:
-    """The possible layouts of the rollout. Only vLLM supports tensor parallelism."""
-    for parallel in _sizes_within_a_node(size) if workload.rollout.is_vllm else [1]:
+def rollout_layouts(workload: Workload, size: PoolSize, gpu: Gpu) -> Iterator[RolloutLayout]:
+    """The possible layouts of the rollout. Only vLLM supports tensor parallelism, on whole GPUs."""
+    can_split = workload.rollout.is_vllm and not gpu.is_mig_device
+    for parallel in _sizes_within_a_node(size) if can_split else [1]:
         if workload.rollout.shape.allows_tensor_parallel(parallel):
             yield RolloutLayout(size.num_gpus, parallel)
 

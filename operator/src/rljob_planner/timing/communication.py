@@ -91,7 +91,7 @@ def communication_time(
     """The time of all communication of a model with this layout."""
     shape, shards, copies, parallel = model.shape, layout.shard_size, layout.num_replicas, layout.sequence_parallel
     whole = (shards - 1) / shards / node_type.bandwidth(shards, constants)
-    trained = MASTER_BYTES * (model.num_adapter_parameters or model.num_parameters)
+    trained = MASTER_BYTES * model.num_trained_parameters
     among_copies = node_type.bandwidth(layout.num_gpus, constants, shards)
     over_copies = 2 * (copies - 1) / copies * trained / shards / among_copies
     kv_size = shape.kv_size * max(1.0, parallel / shape.num_kv_heads)

@@ -207,7 +207,7 @@ def optimizer_seconds(
     """Seconds of one update, without its passes: for the optimizer's access to the GPU's memory, and for copies of
     offloaded state on the link to the host. Offloaded moments are loaded and stored once. Offloaded gradients are
     stored after each micro-batch except the last, and loaded for the next one (engines/train/offload.py)."""
-    elements = (model.num_adapter_parameters or model.num_parameters) / layout.shard_size
+    elements = model.num_trained_parameters / layout.shard_size
     moved = 2 * MOMENT_BYTES * elements if model.offload.optimizer else 0.0
     if model.offload.gradients:
         moved += 2 * MASTER_BYTES * elements * (num_micro_batches - 1)

@@ -98,6 +98,8 @@ def built_run(
         doing("loads the data")
         prompts = load_all_prompts(job.spec.training, policy.folder, settings.job_folder)
         layouts = {role: layout_of(job.spec, role) for role in roles_with_policy_model(job.spec)}
+        if settings.device_type is not None:
+            check_kernel_device(job.spec.training.model.kernels, settings.device_type)
         check_fit(job.spec, engine, policy.folder, prompts, layouts)
         models, hub_role_models = found_models(
             job.spec, settings, policy, prompts, saved.hub_role_models if saved else HubRoleModels()

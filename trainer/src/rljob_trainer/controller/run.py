@@ -9,17 +9,20 @@ from pathlib import Path
 from rljob_api.constants import ExitCode
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.job_file import resolved_job_text
-from rljob_api.v1alpha1.spec import Metadata
+from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 from rljob_trainer.attempt_logs import prune_attempts
+from rljob_trainer.checkpoints.layout import read_manifest
 from rljob_trainer.controller.build_run import Run, built_run
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.controller.controller import Controller
 from rljob_trainer.controller.model_roles import num_workers_of
+from rljob_trainer.controller.run_checks import needs_critic
 from rljob_trainer.controller.run_files import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.settings import Settings
+from rljob_trainer.workers.critic import CRITIC_PREFIX
 from rljob_trainer.workers.factories import ACTOR
 
 log = logging.getLogger(__name__)
@@ -37,7 +40,7 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
     if point:
         for note in point.notes:
             log.warning("%s", note)
-        refuse_fewer_steps(first_step, job.spec.training.steps)
+        refuse_other_job(point, job.spec)
         reporter.report_resume(point.status)
     with built_run(job, settings, point.state.choices if point else None, reporter.doing) as run:
         job = run.job
@@ -100,10 +103,23 @@ def loaded_point(checkpointing: Checkpointing, point: ResumePoint, run: Run, rep
     return loaded
 
 
-def refuse_fewer_steps(steps_done: int, num_steps: int) -> None:
-    """Raises ConfigurationError if the checkpoint has more steps than the job."""
-    if steps_done > num_steps:
+def refuse_other_job(point: ResumePoint, spec: RLJobSpec) -> None:
+    """Raises ConfigurationError if the job cannot continue from this checkpoint: it has fewer steps, another seed, or a
+    critic that the checkpoint does not have."""
+    training, steps_done, seed = spec.training, point.state.step, point.state.cursor.seed
+    if steps_done > training.steps:
         raise ConfigurationError(
-            f"spec.training.steps: the checkpoint already has {steps_done} steps (seen: {num_steps}); set it to at "
-            f"least {steps_done}, or start a new run in another folder"
+            f"spec.training.steps: the checkpoint already has {steps_done} steps (seen: {training.steps}); set it to "
+            f"at least {steps_done}, or start a new run in another folder"
+        )
+    if seed != training.seed:
+        raise ConfigurationError(
+            f"spec.training.seed: the checkpoint was trained with {seed} (seen: {training.seed}); set it to {seed}, or "
+            "start a new run in another folder"
+        )
+    names = (tensor.name for tensor in read_manifest(point.folder)[0].tensors)
+    if needs_critic(spec) and not any(name.startswith(CRITIC_PREFIX) for name in names):
+        raise ConfigurationError(
+            f"spec.training.algorithm: needs a critic, which the checkpoint of step {steps_done} does not have (seen: "
+            f"{training.algorithm.type}); use the algorithm of the checkpoint, or start a new run in another folder"
         )

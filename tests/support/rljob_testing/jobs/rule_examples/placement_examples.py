@@ -10,6 +10,7 @@ _T = "spec.training."
 _APART = {"actor": {"pool": "second"}, "rollout": {"pool": "second"}, "ref": {"pool": "main"}}
 _SECOND = {"spec.pools[1]": {"name": "second"}}
 _PARALLEL, _ENGINE = "spec.roles.rollout.tensorParallel", _T + "rollout.engine"
+_RESOURCE = "spec.pools[0].gpuResource"
 _MAKES: dict[str, Mapping[str, object]] = {
     "actor": {},
     "ref": {_T + "algorithm.kl.coefficient": 0.1},
@@ -49,6 +50,17 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {**_SECOND, "spec.roles": _APART, _T + "algorithm.kl.coefficient": 0.1},
     ],
     "RLJobSpec.tensorParallel": [{_PARALLEL: 2}],
+    "RLJobSpec.tensorParallelOnMig": [
+        {_PARALLEL: 1, _RESOURCE: "nvidia.com/mig-3g.40gb"},
+        {_PARALLEL: 2, _RESOURCE: "amd.com/gpu"},
+        {
+            **_SECOND,
+            _RESOURCE: "nvidia.com/mig-1g.10gb",
+            "spec.pools[1].gpusPerNode": 2,
+            "spec.roles": {**_APART, "rollout": {"pool": "second", "tensorParallel": 2}},
+            _T + "algorithm.kl.coefficient": 0.1,
+        },
+    ],
     "RLJobSpec.tensorParallelEngine": [{_PARALLEL: 2, _ENGINE: "VLLM"}, {_PARALLEL: 1, _ENGINE: "HuggingFace"}],
     **{
         f"RLJobSpec.{role}.{field}": [{**makes, f"spec.roles.{role}.{field}": number} for number in (2, 1)]
@@ -164,6 +176,7 @@ BAD: dict[str, list[Bad]] = {
         ]
         for role in ("ref", "critic")
     },
+    "RLJobSpec.tensorParallelOnMig": [Bad(_PARALLEL, {_PARALLEL: 2, _RESOURCE: "nvidia.com/mig-3g.40gb.shared"})],
     "RLJobSpec.tensorParallelEngine": [Bad(_PARALLEL, {_PARALLEL: 2, _ENGINE: "HuggingFace"})],
     "RLJobSpec.offload.reference": [Bad(_REFERENCE, {_REFERENCE: True})],
     "RLJobSpec.offload.referenceOfAdapters": [

@@ -42,6 +42,10 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_T + "rollout.cpuKvCache": memory}
         for memory in ("4Gi", "0.5Gi", "00.01Mi", 1, 1073741824, "1", "100k", "+.5e9", "1.")
     ],
+    "Lora.latentProjection": [
+        {_T + "model.lora": {"sync": "Merged", "targets": ["kv_b_proj"]}},
+        {_T + "model.lora": {"sync": "Adapter", "targets": ["o_proj", "other_kv_b_proj"]}},
+    ],
     "Training.loraSync": [
         {_T + "model.lora": {"sync": "Adapter"}},
         {_T + "model.lora": {"sync": "Adapter"}, _T + "rollout.engine": "VLLM"},
@@ -89,11 +93,23 @@ BAD: dict[str, list[Bad]] = {
             {_T + "algorithm.type": "PPO", _T + "critic.warmupSteps": 4, _T + "optimizer.warmupSteps": 7},
         ),
     ],
-    "Training.profileSteps": [Bad(_T + "profile.steps", {_T + "profile": {"steps": [11]}})],
-    "Training.timelineSteps": [Bad(_T + "timelineSteps", {_T + "timelineSteps": [11]})],
+    "Training.profileSteps": [
+        Bad(
+            _T + "profile.steps",
+            {_T + "profile": {"steps": [1, 11, 10, 12]}},
+            places=(_T + "profile.steps[1]", _T + "profile.steps[3]"),
+        )
+    ],
+    "Training.timelineSteps": [
+        Bad(_T + "timelineSteps", {_T + "timelineSteps": [2, 11]}, places=(_T + "timelineSteps[1]",))
+    ],
     "Rollout.cpuKvCache": [
         Bad(_T + "rollout.cpuKvCache", {_T + "rollout.cpuKvCache": memory})
         for memory in ("0", 0, "0Gi", "0.00Mi", "00k", "0m", "0e3", ".0", "+0.")
+    ],
+    "Lora.latentProjection": [
+        Bad(_T + "model.lora.sync", {_T + "model.lora": {"sync": "Adapter", "targets": ["o_proj", name]}})
+        for name in ("kv_b_proj", "self_attn.kv_b_proj")
     ],
     "Training.loraSync": [
         Bad(_T + "model.lora.sync", {_T + "model.lora": {"sync": "Adapter"}, _T + "rollout.engine": "HuggingFace"})

@@ -101,5 +101,5 @@ def check_interval(every_nth_layer: int, num_layers: int) -> None:
     if every_nth_layer > num_layers:
         raise ConfigurationError(
             f"spec.training.model.gradientCheckpointingEveryNthLayer: the model has {num_layers} layers (seen: "
-            f"{every_nth_layer}); set at most {num_layers}, or gradientCheckpointing: Never"
+            f"{every_nth_layer}); set at most {num_layers}, or remove it"
         )
