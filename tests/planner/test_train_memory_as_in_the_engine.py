@@ -117,7 +117,7 @@ def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
     )
     engine = worker.engine
     away = replace(engine.settings, device=torch.device("cuda"), offload=OffloadSettings(True, True, True))
-    uses = (*engine_uses(away, engine.memory), copies_use(away, engine.memory))
+    uses = (*engine_uses(away, engine.memory), copies_use(away, worker.stored_parameters()))
     host = {use.owner.replace("'s ", " "): use.num_bytes for use in uses if use.num_bytes}
     batch = engine_updates.random_batch([100, 100])
     if not case.is_trained:

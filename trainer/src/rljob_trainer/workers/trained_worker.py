@@ -57,7 +57,13 @@ class TrainedWorker(Worker):
 
     def host_uses(self) -> list[HostUse]:
         """The host memory that this worker keeps, besides its engine's."""
-        return [copies_use(self.engine.settings, self.engine.memory)]
+        return [copies_use(self.engine.settings, self.stored_parameters())]
+
+    def stored_parameters(self) -> list[Tensor]:
+        """This rank's blocks of the trained parameters that it writes into checkpoints; none on a rank that is not in
+        the first replica."""
+        named = (("", each) for each in self.engine.memory.trained_shards)
+        return [each.local for each in sharded_tensors_from_dtensors(named, self.context.rank)]
 
     def mesh_position(self, mesh: str) -> MeshPosition:
         """The position of this rank in the engine's layout."""
