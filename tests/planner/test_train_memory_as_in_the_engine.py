@@ -117,7 +117,9 @@ def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
     )
     engine = worker.engine
     away = replace(engine.settings, device=torch.device("cuda"), offload=OffloadSettings(True, True, True))
-    uses = (*engine_uses(away, engine.memory), copies_use(away, engine.memory))
+    is_first_replica = engine.layout.is_first_replica(context.rank)
+    copies = copies_use(away, engine.memory, is_first_replica=is_first_replica)
+    uses = (*engine_uses(away, engine.memory), copies)
     host = {use.owner.replace("'s ", " "): use.num_bytes for use in uses if use.num_bytes}
     batch = engine_updates.random_batch([100, 100])
     if not case.is_trained:
@@ -144,7 +146,7 @@ def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
         gradients,
         memory.gathered,
         host,
-        copies_of_all_ranks(worker, uses[-1]),
+        copies_of_all_ranks(worker, copies),
     )
 
 

@@ -67,7 +67,7 @@ def uses_of(settings_of: SettingsOf) -> list[HostUse]:
     model = nn.Linear(1023, 255)
     is_trained = settings.optimizer is not None
     memory = EngineMemory(model, torch.optim.AdamW(model.parameters()) if is_trained else None)
-    return [*engine_uses(settings, memory), copies_use(settings, memory)]
+    return [*engine_uses(settings, memory), copies_use(settings, memory, is_first_replica=True)]
 
 
 @pytest.mark.parametrize(

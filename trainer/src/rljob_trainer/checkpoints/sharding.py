@@ -38,7 +38,7 @@ def sharded_tensors_from_dtensors(
     blocks = []
     for name, tensor in named:
         if isinstance(tensor, DTensor):
-            if is_first_replica(tensor):
+            if _is_first_replica(tensor):
                 blocks.append(local_block(name, tensor))
         elif rank == 0:
             blocks.append(local_block(name, tensor))
@@ -60,8 +60,7 @@ def local_block(name: str, tensor: torch.Tensor | DTensor) -> ShardedTensor:
     return ShardedTensor(name, tensor.to_local().detach(), shape, tuple(offsets))
 
 
-def is_first_replica(tensor: DTensor) -> bool:
-    """Whether this rank has to store its block of the tensor."""
+def _is_first_replica(tensor: DTensor) -> bool:
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return False

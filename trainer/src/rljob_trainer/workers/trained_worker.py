@@ -57,7 +57,9 @@ class TrainedWorker(Worker):
 
     def host_uses(self) -> list[HostUse]:
         """The host memory that this worker keeps, besides its engine's."""
-        return [copies_use(self.engine.settings, self.engine.memory)]
+        engine = self.engine
+        is_first_replica = engine.layout.is_first_replica(self.context.rank)
+        return [copies_use(engine.settings, engine.memory, is_first_replica=is_first_replica)]
 
     def mesh_position(self, mesh: str) -> MeshPosition:
         """The position of this rank in the engine's layout."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from rljob_trainer.checkpoints.sharding import is_first_replica
 from rljob_trainer.engines.device_memory import distinct_storages, local_part, num_storage_bytes
 from rljob_trainer.engines.host_ledger import POOL_FIELD, HostUse, buffer_bytes
 from rljob_trainer.engines.train.offload import OffloadSettings, moments_of
@@ -66,16 +65,7 @@ class EngineMemory:
     def trained_sizes(self) -> list[int]:
         """The sizes of the shards of the parameters that are trained. Gradients and each of the two moments have the
         same sizes."""
-        return [_size(each) for each in self._trained_shards()]
-
-    @property
-    def stored_sizes(self) -> list[int]:
-        """Those of `trained_sizes` that this rank writes into checkpoints: all in the first replica, none in others."""
-        shards = self._trained_shards()
-        return [_size(each) for each in shards if not isinstance(each, DTensor) or is_first_replica(each)]
-
-    def _trained_shards(self) -> list[nn.Parameter]:
-        return [] if self._optimizer is None else [each for each in self._shards if each.requires_grad]
+        return [] if self._optimizer is None else [_size(each) for each in self._shards if each.requires_grad]
 
     def _gradients(self) -> Iterator[Tensor]:
         yield from (shard.grad for shard in self._shards if shard.grad is not None)
@@ -116,10 +106,11 @@ def engine_uses(settings: TrainEngineSettings, memory: EngineMemory, num_present
     return found
 
 
-def copies_use(settings: TrainEngineSettings, memory: EngineMemory) -> HostUse:
+def copies_use(settings: TrainEngineSettings, memory: EngineMemory, *, is_first_replica: bool) -> HostUse:
     """The copies from which the checkpoints of an engine are written: the parameters that are trained, and both
     moments. Only the ranks of the first replica make copies."""
-    num_bytes = buffer_bytes(3 * memory.stored_sizes, is_pinned=settings.device.type != "cpu")
+    sizes = 3 * memory.trained_sizes if is_first_replica else []
+    num_bytes = buffer_bytes(sizes, is_pinned=settings.device.type != "cpu")
     return HostUse(f"{settings.role}'s copies for checkpoints", POOL_FIELD, num_bytes)
 
 

@@ -76,6 +76,10 @@ class ParallelLayout:
         data_rank, sequence_rank = divmod(rank, self.num_sequence_ranks)
         return MeshPosition(data_rank, self.num_data_ranks, is_collected=sequence_rank == 0)
 
+    def is_first_replica(self, rank: int) -> bool:
+        """Whether a rank has a shard of the first replica, which is the one that writes checkpoints."""
+        return rank < self.num_shards
+
     def __str__(self) -> str:
         return f"{self.num_replicas} replicas x {self.num_shards} shards, {self.num_sequence_ranks} sequence ranks"
 
