@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from rljob_api.v1alpha1.model import LATENT_PROJECTION
 from rljob_planner import job_workload, kv_cache, workload
 from rljob_planner.memory import train_activations
 from rljob_planner.model_config import shape_of_config
@@ -47,7 +46,6 @@ def test_settings_of_the_rollout_engine() -> None:
     assert workload.RolloutWork(samples.QWEN3_4B, max_model_length=9000).max_batched_tokens == 9000
     assert workload.RolloutWork(samples.QWEN3_4B, max_model_length=100).max_batched_tokens == 8192
     assert job_workload.MIN_STEPS_TO_COMPILE == select.MIN_STEPS_TO_COMPILE
-    assert LATENT_PROJECTION == select.LATENT_PROJECTION
     assert job_workload.ROUND_MARGIN == dynamic_sampling.MARGIN
     assert job_workload.LIGER_MODEL_TYPES == kernels.LIGER_MODEL_TYPES
 

@@ -25,6 +25,7 @@ from rljob_trainer.controller.auto_settings import (
 )
 from rljob_trainer.controller.build_run import adapted_model, found_policy
 from rljob_trainer.controller.hub_models import hub_model_of
+from rljob_trainer.controller.run_checks import check_lora
 from rljob_trainer.engines.rollout import select
 from rljob_trainer.engines.rollout.select import select_lora_sync, vllm_supports_adapters
 from rljob_trainer.errors import ConfigurationError
@@ -111,6 +112,11 @@ def test_the_layers_with_adapters_are_those_of_the_model(tmp_path: Path) -> None
     found = adapted_model(lora_spec(), tmp_path)
     assert found is not None
     assert set(found.targets) >= {"kv_b_proj", "o_proj", "down_proj"}
+    # The controller's check before Ray starts.
+    with pytest.raises(ConfigurationError) as caught:
+        check_lora(tmp_path, Lora(sync=LoraSync.ADAPTER))
+    assert str(caught.value) == Mentions("spec.training.model.lora.sync", "kv_b_proj", "seen: Adapter", "set Merged")
+    check_lora(tmp_path, Lora(sync=LoraSync.ADAPTER, targets=("o_proj",)))
     limited = adapted_model(lora_spec(targets=["o_proj"]), tmp_path)
     assert limited is not None
     assert limited.targets == ("o_proj",)

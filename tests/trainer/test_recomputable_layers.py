@@ -65,6 +65,10 @@ def test_models_without_recomputable_layers_are_rejected(folder: Path, monkeypat
         ConfigurationError, match=r"gradientCheckpointing: a 'llama' model does not support recomputing activ"
     ):
         recompute_activations(model, 1)
+    with pytest.raises(
+        ConfigurationError, match=r"^spec\.training\.critic\.model\.gradientCheckpointing: a 'llama' model"
+    ):
+        recompute_activations(model, 1, "spec.training.critic.model.gradientCheckpointing")
     model = build_on_meta(folder)
     layers = model.model.layers  # type: ignore[union-attr]
     layers[2] = torch.nn.Linear(8, 8)  # type: ignore[index, operator]

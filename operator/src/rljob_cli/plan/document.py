@@ -32,6 +32,10 @@ _WRITTEN_FIELDS: Mapping[str, tuple[str, ...]] = {
     ),
     "Workload": ("name", "batch_size", "group_size", "mini_batch_size", "num_updates", "num_steps", "lengths"),
     "Placement": ("schedule", "is_supported", "pools"),
+    "Gpu": (
+        *("name", "memory_bytes", "flops", "bandwidth", "link_bandwidth", "network_bandwidth", "host_bandwidth"),
+        "is_cpu",
+    ),
     "TrainLayout": ("shard_size", "sequence_parallel"),
     "RolloutLayout": ("tensor_parallel", "num_engines"),
     "PhaseMemory": ("phase", "pool", "total", "limit", "spare", "kv_cache_shortage", "parts"),

@@ -24,10 +24,11 @@ from rljob_trainer.algorithms.loss_registry import policy_loss
 from rljob_trainer.controller.prompt_sets import Prompts
 from rljob_trainer.controller.response_checks import check_responses
 from rljob_trainer.datasets.prompts import DATASET
+from rljob_trainer.engines.rollout.select import check_separate_adapters
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.kernels import check_kernels
 from rljob_trainer.engines.train.layout import ParallelLayout, check_heads, check_layout
-from rljob_trainer.engines.train.lora import add_adapters, target_layers
+from rljob_trainer.engines.train.lora import add_adapters, target_endings, target_layers
 from rljob_trainer.engines.train.model import build_on_meta, read_config
 from rljob_trainer.engines.train.sharded_model import check_interval
 from rljob_trainer.errors import ConfigurationError
@@ -213,10 +214,11 @@ def check_tensor_parallel(model_folder: Path, tensor_parallel: int) -> None:
 
 
 def check_lora(model_folder: Path, lora: Lora | None) -> None:
-    """Raises ConfigurationError for targets that the model does not have."""
+    """Raises ConfigurationError for targets that the model does not have, or whose separate adapters vLLM ignores."""
     if lora is None:
         return
     model = build_on_meta(model_folder)
+    check_separate_adapters(lora.sync, target_endings(model, lora.targets))
     log.info("lora: adapters of rank %d for %d linear layers", lora.rank, len(target_layers(model, lora.targets)))
     add_adapters(model, lora)
 

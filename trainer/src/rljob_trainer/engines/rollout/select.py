@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from rljob_api.v1alpha1.model import Dtype, LoraSync
+from rljob_api.v1alpha1.model import LATENT_PROJECTION, Dtype, LoraSync
 from rljob_api.v1alpha1.rollout import Compile
 from rljob_api.v1alpha1.rollout import RolloutEngine as RolloutEngineName
 from rljob_trainer.errors import ConfigurationError
@@ -20,9 +20,6 @@ from rljob_trainer.settings import cpp_compiler
 
 log = logging.getLogger(__name__)
 
-LATENT_PROJECTION = "kv_b_proj"
-"""The layer of latent attention whose weight vLLM (0.32) multiplies into other matrices. Its adapters would have no
-effect."""
 LORA_SUPPORT_PROGRAM = "rljob_trainer.engines.rollout.vllm_lora_support"
 LORA_SUPPORT_SECONDS = 300.0
 SUPPORTS_LORA, LACKS_LORA = 0, 10
@@ -101,14 +98,9 @@ def select_lora_sync(
                 "set Merged or Auto, or rollout.engine: VLLM"
             )
         return LoraSync.MERGED, f"the {engine.value} engine does not support adapters"
-    if LATENT_PROJECTION in targets and wanted is not LoraSync.MERGED:
-        reason = f"vLLM ignores adapters of {LATENT_PROJECTION}"
-        if wanted is LoraSync.ADAPTER:
-            raise ConfigurationError(
-                f"spec.training.model.lora.sync: {reason} (seen: Adapter); set Merged or Auto, or lora.targets without "
-                f"{LATENT_PROJECTION}"
-            )
-        return LoraSync.MERGED, reason
+    check_separate_adapters(wanted, targets)
+    if LATENT_PROJECTION in targets and wanted is LoraSync.AUTO:
+        return LoraSync.MERGED, f"vLLM ignores adapters of {LATENT_PROJECTION}"
     if wanted is not LoraSync.AUTO:
         return wanted, "the job specifies it"
     if device_type == "cpu" and dtype is not Dtype.BFLOAT16:
@@ -118,6 +110,16 @@ def select_lora_sync(
     if device_type == "cpu":
         return LoraSync.ADAPTER, "in BFloat16 merged weights lose small adapters"
     return LoraSync.ADAPTER, "the default on GPUs"
+
+
+def check_separate_adapters(wanted: LoraSync, targets: Collection[str]) -> None:
+    """Raises ConfigurationError if the job requests separate adapters that vLLM (0.32) ignores. For `targets` see
+    `select_lora_sync`."""
+    if LATENT_PROJECTION in targets and wanted is LoraSync.ADAPTER:
+        raise ConfigurationError(
+            f"spec.training.model.lora.sync: vLLM ignores adapters of {LATENT_PROJECTION} (seen: Adapter); set Merged "
+            f"or Auto, or lora.targets without {LATENT_PROJECTION}"
+        )
 
 
 def vllm_supports_adapters(model_folder: Path) -> bool:

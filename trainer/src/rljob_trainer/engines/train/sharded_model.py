@@ -46,7 +46,8 @@ def sharded_model(
             if not is_adapter(name):
                 parameter.data = parameter.data.to(settings.compute_dtype)
     if settings.gradient_checkpointing:
-        recompute_activations(language_model, settings.gradient_checkpointing_every_nth_layer)
+        field = settings.offload_field.replace("offload", "gradientCheckpointing")
+        recompute_activations(language_model, settings.gradient_checkpointing_every_nth_layer, field)
     attention = choose_attention(language_model.config)
     router = None if settings.optimizer is None else auxiliary_loss_settings(language_model)
     model = TokenModel(language_model, attention, router, has_float32_head=settings.has_float32_head)
@@ -69,9 +70,11 @@ def embedding_and_head(language_model: PreTrainedModel) -> list[nn.Module]:
     return [each for each in found if all(owners[id(tensor)] == 1 for tensor in each.parameters())]
 
 
-def recompute_activations(language_model: nn.Module, every_nth_layer: int) -> None:
+def recompute_activations(
+    language_model: nn.Module, every_nth_layer: int, field: str = "spec.training.model.gradientCheckpointing"
+) -> None:
     """Turns on gradient checkpointing for layers 0, n, 2n, ... with n = `every_nth_layer`: in training these layers
-    keep only their inputs.
+    keep only their inputs. `field`: the field of the job that asks for it.
 
     Raises ConfigurationError if the model does not support this, or has fewer than n layers."""
     assert isinstance(language_model, PreTrainedModel)
@@ -80,8 +83,8 @@ def recompute_activations(language_model: nn.Module, every_nth_layer: int) -> No
         language_model.gradient_checkpointing_enable({"use_reentrant": False})
     except ValueError as error:
         raise ConfigurationError(
-            f"spec.training.model.gradientCheckpointing: a '{kind}' model does not support recomputing activations "
-            f"({error}); set Never, and reduce maxTokensPerMicroBatch if memory is too small"
+            f"{field}: a '{kind}' model does not support recomputing activations ({error}); set Never (without "
+            "gradientCheckpointingEveryNthLayer), and reduce maxTokensPerMicroBatch if memory is too small"
         ) from error
     if every_nth_layer == 1:
         return
