@@ -38,6 +38,7 @@ from rljob_trainer.observability.metrics import (
     CORRECTION_BOUNDED,
     CORRECTION_MEAN,
     CORRECTION_SAMPLE_SIZE,
+    GRADIENT_NORM,
     KL_LOSS,
     LOGPROB_DIFF_MAX,
     LOGPROB_DIFF_MEAN,
@@ -183,6 +184,26 @@ def test_the_first_update_with_tokens_computes_the_agreement(
 
 
 @pytest.mark.parametrize("old_logprobs", OldLogprobs)
+def test_a_step_without_trained_tokens_measures_no_mismatch(
+    context: WorkerContext, old_logprobs: OldLogprobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value of 0 would mean perfect agreement."""
+    update = JoinedActor.update_policy
+
+    def of_nothing(
+        group: JoinedActor, batch: DataProto, step: int, kl_coefficient: float | None = None
+    ) -> FinishedCall[Metrics]:
+        none_B = torch.zeros_like(batch[IS_TRAINED])
+        return update(group, batch.without([IS_TRAINED]).with_columns({IS_TRAINED: none_B}), step, kl_coefficient)
+
+    monkeypatch.setattr(JoinedActor, "update_policy", of_nothing)
+    algorithm = Algorithm(rollout_correction=RolloutCorrection(old_logprobs=old_logprobs))
+    metrics = replays.replayed_run(replays.Replay(algorithm, OPTIMIZER, num_steps=1), context).step(0)
+    assert metrics[GRADIENT_NORM] == 0
+    assert not [name for name in metrics if name.startswith(("rollout/logprob", "rollout/staleness", "rollout_corr/"))]
+
+
+@pytest.mark.parametrize("old_logprobs", OldLogprobs)
 def test_dropout_does_not_count_as_a_mismatch(context: WorkerContext, old_logprobs: OldLogprobs) -> None:
     algorithm = Algorithm(rollout_correction=RolloutCorrection(old_logprobs=old_logprobs))
     replay = replays.Replay(algorithm, OPTIMIZER, num_steps=1, lora=Lora(rank=2, dropout=0.5))
@@ -238,7 +259,8 @@ def test_untrained_responses_are_not_rejected(context: WorkerContext) -> None:
     _, metrics = without_rejected(
         batch, correction_cases.REJECTIONS[next(iter(correction_cases.REJECTIONS))], run.actor.engine
     )
-    assert metrics == {REJECTED_FRACTION: 0.0}
+    # A share of no tokens does not exist.
+    assert metrics == {}
 
 
 def test_one_weight_sync_serves_several_steps(context: WorkerContext) -> None:

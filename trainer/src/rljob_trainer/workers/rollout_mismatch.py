@@ -58,8 +58,9 @@ def add_agreement(sums: UpdateSums, log_ratios_N: Tensor) -> None:
 
 
 def agreement_metrics(sums: UpdateSums, engine: TrainEngine) -> dict[str, float]:
-    """Collective. The agreement metrics of the whole batch, equal on all ranks."""
-    return sums.reduced(engine, AGREEMENT_METRICS) | {LOGPROB_DIFF_MAX: sums.reduced_largest(engine, LOGPROB_DIFF_MAX)}
+    """Collective. The agreement metrics of the whole batch, equal on all ranks; empty if no token was compared."""
+    found = sums.reduced(engine)
+    return found | {LOGPROB_DIFF_MAX: sums.reduced_largest(engine, LOGPROB_DIFF_MAX)} if found else {}
 
 
 def log_ratios(batch: DataProto) -> Tensor:
@@ -80,18 +81,20 @@ def with_correction_weights(batch: DataProto, correction: RolloutCorrection) -> 
 
 def staleness(batch: DataProto, policy_version: int, engine: TrainEngine) -> dict[str, float]:
     """Collective. Mean and maximum of the staleness of the tokens that are trained on: `policy_version` minus the
-    version of the weights that sampled the token, in steps."""
+    version of the weights that sampled the token, in steps. Empty if no token is trained on."""
     ages_N = policy_version - batch.ragged_column(POLICY_VERSIONS).values[trained_mask(batch).values]
     total, count = engine.sum_over_ranks(torch.tensor([ages_N.sum(), len(ages_N)], dtype=torch.float64)).tolist()
+    if not count:
+        return {}
     largest = engine.max_over_ranks(torch.tensor(float(ages_N.max()) if len(ages_N) else 0.0)).item()
-    return {STALENESS_MEAN: total / max(1.0, count), STALENESS_MAX: float(largest)}
+    return {STALENESS_MEAN: total / count, STALENESS_MAX: float(largest)}
 
 
 def without_rejected(
     batch: DataProto, rejection: RolloutRejection, engine: TrainEngine
 ) -> tuple[DataProto, dict[str, float]]:
     """Collective. Returns the batch with rejected tokens removed from RESPONSE_MASK, and the metric REJECTED_FRACTION
-    of the whole batch. Needs OLD_LOGPROBS."""
+    of the whole batch, without the metric if no token is trained on. Needs OLD_LOGPROBS."""
     mask = trained_mask(batch)
     kept_N = is_kept(log_ratios(batch), Segments.of(num_marked(mask), torch.device("cpu")), rejection)
     values_L = mask.values.clone()
@@ -99,7 +102,7 @@ def without_rejected(
     counts = torch.tensor([kept_N.sum(), len(kept_N)], dtype=torch.float64)
     num_kept, num_tokens = engine.sum_over_ranks(counts).tolist()
     kept = DataProto(ragged={RESPONSE_MASK: RaggedColumn(values_L, mask.lengths)})
-    rejected = {REJECTED_FRACTION: (num_tokens - num_kept) / max(1.0, num_tokens)}
+    rejected = {REJECTED_FRACTION: (num_tokens - num_kept) / num_tokens} if num_tokens else {}
     return batch.without([RESPONSE_MASK]).union(kept), rejected
 
 
