@@ -42,11 +42,13 @@ lint: $(INSTALLED)
 check: lint ## Run linters, type checks, and checks of generated files, links, imports and the repository's rules
 	$(BIN)/python -m pytest tests/architecture
 
-# A test spends half of its time waiting for processes that load libraries, so two test processes run in parallel; a test
-# file runs in one of them. One thread per process, because several thread pools slow each other down on few cores.
-TEST_PROCESSES ?= 2
+# A test spends half of its time waiting for processes that load libraries, so several test processes run in parallel; a
+# test file runs in one of them. Long tests start more processes, so fewer run at once. One thread per process, because
+# several thread pools slow each other down on few cores.
+test: TEST_PROCESSES ?= 3
+test-long: TEST_PROCESSES ?= 2
 # The profile makes hypothesis use the same examples in every run. PYTEST_ARGS="--hypothesis-profile rljob" uses new ones.
-PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 		--hypothesis-profile same-examples
 test: export OMP_NUM_THREADS := 1
 test: lint programs ## Run check and the short tests (PYTEST_ARGS="-k name" selects tests, TEST_PROCESSES=0 runs them one after the other)

@@ -161,7 +161,7 @@ class Stopped:
     """The second start, which the head's stop hook ends."""
 
     first: RunState
-    """The first run state that could be read."""
+    """The first run state after the search for a checkpoint."""
     begun: RunState
     info: local_ray.Document
     state: RunState
@@ -173,7 +173,7 @@ class Stopped:
 @pytest.fixture(scope="module")
 def stopped(pods: Pods, killed: Killed) -> Stopped:
     run = pods.cluster.submit("small-1-2", FIRST_START + 1)
-    first = run.wait_for_state(lambda _: True)
+    first = run.wait_for_state(lambda state: state.activity not in (None, "looks for a checkpoint"))
     begun = run.wait_for_state(lambda state: state.progress.step > killed.checkpoint)
     clock = RunningClock()
     ended = stop_jobs(RayJobs(pods.cluster.port, TOKEN), local_ray.STOP_WAIT_SECONDS)
