@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_testing.training.long_rows import imbalance_alone, imbalance_together, long_rows
-from rljob_trainer.batch.joint_packing import NONE, _Bins, packed_jointly
+from rljob_trainer.batch.joint_packing import NONE, _MicroBatches, packed_jointly
 from rljob_trainer.controller.balanced_order import RowCosts
 
 SEEDS = range(5)
@@ -78,13 +78,13 @@ def test_counts_are_equal_and_micro_batches_fit(
 def test_long_rows_need_few_tries(shortest: int, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only one, two or three rows fit into a micro-batch of 100 tokens, also if their sum leaves room."""
     tries: list[bool] = []
-    fill = _Bins.fill
+    fill = _MicroBatches.fill
 
-    def counted(bins: _Bins) -> bool:
-        tries.append(fill(bins))
+    def counted(micro_batches: _MicroBatches) -> bool:
+        tries.append(fill(micro_batches))
         return tries[-1]
 
-    monkeypatch.setattr(_Bins, "fill", counted)
+    monkeypatch.setattr(_MicroBatches, "fill", counted)
     lengths_B = np.random.default_rng(0).integers(shortest, longest + 1, 240)
     packing = packed_jointly(lengths_B, lengths_B, 4, 100)
     assert packing.sums(lengths_B, 4).max() <= 100
