@@ -13,17 +13,18 @@ import torch
 from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.models import tiny_models
 from rljob_testing.training import training_runs
+from rljob_testing.training.finished_rollouts import FinishedRollouts
 from rljob_testing.training.joined_workers import FinishedCall
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.critic_and_reward_models import critic_model, found_reward_model
 from rljob_trainer.controller.prompt_sets import Prompts
 from rljob_trainer.controller.rollout_phase import RewardModelWorkers, RolloutPhase
+from rljob_trainer.controller.sampler import Engines, Sampler
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.errors import ConfigurationError
-from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import (
     IS_TRUNCATED,
@@ -191,15 +192,16 @@ def test_a_critic_that_reads_only_shorter_rows_is_rejected(tmp_path: Path) -> No
         critic_model(spec, tiny_models.QUICKSTART_MODEL, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
 
 
-class Group:
+class Group(FinishedRollouts):
     """Four responses; functions give 1 to each, the model gives the first token of its input."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.given: list[list[int]] = []
         self.beginnings: list[tuple[object, ...]] = []
 
-    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
-        del sampling, syncs
+    def generate(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
+        del sampling
         lengths_B = torch.tensor([1, 6, 2, 5, 3][: len(batch)])
         return DataProto(
             {RESPONSE_LENGTHS: lengths_B, IS_TRUNCATED: lengths_B > 9, TOKENS: torch.arange(len(batch))},
@@ -222,12 +224,6 @@ class Group:
         self.given.append(batch[TOKENS].tolist())
         return FinishedCall(DataProto({score_column("model"): batch[TOKENS].double()}))
 
-    def take_metrics(self) -> Metrics:
-        return {}
-
-    def take_memory(self) -> Metrics:
-        return {}
-
 
 @pytest.mark.parametrize(
     ("num_ranks", "num_rows", "given"), [(1, 4, [0, 1, 2, 3]), (2, 4, [1, 0, 3, 2]), (2, 5, [0, 1, 2, 3, 4])]
@@ -240,7 +236,8 @@ def test_rows_are_distributed_evenly_and_scores_come_back_in_order(
     group = Group()
     model = RewardModelWorkers(group, (TOKENS, PROMPT_TEXTS, PLAIN_TURN_BEGINNINGS), num_ranks)
     weights = {"one": 0.5, "model": 2.0}
-    phase = RolloutPhase(group, group, weights, PhaseTimer(time.perf_counter), StopRequest(), model)
+    stop = StopRequest()
+    phase = RolloutPhase(Sampler(group, group, Engines(), stop), weights, PhaseTimer(time.perf_counter), stop, model)
     prompts = [PromptRow(index, "p", "p", (1, 2), "", {}, plain_turn_beginning=str(index)) for index in range(num_rows)]
     seeds = torch.zeros(num_rows, dtype=torch.int64)
     rollout = phase.run(prompts, 1, SamplingSettings(1.0, 1.0, 0, 8, ()), seeds)

@@ -12,15 +12,16 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.reward import ErrorPolicy, FormatReward, FunctionReward, OverlongPenalty, Reward, RewardType
+from rljob_testing.training.finished_rollouts import FinishedRollouts
 from rljob_testing.training.joined_workers import FinishedCall
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase
+from rljob_trainer.controller.sampler import Engines, Sampler
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.errors import RewardError
-from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.rewards.format import FormatScorer
@@ -116,14 +117,15 @@ def responses(*texts: str) -> DataProto:
     return DataProto(numbers, {**columns, DATASET_ROWS: tuple(rows)})
 
 
-class OneWorker:
+class OneWorker(FinishedRollouts):
     """A group of one RewardWorker, and a generator whose responses are ready."""
 
     def __init__(self, worker: RewardWorker, *texts: str) -> None:
+        super().__init__()
         self.worker, self.texts = worker, texts
 
-    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
-        del batch, sampling, syncs
+    def generate(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
+        del batch, sampling
         columns = {IS_TRUNCATED: torch.tensor(LENGTHS) == 8}
         return responses(*self.texts).only([RESPONSE_TEXTS, RESPONSE_LENGTHS]).with_columns(columns)
 
@@ -138,12 +140,6 @@ class OneWorker:
     def response_texts(self, batch: DataProto) -> DataProto:
         return self.worker.response_texts(batch)
 
-    def take_metrics(self) -> Metrics:
-        return {}
-
-    def take_memory(self) -> Metrics:
-        return {}
-
 
 @pytest.fixture
 def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +148,8 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def phase_of(group: OneWorker, stop: StopRequest | None = None) -> RolloutPhase:
-    return RolloutPhase(group, group, WEIGHTS, PhaseTimer(time.perf_counter), stop or StopRequest())
+    stop = stop or StopRequest()
+    return RolloutPhase(Sampler(group, group, Engines(), stop), WEIGHTS, PhaseTimer(time.perf_counter), stop)
 
 
 def begun(phase: RolloutPhase) -> Rollout:

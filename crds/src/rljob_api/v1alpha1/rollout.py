@@ -37,6 +37,16 @@ class Compile(StrEnum):
     NEVER = "Never"
 
 
+class Dealing(StrEnum):
+    """How responses are distributed over several rollout engines."""
+
+    TICKETS = "Tickets"
+    """Each engine gets an equal number of consecutive responses. A step is repeated bit by bit."""
+    LOAD = "Load"
+    """An engine gets further responses when it has finished some. A repeated step has the same prompts and seeds, but
+    not the same bits."""
+
+
 class Rollout(WireModel):
     """Generation of responses for training. Evaluation has its own temperature and does not use topP and topK."""
 
@@ -69,6 +79,7 @@ class Rollout(WireModel):
     """Largest number of sequences that one engine decodes at the same time."""
     gpu_memory_utilization: OpenFraction = 0.5
     """Fraction of each GPU's memory that the rollout engine uses during generation."""
+    dealing: Dealing = Dealing.TICKETS
     cpu_kv_cache: Quantity = "1Gi"
     """Size of each engine's KV cache on CPUs, in bytes."""
 

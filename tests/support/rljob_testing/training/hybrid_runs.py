@@ -20,6 +20,7 @@ from rljob_testing.training.sleeping_engine import SleepingHfEngine, SmallDevice
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller import rollout_phase
 from rljob_trainer.controller.rollout_phase import RewardModelWorkers, Rollout, RolloutPhase
+from rljob_trainer.controller.sampler import Engines, Sampler
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
@@ -156,7 +157,9 @@ def hybrid_run(
     scorers = None
     if reward_model is not None:
         scorers = RewardModelWorkers(JoinedRewardModel(reward_model), TOKEN_COLUMNS, context.world_size)
-    phase = RolloutPhase(JoinedHybrid(hybrid), TextRewards(), {"score": 1.0}, timer, StopRequest(), scorers)
+    stop = StopRequest()
+    sampler = Sampler(JoinedHybrid(hybrid), TextRewards(), Engines(context.world_size), stop)
+    phase = RolloutPhase(sampler, {"score": 1.0}, timer, stop, scorers)
     run.training_step.rollout = phase
     return HybridRun(run, hybrid, cursor)
 

@@ -71,8 +71,17 @@ class JoinedHybrid(JoinedWorker):
         super().__init__(worker)
         self.worker = worker
 
-    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
-        return cast(DataProto, self.call(self.worker.generate_sequences, batch, sampling, syncs))
+    def begin_rollout(self, syncs: bool) -> list[None]:
+        return cast(list[None], self.call(self.worker.begin_rollout, syncs))
+
+    def submit(self, batch: list[DataProto], sampling: SamplingSettings) -> DataProto:
+        return cast(DataProto, self.call(self.worker.submit, batch, sampling))
+
+    def take(self, max_seconds: float) -> DataProto:
+        return cast(DataProto, self.call(self.worker.take, max_seconds))
+
+    def abort(self) -> list[None]:
+        return cast(list[None], self.call(self.worker.abort))
 
     def take_metrics(self) -> Metrics:
         return cast(Metrics, self.call(self.worker.take_metrics))

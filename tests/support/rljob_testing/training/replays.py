@@ -239,13 +239,14 @@ class ReplayedRollouts(RolloutPhase):
         )
         scores = FinishedCall(DataProto({SCORES: scores_B, score_column("score"): scores_B}))
         groups_B = torch.arange(first_group, first_group + len(prompts)).repeat_interleave(num_responses)
-        return Rollout(repeated, groups_B, batch, {"score": 1.0}, Scoring(scores, []))
+        return Rollout(repeated, groups_B, batch, {"score": 1.0}, Scoring(torch.arange(len(repeated)), scores))
 
     def scored(self, rollout: Rollout) -> Rollout:
         """Adds the scores that `begin` has drawn."""
         if rollout.scoring is None:
             return rollout
-        return replace(rollout, batch=rollout.batch.union(rollout.scoring.started.result()), scoring=None)
+        assert rollout.scoring.by_model is not None
+        return replace(rollout, batch=rollout.batch.union(rollout.scoring.by_model.result()), scoring=None)
 
 
 @dataclass(frozen=True)

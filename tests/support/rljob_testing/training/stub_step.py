@@ -11,11 +11,13 @@ import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_testing.training.finished_rollouts import FinishedRollouts
 from rljob_testing.training.joined_workers import FinishedCall
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.controller.balanced_order import RowCosts
 from rljob_trainer.controller.rollout_phase import RewardModelWorkers, RolloutPhase
+from rljob_trainer.controller.sampler import Engines, Sampler
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.controller.training_step import TrainingStep
@@ -35,24 +37,24 @@ from rljob_trainer.workers.columns import (
     VALUES,
     score_column,
 )
-from rljob_trainer.workers.protocols import ActorGroup, CriticGroup, HybridGroup, RewardGroup
+from rljob_trainer.workers.protocols import ActorGroup, CriticGroup, RewardGroup
 from rljob_trainer.workers.rollout import rollout_columns
 
 SAMPLING = SamplingSettings(0.7, 0.9, 5, 8, ("stop",))
 PROMPTS = [PromptRow(index, f"p{index}", f"p{index}", (index, 9), f"answer {index}", {}) for index in range(3)]
 
 
-@dataclass
-class Generator:
+class Generator(FinishedRollouts):
     """Generates responses of two tokens; in row i both tokens are i."""
 
-    cut_off: frozenset[int] = frozenset()
-    """Rows that are truncated."""
-    requests: list[DataProto] = field(default_factory=list)
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut_off = frozenset[int]()
+        """Rows that are truncated."""
+        self.requests: list[DataProto] = []
 
-    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
+    def generate(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
         assert sampling == SAMPLING
-        assert syncs
         self.requests.append(batch)
         prompts = [tuple(row.tolist()) for row in batch.ragged_column(PROMPT_TOKEN_IDS).row_tensors()]
         return rollout_columns(
@@ -198,8 +200,9 @@ def step_of(
         sync_every_steps=1,
     )
     model = RewardModelWorkers(reward_model, [RESPONSE_LENGTHS], 1) if reward_model else None
-    hybrid, functions = cast(HybridGroup, generator), cast(RewardGroup, rewards)
-    phase = RolloutPhase(hybrid, functions, weights, timer, StopRequest(), model)
+    stop = StopRequest()
+    sampler = Sampler(generator, cast(RewardGroup, rewards), Engines(), stop)
+    phase = RolloutPhase(sampler, weights, timer, stop, model)
     critics = cast(CriticGroup, critic) if critic else None
     step = TrainingStep(plan, phase, cast(ActorGroup, actor), reference, critics, timer)
     return Step(generator, rewards, actor, step)

@@ -16,11 +16,12 @@ from rljob_api.v1alpha1.model import Dtype, HeadDtype
 from rljob_api.v1alpha1.optional_roles import reference_is_the_actor
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.reward import RewardType
-from rljob_api.v1alpha1.rollout import Compile
+from rljob_api.v1alpha1.rollout import Compile, Dealing
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.balanced_order import RowCosts
 from rljob_trainer.controller.engine_settings import actor_engine, critic_engine, critic_of, reference_engine
 from rljob_trainer.controller.run_checks import needs_critic, needs_reference, samples_all_tokens
+from rljob_trainer.controller.sampler import Engines
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.attention import choose_attention
@@ -202,6 +203,17 @@ def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
             {**settings.environment, ENV_RUN_FOLDER: str(settings.run_folder)},
             [variable.name for variable in job.spec.env],
         ),
+    )
+
+
+def engines_of(spec: RLJobSpec) -> Engines:
+    """Returns the rollout engines of a job."""
+    ranks_per_engine, rollout = spec.roles.rollout.tensor_parallel, spec.training.rollout
+    return Engines(
+        num_workers_of(spec, ROLLOUT) // ranks_per_engine,
+        ranks_per_engine,
+        rollout.max_num_sequences,
+        rollout.dealing is Dealing.LOAD,
     )
 
 

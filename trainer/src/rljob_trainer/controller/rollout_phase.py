@@ -1,5 +1,5 @@
-"""The rollout phase of a step: from prompts to scored responses. `begin` generates the responses and starts their
-scoring; `scored` waits for the scores. In between, the workers are free for other calls.
+"""The rollout phase of a step: from prompts to scored responses. `begin` generates the responses, each of which is
+scored as soon as it has finished; `scored` waits for the last scores. In between, the workers are free for other calls.
 
 The responses stay on the workers that generated them; the controller gets one number per response.
 
@@ -18,6 +18,7 @@ from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.controller.balanced_order import balanced_order
+from rljob_trainer.controller.sampler import Sampler
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
@@ -51,23 +52,21 @@ from rljob_trainer.workers.columns import (
     PROMPT_TOKEN_IDS,
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
-    SAMPLE_IDS,
     SAMPLE_SEEDS,
     SCORES,
     TURN_BEGINNINGS,
     score_column,
     status_column,
 )
-from rljob_trainer.workers.protocols import HybridGroup, PendingResult, RewardGroup, RewardModelGroup
+from rljob_trainer.workers.protocols import PendingResult, RewardModelGroup
 from rljob_trainer.workers.reward import STATUSES
 
 MAX_SEED = 2**31
 """Upper bound of seeds (exclusive)."""
 MAX_PROMPT_CHARACTERS = 200
 """Characters of a prompt that a message shows."""
-REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS)
 MODEL_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_TURN_BEGINNINGS)
-"""Prompt columns that reward functions (REWARD_COLUMNS) and a reward model (MODEL_COLUMNS) need."""
+"""Prompt columns that a reward model needs."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +84,8 @@ class RewardModelWorkers:
 class Scoring:
     """Pending scores of a rollout."""
 
-    started: PendingResult[DataProto]
-    """The call that started the reward functions."""
-    samples: list[DataProto]
-    """SAMPLE_IDS of the responses that each rank of the reward workers scores, in the order of the rollout's rows."""
+    ids_S: torch.Tensor
+    """int64: SAMPLE_IDS of the responses."""
     by_model: PendingResult[DataProto] | None = None
     """Scores of the reward model, if there is one."""
     order_S: torch.Tensor | None = None
@@ -170,27 +167,21 @@ class Rollout:
 
 
 class RolloutPhase:
-    """Generates and scores responses. `weights`: weights of the rewards, by name. `num_ranks`: ranks of `reward`."""
+    """Generates and scores responses. `weights`: weights of the rewards, by name."""
 
     def __init__(
         self,
-        hybrid: HybridGroup,
-        reward: RewardGroup,
+        sampler: Sampler,
         weights: Mapping[str, float],
         timer: PhaseTimer,
         stop: StopRequest,
         reward_model: RewardModelWorkers | None = None,
-        num_ranks: int = 1,
     ) -> None:
-        self.hybrid = hybrid
-        self.reward = reward
+        self.sampler = sampler
         self.reward_model = reward_model
         self.weights = weights
         self.timer = timer
         self.stop = stop
-        self.num_ranks = num_ranks
-        self.num_samples = 0
-        """Number of responses requested so far."""
 
     def run(
         self, prompts: Sequence[PromptRow], num_responses: int, sampling: SamplingSettings, seeds: torch.Tensor
@@ -223,34 +214,30 @@ class RolloutPhase:
             is_greedy_S = torch.arange(len(inputs)) >= len(seeds)
             columns = {SAMPLE_SEEDS: seeds.new_zeros(len(inputs)), IS_GREEDY: is_greedy_S}
             columns[SAMPLE_SEEDS][: len(seeds)] = seeds
-        columns[SAMPLE_IDS] = torch.arange(self.num_samples, self.num_samples + len(inputs))
-        self.num_samples += len(inputs)
-        request = inputs.only([PROMPT_TOKEN_IDS]).with_columns(columns)
         with self.timer.phase("rollout"):
-            batch = self.hybrid.generate_sequences(request, sampling, syncs)
-        batch = batch.with_columns({SAMPLE_IDS: columns[SAMPLE_IDS]})
+            self.sampler.begin(sampling, syncs=syncs)
+            ids_S = self.sampler.submit(inputs.with_columns(columns))
+            self.sampler.drain()
+            batch = self.sampler.take_rows(ids_S)
         with self.timer.phase("reward"):
-            scoring = self._scoring(batch.union(inputs.only({*REWARD_COLUMNS, *MODEL_COLUMNS})))
+            scoring = self._scoring(ids_S, batch.union(inputs.only(MODEL_COLUMNS)))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
         groups_B = torch.arange(first_group, first_group + len(prompts)).repeat_interleave(num_responses)
         sampled = batch.slice(0, len(repeated)) if with_greedy else batch
         return Rollout(repeated, groups_B, sampled, self.weights, scoring)
 
-    def _scoring(self, batch: DataProto) -> Scoring:
-        """Starts the scoring of these responses, and returns the pending scores. Also starts the call of the reward
-        model, if there is one, with rows ordered so that each of its workers gets about the same number of tokens."""
-        parts = equal_parts(batch.only((SAMPLE_IDS, RESPONSE_TEXTS, RESPONSE_LENGTHS, *REWARD_COLUMNS)), self.num_ranks)
-        samples = [part.only([SAMPLE_IDS]) for part in parts]
-        started = self.reward.start_scoring(parts)
+    def _scoring(self, ids_S: torch.Tensor, batch: DataProto) -> Scoring:
+        """Returns the pending scores. Also starts the call of the reward model, if there is one, with rows ordered so
+        that each of its workers gets about the same number of tokens."""
         if self.reward_model is None:
-            return Scoring(started, samples)
+            return Scoring(ids_S)
         order_S = None
         num_ranks = self.reward_model.num_data_ranks
         if num_ranks > 1 and len(batch) % num_ranks == 0:
             order_S = balanced_order(batch[RESPONSE_LENGTHS], num_ranks)
             batch = batch.reorder(order_S)
         by_model = self.reward_model.group.compute_scores(batch.only(self.reward_model.columns))
-        return Scoring(started, samples, by_model, order_S)
+        return Scoring(ids_S, by_model, order_S)
 
     def scored(self, rollout: Rollout) -> Rollout:
         """Waits for the scores and returns the rollout with them. A rollout that already has its scores is returned
@@ -279,7 +266,7 @@ class RolloutPhase:
         """Returns one sample per response, or only for the first `max_samples`, with the texts that the rewards have
         read. Only the texts of these responses are sent to the controller."""
         prompts = rollout.prompts[:max_samples]
-        picked = self.reward.response_texts(rollout.batch.slice(0, len(prompts)).only([RESPONSE_TEXTS, FOUND]))
+        picked = self.sampler.reward.response_texts(rollout.batch.slice(0, len(prompts)).only([RESPONSE_TEXTS, FOUND]))
         texts, found = picked.object_column(RESPONSE_TEXTS), picked.object_column(FOUND)
         scores = rollout.batch[SCORES].tolist()
         by_name = {name: rollout.batch[score_column(name)].tolist() for name in rollout.weights}
@@ -301,8 +288,7 @@ class RolloutPhase:
         """Waits for the scores. Raises StepAbandonedError after a stop request, because the scores may be wrong then:
         the stop signal may also have reached processes that a reward had started."""
         try:
-            scoring.started.result()
-            scores = self.reward.finish_scoring(scoring.samples)
+            scores = self.sampler.finish_scoring(scoring.ids_S)
         except RewardError as error:
             if self.stop.is_requested:
                 raise StepAbandonedError from error
@@ -313,12 +299,6 @@ class RolloutPhase:
             return scores
         by_model = scoring.by_model.result()
         return scores.union(by_model if scoring.order_S is None else by_model.reorder(scoring.order_S.argsort()))
-
-
-def equal_parts(batch: DataProto, num_parts: int) -> list[DataProto]:
-    """Splits a batch into consecutive parts of the same number of rows; the last parts may have fewer rows or none."""
-    size = -(-len(batch) // num_parts)
-    return [batch.slice(min(part * size, len(batch)), min((part + 1) * size, len(batch))) for part in range(num_parts)]
 
 
 def _by_reward(found: object) -> dict[str, str]:

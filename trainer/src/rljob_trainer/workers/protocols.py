@@ -82,8 +82,17 @@ class ActorGroup(TrainedGroup, Protocol):
 class HybridGroup(Protocol):
     """All ranks of `HybridWorker`."""
 
-    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
-        """See HybridWorker.generate_sequences."""
+    def begin_rollout(self, syncs: bool) -> list[None]:
+        """See HybridWorker.begin_rollout."""
+
+    def submit(self, batch: list[DataProto], sampling: SamplingSettings) -> DataProto:
+        """One batch per engine; see HybridWorker.submit."""
+
+    def take(self, max_seconds: float) -> DataProto:
+        """See HybridWorker.take."""
+
+    def abort(self) -> list[None]:
+        """See HybridWorker.abort."""
 
     def take_metrics(self) -> Metrics:
         """See HybridWorker.take_metrics."""

@@ -1,0 +1,216 @@
+"""The responses in flight: requests are dealt to the rollout engines, and each finished response is scored while others
+are still being generated.
+
+    submit -> engines -> poll: finished responses -> scoring processes -> rows and scores, by the ids of the responses
+
+The controller polls. In each poll every engine returns the responses that have finished since the last one, and their
+scoring starts in the process that has them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+
+import torch
+
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
+from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.workers.columns import (
+    ANSWERS,
+    DATASET_ROWS,
+    IS_GREEDY,
+    PROMPT_TEXTS,
+    PROMPT_TOKEN_IDS,
+    RESPONSE_LENGTHS,
+    RESPONSE_TEXTS,
+    SAMPLE_IDS,
+    SAMPLE_SEEDS,
+    TURN_BEGINNINGS,
+)
+from rljob_trainer.workers.protocols import HybridGroup, PendingResult, RewardGroup
+
+TAKE_SECONDS = 0.25
+"""Time between two polls of engines that are generating: the delay until a finished response is scored."""
+REQUEST_COLUMNS = (PROMPT_TOKEN_IDS, SAMPLE_SEEDS, SAMPLE_IDS, IS_GREEDY)
+REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS)
+"""Prompt columns that reward functions need."""
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The rollout engines of the worker processes. Each engine is in `ranks_per_engine` consecutive ranks, which share
+    the model; every rank has scoring processes."""
+
+    num_engines: int = 1
+    ranks_per_engine: int = 1
+    max_num_sequences: int = 256
+    """Responses that an engine generates at the same time."""
+    deals_by_load: bool = False
+    """False: each engine gets an equal number of consecutive rows at once. True: each engine gets what it can generate
+    now, and further rows as soon as it has finished some."""
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of worker processes."""
+        return self.num_engines * self.ranks_per_engine
+
+    @property
+    def max_in_hand(self) -> int:
+        """Rows that an engine has at most with `deals_by_load`: an eighth more than it generates at the same time, so
+        that it has work until the next poll."""
+        return self.max_num_sequences + -(-self.max_num_sequences // 8)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """A response in flight, or one that was not collected yet."""
+
+    inputs: DataProto
+    row: int
+    """Its row in `inputs`."""
+
+
+class Sampler:
+    """Generates and scores responses. Each response has a number, its SAMPLE_IDS, which is never used again."""
+
+    def __init__(self, hybrid: HybridGroup, reward: RewardGroup, engines: Engines, stop: StopRequest) -> None:
+        self.hybrid = hybrid
+        self.reward = reward
+        self.engines = engines
+        self.stop = stop
+        self.num_samples = 0
+        """Number of responses requested so far."""
+        self._sampling: SamplingSettings | None = None
+        self._samples: dict[int, _Sample] = {}
+        self._waiting: deque[int] = deque()
+        """Responses that no engine has got yet."""
+        self._engine_of: dict[int, int] = {}
+        """The engine of each response in flight."""
+        self._finished: dict[int, _Sample] = {}
+        """Generated responses that were not collected yet, as rows of what an engine has returned."""
+        self._rank_of: dict[int, int] = {}
+        """The rank that scores the response, until its score is collected."""
+        self._started: list[PendingResult[DataProto]] = []
+
+    @property
+    def num_in_flight(self) -> int:
+        """Responses that were submitted and have not finished."""
+        return len(self._waiting) + len(self._engine_of)
+
+    def begin(self, sampling: SamplingSettings, *, syncs: bool) -> None:
+        """Gets the engines ready for the next requests, which all have these settings. No response may be in flight.
+        `syncs`: whether the engines first get the current weights."""
+        assert not self.num_in_flight, "responses are in flight"
+        self._sampling = sampling
+        self.hybrid.begin_rollout(syncs)
+
+    def submit(self, inputs: DataProto) -> torch.Tensor:
+        """Requests one response per row, and returns their SAMPLE_IDS, int64. Needs PROMPT_TOKEN_IDS, SAMPLE_SEEDS and
+        REWARD_COLUMNS; IS_GREEDY is optional."""
+        ids = torch.arange(self.num_samples, self.num_samples + len(inputs))
+        self.num_samples += len(inputs)
+        inputs = inputs.with_columns({SAMPLE_IDS: ids})
+        self._samples |= {sample_id: _Sample(inputs, row) for row, sample_id in enumerate(ids.tolist())}
+        if self.engines.deals_by_load:
+            self._waiting.extend(ids.tolist())
+            self._deal_waiting()
+        else:
+            self._deal([part[SAMPLE_IDS].tolist() for part in equal_parts(inputs, self.engines.num_engines)])
+        return ids
+
+    def poll(self) -> list[int]:
+        """Waits up to TAKE_SECONDS for responses, at most until none is in flight, and starts their scoring. Returns
+        their ids.
+
+        Raises StepAbandonedError after a stop request: then no response is in flight any more."""
+        batch = self.hybrid.take(TAKE_SECONDS)
+        if self.stop.is_requested:
+            self.abandon()
+            raise StepAbandonedError
+        ids: list[int] = batch[SAMPLE_IDS].tolist()
+        if ids:
+            self._start_scoring(batch, ids)
+            self._finished |= {sample_id: _Sample(batch, row) for row, sample_id in enumerate(ids)}
+            for sample_id in ids:
+                del self._engine_of[sample_id]
+            self._deal_waiting()
+        return ids
+
+    def drain(self) -> None:
+        """Polls until no response is in flight. Raises StepAbandonedError."""
+        while self.num_in_flight:
+            self.poll()
+
+    def abandon(self) -> None:
+        """Drops the responses that have not finished."""
+        self.hybrid.abort()
+        for sample_id in (*self._waiting, *self._engine_of):
+            del self._samples[sample_id]
+        self._waiting.clear()
+        self._engine_of.clear()
+
+    def take_rows(self, ids: torch.Tensor) -> DataProto:
+        """Returns the columns of a rollout of these finished responses, in this order. Each can be taken once."""
+        taken = [self._finished.pop(sample_id) for sample_id in ids.tolist()]
+        return _rows(taken)
+
+    def finish_scoring(self, ids: torch.Tensor) -> DataProto:
+        """Waits for the scores of these finished responses, and returns them in this order; see
+        RewardWorker.finish_scoring for the columns and errors. Each score can be taken once."""
+        for started in self._started:
+            started.result()
+        self._started = []
+        ranks_S = torch.tensor([self._rank_of.pop(sample_id) for sample_id in ids.tolist()])
+        parts = [ids[ranks_S == rank] for rank in range(self.engines.num_ranks)]
+        scores = self.reward.finish_scoring([DataProto({SAMPLE_IDS: part}) for part in parts])
+        return scores.reorder(ranks_S.argsort(stable=True).argsort())
+
+    def _deal_waiting(self) -> None:
+        """Gives waiting rows to the engines that have the fewest, up to `max_in_hand` each."""
+        in_hand = Counter(self._engine_of.values())
+        parts: list[list[int]] = [[] for _ in range(self.engines.num_engines)]
+        while self._waiting:
+            engine = min(range(len(parts)), key=lambda each: in_hand[each])
+            if in_hand[engine] >= self.engines.max_in_hand:
+                break
+            parts[engine].append(self._waiting.popleft())
+            in_hand[engine] += 1
+        if any(parts):
+            self._deal(parts)
+
+    def _deal(self, parts: Sequence[Sequence[int]]) -> None:
+        """Submits responses to the engines: `parts` has the ids for each engine."""
+        assert self._sampling is not None, "call begin first"
+        self._engine_of |= {sample_id: engine for engine, part in enumerate(parts) for sample_id in part}
+        rows = _rows([self._samples[sample_id] for part in parts for sample_id in part])
+        columns = [name for name in REQUEST_COLUMNS if name in rows]
+        ends = list(accumulate(map(len, parts), initial=0))
+        self.hybrid.submit([rows.only(columns).slice(*each) for each in pairwise(ends)], self._sampling)
+
+    def _start_scoring(self, batch: DataProto, ids: Sequence[int]) -> None:
+        """Starts the scoring of finished responses. Ranks that share an engine take turns."""
+        size = self.engines.ranks_per_engine
+        for sample_id in ids:
+            self._rank_of[sample_id] = self._engine_of[sample_id] * size + sample_id % size
+        inputs = _rows([self._samples.pop(sample_id) for sample_id in ids])
+        rows = batch.only([SAMPLE_IDS, RESPONSE_TEXTS, RESPONSE_LENGTHS]).union(inputs.only(REWARD_COLUMNS))
+        ranks_S = torch.tensor([self._rank_of[sample_id] for sample_id in ids])
+        self._started.append(
+            self.reward.start_scoring([rows.rows(ranks_S == rank) for rank in range(self.engines.num_ranks)])
+        )
+
+
+def equal_parts(batch: DataProto, num_parts: int) -> list[DataProto]:
+    """Splits a batch into consecutive parts of the same number of rows; the last parts may have fewer rows or none."""
+    size = -(-len(batch) // num_parts)
+    return [batch.slice(min(part * size, len(batch)), min((part + 1) * size, len(batch))) for part in range(num_parts)]
+
+
+def _rows(samples: Iterable[_Sample]) -> DataProto:
+    """Returns the rows of these responses, in this order."""
+    runs = [list(run) for _, run in groupby(samples, key=lambda sample: id(sample.inputs))]
+    return DataProto.concat([run[0].inputs.rows([sample.row for sample in run]) for run in runs])
