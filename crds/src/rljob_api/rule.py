@@ -271,7 +271,7 @@ def key_rule(
             f"!has(self.{wire}) || self.{wire}.all(k, k.matches({cel_text(pattern)}) && k.indexOf('/') <= {MAX_DOMAIN})"
         ),
         wrong="the key is invalid",
-        advice="use a key such as team or example.com/team, with at most 63 characters (a domain not counted)",
+        advice="use a key such as team or example.com/team, with at most 63 characters after the domain",
         holds=lambda value: not fault_paths(value),
         fault_paths=fault_paths,
         is_about_key=True,

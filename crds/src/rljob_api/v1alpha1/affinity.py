@@ -161,7 +161,7 @@ def _values_rule(on: type[RequirementT], cel: str, comparisons: str = "") -> Rul
         f"{on.__name__}.values",
         field=".values",
         cel=cel,
-        wrong=f"operators In and NotIn need values, {comparisons}Exists and DoesNotExist must have none",
+        wrong=f"In and NotIn need values, {comparisons}Exists and DoesNotExist must have none",
         advice="change values or operator",
         holds=lambda each: _operator_accepts(each.operator, each.values),
     )
@@ -203,10 +203,10 @@ AFFINITY_RULES = (
             " : size(self.matchLabelKeys) + size(self.mismatchLabelKeys) == 0"
         ),
         wrong=(
-            "matchLabelKeys and mismatchLabelKeys require a labelSelector, and no key of matchLabelKeys may also be in"
-            " the labelSelector or in mismatchLabelKeys"
+            "matchLabelKeys and mismatchLabelKeys require a labelSelector; a key of matchLabelKeys must not be in it or"
+            " in mismatchLabelKeys"
         ),
-        advice="add a labelSelector if there is none, or remove the key from one of the two",
+        advice="add a labelSelector, or remove the key",
         holds=_label_keys_are_valid,
     ),
 )

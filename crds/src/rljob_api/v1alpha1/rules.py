@@ -64,7 +64,7 @@ RULES: tuple[Rule, ...] = (
 
 MUTABLE_SPEC_FIELDS = ("suspend", "run_policy")
 _IMMUTABLE_WRONG = "is immutable"
-_IMMUTABLE_ADVICE = "create a job with another name (only suspend and runPolicy may be changed)"
+_IMMUTABLE_ADVICE = "create a job with another name (only suspend and runPolicy may change)"
 _MAX_SHOWN_CHARACTERS = 80
 
 

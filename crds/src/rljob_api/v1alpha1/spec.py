@@ -45,7 +45,7 @@ class TrainRole(WireModel):
     on a pool of 4 nodes with 8 GPUs each gives four copies, each within one node."""
     sequence_parallel: PositiveCount | None = None
     """Number of GPUs that share the tokens of each sequence (Ulysses), for sequences too long for one GPU. Must divide
-    the number of GPUs of the pool and the model's attention heads. 1 when unset: no sequence is shared."""
+    the number of GPUs of the pool and the model's attention heads. 1 when unset."""
 
     @property
     def num_sequence_ranks(self) -> int:
