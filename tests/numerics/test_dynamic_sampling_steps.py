@@ -15,7 +15,7 @@ from rljob_trainer.controller.dynamic_sampling import DynamicSampling
 from rljob_trainer.controller.rollout_phase import Rollout, sample_seeds
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.controller.training_step import TRAINING_STREAM
-from rljob_trainer.datasets.cursor import PromptCursor
+from rljob_trainer.datasets.cursor import DrawnRow, PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
@@ -80,11 +80,11 @@ def test_a_step_trains_on_the_accepted_groups(context: WorkerContext, monkeypatc
     [found] = taken
     # Of the generator's rows, those of every other prompt have equal scores of 1, the others a mean of a half.
     assert found.rollout.prompts[::4] == (PROMPTS[0], PROMPTS[2], PROMPTS[4], PROMPTS[6])
-    assert stream.next_batch(1) == [PROMPTS[7]]
+    assert stream.next_batch(1) == [DrawnRow(7, PROMPTS[7])]
     assert (metrics[SAMPLING_ROUNDS], metrics[SAMPLING_PROMPTS], metrics[TRAINED_FRACTION]) == (2.0, 8.0, 1.0)
     assert (metrics[REWARD_MEAN], metrics[f"{SAMPLING_REWARD_PREFIX}/mean"]) == (0.75, 0.5)
     plain = replays.replayed_run(replace(REPLAY, algorithm=PLAIN), context, rollout=RecordedRollouts(found.rollout))
-    plain.training_step.run(PROMPTS[:4], 0)
+    plain.training_step.run(replays.drawn(PROMPTS[:4]), 0)
     assert same(run.weights(), plain.weights())
     untrained = replays.replayed_run(REPLAY, context, cursor())
     assert not same(run.weights(), untrained.weights())
@@ -102,7 +102,7 @@ def test_the_seeds_of_all_rounds_are_those_of_one(context: WorkerContext, monkey
 
     monkeypatch.setattr(replays.ReplayedRollouts, "begin", recorded)
     run = replays.replayed_run(REPLAY, context, cursor())
-    run.training_step.run(PROMPTS[:4], 1)
+    run.training_step.run(replays.drawn(PROMPTS[:4]), 1)
     assert [len(seeds) for seeds in rounds] == [16, 16]
     found = [seed for seeds in rounds for seed in seeds]
     assert found == sample_seeds(replays.SEED, TRAINING_STREAM, 1, 32).tolist()
@@ -134,7 +134,7 @@ def test_a_resumed_run_trains_on_the_same_prompts(context: WorkerContext, tmp_pa
     step_of(first, before, 0)
     folder, state = first.save(tmp_path, 1), before.state()
     # 7 of 18 prompts are used: 8 were drawn.
-    assert (state.epoch, state.position) == (0, 7)
+    assert state.ordinal == 7
     after = cursor()
     after.restore(state)
     resumed = replays.replayed_run(REPLAY, context, after)

@@ -202,14 +202,14 @@ def test_above_the_limit_rows_are_skipped_when_they_are_drawn(
     assert drawn is not None
     assert check.asked == Counter(["'7'"])
     cursor = PromptCursor(training, seed=0, shuffle=False, digest="any", are_usable=drawn.are_usable)
-    assert [row.answer for row in cursor.next_batch(2)] == ["1", "2"]
+    assert [each.row.answer for each in cursor.next_batch(2)] == ["1", "2"]
     assert [record.getMessage().splitlines() for record in caplog.records] == [
         [
             Mentions("spec.training.dataset:", "skipped", "MathAnswer", "1 now, 1 so far"),
             Mentions("a.jsonl, line 2:", "string 'bad'", "cannot be scored", "no mathematical expression"),
         ]
     ]
-    assert [row.answer for row in cursor.next_batch(4)] == ["3", "1", "2", "3"]
+    assert [each.row.answer for each in cursor.next_batch(4)] == ["3", "1", "2", "3"]
     assert [len(record.getMessage().splitlines()) for record in caplog.records[1:]] == [3]
     assert "2 now, 3 so far" in caplog.text
     assert cursor.num_left_out == 6
@@ -230,7 +230,7 @@ def test_a_drawn_row_that_kills_its_process_is_skipped(
     drawn = check.run(training)
     assert drawn is not None
     cursor = PromptCursor(training, seed=0, shuffle=False, digest="any", are_usable=drawn.are_usable)
-    assert [row.answer for row in cursor.next_batch(6)] == ["5", "dies once", "6"] * 2
+    assert [each.row.answer for each in cursor.next_batch(6)] == ["5", "dies once", "6"] * 2
     [message] = [record.getMessage() for record in caplog.records if "rows skipped because" in record.getMessage()]
     assert message == Mentions("spec.training.dataset:", "skipped", "MathAnswer", "1 now, 1 so far")
     assert message.splitlines()[1] == Mentions("a.jsonl, line 2:", f"string '{answer}'")

@@ -75,7 +75,7 @@ def test_damage_found_only_by_reading_falls_back_to_the_previous_checkpoint(root
     point = resumed(start, actor)
     assert actor.loaded == ["step-00000030.start-0001, version 30", "step-00000020.start-0001, version 20"]
     assert torch.equal(actor.weight, value_of(20))
-    assert (point.state.step, point.state.cursor.position, point.status.step) == (20, 20, 20)
+    assert (point.state.step, point.state.cursor.ordinal, point.status.step) == (20, 20, 20)
     [note] = point.notes
     assert note.startswith(f"skipped damaged checkpoint step-00000030.start-0001: {SHARD}: digest of tensor weight")
     assert (start.last_begun_step, start.newest) == (20, path_of(root, 20))

@@ -142,14 +142,14 @@ def test_the_first_differing_groups_are_used_and_later_prompts_are_returned() ->
         "dynamic_sampling/batch_rewards/max": 1.0,
         "dynamic_sampling/batch_rewards/min": 0.0,
     }
-    assert [row.index for row in world.cursor.next_batch(3)] == [7, 8, 9]
+    assert [drawn.row.index for drawn in world.cursor.next_batch(3)] == [7, 8, 9]
 
 
 def test_a_batch_that_is_full_at_once_needs_one_round() -> None:
     world = World(8, lambda _row: True)
     assert world.filled(4).sampling_metrics["dynamic_sampling/rounds"] == 1.0
     assert world.rounds == [[0, 1, 2, 3]]
-    assert [row.index for row in world.cursor.next_batch(1)] == [4]
+    assert [drawn.row.index for drawn in world.cursor.next_batch(1)] == [4]
 
 
 @given(
@@ -167,8 +167,8 @@ def test_a_step_uses_the_same_groups_as_drawing_one_by_one_also_when_resumed(
         expected: list[tuple[int, int]] = []
         number = 0
         while len(expected) < num_wanted:
-            [row] = slow.cursor.next_batch(1)
-            expected += [(row.index, number)] if differing[row.index] else []
+            [drawn] = slow.cursor.next_batch(1)
+            expected += [(drawn.row.index, number)] if differing[drawn.row.index] else []
             number += 1
         text = world.cursor.state().model_dump_json(by_alias=True)
         found = world.filled(num_wanted, max_rounds=10_000, num_workers=num_workers).rollout
@@ -177,7 +177,7 @@ def test_a_step_uses_the_same_groups_as_drawing_one_by_one_also_when_resumed(
         resumed.cursor.restore(CursorState.model_validate_json(text))
         again = resumed.filled(num_wanted, max_rounds=10_000, num_workers=1).rollout
         assert rows_of(again) == rows_of(found)
-    later = [[row.index for row in each.cursor.next_batch(50)] for each in (world, slow)]
+    later = [[drawn.row.index for drawn in each.cursor.next_batch(50)] for each in (world, slow)]
     assert later[0] == later[1]
 
 
@@ -208,7 +208,7 @@ def test_fewer_groups_are_spread_over_the_updates_and_others_are_placeholders() 
     assert rows_of(found.rollout) == [2, 9, 3, 0]
     assert found.is_kept_B.tolist() == [True] * 6 + [False] * 2
     assert found.sampling_metrics["dynamic_sampling/returned_prompts"] == 0.0
-    assert [row.index for row in world.cursor.next_batch(1)] == [12]
+    assert [drawn.row.index for drawn in world.cursor.next_batch(1)] == [12]
     nothing = World(40, lambda _row: False).filled(4, max_rounds=2, policy=FEWER)
     assert not nothing.is_kept_B.any()
     assert nothing.sampling_metrics["dynamic_sampling/kept_fraction"] == 0.0

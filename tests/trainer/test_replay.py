@@ -24,7 +24,7 @@ def run_folder(
     checkpoint.mkdir(parents=True)
     records = [{"step": 1, "wall_time": 5.0, "actor/pg_loss": 0.25}, {"step": 2, "actor/pg_loss": loss, **metrics}]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    manifest = {"content": {"step": 2, "extra": {"cursor": {"position": cursor}}}}
+    manifest = {"content": {"step": 2, "extra": {"cursor": {"ordinal": cursor}}}}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     tensors = {"model.weight": torch.tensor([0.5, weight, float("nan")]), "model.bias": torch.zeros(0)}
     save_file(tensors, checkpoint / "rank-00000.safetensors")
@@ -44,7 +44,7 @@ def test_the_first_difference_is_reported_first(tmp_path: Path) -> None:
     found = compared(tmp_path, loss=0.75, weight=1.5, cursor=128)
     assert found == [
         "step 2: actor/pg_loss: 0.5 in BASE, 0.75 in HEAD, by 0.25",
-        'step 2: checkpoint state cursor: {"position": 64} in BASE, {"position": 128} in HEAD',
+        'step 2: checkpoint state cursor: {"ordinal": 64} in BASE, {"ordinal": 128} in HEAD',
         f"step 2: {WEIGHT}: 1 of 3 numbers differ, by at most 0.5",
     ]
 

@@ -55,9 +55,9 @@ def nothing() -> None:
 CHOICES = AutoSettings(dtype=Dtype.BFLOAT16, rollout_engine=RolloutEngine.HUGGING_FACE, rollout_compile=Compile.NEVER)
 
 
-def cursor_at(position: int) -> CursorState:
+def cursor_at(ordinal: int) -> CursorState:
     """A position in a dataset of 100 rows."""
-    return CursorState(epoch=0, position=position, num_rows=100, seed=0, shuffle=False, digest="any")
+    return CursorState(ordinal=ordinal, num_rows=100, seed=0, shuffle=False, digest="any")
 
 
 class LocalActor:

@@ -24,7 +24,7 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.rollout_phase import Rollout
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows
-from rljob_trainer.datasets.cursor import PromptCursor
+from rljob_trainer.datasets.cursor import DrawnRow, PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.errors import BatchNotFullError
 from rljob_trainer.observability.metrics import (
@@ -60,27 +60,31 @@ class DynamicSampling:
         """The number of prompts of a round must be a multiple of this, so that the responses can be split evenly over
         the workers."""
 
-    def filled(self, prompts: Sequence[PromptRow], step: int, generate: Generate) -> StepRows:
+    def filled(self, prompts: Sequence[DrawnRow[PromptRow]], step: int, generate: Generate) -> StepRows:
         """Generates responses in rounds, at most `maxRounds`, until there are as many groups with different scores as
-        `prompts`. The first round uses `prompts`. Returns these groups. If they are too few after the last round,
-        groups with equal scores, which are not trained on, fill the batch (`onMaxRounds: TrainOnFewer`).
+        `prompts`. The first round uses `prompts`, which must be the last rows that were drawn. Returns these groups. If
+        they are too few after the last round, groups with equal scores, which are not trained on, fill the batch
+        (`onMaxRounds: TrainOnFewer`).
 
         Raises BatchNotFullError if they are too few and `onMaxRounds` is `Fail`, and whatever `generate` raises. After
         an error the position of the prompt stream is undefined."""
-        num_wanted, num_rounds = len(prompts), 1
-        everything = generate(prompts, 0)
+        num_wanted, num_rounds, drawn = len(prompts), 1, list(prompts)
+        everything = generate([each.row for each in drawn], 0)
         is_kept_G = self._is_kept(everything)
         while (num_kept := int(is_kept_G.sum())) < num_wanted and num_rounds < resolved_value(self.settings.max_rounds):
             num_fresh = num_fresh_prompts(num_wanted, num_kept, len(is_kept_G), self.multiple)
-            found = generate(self.cursor.next_batch(num_fresh), len(is_kept_G))
+            fresh = self.cursor.next_batch(num_fresh)
+            found = generate([each.row for each in fresh], len(is_kept_G))
+            drawn += fresh
             everything = _concatenated(everything, found)
             is_kept_G = torch.cat([is_kept_G, self._is_kept(found)])
             num_rounds += 1
         num_returned = 0
         if num_kept >= num_wanted:
             taken = is_kept_G.nonzero().flatten()[:num_wanted]
-            num_returned = len(is_kept_G) - 1 - int(taken[-1])
-            self.cursor.return_rows(num_returned)
+            last = int(taken[-1])
+            num_returned = len(is_kept_G) - 1 - last
+            self.cursor.rewind(drawn[last].ordinal)
         elif self.settings.on_max_rounds is MaxRoundsPolicy.FAIL:
             raise BatchNotFullError(self._not_full_message(step, num_wanted, is_kept_G, everything))
         else:

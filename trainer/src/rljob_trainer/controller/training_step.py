@@ -38,7 +38,7 @@ from rljob_trainer.controller.dynamic_sampling import DynamicSampling
 from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase, sample_seeds
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows, filtered_rows
-from rljob_trainer.datasets.cursor import PromptCursor
+from rljob_trainer.datasets.cursor import DrawnRow, PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, DISTINCT_FRACTION, KL_COEFFICIENT, KL_LOSS, Metrics
 from rljob_trainer.observability.timing import PhaseTimer
@@ -107,13 +107,13 @@ class TrainingStep:
         in_reward = {OLD_LOGPROBS, REF_LOGPROBS} if plan.algorithm.kl.is_in_reward else set[str]()
         self.needed_by_advantages = self.advantages.needs | in_reward
 
-    def run(self, prompts: Sequence[PromptRow], step: int) -> tuple[Rollout, dict[str, float]]:
+    def run(self, prompts: Sequence[DrawnRow[PromptRow]], step: int) -> tuple[Rollout, dict[str, float]]:
         """Runs step `step` (from 0) on these prompts; dynamic sampling draws further ones. Returns everything that was
         generated, and the step's metrics."""
         with in_step(step):
             return self._run(prompts, step)
 
-    def _run(self, prompts: Sequence[PromptRow], step: int) -> tuple[Rollout, dict[str, float]]:
+    def _run(self, prompts: Sequence[DrawnRow[PromptRow]], step: int) -> tuple[Rollout, dict[str, float]]:
         rows = self._generated(prompts, step)
         batch = self._with_forward_passes(rows.distributed_batch(), step)
         rows.rollout = self.rollout.scored(rows.rollout)
@@ -130,7 +130,7 @@ class TrainingStep:
             **rows.metrics(),
         }
 
-    def _generated(self, prompts: Sequence[PromptRow], step: int) -> StepRows:
+    def _generated(self, prompts: Sequence[DrawnRow[PromptRow]], step: int) -> StepRows:
         """Generates the step's responses and selects the groups that are kept. If the selection depends on scores, this
         waits for them, so that dropped responses need no forward pass. Otherwise scoring continues in the
         background."""
@@ -138,7 +138,7 @@ class TrainingStep:
             return self.dynamic_sampling.filled(
                 prompts, step, lambda fresh, num_drawn: self.rollout.scored(self._begin_rollout(fresh, step, num_drawn))
             )
-        rollout = self._begin_rollout(prompts, step)
+        rollout = self._begin_rollout([each.row for each in prompts], step)
         if not self.plan.algorithm.drop_zero_variance_groups:
             return StepRows.of(self.plan, rollout, torch.ones(len(rollout.prompts), dtype=torch.bool))
         rollout = self.rollout.scored(rollout)

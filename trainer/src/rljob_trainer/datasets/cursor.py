@@ -1,9 +1,14 @@
-"""The order in which prompts are drawn: a function of seed and epoch, so that a resumed run continues exactly."""
+"""The order in which prompts are drawn: a function of seed and epoch, so that a resumed run continues exactly.
+
+All epochs together are one endless stream of rows. The *ordinal* of a row is its number in this stream, from 0: the
+epoch times the number of rows, plus the position in the epoch's order.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -18,12 +23,19 @@ log = logging.getLogger(__name__)
 Row = TypeVar("Row")
 
 
+@dataclass(frozen=True)
+class DrawnRow(Generic[Row]):
+    """A row and its place in the stream. In every epoch the same row has another ordinal."""
+
+    ordinal: int
+    row: Row
+
+
 class CursorState(WireModel):
     """The position of a run in its data; part of each checkpoint."""
 
-    epoch: Count
-    position: Count
-    """Number of rows of this epoch that were already drawn."""
+    ordinal: Count
+    """Ordinal of the next row, so the number of rows that were drawn or skipped, in all epochs."""
     num_rows: Count
     seed: Count
     shuffle: Flag
@@ -36,10 +48,10 @@ class PromptCursor(Generic[Row]):
 
     A batch may extend over the end of an epoch, and over several epochs if there are fewer rows than the batch size.
 
-    `are_usable` may skip rows when they are drawn. A skipped row keeps its position in the order. The cursor is always
-    directly after a row that was used, or at the very beginning. It is never directly after a skipped row, so the same
-    used rows always lead to the same state. `are_usable` must return the same values during a run. If a resumed run
-    skips other rows, it continues at the same position, and only rows after it differ.
+    `are_usable` may skip rows when they are drawn. A skipped row keeps its ordinal. The cursor is always directly after
+    a row that was used, or at the very beginning. It is never directly after a skipped row, so the same used rows
+    always lead to the same state. `are_usable` must return the same values during a run. If a resumed run skips other
+    rows, it continues at the same ordinal, and only rows after it differ.
     """
 
     def __init__(
@@ -61,54 +73,42 @@ class PromptCursor(Generic[Row]):
         self._digest = digest
         self._are_usable = are_usable
         self.num_left_out = 0
-        """Number of rows skipped so far. Rows that `return_rows` has returned do not count."""
-        self._epoch = 0
-        self._position = 0
-        self._order = self._order_of_epoch()
+        """Number of rows skipped so far. Skipped rows that `rewind` goes back over no longer count."""
+        self._ordinal = 0
+        self._order_epoch = 0
+        """The epoch of `_order`."""
+        self._order = self._order_of_epoch(0)
 
-    def next_batch(self, num_rows: int) -> list[Row]:
+    def next_batch(self, num_rows: int) -> list[DrawnRow[Row]]:
         """Draws the next rows. Raises DatasetError if no row is usable, and whatever `are_usable` raises."""
-        batch: list[Row] = []
+        batch: list[DrawnRow[Row]] = []
         num_seen = 0
         while len(batch) < num_rows:
             if not batch and num_seen > 2 * len(self._rows):
                 # Two epochs from any position contain every row at least once.
                 raise DatasetError("spec.training.dataset: no row is usable, all were skipped; see the log for reasons")
-            if self._position == len(self._rows):
-                self._epoch, self._position = self._epoch + 1, 0
-                self._order = self._order_of_epoch()
-            end = min(len(self._rows), self._position + num_rows - len(batch))
-            drawn = [self._rows[index] for index in self._order[self._position : end]]
+            num_left_in_epoch = len(self._rows) - self._ordinal % len(self._rows)
+            end = self._ordinal + min(num_left_in_epoch, num_rows - len(batch))
+            drawn = self._rows_between(self._ordinal, end)
             usable = self._usable(drawn)
             batch += usable
             self.num_left_out += len(drawn) - len(usable)
             num_seen += len(drawn)
-            self._position = end
+            self._ordinal = end
         return batch
 
-    def return_rows(self, num_rows: int) -> None:
-        """Returns the last `num_rows` rows to the stream, so that they are drawn again. At least as many must have been
-        drawn. Afterwards the state is as if they had not been drawn. At an epoch boundary the position is the end of
-        the old epoch, not the beginning of the new one."""
-        if not num_rows:
-            return
-        # Goes back over rows that were skipped, too: the next batch skips them again. Goes back one usable row too far
-        # and then forward by one, because the position after that row may be the end of an epoch.
-        num_rows += 1
-        while num_rows and (self._epoch or self._position):
-            if self._usable([self._step_back()]):
-                num_rows -= 1
-            else:
-                self.num_left_out -= 1
-        assert num_rows <= 1, "more rows returned than were drawn"
-        if not num_rows:
-            self._position += 1
+    def rewind(self, ordinal: int) -> None:
+        """Goes back: the stream continues directly after the drawn row with this ordinal, or at its beginning (-1).
+        Afterwards the state is as if no later row had been drawn. Raises whatever `are_usable` raises."""
+        assert -1 <= ordinal < self._ordinal, f"row {ordinal} was not drawn, the next row is {self._ordinal}"
+        later = self._rows_between(ordinal + 1, self._ordinal)
+        self.num_left_out -= len(later) - len(self._usable(later))
+        self._ordinal = ordinal + 1
 
     def state(self) -> CursorState:
         """Returns the state for a checkpoint."""
         return CursorState(
-            epoch=self._epoch,
-            position=self._position,
+            ordinal=self._ordinal,
             num_rows=len(self._rows),
             seed=self._seed,
             shuffle=self._shuffle,
@@ -130,26 +130,28 @@ class PromptCursor(Generic[Row]):
                 )
         if state.digest != here.digest:
             log.warning("spec.training.dataset: the prompts differ from those of the checkpoint's run")
-        self._epoch, self._position = state.epoch, state.position
-        self._order = self._order_of_epoch()
+        self._ordinal = state.ordinal
 
-    def _usable(self, rows: list[Row]) -> list[Row]:
+    def _usable(self, drawn: list[DrawnRow[Row]]) -> list[DrawnRow[Row]]:
         if self._are_usable is None:
-            return rows
-        return [row for row, is_usable in zip(rows, self._are_usable(rows), strict=True) if is_usable]
+            return drawn
+        are_usable = self._are_usable([each.row for each in drawn])
+        return [each for each, is_usable in zip(drawn, are_usable, strict=True) if is_usable]
 
-    def _step_back(self) -> Row:
-        """Moves the cursor back by one row, and returns that row."""
-        if self._position == 0:
-            self._epoch, self._position = self._epoch - 1, len(self._rows)
-            self._order = self._order_of_epoch()
-        self._position -= 1
-        return self._rows[self._order[self._position]]
+    def _rows_between(self, first: int, end: int) -> list[DrawnRow[Row]]:
+        """Returns the rows with the ordinals from `first` up to, but not including, `end`."""
+        return [self._row_at(ordinal) for ordinal in range(first, end)]
 
-    def _order_of_epoch(self) -> list[int]:
+    def _row_at(self, ordinal: int) -> DrawnRow[Row]:
+        epoch, position = divmod(ordinal, len(self._rows))
+        if epoch != self._order_epoch:
+            self._order_epoch, self._order = epoch, self._order_of_epoch(epoch)
+        return DrawnRow(ordinal, self._rows[int(self._order[position])])
+
+    def _order_of_epoch(self, epoch: int) -> npt.NDArray[np.int64]:
         if not self._shuffle:
-            return list(range(len(self._rows)))
-        return [int(index) for index in shuffled_order(len(self._rows), self._seed, self._epoch)]
+            return np.arange(len(self._rows))
+        return shuffled_order(len(self._rows), self._seed, epoch)
 
 
 def shuffled_order(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
