@@ -13,10 +13,12 @@ from enum import StrEnum
 from rljob_api.rule import Rule, rule, wire_name
 from rljob_api.v1alpha1.advantage import GROUP_ADVANTAGES, Advantage, AdvantageType
 from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.dynamic_sampling import Refill
 from rljob_api.v1alpha1.kl import KlPlacement
 from rljob_api.v1alpha1.policy_filtration import FiltrationScope
 from rljob_api.v1alpha1.policy_loss import Loss, LossType
 from rljob_api.v1alpha1.recipes import RECIPES, advantage_type, has_dynamic_sampling, is_chosen_cel, loss_type
+from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.rollout_correction import OldLogprobs
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
@@ -101,6 +103,12 @@ def _sampling_fits_correction(training: Training) -> bool:
 def _sampling_reward_exists(training: Training) -> bool:
     block = training.algorithm.dynamic_sampling
     return block is None or block.reward is None or block.reward in {each.name for each in training.rewards}
+
+
+def _can_refill(training: Training) -> bool:
+    block = training.algorithm.dynamic_sampling
+    is_continuous = block is not None and block.refill is Refill.CONTINUOUS
+    return not is_continuous or all(each.type is not RewardType.REWARD_MODEL for each in training.rewards)
 
 
 ALGORITHM_RULES = (
@@ -249,6 +257,17 @@ ALGORITHM_RULES = (
         wrong="must be the name of one of training.rewards",
         advice="use the name of a reward, or remove this field to compare the weighted sums of all rewards",
         holds=_sampling_reward_exists,
+    ),
+    rule(
+        Training,
+        "Training.dynamicSamplingRefill",
+        field=".algorithm.dynamicSampling.refill",
+        cel="!has(self.algorithm.dynamicSampling) || !has(self.algorithm.dynamicSampling.refill)"
+        " || self.algorithm.dynamicSampling.refill != 'Continuous'"
+        " || !self.rewards.exists(each, each.type == 'RewardModel')",
+        wrong="must not be Continuous with a reward of type RewardModel, whose model scores after all responses",
+        advice="set refill: Round",
+        holds=_can_refill,
     ),
     rule(
         Training,

@@ -20,6 +20,16 @@ class MaxRoundsPolicy(StrEnum):
     `actor/trained_fraction` is their fraction. If no group was found, the step changes nothing."""
 
 
+class Refill(StrEnum):
+    """When prompts are requested that replace dropped groups."""
+
+    ROUND = "Round"
+    """When all groups of a round have scores. A step is repeated bit by bit."""
+    CONTINUOUS = "Continuous"
+    """While other groups are still being generated and scored. A repeated step has the same prompts and seeds, but not
+    the same bits."""
+
+
 class DynamicSampling(WireModel):
     """Replace groups whose scores are all equal with groups of new prompts, until the batch is full (DAPO,
     arXiv 2503.14476, section 3.2).
@@ -36,6 +46,8 @@ class DynamicSampling(WireModel):
     batch, estimated from the fraction of groups kept so far, and at most batchSize."""
     on_max_rounds: MaxRoundsPolicy | None = None
     """What happens if the batch is not full after maxRounds. Fail when unset."""
+    refill: Refill | None = None
+    """When prompts are requested that replace dropped groups. Round when unset."""
     reward: RewardName | None = None
     """Name of an entry of training.rewards whose scores must differ within a group, for example `accuracy`. When unset,
     only the weighted sums of all rewards must differ.
@@ -44,7 +56,7 @@ class DynamicSampling(WireModel):
 
 
 def _is_enabled_or_alone(block: DynamicSampling) -> bool:
-    return block.enabled or (block.max_rounds, block.on_max_rounds, block.reward) == (None, None, None)
+    return block.enabled or (block.max_rounds, block.on_max_rounds, block.refill, block.reward) == (None,) * 4
 
 
 DYNAMIC_SAMPLING_RULES = (
@@ -52,7 +64,7 @@ DYNAMIC_SAMPLING_RULES = (
         DynamicSampling,
         "DynamicSampling.enabled",
         field=".enabled",
-        cel="!has(self.enabled) || self.enabled || !(has(self.maxRounds) || has(self.onMaxRounds) || has(self.reward))",
+        cel="!has(self.enabled) || self.enabled || !(has(self.maxRounds) || has(self.onMaxRounds) || has(self.refill) || has(self.reward))",
         wrong="the other fields of this block are not allowed with enabled: false, because they would be ignored",
         advice="remove the other fields, or set enabled: true",
         holds=_is_enabled_or_alone,

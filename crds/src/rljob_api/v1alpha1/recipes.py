@@ -14,7 +14,7 @@ from typing import TypeVar
 from rljob_api.base import WireModel
 from rljob_api.v1alpha1.advantage import MAY_NEED_CRITIC, AdvantageType, GroupRelative
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType, LossAggregation
-from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling, MaxRoundsPolicy
+from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling, MaxRoundsPolicy, Refill
 from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.policy_loss import DPPO_THRESHOLDS, NO_DUAL_CLIP, Clipped, Dppo, LossType
 from rljob_api.v1alpha1.rollout_correction import (
@@ -190,7 +190,8 @@ def _resolved_sampling(block: DynamicSampling | None, recipe: Recipe) -> Dynamic
     block = block or DynamicSampling(enabled=recipe.has_dynamic_sampling)
     if not block.enabled:
         return block
-    return _with_defaults(block, DynamicSampling(max_rounds=MAX_ROUNDS, on_max_rounds=MaxRoundsPolicy.FAIL))
+    defaults = DynamicSampling(max_rounds=MAX_ROUNDS, on_max_rounds=MaxRoundsPolicy.FAIL, refill=Refill.ROUND)
+    return _with_defaults(block, defaults)
 
 
 def _resolved_correction(block: RolloutCorrection) -> RolloutCorrection:

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import chain, count
 
 import torch
 
-from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy
+from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy, Refill
 from rljob_api.v1alpha1.recipes import resolved_value
 from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.rollout_phase import Rollout
+from rljob_trainer.controller.rollout_phase import Requested, Rollout, RolloutPhase
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.datasets.cursor import DrawnRow, PromptCursor
@@ -44,6 +45,8 @@ prompts."""
 
 Generate = Callable[[Sequence[PromptRow], int], Rollout]
 """(prompts, number of prompts drawn before in the same step) -> scored responses to these prompts."""
+Request = Callable[[Sequence[PromptRow], int], Requested]
+"""The same without waiting for the responses."""
 
 
 class DynamicSampling:
@@ -53,6 +56,7 @@ class DynamicSampling:
         """For `by_name` see `Rollout.has_reward_variance`."""
         self.plan = plan
         self.settings = resolved_value(plan.algorithm.dynamic_sampling)
+        self.is_continuous = self.settings.refill is Refill.CONTINUOUS
         self.by_name = by_name
         self.cursor = cursor
         self.group_size = plan.group_size
@@ -68,22 +72,59 @@ class DynamicSampling:
 
         Raises BatchNotFullError if they are too few and `onMaxRounds` is `Fail`, and whatever `generate` raises. After
         an error the position of the prompt stream is undefined."""
-        num_wanted, num_rounds, drawn = len(prompts), 1, list(prompts)
-        everything = generate([each.row for each in drawn], 0)
-        is_kept_G = self._is_kept(everything)
-        while (num_kept := int(is_kept_G.sum())) < num_wanted and num_rounds < resolved_value(self.settings.max_rounds):
-            num_fresh = num_fresh_prompts(num_wanted, num_kept, len(is_kept_G), self.multiple)
+        num_wanted, rounds, drawn = len(prompts), [generate([each.row for each in prompts], 0)], list(prompts)
+        is_kept_G = self._is_kept(rounds[0])
+        while int(is_kept_G.sum()) < num_wanted and len(rounds) < resolved_value(self.settings.max_rounds):
+            num_fresh = num_fresh_prompts(num_wanted, int(is_kept_G.sum()), len(is_kept_G), self.multiple)
             fresh = self.cursor.next_batch(num_fresh)
-            found = generate([each.row for each in fresh], len(is_kept_G))
+            rounds.append(generate([each.row for each in fresh], len(is_kept_G)))
             drawn += fresh
-            everything = _concatenated(everything, found)
-            is_kept_G = torch.cat([is_kept_G, self._is_kept(found)])
-            num_rounds += 1
-        num_returned = 0
+            is_kept_G = torch.cat([is_kept_G, self._is_kept(rounds[-1])])
+        return self._step_rows(step, num_wanted, drawn, rounds, is_kept_G)
+
+    def filled_continuously(
+        self, prompts: Sequence[DrawnRow[PromptRow]], step: int, request: Request, rollout: RolloutPhase
+    ) -> StepRows:
+        """Like `filled`, without rounds: requests further prompts as soon as it is likely that the groups that are
+        being generated will not fill the batch. `maxRounds` limits the number of prompts to that of as many first
+        rounds. As soon as it is known which groups are taken, drops those that are still being generated or scored.
+
+        Which groups are taken does not depend on the order in which they finish."""
+        num_wanted, drawn = len(prompts), list(prompts)
+        max_drawn = num_wanted * resolved_value(self.settings.max_rounds)
+        requested = request([each.row for each in drawn], 0).by_group()
+        found: dict[int, Rollout] = {}
+        is_kept: dict[int, bool] = {}
+        while True:
+            num_known = next(number for number in count() if number not in is_kept)
+            if num_known == len(drawn) == max_drawn or sum(is_kept[each] for each in range(num_known)) >= num_wanted:
+                break
+            num_fresh = num_missing_prompts(num_wanted, sum(is_kept.values()), len(is_kept), len(requested))
+            if num_fresh := min(num_fresh, max_drawn - len(drawn)):
+                fresh = self.cursor.next_batch(num_fresh)
+                requested |= request([each.row for each in fresh], len(drawn)).by_group()
+                drawn += fresh
+            for number in rollout.poll(requested):
+                found[number] = rollout.scored(rollout.collected(requested.pop(number)))
+                is_kept[number] = bool(self._is_kept(found[number]))
+        rollout.sampler.abandon()
+        is_kept_G = torch.tensor([is_kept[number] for number in range(num_known)])
+        return self._step_rows(step, num_wanted, drawn, [found[number] for number in range(num_known)], is_kept_G)
+
+    def _step_rows(
+        self,
+        step: int,
+        num_wanted: int,
+        drawn: Sequence[DrawnRow[PromptRow]],
+        found: Sequence[Rollout],
+        is_kept_G: torch.Tensor,
+    ) -> StepRows:
+        """Takes the first groups that are kept. `found`: the groups by number, one or several in each rollout."""
+        everything, num_kept, num_returned = _concatenated(found), int(is_kept_G.sum()), 0
         if num_kept >= num_wanted:
             taken = is_kept_G.nonzero().flatten()[:num_wanted]
             last = int(taken[-1])
-            num_returned = len(is_kept_G) - 1 - last
+            num_returned = len(drawn) - 1 - last
             self.cursor.rewind(drawn[last].ordinal)
         elif self.settings.on_max_rounds is MaxRoundsPolicy.FAIL:
             raise BatchNotFullError(self._not_full_message(step, num_wanted, is_kept_G, everything))
@@ -96,8 +137,8 @@ class DynamicSampling:
             is_kept_G[taken].repeat_interleave(self.group_size),
             everything,
             {
-                SAMPLING_ROUNDS: float(num_rounds),
-                SAMPLING_PROMPTS: float(len(is_kept_G)),
+                SAMPLING_ROUNDS: float(len(found)),
+                SAMPLING_PROMPTS: float(len(drawn)),
                 SAMPLING_KEPT: num_kept / len(is_kept_G),
                 SAMPLING_SURPLUS: float(max(0, num_kept - num_wanted)),
                 SAMPLING_RETURNED: float(num_returned),
@@ -136,6 +177,15 @@ def num_fresh_prompts(num_wanted: int, num_kept: int, num_drawn: int, multiple: 
     return min(num_wanted, -(-expected // multiple) * multiple)
 
 
+def num_missing_prompts(num_wanted: int, num_kept: int, num_known: int, num_open: int) -> int:
+    """Returns how many more prompts are needed to expect `num_wanted` kept groups, at most `num_wanted`: with `num_kept`
+    of `num_known` groups kept so far, and `num_open` further groups requested. The kept fraction is estimated with one
+    kept and one dropped group added, so that a few groups do not decide."""
+    fraction = (num_kept + 1) / (num_known + 2)
+    missing = num_wanted - num_kept - fraction * num_open
+    return min(num_wanted, math.ceil(missing / fraction)) if num_known and missing > 0 else 0
+
+
 def spread_groups(is_kept_G: torch.Tensor, num_wanted: int, groups_per_update: int) -> torch.Tensor:
     """Returns [num_wanted] int64: all kept groups, and other groups to fill the batch. In this order the numbers of
     kept groups in any two updates differ by at most one. Each `groups_per_update` consecutive groups are one update."""
@@ -143,9 +193,10 @@ def spread_groups(is_kept_G: torch.Tensor, num_wanted: int, groups_per_update: i
     return taken.view(groups_per_update, -1).T.flatten()
 
 
-def _concatenated(first: Rollout, second: Rollout) -> Rollout:
-    prompts, groups_B = (*first.prompts, *second.prompts), torch.cat([first.groups_B, second.groups_B])
-    return Rollout(prompts, groups_B, DataProto.concat([first.batch, second.batch]), first.weights)
+def _concatenated(rollouts: Sequence[Rollout]) -> Rollout:
+    prompts = tuple(chain.from_iterable(each.prompts for each in rollouts))
+    groups_B = torch.cat([each.groups_B for each in rollouts])
+    return Rollout(prompts, groups_B, DataProto.concat([each.batch for each in rollouts]), rollouts[0].weights)
 
 
 def _rows_of_groups(rollout: Rollout, groups: torch.Tensor) -> Rollout:

@@ -166,6 +166,29 @@ class Rollout:
         }
 
 
+@dataclass(frozen=True)
+class Requested:
+    """Responses that were requested. Greedy responses come after the others."""
+
+    prompts: tuple[PromptRow, ...]
+    """The prompt of each response that is not greedy."""
+    groups_S: torch.Tensor
+    """int64: the group of each response; see `Rollout.groups_B`."""
+    ids_S: torch.Tensor
+    """int64: SAMPLE_IDS."""
+    inputs: DataProto
+    """MODEL_COLUMNS of their prompts."""
+
+    def by_group(self) -> dict[int, Requested]:
+        """Returns the responses of each group."""
+        found = {}
+        for group in sorted(set(self.groups_S.tolist())):
+            rows = (self.groups_S == group).nonzero().flatten()
+            prompts = tuple(self.prompts[row] for row in rows.tolist() if row < len(self.prompts))
+            found[group] = Requested(prompts, self.groups_S[rows], self.ids_S[rows], self.inputs.rows(rows))
+        return found
+
+
 class RolloutPhase:
     """Generates and scores responses. `weights`: weights of the rewards, by name."""
 
@@ -206,6 +229,23 @@ class RolloutPhase:
         `seeds`: [B] int64. `syncs`: whether the rollout engine first gets the current weights. `with_greedy`: also
         generates one greedy response per prompt, and keeps only its score. `first_group`: the group number of the first
         prompt."""
+        with self.timer.phase("rollout"):
+            self.sampler.begin(sampling, syncs=syncs)
+            requested = self.request(prompts, num_responses, seeds, with_greedy=with_greedy, first_group=first_group)
+            self.sampler.drain()
+        with self.timer.phase("reward"):
+            return self.collected(requested)
+
+    def request(
+        self,
+        prompts: Sequence[PromptRow],
+        num_responses: int,
+        seeds: torch.Tensor,
+        *,
+        with_greedy: bool,
+        first_group: int,
+    ) -> Requested:
+        """Requests responses; see `begin`, without waiting for them. Call `sampler.begin` before."""
         one_row_per_prompt = stored(prompt_batch(prompts))
         inputs = one_row_per_prompt.repeat(num_responses)
         columns = {SAMPLE_SEEDS: seeds}
@@ -214,17 +254,29 @@ class RolloutPhase:
             is_greedy_S = torch.arange(len(inputs)) >= len(seeds)
             columns = {SAMPLE_SEEDS: seeds.new_zeros(len(inputs)), IS_GREEDY: is_greedy_S}
             columns[SAMPLE_SEEDS][: len(seeds)] = seeds
-        with self.timer.phase("rollout"):
-            self.sampler.begin(sampling, syncs=syncs)
-            ids_S = self.sampler.submit(inputs.with_columns(columns))
-            self.sampler.drain()
-            batch = self.sampler.take_rows(ids_S)
-        with self.timer.phase("reward"):
-            scoring = self._scoring(ids_S, batch.union(inputs.only(MODEL_COLUMNS)))
+        ids_S = self.sampler.submit(inputs.with_columns(columns))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
-        groups_B = torch.arange(first_group, first_group + len(prompts)).repeat_interleave(num_responses)
-        sampled = batch.slice(0, len(repeated)) if with_greedy else batch
-        return Rollout(repeated, groups_B, sampled, self.weights, scoring)
+        groups_G = torch.arange(first_group, first_group + len(prompts))
+        groups_S = torch.cat([groups_G.repeat_interleave(num_responses), groups_G[: len(prompts) * with_greedy]])
+        return Requested(repeated, groups_S, ids_S, inputs.only(MODEL_COLUMNS))
+
+    def poll(self, requested: Mapping[int, Requested]) -> list[int]:
+        """Waits a moment for responses or scores. Returns the numbers of the groups whose scores are complete. Raises
+        StepAbandonedError."""
+        with self.timer.phase("rollout"):
+            if self.sampler.num_in_flight:
+                self.sampler.poll()
+            self.sampler.poll_scores()
+        return [number for number, each in requested.items() if self.sampler.are_scored(each.ids_S)]
+
+    def collected(self, requested: Requested) -> Rollout:
+        """Returns the rollout of responses that have all finished. Its scores are pending."""
+        batch = self.sampler.take_rows(requested.ids_S)
+        scoring = self._scoring(requested.ids_S, batch.union(requested.inputs))
+        num_rows = len(requested.prompts)
+        return Rollout(
+            requested.prompts, requested.groups_S[:num_rows], batch.slice(0, num_rows), self.weights, scoring
+        )
 
     def _scoring(self, ids_S: torch.Tensor, batch: DataProto) -> Scoring:
         """Returns the pending scores. Also starts the call of the reward model, if there is one, with rows ordered so

@@ -95,6 +95,8 @@ class Sampler:
         self._rank_of: dict[int, int] = {}
         """The rank that scores the response, until its score is collected."""
         self._started: list[PendingResult[DataProto]] = []
+        self._scored: set[int] = set()
+        """Responses whose scores can be collected without waiting."""
 
     @property
     def num_in_flight(self) -> int:
@@ -146,12 +148,30 @@ class Sampler:
             self.poll()
 
     def abandon(self) -> None:
-        """Drops the responses that have not finished."""
-        self.hybrid.abort()
-        for sample_id in (*self._waiting, *self._engine_of):
-            del self._samples[sample_id]
-        self._waiting.clear()
-        self._engine_of.clear()
+        """Drops all responses that were not collected, and the scores that were not."""
+        if self.num_in_flight:
+            self.hybrid.abort()
+        self.reward.drop_scores()
+        for of_responses in (
+            self._samples,
+            self._waiting,
+            self._engine_of,
+            self._finished,
+            self._rank_of,
+            self._scored,
+        ):
+            of_responses.clear()
+        self._started = []
+
+    def poll_scores(self) -> None:
+        """Notes which responses have all their scores. Waits for some of them if no response is in flight."""
+        seconds = 0.0 if self.num_in_flight else TAKE_SECONDS
+        for of_rank in self.reward.scored(seconds):
+            self._scored.update(of_rank)
+
+    def are_scored(self, ids: torch.Tensor) -> bool:
+        """Whether all of these responses had their scores at the last `poll_scores`."""
+        return self._scored.issuperset(ids.tolist())
 
     def take_rows(self, ids: torch.Tensor) -> DataProto:
         """Returns the columns of a rollout of these finished responses, in this order. Each can be taken once."""
@@ -164,6 +184,7 @@ class Sampler:
         for started in self._started:
             started.result()
         self._started = []
+        self._scored.difference_update(ids.tolist())
         ranks_S = torch.tensor([self._rank_of.pop(sample_id) for sample_id in ids.tolist()])
         parts = [ids[ranks_S == rank] for rank in range(self.engines.num_ranks)]
         scores = self.reward.finish_scoring([DataProto({SAMPLE_IDS: part}) for part in parts])

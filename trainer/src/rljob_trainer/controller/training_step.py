@@ -35,7 +35,7 @@ from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, NAMED_REWARDS, R
 from rljob_trainer.algorithms.kl import kl_in_reward, next_coefficient
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.dynamic_sampling import DynamicSampling
-from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase, sample_seeds
+from rljob_trainer.controller.rollout_phase import Requested, Rollout, RolloutPhase, sample_seeds
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows, filtered_rows
 from rljob_trainer.datasets.cursor import DrawnRow, PromptCursor
@@ -134,6 +134,11 @@ class TrainingStep:
         """Generates the step's responses and selects the groups that are kept. If the selection depends on scores, this
         waits for them, so that dropped responses need no forward pass. Otherwise scoring continues in the
         background."""
+        if self.dynamic_sampling is not None and self.dynamic_sampling.is_continuous:
+            self.rollout.sampler.begin(self.plan.sampling, syncs=self._syncs(step))
+            return self.dynamic_sampling.filled_continuously(
+                prompts, step, lambda fresh, num_drawn: self._requested(fresh, step, num_drawn), self.rollout
+            )
         if self.dynamic_sampling is not None:
             return self.dynamic_sampling.filled(
                 prompts, step, lambda fresh, num_drawn: self.rollout.scored(self._begin_rollout(fresh, step, num_drawn))
@@ -146,20 +151,31 @@ class TrainingStep:
 
     def _begin_rollout(self, prompts: Sequence[PromptRow], step: int, num_drawn: int = 0) -> Rollout:
         """Generates responses to these prompts and starts their scoring. `num_drawn`: prompts drawn before in this
-        step. A prompt's seeds depend on its number in the step, not on the round in which it is drawn."""
-        plan, first = self.plan, num_drawn * self.plan.group_size
-        seeds_B = sample_seeds(plan.seed, TRAINING_STREAM, step, first + len(prompts) * plan.group_size)[first:]
-        syncs = step % plan.sync_every_steps == 0
-        with_greedy = GREEDY_REWARDS in self.advantages.needs
+        step."""
         return self.rollout.begin(
             prompts,
-            plan.group_size,
-            plan.sampling,
-            seeds_B,
-            syncs=syncs,
-            with_greedy=with_greedy,
+            self.plan.group_size,
+            self.plan.sampling,
+            self._seeds(step, num_drawn, len(prompts)),
+            syncs=self._syncs(step),
+            with_greedy=GREEDY_REWARDS in self.advantages.needs,
             first_group=num_drawn,
         )
+
+    def _requested(self, prompts: Sequence[PromptRow], step: int, num_drawn: int) -> Requested:
+        """Requests responses to these prompts, like `_begin_rollout`, without waiting for them."""
+        seeds_B, size = self._seeds(step, num_drawn, len(prompts)), self.plan.group_size
+        return self.rollout.request(prompts, size, seeds_B, with_greedy=False, first_group=num_drawn)
+
+    def _seeds(self, step: int, num_drawn: int, num_prompts: int) -> torch.Tensor:
+        """Returns [B] int64. A prompt's seeds depend on its number in the step, not on the round in which it is
+        drawn."""
+        first, num_rows = num_drawn * self.plan.group_size, num_prompts * self.plan.group_size
+        return sample_seeds(self.plan.seed, TRAINING_STREAM, step, first + num_rows)[first:]
+
+    def _syncs(self, step: int) -> bool:
+        """Whether the rollout engines get new weights before this step."""
+        return step % self.plan.sync_every_steps == 0
 
     def _with_forward_passes(self, batch: DataProto, step: int) -> DataProto:
         """Adds the required log-probabilities and values to the batch. During the critic's warm-up only those that

@@ -136,5 +136,13 @@ class RewardGroup(Protocol):
         """One batch per rank; the result has their rows one after the other. See RewardWorker.finish_scoring."""
         ...
 
+    def scored(self, max_seconds: float) -> list[list[int]]:
+        """One list per rank; see RewardWorker.scored."""
+        ...
+
+    def drop_scores(self) -> list[None]:
+        """See RewardWorker.drop_scores."""
+        ...
+
     def response_texts(self, batch: DataProto) -> DataProto:
         """See RewardWorker.response_texts."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,6 +147,22 @@ class RewardWorker(Worker):
             scores = overlong_scores(reward.overlong, lengths, self.settings.max_new_tokens)
             columns[score_column(reward.name)] = torch.tensor(scores, dtype=torch.float64)
         return DataProto(columns, {FOUND: tuple(found)})
+
+    @register(Dispatch.ONE_TO_ALL)
+    def scored(self, max_seconds: float) -> list[int]:
+        """Returns the SAMPLE_IDS of responses whose scores were not collected and are complete, so that
+        `finish_scoring` does not wait for them. If there are none, waits up to `max_seconds` for the next scores."""
+        pending = [each for response in self.started.values() for each in response.outcomes if not each.done()]
+        found = [sample_id for sample_id, each in self.started.items() if all(map(Future.done, each.outcomes))]
+        if found or not pending or not max_seconds:
+            return found
+        wait(pending, max_seconds, FIRST_COMPLETED)
+        return self.scored(0.0)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def drop_scores(self) -> None:
+        """Drops all scores that were not collected."""
+        self.started.clear()
 
     @register(Dispatch.RANK_ZERO)
     def response_texts(self, batch: DataProto) -> DataProto:
