@@ -64,7 +64,8 @@ DYNAMIC_SAMPLING_RULES = (
         DynamicSampling,
         "DynamicSampling.enabled",
         field=".enabled",
-        cel="!has(self.enabled) || self.enabled || !(has(self.maxRounds) || has(self.onMaxRounds) || has(self.refill) || has(self.reward))",
+        cel="!has(self.enabled) || self.enabled || !(has(self.maxRounds) || has(self.onMaxRounds) || has(self.refill)"
+        " || has(self.reward))",
         wrong="the other fields of this block are not allowed with enabled: false, because they would be ignored",
         advice="remove the other fields, or set enabled: true",
         holds=_is_enabled_or_alone,

@@ -178,9 +178,9 @@ def num_fresh_prompts(num_wanted: int, num_kept: int, num_drawn: int, multiple: 
 
 
 def num_missing_prompts(num_wanted: int, num_kept: int, num_known: int, num_open: int) -> int:
-    """Returns how many more prompts are needed to expect `num_wanted` kept groups, at most `num_wanted`: with `num_kept`
-    of `num_known` groups kept so far, and `num_open` further groups requested. The kept fraction is estimated with one
-    kept and one dropped group added, so that a few groups do not decide."""
+    """Returns how many more prompts are needed to expect `num_wanted` kept groups, at most `num_wanted`. `num_kept` of
+    `num_known` groups are kept so far, and `num_open` further groups are requested. The kept fraction is estimated with
+    one kept and one dropped group added, so that a few groups do not decide."""
     fraction = (num_kept + 1) / (num_known + 2)
     missing = num_wanted - num_kept - fraction * num_open
     return min(num_wanted, math.ceil(missing / fraction)) if num_known and missing > 0 else 0

@@ -152,16 +152,9 @@ class Sampler:
         if self.num_in_flight:
             self.hybrid.abort()
         self.reward.drop_scores()
-        for of_responses in (
-            self._samples,
-            self._waiting,
-            self._engine_of,
-            self._finished,
-            self._rank_of,
-            self._scored,
-        ):
+        by_id = (self._samples, self._waiting, self._engine_of, self._finished, self._rank_of, self._scored)
+        for of_responses in (*by_id, self._started):
             of_responses.clear()
-        self._started = []
 
     def poll_scores(self) -> None:
         """Notes which responses have all their scores. Waits for some of them if no response is in flight."""
@@ -183,7 +176,7 @@ class Sampler:
         RewardWorker.finish_scoring for the columns and errors. Each score can be taken once."""
         for started in self._started:
             started.result()
-        self._started = []
+        self._started.clear()
         self._scored.difference_update(ids.tolist())
         ranks_S = torch.tensor([self._rank_of.pop(sample_id) for sample_id in ids.tolist()])
         parts = [ids[ranks_S == rank] for rank in range(self.engines.num_ranks)]
@@ -191,17 +184,17 @@ class Sampler:
         return scores.reorder(ranks_S.argsort(stable=True).argsort())
 
     def _deal_waiting(self) -> None:
-        """Gives waiting rows to the engines that have the fewest, up to `max_in_hand` each."""
+        """Gives waiting rows to the engines that have the fewest, up to `max_in_hand` each. An engine gets consecutive
+        rows, because responses to the same prompt share its keys and values in an engine's cache."""
         in_hand = Counter(self._engine_of.values())
-        parts: list[list[int]] = [[] for _ in range(self.engines.num_engines)]
-        while self._waiting:
-            engine = min(range(len(parts)), key=lambda each: in_hand[each])
-            if in_hand[engine] >= self.engines.max_in_hand:
+        sizes = [0] * self.engines.num_engines
+        while sum(sizes) < len(self._waiting):
+            engine = min(range(len(sizes)), key=lambda each: in_hand[each] + sizes[each])
+            if in_hand[engine] + sizes[engine] >= self.engines.max_in_hand:
                 break
-            parts[engine].append(self._waiting.popleft())
-            in_hand[engine] += 1
-        if any(parts):
-            self._deal(parts)
+            sizes[engine] += 1
+        if any(sizes):
+            self._deal([[self._waiting.popleft() for _ in range(size)] for size in sizes])
 
     def _deal(self, parts: Sequence[Sequence[int]]) -> None:
         """Submits responses to the engines: `parts` has the ids for each engine."""
