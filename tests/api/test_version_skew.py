@@ -238,13 +238,14 @@ def test_the_manifest_of_version_1_is_read(tmp_path: Path) -> None:
     assert (manifest.step, manifest.start_number, manifest.world_size) == (6, 2, 1)
     assert [tensor.name for tensor in manifest.tensors] == ["model.w"]
     state = state_of(manifest)
-    assert (state.step, state.cursor.ordinal, state.kl_coefficient) == (6, 48, 0.001)
+    assert (state.step, state.parts.cursor.ordinal, state.parts.kl_coefficient) == (6, 48, 0.001)
 
 
-@pytest.mark.parametrize("field", ["isEvaluated", "choices", "cursor.digest"])
+@pytest.mark.parametrize("field", ["isEvaluated", "choices", "parts", "parts.cursor", "parts.cursor.digest"])
 def test_a_checkpoint_without_a_required_field_is_rejected(tmp_path: Path, field: str) -> None:
     manifest, _ = read_manifest(sealed_manifest(tmp_path, edited(golden("manifest"), {f"extra.{field}": REMOVED})))
-    with pytest.raises(CheckpointError, match="its controller state is invalid"):
+    message = rf"^checkpoint of step 6: its controller state is invalid \({re.escape(field)}: Field required\)"
+    with pytest.raises(CheckpointError, match=message):
         state_of(manifest)
 
 
@@ -257,7 +258,8 @@ def test_the_known_fields_of_a_newer_manifest_are_read(
         name: 1,
         f"files[0].{name}": "x",
         f"tensors[0].pieces[0].{name}": [1],
-        f"extra.cursor.{name}": {"a": 1},
+        f"extra.parts.{name}": {"a": 1},
+        f"extra.parts.cursor.{name}": {"a": 1},
     }
     folder = sealed_manifest(tmp_path, edited(golden("manifest"), version | additions))
     with caplog.at_level(logging.WARNING):
@@ -272,7 +274,8 @@ def test_the_known_fields_of_a_newer_manifest_are_read(
         f"manifest.json: files[].{name}",
         f"manifest.json: {name}",
         f"manifest.json: tensors[].pieces[].{name}",
-        f"the checkpoint's state: cursor.{name}",
+        f"the checkpoint's state: parts.cursor.{name}",
+        f"the checkpoint's state: parts.{name}",
     ]
 
 

@@ -28,7 +28,7 @@ def saved(root: Path, step: int, keep: int, start: Checkpointing | None = None) 
         start.choices = small_checkpoints.CHOICES
         assert start.find() is None
     actor = small_checkpoints.LocalActor(weight() + step, num_ranks=2)
-    start.begin(step, small_checkpoints.cursor_at(step), [actor])
+    start.begin(step, small_checkpoints.parts_at(step), [actor])
     assert start.finish([actor], wait=True, is_evaluated=True) is not None
     return start
 

@@ -35,7 +35,7 @@ def start_of(root: Path, number: int, job_name: str = "job") -> Checkpointing:
 
 def save(start: Checkpointing, step: int, num_ranks: int = 2) -> None:
     actor = small_checkpoints.LocalActor(value_of(step), num_ranks)
-    start.begin(step, small_checkpoints.cursor_at(step), [actor])
+    start.begin(step, small_checkpoints.parts_at(step), [actor])
     start.finish([actor], wait=True, is_evaluated=True)
 
 
@@ -75,7 +75,7 @@ def test_damage_found_only_by_reading_falls_back_to_the_previous_checkpoint(root
     point = resumed(start, actor)
     assert actor.loaded == ["step-00000030.start-0001, version 30", "step-00000020.start-0001, version 20"]
     assert torch.equal(actor.weight, value_of(20))
-    assert (point.state.step, point.state.cursor.ordinal, point.status.step) == (20, 20, 20)
+    assert (point.state.step, point.state.parts.cursor.ordinal, point.status.step) == (20, 20, 20)
     [note] = point.notes
     assert note.startswith(f"skipped damaged checkpoint step-00000030.start-0001: {SHARD}: digest of tensor weight")
     assert (start.last_begun_step, start.newest) == (20, path_of(root, 20))
@@ -148,11 +148,12 @@ def test_the_resolved_dtype_is_recorded(tmp_path: Path) -> None:
 def test_the_kl_coefficient_is_restored_bitwise(tmp_path: Path) -> None:
     first, actor, coefficient = start_of(tmp_path, 1), small_checkpoints.LocalActor(value_of(0)), 0.1 * 1.02**7
     assert first.find() is None
-    first.begin(1, small_checkpoints.cursor_at(1), [actor], coefficient)
+    parts = small_checkpoints.parts_at(1).model_copy(update={"kl_coefficient": coefficient})
+    first.begin(1, parts, [actor])
     first.finish([actor], wait=True, is_evaluated=True)
     point = start_of(tmp_path, 2).find()
     assert point is not None
-    assert point.state.kl_coefficient == coefficient
+    assert point.state.parts == parts
 
 
 @pytest.mark.parametrize(

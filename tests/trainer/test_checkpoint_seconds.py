@@ -13,13 +13,12 @@ from rljob_api.v1alpha1.checkpoint import Checkpoint
 from rljob_testing.training import small_checkpoints
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.layout import list_checkpoint_folders, read_manifest
-from rljob_trainer.controller.checkpointing import Checkpointing
+from rljob_trainer.controller.checkpointing import Checkpointing, state_of
 from rljob_trainer.controller.run_files import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.saves import Saves
 
 COPY_SECONDS, WRITE_SECONDS = 2.0, 5.0
-CURSOR = small_checkpoints.cursor_at(0)
 
 
 class Run:
@@ -27,6 +26,7 @@ class Run:
 
     def __init__(self, folder: Path, start_number: int = 1, resumed_from_step: int | None = None) -> None:
         self.now = 0.0
+        self.num_drawn = 0
         self.folder = folder
         self.actor = small_checkpoints.LocalActor(torch.ones(4, 4), on_copy=self._copy, on_finish=self._wait)
         self.output = RunOutput(folder, [], resumed_from_step, 4, 1)
@@ -36,12 +36,21 @@ class Run:
         point = checkpointing.find()
         if point:
             checkpointing.load(point, [self.actor], 1)
-        self.saves = Saves(checkpointing, [self.actor], self.output, self.reporter, 4, lambda: self.now)
+        self.saves = Saves(
+            checkpointing,
+            lambda: small_checkpoints.parts_at(self.num_drawn),
+            [self.actor],
+            self.output,
+            self.reporter,
+            4,
+            lambda: self.now,
+        )
 
     def step(self, step: int) -> None:
-        """Does what the controller does."""
+        """Does what the controller does. Each step draws ten rows."""
+        self.num_drawn += 10
         try:
-            self.saves.begin_if_due(step, CURSOR)
+            self.saves.begin_if_due(step)
         finally:
             self.output.step_done(step, {"actor/lr": 0.5, **self.saves.take_seconds()}, [])
             self.reporter.step_done(step, {})
@@ -99,7 +108,7 @@ def test_a_save_on_request_is_reported_with_the_step_before_it(tmp_path: Path) -
     run = Run(tmp_path)
     for step in (1, 2, 3):
         run.step(step)
-    assert run.saves.save_on_request(CURSOR) == 3
+    assert run.saves.save_on_request() == 3
     assert run.rows()[3:] == [{"step": 3, "timing_s/save": 2.0, "timing_s/save_wait": 10.0}]
     # The resumed run keeps the existing rows, and adds the fourth step.
     resumed = Run(tmp_path, start_number=2, resumed_from_step=3)
@@ -107,6 +116,21 @@ def test_a_save_on_request_is_reported_with_the_step_before_it(tmp_path: Path) -
     resumed.saves.end()
     assert [row["step"] for row in resumed.rows() if "actor/lr" in row] == [1, 2, 3, 4]
     assert [row["step"] for row in resumed.rows() if "timing_s/save" in row] == [2, 3, 4]
+
+
+def test_a_checkpoint_has_the_controllers_state_of_the_time_when_its_save_began(tmp_path: Path) -> None:
+    """The save of step 2 is committed when the save after step 3 begins."""
+    run = Run(tmp_path)
+    run.actor.is_written = False
+    for step in (1, 2, 3):
+        run.step(step)
+    run.saves.save_on_request()
+    folders = list_checkpoint_folders(tmp_path / "checkpoints")
+    states = [state_of(read_manifest(folder.path)[0]) for folder in folders]
+    assert {state.step: state.parts for state in states} == {
+        2: small_checkpoints.parts_at(20),
+        3: small_checkpoints.parts_at(30),
+    }
 
 
 def test_a_step_whose_save_fails_still_has_its_row(tmp_path: Path) -> None:
@@ -131,5 +155,5 @@ def test_an_interrupted_evaluation_is_noted_only_in_its_own_step(tmp_path: Path)
         run.saves.unevaluated_step = None
         run.step(step)
         run.saves.unevaluated_step = step
-    run.saves.save_on_request(CURSOR)
+    run.saves.save_on_request()
     assert run.are_evaluated() == {2: True, 3: False}

@@ -294,7 +294,7 @@ class ReplayedRun:
             records += group.finish_checkpoint()
             first_writer = len(records)
         if self.actor.context.rank == 0:
-            commit(root, folder, step, 1, records, {KL_COEFFICIENT: self.training_step.kl_coefficient.value_to_save})
+            commit(root, folder, step, 1, records, {KL_COEFFICIENT: self.training_step.kl_coefficient.state()})
         dist.barrier()
         return folder
 

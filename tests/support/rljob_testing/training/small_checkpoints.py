@@ -23,6 +23,7 @@ from rljob_trainer.checkpoints.save import (
 )
 from rljob_trainer.checkpoints.sharding import ShardedTensor
 from rljob_trainer.controller.auto_settings import AutoSettings
+from rljob_trainer.controller.checkpointing import StateParts
 from rljob_trainer.datasets.cursor import CursorState
 
 
@@ -55,9 +56,9 @@ def nothing() -> None:
 CHOICES = AutoSettings(dtype=Dtype.BFLOAT16, rollout_engine=RolloutEngine.HUGGING_FACE, rollout_compile=Compile.NEVER)
 
 
-def cursor_at(ordinal: int) -> CursorState:
-    """A position in a dataset of 100 rows."""
-    return CursorState(ordinal=ordinal, num_rows=100, seed=0, shuffle=False, digest="any")
+def parts_at(ordinal: int) -> StateParts:
+    """The controller's parts at a position in a dataset of 100 rows."""
+    return StateParts(cursor=CursorState(ordinal=ordinal, num_rows=100, seed=0, shuffle=False, digest="any"))
 
 
 class LocalActor:

@@ -23,6 +23,7 @@ from rljob_api.tolerant_reading import CHECKPOINT, read_document
 from rljob_api.v1alpha1.checkpoint import Checkpoint as CheckpointSpec
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.status import CheckpointStatus
+from rljob_api.yaml_text import wire_path
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
 from rljob_trainer.checkpoints.layout import CheckpointFolder, Manifest, status_of, warn_of_unknown_fields
@@ -37,20 +38,32 @@ from rljob_trainer.workers.protocols import TrainedGroup
 log = logging.getLogger(__name__)
 
 
+class StateParts(WireModel):
+    """The states of the controller's objects that a resumed run continues. Each object has a `state` and a `restore`
+    method, which only `Controller.part_states` and `Controller.restore` call. So a new part is a field here and one
+    line in each of these two; what saves and loads checkpoints does not change.
+
+    The parts are fields, and not entries of a mapping that the objects read themselves, because a checkpoint is read
+    before these objects exist: a checkpoint of another version is refused at once, not after all workers have started.
+    A part that some jobs do not have is None by default; its `restore` decides what that means."""
+
+    cursor: CursorState
+    kl_coefficient: NonNegativeNumber | None = None
+    """See `KlCoefficient.state`."""
+
+
 class ControllerState(WireModel):
     """The controller's state after `step` training steps, as stored in a checkpoint."""
 
     job_name: str
     step: Count
     """Number of completed steps, and the version of the policy's weights."""
-    cursor: CursorState
+    parts: StateParts
     random_states: tuple[JsonValue, ...]
     """One per worker; restored only if the number of workers is the same. Sampling does not need them, because its
     seeds depend on the step."""
     is_evaluated: Flag
     """False if an evaluation is due after this step, but was not done yet, for example because of a stop."""
-    kl_coefficient: NonNegativeNumber | None = None
-    """KL coefficient of the next step if the coefficient is adaptive; None: the job's coefficient."""
     choices: AutoSettings
     """The resolved `Auto` settings."""
 
@@ -63,7 +76,7 @@ def state_of(manifest: Manifest) -> ControllerState:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise CheckpointError(
-            f"checkpoint of step {manifest.step}: its controller state is invalid ({problem['loc']}: "
+            f"checkpoint of step {manifest.step}: its controller state is invalid ({wire_path(problem['loc'])}: "
             f"{problem['msg']}); it was written by another program or version of rljob"
         ) from error
     warn_of_unknown_fields("the checkpoint's state", reading.unknown_fields)
@@ -150,11 +163,9 @@ class Checkpointing:
         """Whether to save after `step` steps of `num_steps`."""
         return step != self.last_begun_step and (step == num_steps or step % self.spec.every_steps == 0)
 
-    def begin(
-        self, step: int, cursor: CursorState, groups: Sequence[TrainedGroup], kl_coefficient: float | None = None
-    ) -> None:
+    def begin(self, step: int, parts: StateParts, groups: Sequence[TrainedGroup]) -> None:
         """Starts a save of the state after `step` steps; returns when the state is copied. No other save may be in
-        progress. For `kl_coefficient` see ControllerState.
+        progress.
 
         Raises CheckpointError; existing checkpoints stay unchanged."""
         assert self.pending is None, "finish the previous save first"
@@ -164,10 +175,9 @@ class Checkpointing:
         state = ControllerState(
             job_name=self.job_name,
             step=step,
-            cursor=cursor,
+            parts=parts,
             random_states=tuple(groups[0].random_state()),
             is_evaluated=False,
-            kl_coefficient=kl_coefficient,
             choices=self.choices,
         )
         first_writer = 0

@@ -19,7 +19,7 @@ from rljob_trainer.checkpoints.adapter_export import write_merged_huggingface
 from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint
 from rljob_trainer.controller.build_run import Run
-from rljob_trainer.controller.checkpointing import Checkpointing, ControllerState
+from rljob_trainer.controller.checkpointing import Checkpointing, StateParts
 from rljob_trainer.controller.evaluation import Evaluation
 from rljob_trainer.controller.mismatch_watch import MismatchWatch
 from rljob_trainer.controller.model_roles import engines_of, step_plan
@@ -86,7 +86,13 @@ class Controller:
         for processes in run.workers.processes.values():
             processes.while_waiting = activity.poll_files
         self.saves = Saves(
-            checkpointing, run.workers.trained, output, reporter, job.spec.training.steps, time.perf_counter
+            checkpointing,
+            self.part_states,
+            run.workers.trained,
+            output,
+            reporter,
+            job.spec.training.steps,
+            time.perf_counter,
         )
         training = job.spec.training
         self.timeline = StepTimeline(output.run_folder, training.timeline_steps, run.workers.processes)
@@ -153,14 +159,19 @@ class Controller:
         self.saves.end()
         return True
 
-    def restore(self, state: ControllerState) -> None:
-        """Restores the controller's state from a checkpoint. The workers have already loaded its tensors."""
-        self.cursor.restore(state.cursor)
-        self.training_step.kl_coefficient.restore(state.kl_coefficient)
+    def part_states(self) -> StateParts:
+        """Returns the state of every part of the controller that checkpoints keep."""
+        return StateParts(cursor=self.cursor.state(), kl_coefficient=self.training_step.kl_coefficient.state())
+
+    def restore(self, parts: StateParts) -> None:
+        """Restores the parts from a checkpoint, whose tensors the workers have already loaded. Raises
+        ConfigurationError."""
+        self.cursor.restore(parts.cursor)
+        self.training_step.kl_coefficient.restore(parts.kl_coefficient)
 
     def save_on_stop(self) -> int:
         """Saves a checkpoint of the current state, see `Saves.save_on_request`."""
-        return self.saves.save_on_request(self.cursor.state(), self.training_step.kl_coefficient.value_to_save)
+        return self.saves.save_on_request()
 
     def export(self, folder: Path) -> Path | None:
         """Exports the policy from the checkpoint of the last step as a Hugging Face folder; LoRA adapters are merged
@@ -218,7 +229,7 @@ class Controller:
         metrics[TOTAL_TOKENS] = float(num_tokens)
         metrics[THROUGHPUT] = num_tokens / seconds / self.run_parts.workers.num_devices
         try:
-            self.saves.begin_if_due(step + 1, self.cursor.state(), self.training_step.kl_coefficient.value_to_save)
+            self.saves.begin_if_due(step + 1)
             metrics.update(self.run_parts.workers.hybrid.take_memory())
         finally:
             metrics.update(self.saves.take_seconds())

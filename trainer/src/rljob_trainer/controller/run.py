@@ -59,7 +59,7 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
         try:
             controller = Controller(job, run, output, reporter, checkpointing, stop)
             if point:
-                controller.restore(point.state)
+                controller.restore(point.state.parts)
                 log.info("resumed from step %d (%s)", first_step, point.folder.name)
             stop.raise_if_requested()
             reporter.training_started(first_step)
@@ -106,7 +106,7 @@ def loaded_point(checkpointing: Checkpointing, point: ResumePoint, run: Run, rep
 def refuse_other_job(point: ResumePoint, spec: RLJobSpec) -> None:
     """Raises ConfigurationError if the job cannot continue from this checkpoint: it has fewer steps, another seed, or a
     critic that the checkpoint does not have."""
-    training, steps_done, seed = spec.training, point.state.step, point.state.cursor.seed
+    training, steps_done, seed = spec.training, point.state.step, point.state.parts.cursor.seed
     if steps_done > training.steps:
         raise ConfigurationError(
             f"spec.training.steps: the checkpoint already has {steps_done} steps (seen: {training.steps}); set it to "

@@ -8,12 +8,11 @@ of a step include the time of its save, and these metrics are on disk before a r
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from rljob_trainer.controller.checkpointing import Checkpointing
+from rljob_trainer.controller.checkpointing import Checkpointing, StateParts
 from rljob_trainer.controller.run_files import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
-from rljob_trainer.datasets.cursor import CursorState
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.timing import Clock, PhaseTimer
 from rljob_trainer.workers.protocols import TrainedGroup
@@ -28,13 +27,16 @@ class Saves:
     def __init__(
         self,
         checkpointing: Checkpointing,
+        part_states: Callable[[], StateParts],
         groups: Sequence[TrainedGroup],
         output: RunOutput,
         reporter: RunReporter,
         num_steps: int,
         clock: Clock,
     ) -> None:
+        """`part_states` returns the current state of the controller's parts; it is called when a save starts."""
         self.checkpointing = checkpointing
+        self.part_states = part_states
         self.groups = groups
         self.output = output
         self.reporter = reporter
@@ -45,12 +47,12 @@ class Saves:
         self.newest_seconds: Metrics = {}
         """The save times among the newest step's metrics."""
 
-    def begin_if_due(self, step: int, cursor: CursorState, kl_coefficient: float | None = None) -> None:
-        """Starts a save after `step` steps if one is due. Call it before writing the step's metrics. For
-        `kl_coefficient` see ControllerState. Raises CheckpointError."""
+    def begin_if_due(self, step: int) -> None:
+        """Starts a save after `step` steps if one is due. Call it before writing the step's metrics. Raises
+        CheckpointError."""
         self._finish(wait=False)
         if self.checkpointing.is_due(step, self.num_steps):
-            self._begin(step, cursor, kl_coefficient)
+            self._begin(step)
 
     def take_seconds(self) -> Metrics:
         """Returns the time that saves took since the last call, as metrics for the newest step."""
@@ -62,20 +64,20 @@ class Saves:
         self._finish(wait=True)
         self._write_late_seconds()
 
-    def save_on_request(self, cursor: CursorState, kl_coefficient: float | None = None) -> int:
+    def save_on_request(self) -> int:
         """Saves and commits a checkpoint of the current state, unless it is already saved or no step is done yet.
         Returns the number of completed steps. Raises CheckpointError."""
         step = self.reporter.state.progress.step
         if step > 0 and step != self.checkpointing.last_begun_step:
-            self._begin(step, cursor, kl_coefficient)
+            self._begin(step)
         self.end()
         return step
 
-    def _begin(self, step: int, cursor: CursorState, kl_coefficient: float | None) -> None:
+    def _begin(self, step: int) -> None:
         """Starts a save. Blocks during the copy, and first until the previous save is written."""
         self._finish(wait=True)
         with self.timer.phase("save"):
-            self.checkpointing.begin(step, cursor, self.groups, kl_coefficient)
+            self.checkpointing.begin(step, self.part_states(), self.groups)
 
     def _finish(self, *, wait: bool) -> None:
         """Commits and reports the save in progress, if there is one and it is on disk. `wait`: first waits for

@@ -302,14 +302,14 @@ class KlCoefficient:
         self.kl = kl
         self.value = kl.coefficient
 
-    @property
-    def value_to_save(self) -> float | None:
-        """The value that a checkpoint must store; None for a fixed coefficient."""
+    def state(self) -> float | None:
+        """Returns the value for a checkpoint; None for a fixed coefficient."""
         return None if self.kl.controller.type is KlControllerType.FIXED else self.value
 
     def restore(self, saved: float | None) -> None:
-        """Restores the value of a checkpoint. The value is ignored if the job now has a fixed coefficient."""
-        if saved is not None and self.value_to_save is not None:
+        """Restores the value of a checkpoint. None, from a run with a fixed coefficient, changes nothing. The value is
+        ignored if the job now has a fixed coefficient."""
+        if saved is not None and self.state() is not None:
             self.value = saved
 
     def update_after_step(self, measured: float, num_trained: int) -> None:
