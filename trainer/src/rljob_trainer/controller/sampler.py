@@ -50,19 +50,13 @@ class Engines:
     max_num_sequences: int = 256
     """Responses that an engine generates at the same time."""
     deals_by_load: bool = False
-    """False: each engine gets an equal number of consecutive rows at once. True: each engine gets what it can generate
-    now, and further rows as soon as it has finished some."""
+    """False: each engine gets an equal number of consecutive rows at once. True: each engine gets `max_num_sequences`
+    rows, and after each poll as many as it has finished."""
 
     @property
     def num_ranks(self) -> int:
         """The number of worker processes."""
         return self.num_engines * self.ranks_per_engine
-
-    @property
-    def max_in_hand(self) -> int:
-        """Rows that an engine has at most with `deals_by_load`: an eighth more than it generates at the same time, so
-        that it has work until the next poll."""
-        return self.max_num_sequences + -(-self.max_num_sequences // 8)
 
 
 @dataclass(frozen=True)
@@ -184,13 +178,13 @@ class Sampler:
         return scores.reorder(ranks_S.argsort(stable=True).argsort())
 
     def _deal_waiting(self) -> None:
-        """Gives waiting rows to the engines that have the fewest, up to `max_in_hand` each. An engine gets consecutive
+        """Gives waiting rows to the engines that have the fewest, up to `max_num_sequences` each. An engine gets consecutive
         rows, because responses to the same prompt share its keys and values in an engine's cache."""
         in_hand = Counter(self._engine_of.values())
         sizes = [0] * self.engines.num_engines
         while sum(sizes) < len(self._waiting):
             engine = min(range(len(sizes)), key=lambda each: in_hand[each] + sizes[each])
-            if in_hand[engine] + sizes[engine] >= self.engines.max_in_hand:
+            if in_hand[engine] + sizes[engine] >= self.engines.max_num_sequences:
                 break
             sizes[engine] += 1
         if any(sizes):
