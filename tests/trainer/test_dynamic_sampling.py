@@ -4,9 +4,10 @@ full. Responses are remote and cannot be fetched."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from random import Random
+from typing import Self, cast
 
 import pytest
 import torch
@@ -15,13 +16,18 @@ from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling as DynamicSamplingSpec
-from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy
+from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy, Refill
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.remote import RemoteBlock, ShardReference
 from rljob_trainer.controller.balanced_order import RowCosts
-from rljob_trainer.controller.dynamic_sampling import DynamicSampling, num_fresh_prompts, spread_groups
-from rljob_trainer.controller.rollout_phase import Rollout, sample_seeds
+from rljob_trainer.controller.dynamic_sampling import (
+    DynamicSampling,
+    num_fresh_prompts,
+    num_missing_prompts,
+    spread_groups,
+)
+from rljob_trainer.controller.rollout_phase import Requested, Rollout, RolloutPhase, sample_seeds
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.controller.stop_request import StepAbandonedError
@@ -179,6 +185,106 @@ def test_a_step_uses_the_same_groups_as_drawing_one_by_one_also_when_resumed(
         assert rows_of(again) == rows_of(found)
     later = [[drawn.row.index for drawn in each.cursor.next_batch(50)] for each in (world, slow)]
     assert later[0] == later[1]
+
+
+@dataclass
+class FinishingGroups:
+    """Replaces the rollout phase: groups finish in a random order, some at each poll."""
+
+    world: World
+    random: Random
+    num_requested: int = 0
+    num_dropped: int = 0
+
+    def request(self, prompts: Sequence[PromptRow], num_drawn: int) -> Requested:
+        """Two responses to each prompt."""
+        assert num_drawn == self.num_requested
+        groups_S = torch.arange(num_drawn, num_drawn + len(prompts)).repeat_interleave(GROUP_SIZE)
+        self.num_requested += len(prompts)
+        repeated = tuple(prompt for prompt in prompts for _ in range(GROUP_SIZE))
+        return Requested(repeated, groups_S, groups_S, DataProto({"any": groups_S}))
+
+    def poll(self, requested: Mapping[int, Requested]) -> list[int]:
+        """Up to three of the groups."""
+        return self.random.sample(sorted(requested), min(len(requested), self.random.randint(0, 3)))
+
+    def collected(self, requested: Requested) -> Rollout:
+        """The responses of a group."""
+        return self.world.generate(requested.prompts[:1], int(requested.groups_S[0]))
+
+    def scored(self, rollout: Rollout) -> Rollout:
+        """The rollout has its scores already."""
+        return rollout
+
+    @property
+    def sampler(self) -> FinishingGroups:
+        """See RolloutPhase."""
+        return self
+
+    def abandon(self) -> None:
+        """See Sampler."""
+        self.num_dropped += 1
+
+    def filled(self, num_wanted: int, max_rounds: int = 10, policy: MaxRoundsPolicy = MaxRoundsPolicy.FAIL) -> StepRows:
+        """The groups of the next step."""
+        settings = DynamicSamplingSpec(max_rounds=max_rounds, on_max_rounds=policy, refill=Refill.CONTINUOUS)
+        sampling = DynamicSampling(plan_of(settings, num_wanted, 1), self.world.cursor)
+        assert sampling.is_continuous
+        prompts = self.world.cursor.next_batch(num_wanted)
+        self.num_requested = 0
+        return sampling.filled_continuously(prompts, 4, self.request, cast(RolloutPhase, self))
+
+
+@given(
+    differing=st.lists(st.booleans(), min_size=1, max_size=40).filter(any),
+    batch_sizes=st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    shuffle=st.booleans(),
+    random=st.randoms(use_true_random=False),
+)
+def test_without_rounds_a_step_uses_the_same_groups_in_whatever_order_they_finish(
+    differing: list[bool], batch_sizes: list[int], shuffle: bool, random: Random
+) -> None:
+    in_rounds = World(len(differing), lambda row: differing[row], shuffle)
+    finishing = FinishingGroups(World(len(differing), lambda row: differing[row], shuffle), random)
+    for number, num_wanted in enumerate(batch_sizes):
+        expected = in_rounds.filled(num_wanted, max_rounds=10_000)
+        found = finishing.filled(num_wanted, max_rounds=10_000)
+        assert rows_of(found.rollout) == rows_of(expected.rollout)
+        assert torch.equal(found.rollout.groups_B, expected.rollout.groups_B)
+        assert torch.equal(found.is_kept_B, expected.is_kept_B)
+        assert finishing.world.cursor.state() == in_rounds.cursor.state()
+        assert finishing.num_dropped == number + 1
+        # Groups after the last one that is used depend on the order, and are left out.
+        assert found.everything is not None
+        assert int(found.everything.groups_B[-1]) == int(found.rollout.groups_B[-1])
+
+
+@given(random=st.randoms(use_true_random=False))
+def test_without_rounds_the_number_of_prompts_is_limited(random: Random) -> None:
+    world = World(40, lambda row: row in (2, 9))
+    with pytest.raises(BatchNotFullError, match=r"not full after 3 rounds: 2 of 12"):
+        FinishingGroups(world, random).filled(4, max_rounds=3)
+    world = World(40, lambda row: row in (2, 9))
+    found = FinishingGroups(world, random).filled(4, max_rounds=3, policy=FEWER)
+    assert rows_of(found.rollout) == [2, 9, 0, 1]
+    assert found.is_kept_B.tolist() == [True] * 4 + [False] * 4
+    assert [drawn.row.index for drawn in world.cursor.next_batch(1)] == [12]
+
+
+@pytest.mark.parametrize(
+    ("num_kept", "num_known", "num_open", "expected"),
+    [
+        (0, 0, 8, 0),  # nothing is known yet
+        (4, 8, 4, 4),  # half are kept: 4 and 2 of the open ones; 2 are missing
+        (4, 8, 8, 0),
+        (0, 8, 0, 8),  # not more than the batch, whatever the fraction is
+        (8, 8, 0, 0),
+    ],
+)
+def test_prompts_are_requested_for_the_groups_that_will_probably_be_missing(
+    num_kept: int, num_known: int, num_open: int, expected: int
+) -> None:
+    assert num_missing_prompts(8, num_kept, num_known, num_open) == expected
 
 
 def test_a_named_reward_must_differ_too() -> None:

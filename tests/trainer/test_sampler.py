@@ -177,7 +177,7 @@ def test_dealing_by_load_is_as_fast_as_a_list_schedule(lengths: list[int], num_e
 
 
 def test_an_engine_that_is_done_gets_more_work_when_dealing_by_load() -> None:
-    """The first half of the responses is long. Dealt equally, one engine works for 40 polls; by load both work for 22."""
+    """The first half of the responses is long, so with equal parts one engine has most of the work."""
     lengths = [10] * 16 + [1] * 16
     equal, by_load = (World(lengths, Engines(2, 1, 4, deals_by_load=each)) for each in (False, True))
     for world in (equal, by_load):

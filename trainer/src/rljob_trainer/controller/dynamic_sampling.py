@@ -13,7 +13,7 @@ Legend: G groups (prompts) of all rounds of a step, B responses of the batch (ba
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, count
 
 import torch
@@ -96,8 +96,8 @@ class DynamicSampling:
         found: dict[int, Rollout] = {}
         is_kept: dict[int, bool] = {}
         while True:
-            num_known = next(number for number in count() if number not in is_kept)
-            if num_known == len(drawn) == max_drawn or sum(is_kept[each] for each in range(num_known)) >= num_wanted:
+            num_decided = num_groups_decided(is_kept, num_wanted)
+            if num_decided == max_drawn or sum(is_kept[each] for each in range(num_decided)) == num_wanted:
                 break
             num_fresh = num_missing_prompts(num_wanted, sum(is_kept.values()), len(is_kept), len(requested))
             if num_fresh := min(num_fresh, max_drawn - len(drawn)):
@@ -108,8 +108,8 @@ class DynamicSampling:
                 found[number] = rollout.scored(rollout.collected(requested.pop(number)))
                 is_kept[number] = bool(self._is_kept(found[number]))
         rollout.sampler.abandon()
-        is_kept_G = torch.tensor([is_kept[number] for number in range(num_known)])
-        return self._step_rows(step, num_wanted, drawn, [found[number] for number in range(num_known)], is_kept_G)
+        is_kept_G = torch.tensor([is_kept[number] for number in range(num_decided)])
+        return self._step_rows(step, num_wanted, drawn, [found[number] for number in range(num_decided)], is_kept_G)
 
     def _step_rows(
         self,
@@ -175,6 +175,17 @@ def num_fresh_prompts(num_wanted: int, num_kept: int, num_drawn: int, multiple: 
         return num_wanted
     expected = math.ceil(MARGIN * (num_wanted - num_kept) * num_drawn / num_kept)
     return min(num_wanted, -(-expected // multiple) * multiple)
+
+
+def num_groups_decided(is_kept: Mapping[int, bool], num_wanted: int) -> int:
+    """Returns how many of the first groups are known without a gap, up to the one that fills the batch. `is_kept`: for
+    each group that is known, whether it is kept."""
+    num_kept = 0
+    for number in count():
+        if number not in is_kept or num_kept == num_wanted:
+            return number
+        num_kept += is_kept[number]
+    raise AssertionError("count does not end")
 
 
 def num_missing_prompts(num_wanted: int, num_kept: int, num_known: int, num_open: int) -> int:

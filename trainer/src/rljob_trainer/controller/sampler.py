@@ -178,8 +178,8 @@ class Sampler:
         return scores.reorder(ranks_S.argsort(stable=True).argsort())
 
     def _deal_waiting(self) -> None:
-        """Gives waiting rows to the engines that have the fewest, up to `max_num_sequences` each. An engine gets consecutive
-        rows, because responses to the same prompt share its keys and values in an engine's cache."""
+        """Gives waiting rows to the engines that have the fewest, up to `max_num_sequences` each. An engine gets
+        consecutive rows, because responses to the same prompt share its keys and values in an engine's cache."""
         in_hand = Counter(self._engine_of.values())
         sizes = [0] * self.engines.num_engines
         while sum(sizes) < len(self._waiting):
