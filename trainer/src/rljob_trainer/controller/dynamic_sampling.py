@@ -137,7 +137,7 @@ class DynamicSampling:
             is_kept_G[taken].repeat_interleave(self.group_size),
             everything,
             {
-                SAMPLING_ROUNDS: float(len(found)),
+                **({} if self.is_continuous else {SAMPLING_ROUNDS: float(len(found))}),
                 SAMPLING_PROMPTS: float(len(drawn)),
                 SAMPLING_KEPT: num_kept / len(is_kept_G),
                 SAMPLING_SURPLUS: float(max(0, num_kept - num_wanted)),
