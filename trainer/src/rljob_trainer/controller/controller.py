@@ -86,13 +86,7 @@ class Controller:
         for processes in run.workers.processes.values():
             processes.while_waiting = activity.poll_files
         self.saves = Saves(
-            checkpointing,
-            self.part_states,
-            run.workers.trained,
-            output,
-            reporter,
-            job.spec.training.steps,
-            time.perf_counter,
+            checkpointing, self.part_states, run.workers.trained, output, reporter, self.num_steps, time.perf_counter
         )
         training = job.spec.training
         self.timeline = StepTimeline(output.run_folder, training.timeline_steps, run.workers.processes)
