@@ -32,10 +32,10 @@ def test_the_generator_has_the_weights_of_every_update(case: DeviceContext) -> N
 def test_weights_are_synced_bitwise(case: DeviceContext) -> None:
     hybrid = hybrids.hf_hybrid(case, torch.float32)
     hybrid.actor.update_policy(engine_updates.random_rollout(hybrids.VOCABULARY, 0), 0)
-    with hybrid.generating():
-        engine = hybrid.rollout.engine
-        assert isinstance(engine, HfEngine)
-        found = {name: each.detach().cpu() for name, each in engine.model.named_parameters()}
+    hybrid.begin_rollout()
+    engine = hybrid.rollout.engine
+    assert isinstance(engine, HfEngine)
+    found = {name: each.detach().cpu() for name, each in engine.model.named_parameters()}
     shards = hybrid.actor.engine.named_shards()
     compare.assert_bitwise_equal(found, {name: each.cpu() for name, each in whole_tensors(shards, torch.float32)})
 
@@ -43,13 +43,13 @@ def test_weights_are_synced_bitwise(case: DeviceContext) -> None:
 def test_training_and_generation_draw_from_separate_streams(case: DeviceContext) -> None:
     """On the host, on the device, and from Python's and NumPy's generators."""
     first = hybrids.hf_hybrid(case, torch.float32)
-    with first.generating():
+    with first.random_streams.generation():
         generation = draws(case.device)
     # Only the first run has generated: training does not change.
     training = draws(case.device)
     second = hybrids.hf_hybrid(case, torch.float32)
     assert draws(case.device) == training
-    with second.generating():
+    with second.random_streams.generation():
         assert draws(case.device) == generation
         later = draws(case.device)
     assert draws(case.device) != training
@@ -61,7 +61,7 @@ def test_a_response_follows_from_its_seed(case: DeviceContext) -> None:
     """Not from the generators of the process, and not from other responses."""
     hybrid = hybrids.hf_hybrid(case, torch.float32)
     found = tokens_of(hybrid.generate_sequences(hybrids.prompt_batch(), hybrids.SAMPLING, True))
-    with hybrid.generating():
+    with hybrid.random_streams.generation():
         draws(case.device)
     assert tokens_of(hybrid.generate_sequences(hybrids.prompt_batch(), hybrids.SAMPLING, True)) == found
     assert (

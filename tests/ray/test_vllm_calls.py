@@ -87,8 +87,8 @@ def made_calls(folder: Path, keeps_weights: bool, lora: Lora | None, context: Wo
         found.append(engine.calls)
 
     def generate() -> None:
-        with hybrid.generating():
-            small_vllm.generated(vllm, 1)
+        hybrid.begin_rollout()
+        small_vllm.generated(hybrid.rollout.loop, 1)
 
     part(generate)
     part(generate)

@@ -42,6 +42,8 @@ pytestmark = [pytest.mark.vllm]
 PROMPTS = (sampling_by_definition.PROMPT, (4, 9, 5), (12, 7, 3, 8, 4, 6, 11, 5, 9), (3, 3, 7))
 FREELY = SamplingSettings(1.5, 1.0, 0, 24, ())
 """The temperature makes most tokens uncertain, and responses long."""
+NUM_ROWS, NUM_STEPS = 8, 3
+"""Requests of the test of `abort`, and the steps before it."""
 DIGITS = (10, 5, 7, 12, 2)
 """7249>"""
 STOPS: dict[tuple[str, ...], tuple[str, str]] = {
@@ -53,7 +55,8 @@ STOPS: dict[tuple[str, ...], tuple[str, str]] = {
     ("<eos>",): ("97249", "9249"),
 }
 """The response as rewards see it, and without its special token, the 7, for these stop texts."""
-BROKEN_OFF = ("abort", "error", "repetition", None)
+UNEXPECTED = ("repetition", None)
+"""Finish reasons of vLLM that no setting of ours causes."""
 
 
 def with_a_special_seven(folder: Path) -> Path:
@@ -90,7 +93,14 @@ class Generated:
     texts_by_transformers: list[FinishedSequence]
     """Texts for STOPS, by both engines."""
     errors: list[str]
-    """For responses that vLLM ended with the words BROKEN_OFF."""
+    """For UNEXPECTED."""
+    broken_off: list[FinishReason]
+    """What vLLM's words `abort` and `error` mean."""
+    aborted: list[FinishedSequence]
+    """See `aborted_and_others`; the last one is of a request that no step had started."""
+    others: list[FinishedSequence]
+    whole: list[FinishedSequence]
+    """The responses to the same requests, none of them aborted."""
 
 
 @contextmanager
@@ -103,15 +113,41 @@ def counted_cache_resets(engine: VllmEngine) -> Iterator[list[bool]]:
         yield answers
 
 
-def errors_of_broken_off_responses() -> list[str]:
+def errors_of_unexpected_reasons() -> list[str]:
     from rljob_trainer.engines.rollout.vllm_engine import finish_reason_of
 
     errors = []
-    for word in BROKEN_OFF:
+    for word in UNEXPECTED:
         with pytest.raises(ResourceError) as raised:
             finish_reason_of(word)
         errors.append(str(raised.value))
     return errors
+
+
+def reasons_of_broken_off_responses() -> list[FinishReason]:
+    from rljob_trainer.engines.rollout.vllm_engine import finish_reason_of
+
+    return [finish_reason_of(word) for word in ("abort", "error")]
+
+
+def aborted_and_others(
+    engine: VllmEngine,
+) -> tuple[list[FinishedSequence], list[FinishedSequence], list[FinishedSequence]]:
+    """After NUM_STEPS steps there is a new policy version, and all unfinished requests but one are aborted. Returns
+    their responses, those of the others, and the responses to the same requests if none is aborted."""
+    requests = [
+        GenerationRequest(str(100 + row), sampling_by_definition.PROMPT, FREELY, row) for row in range(NUM_ROWS)
+    ]
+    for each in requests[:-1]:
+        engine.add(each)
+    ended = [each for _ in range(NUM_STEPS) for each in engine.step()]
+    engine.add(requests[-1])
+    engine.policy_version = 5
+    unfinished = [each.request_id for each in requests if each.request_id not in {done.request_id for done in ended}]
+    aborted = engine.abort(["unknown", *unfinished[1:]])
+    assert engine.abort(unfinished[1:]) == []
+    remaining = list(engine.generate([]).values())
+    return aborted, [*ended, *remaining], list(engine.generate(requests).values())
 
 
 def transformers_engine(folder: Path) -> HfEngine:
@@ -184,7 +220,9 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
         num_forgotten,
         by_vllm,
         texts_of(transformers_engine(folder)),
-        errors_of_broken_off_responses(),
+        errors_of_unexpected_reasons(),
+        reasons_of_broken_off_responses(),
+        *aborted_and_others(engines[0]),
     )
 
 
@@ -214,9 +252,29 @@ def test_texts_equal_those_of_the_other_engine(found: Generated) -> None:
 
 
 def test_a_response_that_vllm_has_broken_off_is_not_trained_on(found: Generated) -> None:
-    assert len(found.errors) == len(BROKEN_OFF)
-    for word, error in zip(BROKEN_OFF, found.errors, strict=True):
-        assert f"did not complete a response (finish reason: {word})" in error
+    assert found.broken_off == [FinishReason.ABORTED, FinishReason.ERROR]
+    assert not any(each.is_complete for each in found.broken_off)
+    for word, error in zip(UNEXPECTED, found.errors, strict=True):
+        assert f"ended a response for an unexpected reason (finish reason: {word})" in error
+
+
+def test_aborted_requests_return_their_tokens_so_far(found: Generated) -> None:
+    whole = {each.request_id: each for each in found.whole}
+    assert {each.finish_reason for each in found.aborted} == {FinishReason.ABORTED}
+    *started, waiting = found.aborted
+    assert len(started) >= 2
+    for each in started:
+        assert each.token_ids == whole[each.request_id].token_ids[: len(each.token_ids)]
+        assert len(each.token_ids) == len(each.logprobs) == NUM_STEPS
+        assert each.policy_versions == (0,) * NUM_STEPS
+    assert (waiting.token_ids, waiting.logprobs, waiting.policy_versions) == ((), (), ())
+
+
+def test_each_token_has_the_version_that_sampled_it(found: Generated) -> None:
+    [later] = [each for each in found.others if 5 in each.policy_versions]
+    num_tokens = len(later.token_ids)
+    assert num_tokens > NUM_STEPS
+    assert later.policy_versions == (0,) * NUM_STEPS + (5,) * (num_tokens - NUM_STEPS)
 
 
 @torch.no_grad()

@@ -7,7 +7,6 @@ Legend: B responses.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -159,9 +158,22 @@ def test_the_generator_is_greedy_in_the_marked_rows() -> None:
     class Engine:
         memory = None
 
-        def generate(self, requests: Sequence[GenerationRequest]) -> dict[str, FinishedSequence]:
-            self.requests = list(requests)
-            return {each.request_id: stub_step.finished(each.request_id, 1) for each in self.requests}
+        def __init__(self) -> None:
+            self.requests: list[GenerationRequest] = []
+            self.is_done = True
+
+        def clear_cache(self) -> None: ...
+
+        def add(self, request: GenerationRequest) -> None:
+            self.requests.append(request)
+            self.is_done = False
+
+        def has_unfinished(self) -> bool:
+            return not self.is_done
+
+        def step(self) -> list[FinishedSequence]:
+            self.is_done = True
+            return [stub_step.finished(each.request_id, 1) for each in self.requests]
 
     engine = Engine()
     worker = RolloutWorker(WorkerContext(0, 1, 0, 0, "", 0, "cpu", 1), lambda: engine, 1)  # type: ignore[arg-type,return-value]

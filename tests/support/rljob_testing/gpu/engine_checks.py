@@ -81,8 +81,8 @@ class Hybrid:
 
     def generated(self) -> list[FinishedSequence]:
         """Responses with the actor's weights."""
-        with self.worker.generating():
-            return small_vllm.generated(self.vllm, NUM_TOKENS)
+        self.worker.begin_rollout()
+        return small_vllm.generated(self.worker.rollout.loop, NUM_TOKENS)
 
     def difference(self, sequences: Sequence[FinishedSequence]) -> float:
         """The largest difference from the trainer's log-probabilities. Puts vLLM to sleep."""

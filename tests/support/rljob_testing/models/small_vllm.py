@@ -19,6 +19,7 @@ from vllm.model_executor.models import registry
 from rljob_api.v1alpha1.model import Lora
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
+from rljob_trainer.engines.rollout.loop import EngineLoop
 from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
 from rljob_trainer.engines.rollout.vllm_start import VllmSettings
 from rljob_trainer.engines.train.engine import TrainEngine
@@ -61,10 +62,11 @@ def start_engine(
     )
 
 
-def generated(vllm: VllmEngine, num_tokens: int) -> list[FinishedSequence]:
+def generated(vllm: VllmEngine | EngineLoop, num_tokens: int) -> list[FinishedSequence]:
     """Samples a response of at most `num_tokens` tokens to each of PROMPTS, each with its own seed."""
     sampling = SamplingSettings(1.0, 1.0, 0, num_tokens, ())
-    finished = vllm.generate(GenerationRequest(str(row), prompt, sampling, row) for row, prompt in enumerate(PROMPTS))
+    requests = [GenerationRequest(str(row), prompt, sampling, row) for row, prompt in enumerate(PROMPTS)]
+    finished = vllm.run_to_empty(requests) if isinstance(vllm, EngineLoop) else vllm.generate(requests)
     return [finished[str(row)] for row in range(len(PROMPTS))]
 
 

@@ -83,6 +83,15 @@ class JoinedHybrid(JoinedWorker):
     def abort(self) -> list[None]:
         return cast(list[None], self.call(self.worker.abort))
 
+    def submit(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> FinishedCall[DataProto]:
+        return FinishedCall(cast(DataProto, self.call(self.worker.submit, batch, sampling, syncs)))
+
+    def take(self, max_seconds: float) -> FinishedCall[DataProto]:
+        return FinishedCall(cast(DataProto, self.call(self.worker.take, max_seconds)))
+
+    def abort(self) -> list[None]:
+        return cast(list[None], self.call(self.worker.abort))
+
     def take_metrics(self) -> Metrics:
         return cast(Metrics, self.call(self.worker.take_metrics))
 

@@ -160,6 +160,7 @@ def model_roles(job: TrainerJob, models: Models, longest_prompt: int) -> list[Ro
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         cpu_kv_cache_bytes=bytes_of(rollout.cpu_kv_cache),
         seed=training.seed,
+        stall_seconds=rollout.stall_seconds,
         keeps_weights_asleep=rollout.sync_every_steps > 1,
         adapters=trained.adapters,
         has_float32_head=training.model.head_dtype is HeadDtype.FLOAT32,

@@ -68,6 +68,20 @@ def all_gather_flat(gathered: Tensor, own_part: Tensor, group: dist.ProcessGroup
     gather(gathered, own_part, group=group)
 
 
+def group_of_model_ranks(context: WorkerContext, size: int, timeout: timedelta) -> dist.ProcessGroup | None:
+    """Collective over all ranks. Returns a new gloo group of the ranks that share a copy of a model with this one:
+    `size` consecutive ranks. None if `size` is 1. Other threads may use other groups at the same time."""
+    if size == 1:
+        return None
+    found: dist.ProcessGroup | None = None
+    for first in range(0, context.world_size, size):
+        # All ranks must create all groups, in the same order.
+        group = dist.new_group(list(range(first, first + size)), timeout=timeout, backend="gloo")
+        if first <= context.rank < first + size:
+            found = group
+    return found
+
+
 def max_over_all_ranks(value: float, device: torch.device) -> float:
     """Collective over all ranks. The maximum of their values."""
     values = torch.tensor([value], dtype=torch.float64, device=device)

@@ -1,6 +1,6 @@
 """Profiles of single steps of this process. `TorchProfile` writes files for https://ui.perfetto.dev or
-chrome://tracing. A file shows the operations of the thread that called `begin` under the names of `spans.SPANS`, and on
-GPUs every kernel. `NsysProfile` is the alternative (`training.profile.type: Nsys`).
+chrome://tracing. A file shows the operations of all threads under the names of `spans.SPANS`, and on GPUs every
+kernel. `NsysProfile` is the alternative (`training.profile.type: Nsys`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from rljob_api.v1alpha1.training import ProfilerType
@@ -80,7 +81,9 @@ class TorchProfile:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             activities.append(ProfilerActivity.CUDA)
-        started = profile(activities=activities)
+        # Responses are generated in a thread of their own. Without this option only the calling thread is profiled.
+        settings = _ExperimentalConfig(profile_all_threads=True)
+        started = profile(activities=activities, experimental_config=settings)
         started.start()
         self._running, self._path = started, path
         self._spans.annotate = record_function

@@ -50,6 +50,8 @@ class RolloutSettings:
     gpu_memory_utilization: float
     cpu_kv_cache_bytes: int
     seed: int
+    stall_seconds: float
+    """The longest time of a step of the engine; see EngineLoop."""
     keeps_weights_asleep: bool
     """True if weights are synchronized once for several steps, so that the engine must keep them while it sleeps."""
     adapters: AdapterSettings | None
@@ -130,7 +132,11 @@ def make_reward(settings: RewardSettings, context: WorkerContext, _others: Mappi
 def make_rollout(settings: RolloutSettings, context: WorkerContext, _others: Mapping[str, Worker]) -> Worker:
     """Builds the rollout worker."""
     return RolloutWorker(
-        context, lambda: _make_engine(settings, context), settings.tensor_parallel, settings.sleep_field
+        context,
+        lambda: _make_engine(settings, context),
+        settings.tensor_parallel,
+        settings.sleep_field,
+        settings.stall_seconds,
     )
 
 

@@ -3,12 +3,15 @@
     trainer_mode                       rollout_mode
     forward, backward, update   ->   generate   ->   forward, ...
 
-No code except these two methods wakes the rollout engine, puts it to sleep, or synchronizes weights. `generating` calls
-`rollout_mode`; training engines of this process call `trainer_mode` before each use, such as a pass or a checkpoint
-(`TrainEngine.before_use`). So a mode lasts until the other side needs the device: several rollouts in a row need one
-switch. Weights are sent if the engine has none, or if it has older ones and this rollout synchronizes. Workers of other
-roles offload their models at the end of each use. docs/memory.md has a table of what is on the device in each phase. A
-process starts in trainer mode.
+No code except these two methods wakes the rollout engine, puts it to sleep, or synchronizes weights. A rollout begins
+with `rollout_mode`; training engines of this process call `trainer_mode` before each use, such as a pass or a
+checkpoint (`TrainEngine.before_use`). So a mode lasts until the other side needs the device: several rollouts in a row
+need one switch. Weights are sent if the engine has none, or if it has older ones and this rollout synchronizes. Workers
+of other roles offload their models at the end of each use. docs/memory.md has a table of what is on the device in each
+phase. A process starts in trainer mode.
+
+A thread generates (`RolloutWorker.loop`). Both methods run in the main thread, while the other thread does not use the
+engine.
 """
 
 from __future__ import annotations
@@ -74,6 +77,7 @@ class HybridWorker(Worker):
         check_device_memory(actor.engine.memory, actor.engine.settings.offload, context.device)
         for engine in (actor.engine, *others):
             engine.before_use = self.trainer_mode
+        rollout.loop.while_running = self._generation
         self.trainer_mode()
 
     def mesh_position(self, mesh: str) -> MeshPosition:
@@ -83,11 +87,33 @@ class HybridWorker(Worker):
     @register(Dispatch.DP_COMPUTE_PROTO, mesh=ROLLOUT_MESH)
     def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
         """Generates responses with the actor's current weights; without `syncs`, with the weights that the engine has,
-        unless `rollout_mode` must synchronize them. See RolloutWorker.generate."""
-        with self.generating(syncs=syncs), self._timed("generate"):
-            found = self.rollout.generate(batch, sampling)
-            MEMORY.mark(Boundary.GENERATE)
-            return found
+        unless `rollout_mode` must synchronize them. No submitted request may be unfinished. See
+        RolloutWorker.generate."""
+        self.begin_rollout(syncs=syncs)
+        return self.rollout.generate(batch, sampling)
+
+    @register(Dispatch.DP_COMPUTE_PROTO, mesh=ROLLOUT_MESH, blocking=False)
+    def submit(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
+        """Begins to generate responses, for `take`, and returns the rows' SAMPLE_IDS. For `syncs` see
+        `generate_sequences`. Earlier requests may be unfinished if the engine needs no other weights for this call. See
+        RolloutWorker.submit.
+
+        May be called on the ranks of one engine. But if weights must be synchronized, which is collective, it waits
+        until it was called on all ranks. The number of rows must be divisible by the number of engines."""
+        # This must not depend on whether the loop is idle: peers in tensor parallelism lag by some moments.
+        if not self._is_ready(syncs):
+            self.begin_rollout(syncs=syncs)
+        return self.rollout.submit(batch, sampling)
+
+    @register(Dispatch.DP_COMPUTE_PROTO, mesh=ROLLOUT_MESH, blocking=False)
+    def take(self, max_seconds: float) -> DataProto:
+        """See RolloutWorker.take. May be called on the ranks of one engine."""
+        return self.rollout.take(max_seconds)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def abort(self) -> None:
+        """See RolloutWorker.abort."""
+        self.rollout.abort()
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def take_metrics(self) -> Metrics:
@@ -102,13 +128,11 @@ class HybridWorker(Worker):
         """See MemoryRecorder.take_metrics; covers all roles of this process. Each metric is the maximum over ranks."""
         return MEMORY.take_metrics()
 
-    @contextmanager
-    def generating(self, *, syncs: bool = True) -> Iterator[None]:
-        """Collective. The block runs in rollout mode, which lasts until a training engine of this process is used."""
-        with self.random_streams.generation():
-            with self._timed("weight_sync"):
-                self.rollout_mode(syncs=syncs)
-            yield
+    def begin_rollout(self, *, syncs: bool = True) -> None:
+        """Collective. Changes to rollout mode, which lasts until a training engine of this process is used."""
+        self._take_over_engine()
+        with self.random_streams.generation(), self._timed("weight_sync"):
+            self.rollout_mode(syncs=syncs)
 
     def rollout_mode(self, *, syncs: bool = True) -> None:
         """Collective. Wakes the rollout engine and offloads the actor, unless the engine is awake with the weights that
@@ -122,24 +146,36 @@ class HybridWorker(Worker):
         if not self.is_in_rollout_mode:
             self._wake(syncs)
             self.is_in_rollout_mode = True
-        engine = self.rollout.engine
-        engine.clear_cache()
         if self.synced_weights == self.actor.engine.weight_version:
-            engine.policy_version = self.actor.policy_version
+            self.rollout.engine.policy_version = self.actor.policy_version
 
     def trainer_mode(self) -> None:
         """Collective. Puts the rollout engine to sleep if it is awake. Training engines of this process call it before
         they use the device."""
         if not self.is_in_rollout_mode:
             return
+        self._take_over_engine()
         engine = self.rollout.engine
-        assert not engine.has_unfinished(), "sleep would drop requests that are running"
         self.is_in_rollout_mode = False
         self.num_kv_cache_bytes = engine.memory.kv_cache
         engine.sleep()
         if engine.forgets_weights_asleep:
             self.synced_weights = None
         MEMORY.mark(Boundary.SLEEP)
+
+    def _take_over_engine(self) -> None:
+        """Waits until the loop's thread does not use the engine. No request may be unfinished, except on peers in
+        tensor parallelism, which may finish their last step some moments after the leader."""
+        loop = self.rollout.loop
+        assert not (loop.is_leader and loop.num_unfinished), f"{loop.num_unfinished} requests are unfinished"
+        loop.wait_until_idle()
+
+    def _is_ready(self, syncs: bool) -> bool:
+        """Whether `rollout_mode` would change nothing."""
+        if not self.is_in_rollout_mode or self._must_sync(syncs):
+            return False
+        is_newest = self.synced_weights == self.actor.engine.weight_version
+        return not is_newest or self.rollout.engine.policy_version == self.actor.policy_version
 
     def _must_sync(self, syncs: bool) -> bool:
         synced, current = self.synced_weights, self.actor.engine.weight_version
@@ -164,6 +200,13 @@ class HybridWorker(Worker):
         self.device_memory.make_room_for_cache(self.num_kv_cache_bytes)
         engine.wake(weights=False, kv_cache=True)
         MEMORY.mark(Boundary.WAKE_KV_CACHE)
+
+    @contextmanager
+    def _generation(self) -> Iterator[None]:
+        """Within this context the thread of the loop generates."""
+        with self.random_streams.generation(), self._timed("generate"):
+            yield
+            MEMORY.mark(Boundary.GENERATE)
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

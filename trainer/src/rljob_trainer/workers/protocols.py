@@ -94,6 +94,15 @@ class HybridGroup(Protocol):
     def abort(self) -> list[None]:
         """See HybridWorker.abort."""
 
+    def submit(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> PendingResult[DataProto]:
+        """See HybridWorker.submit."""
+
+    def take(self, max_seconds: float) -> PendingResult[DataProto]:
+        """See HybridWorker.take."""
+
+    def abort(self) -> list[None]:
+        """See HybridWorker.abort."""
+
     def take_metrics(self) -> Metrics:
         """See HybridWorker.take_metrics."""
 

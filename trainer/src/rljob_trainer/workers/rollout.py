@@ -5,8 +5,9 @@ Legend: B responses of this worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from itertools import chain
 
 import torch
@@ -16,6 +17,7 @@ from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.host_ledger import HOST_LEDGER, HostUse, buffer_bytes
+from rljob_trainer.engines.process_group import COLLECTIVE_TIMEOUT, group_of_model_ranks
 from rljob_trainer.engines.rollout.base import (
     FinishedSequence,
     FinishReason,
@@ -23,8 +25,11 @@ from rljob_trainer.engines.rollout.base import (
     RolloutEngine,
     SamplingSettings,
 )
+from rljob_trainer.engines.rollout.loop import DEFAULT_STALL_SECONDS, EngineLoop, ModelPeers
+from rljob_trainer.errors import ResourceError
 from rljob_trainer.observability.memory import MEMORY, Bytes, Owner
 from rljob_trainer.workers.columns import (
+    HAS_ENGINE_ERROR,
     IS_GREEDY,
     IS_TRUNCATED,
     PLAIN_RESPONSE_TEXTS,
@@ -34,6 +39,7 @@ from rljob_trainer.workers.columns import (
     RESPONSE_MASK,
     RESPONSE_TEXTS,
     ROLLOUT_LOGPROBS,
+    SAMPLE_IDS,
     SAMPLE_SEEDS,
     TOKENS,
 )
@@ -51,12 +57,20 @@ class RolloutWorker(Worker):
         make_engine: Callable[[], RolloutEngine],
         tensor_parallel: int,
         sleep_field: str = "spec.training.rollout.syncEverySteps",
+        stall_seconds: float = DEFAULT_STALL_SECONDS,
     ) -> None:
         """Collective. `sleep_field`: the job's field that changes how much of the engine is in host memory while it
-        sleeps."""
+        sleeps. `stall_seconds`: see EngineLoop."""
         super().__init__(context)
         self.tensor_parallel = tensor_parallel
         self.engine = make_engine()
+        timeout = COLLECTIVE_TIMEOUT + timedelta(seconds=stall_seconds)  # A hang is reported as a stalled step.
+        group = group_of_model_ranks(context, tensor_parallel, timeout)
+        peers = None if group is None else ModelPeers(group, context.rank - context.rank % tensor_parallel)
+        self.loop = EngineLoop(self.engine, device=context.device, peers=peers, stall_seconds=stall_seconds)
+        """Runs the engine while there are unfinished requests."""
+        self._prompts: dict[str, tuple[int, ...]] = {}
+        """The prompts of the requests that were submitted and not taken or aborted, by request id."""
         MEMORY.watch(self.memory)
         MEMORY.watch_unmapped(self.unmapped)
         HOST_LEDGER.watch(self.host_uses)
@@ -98,17 +112,59 @@ class RolloutWorker(Worker):
 
     def generate(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
         """Generates one response per row and returns the columns of `rollout_columns`. Needs PROMPT_TOKEN_IDS and
-        SAMPLE_SEEDS; IS_GREEDY is optional."""
-        prompts = [tuple(row.tolist()) for row in batch.ragged_column(PROMPT_TOKEN_IDS).row_tensors()]
-        seeds: list[int] = batch[SAMPLE_SEEDS].tolist()
-        greedy = replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
-        are_greedy: list[bool] = batch[IS_GREEDY].tolist() if IS_GREEDY in batch.tensors else [False] * len(prompts)
-        requests = [
-            GenerationRequest(str(row), prompt, greedy if is_greedy else sampling, seed)
-            for row, (prompt, is_greedy, seed) in enumerate(zip(prompts, are_greedy, seeds, strict=True))
-        ]
-        finished = self.engine.generate(requests)
-        return rollout_columns(prompts, [finished[str(row)] for row in range(len(prompts))])
+        SAMPLE_SEEDS; IS_GREEDY is optional. Raises ResourceError if the engine could not complete a response, and the
+        errors of EngineLoop."""
+        requests = requests_of(batch, sampling, range(len(batch)))
+        finished = self.loop.run_to_empty(requests)
+        responses = [finished[request.request_id] for request in requests]
+        incomplete = [each for each in responses if not each.finish_reason.is_complete]
+        if incomplete:
+            raise ResourceError(
+                f"spec.training.rollout.engine: the engine did not complete {len(incomplete)} of {len(responses)} "
+                f"responses (finish reason: {incomplete[0].finish_reason}); see the worker's log"
+            )
+        return rollout_columns([request.prompt_token_ids for request in requests], responses)
+
+    def submit(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
+        """Begins to generate one response per row, and returns the rows' SAMPLE_IDS. Needs the columns of `generate`
+        and SAMPLE_IDS."""
+        requests = requests_of(batch, sampling, batch[SAMPLE_IDS].tolist())
+        self.loop.submit(requests)
+        self._prompts |= {request.request_id: request.prompt_token_ids for request in requests}
+        return batch.only([SAMPLE_IDS])
+
+    def take(self, max_seconds: float) -> DataProto:
+        """Returns the responses to submitted rows that have ended since the last call, in the order of their ends; see
+        EngineLoop.take. The columns are those of `rollout_columns`, SAMPLE_IDS and HAS_ENGINE_ERROR; there may be no
+        rows."""
+        responses = self.loop.take(max_seconds)
+        prompts = [self._prompts.pop(response.request_id) for response in responses]
+        return rollout_columns(prompts, responses).with_columns(
+            {
+                SAMPLE_IDS: torch.tensor([int(response.request_id) for response in responses], dtype=torch.int64),
+                HAS_ENGINE_ERROR: torch.tensor(
+                    [not response.finish_reason.is_complete for response in responses], dtype=torch.bool
+                ),
+            }
+        )
+
+    def abort(self) -> None:
+        """Drops all submitted rows whose responses were not taken."""
+        self.loop.abort(self._prompts)
+        self.loop.take(0.0)
+        self._prompts.clear()
+
+
+def requests_of(batch: DataProto, sampling: SamplingSettings, ids: Sequence[int]) -> list[GenerationRequest]:
+    """Returns one request per row, with these ids. See RolloutWorker.generate for the columns."""
+    prompts = [tuple(row.tolist()) for row in batch.ragged_column(PROMPT_TOKEN_IDS).row_tensors()]
+    seeds: list[int] = batch[SAMPLE_SEEDS].tolist()
+    greedy = replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
+    are_greedy: list[bool] = batch[IS_GREEDY].tolist() if IS_GREEDY in batch.tensors else [False] * len(prompts)
+    return [
+        GenerationRequest(str(sample), prompt, greedy if is_greedy else sampling, seed)
+        for sample, prompt, is_greedy, seed in zip(ids, prompts, are_greedy, seeds, strict=True)
+    ]
 
 
 def rollout_columns(prompts: list[tuple[int, ...]], responses: list[FinishedSequence]) -> DataProto:
@@ -121,8 +177,10 @@ def rollout_columns(prompts: list[tuple[int, ...]], responses: list[FinishedSequ
 
     return DataProto(
         tensors={
-            RESPONSE_LENGTHS: torch.tensor([len(response.token_ids) for response in responses]),
-            IS_TRUNCATED: torch.tensor([response.finish_reason is FinishReason.LENGTH for response in responses]),
+            RESPONSE_LENGTHS: torch.tensor([len(response.token_ids) for response in responses], dtype=torch.int64),
+            IS_TRUNCATED: torch.tensor(
+                [response.finish_reason is FinishReason.LENGTH for response in responses], dtype=torch.bool
+            ),
         },
         ragged={
             TOKENS: column([[*prompt, *response.token_ids] for prompt, response in pairs], torch.int64),

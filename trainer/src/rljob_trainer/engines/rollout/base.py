@@ -10,12 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import count
 
 import torch
 
 from rljob_api.v1alpha1.model import Lora
-from rljob_trainer.observability.activity import ACTIVITY
 
 
 class FinishReason(StrEnum):
@@ -25,6 +23,16 @@ class FinishReason(StrEnum):
     """End-of-sequence token or stop text."""
     LENGTH = "length"
     """The response has `max_new_tokens` tokens."""
+    ABORTED = "abort"
+    """The request was aborted; the response has the tokens until then."""
+    ERROR = "error"
+    """The engine could not complete this response."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the policy itself ended the response. Training on any other response would teach the policy to stop
+        where the engine stopped."""
+        return self in (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class GenerationRequest:
     """A request for one response to one prompt. The same seed, weights and batch give the same response."""
 
     request_id: str
+    """Different from the ids of all other unfinished requests of the engine."""
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingSettings
     seed: int
@@ -53,14 +62,14 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class FinishedSequence:
-    """A finished response."""
+    """A response that has ended; see `finish_reason` for how."""
 
     request_id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     """The log-probability of each token in the distribution that the token was sampled from."""
     policy_versions: tuple[int, ...]
-    """The version of the weights that generated each token."""
+    """The engine's `policy_version` when it sampled each token."""
     text: str
     """See `ResponseText.text`."""
     plain_text: str
@@ -95,15 +104,16 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def step(self) -> list[FinishedSequence]:
-        """Makes one decoding step and returns the responses that finished in it."""
+        """Makes one decoding step and returns the responses that ended in it. A response that the engine could not
+        complete has the finish reason ERROR; the others are not affected."""
 
     @abstractmethod
     def has_unfinished(self) -> bool:
         """Whether there are unfinished requests."""
 
     @abstractmethod
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """Drops requests; unknown ids are ignored."""
+    def abort(self, request_ids: Iterable[str]) -> list[FinishedSequence]:
+        """Drops requests. Returns their responses so far, with the finish reason ABORTED. Unknown ids are ignored."""
 
     @abstractmethod
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
@@ -149,16 +159,13 @@ class RolloutEngine(ABC):
         """Clears cached prefixes, so that results do not depend on what was generated before."""
 
     def generate(self, requests: Iterable[GenerationRequest]) -> dict[str, FinishedSequence]:
-        """Adds requests and runs until all requests are finished, including earlier ones. Returns the finished
-        responses by request id."""
+        """Adds requests and runs in this thread until all requests are finished, including earlier ones. Returns the
+        finished responses by request id. Workers use EngineLoop, which makes the same calls."""
         for request in requests:
             self.add(request)
         finished: dict[str, FinishedSequence] = {}
-        for number in count(1):
-            if not self.has_unfinished():
-                break
+        while self.has_unfinished():
             finished.update({sequence.request_id: sequence for sequence in self.step()})
-            ACTIVITY.report_activity(f"steps of the engine, {len(finished)} responses are complete", number)
         return finished
 
 

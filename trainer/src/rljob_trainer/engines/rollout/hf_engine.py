@@ -103,14 +103,21 @@ class HfEngine(RolloutEngine):
         """See RolloutEngine.has_unfinished."""
         return bool(self.waiting or self.running)
 
-    def abort(self, request_ids: Iterable[str]) -> None:
+    def abort(self, request_ids: Iterable[str]) -> list[FinishedSequence]:
         """See RolloutEngine.abort. The other rows of a running batch continue."""
         unwanted = set(request_ids)
-        for request_id in unwanted:
-            self.waiting.pop(request_id, None)
-        keep = [row for row, running in enumerate(self.running) if running.request.request_id not in unwanted]
+        # Requests that are waiting have no tokens and need no random generator.
+        waiting = [request_id for request_id in self.waiting if request_id in unwanted]
+        dropped = [_Running(self.waiting.pop(request_id), torch.Generator()) for request_id in waiting]
+        keep: list[int] = []
+        for row, running in enumerate(self.running):
+            if running.request.request_id in unwanted:
+                dropped.append(running)
+            else:
+                keep.append(row)
         if len(keep) < len(self.running):
             self._keep_rows(keep)
+        return [self._finished(each, FinishReason.ABORTED) for each in dropped]
 
     @torch.no_grad()
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:

@@ -15,6 +15,8 @@ from vllm.device_allocator import get_mem_allocator_instance
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import FinishReason as VllmFinishReason
+from vllm.v1.engine.output_processor import RequestState
 
 from rljob_api.v1alpha1.model import Lora
 from rljob_trainer.engines.device_memory import distinct_storages
@@ -64,12 +66,15 @@ class VllmEngine(AdapterEngine):
         """Whether `sleep` was called before."""
         self.can_fill_blocks = settings.max_model_length >= self.engine.vllm_config.cache_config.block_size
         """Whether a sequence can fill a block of the KV cache."""
-        self.policy_version = -1
+        self._policy_version = -1
         self.adapter: LoRARequest | None = None
         self._adapter_numbers = count(1)
         self.decoder = response_decoder(Tokenizer(settings.model_folder))
         self._stops: dict[str, tuple[str, ...]] = {}
-        """The stop texts of the current requests."""
+        """The stop texts of the unfinished requests."""
+        self._version_spans: dict[str, list[tuple[int, int]]] = {}
+        """For unfinished requests that have tokens of earlier policy versions: the number of tokens of each version,
+        and the version."""
 
     def add(self, request: GenerationRequest) -> None:
         """See RolloutEngine.add."""
@@ -86,12 +91,38 @@ class VllmEngine(AdapterEngine):
         """See RolloutEngine.has_unfinished."""
         return bool(self.engine.has_unfinished_requests())
 
-    def abort(self, request_ids: Iterable[str]) -> None:
+    def abort(self, request_ids: Iterable[str]) -> list[FinishedSequence]:
         """See RolloutEngine.abort."""
-        dropped = list(request_ids)
-        for request_id in dropped:
-            self._stops.pop(request_id, None)
+        dropped = [request_id for request_id in request_ids if request_id in self._stops]
+        # vLLM itself returns nothing for a request that is aborted.
+        outputs = [
+            self._state(request_id).make_request_output([], None, VllmFinishReason.ABORT, None)
+            for request_id in dropped
+        ]
         self.engine.abort_request(dropped)
+        return [self._finished(output) for output in outputs]
+
+    @property
+    def policy_version(self) -> int:
+        """See RolloutEngine.policy_version."""
+        return self._policy_version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        """Tokens that unfinished requests have already keep their version."""
+        if version != self._policy_version:
+            for request_id in self._stops:
+                spans = self._version_spans.setdefault(request_id, [])
+                num_tokens = len(self._state(request_id).detokenizer.output_token_ids)
+                spans.append((num_tokens - sum(length for length, _ in spans), self._policy_version))
+        self._policy_version = version
+
+    def _state(self, request_id: str) -> RequestState:
+        """vLLM's record of an unfinished request, with its tokens so far. vLLM numbers requests anew, and has its
+        records by these numbers."""
+        processor = self.engine.output_processor
+        [number] = processor.external_req_ids[request_id]
+        return processor.request_states[number]
 
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         """See RolloutEngine.update_weights."""
@@ -190,13 +221,14 @@ class VllmEngine(AdapterEngine):
         token_ids = tuple(int(token) for token in completion.token_ids)
         # One entry per position: the sampled token.
         assert tuple(completion.logprobs.token_ids) == token_ids, "vLLM's log-probabilities belong to other tokens"
+        earlier = [version for length, version in self._version_spans.pop(output.request_id, ()) for _ in range(length)]
         # Not vLLM's own text, which exists only if there are stop texts.
         text = self.decoder.response_text(output.prompt_token_ids, token_ids, self._stops.pop(output.request_id))
         return FinishedSequence(
             request_id=output.request_id,
             token_ids=token_ids,
             logprobs=tuple(completion.logprobs.logprobs),
-            policy_versions=(self.policy_version,) * len(token_ids),
+            policy_versions=(*earlier, *(self.policy_version,) * (len(token_ids) - len(earlier))),
             text=text.text,
             plain_text=text.plain,
             finish_reason=finish_reason_of(completion.finish_reason),
@@ -204,12 +236,12 @@ class VllmEngine(AdapterEngine):
 
 
 def finish_reason_of(reason: str | None) -> FinishReason:
-    """Why a response ended, from vLLM's finish reason. Raises ResourceError for a response that vLLM did not complete
-    (`error`, `abort`): training on it would teach the policy to stop there."""
+    """Why a response ended, from vLLM's finish reason. Raises ResourceError for reasons that this program does not
+    cause, such as `repetition`: training on such a response would teach the policy to stop there."""
     if reason not in list(FinishReason):
         raise ResourceError(
-            f"spec.training.rollout.engine: vLLM did not complete a response (finish reason: {reason}); see the "
-            "worker's log"
+            f"spec.training.rollout.engine: vLLM ended a response for an unexpected reason (finish reason: {reason}); "
+            "see the worker's log"
         )
     return FinishReason(reason)
 

@@ -1,0 +1,287 @@
+"""A thread that runs a rollout engine, so that its process can do other things while responses are generated.
+
+    calling thread                       the loop's thread
+    submit, abort  -- commands -->       applies commands, makes steps
+    take           <-- responses --      until no request is unfinished: then the loop is idle
+
+While the loop is idle, the engine belongs to the caller, who may wake it, put it to sleep or replace its weights. All
+requests of a `submit` are added before the next step, in their order; the cache is cleared before if the engine has no
+others. So an idle engine gets the same calls as from `RolloutEngine.generate`, and responses are bitwise the same.
+
+If several ranks share a copy of the model (tensor parallelism), all of them must apply the same commands between the
+same steps. The first of these ranks decides: before each step it broadcasts how many commands are applied by then, and
+the others wait until they have received that many. A rank with nothing to do waits for commands of its own caller and
+not for other ranks, because a collective has a time limit.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, RolloutEngine
+from rljob_trainer.errors import ResourceError, TrainerError, WorkerError
+from rljob_trainer.observability.activity import ACTIVITY
+
+THREAD_NAME = "rollout-engine"
+"""The name of the loop's thread, which stack traces show."""
+CHECK_SECONDS = 1.0
+"""The time between two checks, in a waiting call, whether the loop is stuck."""
+DEFAULT_STALL_SECONDS = 600.0
+"""The first step may compile the model."""
+
+Clock = Callable[[], float]
+"""Seconds since any fixed moment."""
+WhileRunning = Callable[[], AbstractContextManager[object]]
+"""Returns a context; the loop's thread uses the engine within it."""
+
+
+@dataclass(frozen=True)
+class ModelPeers:
+    """The ranks that share a copy of the model."""
+
+    group: dist.ProcessGroup
+    """A gloo group that nothing else uses."""
+    leader: int
+    """The global rank of the first of them."""
+
+    def agreed(self, num_commands: int) -> int:
+        """Collective. Returns the number of commands of the leader."""
+        number = torch.tensor([num_commands])
+        dist.broadcast(number, src=self.leader, group=self.group)
+        return int(number)
+
+
+@dataclass(frozen=True)
+class _Add:
+    requests: tuple[GenerationRequest, ...]
+
+
+@dataclass(frozen=True)
+class _Abort:
+    request_ids: tuple[str, ...]
+    partials: list[FinishedSequence] = field(default_factory=list)
+    """Filled when the command is applied."""
+
+
+class EngineLoop:
+    """Runs one engine in a thread while there are unfinished requests. All methods are for one calling thread.
+
+    An error in the thread is raised by calls that wait, at once, and by every later call: a TrainerError of the same
+    class, or a WorkerError with the traceback. So is a ResourceError if a step takes longer than `stall_seconds`. The
+    loop cannot be used any more then."""
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        *,
+        device: torch.device | None = None,
+        peers: ModelPeers | None = None,
+        stall_seconds: float = DEFAULT_STALL_SECONDS,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """`device`: the device of the engine, the CPU by default. `peers`: None if no other rank shares the model."""
+        self.engine = engine
+        self.while_running: WhileRunning = nullcontext
+        """The owner of random streams and of metrics sets it before the first request."""
+        self.is_leader = peers is None or peers.leader == dist.get_rank()
+        """False: this rank may finish its last step some moments after the leader."""
+        self._device = device or torch.device("cpu")
+        self._peers = peers
+        self._stall_seconds = stall_seconds
+        self._clock = clock
+        self._thread: threading.Thread | None = None
+        # The condition protects everything below.
+        self._changed = threading.Condition()
+        self._inbox: deque[_Add | _Abort] = deque()
+        self._num_received = 0
+        self._num_applied = 0
+        self._unfinished: set[str] = set()
+        self._finished: list[FinishedSequence] = []
+        self._is_idle = True
+        self._progress_at = 0.0
+        """When the thread began with its current step."""
+        self._failure: TrainerError | None = None
+
+    @property
+    def num_unfinished(self) -> int:
+        """The number of requests that have not ended."""
+        with self._changed:
+            self._raise_failure()
+            return len(self._unfinished)
+
+    def submit(self, requests: Iterable[GenerationRequest]) -> None:
+        """Adds all requests before the next step. Their ids must differ from those of unfinished requests."""
+        added = tuple(requests)
+        ids = {request.request_id for request in added}
+        with self._changed:
+            assert len(ids) == len(added), "two requests have the same id"
+            assert not ids & self._unfinished, f"unfinished requests have the ids {sorted(ids & self._unfinished)[:10]}"
+            self._send(_Add(added))
+            self._unfinished |= ids
+
+    def take(self, max_seconds: float) -> list[FinishedSequence]:
+        """Returns the responses that have ended since the last call, in the order of their ends. Waits `max_seconds`,
+        or until no request is unfinished. It does not return at the first response, so that there are fewer calls with
+        more responses."""
+        with self._changed:
+            self._wait(lambda: not self._unfinished, max_seconds)
+            taken, self._finished = self._finished, []
+            return taken
+
+    def run_to_empty(self, requests: Sequence[GenerationRequest]) -> dict[str, FinishedSequence]:
+        """Adds requests and waits until the loop is idle. Returns their responses by request id."""
+        wanted = {request.request_id for request in requests}
+        self.submit(requests)
+        self.wait_until_idle()
+        with self._changed:
+            found = {each.request_id: each for each in self._finished if each.request_id in wanted}
+            self._finished = [each for each in self._finished if each.request_id not in wanted]
+            return found
+
+    def abort(self, request_ids: Iterable[str]) -> list[FinishedSequence]:
+        """Drops requests before the next step, and waits until this is done. Returns their responses so far. Unknown
+        ids are ignored, and so are requests that end before."""
+        command = _Abort(tuple(request_ids))
+        with self._changed:
+            self._send(command)
+            number = self._num_received
+            self._wait(lambda: self._num_applied >= number)
+        return command.partials
+
+    def wait_until_idle(self) -> None:
+        """Waits until no request is unfinished and the thread does not use the engine any more. Then the engine belongs
+        to the caller."""
+        with self._changed:
+            self._wait(lambda: self._is_idle)
+
+    def _send(self, command: _Add | _Abort) -> None:
+        """Needs the lock."""
+        self._raise_failure()
+        self._inbox.append(command)
+        self._num_received += 1
+        self._changed.notify_all()
+        if self._is_idle:
+            self._is_idle = False
+            self._progress_at = self._clock()
+            stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+            # A thread that is idle would keep the engine in memory for ever.
+            self._thread = threading.Thread(target=self._run, args=(stream,), name=THREAD_NAME, daemon=True)
+            self._thread.start()
+
+    def _wait(self, is_over: Callable[[], bool], max_seconds: float = math.inf) -> None:
+        """Needs the lock, and releases it while it waits. Raises the thread's error, or ResourceError if the thread is
+        stuck."""
+        end = self._clock() + max_seconds
+        while True:
+            self._raise_failure()
+            remaining = end - self._clock()
+            if is_over() or remaining <= 0:
+                return
+            self._changed.wait(min(remaining, CHECK_SECONDS))
+
+    def _raise_failure(self) -> None:
+        """Needs the lock."""
+        seconds = self._clock() - self._progress_at
+        if self._failure is None and not self._is_idle and seconds > self._stall_seconds:
+            self._failure = ResourceError(
+                f"spec.training.rollout.stallSeconds: a step of the rollout engine takes longer than "
+                f"{self._stall_seconds:g} s (seen: {seconds:.0f} s); if steps may be that slow, increase stallSeconds; "
+                f"otherwise the engine hangs here:\n{self._stack()}"
+            )
+        if self._failure is not None:
+            # A copy, because each `raise` would add frames to the traceback of the one error.
+            raise copy(self._failure) from self._failure
+
+    def _stack(self) -> str:
+        thread = 0 if self._thread is None else self._thread.ident
+        frame = sys._current_frames().get(thread or 0)
+        return "".join(traceback.format_stack(frame)) if frame is not None else "the thread has ended"
+
+    # From here on: methods of the loop's thread.
+
+    def _run(self, stream: torch.cuda.Stream | None) -> None:
+        try:
+            # Each thread has its own number of OpenMP threads, which would be another one without this line.
+            torch.set_num_threads(torch.get_num_threads())
+            if stream is not None:
+                # On the stream of the caller, the work of both threads is done in the order in which they submit it,
+                # and both use the same cached memory.
+                torch.cuda.set_device(self._device)
+                torch.cuda.set_stream(stream)
+            while not self._has_become_idle():
+                with self.while_running():
+                    self._run_until_empty()
+        except BaseException as error:
+            with self._changed:
+                # If a stuck step ends after all, this does not change the error.
+                self._failure = self._failure or _as_trainer_error(error)
+                self._changed.notify_all()
+
+    def _has_become_idle(self) -> bool:
+        with self._changed:
+            if self._failure is None and self._inbox:
+                return False
+            self._is_idle = self._failure is None
+            self._changed.notify_all()
+            return True
+
+    def _run_until_empty(self) -> None:
+        """Applies commands and makes steps until no request is unfinished."""
+        num_steps = num_finished = 0
+        while self._failure is None:
+            self._apply_commands()
+            if not self.engine.has_unfinished():
+                return
+            finished = self.engine.step()
+            num_steps, num_finished = num_steps + 1, num_finished + len(finished)
+            with self._changed:
+                self._progress_at = self._clock()
+                self._finished += finished
+                self._unfinished.difference_update(each.request_id for each in finished)
+                if finished and not self._unfinished:
+                    self._changed.notify_all()
+            ACTIVITY.report_activity(f"steps of the engine, {num_finished} responses are complete", num_steps)
+
+    def _apply_commands(self) -> None:
+        """Applies the commands that were received, with tensor parallelism those that the leader has received."""
+        number = self._num_received
+        if self._peers is not None:
+            number = self._peers.agreed(number)
+            with self._changed:
+                self._changed.wait_for(lambda: self._num_received >= number or self._failure is not None)
+        while self._num_applied < number and self._failure is None:
+            with self._changed:
+                command = self._inbox.popleft()
+            if isinstance(command, _Add):
+                if not self.engine.has_unfinished():
+                    self.engine.clear_cache()
+                for request in command.requests:
+                    self.engine.add(request)
+            else:
+                command.partials.extend(self.engine.abort(command.request_ids))
+            with self._changed:
+                if isinstance(command, _Abort):
+                    self._unfinished.difference_update(each.request_id for each in command.partials)
+                self._num_applied += 1
+                self._progress_at = self._clock()
+                self._changed.notify_all()
+
+
+def _as_trainer_error(error: BaseException) -> TrainerError:
+    if isinstance(error, TrainerError):
+        return error
+    failed = WorkerError("".join(traceback.format_exception(error)))
+    failed.__cause__ = error
+    return failed
