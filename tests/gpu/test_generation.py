@@ -11,6 +11,7 @@ from rljob_testing import compare
 from rljob_testing.gpu import hybrids
 from rljob_testing.gpu.device import DeviceContext
 from rljob_testing.training import engine_updates
+from rljob_testing.training.whole_rollouts import whole_rollout
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.engines.rollout.hf_engine import HfEngine
 from rljob_trainer.weights.buckets import whole_tensors
@@ -22,7 +23,7 @@ def test_the_generator_has_the_weights_of_every_update(case: DeviceContext) -> N
         name = str(dtype).removeprefix("torch.")
         hybrid = hybrids.hf_hybrid(case, dtype)
         for step in range(2):
-            rollout = hybrid.generate_sequences(hybrids.prompt_batch(), hybrids.SAMPLING, True)
+            rollout = whole_rollout(hybrid, hybrids.prompt_batch(), hybrids.SAMPLING)
             assert case.note(f"{name}, version {step}", hybrids.largest_difference(hybrid, rollout)) < limit
             hybrid.actor.update_policy(engine_updates.random_rollout(hybrids.VOCABULARY, step), step)
             # The update was large enough to be noticed if it were not synced.
@@ -32,7 +33,7 @@ def test_the_generator_has_the_weights_of_every_update(case: DeviceContext) -> N
 def test_weights_are_synced_bitwise(case: DeviceContext) -> None:
     hybrid = hybrids.hf_hybrid(case, torch.float32)
     hybrid.actor.update_policy(engine_updates.random_rollout(hybrids.VOCABULARY, 0), 0)
-    hybrid.begin_rollout()
+    hybrid.begin_rollout(True)
     engine = hybrid.rollout.engine
     assert isinstance(engine, HfEngine)
     found = {name: each.detach().cpu() for name, each in engine.model.named_parameters()}
@@ -60,14 +61,12 @@ def test_training_and_generation_draw_from_separate_streams(case: DeviceContext)
 def test_a_response_follows_from_its_seed(case: DeviceContext) -> None:
     """Not from the generators of the process, and not from other responses."""
     hybrid = hybrids.hf_hybrid(case, torch.float32)
-    found = tokens_of(hybrid.generate_sequences(hybrids.prompt_batch(), hybrids.SAMPLING, True))
+    found = tokens_of(whole_rollout(hybrid, hybrids.prompt_batch(), hybrids.SAMPLING))
     with hybrid.random_streams.generation():
         draws(case.device)
-    assert tokens_of(hybrid.generate_sequences(hybrids.prompt_batch(), hybrids.SAMPLING, True)) == found
-    assert (
-        tokens_of(hybrid.generate_sequences(hybrids.prompt_batch().slice(4, 12), hybrids.SAMPLING, True)) == found[4:]
-    )
-    assert tokens_of(hybrid.generate_sequences(hybrids.prompt_batch(seed=100), hybrids.SAMPLING, True)) != found
+    assert tokens_of(whole_rollout(hybrid, hybrids.prompt_batch(), hybrids.SAMPLING)) == found
+    assert tokens_of(whole_rollout(hybrid, hybrids.prompt_batch().slice(4, 12), hybrids.SAMPLING)) == found[4:]
+    assert tokens_of(whole_rollout(hybrid, hybrids.prompt_batch(seed=100), hybrids.SAMPLING)) != found
     # Responses to one prompt differ.
     assert len(set(found[:4])) > 1
 

@@ -14,6 +14,7 @@ from rljob_testing.gpu import hybrids
 from rljob_testing.gpu.device import DeviceContext
 from rljob_testing.training import engine_updates
 from rljob_testing.training.sleeping_engine import FORGETS, KEEPS, SleepingHfEngine
+from rljob_testing.training.whole_rollouts import whole_rollout
 from rljob_trainer.engines.train.offload import OffloadSettings
 from rljob_trainer.observability.memory import MEMORY
 from rljob_trainer.workers.columns import TOKENS
@@ -42,7 +43,7 @@ def made_run(hybrid: HybridWorker) -> Run:
     run = Run()
     for step in range(NUM_STEPS):
         for seed in (2 * step, 2 * step + 1):
-            rollout = hybrid.generate_sequences(hybrids.prompt_batch(100 * seed), hybrids.SHORT, True)
+            rollout = whole_rollout(hybrid, hybrids.prompt_batch(100 * seed), hybrids.SHORT)
             run.tokens.append(rollout.ragged_column(TOKENS).values)
             run.differences.append(hybrids.largest_difference(hybrid, rollout))
         hybrid.actor.update_policy(hybrids.with_random_advantages(rollout, step), step)
@@ -86,7 +87,7 @@ def check_memory(case: DeviceContext, level: int, name: str) -> None:
     asleep: list[int] = []
     awake: list[int] = []
     for step in range(NUM_STEPS):
-        rollout = hybrid.generate_sequences(hybrids.prompt_batch(step), hybrids.SHORT, True)
+        rollout = whole_rollout(hybrid, hybrids.prompt_batch(step), hybrids.SHORT)
         assert memory.parameters == memory.gradients == memory.moments == 0
         assert not engine.cache.layers
         of_generator = engine.memory.weights + engine.memory.kv_cache

@@ -18,6 +18,7 @@ from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.gpu.device import DeviceContext
 from rljob_testing.training.engine_updates import grpo_actor
+from rljob_testing.training.whole_rollouts import whole_rollout
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import ResponseInputs
 from rljob_trainer.batch.proto import DataProto
@@ -90,7 +91,7 @@ class Learner:
             {SAMPLE_SEEDS: torch.arange(len(rows)) + step * NUM_PROMPTS * GROUP_SIZE},
             ragged={PROMPT_TOKEN_IDS: RaggedColumn.from_rows(prompts)},
         )
-        batch = self.hybrid.generate_sequences(prompt_batch, sampling, True)
+        batch = whole_rollout(self.hybrid, prompt_batch, sampling)
         tokens, masks = (batch.ragged_column(name).row_tensors() for name in (TOKENS, RESPONSE_MASK))
         texts = [
             self.tokenizer.decode(tokens_T[mask_T], skip_special_tokens=True)

@@ -14,6 +14,7 @@ from rljob_testing.gpu.device import DeviceContext
 from rljob_testing.models import tiny_models
 from rljob_testing.training import engine_updates
 from rljob_testing.training.sleeping_engine import FORGETS
+from rljob_testing.training.whole_rollouts import whole_rollout
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.engines.train.offload import OffloadSettings
@@ -60,7 +61,7 @@ def test_the_generator_has_the_adapters_of_every_update(case: DeviceContext) -> 
         hybrid = hybrids.hf_hybrid(case, dtype, FORGETS, offload=offload, lora=LORA)
         base = base_of(hybrid.actor.engine)
         for step in range(2):
-            rollout = hybrid.generate_sequences(hybrids.prompt_batch(step), hybrids.SHORT, True)
+            rollout = whole_rollout(hybrid, hybrids.prompt_batch(step), hybrids.SHORT)
             assert case.note(f"{name}, version {step}", hybrids.largest_difference(hybrid, rollout)) < limit
             hybrid.actor.update_policy(engine_updates.random_rollout(hybrids.VOCABULARY, step), step)
             # The update was large enough to be noticed if it were not synced.

@@ -27,6 +27,7 @@ from rljob_testing import compare
 from rljob_testing.golden import correction_cases
 from rljob_testing.training import plain_grpo, replays
 from rljob_testing.training.joined_workers import FinishedCall, JoinedActor
+from rljob_testing.training.whole_rollouts import whole_rollout
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.controller.rollout_phase import prompt_batch
@@ -274,7 +275,7 @@ def test_one_weight_sync_serves_several_steps(context: WorkerContext) -> None:
 
     def generated(*, syncs: bool) -> tuple[int, Tensor]:
         """The version that the engine reports for the sampled tokens, and their log-probabilities."""
-        rollout = hybrid.generate_sequences(request, sampling, syncs)
+        rollout = whole_rollout(hybrid, request, sampling, syncs=syncs)
         mask_L = rollout.ragged_column(RESPONSE_MASK).values
         versions = rollout.ragged_column(POLICY_VERSIONS).values[mask_L]
         assert len(set(versions.tolist())) == 1

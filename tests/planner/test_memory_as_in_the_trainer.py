@@ -34,6 +34,7 @@ from rljob_planner.workload import (
     Workload,
 )
 from rljob_testing.training import gloo_ranks, offload_runs, replays
+from rljob_testing.training.whole_rollouts import whole_rollout
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -87,11 +88,11 @@ def measured_step(root: Path, offloads: bool, context: WorkerContext) -> Measure
     prompts = RaggedColumn.from_rows([torch.tensor([5, 6, 7])] * 4)
     batch = DataProto({SAMPLE_SEEDS: torch.arange(4)}, ragged={PROMPT_TOKEN_IDS: prompts})
     SPANS.take()
-    hybrid.generate_sequences(batch, offload_runs.SAMPLING, True)
+    whole_rollout(hybrid, batch, offload_runs.SAMPLING)
     first = _boundaries()
     run.step(0)
     SPANS.take()
-    hybrid.generate_sequences(batch, offload_runs.SAMPLING, True)
+    whole_rollout(hybrid, batch, offload_runs.SAMPLING)
     run.step(1)
     run.save(root / f"offloads-{offloads}", 2)
     return MeasuredStep(first, _boundaries(), host)

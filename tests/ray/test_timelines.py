@@ -40,7 +40,7 @@ def test_a_selected_step_gets_a_timeline(run_trainer: training_runs.RunTrainer, 
     assert names[0] == ["rollout", "reward", "ref", "reward", "update_actor"]
     for pid in (1, 2):
         assert [name for name in names[pid] if "." in name] == [
-            "hybrid.generate_sequences",
+            "hybrid.take",
             "reward.start_scoring",
             "ref.compute_ref_logprobs",
             "reward.finish_scoring",
@@ -49,7 +49,7 @@ def test_a_selected_step_gets_a_timeline(run_trainer: training_runs.RunTrainer, 
         assert {"weight_sync", "generate", "forward_backward", "optimizer_step", "read arguments"} <= set(names[pid])
     # Phases belong to one step, and a worker's spans lie within the phase that they are part of.
     by_name = {event["name"]: event for event in spans if event["pid"] in (0, 1)}
-    for phase, work in (("rollout", "hybrid.generate_sequences"), ("update_actor", "actor.update_policy")):
+    for phase, work in (("rollout", "hybrid.take"), ("update_actor", "actor.update_policy")):
         outer, inner = by_name[phase], by_name[work]
         assert outer["ts"] <= inner["ts"]
         assert inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
@@ -71,7 +71,7 @@ def test_the_selected_ranks_profile_the_selected_steps(run_trainer: training_run
     # Of one step: the calls of all roles, their parts, and operations.
     calls = [event["name"] for event in events if event.get("cat") == "user_annotation" and "." in event["name"]]
     assert [name for name in calls if name == "actor.update_policy"] == ["actor.update_policy"]
-    assert {"hybrid.generate_sequences", "forward_backward", "optimizer_step", "aten::mm"} <= names
+    assert {"hybrid.take", "forward_backward", "optimizer_step", "aten::mm"} <= names
 
 
 def test_nsys_profiles_the_selected_ranks(

@@ -87,7 +87,7 @@ def made_calls(folder: Path, keeps_weights: bool, lora: Lora | None, context: Wo
         found.append(engine.calls)
 
     def generate() -> None:
-        hybrid.begin_rollout()
+        hybrid.begin_rollout(True)
         small_vllm.generated(hybrid.rollout.loop, 1)
 
     part(generate)

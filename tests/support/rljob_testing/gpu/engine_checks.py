@@ -81,7 +81,7 @@ class Hybrid:
 
     def generated(self) -> list[FinishedSequence]:
         """Responses with the actor's weights."""
-        self.worker.begin_rollout()
+        self.worker.begin_rollout(True)
         return small_vllm.generated(self.worker.rollout.loop, NUM_TOKENS)
 
     def difference(self, sequences: Sequence[FinishedSequence]) -> float:

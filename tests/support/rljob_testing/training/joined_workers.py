@@ -75,19 +75,11 @@ class JoinedHybrid(JoinedWorker):
         return cast(list[None], self.call(self.worker.begin_rollout, syncs))
 
     def submit(self, batch: list[DataProto], sampling: SamplingSettings) -> DataProto:
-        return cast(DataProto, self.call(self.worker.submit, batch, sampling))
+        unsplit = cast(Callable[[list[DataProto], SamplingSettings], DataProto], self.worker.submit)
+        return cast(DataProto, self.call(unsplit, batch, sampling))
 
     def take(self, max_seconds: float) -> DataProto:
         return cast(DataProto, self.call(self.worker.take, max_seconds))
-
-    def abort(self) -> list[None]:
-        return cast(list[None], self.call(self.worker.abort))
-
-    def submit(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> FinishedCall[DataProto]:
-        return FinishedCall(cast(DataProto, self.call(self.worker.submit, batch, sampling, syncs)))
-
-    def take(self, max_seconds: float) -> FinishedCall[DataProto]:
-        return FinishedCall(cast(DataProto, self.call(self.worker.take, max_seconds)))
 
     def abort(self) -> list[None]:
         return cast(list[None], self.call(self.worker.abort))

@@ -17,6 +17,7 @@ from rljob_api.v1alpha1.kl import Kl, KlPlacement
 from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing.training import replays
+from rljob_testing.training.whole_rollouts import whole_rollout
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -151,7 +152,7 @@ def generate(hybrid: HybridWorker, num_prompts: int) -> None:
     """Generates responses to `num_prompts` equal prompts with the settings SAMPLING."""
     prompts = RaggedColumn.from_rows([torch.tensor([5, 6, 7])] * num_prompts)
     batch = DataProto({SAMPLE_SEEDS: torch.arange(num_prompts)}, ragged={PROMPT_TOKEN_IDS: prompts})
-    hybrid.generate_sequences(batch, SAMPLING, True)
+    whole_rollout(hybrid, batch, SAMPLING)
 
 
 def generate_once(engine_class: type[HfEngine], context: WorkerContext) -> None:

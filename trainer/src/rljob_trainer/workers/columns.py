@@ -35,8 +35,6 @@ SAMPLE_IDS = "sample_ids"
 """[B] int64: identifies a response. The controller counts the responses of its run; no two have the same number."""
 SAMPLE_SEEDS = "sample_seeds"
 """[B] int64: the random seed of each response."""
-SAMPLE_IDS = "sample_ids"
-"""[B] int64: a number that identifies the response; the controller's process never uses a number twice."""
 
 IS_GREEDY = "is_greedy"
 """[B] bool: the response is decoded greedily, whatever the sampling settings are."""

@@ -84,30 +84,23 @@ class HybridWorker(Worker):
         """The position of the rollout worker in the mesh."""
         return self.rollout.mesh_position(mesh)
 
+    @register(Dispatch.ONE_TO_ALL)
+    def begin_rollout(self, syncs: bool) -> None:
+        """Collective. Changes to rollout mode, which lasts until a training engine of this process is used. No
+        submitted request may be unfinished. For `syncs` see `rollout_mode`."""
+        self._take_over_engine()
+        with self.random_streams.generation(), self._timed("weight_sync"):
+            self.rollout_mode(syncs=syncs)
+
     @register(Dispatch.DP_COMPUTE_PROTO, mesh=ROLLOUT_MESH)
-    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
-        """Generates responses with the actor's current weights; without `syncs`, with the weights that the engine has,
-        unless `rollout_mode` must synchronize them. No submitted request may be unfinished. See
-        RolloutWorker.generate."""
-        self.begin_rollout(syncs=syncs)
-        return self.rollout.generate(batch, sampling)
-
-    @register(Dispatch.DP_COMPUTE_PROTO, mesh=ROLLOUT_MESH, blocking=False)
-    def submit(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
-        """Begins to generate responses, for `take`, and returns the rows' SAMPLE_IDS. For `syncs` see
-        `generate_sequences`. Earlier requests may be unfinished if the engine needs no other weights for this call. See
-        RolloutWorker.submit.
-
-        May be called on the ranks of one engine. But if weights must be synchronized, which is collective, it waits
-        until it was called on all ranks. The number of rows must be divisible by the number of engines."""
-        # This must not depend on whether the loop is idle: peers in tensor parallelism lag by some moments.
-        if not self._is_ready(syncs):
-            self.begin_rollout(syncs=syncs)
+    def submit(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
+        """Begins to generate responses, for `take`; see RolloutWorker.submit. Call `begin_rollout` before the first
+        one. Earlier requests may be unfinished."""
         return self.rollout.submit(batch, sampling)
 
-    @register(Dispatch.DP_COMPUTE_PROTO, mesh=ROLLOUT_MESH, blocking=False)
+    @register(Dispatch.DP_COMPUTE_PROTO, mesh=ROLLOUT_MESH)
     def take(self, max_seconds: float) -> DataProto:
-        """See RolloutWorker.take. May be called on the ranks of one engine."""
+        """See RolloutWorker.take."""
         return self.rollout.take(max_seconds)
 
     @register(Dispatch.ONE_TO_ALL)
@@ -127,12 +120,6 @@ class HybridWorker(Worker):
     def take_memory(self) -> Metrics:
         """See MemoryRecorder.take_metrics; covers all roles of this process. Each metric is the maximum over ranks."""
         return MEMORY.take_metrics()
-
-    def begin_rollout(self, *, syncs: bool = True) -> None:
-        """Collective. Changes to rollout mode, which lasts until a training engine of this process is used."""
-        self._take_over_engine()
-        with self.random_streams.generation(), self._timed("weight_sync"):
-            self.rollout_mode(syncs=syncs)
 
     def rollout_mode(self, *, syncs: bool = True) -> None:
         """Collective. Wakes the rollout engine and offloads the actor, unless the engine is awake with the weights that
@@ -169,13 +156,6 @@ class HybridWorker(Worker):
         loop = self.rollout.loop
         assert not (loop.is_leader and loop.num_unfinished), f"{loop.num_unfinished} requests are unfinished"
         loop.wait_until_idle()
-
-    def _is_ready(self, syncs: bool) -> bool:
-        """Whether `rollout_mode` would change nothing."""
-        if not self.is_in_rollout_mode or self._must_sync(syncs):
-            return False
-        is_newest = self.synced_weights == self.actor.engine.weight_version
-        return not is_newest or self.rollout.engine.policy_version == self.actor.policy_version
 
     def _must_sync(self, syncs: bool) -> bool:
         synced, current = self.synced_weights, self.actor.engine.weight_version

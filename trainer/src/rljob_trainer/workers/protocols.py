@@ -89,16 +89,7 @@ class HybridGroup(Protocol):
         """One batch per engine; see HybridWorker.submit."""
 
     def take(self, max_seconds: float) -> DataProto:
-        """See HybridWorker.take."""
-
-    def abort(self) -> list[None]:
-        """See HybridWorker.abort."""
-
-    def submit(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> PendingResult[DataProto]:
-        """See HybridWorker.submit."""
-
-    def take(self, max_seconds: float) -> PendingResult[DataProto]:
-        """See HybridWorker.take."""
+        """The responses of all engines; see HybridWorker.take."""
 
     def abort(self) -> list[None]:
         """See HybridWorker.abort."""

@@ -5,7 +5,7 @@ Legend: B responses of this worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from itertools import chain
@@ -26,7 +26,6 @@ from rljob_trainer.engines.rollout.base import (
     SamplingSettings,
 )
 from rljob_trainer.engines.rollout.loop import DEFAULT_STALL_SECONDS, EngineLoop, ModelPeers
-from rljob_trainer.errors import ResourceError
 from rljob_trainer.observability.memory import MEMORY, Bytes, Owner
 from rljob_trainer.workers.columns import (
     HAS_ENGINE_ERROR,
@@ -110,25 +109,10 @@ class RolloutWorker(Worker):
             is_collected=self.context.rank % self.tensor_parallel == 0,
         )
 
-    def generate(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
-        """Generates one response per row and returns the columns of `rollout_columns`. Needs PROMPT_TOKEN_IDS and
-        SAMPLE_SEEDS; IS_GREEDY is optional. Raises ResourceError if the engine could not complete a response, and the
-        errors of EngineLoop."""
-        requests = requests_of(batch, sampling, range(len(batch)))
-        finished = self.loop.run_to_empty(requests)
-        responses = [finished[request.request_id] for request in requests]
-        incomplete = [each for each in responses if not each.finish_reason.is_complete]
-        if incomplete:
-            raise ResourceError(
-                f"spec.training.rollout.engine: the engine did not complete {len(incomplete)} of {len(responses)} "
-                f"responses (finish reason: {incomplete[0].finish_reason}); see the worker's log"
-            )
-        return rollout_columns([request.prompt_token_ids for request in requests], responses)
-
     def submit(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
-        """Begins to generate one response per row, and returns the rows' SAMPLE_IDS. Needs the columns of `generate`
-        and SAMPLE_IDS."""
-        requests = requests_of(batch, sampling, batch[SAMPLE_IDS].tolist())
+        """Begins to generate one response per row, and returns the rows' SAMPLE_IDS. Needs PROMPT_TOKEN_IDS,
+        SAMPLE_SEEDS and SAMPLE_IDS; IS_GREEDY is optional. Raises the errors of EngineLoop."""
+        requests = requests_of(batch, sampling)
         self.loop.submit(requests)
         self._prompts |= {request.request_id: request.prompt_token_ids for request in requests}
         return batch.only([SAMPLE_IDS])
@@ -155,15 +139,17 @@ class RolloutWorker(Worker):
         self._prompts.clear()
 
 
-def requests_of(batch: DataProto, sampling: SamplingSettings, ids: Sequence[int]) -> list[GenerationRequest]:
-    """Returns one request per row, with these ids. See RolloutWorker.generate for the columns."""
+def requests_of(batch: DataProto, sampling: SamplingSettings) -> list[GenerationRequest]:
+    """Returns one request per row; see RolloutWorker.submit for the columns."""
     prompts = [tuple(row.tolist()) for row in batch.ragged_column(PROMPT_TOKEN_IDS).row_tensors()]
     seeds: list[int] = batch[SAMPLE_SEEDS].tolist()
     greedy = replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
     are_greedy: list[bool] = batch[IS_GREEDY].tolist() if IS_GREEDY in batch.tensors else [False] * len(prompts)
     return [
-        GenerationRequest(str(sample), prompt, greedy if is_greedy else sampling, seed)
-        for sample, prompt, is_greedy, seed in zip(ids, prompts, are_greedy, seeds, strict=True)
+        GenerationRequest(str(sample_id), prompt, greedy if is_greedy else sampling, seed)
+        for sample_id, prompt, is_greedy, seed in zip(
+            batch[SAMPLE_IDS].tolist(), prompts, are_greedy, seeds, strict=True
+        )
     ]
 
 
