@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_testing.training import replays
+from rljob_testing.training import replays, stub_step
 from rljob_trainer.controller.dynamic_sampling import DynamicSampling
 from rljob_trainer.controller.rollout_phase import Rollout, sample_seeds
 from rljob_trainer.controller.step_rows import StepRows
@@ -84,7 +84,7 @@ def test_a_step_trains_on_the_accepted_groups(context: WorkerContext, monkeypatc
     assert (metrics[SAMPLING_ROUNDS], metrics[SAMPLING_PROMPTS], metrics[TRAINED_FRACTION]) == (2.0, 8.0, 1.0)
     assert (metrics[REWARD_MEAN], metrics[f"{SAMPLING_REWARD_PREFIX}/mean"]) == (0.75, 0.5)
     plain = replays.replayed_run(replace(REPLAY, algorithm=PLAIN), context, rollout=RecordedRollouts(found.rollout))
-    plain.training_step.run(replays.drawn(PROMPTS[:4]), 0)
+    plain.training_step.run(stub_step.drawn(PROMPTS[:4]), 0)
     assert same(run.weights(), plain.weights())
     untrained = replays.replayed_run(REPLAY, context, cursor())
     assert not same(run.weights(), untrained.weights())
@@ -102,7 +102,7 @@ def test_the_seeds_of_all_rounds_are_those_of_one(context: WorkerContext, monkey
 
     monkeypatch.setattr(replays.ReplayedRollouts, "begin", recorded)
     run = replays.replayed_run(REPLAY, context, cursor())
-    run.training_step.run(replays.drawn(PROMPTS[:4]), 1)
+    run.training_step.run(stub_step.drawn(PROMPTS[:4]), 1)
     assert [len(seeds) for seeds in rounds] == [16, 16]
     found = [seed for seeds in rounds for seed in seeds]
     assert found == sample_seeds(replays.SEED, TRAINING_STREAM, 1, 32).tolist()

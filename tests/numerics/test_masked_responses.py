@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
 from rljob_testing import compare
-from rljob_testing.training import plain_grpo, replays
+from rljob_testing.training import plain_grpo, replays, stub_step
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.token_model import NAME_PREFIX
@@ -137,7 +137,7 @@ def test_a_step_whose_responses_were_all_truncated_changes_nothing(
     run = replays.replayed_run(REPLAY, context)
     monkeypatch.setattr(run.training_step, "_generated", partial(all_cut_off, run.training_step._generated))
     before = run.weights()
-    metrics = run.training_step.run(replays.drawn(replays.prompts_of(0, REPLAY.batch_size)), 0)[1]
+    metrics = run.training_step.run(stub_step.drawn(replays.prompts_of(0, REPLAY.batch_size)), 0)[1]
     assert metrics[TRAINED_FRACTION] == 0.0
     assert ADVANTAGE_MEAN not in metrics
     after = run.weights()

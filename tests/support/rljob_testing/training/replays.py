@@ -24,6 +24,7 @@ from rljob_api.v1alpha1.model import Critic, Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.models.tiny_models import QUICKSTART_MODEL
+from rljob_testing.training import stub_step
 from rljob_testing.training.joined_workers import (
     FinishedCall,
     JoinedActor,
@@ -39,7 +40,7 @@ from rljob_trainer.controller.balanced_order import RowCosts
 from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase, Scoring
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.training_step import TrainingStep
-from rljob_trainer.datasets.cursor import DrawnRow, PromptCursor
+from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
@@ -264,7 +265,7 @@ class ReplayedRun:
 
     def step(self, number: int) -> dict[str, float]:
         """Runs training step `number` (from 0) and returns its metrics. Collective."""
-        return self.training_step.run(drawn(prompts_of(number, self.replay.batch_size)), number)[1]
+        return self.training_step.run(stub_step.drawn(prompts_of(number, self.replay.batch_size)), number)[1]
 
     def steps(self, first: int, last: int) -> list[dict[str, float]]:
         """Runs the steps from `first` up to, but not including, `last`. Collective."""
@@ -336,11 +337,6 @@ def replayed_run(
         cursor,
     )
     return ReplayedRun(replay, actor, group, reference, critic, [group, critics] if critics else [group], training_step)
-
-
-def drawn(prompts: Sequence[PromptRow]) -> list[DrawnRow[PromptRow]]:
-    """The prompts as the first rows of a stream."""
-    return [DrawnRow(ordinal, prompt) for ordinal, prompt in enumerate(prompts)]
 
 
 def prompts_of(step: int, num_prompts: int) -> list[PromptRow]:

@@ -21,6 +21,7 @@ from rljob_trainer.controller.sampler import Engines, Sampler
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.controller.training_step import TrainingStep
+from rljob_trainer.datasets.cursor import DrawnRow
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, SamplingSettings
 from rljob_trainer.observability.metrics import Metrics
@@ -41,7 +42,14 @@ from rljob_trainer.workers.protocols import ActorGroup, CriticGroup, RewardGroup
 from rljob_trainer.workers.rollout import rollout_columns
 
 SAMPLING = SamplingSettings(0.7, 0.9, 5, 8, ("stop",))
-PROMPTS = [PromptRow(index, f"p{index}", f"p{index}", (index, 9), f"answer {index}", {}) for index in range(3)]
+
+
+def drawn(prompts: Sequence[PromptRow]) -> list[DrawnRow[PromptRow]]:
+    """The prompts as the first rows of a stream."""
+    return [DrawnRow(ordinal, prompt) for ordinal, prompt in enumerate(prompts)]
+
+
+PROMPTS = drawn([PromptRow(index, f"p{index}", f"p{index}", (index, 9), f"answer {index}", {}) for index in range(3)])
 
 
 class Generator(FinishedRollouts):
