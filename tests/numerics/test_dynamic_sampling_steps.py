@@ -48,8 +48,11 @@ class RecordedRollouts(replays.ReplayedRollouts):
         *,
         syncs: bool = True,
         with_greedy: bool = False,
+        first_group: int = 0,
     ) -> Rollout:
-        begun = super().begin(prompts, num_responses, sampling, seeds, syncs=syncs, with_greedy=with_greedy)
+        begun = super().begin(
+            prompts, num_responses, sampling, seeds, syncs=syncs, with_greedy=with_greedy, first_group=first_group
+        )
         return replace(begun, prompts=self.rollout.prompts, batch=self.rollout.batch)
 
     def scored(self, rollout: Rollout) -> Rollout:

@@ -4,6 +4,7 @@ that dies or hangs fails its calls."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 
 from rljob_testing.ray_clusters import echo_workers, small_hybrids
 from rljob_testing.running_clock import RunningClock
+from rljob_testing.training.whole_rollouts import in_order
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.rollout.base import SamplingSettings
@@ -51,6 +53,12 @@ class Engines:
         self.folders = [folder / str(rank) for rank in range(2)]
         self.clock = clock
 
+    def whole_rollout(self, rows: DataProto) -> DataProto:
+        """Short responses to all rows, in their order."""
+        self.both.begin_rollout(True)
+        self.both.submit(rows.chunk(2), SHORT)
+        return in_order(self.both.take(SECONDS))
+
     def hold(self, *, is_held: bool) -> None:
         """Whether both engines hold long responses."""
         for folder in self.folders:
@@ -84,7 +92,7 @@ def rows_of(engine: HybridGroup, number: int) -> DataProto:
     """Takes responses until there are that many."""
     found: list[DataProto] = []
     while sum(map(len, found)) < number:
-        found.append(engine.take(0.1).result())
+        found.append(engine.take(0.1))
     return DataProto.concat(found)
 
 
@@ -95,18 +103,19 @@ def assert_same_responses(found: DataProto, expected: DataProto) -> None:
 
 
 def test_responses_are_scored_while_others_are_generated(engines: Engines) -> None:
-    drained = engines.both.generate_sequences(prompts(0), SHORT, True)
+    drained = engines.whole_rollout(prompts(0))
     engines.hold(is_held=True)
+    engines.both.begin_rollout(True)
     for engine, rows in zip(engines.each, prompts(10).chunk(2), strict=True):
-        assert engine.submit(rows, SHORT, True).result()[SAMPLE_IDS].tolist() == rows[SAMPLE_IDS].tolist()
-        # These wait for the first ones. Their weights are the same.
-        engine.submit(prompts(20 + int(rows[SAMPLE_IDS][0]), 2), LONG, True).result()
+        assert engine.submit([rows], SHORT)[SAMPLE_IDS].tolist() == rows[SAMPLE_IDS].tolist()
+        # These wait for the first ones.
+        engine.submit([prompts(20 + int(rows[SAMPLE_IDS][0]), 2)], LONG)
     taken = [rows_of(engine, 2) for engine in engines.each]
     assert [each[SAMPLE_IDS].tolist() for each in taken] == [[10, 11], [12, 13]]
     assert_same_responses(DataProto.concat(taken), drained)
     assert not DataProto.concat(taken)[HAS_ENGINE_ERROR].any()
     # Nothing has ended since. Parts without rows can be joined with others.
-    nothing = engines.each[0].take(0.0).result()
+    nothing = engines.each[0].take(0.0)
     assert nothing[SAMPLE_IDS].tolist() == []
     assert len(DataProto.concat([nothing, taken[0]])) == 2
     for rows, scorer in zip(taken, engines.scorers, strict=True):
@@ -114,7 +123,7 @@ def test_responses_are_scored_while_others_are_generated(engines: Engines) -> No
         assert isinstance(pending, Pending)
         assert (pending.result()[SCORES] > 0).all()
     engines.hold(is_held=False)
-    rest = [engine.take(SECONDS).result() for engine in engines.each]
+    rest = [engine.take(SECONDS) for engine in engines.each]
     assert [each[SAMPLE_IDS].tolist() for each in rest] == [[30, 31], [32, 33]]
     assert DataProto.concat(rest)[RESPONSE_LENGTHS].tolist() == [LONG.max_new_tokens] * 4
     seconds = engines.both.take_metrics()
@@ -123,33 +132,36 @@ def test_responses_are_scored_while_others_are_generated(engines: Engines) -> No
 
 
 def test_an_abandoned_rollout_leaves_nothing_behind(engines: Engines) -> None:
-    drained = engines.both.generate_sequences(prompts(0), SHORT, True)
+    drained = engines.whole_rollout(prompts(0))
     engines.hold(is_held=True)
-    engines.both.submit(prompts(10), LONG, True).result()
-    aborting = engines.both.take(0.2)
-    assert len(aborting.result()) == 0
+    engines.both.begin_rollout(True)
+    engines.both.submit(prompts(10).chunk(2), LONG)
+    assert len(engines.both.take(0.2)) == 0
     engines.hold(is_held=False)
     engines.both.abort()
-    assert len(engines.both.take(SECONDS).result()) == 0
-    assert_same_responses(engines.both.generate_sequences(prompts(0), SHORT, True), drained)
+    assert len(engines.both.take(SECONDS)) == 0
+    assert_same_responses(engines.whole_rollout(prompts(0)), drained)
     # Ids are free again.
-    engines.both.submit(prompts(10), SHORT, True).result()
-    assert sorted(engines.both.take(SECONDS).result()[SAMPLE_IDS].tolist()) == [10, 11, 12, 13]
+    engines.both.begin_rollout(True)
+    engines.both.submit(prompts(10).chunk(2), SHORT)
+    assert sorted(engines.both.take(SECONDS)[SAMPLE_IDS].tolist()) == [10, 11, 12, 13]
 
 
 def test_an_engine_that_dies_and_one_that_hangs_fail_their_calls(engines: Engines) -> None:
     dying, hanging = engines.each
     (engines.folders[0] / "fail").touch()
     (engines.folders[1] / "hold").touch()
-    engines.both.submit(prompts(0), LONG, True).result()
+    engines.both.begin_rollout(True)
+    engines.both.submit(prompts(0).chunk(2), LONG)
     with pytest.raises(WorkerError, match=r"hybrid\.take: worker rank 0(?s:.*)in step(?s:.*)the engine is broken"):
-        dying.take(SECONDS).result()
+        dying.take(SECONDS)
     with pytest.raises(WorkerError, match="the engine is broken"):
-        dying.submit(prompts(10, 1), SHORT, False).result()
-    assert len(hanging.take(0.0).result()) == 0
-    waiting = hanging.take(10 * SECONDS)
-    engines.clock.advance(small_hybrids.STALL_SECONDS + 1)
-    with pytest.raises(ResourceError, match=r"rollout\.stallSeconds: (?s:.*)small_hybrids\.py.* in step"):
-        waiting.result(SECONDS)
+        dying.submit([prompts(10, 1)], SHORT)
+    assert len(hanging.take(0.0)) == 0
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(hanging.take, 10 * SECONDS)
+        engines.clock.advance(small_hybrids.STALL_SECONDS + 1)
+        with pytest.raises(ResourceError, match=r"rollout\.stallSeconds: (?s:.*)small_hybrids\.py.* in step"):
+            waiting.result(SECONDS)
     with pytest.raises(ResourceError, match=r"rollout\.stallSeconds"):
-        hanging.take(0.0).result()
+        hanging.take(0.0)
