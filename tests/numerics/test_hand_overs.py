@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -162,12 +163,18 @@ def test_each_use_of_a_training_engine_puts_the_generator_to_sleep(use: str, con
     assert count.taken() == (0, 0, 1)
 
 
-def test_requests_that_run_are_not_dropped(context: WorkerContext) -> None:
+def test_requests_that_run_are_not_dropped(context: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:
     run = hybrid_runs.hybrid_run(REPLAY, context, None)
     generated(run)
-    run.hybrid.rollout.engine.add(GenerationRequest("0", (5, 6, 7), SAMPLING, 0))
+    may_run, rollout = Event(), run.hybrid.rollout
+    step = rollout.engine.step
+    monkeypatch.setattr(rollout.engine, "step", lambda: may_run.wait() and step())
+    rollout.loop.submit([GenerationRequest("0", (5, 6, 7), SAMPLING, 0)])
     with pytest.raises(AssertionError, match="requests"):
         run.run.actor.engine.sum_over_ranks(torch.zeros(1))
+    may_run.set()
+    rollout.loop.wait_until_idle()
+    run.run.actor.engine.sum_over_ranks(torch.zeros(1))
 
 
 @LEVELS

@@ -29,6 +29,7 @@ from rljob_trainer.workers.columns import (
     PROMPT_TOKEN_IDS,
     RESPONSE_LENGTHS,
     ROLLOUT_LOGPROBS,
+    SAMPLE_IDS,
     SAMPLE_SEEDS,
     TOKENS,
 )
@@ -181,7 +182,8 @@ def test_the_generator_is_greedy_in_the_marked_rows() -> None:
         {SAMPLE_SEEDS: torch.tensor([3, 0]), IS_GREEDY: torch.tensor([False, True])},
         ragged={PROMPT_TOKEN_IDS: RaggedColumn.from_rows([[1], [1]], torch.int64)},
     )
-    worker.generate(rows, stub_step.SAMPLING)
+    worker.submit(rows.with_columns({SAMPLE_IDS: torch.arange(2)}), stub_step.SAMPLING)
+    worker.take(60.0)
     assert [each.sampling for each in engine.requests] == [
         stub_step.SAMPLING,
         SamplingSettings(0.0, 1.0, 0, 8, ("stop",)),
