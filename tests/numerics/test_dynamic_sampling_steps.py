@@ -13,6 +13,7 @@ from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_testing.training import replays, stub_step
 from rljob_trainer.controller.dynamic_sampling import DynamicSampling
 from rljob_trainer.controller.rollout_phase import Rollout, sample_seeds
+from rljob_trainer.controller.sampler import Ticket
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.controller.training_step import TRAINING_STREAM
 from rljob_trainer.datasets.cursor import DrawnRow, PromptCursor
@@ -48,10 +49,10 @@ class RecordedRollouts(replays.ReplayedRollouts):
         *,
         syncs: bool = True,
         with_greedy: bool = False,
-        first_group: int = 0,
+        tickets: Sequence[Ticket] = (),
     ) -> Rollout:
         begun = super().begin(
-            prompts, num_responses, sampling, seeds, syncs=syncs, with_greedy=with_greedy, first_group=first_group
+            prompts, num_responses, sampling, seeds, syncs=syncs, with_greedy=with_greedy, tickets=tickets
         )
         return replace(begun, prompts=self.rollout.prompts, batch=self.rollout.batch)
 

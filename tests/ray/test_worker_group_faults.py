@@ -24,11 +24,9 @@ from rljob_trainer.errors import (
     DispatchError,
     ResourceError,
     TrainerError,
-    WorkerDiedError,
     WorkerError,
 )
-from rljob_trainer.groups import calls
-from rljob_trainer.groups.calls import Pending, wait_for_any
+from rljob_trainer.groups.calls import Pending
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.worker_group import WorkerGroup, spawn
 from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, attach_processes, start_processes
@@ -178,50 +176,6 @@ def test_row_counts_are_compared_where_they_are_known(group: WorkerGroup) -> Non
     some = later(group, "make_some", rows())
     with pytest.raises(DispatchError, match=r"first\.both: a batch without rows cannot be split"):
         echo_workers.call(group, "both", some, some)
-
-
-def test_the_first_of_several_calls_is_waited_for(
-    group: WorkerGroup, elsewhere: WorkerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calls, "LIVENESS_CHECK_SECONDS", 0.1)
-    one, other, end = tmp_path / "one", tmp_path / "other", tmp_path / "end"
-    first = later(group, "make_when_file_exists", rows(), str(one))
-    second = later(elsewhere, "make_when_file_exists", rows(), str(other))
-    assert wait_for_any([first, second], 0.3) == []
-    assert wait_for_any([], 0.3) == []
-    other.touch()
-    assert wait_for_any([first, second]) == [second]
-    assert not first.done()
-    one.touch()
-    assert wait_for_any([first]) == [first]
-    assert wait_for_any([second, first]) == [second, first]
-    # The second rank of a call that has failed may wait for ever.
-    failed = later(group, "fail_on_first_rank", rows(), str(end))
-    running = later(elsewhere, "make_when_file_exists", rows(), str(end))
-    assert wait_for_any([running, failed]) == [failed]
-    monkeypatch.setattr(calls, "FAILURE_GRACE_SECONDS", 0.1)
-    with pytest.raises(DataError, match="failed on 0"):
-        failed.result()
-    end.touch()
-    running.result()
-
-
-def test_a_death_ends_the_wait_for_any_call(group: WorkerGroup, tmp_path: Path) -> None:
-    """Of a process that takes no part in the calls, and of one that does."""
-    end = tmp_path / "end"
-    for is_part in (False, True):
-        with echo_workers.echo_processes(2, roles=ROLES) as dying:
-            both = spawn(dying)["first"]
-            waiting = later(both.sub_group(int(not is_part), 2), "make_when_file_exists", rows(2), str(end))
-            ray.kill(dying.handles[0])
-            if is_part:
-                assert wait_for_any([waiting]) == [waiting]
-                with pytest.raises(WorkerDiedError):
-                    waiting.result()
-            else:
-                with pytest.raises(WorkerDiedError):
-                    wait_for_any([waiting])
-    assert echo_workers.call(group, "rank") == [0, 1]
 
 
 def test_the_reason_for_a_missing_result_is_always_reported(group: WorkerGroup, elsewhere: WorkerGroup) -> None:

@@ -31,7 +31,7 @@ from rljob_trainer.controller.rollout_phase import Requested, Rollout, RolloutPh
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.controller.stop_request import StepAbandonedError
-from rljob_trainer.datasets.cursor import CursorState, PromptCursor
+from rljob_trainer.datasets.cursor import CursorState, DrawnRow, PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.errors import BatchNotFullError
@@ -70,8 +70,9 @@ class World:
         rows = [PromptRow(index, f"p{index}", "", (1,), None, {}) for index in range(self.num_prompts)]
         self.cursor = PromptCursor(rows, seed=3, shuffle=self.shuffle, digest="any")
 
-    def generate(self, prompts: Sequence[PromptRow], num_drawn: int) -> Rollout:
+    def generate(self, drawn: Sequence[DrawnRow[PromptRow]], num_drawn: int) -> Rollout:
         """Scores 0 and 1 for a group that differs, else 0; the tokens stay remote."""
+        prompts = [each.row for each in drawn]
         self.rounds.append([prompt.index for prompt in prompts])
         rows = [prompt.index for prompt in prompts for _ in range(GROUP_SIZE)]
         scores_B = torch.tensor([float(self.differs(row) and i % GROUP_SIZE) for i, row in enumerate(rows)])
@@ -196,12 +197,12 @@ class FinishingGroups:
     num_requested: int = 0
     num_dropped: int = 0
 
-    def request(self, prompts: Sequence[PromptRow], num_drawn: int) -> Requested:
+    def request(self, prompts: Sequence[DrawnRow[PromptRow]], num_drawn: int) -> Requested:
         """Two responses to each prompt."""
         assert num_drawn == self.num_requested
         groups_S = torch.arange(num_drawn, num_drawn + len(prompts)).repeat_interleave(GROUP_SIZE)
         self.num_requested += len(prompts)
-        repeated = tuple(prompt for prompt in prompts for _ in range(GROUP_SIZE))
+        repeated = tuple(prompt.row for prompt in prompts for _ in range(GROUP_SIZE))
         return Requested(repeated, groups_S, groups_S, DataProto({"any": groups_S}))
 
     def poll(self, requested: Mapping[int, Requested]) -> list[int]:
@@ -210,19 +211,14 @@ class FinishingGroups:
 
     def collected(self, requested: Requested) -> Rollout:
         """The responses of a group."""
-        return self.world.generate(requested.prompts[:1], int(requested.groups_S[0]))
+        return self.world.generate([DrawnRow(0, requested.prompts[0])], int(requested.groups_S[0]))
 
     def scored(self, rollout: Rollout) -> Rollout:
         """The rollout has its scores already."""
         return rollout
 
-    @property
-    def sampler(self) -> FinishingGroups:
-        """See RolloutPhase."""
-        return self
-
     def abandon(self) -> None:
-        """See Sampler."""
+        """See RolloutPhase."""
         self.num_dropped += 1
 
     def filled(self, num_wanted: int, max_rounds: int = 10, policy: MaxRoundsPolicy = MaxRoundsPolicy.FAIL) -> StepRows:
@@ -338,7 +334,7 @@ def test_updates_differ_by_one_kept_group_at_most(
 def test_a_stop_between_rounds_ends_the_step() -> None:
     world = World(40, lambda row: row == 5)
 
-    def stops(prompts: Sequence[PromptRow], num_drawn: int) -> Rollout:
+    def stops(prompts: Sequence[DrawnRow[PromptRow]], num_drawn: int) -> Rollout:
         if num_drawn:
             raise StepAbandonedError
         return world.generate(prompts, num_drawn)

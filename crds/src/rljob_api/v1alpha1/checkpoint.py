@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from rljob_api.base import WireModel
 from rljob_api.rule import sub_path_rule
-from rljob_api.scalars import DnsName, LongText, PositiveCount
+from rljob_api.scalars import DnsName, Flag, LongText, PositiveCount
 
 
 class Resume(StrEnum):
@@ -60,6 +60,10 @@ class Checkpoint(WireModel):
     stopped."""
     keep: PositiveCount = 3
     """Number of checkpoints to keep; older ones are deleted."""
+    keep_finished_groups: Flag = False
+    """If a stop interrupts a step, keep the responses of its finished groups for the next attempt.
+
+    The repeated step has the same prompts and seeds, but not the same bits."""
     resume: Resume = Resume.AUTO
     export_hugging_face: ExportHuggingFace = ExportHuggingFace.FINAL
     export_dtype: ExportDtype = ExportDtype.AUTO

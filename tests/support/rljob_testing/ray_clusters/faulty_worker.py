@@ -83,14 +83,6 @@ class FaultyWorker(Worker):
         """Always raises DataError."""
         raise DataError(f"failed on {self.context.rank} with {len(batch)} rows")
 
-    @register(blocking=False)
-    def fail_on_first_rank(self, batch: DataProto, file: str) -> DataProto:
-        """Raises DataError on rank 0. The others wait until this file exists."""
-        if self.context.rank == 0:
-            raise DataError("failed on 0")
-        _wait_for(file)
-        return batch
-
     @register()
     def read(self, batch: DataProto) -> DataProto:
         """Returns what it read from its argument: per row, the light column, the length of the list, and whether

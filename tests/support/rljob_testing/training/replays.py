@@ -38,6 +38,7 @@ from rljob_trainer.checkpoints.layout import read_manifest
 from rljob_trainer.checkpoints.save import begin_save, commit
 from rljob_trainer.controller.balanced_order import RowCosts
 from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase, Scoring
+from rljob_trainer.controller.sampler import Ticket
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.training_step import TrainingStep
 from rljob_trainer.datasets.cursor import PromptCursor
@@ -210,7 +211,7 @@ class ReplayedRollouts(RolloutPhase):
         *,
         syncs: bool = True,
         with_greedy: bool = False,
-        first_group: int = 0,
+        tickets: Sequence[Ticket] = (),
     ) -> Rollout:
         """Responses with scores 0 and 1, as if generated with the weights of step 0. Every other group has equal scores
         only."""
@@ -239,7 +240,8 @@ class ReplayedRollouts(RolloutPhase):
             },
         )
         scores = FinishedCall(DataProto({SCORES: scores_B, score_column("score"): scores_B}))
-        groups_B = torch.arange(first_group, first_group + len(prompts)).repeat_interleave(num_responses)
+        numbers = [ticket.number for ticket in tickets]
+        groups_B = torch.tensor(numbers or range(len(prompts))).repeat_interleave(num_responses)
         return Rollout(repeated, groups_B, batch, {"score": 1.0}, Scoring(torch.arange(len(repeated)), scores))
 
     def scored(self, rollout: Rollout) -> Rollout:

@@ -125,6 +125,11 @@ class Checkpointing:
         """The resolved `Auto` settings, which every checkpoint stores. None until they are resolved; this needs the
         checkpoint to resume from."""
 
+    @property
+    def newest_name(self) -> str:
+        """The folder name of `newest`; empty if there is none."""
+        return self.newest.name if self.newest else ""
+
     def find(self) -> ResumePoint | None:
         """Finds the checkpoint to resume from (None: start from step 0), and announces this start, which fences earlier
         starts: they can no longer commit checkpoints.

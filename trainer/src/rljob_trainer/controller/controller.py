@@ -21,6 +21,7 @@ from rljob_trainer.checkpoints.load import open_known_checkpoint
 from rljob_trainer.controller.build_run import Run
 from rljob_trainer.controller.checkpointing import Checkpointing, StateParts
 from rljob_trainer.controller.evaluation import Evaluation
+from rljob_trainer.controller.finished_groups import FinishedGroups
 from rljob_trainer.controller.mismatch_watch import MismatchWatch
 from rljob_trainer.controller.model_roles import engines_of, step_plan
 from rljob_trainer.controller.rollout_phase import RolloutPhase
@@ -99,15 +100,21 @@ class Controller:
             are_usable=run.drawn_row_filter.are_usable if run.drawn_row_filter else None,
         )
         weights = {reward.name: reward.weight for reward in training.rewards}
+        plan = step_plan(job, run.model_folder)
+        self.finished_groups = None
+        if job.spec.checkpoint.keep_finished_groups:
+            root = checkpointing.root
+            self.finished_groups = FinishedGroups(root, job.name, plan.sampling, plan.group_size, plan.seed)
         self.rollout = RolloutPhase(
             Sampler(run.workers.hybrid, run.workers.reward, engines_of(job.spec), stop),
             weights,
             self.timer,
             stop,
             run.workers.reward_model,
+            self.finished_groups,
         )
         self.training_step = TrainingStep(
-            step_plan(job, run.model_folder),
+            plan,
             self.rollout,
             run.workers.actor,
             run.workers.reference,
@@ -163,9 +170,18 @@ class Controller:
         self.cursor.restore(parts.cursor)
         self.training_step.kl_coefficient.restore(parts.kl_coefficient)
 
+    def load_finished_groups(self, first_step: int) -> None:
+        """Loads the groups that a stopped attempt has kept, if the job keeps them."""
+        if self.finished_groups is not None:
+            self.finished_groups.load(self.checkpointing.newest_name, first_step)
+
     def save_on_stop(self) -> int:
-        """Saves a checkpoint of the current state, see `Saves.save_on_request`."""
-        return self.saves.save_on_request()
+        """Saves a checkpoint of the current state, see `Saves.save_on_request`, and the finished groups of the step
+        that was abandoned, if the job keeps them."""
+        step = self.saves.save_on_request()
+        if self.finished_groups is not None:
+            self.finished_groups.save(self.checkpointing.newest_name, step)
+        return step
 
     def export(self, folder: Path) -> Path | None:
         """Exports the policy from the checkpoint of the last step as a Hugging Face folder; LoRA adapters are merged
@@ -202,6 +218,8 @@ class Controller:
             TRAFFIC.take()
             cursor, num_left_out = self.cursor.state(), self.cursor.num_left_out
             prompts = self.cursor.next_batch(self.job.spec.training.batch_size)
+            if self.finished_groups is not None:
+                self.finished_groups.begin_step()
             try:
                 rollout, metrics = self.training_step.run(prompts, step)
             except StepAbandonedError:
@@ -209,6 +227,8 @@ class Controller:
                 raise
             seconds = time.perf_counter() - started
             self.timeline.end(step + 1)
+        if self.finished_groups is not None:
+            self.finished_groups.remove()
         samples = self.rollout.samples(rollout, step + 1, SampleKind.TRAIN, NUM_TRAINING_SAMPLES_LOGGED)
         traffic = TRAFFIC.take()
         num_tokens = rollout.num_tokens()

@@ -43,9 +43,9 @@ MARGIN = 1.25
 half of these rounds would not fill the batch, and a round takes as long as its longest response, even with few
 prompts."""
 
-Generate = Callable[[Sequence[PromptRow], int], Rollout]
+Generate = Callable[[Sequence[DrawnRow[PromptRow]], int], Rollout]
 """(prompts, number of prompts drawn before in the same step) -> scored responses to these prompts."""
-Request = Callable[[Sequence[PromptRow], int], Requested]
+Request = Callable[[Sequence[DrawnRow[PromptRow]], int], Requested]
 """The same without waiting for the responses."""
 
 
@@ -72,12 +72,12 @@ class DynamicSampling:
 
         Raises BatchNotFullError if they are too few and `onMaxRounds` is `Fail`, and whatever `generate` raises. After
         an error the position of the prompt stream is undefined."""
-        num_wanted, rounds, drawn = len(prompts), [generate([each.row for each in prompts], 0)], list(prompts)
+        num_wanted, rounds, drawn = len(prompts), [generate(prompts, 0)], list(prompts)
         is_kept_G = self._is_kept(rounds[0])
         while int(is_kept_G.sum()) < num_wanted and len(rounds) < resolved_value(self.settings.max_rounds):
             num_fresh = num_fresh_prompts(num_wanted, int(is_kept_G.sum()), len(is_kept_G), self.multiple)
             fresh = self.cursor.next_batch(num_fresh)
-            rounds.append(generate([each.row for each in fresh], len(is_kept_G)))
+            rounds.append(generate(fresh, len(is_kept_G)))
             drawn += fresh
             is_kept_G = torch.cat([is_kept_G, self._is_kept(rounds[-1])])
         return self._step_rows(step, num_wanted, drawn, rounds, is_kept_G)
@@ -92,7 +92,7 @@ class DynamicSampling:
         Which groups are taken does not depend on the order in which they finish."""
         num_wanted, drawn = len(prompts), list(prompts)
         max_drawn = num_wanted * resolved_value(self.settings.max_rounds)
-        requested = request([each.row for each in drawn], 0).by_group()
+        requested = request(drawn, 0).by_group()
         found: dict[int, Rollout] = {}
         is_kept: dict[int, bool] = {}
         while True:
@@ -102,12 +102,12 @@ class DynamicSampling:
             num_fresh = num_missing_prompts(num_wanted, sum(is_kept.values()), len(is_kept), len(requested))
             if num_fresh := min(num_fresh, max_drawn - len(drawn)):
                 fresh = self.cursor.next_batch(num_fresh)
-                requested |= request([each.row for each in fresh], len(drawn)).by_group()
+                requested |= request(fresh, len(drawn)).by_group()
                 drawn += fresh
             for number in rollout.poll(requested):
                 found[number] = rollout.scored(rollout.collected(requested.pop(number)))
                 is_kept[number] = bool(self._is_kept(found[number]))
-        rollout.sampler.abandon()
+        rollout.abandon()
         is_kept_G = torch.tensor([is_kept[number] for number in range(num_decided)])
         return self._step_rows(step, num_wanted, drawn, [found[number] for number in range(num_decided)], is_kept_G)
 

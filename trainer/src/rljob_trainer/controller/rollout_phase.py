@@ -8,7 +8,8 @@ Legend: B responses (prompts x group size), S scored responses: B, then one gree
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +19,8 @@ from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.controller.balanced_order import balanced_order
-from rljob_trainer.controller.sampler import Sampler
+from rljob_trainer.controller.finished_groups import FinishedGroups
+from rljob_trainer.controller.sampler import Sampler, Ticket
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
@@ -52,6 +54,7 @@ from rljob_trainer.workers.columns import (
     PROMPT_TOKEN_IDS,
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
+    SAMPLE_IDS,
     SAMPLE_SEEDS,
     SCORES,
     TURN_BEGINNINGS,
@@ -199,8 +202,13 @@ class RolloutPhase:
         timer: PhaseTimer,
         stop: StopRequest,
         reward_model: RewardModelWorkers | None = None,
+        kept: FinishedGroups | None = None,
     ) -> None:
+        """`kept`: None if a stop does not keep finished groups."""
         self.sampler = sampler
+        self.kept = kept
+        self._open: dict[Ticket, torch.Tensor] = {}
+        """SAMPLE_IDS of the groups of training responses that were not collected."""
         self.reward_model = reward_model
         self.weights = weights
         self.timer = timer
@@ -221,18 +229,18 @@ class RolloutPhase:
         *,
         syncs: bool = True,
         with_greedy: bool = False,
-        first_group: int = 0,
+        tickets: Sequence[Ticket] = (),
     ) -> Rollout:
         """Generates `num_responses` responses to each prompt and starts their scoring. Responses to the same prompt are
         consecutive rows.
 
         `seeds`: [B] int64. `syncs`: whether the rollout engine first gets the current weights. `with_greedy`: also
-        generates one greedy response per prompt, and keeps only its score. `first_group`: the group number of the first
-        prompt."""
+        generates one greedy response per prompt, and keeps only its score. `tickets`: one per prompt in training."""
         with self.timer.phase("rollout"):
             self.sampler.begin(sampling, syncs=syncs)
-            requested = self.request(prompts, num_responses, seeds, with_greedy=with_greedy, first_group=first_group)
-            self.sampler.drain()
+            requested = self.request(prompts, num_responses, seeds, with_greedy=with_greedy, tickets=tickets)
+            with self._keeping_on_stop():
+                self.sampler.drain()
         with self.timer.phase("reward"):
             return self.collected(requested)
 
@@ -242,8 +250,8 @@ class RolloutPhase:
         num_responses: int,
         seeds: torch.Tensor,
         *,
-        with_greedy: bool,
-        first_group: int,
+        with_greedy: bool = False,
+        tickets: Sequence[Ticket] = (),
     ) -> Requested:
         """Requests responses; see `begin`, without waiting for them. Call `sampler.begin` before."""
         one_row_per_prompt = stored(prompt_batch(prompts))
@@ -254,16 +262,22 @@ class RolloutPhase:
             is_greedy_S = torch.arange(len(inputs)) >= len(seeds)
             columns = {SAMPLE_SEEDS: seeds.new_zeros(len(inputs)), IS_GREEDY: is_greedy_S}
             columns[SAMPLE_SEEDS][: len(seeds)] = seeds
-        ids_S = self.sampler.submit(inputs.with_columns(columns))
+        finished: list[tuple[int, DataProto]] = []
+        for number, (ticket, prompt) in enumerate(zip(tickets, prompts, strict=bool(tickets))):
+            if self.kept is not None and (rows := self.kept.take(ticket, prompt)) is not None:
+                finished.append((number * num_responses, stored(rows)))
+        ids_S = self.sampler.submit(inputs.with_columns(columns), finished)
+        ids_GN = ids_S[: len(prompts) * num_responses].view(-1, num_responses)
+        self._open |= dict(zip(tickets, ids_GN, strict=bool(tickets)))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
-        groups_G = torch.arange(first_group, first_group + len(prompts))
+        groups_G = torch.tensor([ticket.number for ticket in tickets] or range(len(prompts)))
         groups_S = torch.cat([groups_G.repeat_interleave(num_responses), groups_G[: len(prompts) * with_greedy]])
         return Requested(repeated, groups_S, ids_S, inputs.only(MODEL_COLUMNS))
 
     def poll(self, requested: Mapping[int, Requested]) -> list[int]:
         """Waits a moment for responses or scores. Returns the numbers of the groups whose scores are complete. Raises
         StepAbandonedError."""
-        with self.timer.phase("rollout"):
+        with self.timer.phase("rollout"), self._keeping_on_stop():
             if self.sampler.num_in_flight:
                 self.sampler.poll()
             self.sampler.poll_scores()
@@ -272,6 +286,7 @@ class RolloutPhase:
     def collected(self, requested: Requested) -> Rollout:
         """Returns the rollout of responses that have all finished. Its scores are pending."""
         batch = self.sampler.take_rows(requested.ids_S)
+        self._keep(batch)
         scoring = self._scoring(requested.ids_S, batch.union(requested.inputs))
         num_rows = len(requested.prompts)
         return Rollout(
@@ -313,6 +328,32 @@ class RolloutPhase:
             scores = scores.slice(0, num_rows)
         batch = rollout.batch.union(scores).with_columns({SCORES: totals_B})
         return replace(rollout, batch=batch, scoring=None, greedy_rewards_B=greedy_B)
+
+    def abandon(self) -> None:
+        """Drops responses and scores that were not collected."""
+        self.sampler.abandon()
+        self._open.clear()
+
+    @contextmanager
+    def _keeping_on_stop(self) -> Iterator[None]:
+        """If the block is abandoned because of a stop, notes the groups that have finished, and drops the others."""
+        try:
+            yield
+        except StepAbandonedError:
+            finished = [ids_N for ids_N in self._open.values() if self.sampler.are_finished(ids_N)]
+            if finished and self.kept is not None:
+                self._keep(self.sampler.take_rows(torch.cat(finished)))
+            self.abandon()
+            raise
+
+    def _keep(self, batch: DataProto) -> None:
+        """Notes the finished groups of training responses in this batch."""
+        row_of = {sample_id: row for row, sample_id in enumerate(batch[SAMPLE_IDS].tolist())}
+        for ticket, ids_N in list(self._open.items()):
+            if row_of.keys() >= set(ids_N.tolist()):
+                del self._open[ticket]
+                if self.kept is not None:
+                    self.kept.add(ticket, batch.rows([row_of[sample_id] for sample_id in ids_N.tolist()]))
 
     def samples(self, rollout: Rollout, step: int, kind: SampleKind, max_samples: int | None = None) -> list[Sample]:
         """Returns one sample per response, or only for the first `max_samples`, with the texts that the rewards have

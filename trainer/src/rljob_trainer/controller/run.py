@@ -61,6 +61,7 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
             if point:
                 controller.restore(point.state.parts)
                 log.info("resumed from step %d (%s)", first_step, point.folder.name)
+            controller.load_finished_groups(first_step)
             stop.raise_if_requested()
             reporter.training_started(first_step)
             output.start(first_step)

@@ -41,6 +41,18 @@ REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS)
 
 
 @dataclass(frozen=True)
+class Ticket:
+    """Identifies a group of training responses: the prompt follows from `ordinal`, the seeds from the other two."""
+
+    ordinal: int
+    """The prompt's place in the stream of the dataset; see `DrawnRow`."""
+    issue_step: int
+    """The step that issued the ticket, from 0."""
+    number: int
+    """The number of the group in that step, from 0."""
+
+
+@dataclass(frozen=True)
 class Engines:
     """The rollout engines of the worker processes. Each engine is in `ranks_per_engine` consecutive ranks, which share
     the model; every rank has scoring processes."""
@@ -104,36 +116,38 @@ class Sampler:
         self._sampling = sampling
         self.hybrid.begin_rollout(syncs)
 
-    def submit(self, inputs: DataProto) -> torch.Tensor:
+    def submit(self, inputs: DataProto, finished: Sequence[tuple[int, DataProto]] = ()) -> torch.Tensor:
         """Requests one response per row, and returns their SAMPLE_IDS, int64. Needs PROMPT_TOKEN_IDS, SAMPLE_SEEDS and
-        REWARD_COLUMNS; IS_GREEDY is optional."""
+        REWARD_COLUMNS; IS_GREEDY is optional. `finished`: pairs of a row and the responses to this row and the next
+        ones, which need not be generated."""
         ids = torch.arange(self.num_samples, self.num_samples + len(inputs))
         self.num_samples += len(inputs)
         inputs = inputs.with_columns({SAMPLE_IDS: ids})
         self._samples |= {sample_id: _Sample(inputs, row) for row, sample_id in enumerate(ids.tolist())}
+        for number, (row, batch) in enumerate(finished):
+            ids_of_batch = ids[row : row + len(batch)]
+            self._engine_of |= dict.fromkeys(ids_of_batch.tolist(), number % self.engines.num_engines)
+            self._accept(batch.with_columns({SAMPLE_IDS: ids_of_batch}))
+        self._waiting.extend(sample_id for sample_id in ids.tolist() if sample_id in self._samples)
         if self.engines.deals_by_load:
-            self._waiting.extend(ids.tolist())
             self._deal_waiting()
-        else:
-            self._deal([part[SAMPLE_IDS].tolist() for part in equal_parts(inputs, self.engines.num_engines)])
+        elif self._waiting:
+            self._deal(equal_parts([*self._waiting], self.engines.num_engines))
+            self._waiting.clear()
         return ids
 
     def poll(self) -> list[int]:
         """Waits up to TAKE_SECONDS for responses, at most until none is in flight, and starts their scoring. Returns
         their ids.
 
-        Raises StepAbandonedError after a stop request: then no response is in flight any more."""
+        Raises StepAbandonedError after a stop request; then call `abandon`."""
         batch = self.hybrid.take(TAKE_SECONDS)
+        if len(batch):
+            self._accept(batch)
         if self.stop.is_requested:
-            self.abandon()
             raise StepAbandonedError
+        self._deal_waiting()
         ids: list[int] = batch[SAMPLE_IDS].tolist()
-        if ids:
-            self._start_scoring(batch, ids)
-            self._finished |= {sample_id: _Sample(batch, row) for row, sample_id in enumerate(ids)}
-            for sample_id in ids:
-                del self._engine_of[sample_id]
-            self._deal_waiting()
         return ids
 
     def drain(self) -> None:
@@ -159,6 +173,10 @@ class Sampler:
     def are_scored(self, ids: torch.Tensor) -> bool:
         """Whether all of these responses had their scores at the last `poll_scores`."""
         return self._scored.issuperset(ids.tolist())
+
+    def are_finished(self, ids: torch.Tensor) -> bool:
+        """Whether all of these responses have finished and were not taken."""
+        return self._finished.keys() >= set(ids.tolist())
 
     def take_rows(self, ids: torch.Tensor) -> DataProto:
         """Returns the columns of a rollout of these finished responses, in this order. Each can be taken once."""
@@ -199,9 +217,9 @@ class Sampler:
         ends = list(accumulate(map(len, parts), initial=0))
         self.hybrid.submit([rows.only(columns).slice(*each) for each in pairwise(ends)], self._sampling)
 
-    def _start_scoring(self, batch: DataProto, ids: Sequence[int]) -> None:
-        """Starts the scoring of finished responses. Ranks that share an engine take turns."""
-        size = self.engines.ranks_per_engine
+    def _accept(self, batch: DataProto) -> None:
+        """Takes over finished responses, and starts their scoring. Ranks that share an engine take turns."""
+        size, ids = self.engines.ranks_per_engine, batch[SAMPLE_IDS].tolist()
         for sample_id in ids:
             self._rank_of[sample_id] = self._engine_of[sample_id] * size + sample_id % size
         inputs = _rows([self._samples.pop(sample_id) for sample_id in ids])
@@ -210,12 +228,15 @@ class Sampler:
         self._started.append(
             self.reward.start_scoring([rows.rows(ranks_S == rank) for rank in range(self.engines.num_ranks)])
         )
+        self._finished |= {sample_id: _Sample(batch, row) for row, sample_id in enumerate(ids)}
+        for sample_id in ids:
+            del self._engine_of[sample_id]
 
 
-def equal_parts(batch: DataProto, num_parts: int) -> list[DataProto]:
-    """Splits a batch into consecutive parts of the same number of rows; the last parts may have fewer rows or none."""
-    size = -(-len(batch) // num_parts)
-    return [batch.slice(min(part * size, len(batch)), min((part + 1) * size, len(batch))) for part in range(num_parts)]
+def equal_parts(ids: Sequence[int], num_parts: int) -> list[Sequence[int]]:
+    """Splits a sequence into consecutive parts of the same length; the last parts may be shorter or empty."""
+    size = -(-len(ids) // num_parts)
+    return [ids[part * size : (part + 1) * size] for part in range(num_parts)]
 
 
 def _rows(samples: Iterable[_Sample]) -> DataProto:

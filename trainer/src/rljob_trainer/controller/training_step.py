@@ -36,6 +36,7 @@ from rljob_trainer.algorithms.kl import kl_in_reward, next_coefficient
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.dynamic_sampling import DynamicSampling
 from rljob_trainer.controller.rollout_phase import Requested, Rollout, RolloutPhase, sample_seeds
+from rljob_trainer.controller.sampler import Ticket
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows, filtered_rows
 from rljob_trainer.datasets.cursor import DrawnRow, PromptCursor
@@ -143,29 +144,29 @@ class TrainingStep:
             return self.dynamic_sampling.filled(
                 prompts, step, lambda fresh, num_drawn: self.rollout.scored(self._begin_rollout(fresh, step, num_drawn))
             )
-        rollout = self._begin_rollout([each.row for each in prompts], step)
+        rollout = self._begin_rollout(prompts, step)
         if not self.plan.algorithm.drop_zero_variance_groups:
             return StepRows.of(self.plan, rollout, torch.ones(len(rollout.prompts), dtype=torch.bool))
         rollout = self.rollout.scored(rollout)
         return StepRows.of(self.plan, rollout, rollout.has_reward_variance(by_name=self.compares_by_name))
 
-    def _begin_rollout(self, prompts: Sequence[PromptRow], step: int, num_drawn: int = 0) -> Rollout:
+    def _begin_rollout(self, prompts: Sequence[DrawnRow[PromptRow]], step: int, num_drawn: int = 0) -> Rollout:
         """Generates responses to these prompts and starts their scoring. `num_drawn`: prompts drawn before in this
         step."""
         return self.rollout.begin(
-            prompts,
+            [each.row for each in prompts],
             self.plan.group_size,
             self.plan.sampling,
             self._seeds(step, num_drawn, len(prompts)),
             syncs=self._syncs(step),
             with_greedy=GREEDY_REWARDS in self.advantages.needs,
-            first_group=num_drawn,
+            tickets=tickets_of(prompts, step, num_drawn),
         )
 
-    def _requested(self, prompts: Sequence[PromptRow], step: int, num_drawn: int) -> Requested:
+    def _requested(self, prompts: Sequence[DrawnRow[PromptRow]], step: int, num_drawn: int) -> Requested:
         """Requests responses to these prompts, like `_begin_rollout`, without waiting for them."""
-        seeds_B, size = self._seeds(step, num_drawn, len(prompts)), self.plan.group_size
-        return self.rollout.request(prompts, size, seeds_B, with_greedy=False, first_group=num_drawn)
+        seeds_B, tickets = self._seeds(step, num_drawn, len(prompts)), tickets_of(prompts, step, num_drawn)
+        return self.rollout.request([each.row for each in prompts], self.plan.group_size, seeds_B, tickets=tickets)
 
     def _seeds(self, step: int, num_drawn: int, num_prompts: int) -> torch.Tensor:
         """Returns [B] int64. A prompt's seeds depend on its number in the step, not on the round in which it is
@@ -293,6 +294,11 @@ class TrainingStep:
         if KL_LOSS in metrics and self.plan.trains_actor(step):
             self.kl_coefficient.update_after_step(metrics[KL_LOSS], int(rows.is_trained_B.sum()))
         return {KL_COEFFICIENT: used}
+
+
+def tickets_of(prompts: Sequence[DrawnRow[PromptRow]], step: int, num_drawn: int) -> list[Ticket]:
+    """Returns the tickets of prompts that step `step` has drawn after `num_drawn` others."""
+    return [Ticket(each.ordinal, step, number) for number, each in enumerate(prompts, num_drawn)]
 
 
 class KlCoefficient:

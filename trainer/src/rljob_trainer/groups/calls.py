@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -84,17 +84,6 @@ class StartedCall:
         references = list(self.references.values())
         ready, _ = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
         return len(ready) == len(references)
-
-    def waiting_for(self) -> list[ray.ObjectRef]:
-        """Returns the references without a result; none if a rank has failed, because `results` raises its error."""
-        references = list(self.references.values())
-        ready, waiting = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
-        if ready and waiting:
-            try:
-                ray.get(ready)
-            except RayError:
-                return []
-        return waiting
 
     def _results_one_by_one(self, ranks: list[int]) -> list[object]:
         """Like `results`, for a call in which a rank has failed: collects the errors of the ranks, until one has died
@@ -190,25 +179,3 @@ class Pending(Generic[T]):
         if self._result is None:
             self._result = (self._gather(self.call.results(timeout_seconds)),)
         return self._result[0]
-
-
-def wait_for_any(pendings: Sequence[Pending[T]], timeout_seconds: float | None = None) -> list[Pending[T]]:
-    """Waits until at least one of the calls is done, and returns those that are, in the given order. A call that has
-    failed on any rank is done: its `result` raises the error. Returns an empty list after the timeout, and without
-    calls.
-
-    Raises WorkerDiedError if a process of a pool has died, even if the process is not part of a call; ResourceError if
-    the connection to Ray is closed."""
-    deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
-    while pendings:
-        check_connected(pendings[0].call.name)
-        waiting_for = [pending.call.waiting_for() for pending in pendings]
-        done = [pending for pending, references in zip(pendings, waiting_for, strict=True) if not references]
-        remaining = deadline - time.monotonic()
-        if done or remaining <= 0:
-            return done
-        for pending in pendings:
-            pending.call.raise_if_dead()
-        references = [reference for of_call in waiting_for for reference in of_call]
-        ray.wait(references, num_returns=1, timeout=min(remaining, LIVENESS_CHECK_SECONDS), fetch_local=False)
-    return []

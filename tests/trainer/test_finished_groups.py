@@ -1,0 +1,132 @@
+"""A stop in the middle of a step keeps the finished groups, and the next attempt uses them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rljob_testing.training.simulated_engines import SAMPLING, SimulatedRollouts
+from rljob_trainer.controller import rollout_phase
+from rljob_trainer.controller.finished_groups import FILE_NAME, FinishedGroups
+from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase
+from rljob_trainer.controller.sampler import Ticket
+from rljob_trainer.controller.stop_request import StepAbandonedError
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.workers.columns import (
+    IS_TRUNCATED,
+    PLAIN_RESPONSE_TEXTS,
+    POLICY_VERSIONS,
+    RESPONSE_LENGTHS,
+    RESPONSE_MASK,
+    RESPONSE_TEXTS,
+    ROLLOUT_LOGPROBS,
+    SAMPLE_IDS,
+    TOKENS,
+)
+
+STEP = 7
+CHECKPOINT = "step-00000007"
+PROMPTS = [PromptRow(index, f"prompt {index}", f"prompt {index}", (1,), "", {}) for index in range(3)]
+TICKETS = [Ticket(20 + index, STEP, index) for index in range(3)]
+SEEDS = torch.arange(6) + 50
+
+
+def kept_in(folder: Path, job_name: str = "job", group_size: int = 2) -> FinishedGroups:
+    return FinishedGroups(folder, job_name, SAMPLING, group_size, seed=0)
+
+
+def phase_of(world: SimulatedRollouts, kept: FinishedGroups | None) -> RolloutPhase:
+    return RolloutPhase(world.sampler, {"score": 1.0}, PhaseTimer(time.perf_counter), world.stop, kept=kept)
+
+
+def begun(phase: RolloutPhase) -> Rollout:
+    return phase.begin(PROMPTS, 2, SAMPLING, SEEDS, tickets=TICKETS)
+
+
+@pytest.fixture(autouse=True)
+def _in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Object stores need Ray."""
+    monkeypatch.setattr(rollout_phase, "stored", lambda batch: batch)
+
+
+def stopped(folder: Path) -> None:
+    """An attempt that is stopped when the first group, and half of the third, have finished."""
+    world = SimulatedRollouts([1, 1, 9, 9, 1, 9])
+    poll = world.sampler.poll
+
+    def poll_once() -> list[int]:
+        world.stop.is_requested = True
+        return poll()
+
+    world.sampler.poll = poll_once  # type: ignore[method-assign]
+    kept = kept_in(folder)
+    kept.begin_step()
+    with pytest.raises(StepAbandonedError):
+        begun(phase_of(world, kept))
+    assert world.num_aborts == 1
+    kept.save(CHECKPOINT, STEP)
+
+
+def test_finished_groups_are_not_generated_again_but_scored_again(tmp_path: Path) -> None:
+    stopped(tmp_path)
+    whole = SimulatedRollouts([1] * 6)
+    expected = begun(phase_of(whole, None))
+    kept, world = kept_in(tmp_path), SimulatedRollouts([1] * 6)
+    kept.load(CHECKPOINT, STEP)
+    phase = phase_of(world, kept)
+    found = begun(phase)
+    # Responses 0 and 1 are kept; 4 has finished, but not its whole group.
+    assert world.submitted == [[[2, 3, 4, 5]]]
+    assert sorted(world.scored_pairs) == sorted(whole.scored_pairs)
+    for name in (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS):
+        assert found.batch.ragged_column(name).same_as(expected.batch.ragged_column(name)), name
+    for name in (RESPONSE_LENGTHS, IS_TRUNCATED, SAMPLE_IDS):
+        assert torch.equal(found.batch[name], expected.batch[name]), name
+    for name in (RESPONSE_TEXTS, PLAIN_RESPONSE_TEXTS):
+        assert found.batch.object_column(name) == expected.batch.object_column(name)
+    assert phase.scored(found).rewards_B.tolist() == [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]
+    # After the step nothing is left.
+    kept.remove()
+    assert not (tmp_path / FILE_NAME).exists()
+
+
+def test_a_second_stop_keeps_what_the_first_one_has_kept(tmp_path: Path) -> None:
+    stopped(tmp_path)
+    kept, world = kept_in(tmp_path), SimulatedRollouts([9] * 6)
+    kept.load(CHECKPOINT, STEP)
+    kept.begin_step()
+    world.stop.is_requested = True
+    with pytest.raises(StepAbandonedError):
+        begun(phase_of(world, kept))
+    kept.save(CHECKPOINT, STEP)
+    again = kept_in(tmp_path)
+    again.load(CHECKPOINT, STEP)
+    assert again.take(TICKETS[0], PROMPTS[0]) is not None
+    assert again.take(TICKETS[2], PROMPTS[2]) is None
+
+
+@pytest.mark.parametrize("other", ["job", "checkpoint", "step", "settings", "ticket"])
+def test_groups_of_other_weights_prompts_or_settings_are_not_used(other: str, tmp_path: Path) -> None:
+    stopped(tmp_path)
+    kept = kept_in(tmp_path, "another" if other == "job" else "job", 4 if other == "settings" else 2)
+    checkpoint = "step-00000006" if other == "checkpoint" else CHECKPOINT
+    kept.load(checkpoint, STEP - 1 if other == "step" else STEP)
+    ticket = replace(TICKETS[0], ordinal=99) if other == "ticket" else TICKETS[0]
+    assert kept.take(ticket, PROMPTS[0]) is None
+
+
+def test_a_damaged_file_is_ignored_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stopped(tmp_path)
+    path = tmp_path / FILE_NAME
+    path.write_bytes(path.read_bytes().replace(b"text 50", b"text 51"))
+    kept = kept_in(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        kept.load(CHECKPOINT, STEP)
+    assert "finished groups are not used" in caplog.text
+    assert kept.take(TICKETS[0], PROMPTS[0]) is None
