@@ -13,7 +13,7 @@ from rljob_api.v1alpha1.advantage import (
     ReinforcePlusPlus,
 )
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType, LossAggregation
-from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling, MaxRoundsPolicy
+from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling, MaxRoundsPolicy, Refill
 from rljob_api.v1alpha1.kl import Kl
 from rljob_api.v1alpha1.policy_filtration import PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.policy_loss import Cispo, Clipped, Divergence, Dppo, Dro, Gspo, Loss, LossType
@@ -56,7 +56,7 @@ def test_dapo_clips_higher_and_samples_until_the_batch_is_full() -> None:
         drop_zero_variance_groups=True,
         entropy_coefficient=0.0,
         kl=Kl(),
-        dynamic_sampling=DynamicSampling(max_rounds=10, on_max_rounds=MaxRoundsPolicy.FAIL),
+        dynamic_sampling=DynamicSampling(max_rounds=10, on_max_rounds=MaxRoundsPolicy.FAIL, refill=Refill.ROUND),
     )
 
 
@@ -64,7 +64,7 @@ def test_dynamic_sampling_can_be_added_to_any_recipe_and_turned_off() -> None:
     settings = {"maxRounds": 3, "onMaxRounds": "TrainOnFewer", "reward": "right"}
     rule = resolved({"dynamicSampling": settings})
     assert rule.dynamic_sampling == DynamicSampling(
-        max_rounds=3, on_max_rounds=MaxRoundsPolicy.TRAIN_ON_FEWER, reward="right"
+        max_rounds=3, on_max_rounds=MaxRoundsPolicy.TRAIN_ON_FEWER, refill=Refill.ROUND, reward="right"
     )
     assert rule.drop_zero_variance_groups is True
     assert rule.loss == resolved({}).loss

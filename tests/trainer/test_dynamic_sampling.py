@@ -27,7 +27,8 @@ from rljob_trainer.controller.dynamic_sampling import (
     num_missing_prompts,
     spread_groups,
 )
-from rljob_trainer.controller.rollout_phase import Requested, Rollout, RolloutPhase, sample_seeds
+from rljob_trainer.controller.rollout import Rollout
+from rljob_trainer.controller.rollout_phase import Requested, RolloutPhase, sample_seeds
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.controller.stop_request import StepAbandonedError

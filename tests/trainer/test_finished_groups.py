@@ -13,7 +13,8 @@ import torch
 from rljob_testing.training.simulated_engines import SAMPLING, SimulatedRollouts
 from rljob_trainer.controller import rollout_phase
 from rljob_trainer.controller.finished_groups import FILE_NAME, FinishedGroups
-from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase
+from rljob_trainer.controller.rollout import Rollout
+from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.sampler import Ticket
 from rljob_trainer.controller.stop_request import StepAbandonedError
 from rljob_trainer.datasets.prompts import PromptRow

@@ -15,7 +15,8 @@ from rljob_api.v1alpha1.reward import ErrorPolicy, FormatReward, FunctionReward,
 from rljob_testing.training.finished_rollouts import FinishedRollouts
 from rljob_testing.training.joined_workers import FinishedCall
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase
+from rljob_trainer.controller.rollout import Rollout
+from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.sampler import Engines, Sampler
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.datasets.prompts import PromptRow

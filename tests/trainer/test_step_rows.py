@@ -14,7 +14,7 @@ from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.balanced_order import RowCosts
-from rljob_trainer.controller.rollout_phase import Rollout
+from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.engines.rollout.base import SamplingSettings

@@ -19,7 +19,8 @@ from rljob_testing.training.joined_workers import FinishedCall, JoinedHybrid, Jo
 from rljob_testing.training.sleeping_engine import SleepingHfEngine, SmallDevice
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller import rollout_phase
-from rljob_trainer.controller.rollout_phase import RewardModelWorkers, Rollout, RolloutPhase
+from rljob_trainer.controller.rollout import Rollout
+from rljob_trainer.controller.rollout_phase import RewardModelWorkers, RolloutPhase
 from rljob_trainer.controller.sampler import Engines, Sampler
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.datasets.cursor import PromptCursor

@@ -37,7 +37,8 @@ from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.checkpoints.layout import read_manifest
 from rljob_trainer.checkpoints.save import begin_save, commit
 from rljob_trainer.controller.balanced_order import RowCosts
-from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase, Scoring
+from rljob_trainer.controller.rollout import Rollout, Scoring
+from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.sampler import Ticket
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.training_step import TrainingStep
@@ -240,9 +241,14 @@ class ReplayedRollouts(RolloutPhase):
             },
         )
         scores = FinishedCall(DataProto({SCORES: scores_B, score_column("score"): scores_B}))
-        numbers = [ticket.number for ticket in tickets]
-        groups_B = torch.tensor(numbers or range(len(prompts))).repeat_interleave(num_responses)
-        return Rollout(repeated, groups_B, batch, {"score": 1.0}, Scoring(torch.arange(len(repeated)), scores))
+        groups_G = torch.tensor([ticket.number for ticket in tickets] or range(len(prompts)))
+        return Rollout(
+            repeated,
+            groups_G.repeat_interleave(num_responses),
+            batch,
+            {"score": 1.0},
+            Scoring(torch.arange(len(repeated)), scores),
+        )
 
     def scored(self, rollout: Rollout) -> Rollout:
         """Adds the scores that `begin` has drawn."""

@@ -101,10 +101,7 @@ class Controller:
         )
         weights = {reward.name: reward.weight for reward in training.rewards}
         plan = step_plan(job, run.model_folder)
-        self.finished_groups = None
-        if job.spec.checkpoint.keep_finished_groups:
-            root = checkpointing.root
-            self.finished_groups = FinishedGroups(root, job.name, plan.sampling, plan.group_size, plan.seed)
+        self.finished_groups = FinishedGroups.of(job, checkpointing.root, plan)
         self.rollout = RolloutPhase(
             Sampler(run.workers.hybrid, run.workers.reward, engines_of(job.spec), stop),
             weights,
@@ -122,17 +119,7 @@ class Controller:
             self.timer,
             self.cursor,
         )
-        self.evaluation: Evaluation | None = None
-        if training.evaluation is not None:
-            self.evaluation = Evaluation(
-                training.evaluation,
-                run.prompts.held_out,
-                training.rollout.max_new_tokens,
-                training.rollout.stop,
-                self.rollout,
-                self.timer,
-                training.seed,
-            )
+        self.evaluation = Evaluation.of(job.spec.training, run.prompts.held_out, self.rollout, self.timer)
 
     def train(self, first_step: int, *, is_evaluated: bool) -> bool:
         """Trains until all steps are done; `first_step` steps are already done. Returns True if all steps are done,

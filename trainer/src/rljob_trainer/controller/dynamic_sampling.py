@@ -22,7 +22,8 @@ from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy, Refill
 from rljob_api.v1alpha1.recipes import resolved_value
 from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.rollout_phase import Requested, Rollout, RolloutPhase
+from rljob_trainer.controller.rollout import Rollout
+from rljob_trainer.controller.rollout_phase import Requested, RolloutPhase
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.datasets.cursor import DrawnRow, PromptCursor

@@ -8,7 +8,9 @@ from dataclasses import replace
 import torch
 
 from rljob_api.v1alpha1.dataset import Evaluation as EvaluationSpec
-from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase, sample_seeds
+from rljob_api.v1alpha1.training import Training
+from rljob_trainer.controller.rollout import Rollout
+from rljob_trainer.controller.rollout_phase import RolloutPhase, sample_seeds
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_SAMPLED
@@ -39,6 +41,16 @@ class Evaluation:
         self.seed = seed
         self.greedy = SamplingSettings(temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=max_new_tokens, stop=stop)
         self.sampled = replace(self.greedy, temperature=spec.temperature)
+
+    @staticmethod
+    def of(
+        training: Training, prompts: Sequence[PromptRow], rollout: RolloutPhase, timer: PhaseTimer
+    ) -> Evaluation | None:
+        """Returns None for a job without evaluation. `prompts` are held out."""
+        if training.evaluation is None:
+            return None
+        max_new_tokens, stop = training.rollout.max_new_tokens, training.rollout.stop
+        return Evaluation(training.evaluation, prompts, max_new_tokens, stop, rollout, timer, training.seed)
 
     def is_due(self, step: int, num_steps: int) -> bool:
         """Whether to evaluate after `step` steps of `num_steps`."""

@@ -18,12 +18,14 @@ from pydantic import JsonValue
 
 from rljob_api.base import WireModel
 from rljob_api.constants import CONTRACT_VERSION
+from rljob_api.contract_documents import TrainerJob
 from rljob_api.scalars import Count, Flag, PositiveCount
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.checkpoints.errors import DamagedError
 from rljob_trainer.checkpoints.layout import read_sealed, seal
 from rljob_trainer.checkpoints.storage import durable_file, make_folder, storage_errors, write_all
 from rljob_trainer.controller.sampler import Ticket
+from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, SamplingSettings
 from rljob_trainer.errors import TrainerError
@@ -104,6 +106,13 @@ class FinishedGroups:
         }
         self._step: list[_Rows] = []
         self._saved: dict[Ticket, SavedGroup] = {}
+
+    @staticmethod
+    def of(job: TrainerJob, folder: Path, plan: StepPlan) -> FinishedGroups | None:
+        """Returns None if the job does not keep finished groups."""
+        if not job.spec.checkpoint.keep_finished_groups:
+            return None
+        return FinishedGroups(folder, job.name, plan.sampling, plan.group_size, plan.seed)
 
     def begin_step(self) -> None:
         """Forgets the groups of the step before."""

@@ -15,7 +15,7 @@ from rljob_api.v1alpha1.policy_filtration import PolicyFiltration
 from rljob_trainer.algorithms.policy_filtration import drawn_rows
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.balanced_order import RowCosts, RowPlan, imbalance, planned_rows
-from rljob_trainer.controller.rollout_phase import Rollout
+from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.observability.metrics import (
     MICRO_BATCH_IMBALANCE,

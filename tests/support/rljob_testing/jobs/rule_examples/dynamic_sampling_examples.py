@@ -12,6 +12,7 @@ _SIZE = "spec.training.rollout.groupSize"
 _FUNCTION = {"type": "Function", "function": {"path": "mine:own"}}
 _PASS_AT_K = {"type": "GroupRelativePassAtK"}
 _OFF = {"enabled": False}
+_MODEL = {"type": "RewardModel", "rewardModel": {"source": "org/reward"}}
 _NOT_COMPARING = ("ReinforcePlusPlus", "ReMax", "PPO")
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
@@ -49,12 +50,16 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
             "spec.training.rewards": [{"name": each, "type": "MathAnswer"} for each in ("form", "b")],
         },
     ],
+    "Training.dynamicSamplingRefill": [
+        {_D + ".refill": "Continuous"},
+        {_D + ".refill": "Round", "spec.training.rewards": [_MODEL]},
+    ],
 }
 
 BAD: dict[str, list[Bad]] = {
     "DynamicSampling.enabled": [
         Bad(_D + ".enabled", {_D: _OFF | {name: value}})
-        for name, value in (("maxRounds", 10), ("onMaxRounds", "Fail"), ("reward", "score"))
+        for name, value in (("maxRounds", 10), ("onMaxRounds", "Fail"), ("refill", "Round"), ("reward", "score"))
     ],
     "Training.dynamicSamplingGroups": [
         *(Bad(_D, {_A: {"type": each, "dynamicSampling": {}}}) for each in _NOT_COMPARING),
@@ -86,5 +91,8 @@ BAD: dict[str, list[Bad]] = {
     "Training.dynamicSamplingReward": [
         Bad(_D + ".reward", {_D + ".reward": "accuracy"}),
         Bad(_D + ".reward", {_A: {"type": "DAPO", "dynamicSampling": {"reward": "accuracy"}}}),
+    ],
+    "Training.dynamicSamplingRefill": [
+        Bad(_D + ".refill", {_D + ".refill": "Continuous", "spec.training.rewards": [_MODEL]}),
     ],
 }
