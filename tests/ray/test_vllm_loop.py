@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from rljob_testing.models import tiny_models
 from rljob_testing.training import gloo_ranks
+from rljob_testing.training.whole_rollouts import run_to_empty
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.process_group import group_of_model_ranks
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, GenerationRequest, SamplingSettings
@@ -87,7 +88,7 @@ def on_a_rank(folder: Path, context: WorkerContext) -> RanksResult:
     loop = EngineLoop(engine, peers=ModelPeers(group, 0))
     engine.clear_cache()
     plain = engine.generate(requests_of(0, 8))
-    in_loop = loop.run_to_empty(requests_of(0, 8))
+    in_loop = run_to_empty(loop, requests_of(0, 8))
     calls = recorded_calls(loop)
     found: list[FinishedSequence] = []
     aborted: list[FinishedSequence] = []

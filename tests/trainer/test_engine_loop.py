@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from rljob_testing.training.whole_rollouts import run_to_empty
 from rljob_trainer.engines.rollout.base import (
     FinishedSequence,
     FinishReason,
@@ -110,7 +111,7 @@ def test_the_engine_gets_the_calls_that_generate_makes() -> None:
     loop = loop_of(ours)
     for _ in range(2):
         theirs.clear_cache()
-        assert loop.run_to_empty(requests) == RolloutEngine.generate(theirs, requests)  # type: ignore[arg-type]
+        assert run_to_empty(loop, requests) == RolloutEngine.generate(theirs, requests)  # type: ignore[arg-type]
     assert ours.calls == theirs.calls
 
 
@@ -203,7 +204,7 @@ def test_the_random_streams_are_switched_exactly_while_the_thread_uses_the_engin
     loop = loop_of(engine)
     loop.while_running = while_running
     for number in range(20):
-        loop.run_to_empty([request(number, 1)])
+        run_to_empty(loop, [request(number, 1)])
         assert not is_running
     assert seen == [True] * 20
 
@@ -257,7 +258,6 @@ def test_an_error_in_the_thread_is_raised_by_calls_that_wait_and_by_later_ones(
         lambda: loop.take(0.0),
         lambda: loop.submit([request(2, 1)]),
         lambda: loop.abort([]),
-        lambda: loop.run_to_empty([]),
         loop.wait_until_idle,
         lambda: loop.num_unfinished,
     ]
@@ -296,4 +296,4 @@ def test_time_between_rollouts_and_slow_but_progressing_steps_are_no_stall() -> 
     engine.may_step.release(100)
     for _ in range(2):
         clock.now += 10_000
-        assert len(loop.run_to_empty([request(0, 5)])) == 1
+        assert len(run_to_empty(loop, [request(0, 5)])) == 1

@@ -44,6 +44,18 @@ def beside_a_thread():
     threading.Thread(target=time.sleep, args=(600,)).start()
     sleeping()
 
+def generating():
+    from rljob_trainer.engines.rollout.loop import EngineLoop
+
+    class Engine:
+        def clear_cache(self):
+            sleeping()
+
+        def has_unfinished(self):
+            return False
+
+    EngineLoop(Engine()).run_to_empty([])
+
 def ending():
     faulthandler.unregister(44)
     sleeping()
@@ -142,6 +154,15 @@ def test_the_main_thread_is_distinguished_from_others(tmp_path: Path, start: Sta
     [stacks] = taken(tmp_path)
     assert stacks.text.count("most recent call first") == 2
     assert stacks.innermost_frame.endswith(" sleeping")
+
+
+def test_the_thread_of_a_rollout_engine_is_shown(tmp_path: Path, start: Start) -> None:
+    """The main thread waits for it."""
+    start("generating")
+    [found] = taken(tmp_path)
+    assert found.innermost_frame_outside_libraries.endswith(" _wait_for_engine")
+    engine = found.text.index(" in clear_cache\n")
+    assert found.text.index(" in _run_until_empty\n") > engine
 
 
 def test_a_forked_process_has_stacks_of_its_own(tmp_path: Path, start: Start) -> None:

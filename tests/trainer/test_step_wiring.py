@@ -13,10 +13,6 @@ import torch
 
 from rljob_testing.training import stub_step
 from rljob_trainer.algorithms.interfaces import AdvantageEstimator, ResponseInputs
-from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.batch.ragged import RaggedColumn
-from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
 from rljob_trainer.errors import RewardError
 from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, KL_COEFFICIENT, KL_LOSS, REWARD_MAX, REWARD_MEAN
 from rljob_trainer.workers.columns import (
@@ -29,11 +25,9 @@ from rljob_trainer.workers.columns import (
     PROMPT_TOKEN_IDS,
     RESPONSE_LENGTHS,
     ROLLOUT_LOGPROBS,
-    SAMPLE_IDS,
     SAMPLE_SEEDS,
     TOKENS,
 )
-from rljob_trainer.workers.rollout import RolloutWorker
 
 
 @pytest.fixture(autouse=True)
@@ -153,42 +147,6 @@ def test_passes_of_another_layout_do_not_follow_the_actors_micro_batches(*, has_
     for columns in (reference.columns, critic.columns):
         assert TOKENS in columns
         assert (PASS_MICRO_BATCHES in columns) is has_actors_layout
-
-
-def test_the_generator_is_greedy_in_the_marked_rows() -> None:
-    class Engine:
-        memory = None
-
-        def __init__(self) -> None:
-            self.requests: list[GenerationRequest] = []
-            self.is_done = True
-
-        def clear_cache(self) -> None: ...
-
-        def add(self, request: GenerationRequest) -> None:
-            self.requests.append(request)
-            self.is_done = False
-
-        def has_unfinished(self) -> bool:
-            return not self.is_done
-
-        def step(self) -> list[FinishedSequence]:
-            self.is_done = True
-            return [stub_step.finished(each.request_id, 1) for each in self.requests]
-
-    engine = Engine()
-    worker = RolloutWorker(WorkerContext(0, 1, 0, 0, "", 0, "cpu", 1), lambda: engine, 1)  # type: ignore[arg-type,return-value]
-    rows = DataProto(
-        {SAMPLE_SEEDS: torch.tensor([3, 0]), IS_GREEDY: torch.tensor([False, True])},
-        ragged={PROMPT_TOKEN_IDS: RaggedColumn.from_rows([[1], [1]], torch.int64)},
-    )
-    worker.submit(rows.with_columns({SAMPLE_IDS: torch.arange(2)}), stub_step.SAMPLING)
-    worker.take(60.0)
-    assert [each.sampling for each in engine.requests] == [
-        stub_step.SAMPLING,
-        SamplingSettings(0.0, 1.0, 0, 8, ("stop",)),
-    ]
-    assert [each.seed for each in engine.requests] == [3, 0]
 
 
 # The second prompt's totals are equal, though each of its rewards differs; the third's are equal in both.

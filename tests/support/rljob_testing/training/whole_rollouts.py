@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
+from rljob_trainer.engines.rollout.loop import EngineLoop
 from rljob_trainer.workers.columns import HAS_ENGINE_ERROR, SAMPLE_IDS
 from rljob_trainer.workers.hybrid import HybridWorker
 
@@ -20,6 +23,12 @@ def whole_rollout(
     hybrid.begin_rollout(syncs)
     hybrid.submit(batch.with_columns({SAMPLE_IDS: torch.arange(len(batch))}), sampling)
     return in_order(hybrid.take(SECONDS))
+
+
+def run_to_empty(loop: EngineLoop, requests: Sequence[GenerationRequest]) -> dict[str, FinishedSequence]:
+    """Returns the responses to these requests, and to unfinished ones, by their ids."""
+    loop.submit(requests)
+    return {each.request_id: each for each in loop.take(SECONDS)}
 
 
 def in_order(taken: DataProto) -> DataProto:

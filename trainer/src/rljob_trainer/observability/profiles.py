@@ -24,7 +24,7 @@ PROFILES_FOLDER_NAME = "profiles"
 
 
 class StepProfile(Protocol):
-    """Profiles one step at a time. Call all methods from the thread that runs the step."""
+    """Profiles one step at a time, in all threads of the process. Call all methods from the same thread."""
 
     suffix: str
     """The end of the names of its files."""

@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
@@ -136,19 +136,9 @@ class EngineLoop:
         or until no request is unfinished. It does not return at the first response, so that there are fewer calls with
         more responses."""
         with self._changed:
-            self._wait(lambda: not self._unfinished, max_seconds)
+            self._wait_for_engine(lambda: not self._unfinished, max_seconds)
             taken, self._finished = self._finished, []
             return taken
-
-    def run_to_empty(self, requests: Sequence[GenerationRequest]) -> dict[str, FinishedSequence]:
-        """Adds requests and waits until the loop is idle. Returns their responses by request id."""
-        wanted = {request.request_id for request in requests}
-        self.submit(requests)
-        self.wait_until_idle()
-        with self._changed:
-            found = {each.request_id: each for each in self._finished if each.request_id in wanted}
-            self._finished = [each for each in self._finished if each.request_id not in wanted]
-            return found
 
     def abort(self, request_ids: Iterable[str]) -> list[FinishedSequence]:
         """Drops requests before the next step, and waits until this is done. Returns their responses so far. Unknown
@@ -157,14 +147,14 @@ class EngineLoop:
         with self._changed:
             self._send(command)
             number = self._num_received
-            self._wait(lambda: self._num_applied >= number)
+            self._wait_for_engine(lambda: self._num_applied >= number)
         return command.partials
 
     def wait_until_idle(self) -> None:
         """Waits until no request is unfinished and the thread does not use the engine any more. Then the engine belongs
         to the caller."""
         with self._changed:
-            self._wait(lambda: self._is_idle)
+            self._wait_for_engine(lambda: self._is_idle)
 
     def _send(self, command: _Add | _Abort) -> None:
         """Needs the lock."""
@@ -180,7 +170,7 @@ class EngineLoop:
             self._thread = threading.Thread(target=self._run, args=(stream,), name=THREAD_NAME, daemon=True)
             self._thread.start()
 
-    def _wait(self, is_over: Callable[[], bool], max_seconds: float = math.inf) -> None:
+    def _wait_for_engine(self, is_over: Callable[[], bool], max_seconds: float = math.inf) -> None:
         """Needs the lock, and releases it while it waits. Raises the thread's error, or ResourceError if the thread is
         stuck."""
         end = self._clock() + max_seconds
