@@ -206,12 +206,12 @@ class Group:
             objects={RESPONSE_TEXTS: tuple("abcde"[: len(batch)])},
         )
 
-    def start_scoring(self, batch: DataProto) -> FinishedCall[DataProto]:
-        assert PROMPT_MESSAGES not in batch
-        return FinishedCall(batch.only([RESPONSE_LENGTHS]))
+    def start_scoring(self, batch: list[DataProto]) -> FinishedCall[DataProto]:
+        assert PROMPT_MESSAGES not in batch[0]
+        return FinishedCall(DataProto())
 
-    def finish_scoring(self, started: DataProto) -> DataProto:
-        return DataProto({score_column("one"): torch.ones(len(started), dtype=torch.float64)})
+    def finish_scoring(self, batch: list[DataProto]) -> DataProto:
+        return DataProto({score_column("one"): torch.ones(sum(map(len, batch)), dtype=torch.float64)})
 
     def response_texts(self, batch: DataProto) -> DataProto:
         return batch

@@ -96,6 +96,18 @@ def test_one_row_can_be_split_across_many_workers() -> None:
     assert values(gather(Dispatch.DP_COMPUTE_PROTO, positions, call, *[batch(rank) for rank in range(4)])) == [0]
 
 
+def test_a_list_of_batches_is_already_split() -> None:
+    call = split(Dispatch.DP_COMPUTE_PROTO, TENSOR_PARALLEL, [batch(1, 2, 3), batch()], "all")
+    assert rows_by_rank(call) == [[1, 2, 3], [1, 2, 3], [], []]
+    assert [arguments[1] for arguments in by_rank(call)] == ["all"] * 4
+    results = (batch(10, 20), None, batch(30), None)
+    assert values(gather(Dispatch.DP_COMPUTE_PROTO, TENSOR_PARALLEL, call, *results)) == [10, 20, 30]
+    with pytest.raises(DispatchError, match=r"one batch per data-parallel rank \(2; seen: 3\)"):
+        split(Dispatch.DP_COMPUTE_PROTO, TENSOR_PARALLEL, [batch(1), batch(2), batch(3)])
+    with pytest.raises(DispatchError, match="split all or none"):
+        split(Dispatch.DP_COMPUTE_PROTO, TENSOR_PARALLEL, [batch(1), batch(2)], batch(3, 4))
+
+
 def test_padding_that_cannot_be_removed_is_an_error() -> None:
     call = split(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, batch(1, 2, 3))
     with pytest.raises(DispatchError, match=r"1 padding rows .* \[1, 2\] rows"):

@@ -75,7 +75,7 @@ class World:
         columns |= {score_column("right"): right_B.double(), NUMBERS: numbers_B}
         block = RemoteBlock.of_shard(Nowhere(len(self.rounds)), ["tokens"], len(rows))
         repeated = tuple(prompt for prompt in prompts for _ in range(GROUP_SIZE))
-        return Rollout(repeated, DataProto(columns, remote=(block,)), {"right": 1.0})
+        return Rollout(repeated, numbers_B, DataProto(columns, remote=(block,)), {"right": 1.0})
 
     def filled(
         self,

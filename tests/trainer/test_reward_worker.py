@@ -33,6 +33,7 @@ from rljob_trainer.workers.columns import (
     PROMPT_TEXTS,
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
+    SAMPLE_IDS,
     SCORES,
     TURN_BEGINNINGS,
     score_column,
@@ -111,7 +112,8 @@ def responses(*texts: str) -> DataProto:
     rows = [{"prompt": "p"}] * len(texts)
     columns = {PROMPT_TEXTS: ("p",) * len(texts), RESPONSE_TEXTS: texts, ANSWERS: ("",) * len(texts)}
     columns[TURN_BEGINNINGS] = ("",) * len(texts)
-    return DataProto({RESPONSE_LENGTHS: torch.tensor(LENGTHS[: len(texts)])}, {**columns, DATASET_ROWS: tuple(rows)})
+    numbers = {RESPONSE_LENGTHS: torch.tensor(LENGTHS[: len(texts)]), SAMPLE_IDS: torch.arange(len(texts))}
+    return DataProto(numbers, {**columns, DATASET_ROWS: tuple(rows)})
 
 
 class OneWorker:
@@ -125,11 +127,13 @@ class OneWorker:
         columns = {IS_TRUNCATED: torch.tensor(LENGTHS) == 8}
         return responses(*self.texts).only([RESPONSE_TEXTS, RESPONSE_LENGTHS]).with_columns(columns)
 
-    def start_scoring(self, batch: DataProto) -> FinishedCall[DataProto]:
-        return FinishedCall(self.worker.start_scoring(batch))
+    def start_scoring(self, batch: list[DataProto]) -> FinishedCall[DataProto]:
+        [part] = batch
+        return FinishedCall(self.worker.start_scoring(part))
 
-    def finish_scoring(self, started: DataProto) -> DataProto:
-        return self.worker.finish_scoring(started)
+    def finish_scoring(self, batch: list[DataProto]) -> DataProto:
+        [part] = batch
+        return self.worker.finish_scoring(part)
 
     def response_texts(self, batch: DataProto) -> DataProto:
         return self.worker.response_texts(batch)
@@ -253,6 +257,25 @@ def test_a_failure_beyond_the_limit_names_its_reward_unless_a_stop_was_requested
         phase = phase_of(OneWorker(worker, *TEXTS))
         begun(phase)
         assert phase.scored(begun(phase)).named_rewards_B["form"].tolist() == [1.0, 1.0, 0.0, 1.0]
+
+
+def test_scores_are_collected_for_any_responses_in_any_order(tmp_path: Path) -> None:
+    def started(*samples: tuple[int, str]) -> None:
+        ids = torch.tensor([sample_id for sample_id, _ in samples])
+        worker.start_scoring(responses(*(text for _, text in samples)).with_columns({SAMPLE_IDS: ids}))
+
+    def lengths_of(*ids: int) -> list[float]:
+        scores = worker.finish_scoring(DataProto({SAMPLE_IDS: torch.tensor(ids)}))
+        return [float(score) for score in scores[score_column("length")]]
+
+    with worker_of(tmp_path, function("length")) as worker:
+        started((7, "a"), (3, "ab"))
+        started((5, "abc"))
+        # Responses of two calls, and not all of the first one.
+        assert lengths_of(5, 7) == [0.75, 0.25]
+        started((8, "abcd"))
+        assert lengths_of(8, 3) == [1.0, 0.5]
+        assert not worker.started
 
 
 def test_rewards_are_scored_concurrently_while_the_process_works(tmp_path: Path) -> None:

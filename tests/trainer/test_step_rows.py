@@ -75,7 +75,7 @@ def test_actor_and_critic_use_the_same_rows_in_each_update(
 ) -> None:
     plan, lengths_B = plan_of(num_ranks, num_critic_ranks, critic_tokens), torch.tensor(lengths)
     everything_B = torch.ones(NUM_ROWS, dtype=torch.bool)
-    rows = StepRows(plan, Rollout((), DataProto(), {}), everything_B, lengths_B > 0, lengths_B)
+    rows = StepRows(plan, Rollout((), torch.arange(NUM_ROWS), DataProto(), {}), everything_B, lengths_B > 0, lengths_B)
     batch = DataProto(
         {
             NAME: torch.arange(NUM_ROWS)[rows.order_B],
@@ -105,7 +105,9 @@ def test_actor_and_critic_use_the_same_rows_in_each_update(
 def test_only_models_that_follow_the_plan_have_its_metric(has_flat_rows: bool) -> None:
     plan = replace(plan_of(2, 2, MAX_TOKENS), has_flat_rows=has_flat_rows)
     lengths_B = torch.arange(NUM_ROWS)
-    rows = StepRows(plan, Rollout((), DataProto(), {}), lengths_B >= 0, lengths_B > 0, lengths_B)
+    rows = StepRows(
+        plan, Rollout((), torch.arange(NUM_ROWS), DataProto(), {}), lengths_B >= 0, lengths_B > 0, lengths_B
+    )
     metrics = rows.metrics()
     assert (MICRO_BATCH_IMBALANCE in metrics) is has_flat_rows
     assert TOKEN_IMBALANCE in metrics

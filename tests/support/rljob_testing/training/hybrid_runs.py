@@ -30,7 +30,7 @@ from rljob_trainer.engines.train.offload import OffloadSettings
 from rljob_trainer.engines.train.output_head import Head
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.observability.timing import PhaseTimer
-from rljob_trainer.workers.columns import RESPONSE_TEXTS, score_column
+from rljob_trainer.workers.columns import RESPONSE_TEXTS, SAMPLE_IDS, score_column
 from rljob_trainer.workers.factories import (
     ACTOR,
     CRITIC,
@@ -83,14 +83,22 @@ class HybridRun:
 class TextRewards:
     """Scores 0 and 1 that depend only on the text of the response."""
 
-    def start_scoring(self, batch: DataProto) -> FinishedCall[DataProto]:
-        """See RewardGroup."""
-        scores = [zlib.crc32(str(text).encode()) % 3 == 0 for text in batch.object_column(RESPONSE_TEXTS)]
-        return FinishedCall(DataProto({score_column("score"): torch.tensor(scores, dtype=torch.float64)}))
+    def __init__(self) -> None:
+        self.scores: dict[int, bool] = {}
+        """By SAMPLE_IDS."""
 
-    def finish_scoring(self, started: DataProto) -> DataProto:
+    def start_scoring(self, batch: list[DataProto]) -> FinishedCall[DataProto]:
         """See RewardGroup."""
-        return started
+        rows = DataProto.concat(batch)
+        texts = rows.object_column(RESPONSE_TEXTS)
+        for sample_id, text in zip(rows[SAMPLE_IDS].tolist(), texts, strict=True):
+            self.scores[sample_id] = zlib.crc32(str(text).encode()) % 3 == 0
+        return FinishedCall(rows.only([SAMPLE_IDS]))
+
+    def finish_scoring(self, batch: list[DataProto]) -> DataProto:
+        """See RewardGroup."""
+        scores = [self.scores.pop(sample_id) for part in batch for sample_id in part[SAMPLE_IDS].tolist()]
+        return DataProto({score_column("score"): torch.tensor(scores, dtype=torch.float64)})
 
     def response_texts(self, batch: DataProto) -> DataProto:
         """See RewardGroup."""

@@ -209,6 +209,7 @@ class ReplayedRollouts(RolloutPhase):
         *,
         syncs: bool = True,
         with_greedy: bool = False,
+        first_group: int = 0,
     ) -> Rollout:
         """Responses with scores 0 and 1, as if generated with the weights of step 0. Every other group has equal scores
         only."""
@@ -237,13 +238,14 @@ class ReplayedRollouts(RolloutPhase):
             },
         )
         scores = FinishedCall(DataProto({SCORES: scores_B, score_column("score"): scores_B}))
-        return Rollout(repeated, batch, {"score": 1.0}, Scoring(scores))
+        groups_B = torch.arange(first_group, first_group + len(prompts)).repeat_interleave(num_responses)
+        return Rollout(repeated, groups_B, batch, {"score": 1.0}, Scoring(scores, []))
 
     def scored(self, rollout: Rollout) -> Rollout:
         """Adds the scores that `begin` has drawn."""
         if rollout.scoring is None:
             return rollout
-        return replace(rollout, batch=rollout.batch.union(rollout.scoring.by_rewards.result()), scoring=None)
+        return replace(rollout, batch=rollout.batch.union(rollout.scoring.started.result()), scoring=None)
 
 
 @dataclass(frozen=True)

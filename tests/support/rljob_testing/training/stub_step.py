@@ -67,13 +67,14 @@ class Rewards:
     scores: dict[str, Sequence[float]]
     asked: list[DataProto] = field(default_factory=list)
 
-    def start_scoring(self, batch: DataProto) -> FinishedCall[DataProto]:
-        self.asked.append(batch)
-        columns = {name: torch.tensor(each, dtype=torch.float64) for name, each in self.scores.items()}
-        return FinishedCall(DataProto({score_column(name): each for name, each in columns.items()}))
+    def start_scoring(self, batch: list[DataProto]) -> FinishedCall[DataProto]:
+        self.asked += batch
+        return FinishedCall(DataProto())
 
-    def finish_scoring(self, started: DataProto) -> DataProto:
-        return started
+    def finish_scoring(self, batch: list[DataProto]) -> DataProto:
+        columns = {score_column(name): torch.tensor(each, dtype=torch.float64) for name, each in self.scores.items()}
+        assert all(len(each) == sum(map(len, batch)) for each in columns.values())
+        return DataProto(columns)
 
 
 def zeros_of(batch: DataProto) -> RaggedColumn:

@@ -22,7 +22,7 @@ from rljob_trainer.controller.build_run import Run
 from rljob_trainer.controller.checkpointing import Checkpointing, ControllerState
 from rljob_trainer.controller.evaluation import Evaluation
 from rljob_trainer.controller.mismatch_watch import MismatchWatch
-from rljob_trainer.controller.model_roles import step_plan
+from rljob_trainer.controller.model_roles import num_workers_of, step_plan
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_files import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
@@ -51,6 +51,7 @@ from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.observability.timeline import ProcessSpans, timeline_file, write_timeline
 from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.workers.factories import REWARD
 from rljob_trainer.workers.protocols import ActorGroup
 from rljob_trainer.workers.trained_worker import ADAPTER_PREFIX, MODEL_PREFIX
 
@@ -99,7 +100,13 @@ class Controller:
         )
         weights = {reward.name: reward.weight for reward in training.rewards}
         self.rollout = RolloutPhase(
-            run.workers.hybrid, run.workers.reward, weights, self.timer, stop, run.workers.reward_model
+            run.workers.hybrid,
+            run.workers.reward,
+            weights,
+            self.timer,
+            stop,
+            run.workers.reward_model,
+            num_workers_of(job.spec, REWARD),
         )
         self.training_step = TrainingStep(
             step_plan(job, run.model_folder),

@@ -85,7 +85,7 @@ class DynamicSampling:
             raise BatchNotFullError(self._not_full_message(step, num_wanted, is_kept_G, everything))
         else:
             taken = spread_groups(is_kept_G, num_wanted, self.plan.rows_per_update // self.group_size)
-        batch = _rows_of_groups(everything, taken, self.group_size)
+        batch = _rows_of_groups(everything, taken)
         return StepRows.of(
             self.plan,
             batch,
@@ -104,11 +104,11 @@ class DynamicSampling:
     def _is_kept(self, rollout: Rollout) -> torch.Tensor:
         """Returns [groups of this rollout] bool: whether the scores of the group differ. If `dynamicSampling.reward` is
         set, the scores of that reward must differ, too."""
-        groups_B = torch.arange(len(rollout.prompts)) // self.group_size
-        differs_B = rollout.has_reward_variance(groups_B, by_name=self.by_name)
+        differs_B = rollout.has_reward_variance(by_name=self.by_name)
         if self.settings.reward is not None:
-            differs_B = differs_B & ~zero_variance_mask(rollout.named_rewards_B[self.settings.reward], groups_B)
-        return differs_B[:: self.group_size]
+            differs_B = differs_B & ~zero_variance_mask(rollout.named_rewards_B[self.settings.reward], rollout.groups_B)
+        first, last = int(rollout.groups_B[0]), int(rollout.groups_B[-1])
+        return torch.zeros(last - first + 1, dtype=torch.bool).index_copy(0, rollout.groups_B - first, differs_B)
 
     def _not_full_message(self, step: int, num_wanted: int, is_kept_G: torch.Tensor, everything: Rollout) -> str:
         by_name = f", or all scores of {self.settings.reward!r}," if self.settings.reward is not None else ""
@@ -140,11 +140,11 @@ def spread_groups(is_kept_G: torch.Tensor, num_wanted: int, groups_per_update: i
 
 
 def _concatenated(first: Rollout, second: Rollout) -> Rollout:
-    prompts = (*first.prompts, *second.prompts)
-    return Rollout(prompts, DataProto.concat([first.batch, second.batch]), first.weights)
+    prompts, groups_B = (*first.prompts, *second.prompts), torch.cat([first.groups_B, second.groups_B])
+    return Rollout(prompts, groups_B, DataProto.concat([first.batch, second.batch]), first.weights)
 
 
-def _rows_of_groups(rollout: Rollout, groups: torch.Tensor, group_size: int) -> Rollout:
-    rows_B = (groups[:, None] * group_size + torch.arange(group_size)).flatten()
+def _rows_of_groups(rollout: Rollout, groups: torch.Tensor) -> Rollout:
+    rows_B = torch.cat([(rollout.groups_B == group).nonzero().flatten() for group in groups])
     prompts = tuple(rollout.prompts[row] for row in rows_B.tolist())
-    return Rollout(prompts, rollout.batch.rows(rows_B), rollout.weights)
+    return Rollout(prompts, rollout.groups_B[rows_B], rollout.batch.rows(rows_B), rollout.weights)

@@ -51,6 +51,7 @@ from rljob_trainer.workers.columns import (
     PROMPT_TOKEN_IDS,
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
+    SAMPLE_IDS,
     SAMPLE_SEEDS,
     SCORES,
     TURN_BEGINNINGS,
@@ -84,8 +85,10 @@ class RewardModelWorkers:
 class Scoring:
     """Pending scores of a rollout."""
 
-    by_rewards: PendingResult[DataProto]
-    """Scores of the reward functions and of length penalties."""
+    started: PendingResult[DataProto]
+    """The call that started the reward functions."""
+    samples: list[DataProto]
+    """SAMPLE_IDS of the responses that each rank of the reward workers scores, in the order of the rollout's rows."""
     by_model: PendingResult[DataProto] | None = None
     """Scores of the reward model, if there is one."""
     order_S: torch.Tensor | None = None
@@ -98,6 +101,8 @@ class Rollout:
 
     prompts: tuple[PromptRow, ...]
     """The prompt of each response."""
+    groups_B: torch.Tensor
+    """int64: the number of each response's group in its step. The responses to one prompt are a group."""
     batch: DataProto
     """Columns of a rollout (see workers/columns) and scores. Only columns with one number per response are local."""
     weights: Mapping[str, float]
@@ -128,14 +133,14 @@ class Rollout:
         """[B] float32 each: the rewards by name, without their weights."""
         return {name: self.batch[score_column(name)].float() for name in self.weights}
 
-    def has_reward_variance(self, groups_B: torch.Tensor, *, by_name: bool) -> torch.Tensor:
+    def has_reward_variance(self, *, by_name: bool) -> torch.Tensor:
         """Returns [B] bool: whether the rewards differ within the row's group. With `by_name` each reward is compared
         separately, except those with weight 0; then it is enough if one of them differs. Advantages that compare each
         reward separately need this."""
         named = [each_B for name, each_B in self.named_rewards_B.items() if self.weights[name] != 0]
-        is_equal_B = torch.ones(len(groups_B), dtype=torch.bool)
+        is_equal_B = torch.ones(len(self.groups_B), dtype=torch.bool)
         for each_B in named if by_name else [self.rewards_B]:
-            is_equal_B = is_equal_B & zero_variance_mask(each_B, groups_B)
+            is_equal_B = is_equal_B & zero_variance_mask(each_B, self.groups_B)
         return ~is_equal_B
 
     def metrics(self) -> dict[str, float]:
@@ -165,7 +170,7 @@ class Rollout:
 
 
 class RolloutPhase:
-    """Generates and scores responses. `weights`: weights of the rewards, by name."""
+    """Generates and scores responses. `weights`: weights of the rewards, by name. `num_ranks`: ranks of `reward`."""
 
     def __init__(
         self,
@@ -175,6 +180,7 @@ class RolloutPhase:
         timer: PhaseTimer,
         stop: StopRequest,
         reward_model: RewardModelWorkers | None = None,
+        num_ranks: int = 1,
     ) -> None:
         self.hybrid = hybrid
         self.reward = reward
@@ -182,6 +188,9 @@ class RolloutPhase:
         self.weights = weights
         self.timer = timer
         self.stop = stop
+        self.num_ranks = num_ranks
+        self.num_samples = 0
+        """Number of responses requested so far."""
 
     def run(
         self, prompts: Sequence[PromptRow], num_responses: int, sampling: SamplingSettings, seeds: torch.Tensor
@@ -198,12 +207,14 @@ class RolloutPhase:
         *,
         syncs: bool = True,
         with_greedy: bool = False,
+        first_group: int = 0,
     ) -> Rollout:
         """Generates `num_responses` responses to each prompt and starts their scoring. Responses to the same prompt are
-        consecutive rows. Only one rollout can be scored at a time.
+        consecutive rows.
 
         `seeds`: [B] int64. `syncs`: whether the rollout engine first gets the current weights. `with_greedy`: also
-        generates one greedy response per prompt, and keeps only its score."""
+        generates one greedy response per prompt, and keeps only its score. `first_group`: the group number of the first
+        prompt."""
         one_row_per_prompt = stored(prompt_batch(prompts))
         inputs = one_row_per_prompt.repeat(num_responses)
         columns = {SAMPLE_SEEDS: seeds}
@@ -212,28 +223,34 @@ class RolloutPhase:
             is_greedy_S = torch.arange(len(inputs)) >= len(seeds)
             columns = {SAMPLE_SEEDS: seeds.new_zeros(len(inputs)), IS_GREEDY: is_greedy_S}
             columns[SAMPLE_SEEDS][: len(seeds)] = seeds
+        columns[SAMPLE_IDS] = torch.arange(self.num_samples, self.num_samples + len(inputs))
+        self.num_samples += len(inputs)
         request = inputs.only([PROMPT_TOKEN_IDS]).with_columns(columns)
         with self.timer.phase("rollout"):
             batch = self.hybrid.generate_sequences(request, sampling, syncs)
+        batch = batch.with_columns({SAMPLE_IDS: columns[SAMPLE_IDS]})
         with self.timer.phase("reward"):
-            responses = batch.only([RESPONSE_TEXTS, RESPONSE_LENGTHS]).union(inputs.only(REWARD_COLUMNS))
-            scoring = self._scoring(self.reward.start_scoring(responses), batch.union(inputs.only(MODEL_COLUMNS)))
+            scoring = self._scoring(batch.union(inputs.only({*REWARD_COLUMNS, *MODEL_COLUMNS})))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
+        groups_B = torch.arange(first_group, first_group + len(prompts)).repeat_interleave(num_responses)
         sampled = batch.slice(0, len(repeated)) if with_greedy else batch
-        return Rollout(repeated, sampled, self.weights, scoring)
+        return Rollout(repeated, groups_B, sampled, self.weights, scoring)
 
-    def _scoring(self, by_rewards: PendingResult[DataProto], batch: DataProto) -> Scoring:
-        """Returns the pending scores. Also starts the call of the reward model, if there is one, with rows ordered so
-        that each of its workers gets about the same number of tokens."""
+    def _scoring(self, batch: DataProto) -> Scoring:
+        """Starts the scoring of these responses, and returns the pending scores. Also starts the call of the reward
+        model, if there is one, with rows ordered so that each of its workers gets about the same number of tokens."""
+        parts = equal_parts(batch.only((SAMPLE_IDS, RESPONSE_TEXTS, RESPONSE_LENGTHS, *REWARD_COLUMNS)), self.num_ranks)
+        samples = [part.only([SAMPLE_IDS]) for part in parts]
+        started = self.reward.start_scoring(parts)
         if self.reward_model is None:
-            return Scoring(by_rewards)
+            return Scoring(started, samples)
         order_S = None
         num_ranks = self.reward_model.num_data_ranks
         if num_ranks > 1 and len(batch) % num_ranks == 0:
             order_S = balanced_order(batch[RESPONSE_LENGTHS], num_ranks)
             batch = batch.reorder(order_S)
         by_model = self.reward_model.group.compute_scores(batch.only(self.reward_model.columns))
-        return Scoring(by_rewards, by_model, order_S)
+        return Scoring(started, samples, by_model, order_S)
 
     def scored(self, rollout: Rollout) -> Rollout:
         """Waits for the scores and returns the rollout with them. A rollout that already has its scores is returned
@@ -284,7 +301,8 @@ class RolloutPhase:
         """Waits for the scores. Raises StepAbandonedError after a stop request, because the scores may be wrong then:
         the stop signal may also have reached processes that a reward had started."""
         try:
-            scores = self.reward.finish_scoring(scoring.by_rewards.result())
+            scoring.started.result()
+            scores = self.reward.finish_scoring(scoring.samples)
         except RewardError as error:
             if self.stop.is_requested:
                 raise StepAbandonedError from error
@@ -295,6 +313,12 @@ class RolloutPhase:
             return scores
         by_model = scoring.by_model.result()
         return scores.union(by_model if scoring.order_S is None else by_model.reorder(scoring.order_S.argsort()))
+
+
+def equal_parts(batch: DataProto, num_parts: int) -> list[DataProto]:
+    """Splits a batch into consecutive parts of the same number of rows; the last parts may have fewer rows or none."""
+    size = -(-len(batch) // num_parts)
+    return [batch.slice(min(part * size, len(batch)), min((part + 1) * size, len(batch))) for part in range(num_parts)]
 
 
 def _by_reward(found: object) -> dict[str, str]:

@@ -77,7 +77,7 @@ class StepRows:
     @property
     def groups_B(self) -> torch.Tensor:
         """[B] int64: group number; equal for responses to the same prompt."""
-        return torch.arange(len(self.is_kept_B)) // self.plan.group_size
+        return self.rollout.groups_B
 
     @cached_property
     def row_plan(self) -> RowPlan:

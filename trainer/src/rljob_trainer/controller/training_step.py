@@ -142,8 +142,7 @@ class TrainingStep:
         if not self.plan.algorithm.drop_zero_variance_groups:
             return StepRows.of(self.plan, rollout, torch.ones(len(rollout.prompts), dtype=torch.bool))
         rollout = self.rollout.scored(rollout)
-        groups_B = torch.arange(len(rollout.prompts)) // self.plan.group_size
-        return StepRows.of(self.plan, rollout, rollout.has_reward_variance(groups_B, by_name=self.compares_by_name))
+        return StepRows.of(self.plan, rollout, rollout.has_reward_variance(by_name=self.compares_by_name))
 
     def _begin_rollout(self, prompts: Sequence[PromptRow], step: int, num_drawn: int = 0) -> Rollout:
         """Generates responses to these prompts and starts their scoring. `num_drawn`: prompts drawn before in this
@@ -153,7 +152,13 @@ class TrainingStep:
         syncs = step % plan.sync_every_steps == 0
         with_greedy = GREEDY_REWARDS in self.advantages.needs
         return self.rollout.begin(
-            prompts, plan.group_size, plan.sampling, seeds_B, syncs=syncs, with_greedy=with_greedy
+            prompts,
+            plan.group_size,
+            plan.sampling,
+            seeds_B,
+            syncs=syncs,
+            with_greedy=with_greedy,
+            first_group=num_drawn,
         )
 
     def _with_forward_passes(self, batch: DataProto, step: int) -> DataProto:

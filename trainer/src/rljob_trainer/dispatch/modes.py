@@ -26,7 +26,8 @@ class Dispatch(StrEnum):
     """Every argument and the result are lists with one element per data-parallel rank."""
     DP_COMPUTE_PROTO = "DP_COMPUTE_PROTO"
     """DataProto arguments are split by data-parallel rank (with padding rows if their number is not divisible), every
-    worker gets all other arguments; the caller gets the concatenated results without the padding rows."""
+    worker gets all other arguments; the caller gets the concatenated results without the padding rows. An argument may
+    also be a list with one DataProto per data-parallel rank, of any lengths."""
     DP_COMPUTE_PROTO_WITH_FUNC = "DP_COMPUTE_PROTO_WITH_FUNC"
     """As DP_COMPUTE_PROTO; the first argument is a function, which every worker gets."""
     DP_COMPUTE_METRIC = "DP_COMPUTE_METRIC"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import SupportsFloat, cast
+from typing import SupportsFloat, TypeGuard, cast
 
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.mesh import MeshPosition
@@ -86,21 +86,36 @@ def split_lists(positions: Sequence[MeshPosition], arguments: Arguments) -> Spli
 
 def split_batches(positions: Sequence[MeshPosition], arguments: Arguments) -> SplitCall:
     """Splits every DataProto into equal consecutive parts, one per data rank; every rank gets all other arguments. If
-    the number of rows is not divisible by the number of data ranks, padding rows are added at the end.
+    the number of rows is not divisible by the number of data ranks, padding rows are added at the end. A list of
+    DataProto is already split: it has one part per data rank, of any length.
 
-    Raises DispatchError for batches of different lengths, and for a batch without rows."""
+    Raises DispatchError for batches of different lengths, for a batch without rows, for a list with another number of
+    parts, and if only some of the batches are lists."""
     num_data_ranks = positions[0].num_data_ranks
     check_lengths("arguments", arguments)
+    if any(map(_is_split, arguments)) and any(isinstance(argument, DataProto) for argument in arguments):
+        raise DispatchError("some batches are lists with one part per rank, and others are not; split all or none")
     num_padded_rows = 0
     columns: list[list[object]] = []
     for argument in arguments:
         if isinstance(argument, DataProto):
             padded, num_padded_rows = argument.padded_to_multiple(num_data_ranks)
             columns.append(list(padded.chunk(num_data_ranks)))
+        elif _is_split(argument):
+            if len(argument) != num_data_ranks:
+                raise DispatchError(
+                    f"a list of batches must have one batch per data-parallel rank ({num_data_ranks}; seen: "
+                    f"{len(argument)})"
+                )
+            columns.append(list(argument))
         else:
             columns.append([argument] * num_data_ranks)
     shares = tuple(tuple(column[part] for column in columns) for part in range(num_data_ranks))
     return SplitCall(shares, _by_data_rank(positions), num_padded_rows)
+
+
+def _is_split(argument: object) -> TypeGuard[list[DataProto]]:
+    return isinstance(argument, list) and bool(argument) and all(isinstance(each, DataProto) for each in argument)
 
 
 def check_lengths(where: str, arguments: Sequence[object]) -> None:

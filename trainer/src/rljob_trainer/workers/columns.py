@@ -31,6 +31,8 @@ ANSWERS = "answers"
 """Object column: the expected answer from the dataset."""
 DATASET_ROWS = "dataset_rows"
 """Object column: the whole row of the dataset, a mapping."""
+SAMPLE_IDS = "sample_ids"
+"""[B] int64: identifies a response. The controller counts the responses of its run; no two have the same number."""
 SAMPLE_SEEDS = "sample_seeds"
 """[B] int64: the random seed of each response."""
 

@@ -119,12 +119,12 @@ class ReferenceGroup(Protocol):
 class RewardGroup(Protocol):
     """All ranks of `RewardWorker`."""
 
-    def start_scoring(self, batch: DataProto) -> PendingResult[DataProto]:
-        """See RewardWorker.start_scoring."""
+    def start_scoring(self, batch: list[DataProto]) -> PendingResult[DataProto]:
+        """One batch per rank; see RewardWorker.start_scoring."""
         ...
 
-    def finish_scoring(self, started: DataProto) -> DataProto:
-        """See RewardWorker.finish_scoring."""
+    def finish_scoring(self, batch: list[DataProto]) -> DataProto:
+        """One batch per rank; the result has their rows one after the other. See RewardWorker.finish_scoring."""
         ...
 
     def response_texts(self, batch: DataProto) -> DataProto:

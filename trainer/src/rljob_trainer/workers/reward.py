@@ -1,7 +1,7 @@
 """The reward worker: scores responses in the process that has them, with scoring processes of its own.
 
-One call starts the scoring and another one collects the scores. Between both calls this process runs calls of other
-roles, while the scoring processes work.
+One call starts the scoring of some responses, and another one collects the scores of these or other responses. Between
+the calls this process runs calls of other roles, while the scoring processes work.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from rljob_trainer.workers.columns import (
     PROMPT_TEXTS,
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
+    SAMPLE_IDS,
     TURN_BEGINNINGS,
     score_column,
     status_column,
@@ -75,12 +76,16 @@ class RewardSettings:
 
 
 @dataclass(frozen=True)
-class _Scoring:
-    """Responses that are being scored."""
+class _Started:
+    """A response that is being scored."""
 
-    requests: Sequence[RewardRequest]
+    request: RewardRequest
+    length: int
+    """Tokens of the response."""
+    index: int
+    """Its number among the responses of the same `start_scoring`."""
     outcomes: Sequence[Future[list[RewardOutcome]]]
-    """One future for each scorer."""
+    """For each scorer, the outcomes of the responses of the same `start_scoring`."""
 
 
 class RewardWorker(Worker):
@@ -94,40 +99,43 @@ class RewardWorker(Worker):
             settings.start_pool(scorer, scorer.num_processes, context.rank * scorer.num_processes)
             for scorer in settings.scorers
         ]
-        self.scoring: _Scoring | None = None
+        self.started: dict[int, _Started] = {}
+        """The responses that are being scored, or whose scores were not collected yet, by their SAMPLE_IDS."""
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def start_scoring(self, batch: DataProto) -> DataProto:
-        """Sends the responses to the scoring processes without waiting for scores; drops responses that are still being
-        scored.
+        """Sends the responses to the scoring processes without waiting for scores. May be called again before their
+        scores are collected.
 
-        Needs RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and DATASET_ROWS. Returns the
-        argument of `finish_scoring`, which has RESPONSE_LENGTHS. Raises RewardError for a row that cannot be sent to a
-        scorer."""
+        Needs SAMPLE_IDS, RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and DATASET_ROWS.
+        Returns SAMPLE_IDS. Raises RewardError for a row that cannot be sent to a scorer."""
         names = (PROMPT_TEXTS, TURN_BEGINNINGS, RESPONSE_TEXTS, ANSWERS, DATASET_ROWS)
         requests = [
             RewardRequest(str(prompt), f"{beginning}{response}", answer, _mapping(row))
             for prompt, beginning, response, answer, row in zip(*map(batch.object_column, names), strict=True)
         ]
-        self.scoring = _Scoring(requests, [pool.submit(requests) for pool in self.pools])
-        return batch.only([RESPONSE_LENGTHS])
+        outcomes = [pool.submit(requests) for pool in self.pools]
+        rows = zip(batch[SAMPLE_IDS].tolist(), requests, batch[RESPONSE_LENGTHS].tolist(), strict=True)
+        for index, (sample_id, request, length) in enumerate(rows):
+            assert sample_id not in self.started, f"response {sample_id} is already being scored"
+            self.started[sample_id] = _Started(request, length, index, outcomes)
+        return batch.only([SAMPLE_IDS])
 
     @register(Dispatch.DP_COMPUTE_PROTO)
-    def finish_scoring(self, started: DataProto) -> DataProto:
-        """Waits for the scores of the last `start_scoring`. Returns a `score_column` for each reward, a `status_column`
-        for each reward with scoring processes, and FOUND.
+    def finish_scoring(self, batch: DataProto) -> DataProto:
+        """Waits for the scores of these responses. Needs SAMPLE_IDS, in any order; `start_scoring` must have got each
+        of them. Returns a `score_column` for each reward, a `status_column` for each reward with scoring processes, and
+        FOUND.
 
         Raises RewardError if a reward fails and its `onError` or `onTimeout` is Fail, and ResourceError if scoring
         processes were killed."""
-        assert self.scoring is not None, "call start_scoring first"
-        scoring, self.scoring = self.scoring, None
-        lengths = started[RESPONSE_LENGTHS].tolist()
-        assert len(lengths) == len(scoring.requests), "this is not the batch of the last start_scoring"
+        started = [self.started.pop(sample_id) for sample_id in batch[SAMPLE_IDS].tolist()]
+        requests, lengths = [each.request for each in started], [each.length for each in started]
         columns: dict[str, torch.Tensor] = {}
-        found: list[dict[str, str]] = [{} for _ in lengths]
-        for each, pending in zip(self.settings.scorers, scoring.outcomes, strict=True):
-            outcomes = pending.result()
-            scores = apply_error_policies(each.reward, each.where, each.scorer.name, scoring.requests, outcomes)
+        found: list[dict[str, str]] = [{} for _ in started]
+        for number, each in enumerate(self.settings.scorers):
+            outcomes = [response.outcomes[number].result()[response.index] for response in started]
+            scores = apply_error_policies(each.reward, each.where, each.scorer.name, requests, outcomes)
             for of_response, outcome in zip(found, outcomes, strict=True):
                 if outcome.found is not None:
                     of_response[each.reward.name] = outcome.found
