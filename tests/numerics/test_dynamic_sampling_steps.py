@@ -48,9 +48,12 @@ class RecordedRollouts(replays.ReplayedRollouts):
         *,
         syncs: bool = True,
         with_greedy: bool = False,
+        first_group: int = 0,
     ) -> Rollout:
-        begun = super().begin(prompts, num_responses, sampling, seeds, syncs=syncs, with_greedy=with_greedy)
-        return replace(begun, prompts=self.rollout.prompts, batch=self.rollout.batch)
+        begun = super().begin(
+            prompts, num_responses, sampling, seeds, syncs=syncs, with_greedy=with_greedy, first_group=first_group
+        )
+        return replace(begun, prompts=self.rollout.prompts, groups_B=self.rollout.groups_B, batch=self.rollout.batch)
 
     def scored(self, rollout: Rollout) -> Rollout:
         del rollout

@@ -23,6 +23,7 @@ from rljob_trainer.controller.checkpointing import Checkpointing, ControllerStat
 from rljob_trainer.controller.evaluation import Evaluation
 from rljob_trainer.controller.mismatch_watch import MismatchWatch
 from rljob_trainer.controller.model_roles import num_workers_of, step_plan
+from rljob_trainer.controller.outcomes import FailureRate
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_files import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
@@ -82,6 +83,7 @@ class Controller:
         self.num_steps = job.spec.training.steps
         self.timer = PhaseTimer(time.perf_counter, reporter.in_phase)
         self.mismatch_watch = MismatchWatch(run.job.spec)
+        self.failure_rate = FailureRate(job.spec.training.max_failure_rate)
         activity = ActivityWatch(output.run_folder / LOGS_FOLDER, reporter.report_progress)
         for processes in run.workers.processes.values():
             processes.while_waiting = activity.poll_files
@@ -117,17 +119,21 @@ class Controller:
             self.timer,
             self.cursor,
         )
-        self.evaluation: Evaluation | None = None
-        if training.evaluation is not None:
-            self.evaluation = Evaluation(
-                training.evaluation,
-                run.prompts.held_out,
-                training.rollout.max_new_tokens,
-                training.rollout.stop,
-                self.rollout,
-                self.timer,
-                training.seed,
-            )
+        self.evaluation = self._evaluation()
+
+    def _evaluation(self) -> Evaluation | None:
+        training = self.job.spec.training
+        if training.evaluation is None:
+            return None
+        return Evaluation(
+            training.evaluation,
+            self.run_parts.prompts.held_out,
+            training.rollout.max_new_tokens,
+            training.rollout.stop,
+            self.rollout,
+            self.timer,
+            training.seed,
+        )
 
     def train(self, first_step: int, *, is_evaluated: bool) -> bool:
         """Trains until all steps are done; `first_step` steps are already done. Returns True if all steps are done,
@@ -142,6 +148,9 @@ class Controller:
                 if self.stop.is_requested:
                     return False
                 self._step(step)
+                if error := self.failure_rate.error():
+                    self.saves.end()
+                    raise error
                 self._evaluate(step + 1)
         except StepAbandonedError:
             return False
@@ -206,6 +215,7 @@ class Controller:
                 raise
             seconds = time.perf_counter() - started
             self.timeline.end(step + 1)
+        self.failure_rate.add(len(rollout.prompts), int(rollout.is_excluded_B.sum()), rollout.reasons())
         samples = self.rollout.samples(rollout, step + 1, SampleKind.TRAIN, NUM_TRAINING_SAMPLES_LOGGED)
         traffic = TRAFFIC.take()
         num_tokens = rollout.num_tokens()

@@ -8,6 +8,7 @@ Legend: B responses (prompts x group size), S scored responses: B, then one gree
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,27 +19,31 @@ from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.controller.balanced_order import balanced_order
+from rljob_trainer.controller.outcomes import (
+    Reasons,
+    is_without_score,
+    outcome_metrics,
+    outcome_of,
+    reasons_of,
+    refuse_not_finite,
+    reward_metrics,
+    statuses_of,
+)
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.errors import RewardError
 from rljob_trainer.groups.object_store import stored
 from rljob_trainer.observability.metrics import (
-    ERROR_RATE,
-    NAMED_REWARD_PREFIX,
     PROMPT_LENGTH_MAX,
     PROMPT_LENGTH_MEAN,
     RESPONSE_CLIP_RATIO,
     RESPONSE_LENGTH_PREFIX,
-    REWARD_ERROR_RATE,
     REWARD_PREFIX,
-    REWARD_TIMEOUT_RATE,
-    TIMEOUT_RATE,
     spread,
 )
 from rljob_trainer.observability.samples import Sample, SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
-from rljob_trainer.rewards.base import RewardStatus, excerpt
 from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
@@ -56,15 +61,11 @@ from rljob_trainer.workers.columns import (
     SCORES,
     TURN_BEGINNINGS,
     score_column,
-    status_column,
 )
 from rljob_trainer.workers.protocols import HybridGroup, PendingResult, RewardGroup, RewardModelGroup
-from rljob_trainer.workers.reward import STATUSES
 
 MAX_SEED = 2**31
 """Upper bound of seeds (exclusive)."""
-MAX_PROMPT_CHARACTERS = 200
-"""Characters of a prompt that a message shows."""
 REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS)
 MODEL_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_TURN_BEGINNINGS)
 """Prompt columns that reward functions (REWARD_COLUMNS) and a reward model (MODEL_COLUMNS) need."""
@@ -110,8 +111,9 @@ class Rollout:
     scoring: Scoring | None = None
     """The pending scores: one per row, then one per greedy response if greedy responses were requested. None once the
     scores are in `batch`. The properties and methods below that read scores need them in `batch`."""
-    greedy_rewards_B: torch.Tensor | None = None
-    """float32: reward of the greedy response to the row's prompt; None if there are no greedy responses."""
+    greedy: DataProto | None = None
+    """SCORES and what the rewards returned, for the greedy response to each row's prompt; None if there are no greedy
+    responses."""
 
     @property
     def lengths_B(self) -> torch.Tensor:
@@ -125,47 +127,74 @@ class Rollout:
 
     @property
     def rewards_B(self) -> torch.Tensor:
-        """[B] float32: the weighted sums of the rewards."""
+        """[B] float32: the weighted sums of the rewards; NaN for a response without a score."""
         return self.batch[SCORES].float()
 
     @property
     def named_rewards_B(self) -> dict[str, torch.Tensor]:
-        """[B] float32 each: the rewards by name, without their weights."""
+        """[B] float32 each: the rewards by name, without their weights; NaN for a response without a score from this
+        reward."""
         return {name: self.batch[score_column(name)].float() for name in self.weights}
 
+    @property
+    def greedy_rewards_B(self) -> torch.Tensor | None:
+        """[B] float32: `rewards_B` of the greedy response to the row's prompt; None if there are no greedy
+        responses."""
+        return None if self.greedy is None else self.greedy[SCORES].float()
+
+    @property
+    def is_excluded_B(self) -> torch.Tensor:
+        """[B] bool: whether a reward with a weight other than 0 gave no score, to the response or to the greedy
+        response that it is compared with."""
+        parts = [self.batch] if self.greedy is None else [self.batch, self.greedy]
+        return torch.stack([is_without_score(part, self.weights) for part in parts]).any(dim=0)
+
+    def reasons(self) -> Reasons:
+        """Returns why responses are excluded."""
+        of_greedy = Reasons() if self.greedy is None else reasons_of(self.greedy, self.weights)
+        return reasons_of(self.batch, self.weights) + of_greedy
+
+    def is_counted(self, min_members: int) -> torch.Tensor:
+        """Returns [B] bool: whether the response counts for the advantages of its group. It is not excluded, and its
+        group has at least `min_members` (1 or more) responses that are not.
+
+        This decides what happens to a group that lost members: it trains on the others."""
+        is_scored_B = ~self.is_excluded_B
+        _, index_B, sizes_G = torch.unique(self.groups_B, return_inverse=True, return_counts=True)
+        num_scored_G = torch.zeros_like(sizes_G).index_add_(0, index_B, is_scored_B.to(sizes_G.dtype))
+        return is_scored_B & (num_scored_G >= min_members)[index_B]
+
     def has_reward_variance(self, *, by_name: bool) -> torch.Tensor:
-        """Returns [B] bool: whether the rewards differ within the row's group. With `by_name` each reward is compared
-        separately, except those with weight 0; then it is enough if one of them differs. Advantages that compare each
-        reward separately need this."""
+        """Returns [B] bool: whether the response counts in its group (`is_counted`) and the rewards of these responses
+        differ. With `by_name` each reward is compared separately, except those with weight 0; then it is enough if one
+        of them differs. Advantages that compare each reward separately need this."""
         named = [each_B for name, each_B in self.named_rewards_B.items() if self.weights[name] != 0]
-        is_equal_B = torch.ones(len(self.groups_B), dtype=torch.bool)
+        differs_B = torch.zeros(len(self.groups_B), dtype=torch.bool)
         for each_B in named if by_name else [self.rewards_B]:
-            is_equal_B = is_equal_B & zero_variance_mask(each_B, self.groups_B)
-        return ~is_equal_B
+            differs_B = differs_B | self.differs(each_B)
+        return differs_B
+
+    def differs(self, values_B: torch.Tensor) -> torch.Tensor:
+        """Returns [B] bool: whether the response has a value and counts in its group, and the values of these responses
+        differ."""
+        is_compared_B = self.is_counted(2) & ~values_B.isnan()
+        differs_B = torch.zeros_like(is_compared_B)
+        values_S, groups_S = values_B[is_compared_B], self.groups_B[is_compared_B]
+        _, index_S, sizes_G = torch.unique(groups_S, return_inverse=True, return_counts=True)
+        differs_B[is_compared_B] = ~zero_variance_mask(values_S, groups_S) & (sizes_G > 1)[index_S]
+        return differs_B
 
     def metrics(self) -> dict[str, float]:
-        """Returns metrics: rewards in total and by name, lengths, and error rates of the rewards."""
-        num_rows = len(self.prompts)
-        found: dict[str, float] = {}
-        has_failed = dict.fromkeys((RewardStatus.ERROR, RewardStatus.TIMEOUT), torch.zeros(num_rows, dtype=torch.bool))
-        for name in self.weights:
-            prefix = f"{NAMED_REWARD_PREFIX}/{name}"
-            found |= spread(prefix, self.batch[score_column(name)].tolist())
-            if status_column(name) not in self.batch:
-                continue
-            for status, metric in ((RewardStatus.ERROR, ERROR_RATE), (RewardStatus.TIMEOUT, TIMEOUT_RATE)):
-                has_failed_B = self.batch[status_column(name)] == STATUSES.index(status)
-                has_failed[status] = has_failed[status] | has_failed_B
-                found[f"{prefix}/{metric}"] = float(has_failed_B.sum()) / num_rows
+        """Returns metrics: rewards in total and by name, lengths, outcomes, and error rates of the rewards."""
+        num_rows, is_excluded_B = len(self.prompts), self.is_excluded_B
         return {
-            **spread(REWARD_PREFIX, self.rewards_B.tolist()),
+            **spread(REWARD_PREFIX, self.rewards_B[~is_without_score(self.batch, self.weights)].tolist()),
             **spread(RESPONSE_LENGTH_PREFIX, self.batch[RESPONSE_LENGTHS].double().tolist()),
             RESPONSE_CLIP_RATIO: float(self.batch[IS_TRUNCATED].float().mean()),
             PROMPT_LENGTH_MEAN: sum(len(prompt.token_ids) for prompt in self.prompts) / num_rows,
             PROMPT_LENGTH_MAX: float(max(len(prompt.token_ids) for prompt in self.prompts)),
-            REWARD_ERROR_RATE: float(has_failed[RewardStatus.ERROR].sum()) / num_rows,
-            REWARD_TIMEOUT_RATE: float(has_failed[RewardStatus.TIMEOUT].sum()) / num_rows,
-            **found,
+            **reward_metrics(self.batch, self.weights),
+            **outcome_metrics(self.batch, is_excluded_B),
         }
 
 
@@ -264,16 +293,19 @@ class RolloutPhase:
             scores = self._scores(rollout.scoring)
         totals_S = torch.zeros(len(scores), dtype=torch.float64)
         for name, weight in self.weights.items():
-            totals_S += weight * scores[score_column(name)]
-        _refuse_not_finite(rollout, scores, totals_S)
-        num_rows, greedy_B = len(rollout.prompts), None
+            # A missing score is NaN, which would remain NaN with weight 0.
+            if weight != 0:
+                totals_S += weight * scores[score_column(name)]
+        refuse_not_finite(rollout.prompts, self.weights, scores, totals_S)
+        num_rows, greedy = len(rollout.prompts), None
         totals_B = totals_S[:num_rows]
         if len(scores) > num_rows:
             num_prompts = len(scores) - num_rows
-            greedy_B = totals_S[num_rows:].float().repeat_interleave(num_rows // num_prompts)
+            greedy = scores.with_columns({SCORES: totals_S}).slice(num_rows, len(scores))
+            greedy = greedy.repeat(num_rows // num_prompts)
             scores = scores.slice(0, num_rows)
         batch = rollout.batch.union(scores).with_columns({SCORES: totals_B})
-        return replace(rollout, batch=batch, scoring=None, greedy_rewards_B=greedy_B)
+        return replace(rollout, batch=batch, scoring=None, greedy=greedy)
 
     def samples(self, rollout: Rollout, step: int, kind: SampleKind, max_samples: int | None = None) -> list[Sample]:
         """Returns one sample per response, or only for the first `max_samples`, with the texts that the rewards have
@@ -281,8 +313,10 @@ class RolloutPhase:
         prompts = rollout.prompts[:max_samples]
         picked = self.reward.response_texts(rollout.batch.slice(0, len(prompts)).only([RESPONSE_TEXTS, FOUND]))
         texts, found = picked.object_column(RESPONSE_TEXTS), picked.object_column(FOUND)
-        scores = rollout.batch[SCORES].tolist()
-        by_name = {name: rollout.batch[score_column(name)].tolist() for name in rollout.weights}
+        scores = _or_none(rollout.batch[SCORES])
+        by_name = {name: _or_none(rollout.batch[score_column(name)]) for name in rollout.weights}
+        statuses = statuses_of(rollout.batch, rollout.weights)
+        are_truncated = rollout.batch[IS_TRUNCATED].tolist()
         return [
             Sample(
                 step,
@@ -293,6 +327,8 @@ class RolloutPhase:
                 scores[index],
                 {name: named[index] for name, named in by_name.items()},
                 _by_reward(found[index]),
+                outcome_of(is_truncated=are_truncated[index]),
+                {name: named[index] for name, named in statuses.items()},
             )
             for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
         ]
@@ -326,29 +362,8 @@ def _by_reward(found: object) -> dict[str, str]:
     return {str(name): str(text) for name, text in found.items()}
 
 
-def _refuse_not_finite(rollout: Rollout, scores: DataProto, totals_S: torch.Tensor) -> None:
-    """Raises RewardError for a score that is not finite in float32, which training uses. A single such score would make
-    the advantages of its group, or of the whole batch, not finite. In `scores`, the rows after those of the rollout
-    belong to greedy responses."""
-    checked = [
-        *(
-            (f"spec.training.rewards[{index}] (reward {name})", scores[score_column(name)])
-            for index, name in enumerate(rollout.weights)
-        ),
-        ("spec.training.rewards (weighted sum of all rewards)", totals_S),
-    ]
-    for where, values_B in checked:
-        bad_rows = (~values_B.float().isfinite()).nonzero().flatten().tolist()
-        if bad_rows:
-            num_rows = len(rollout.prompts)
-            num_responses = num_rows // (len(values_B) - num_rows) if len(values_B) > num_rows else 1
-            first = bad_rows[0]
-            prompt = rollout.prompts[first if first < num_rows else (first - num_rows) * num_responses].prompt
-            raise RewardError(
-                f"{where}: the score {float(values_B[first])} is not finite in float32, for a response to "
-                f"{excerpt(prompt, MAX_PROMPT_CHARACTERS)!r} ({len(bad_rows)} of {len(values_B)} responses); fix the "
-                "reward, or reduce its weight"
-            )
+def _or_none(values_B: torch.Tensor) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in values_B.tolist()]
 
 
 def prompt_batch(prompts: Sequence[PromptRow]) -> DataProto:
