@@ -4,10 +4,12 @@ on a step whose worker groups are fakes."""
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
+from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_testing.training import stub_step
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.evaluation import mean_scores
@@ -126,6 +128,24 @@ def test_remax_excludes_the_responses_whose_greedy_response_has_no_score() -> No
     assert advantages(found) == [0.5, 1.5, 4]
     assert metrics["outcome/excluded_fraction"] == pytest.approx(3 / 6)
     assert metrics["reward/score/mean"] == 3
+
+
+@pytest.mark.parametrize("kind", [kind for kind in AdvantageType if kind is not AdvantageType.FUNCTION])
+def test_only_advantages_that_compare_groups_drop_a_response_that_is_left_alone(kind: AdvantageType) -> None:
+    found = stub_step.step_of({"advantage": {"type": kind}}, {"score": 1.0}, {"score": [1.0] * 6})
+    compares = kind not in (AdvantageType.REINFORCE_PLUS_PLUS, AdvantageType.REMAX, AdvantageType.GAE)
+    assert found.step.min_members == (2 if compares else 1)
+
+
+def test_your_own_advantage_gets_only_responses_with_a_score_and_never_one_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "my_advantage.py").write_text("def advantage(inputs):\n    return inputs.rewards_B - 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    wire: dict[str, object] = {"advantage": {"type": "Function", "function": {"path": "my_advantage:advantage"}}}
+    found, _ = run(wire, {"score": [1, TIMEOUT, 0, 5, DIED, DIED, 1, 1, 4]})
+    assert trained(found) == [0, 2, 6, 7, 8]
+    assert advantages(found) == [0, -1, 0, 0, 3]
 
 
 def test_a_missing_score_fakes_no_variance() -> None:
