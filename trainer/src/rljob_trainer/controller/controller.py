@@ -149,6 +149,7 @@ class Controller:
                     return False
                 self._step(step)
                 if error := self.failure_rate.error():
+                    # The workers are healthy, as below.
                     self.saves.end()
                     raise error
                 self._evaluate(step + 1)
@@ -230,7 +231,9 @@ class Controller:
         metrics[TOTAL_TOKENS] = float(num_tokens)
         metrics[THROUGHPUT] = num_tokens / seconds / self.run_parts.workers.num_devices
         try:
-            self.saves.begin_if_due(step + 1, self.cursor.state(), self.training_step.kl_coefficient.value_to_save)
+            # A step without any score trained nothing. It is not saved, so that a retry after an outage repeats it.
+            if step + 1 == self.num_steps or not rollout.is_excluded_B.all():
+                self.saves.begin_if_due(step + 1, self.cursor.state(), self.training_step.kl_coefficient.value_to_save)
             metrics.update(self.run_parts.workers.hybrid.take_memory())
         finally:
             metrics.update(self.saves.take_seconds())
