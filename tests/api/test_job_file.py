@@ -221,7 +221,7 @@ def test_the_resolved_text_has_the_effective_roles_and_limits(algorithm: str, ex
     text = resolved_job_text(job.metadata, job.spec)
     wire = YAML(typ="safe", pure=True).load(text)["spec"]
     assert set(wire["roles"]) == expected
-    limits = {"timeoutSeconds": 10, "numProcesses": 2, "onError": "Fail", "onTimeout": "Score", "errorScore": 0}
+    limits = {"timeoutSeconds": 10, "numProcesses": 2, "onError": "Fail", "onTimeout": "Exclude", "errorScore": 0}
     answer, length = wire["training"]["rewards"]
     assert answer == {"name": "score", "weight": 1, "type": "MathAnswer", **limits}
     assert length == {

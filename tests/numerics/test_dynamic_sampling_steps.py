@@ -55,7 +55,7 @@ class RecordedRollouts(replays.ReplayedRollouts):
         begun = super().begin(
             prompts, num_responses, sampling, seeds, syncs=syncs, with_greedy=with_greedy, tickets=tickets
         )
-        return replace(begun, prompts=self.rollout.prompts, batch=self.rollout.batch)
+        return replace(begun, prompts=self.rollout.prompts, groups_B=self.rollout.groups_B, batch=self.rollout.batch)
 
     def scored(self, rollout: Rollout) -> Rollout:
         del rollout

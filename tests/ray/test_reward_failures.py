@@ -16,6 +16,7 @@ from rljob_trainer.controller import answer_checks
 pytestmark = [pytest.mark.ray]
 
 REWARDS = """
+import os
 import time
 
 
@@ -33,6 +34,10 @@ def first_character(prompt, response, answer, row):
     from rljob_trainer.rewards.base import Scored
 
     return Scored(1.0, response[:1])
+
+
+def dies(prompt, response, answer, row):
+    os._exit(3)
 
 
 def hangs_on_one(prompt, response, answer, row):
@@ -72,14 +77,14 @@ def test_a_failing_reward_ends_the_run_with_its_error(
         assert expected in text
         assert "prompt: " in text
         assert "16 of 16 responses failed" in text
-        assert "set spec.training.rewards[0].onError: Score" in text
+        assert "set spec.training.rewards[0].onError: Exclude" in text
     # The previous step is kept, although its save was still running.
     assert run.files.training_steps() == [1]
     assert run.files.checkpoint_names() == ["step-00000001.start-0001"]
     assert run.files.newest_checkpoint() == 1
 
 
-def test_a_hanging_reward_times_out_and_is_counted(
+def test_responses_whose_reward_hangs_are_excluded_and_counted(
     run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
 ) -> None:
     # Half of the responses of each step hang.
@@ -89,7 +94,32 @@ def test_a_hanging_reward_times_out_and_is_counted(
     assert run.files.training_steps() == [1, 2]
     assert run.files.series("reward/timeout_rate") == [0.5, 0.5]
     assert run.files.series("reward/error_rate") == [0.0, 0.0]
-    assert run.files.series("critic/rewards/mean") == [0.5, 0.5]
+    assert run.files.series("outcome/excluded_fraction") == [0.5, 0.5]
+    assert run.files.series("actor/trained_fraction") == [0.5, 0.5]
+    assert run.files.series("critic/rewards/mean") == [1.0, 1.0]
+    scores = [(sample["score"], sample["statuses"]) for sample in run.files.samples("train", 1)]
+    assert (None, {"score": "TIMEOUT"}) in scores
+    assert (1.0, {"score": "OK"}) in scores
+
+
+def test_a_reward_whose_processes_die_trains_nothing_and_ends_the_run(
+    run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
+) -> None:
+    dying = job(tmp_path, "12121212", "dies", numProcesses=8)
+    run = run_trainer(training_runs.merged(dying, {"spec": {"training": {"maxFailureRate": 0.1, "steps": 3}}}), cluster)
+    assert run.exit_code == 75, run.terminal
+    state = run.files.state()
+    assert state.error is not None
+    assert state.error.kind == "ResourceError"
+    assert "maxFailureRate: 0.2 of the responses of the last 2 steps were excluded" in state.error.message
+    assert "score DIED: 32" in state.error.message
+    logs = "\n".join(path.read_text() for path in (run.files.folder / "logs").rglob("*") if path.is_file())
+    assert logs == Mentions("spec.training.rewards[0]", "score", "DIED", "exit code 3", "only counted")
+    assert run.files.series("reward/score/died_rate") == [1.0, 1.0]
+    assert run.files.series("critic/rewards/mean") == []
+    assert run.files.training_steps() == [1, 2]
+    # Nothing was trained, so a retry begins again.
+    assert run.files.checkpoint_names() == []
 
 
 def test_rows_with_unscorable_answers_are_skipped_and_samples_show_the_extracted_answer(

@@ -35,12 +35,15 @@ from rljob_trainer.controller.stop_request import StepAbandonedError
 from rljob_trainer.datasets.cursor import CursorState, DrawnRow, PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
-from rljob_trainer.errors import BatchNotFullError
-from rljob_trainer.workers.columns import RESPONSE_LENGTHS, SCORES, score_column
+from rljob_trainer.errors import BatchNotFullError, ResourceError
+from rljob_trainer.rewards.base import RewardStatus
+from rljob_trainer.workers.columns import RESPONSE_LENGTHS, SCORES, score_column, status_column
+from rljob_trainer.workers.reward import STATUSES
 
 GROUP_SIZE = 2
 NUMBERS = "number_in_step"
 FEWER = MaxRoundsPolicy.TRAIN_ON_FEWER
+OK, TIMEOUT = RewardStatus.OK, RewardStatus.TIMEOUT
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class World:
     """By the prompt's row: whether its group differs in the score. In the reward `right`, every third of these does
     not."""
     shuffle: bool = False
+    status_of: Callable[[int, int], RewardStatus] = lambda _row, _number: RewardStatus.OK
+    """By the prompt's row and the number of the response in its group: how the scoring ended."""
     rounds: list[list[int]] = field(default_factory=list)
     """The requested prompts of each round, by row."""
 
@@ -81,6 +86,11 @@ class World:
         numbers_B = torch.arange(num_drawn, num_drawn + len(prompts)).repeat_interleave(GROUP_SIZE)
         columns = {RESPONSE_LENGTHS: torch.ones(len(rows), dtype=torch.int64), SCORES: scores_B.double()}
         columns |= {score_column("right"): right_B.double(), NUMBERS: numbers_B}
+        statuses = [self.status_of(row, i % GROUP_SIZE) for i, row in enumerate(rows)]
+        columns[status_column("right")] = torch.tensor([STATUSES.index(status) for status in statuses])
+        is_missing_B = torch.tensor([status is not RewardStatus.OK for status in statuses])
+        for name in (SCORES, score_column("right")):
+            columns[name] = columns[name].masked_fill(is_missing_B, math.nan)
         block = RemoteBlock.of_shard(Nowhere(len(self.rounds)), ["tokens"], len(rows))
         repeated = tuple(prompt for prompt in prompts for _ in range(GROUP_SIZE))
         return Rollout(repeated, numbers_B, DataProto(columns, remote=(block,)), {"right": 1.0})
@@ -116,6 +126,7 @@ def plan_of(settings: DynamicSamplingSpec, groups_per_update: int, num_workers: 
         rows_per_update=groups_per_update * GROUP_SIZE,
         has_dropout=False,
         sync_every_steps=1,
+        max_failure_rate=0.5,
     )
 
 
@@ -289,6 +300,28 @@ def test_a_named_reward_must_differ_too() -> None:
     world = World(12, lambda row: row not in (1, 2))
     found = world.filled(4, reward="right").rollout
     assert rows_of(found) == [4, 5, 7, 8]
+
+
+def test_missing_scores_make_no_group_different_and_their_groups_are_replaced() -> None:
+    """Without the second of its two responses, a group has nothing to compare."""
+    world = World(12, lambda _row: True, status_of=lambda row, number: TIMEOUT if row < 2 and number else OK)
+    found = world.filled(4)
+    assert rows_of(found.rollout) == [2, 3, 4, 5]
+    assert found.is_kept_B.all()
+    assert found.everything is not None
+    assert found.everything.is_excluded_B.tolist()[:4] == [False, True, False, True]
+    fewer = World(2, lambda _row: True, status_of=lambda row, number: TIMEOUT if row == 0 and number else OK)
+    assert fewer.filled(2, max_rounds=1, policy=FEWER).is_kept_B.tolist() == [True, True, False, False]
+
+
+def test_a_batch_that_is_not_full_because_of_failures_names_them() -> None:
+    world = World(12, lambda _row: True, status_of=lambda _row, _number: RewardStatus.UNREACHABLE)
+    with pytest.raises(ResourceError, match=r"maxFailureRate: 1 of the responses .*right UNREACHABLE: 24"):
+        world.filled(4, max_rounds=3)
+    # Half of the responses is not too many; the scores of the others are in the message.
+    world = World(12, lambda _row: True, status_of=lambda _row, number: TIMEOUT if number else OK)
+    with pytest.raises(BatchNotFullError, match=r"0 of 12 groups .*mean score of all responses: 0, min 0, max 0"):
+        world.filled(4, max_rounds=3)
 
 
 def test_a_batch_that_never_fills_is_one_clear_error() -> None:

@@ -131,6 +131,8 @@ def test_samples_are_logged_and_shown_without_control_characters(tmp_path: Path)
             "score": 0.5,
             "rewards": {"a": 0.75, "b": -2.5},
             "found": {},
+            "outcome": "",
+            "statuses": {},
         }
     ]
     console = Console(width=400, record=True, file=(tmp_path / "console").open("w"))

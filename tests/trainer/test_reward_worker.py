@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.errors import RewardError
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus
 from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.scorer_environment import scorer_environment
@@ -40,7 +42,7 @@ from rljob_trainer.workers.columns import (
     TURN_BEGINNINGS,
     score_column,
 )
-from rljob_trainer.workers.reward import RewardSettings, RewardWorker, ScorerSettings
+from rljob_trainer.workers.reward import RewardSettings, RewardWorker, ScorerSettings, apply_error_policies
 
 USER_CODE = """
 import os
@@ -226,17 +228,48 @@ def test_rewards_and_samples_have_the_start_of_the_turn_in_the_response_and_not_
 
 @pytest.mark.usefixtures("in_place")
 def test_failures_are_counted_for_each_reward(tmp_path: Path) -> None:
+    """An error gets the error score, as the job says; a timeout excludes its response."""
     tolerant = function("length", on_error=ErrorPolicy.SCORE, error_score=-2.0)
     slow = function("slow", timeout_seconds=1.0)
     with worker_of(tmp_path, tolerant, FORM, slow) as worker:
         phase = phase_of(OneWorker(worker, "bad", "hang", "a", "bad"))
         phase.weights = {**WEIGHTS, "slow": 1.0}
-        metrics = phase.scored(begun(phase)).metrics()
+        rollout = phase.scored(begun(phase))
+        metrics, samples = rollout.metrics(), phase.samples(rollout, 1, SampleKind.TRAIN)
     assert metrics["reward/length/error_rate"] == 0.5
     assert metrics["reward/length/min"] == -2.0
     assert metrics["reward/slow/timeout_rate"] == 0.25
+    assert metrics["reward/slow/mean"] == 1.0
     assert (metrics["reward/slow/error_rate"], metrics["reward/form/error_rate"]) == (0.0, 0.0)
     assert (metrics["reward/error_rate"], metrics["reward/timeout_rate"]) == (0.5, 0.25)
+    assert rollout.is_excluded_B.tolist() == [False, True, False, False]
+    assert rollout.reasons() == {("slow", "TIMEOUT"): 1}
+    assert [sample.score for sample in samples][:2] == [pytest.approx(-2.0 - 0.5 + 1.0), None]
+    assert samples[1].rewards == {"length": 1.0, "form": 1.0, "brief": 0.0, "slow": None}
+    assert samples[1].statuses == {"length": "OK", "form": "OK", "slow": "TIMEOUT"}
+    assert [sample.outcome for sample in samples] == ["COMPLETED", "COMPLETED", "COMPLETED", "MAX_TOKENS"]
+
+
+@pytest.mark.parametrize(
+    ("on_timeout", "expected"),
+    [(ErrorPolicy.EXCLUDE, None), (ErrorPolicy.SCORE, -1.0), (ErrorPolicy.FAIL, RewardError)],
+)
+@pytest.mark.parametrize("status", [RewardStatus.TIMEOUT, RewardStatus.DIED, RewardStatus.UNREACHABLE])
+def test_a_failure_that_is_no_error_of_the_code_follows_the_policy_for_timeouts(
+    on_timeout: ErrorPolicy, status: RewardStatus, expected: float | type[RewardError] | None
+) -> None:
+    """An unreachable service never gives a score."""
+    reward = Reward(name="a", type=RewardType.MATH_ANSWER, on_timeout=on_timeout, error_score=-1.0)
+    arguments = reward, "rewards[0]", "f", [RewardRequest("p", "r", "", {})], [RewardOutcome(None, status, "no", 1.0)]
+    if isinstance(expected, type):
+        with pytest.raises(expected, match=r"rewards\[0\]\.onTimeout: Exclude"):
+            apply_error_policies(*arguments)
+        return
+    [score] = apply_error_policies(*arguments)
+    if expected is None or status is RewardStatus.UNREACHABLE:
+        assert math.isnan(score)
+    else:
+        assert score == expected
 
 
 @pytest.mark.usefixtures("in_place")

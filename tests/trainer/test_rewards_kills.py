@@ -36,7 +36,7 @@ def score(prompt, response, answer, row):
             time.sleep(0.01)
     if verb == "dies" or verb == "dies_once" and num_begun == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    if verb == "exits_then" and num_begun == 2:
+    if verb == "exits_then" and num_begun >= 2:
         os._exit(7)
     if verb == "exits_then":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -52,7 +52,8 @@ def score(prompt, response, answer, row):
         return 0.0
     return float(value or 1)
 """
-FORGED = ['[1.0, "", 0.1, null]', '["", [1.0, "", 0.1, null]]', '{"ready": true}', '{"refused": "x"}', "[" * 5000]
+RESULT = '["OK", 1.0, "", 0.1, null]'
+FORGED = [RESULT, f'["", {RESULT}]', '{"ready": true}', '{"refused": "x"}', "[" * 5000]
 
 
 @pytest.fixture
@@ -105,14 +106,13 @@ def test_processes_killed_twice_at_a_response_are_distinguished_from_a_failing_r
     """Exit codes, other signals and a connection that the reward closes are failures of the reward."""
     with pool_in(folder, num_processes=2) as pool:
         outcomes = run(pool, "dies", "number 2", "dies_once 3", "closes", "exits_then", "number 4")
-    assert [outcome.score for outcome in outcomes] == [0.0, 2.0, 3.0, 0.0, 0.0, 4.0]
-    assert [outcome.was_killed for outcome in outcomes] == [True, False, False, False, False, False]
-    assert [outcome.has_died for outcome in outcomes] == [True, False, False, True, True, False]
+    assert [outcome.score for outcome in outcomes] == [None, 2.0, 3.0, None, None, 4.0]
+    assert [outcome.status for outcome in outcomes] == ["KILLED", "OK", "OK", "DIED", "DIED", "OK"]
     assert "ended its process (signal SIGKILL)" in outcomes[0].detail
     assert outcomes[3].detail.startswith("closed the connection")
     assert "ended its process (exit code 7)" in outcomes[4].detail
     assert sorted(each for each in begun(folder) if "number" not in each) == [
-        *("closes", "dies", "dies", "dies_once 3", "dies_once 3", "exits_then", "exits_then"),
+        *("closes", "closes", "dies", "dies", "dies_once 3", "dies_once 3", *["exits_then"] * 3),
     ]
 
 
@@ -120,9 +120,9 @@ def test_processes_killed_twice_at_a_response_are_distinguished_from_a_failing_r
 def test_a_kill_never_becomes_a_score(policy: ErrorPolicy) -> None:
     reward = Reward(type=RewardType.FUNCTION, function=FunctionReward(path="f:f"), on_error=policy, on_timeout=policy)
     outcomes = [
-        RewardOutcome(0.0, RewardStatus.ERROR, "raised ValueError", 0.1),
-        RewardOutcome(0.0, RewardStatus.TIMEOUT, "ran longer than 1 s and was killed", 1.0),
-        RewardOutcome(0.0, RewardStatus.ERROR, "ended its process (SIGKILL)", 0.0, has_died=True, was_killed=True),
+        RewardOutcome(None, RewardStatus.ERROR, "raised ValueError", 0.1),
+        RewardOutcome(None, RewardStatus.TIMEOUT, "ran longer than 1 s and was killed", 1.0),
+        RewardOutcome(None, RewardStatus.KILLED, "ended its process (SIGKILL)", 0.0),
     ]
     with pytest.raises(ResourceError) as caught:
         apply_error_policies(reward, WHERE, "f:f", requests("a", "b", "large"), outcomes)
@@ -144,8 +144,8 @@ def test_output_of_a_reward_is_not_taken_for_a_score(folder: Path, forged: str) 
     with pool_in(folder) as pool:
         outcomes = run(pool, "number 2", f"forges {forged}", "number 3", "number 4")
         later = run(pool, "number 5")
-    assert [outcome.score for outcome in outcomes + later] == [2.0, 0.0, 3.0, 4.0, 5.0]
-    assert [outcome.status for outcome in outcomes] == ["OK", "ERROR", "OK", "OK"]
+    assert [outcome.score for outcome in outcomes + later] == [2.0, None, 3.0, 4.0, 5.0]
+    assert [outcome.status for outcome in outcomes] == ["OK", "DIED", "OK", "OK"]
     assert outcomes[1].detail.startswith("wrote into the connection")
 
 

@@ -231,8 +231,8 @@ WHERE = "spec.training.rewards[1]"
 REQUESTS = [RewardRequest(f"prompt {n}", f"response {n}", n, {}) for n in range(3)]
 OUTCOMES = [
     RewardOutcome(0.75, RewardStatus.OK, "", 0.1),
-    RewardOutcome(0.0, RewardStatus.ERROR, "raised ValueError: no", 0.1),
-    RewardOutcome(0.0, RewardStatus.TIMEOUT, "ran longer than 2 s and was killed", 2.0),
+    RewardOutcome(None, RewardStatus.ERROR, "raised ValueError: no", 0.1),
+    RewardOutcome(None, RewardStatus.TIMEOUT, "ran longer than 2 s and was killed", 2.0),
 ]
 
 
@@ -256,11 +256,12 @@ def test_an_error_beyond_the_limit_names_everything_needed_to_fix_it() -> None:
         "  answer: '1'",
     ]
     assert advice.startswith("1 of 3 responses failed")
-    assert "set spec.training.rewards[1].onError: Score" in advice
+    assert "set spec.training.rewards[1].onError: Exclude" in advice
+    assert "or Score" in advice
 
 
 def test_a_timeout_beyond_the_limit_names_its_own_setting() -> None:
-    with pytest.raises(RewardError, match=r"(?s)ran longer than 2 s.*'response 2'.*onTimeout: Score"):
+    with pytest.raises(RewardError, match=r"(?s)ran longer than 2 s.*'response 2'.*onTimeout: Exclude"):
         apply_error_policies(reward(ErrorPolicy.SCORE, ErrorPolicy.FAIL), WHERE, "f", REQUESTS, OUTCOMES)
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from rljob_trainer.rewards import process_pool
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest
 from rljob_trainer.rewards.function import FunctionScorer
+from rljob_trainer.rewards.pool_slots import QueuedResponse
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.rewards.scorer_environment import scorer_environment
 from rljob_trainer.rewards.scoring_child import CoreUse, ScoringChild
@@ -69,7 +71,9 @@ class ChangedClock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ChangedClock:
+    """Also makes the first attempt of a response its last one."""
     clock = ChangedClock()
+    monkeypatch.setattr(process_pool, "QueuedResponse", partial(QueuedResponse, has_failed=True))
     monkeypatch.setattr(process_pool, "time", SimpleNamespace(monotonic=clock.monotonic))
     selectors_there = SimpleNamespace(
         DefaultSelector=clock.selector, EVENT_READ=selectors.EVENT_READ, EVENT_WRITE=selectors.EVENT_WRITE

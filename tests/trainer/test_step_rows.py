@@ -3,6 +3,7 @@ update that it belongs to."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -18,11 +19,14 @@ from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.engines.rollout.base import SamplingSettings
-from rljob_trainer.observability.metrics import MICRO_BATCH_IMBALANCE, TOKEN_IMBALANCE
-from rljob_trainer.workers.columns import PASS_MICRO_BATCHES, UPDATE_MICRO_BATCHES
+from rljob_trainer.observability.metrics import ALONE_FRACTION, MICRO_BATCH_IMBALANCE, TOKEN_IMBALANCE
+from rljob_trainer.rewards.base import RewardStatus
+from rljob_trainer.workers.columns import PASS_MICRO_BATCHES, UPDATE_MICRO_BATCHES, score_column, status_column
+from rljob_trainer.workers.reward import STATUSES
 
 NUM_UPDATES, ROWS_PER_UPDATE = 3, 8
 NUM_ROWS = NUM_UPDATES * ROWS_PER_UPDATE
+ROWS = torch.arange(NUM_ROWS)
 NAME = "number"
 MAX_TOKENS = 60
 SHARES = st.sampled_from([1, 2, 4, 8])
@@ -111,3 +115,29 @@ def test_only_models_that_follow_the_plan_have_its_metric(has_flat_rows: bool) -
     metrics = rows.metrics()
     assert (MICRO_BATCH_IMBALANCE in metrics) is has_flat_rows
     assert TOKEN_IMBALANCE in metrics
+
+
+@given(excluded=st.sets(st.integers(0, NUM_ROWS - 1)), num_ranks=SHARES)
+def test_excluded_rows_are_dropped_and_the_others_stay_in_their_update(excluded: set[int], num_ranks: int) -> None:
+    """Each group has two rows. A row that is left alone is dropped, too."""
+    plan, lengths_B, groups_B = plan_of(num_ranks, num_ranks, MAX_TOKENS), torch.arange(1, NUM_ROWS + 1), ROWS // 2
+    statuses = [RewardStatus.DIED if row in excluded else RewardStatus.OK for row in range(NUM_ROWS)]
+    columns = {
+        score_column("a"): torch.tensor([math.nan if row in excluded else 1.0 for row in range(NUM_ROWS)]),
+        status_column("a"): torch.tensor([STATUSES.index(status) for status in statuses]),
+    }
+    everything_B = torch.ones(NUM_ROWS, dtype=torch.bool)
+    rollout = Rollout((), groups_B, DataProto(columns), {"a": 1.0})
+    rows = StepRows(plan, rollout, everything_B, everything_B, lengths_B)
+    before = DataProto(
+        {NAME: ROWS[rows.order_B], **dict.fromkeys((UPDATE_MICRO_BATCHES, PASS_MICRO_BATCHES), ROWS[rows.order_B])}
+    )
+    batch, kept = rows.without_uncounted(before, 2)
+    assert (batch is before) is not excluded
+    used = [row for row in range(NUM_ROWS) if not {row, row ^ 1} & excluded]
+    assert kept.is_trained_B.nonzero().flatten().tolist() == used
+    assert kept.lengths_B.tolist() == [row + 1 if row in used else 0 for row in range(NUM_ROWS)]
+    assert torch.equal(batch[NAME], kept.order_B)
+    assert updates_of(batch[NAME], num_ranks) == [each.tolist() for each in ROWS.split(ROWS_PER_UPDATE)]
+    num_alone = sum(row not in excluded and (row ^ 1) in excluded for row in range(NUM_ROWS))
+    assert kept.metrics()[ALONE_FRACTION] == num_alone / NUM_ROWS

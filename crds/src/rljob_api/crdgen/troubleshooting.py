@@ -118,11 +118,21 @@ The disk, or the claim, is too small for the next checkpoint.
 
 ### ran longer than
 
-The whole message is `ran longer than 10 s and was killed`: a reward exceeded its time limit for one response. What
-happens with this response depends on `onTimeout`.
+The whole message is `ran longer than 10 s and was killed`: a reward exceeded its time limit for one response, twice.
+What happens with this response depends on `onTimeout`; by default it is not used.
 
 **What to do:** Make the reward faster, or increase `timeoutSeconds` of the reward
 ([how rewards run](rewards.md#how-rewards-run)).
+
+### of the responses of the last
+
+`spec.training.maxFailureRate: 0.3 of the responses of the last 3 steps were excluded, because a reward gave no score
+(allowed: 0.2; failures: judge UNREACHABLE: 1536)`. For each reward and each kind of failure the message has the number
+of responses. `UNREACHABLE`: a service that the reward calls; `TIMEOUT`: the reward took too long; `DIED`: its process
+ended; `ERROR`: an exception of its code. `logs/` in the run folder has the first failure of each kind.
+
+**What to do:** Repair the service, then `rljob retry NAME`, or run the job with `--resume`. For `TIMEOUT` increase
+`timeoutSeconds` or `numProcesses`. A larger `maxFailureRate` tolerates more failures.
 
 ### the batch of step
 
@@ -138,8 +148,8 @@ Dynamic sampling replaces groups whose responses all have the same score, becaus
 - *The mean is close to the lowest score:* the policy solves nearly no prompt. The prompts are too hard for the model,
   responses are truncated at `rollout.maxNewTokens`, or the reward does not find the answer: `samples.jsonl` shows
   responses, scores, and in `found` the answer that `MathAnswer` extracted.
-- *All scores are the same number:* the reward gives every response the same score, or it failed for whole groups, which
-  then have `errorScore` (see the metrics `reward/error_rate` and `reward/timeout_rate`).
+- *All scores are the same number:* the reward gives every response the same score, or it failed for whole groups (see
+  the metrics `outcome/excluded_fraction`, `reward/error_rate` and `reward/timeout_rate`).
 - *The message names a reward (`all scores of 'accuracy'`):* the scores of this reward must also differ within a group
   (`dynamicSampling.reward`), not only the weighted sum.
 
@@ -156,8 +166,8 @@ Read some lines of `samples.jsonl` first: prompts, responses and scores. Then co
 - *All scores are 0.* The task is too hard for the model, or the reward never finds what it looks for. **What to do:**
   Test the reward on responses from `samples.jsonl` ([how](tutorial-own-reward.md#2-test-it-on-rows)). Use easier
   prompts, or a reward with partial credit.
-- *`reward/error_rate` or `reward/timeout_rate` is above 0.* The reward fails, or is too slow. **What to do:** Read the
-  warning in the log ([how rewards run](rewards.md#how-rewards-run)).
+- *`outcome/excluded_fraction`, `reward/error_rate` or `reward/timeout_rate` is above 0.* The reward fails, or is too
+  slow. **What to do:** Read the warning in the worker's log ([how rewards run](rewards.md#how-rewards-run)).
 - *`response_length/clip_ratio` is high.* Responses are truncated before the answer. **What to do:** Increase
   `rollout.maxNewTokens`.
 - *`actor/trained_fraction` is low.* Most groups have equal scores and are not used in the update. **What to do:**

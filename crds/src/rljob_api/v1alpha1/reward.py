@@ -108,8 +108,10 @@ class ErrorPolicy(StrEnum):
 
     FAIL = "Fail"
     """The run fails."""
+    EXCLUDE = "Exclude"
+    """The response has no score and is not used in the update. See training.maxFailureRate."""
     SCORE = "Score"
-    """The response gets `errorScore` from this reward; counted in `reward/error_rate` or `reward/timeout_rate`."""
+    """The response gets `errorScore` from this reward."""
 
 
 class Reward(WireModel):
@@ -132,10 +134,13 @@ class Reward(WireModel):
     """Total number of scoring processes, rounded up so that all workers have the same number of them."""
     on_error: ErrorPolicy = ErrorPolicy.FAIL
     """What happens if the reward raises an exception or returns something other than a finite number."""
-    on_timeout: ErrorPolicy = ErrorPolicy.SCORE
-    """What happens if the reward exceeds `timeoutSeconds`."""
+    on_timeout: ErrorPolicy = ErrorPolicy.EXCLUDE
+    """What happens if the reward exceeds `timeoutSeconds` or its process dies, and again in a second attempt.
+
+    If a service that the reward calls stays unreachable, Fail ends the run, and the other values exclude the
+    response."""
     error_score: Number = 0.0
-    """Score of a response if this reward failed or timed out, before the weight is applied."""
+    """Score of a failed response with the policy Score, before the weight is applied."""
 
 
 WITHOUT_PROCESSES = (RewardType.OVERLONG, RewardType.REWARD_MODEL)
@@ -146,12 +151,12 @@ PROCESS_LIMITS = ("timeoutSeconds", "numProcesses", "onError", "onTimeout", "err
 
 def _has_default_limits(reward: Reward) -> bool:
     """Whether all of `PROCESS_LIMITS` have their default. The API server fills in defaults, so a rule cannot see
-    whether the job sets them."""
+    whether the job sets them. Stored jobs may have `onTimeout: Score`, which was the default before."""
     return (
         reward.timeout_seconds == 10
         and reward.num_processes == 2
         and reward.on_error is ErrorPolicy.FAIL
-        and reward.on_timeout is ErrorPolicy.SCORE
+        and reward.on_timeout is not ErrorPolicy.FAIL
         and reward.error_score == 0
     )
 
@@ -171,11 +176,25 @@ REWARD_RULES = (
         "Reward.limits",
         field="",
         cel="!(self.type in ['Overlong', 'RewardModel']) || (self.timeoutSeconds == 10.0 && self.numProcesses == 2"
-        " && self.onError == 'Fail' && self.onTimeout == 'Score' && self.errorScore == 0.0)",
+        " && self.onError == 'Fail' && self.onTimeout != 'Fail' && self.errorScore == 0.0)",
         wrong="timeoutSeconds, numProcesses, onError, onTimeout and errorScore are not allowed with type"
         " Overlong or RewardModel, which use no scoring processes and would ignore them",
         advice="remove these fields",
         holds=lambda reward: reward.type not in WITHOUT_PROCESSES or _has_default_limits(reward),
+    ),
+    rule(
+        Reward,
+        "Reward.errorScore",
+        field=".errorScore",
+        cel="self.errorScore == 0.0 || self.type in ['Overlong', 'RewardModel'] || self.onError == 'Score'"
+        " || self.onTimeout == 'Score'",
+        wrong="would be ignored, because neither onError nor onTimeout is Score",
+        advice="remove it, or set onError or onTimeout to Score",
+        holds=lambda reward: (
+            reward.error_score == 0
+            or reward.type in WITHOUT_PROCESSES
+            or ErrorPolicy.SCORE in (reward.on_error, reward.on_timeout)
+        ),
     ),
     rule(
         RewardModel,

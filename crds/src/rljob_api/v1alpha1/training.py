@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rljob_api.base import WireModel
 from rljob_api.rule import Path, rule, unique_rule
-from rljob_api.scalars import Count, PositiveCount
+from rljob_api.scalars import Count, Fraction, PositiveCount
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, Evaluation
 from rljob_api.v1alpha1.model import Critic, LoraSync, Model
@@ -54,6 +54,9 @@ class Training(WireModel):
     rewards: Annotated[tuple[Reward, ...], Field(min_length=1, max_length=16)]
     """Rewards, each of which scores every response. The score of a response is the sum of weight x score over all
     rewards."""
+    max_failure_rate: Fraction = 0.2
+    """Largest fraction of responses of the last 10 steps that may be excluded because a reward failed
+    (`onError`, `onTimeout`: Exclude); above it the run fails. 1: no limit."""
     algorithm: Algorithm = Field(default_factory=Algorithm)
     optimizer: Optimizer = Field(default_factory=Optimizer)
     critic: Critic | None = None

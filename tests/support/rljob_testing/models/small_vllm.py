@@ -17,6 +17,7 @@ from vllm import SamplingParams
 from vllm.model_executor.models import registry
 
 from rljob_api.v1alpha1.model import Lora
+from rljob_testing.training.whole_rollouts import run_to_empty
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
 from rljob_trainer.engines.rollout.loop import EngineLoop
@@ -66,7 +67,7 @@ def generated(vllm: VllmEngine | EngineLoop, num_tokens: int) -> list[FinishedSe
     """Samples a response of at most `num_tokens` tokens to each of PROMPTS, each with its own seed."""
     sampling = SamplingSettings(1.0, 1.0, 0, num_tokens, ())
     requests = [GenerationRequest(str(row), prompt, sampling, row) for row, prompt in enumerate(PROMPTS)]
-    finished = vllm.run_to_empty(requests) if isinstance(vllm, EngineLoop) else vllm.generate(requests)
+    finished = run_to_empty(vllm, requests) if isinstance(vllm, EngineLoop) else vllm.generate(requests)
     return [finished[str(row)] for row in range(len(PROMPTS))]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, SamplingSettings
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.rewards.base import RewardStatus
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
     KL_SUMS,
@@ -37,8 +39,10 @@ from rljob_trainer.workers.columns import (
     RETURNS,
     VALUES,
     score_column,
+    status_column,
 )
 from rljob_trainer.workers.protocols import ActorGroup, CriticGroup, RewardGroup
+from rljob_trainer.workers.reward import STATUSES
 from rljob_trainer.workers.rollout import rollout_columns
 
 SAMPLING = SamplingSettings(0.7, 0.9, 5, 8, ("stop",))
@@ -72,9 +76,9 @@ class Generator(FinishedRollouts):
 
 @dataclass
 class Rewards:
-    """Gives fixed scores, row by row."""
+    """Gives fixed scores, row by row. For a status other than OK in place of a score, the response has no score."""
 
-    scores: dict[str, Sequence[float]]
+    scores: dict[str, Sequence[float | RewardStatus]]
     asked: list[DataProto] = field(default_factory=list)
 
     def start_scoring(self, batch: list[DataProto]) -> FinishedCall[DataProto]:
@@ -82,8 +86,14 @@ class Rewards:
         return FinishedCall(DataProto())
 
     def finish_scoring(self, batch: list[DataProto]) -> DataProto:
-        columns = {score_column(name): torch.tensor(each, dtype=torch.float64) for name, each in self.scores.items()}
-        assert all(len(each) == sum(map(len, batch)) for each in columns.values())
+        columns: dict[str, torch.Tensor] = {}
+        for name, given in self.scores.items():
+            assert len(given) == sum(map(len, batch))
+            scores = [math.nan if isinstance(each, RewardStatus) else each for each in given]
+            columns[score_column(name)] = torch.tensor(scores, dtype=torch.float64)
+            if any(isinstance(each, RewardStatus) for each in given):
+                statuses = [each if isinstance(each, RewardStatus) else RewardStatus.OK for each in given]
+                columns[status_column(name)] = torch.tensor([STATUSES.index(each) for each in statuses])
         return DataProto(columns)
 
 
@@ -179,7 +189,7 @@ class Step:
 def step_of(
     wire: dict[str, object],
     weights: dict[str, float],
-    scores: dict[str, Sequence[float]],
+    scores: dict[str, Sequence[float | RewardStatus]],
     reference: Reference | None = None,
     critic: Critic | None = None,
     reward_model: RewardModel | None = None,
@@ -188,13 +198,14 @@ def step_of(
     has_single_update: bool = True,
     critic_tokens: int = 100,
     reference_follows_actor: bool = True,
+    group_size: int = 2,
 ) -> Step:
-    """A step with two responses per prompt. The actor's micro-batches have 100 tokens."""
+    """A step on one worker. The actor's micro-batches have 100 tokens."""
     generator, rewards, actor, timer = Generator(), Rewards(scores), Actor(), PhaseTimer(time.perf_counter)
     plan = StepPlan(
         algorithm=resolve_algorithm(Algorithm.from_wire(wire)),
         sampling=SAMPLING,
-        group_size=2,
+        group_size=group_size,
         has_single_update=has_single_update,
         seed=0,
         num_data_ranks=1,
@@ -203,7 +214,7 @@ def step_of(
         critic_row_costs=RowCosts(critic_tokens, 0.0),
         reference_follows_actor=reference_follows_actor,
         critic_warmup_steps=critic_warmup_steps,
-        rows_per_update=2 * len(PROMPTS),
+        rows_per_update=group_size * len(PROMPTS),
         has_dropout=False,
         sync_every_steps=1,
     )

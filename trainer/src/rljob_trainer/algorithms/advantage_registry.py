@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from rljob_api.base import WireModel
 from rljob_api.v1alpha1.advantage import (
+    GROUP_ADVANTAGES,
     Advantage,
     AdvantageType,
     Gae,
@@ -69,7 +71,8 @@ def advantage_estimator(resolved: Algorithm, group_size: int = TRIAL_GROUP_SIZE)
     chosen = resolved.advantage
     if chosen.type is AdvantageType.FUNCTION:
         return _user_estimator(resolved, group_size)
-    return ADVANTAGES[resolved_value(chosen.type)](chosen)
+    kind = resolved_value(chosen.type)
+    return replace(ADVANTAGES[kind](chosen), compares_groups=kind in GROUP_ADVANTAGES)
 
 
 def _user_estimator(resolved: Algorithm, group_size: int) -> AdvantageEstimator:

@@ -54,8 +54,9 @@ class OneWorker:
 
 @dataclass(frozen=True)
 class ResponseInputs:
-    """All responses of a step (at least one), on the controller. Groups that were filtered out are not included.
-    Truncated responses are included, even if they are not trained on."""
+    """All responses of a step (at least one), on the controller. Groups that were filtered out and responses without a
+    score are not included, so groups may have different sizes. Truncated responses are included, even if they are not
+    trained on."""
 
     rewards_B: Tensor
     """float32: the score of each response, minus its KL penalty if the job puts KL into the reward."""
@@ -68,8 +69,8 @@ class ResponseInputs:
     greedy_rewards_B: Tensor | None = field(default=None, kw_only=True)
     """float32: the score of the greedy response to the same prompt. None unless the estimator needs GREEDY_REWARDS."""
     named_rewards: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
-    """float32 [B] each: each of the job's rewards by its name, unweighted and without KL. Empty unless the estimator
-    needs NAMED_REWARDS."""
+    """float32 [B] each: each of the job's rewards with a weight other than 0 by its name, unweighted and without KL.
+    Empty unless the estimator needs NAMED_REWARDS."""
     reward_weights: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     """The weight of each of `named_rewards`, for example `{"correct": 1.0, "format": 0.2}`."""
 
@@ -114,6 +115,9 @@ class AdvantageEstimator:
     needs: frozenset[str] = frozenset()
     """The optional inputs that the estimator reads. `for_responses` can read GREEDY_REWARDS and NAMED_REWARDS,
     `for_tokens` can read ADVANTAGE_COLUMNS, and in estimators of this package SQUARES."""
+    compares_groups: bool = True
+    """Whether the estimator may compare the responses to a prompt with each other. Then a response that is left alone,
+    because all others of its group were excluded, is not used. (With groupSize 1 all are alone, and used.)"""
 
     def __post_init__(self) -> None:
         if (self.for_responses is None) == (self.for_tokens is None):

@@ -247,12 +247,13 @@ FileNotFoundError."""
 def _is_machine_failure(outcome: RewardOutcome) -> bool:
     """Whether the scoring process died, ran out of memory, or could not read a file or import a module. Probably the
     answer did not cause this."""
-    return outcome.has_died or outcome.detail.startswith(_RAISED_BY_MACHINE)
+    has_died = outcome.status in (RewardStatus.DIED, RewardStatus.KILLED)
+    return has_died or outcome.detail.startswith(_RAISED_BY_MACHINE)
 
 
 def _may_succeed_later(outcome: RewardOutcome) -> bool:
-    # After a SIGKILL the pool has already tried a second time.
-    return outcome.status is RewardStatus.TIMEOUT or (_is_machine_failure(outcome) and not outcome.was_killed)
+    # After a timeout or the end of a process, the pool has already tried a second time.
+    return outcome.status is RewardStatus.ERROR and _is_machine_failure(outcome)
 
 
 def _distinct(rows: Sequence[PromptRow]) -> dict[AnswerKey, PromptRow]:

@@ -24,6 +24,7 @@ from rljob_trainer.controller.evaluation import Evaluation
 from rljob_trainer.controller.finished_groups import FinishedGroups
 from rljob_trainer.controller.mismatch_watch import MismatchWatch
 from rljob_trainer.controller.model_roles import engines_of, step_plan
+from rljob_trainer.controller.outcomes import FailureRate
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_files import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
@@ -83,6 +84,7 @@ class Controller:
         self.num_steps = job.spec.training.steps
         self.timer = PhaseTimer(time.perf_counter, reporter.in_phase)
         self.mismatch_watch = MismatchWatch(run.job.spec)
+        self.failure_rate = FailureRate(job.spec.training.max_failure_rate)
         activity = ActivityWatch(output.run_folder / LOGS_FOLDER, reporter.report_progress)
         for processes in run.workers.processes.values():
             processes.while_waiting = activity.poll_files
@@ -134,6 +136,10 @@ class Controller:
                 if self.stop.is_requested:
                     return False
                 self._step(step)
+                if error := self.failure_rate.error():
+                    # The workers are healthy, as below.
+                    self.saves.end()
+                    raise error
                 self._evaluate(step + 1)
         except StepAbandonedError:
             return False
@@ -216,6 +222,7 @@ class Controller:
             self.timeline.end(step + 1)
         if self.finished_groups is not None:
             self.finished_groups.remove()
+        self.failure_rate.add(len(rollout.prompts), int(rollout.is_excluded_B.sum()), rollout.reasons())
         samples = self.rollout.samples(rollout, step + 1, SampleKind.TRAIN, NUM_TRAINING_SAMPLES_LOGGED)
         traffic = TRAFFIC.take()
         num_tokens = rollout.num_tokens()
@@ -230,7 +237,9 @@ class Controller:
         metrics[TOTAL_TOKENS] = float(num_tokens)
         metrics[THROUGHPUT] = num_tokens / seconds / self.run_parts.workers.num_devices
         try:
-            self.saves.begin_if_due(step + 1)
+            # A step without any score trained nothing. It is not saved, so that a retry after an outage repeats it.
+            if step + 1 == self.num_steps or not rollout.is_excluded_B.all():
+                self.saves.begin_if_due(step + 1)
             metrics.update(self.run_parts.workers.hybrid.take_memory())
         finally:
             metrics.update(self.saves.take_seconds())

@@ -20,15 +20,15 @@ import torch
 
 from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy, Refill
 from rljob_api.v1alpha1.recipes import resolved_value
-from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.controller.outcomes import too_many_excluded
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.rollout_phase import Requested, RolloutPhase
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.datasets.cursor import DrawnRow, PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
-from rljob_trainer.errors import BatchNotFullError
+from rljob_trainer.errors import BatchNotFullError, TrainerError
 from rljob_trainer.observability.metrics import (
     SAMPLING_KEPT,
     SAMPLING_PROMPTS,
@@ -39,6 +39,8 @@ from rljob_trainer.observability.metrics import (
     spread,
 )
 
+MIN_MEMBERS = 2
+"""Number of responses that a group needs, because their scores are compared."""
 MARGIN = 1.25
 """A further round has this many times the number of prompts that is expected to fill the batch. Without a margin about
 half of these rounds would not fill the batch, and a round takes as long as its longest response, even with few
@@ -71,8 +73,9 @@ class DynamicSampling:
         they are too few after the last round, groups with equal scores, which are not trained on, fill the batch
         (`onMaxRounds: TrainOnFewer`).
 
-        Raises BatchNotFullError if they are too few and `onMaxRounds` is `Fail`, and whatever `generate` raises. After
-        an error the position of the prompt stream is undefined."""
+        If they are too few and `onMaxRounds` is `Fail`, raises BatchNotFullError, or ResourceError or RewardError if
+        too many responses were excluded. Raises whatever `generate` raises. After an error the position of the prompt
+        stream is undefined."""
         num_wanted, rounds, drawn = len(prompts), [generate(prompts, 0)], list(prompts)
         is_kept_G = self._is_kept(rounds[0])
         while int(is_kept_G.sum()) < num_wanted and len(rounds) < resolved_value(self.settings.max_rounds):
@@ -128,14 +131,14 @@ class DynamicSampling:
             num_returned = len(drawn) - 1 - last
             self.cursor.rewind(drawn[last].ordinal)
         elif self.settings.on_max_rounds is MaxRoundsPolicy.FAIL:
-            raise BatchNotFullError(self._not_full_message(step, num_wanted, is_kept_G, everything))
+            raise self._not_full_error(step, num_wanted, is_kept_G, everything)
         else:
             taken = spread_groups(is_kept_G, num_wanted, self.plan.rows_per_update // self.group_size)
         batch = _rows_of_groups(everything, taken)
         return StepRows.of(
             self.plan,
             batch,
-            is_kept_G[taken].repeat_interleave(self.group_size),
+            is_kept_G[taken].repeat_interleave(self.group_size) & batch.is_counted(MIN_MEMBERS),
             everything,
             {
                 **({} if self.is_continuous else {SAMPLING_ROUNDS: float(len(found))}),
@@ -143,28 +146,35 @@ class DynamicSampling:
                 SAMPLING_KEPT: num_kept / len(is_kept_G),
                 SAMPLING_SURPLUS: float(max(0, num_kept - num_wanted)),
                 SAMPLING_RETURNED: float(num_returned),
-                **spread(SAMPLING_REWARD_PREFIX, batch.rewards_B.tolist()),
+                **spread(SAMPLING_REWARD_PREFIX, batch.rewards_B[~batch.rewards_B.isnan()].tolist()),
             },
         )
 
     def _is_kept(self, rollout: Rollout) -> torch.Tensor:
         """Returns [groups of this rollout] bool: whether the scores of the group differ. If `dynamicSampling.reward` is
-        set, the scores of that reward must differ, too."""
+        set, the scores of that reward must differ, too. Excluded responses do not count."""
         differs_B = rollout.has_reward_variance(by_name=self.by_name)
         if self.settings.reward is not None:
-            differs_B = differs_B & ~zero_variance_mask(rollout.named_rewards_B[self.settings.reward], rollout.groups_B)
+            differs_B = differs_B & rollout.differs(rollout.named_rewards_B[self.settings.reward])
         first, last = int(rollout.groups_B[0]), int(rollout.groups_B[-1])
-        return torch.zeros(last - first + 1, dtype=torch.bool).index_copy(0, rollout.groups_B - first, differs_B)
+        num_differing_G = torch.zeros(last - first + 1, dtype=torch.int64)
+        return num_differing_G.index_add_(0, rollout.groups_B - first, differs_B.long()) > 0
 
-    def _not_full_message(self, step: int, num_wanted: int, is_kept_G: torch.Tensor, everything: Rollout) -> str:
+    def _not_full_error(self, step: int, num_wanted: int, is_kept_G: torch.Tensor, everything: Rollout) -> TrainerError:
+        """Returns the error of a step whose batch is not full; if too many responses were excluded, that of
+        `maxFailureRate`."""
+        rate = float(everything.is_excluded_B.double().mean())
+        scores = everything.rewards_B[~everything.rewards_B.isnan()]
+        if rate > self.plan.max_failure_rate or not len(scores):
+            return too_many_excluded(rate, "step", self.plan.max_failure_rate, everything.reasons())
         by_name = f", or all scores of {self.settings.reward!r}," if self.settings.reward is not None else ""
-        return (
+        values = f"{float(scores.mean()):.4g}, min {float(scores.min()):.4g}, max {float(scores.max()):.4g}"
+        return BatchNotFullError(
             f"spec.training.algorithm.dynamicSampling.maxRounds: the batch of step {step + 1} is not full after "
             f"{self.settings.max_rounds} rounds: {int(is_kept_G.sum())} of {len(is_kept_G)} groups can be trained on, "
             f"{num_wanted} are needed; in the other groups all scores{by_name} are equal (mean score of all responses: "
-            f"{float(everything.rewards_B.mean()):.4g}, min {float(everything.rewards_B.min()):.4g}, max "
-            f"{float(everything.rewards_B.max()):.4g}); use prompts that the model sometimes solves, or a reward that "
-            "gives partial credit, increase rollout.groupSize or maxRounds, or set onMaxRounds: TrainOnFewer"
+            f"{values}); use prompts that the model sometimes solves, or a reward that gives partial credit, increase "
+            "rollout.groupSize or maxRounds, or set onMaxRounds: TrainOnFewer"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,9 +14,16 @@ from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.rollout_phase import RolloutPhase, sample_seeds
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
-from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_SAMPLED
+from rljob_trainer.observability.metrics import (
+    EVAL_GREEDY,
+    EVAL_GREEDY_EXCLUDED,
+    EVAL_SAMPLED,
+    EVAL_SAMPLED_EXCLUDED,
+)
 from rljob_trainer.observability.samples import Sample, SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
+
+log = logging.getLogger(__name__)
 
 EVALUATION_STREAM = 1
 """The stream of `sample_seeds` for evaluations."""
@@ -63,22 +71,32 @@ class Evaluation:
         with self.timer.phase("eval"):
             seeds_B = torch.zeros(len(self.prompts), dtype=torch.int64)
             greedy = self.rollout.run(self.prompts, 1, self.greedy, seeds_B)
-            metrics = mean_scores(greedy, EVAL_GREEDY)
+            metrics = mean_scores(greedy, EVAL_GREEDY, EVAL_GREEDY_EXCLUDED)
             samples = self.rollout.samples(greedy, step, SampleKind.GREEDY)
             if self.spec.num_samples:
                 num_responses = len(self.prompts) * self.spec.num_samples
                 seeds_B = sample_seeds(self.seed, EVALUATION_STREAM, 0, num_responses)
                 sampled = self.rollout.run(self.prompts, self.spec.num_samples, self.sampled, seeds_B)
-                metrics |= mean_scores(sampled, EVAL_SAMPLED)
+                metrics |= mean_scores(sampled, EVAL_SAMPLED, EVAL_SAMPLED_EXCLUDED)
                 samples += self.rollout.samples(sampled, step, SampleKind.SAMPLED)
         return metrics, samples
 
 
-def mean_scores(rollout: Rollout, metric: str) -> dict[str, float]:
+def mean_scores(rollout: Rollout, metric: str, excluded_metric: str) -> dict[str, float]:
     """Returns the mean of the weighted reward sums as `metric`, and with several rewards also the mean of each as
-    `metric/<reward name>`."""
+    `metric/<reward name>`. A mean is over the responses that have the score, and missing if none has it. The fraction
+    of responses without a weighted sum is `excluded_metric`; a warning is logged if it is not 0."""
+    is_excluded_B = rollout.is_excluded_B
+    if is_excluded_B.any():
+        counts = ", ".join(f"{name} {status}: {number}" for (name, status), number in rollout.reasons().most_common())
+        log.warning(
+            "evaluation: %d of %d responses have no score (%s); %s is the mean of the others",
+            *(int(is_excluded_B.sum()), len(is_excluded_B), counts, metric),
+        )
     named = rollout.named_rewards_B if len(rollout.weights) > 1 else {}
+    values = {metric: rollout.rewards_B, **{f"{metric}/{name}": rewards_B for name, rewards_B in named.items()}}
+    scored = {name: values_B[~values_B.isnan()] for name, values_B in values.items()}
     return {
-        metric: float(rollout.rewards_B.mean()),
-        **{f"{metric}/{name}": float(rewards_B.mean()) for name, rewards_B in named.items()},
+        **{name: float(values_S.mean()) for name, values_S in scored.items() if len(values_S)},
+        excluded_metric: float(is_excluded_B.double().mean()),
     }

@@ -256,5 +256,6 @@ def step_plan(job: TrainerJob, model_folder: Path) -> StepPlan:
         rows_per_update=mini_batch_size * rollout.group_size,
         has_dropout=training.model.lora is not None and training.model.lora.dropout > 0,
         sync_every_steps=rollout.sync_every_steps,
+        max_failure_rate=training.max_failure_rate,
         has_flat_rows=choose_attention(config).is_flat,
     )

@@ -12,30 +12,29 @@ import torch
 
 from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.controller.outcomes import (
+    Reasons,
+    is_without_score,
+    outcome_metrics,
+    reasons_of,
+    reward_metrics,
+)
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.observability.metrics import (
-    ERROR_RATE,
-    NAMED_REWARD_PREFIX,
     PROMPT_LENGTH_MAX,
     PROMPT_LENGTH_MEAN,
     RESPONSE_CLIP_RATIO,
     RESPONSE_LENGTH_PREFIX,
-    REWARD_ERROR_RATE,
     REWARD_PREFIX,
-    REWARD_TIMEOUT_RATE,
-    TIMEOUT_RATE,
     spread,
 )
-from rljob_trainer.rewards.base import RewardStatus
 from rljob_trainer.workers.columns import (
     IS_TRUNCATED,
     RESPONSE_LENGTHS,
     SCORES,
     score_column,
-    status_column,
 )
 from rljob_trainer.workers.protocols import PendingResult
-from rljob_trainer.workers.reward import STATUSES
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,9 @@ class Rollout:
     scoring: Scoring | None = None
     """The pending scores: one per row, then one per greedy response if greedy responses were requested. None once the
     scores are in `batch`. The properties and methods below that read scores need them in `batch`."""
-    greedy_rewards_B: torch.Tensor | None = None
-    """float32: reward of the greedy response to the row's prompt; None if there are no greedy responses."""
+    greedy: DataProto | None = None
+    """SCORES and what the rewards returned, for the greedy response to each row's prompt; None if there are no greedy
+    responses."""
 
     @property
     def lengths_B(self) -> torch.Tensor:
@@ -80,45 +80,72 @@ class Rollout:
 
     @property
     def rewards_B(self) -> torch.Tensor:
-        """[B] float32: the weighted sums of the rewards."""
+        """[B] float32: the weighted sums of the rewards; NaN for a response without a score."""
         return self.batch[SCORES].float()
 
     @property
     def named_rewards_B(self) -> dict[str, torch.Tensor]:
-        """[B] float32 each: the rewards by name, without their weights."""
+        """[B] float32 each: the rewards by name, without their weights; NaN for a response without a score from this
+        reward."""
         return {name: self.batch[score_column(name)].float() for name in self.weights}
 
+    @property
+    def greedy_rewards_B(self) -> torch.Tensor | None:
+        """[B] float32: `rewards_B` of the greedy response to the row's prompt; None if there are no greedy
+        responses."""
+        return None if self.greedy is None else self.greedy[SCORES].float()
+
+    @property
+    def is_excluded_B(self) -> torch.Tensor:
+        """[B] bool: whether a reward with a weight other than 0 gave no score, to the response or to the greedy
+        response that it is compared with."""
+        parts = [self.batch] if self.greedy is None else [self.batch, self.greedy]
+        return torch.stack([is_without_score(part, self.weights) for part in parts]).any(dim=0)
+
+    def reasons(self) -> Reasons:
+        """Returns why responses are excluded."""
+        of_greedy = Reasons() if self.greedy is None else reasons_of(self.greedy, self.weights)
+        return reasons_of(self.batch, self.weights) + of_greedy
+
+    def is_counted(self, min_members: int) -> torch.Tensor:
+        """Returns [B] bool: whether the response counts for the advantages of its group. It is not excluded, and its
+        group has at least `min_members` (1 or more) responses that are not.
+
+        This decides what happens to a group that lost members: it trains on the others."""
+        is_scored_B = ~self.is_excluded_B
+        _, index_B, sizes_G = torch.unique(self.groups_B, return_inverse=True, return_counts=True)
+        num_scored_G = torch.zeros_like(sizes_G).index_add_(0, index_B, is_scored_B.to(sizes_G.dtype))
+        return is_scored_B & (num_scored_G >= min_members)[index_B]
+
     def has_reward_variance(self, *, by_name: bool) -> torch.Tensor:
-        """Returns [B] bool: whether the rewards differ within the row's group. With `by_name` each reward is compared
-        separately, except those with weight 0; then it is enough if one of them differs. Advantages that compare each
-        reward separately need this."""
+        """Returns [B] bool: whether the response counts in its group (`is_counted`) and the rewards of these responses
+        differ. With `by_name` each reward is compared separately, except those with weight 0; then it is enough if one
+        of them differs. Advantages that compare each reward separately need this."""
         named = [each_B for name, each_B in self.named_rewards_B.items() if self.weights[name] != 0]
-        is_equal_B = torch.ones(len(self.groups_B), dtype=torch.bool)
+        differs_B = torch.zeros(len(self.groups_B), dtype=torch.bool)
         for each_B in named if by_name else [self.rewards_B]:
-            is_equal_B = is_equal_B & zero_variance_mask(each_B, self.groups_B)
-        return ~is_equal_B
+            differs_B = differs_B | self.differs(each_B)
+        return differs_B
+
+    def differs(self, values_B: torch.Tensor) -> torch.Tensor:
+        """Returns [B] bool: whether the response has a value and counts in its group, and the values of these responses
+        differ."""
+        is_compared_B = self.is_counted(2) & ~values_B.isnan()
+        differs_B = torch.zeros_like(is_compared_B)
+        values_S, groups_S = values_B[is_compared_B], self.groups_B[is_compared_B]
+        _, index_S, sizes_G = torch.unique(groups_S, return_inverse=True, return_counts=True)
+        differs_B[is_compared_B] = ~zero_variance_mask(values_S, groups_S) & (sizes_G > 1)[index_S]
+        return differs_B
 
     def metrics(self) -> dict[str, float]:
-        """Returns metrics: rewards in total and by name, lengths, and error rates of the rewards."""
-        num_rows = len(self.prompts)
-        found: dict[str, float] = {}
-        has_failed = dict.fromkeys((RewardStatus.ERROR, RewardStatus.TIMEOUT), torch.zeros(num_rows, dtype=torch.bool))
-        for name in self.weights:
-            prefix = f"{NAMED_REWARD_PREFIX}/{name}"
-            found |= spread(prefix, self.batch[score_column(name)].tolist())
-            if status_column(name) not in self.batch:
-                continue
-            for status, metric in ((RewardStatus.ERROR, ERROR_RATE), (RewardStatus.TIMEOUT, TIMEOUT_RATE)):
-                has_failed_B = self.batch[status_column(name)] == STATUSES.index(status)
-                has_failed[status] = has_failed[status] | has_failed_B
-                found[f"{prefix}/{metric}"] = float(has_failed_B.sum()) / num_rows
+        """Returns metrics: rewards in total and by name, lengths, outcomes, and error rates of the rewards."""
+        num_rows, is_excluded_B = len(self.prompts), self.is_excluded_B
         return {
-            **spread(REWARD_PREFIX, self.rewards_B.tolist()),
+            **spread(REWARD_PREFIX, self.rewards_B[~is_without_score(self.batch, self.weights)].tolist()),
             **spread(RESPONSE_LENGTH_PREFIX, self.batch[RESPONSE_LENGTHS].double().tolist()),
             RESPONSE_CLIP_RATIO: float(self.batch[IS_TRUNCATED].float().mean()),
             PROMPT_LENGTH_MEAN: sum(len(prompt.token_ids) for prompt in self.prompts) / num_rows,
             PROMPT_LENGTH_MAX: float(max(len(prompt.token_ids) for prompt in self.prompts)),
-            REWARD_ERROR_RATE: float(has_failed[RewardStatus.ERROR].sum()) / num_rows,
-            REWARD_TIMEOUT_RATE: float(has_failed[RewardStatus.TIMEOUT].sum()) / num_rows,
-            **found,
+            **reward_metrics(self.batch, self.weights),
+            **outcome_metrics(self.batch, is_excluded_B),
         }

@@ -8,6 +8,7 @@ Legend: B responses (prompts x group size), S scored responses: B, then one gree
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.controller.balanced_order import balanced_order
 from rljob_trainer.controller.finished_groups import FinishedGroups
+from rljob_trainer.controller.outcomes import outcome_of, refuse_not_finite, statuses_of
 from rljob_trainer.controller.rollout import Rollout, Scoring
 from rljob_trainer.controller.sampler import Sampler, Ticket
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
@@ -28,12 +30,12 @@ from rljob_trainer.errors import RewardError
 from rljob_trainer.groups.object_store import stored
 from rljob_trainer.observability.samples import Sample, SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
-from rljob_trainer.rewards.base import excerpt
 from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
     FOUND,
     IS_GREEDY,
+    IS_TRUNCATED,
     PLAIN_TURN_BEGINNINGS,
     PROMPT_MESSAGES,
     PROMPT_TEXTS,
@@ -50,8 +52,6 @@ from rljob_trainer.workers.protocols import RewardModelGroup
 
 MAX_SEED = 2**31
 """Upper bound of seeds (exclusive)."""
-MAX_PROMPT_CHARACTERS = 200
-"""Characters of a prompt that a message shows."""
 MODEL_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_TURN_BEGINNINGS)
 """Prompt columns that a reward model needs."""
 
@@ -216,16 +216,19 @@ class RolloutPhase:
             scores = self._scores(rollout.scoring)
         totals_S = torch.zeros(len(scores), dtype=torch.float64)
         for name, weight in self.weights.items():
-            totals_S += weight * scores[score_column(name)]
-        _refuse_not_finite(rollout, scores, totals_S)
-        num_rows, greedy_B = len(rollout.prompts), None
+            # A missing score is NaN, which would remain NaN with weight 0.
+            if weight != 0:
+                totals_S += weight * scores[score_column(name)]
+        refuse_not_finite(rollout.prompts, self.weights, scores, totals_S)
+        num_rows, greedy = len(rollout.prompts), None
         totals_B = totals_S[:num_rows]
         if len(scores) > num_rows:
             num_prompts = len(scores) - num_rows
-            greedy_B = totals_S[num_rows:].float().repeat_interleave(num_rows // num_prompts)
+            greedy = scores.with_columns({SCORES: totals_S}).slice(num_rows, len(scores))
+            greedy = greedy.repeat(num_rows // num_prompts)
             scores = scores.slice(0, num_rows)
         batch = rollout.batch.union(scores).with_columns({SCORES: totals_B})
-        return replace(rollout, batch=batch, scoring=None, greedy_rewards_B=greedy_B)
+        return replace(rollout, batch=batch, scoring=None, greedy=greedy)
 
     def abandon(self) -> None:
         """Drops responses and scores that were not collected."""
@@ -259,8 +262,10 @@ class RolloutPhase:
         prompts = rollout.prompts[:max_samples]
         picked = self.sampler.reward.response_texts(rollout.batch.slice(0, len(prompts)).only([RESPONSE_TEXTS, FOUND]))
         texts, found = picked.object_column(RESPONSE_TEXTS), picked.object_column(FOUND)
-        scores = rollout.batch[SCORES].tolist()
-        by_name = {name: rollout.batch[score_column(name)].tolist() for name in rollout.weights}
+        scores = _or_none(rollout.batch[SCORES])
+        by_name = {name: _or_none(rollout.batch[score_column(name)]) for name in rollout.weights}
+        statuses = statuses_of(rollout.batch, rollout.weights)
+        are_truncated = rollout.batch[IS_TRUNCATED].tolist()
         return [
             Sample(
                 step,
@@ -271,6 +276,8 @@ class RolloutPhase:
                 scores[index],
                 {name: named[index] for name, named in by_name.items()},
                 _by_reward(found[index]),
+                outcome_of(is_truncated=are_truncated[index]),
+                {name: named[index] for name, named in statuses.items()},
             )
             for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
         ]
@@ -297,29 +304,8 @@ def _by_reward(found: object) -> dict[str, str]:
     return {str(name): str(text) for name, text in found.items()}
 
 
-def _refuse_not_finite(rollout: Rollout, scores: DataProto, totals_S: torch.Tensor) -> None:
-    """Raises RewardError for a score that is not finite in float32, which training uses. A single such score would make
-    the advantages of its group, or of the whole batch, not finite. In `scores`, the rows after those of the rollout
-    belong to greedy responses."""
-    checked = [
-        *(
-            (f"spec.training.rewards[{index}] (reward {name})", scores[score_column(name)])
-            for index, name in enumerate(rollout.weights)
-        ),
-        ("spec.training.rewards (weighted sum of all rewards)", totals_S),
-    ]
-    for where, values_B in checked:
-        bad_rows = (~values_B.float().isfinite()).nonzero().flatten().tolist()
-        if bad_rows:
-            num_rows = len(rollout.prompts)
-            num_responses = num_rows // (len(values_B) - num_rows) if len(values_B) > num_rows else 1
-            first = bad_rows[0]
-            prompt = rollout.prompts[first if first < num_rows else (first - num_rows) * num_responses].prompt
-            raise RewardError(
-                f"{where}: the score {float(values_B[first])} is not finite in float32, for a response to "
-                f"{excerpt(prompt, MAX_PROMPT_CHARACTERS)!r} ({len(bad_rows)} of {len(values_B)} responses); fix the "
-                "reward, or reduce its weight"
-            )
+def _or_none(values_B: torch.Tensor) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in values_B.tolist()]
 
 
 def prompt_batch(prompts: Sequence[PromptRow]) -> DataProto:

@@ -41,6 +41,8 @@ class StepPlan:
     sync_every_steps: int
     """The rollout engine gets new weights in steps that are multiples of this, counted from step 0 of the job, so that
     a resumed run syncs in the same steps."""
+    max_failure_rate: float = 1.0
+    """`training.maxFailureRate`."""
     has_flat_rows: bool = True
     """Whether the policy's model takes rows without padding. Only then its workers follow planned micro-batches."""
 

@@ -18,6 +18,7 @@ from rljob_trainer.controller.balanced_order import RowCosts, RowPlan, imbalance
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.observability.metrics import (
+    ALONE_FRACTION,
     MICRO_BATCH_IMBALANCE,
     TOKEN_IMBALANCE,
     TOKEN_IMBALANCE_BEFORE,
@@ -50,7 +51,8 @@ class StepRows:
     rollout: Rollout
     """The rollout; its scores may be added later."""
     is_kept_B: torch.Tensor
-    """bool: whether the response counts for the advantages of its group; False if the whole group is dropped."""
+    """bool: whether the response counts for the advantages of its group; False if the whole group is dropped, and for
+    an excluded response."""
     is_trained_B: torch.Tensor
     """bool: whether the response is used in the update: its group is kept, and it is not masked as truncated."""
     lengths_B: torch.Tensor
@@ -58,6 +60,8 @@ class StepRows:
     everything: Rollout | None = None
     """The rollout including groups that are not in the batch; None if the batch has all groups."""
     sampling_metrics: Metrics = field(default_factory=dict)
+    num_alone: int = 0
+    """Responses that are dropped because all others of their group were excluded."""
 
     @staticmethod
     def of(
@@ -105,10 +109,29 @@ class StepRows:
             {PASS_MICRO_BATCHES: self.row_plan.pass_micro_batch_B, **_of_updates(self.row_plan)}
         )
 
-    def with_rows_replaced(self, batch: DataProto, rows_B: torch.Tensor) -> tuple[DataProto, StepRows]:
+    def without_uncounted(self, batch: DataProto, min_members: int) -> tuple[DataProto, StepRows]:
+        """Drops the responses that do not count in their group (`Rollout.is_counted`), which is known once they have
+        scores, and redistributes the rows across workers. Returns the new batch for the workers, which has no plan for
+        passes, and the new rows; the same batch and these rows if there is nothing to drop."""
+        is_counted_B = self.rollout.is_counted(min_members)
+        self.num_alone = int((self.rollout.is_counted(1) & ~is_counted_B).sum())
+        if not (self.is_kept_B & ~is_counted_B).any():
+            return batch, self
+        kept = replace(
+            self,
+            is_kept_B=self.is_kept_B & is_counted_B,
+            is_trained_B=self.is_trained_B & is_counted_B,
+            lengths_B=self.lengths_B.where(is_counted_B, 0),
+        )
+        return kept.with_rows_replaced(batch, torch.arange(len(is_counted_B)), self.order_B)
+
+    def with_rows_replaced(
+        self, batch: DataProto, rows_B: torch.Tensor, order_B: torch.Tensor | None = None
+    ) -> tuple[DataProto, StepRows]:
         """Replaces each row i by row `rows_B[i]` and redistributes the rows across workers. Returns the new batch for
-        the workers, which has no plan for passes, and the new rows."""
-        positions_B = self.order_B.argsort()[rows_B]
+        the workers, which has no plan for passes, and the new rows. `order_B`: the order of the rows in `batch`, if it
+        is not that of these rows."""
+        positions_B = (self.order_B if order_B is None else order_B).argsort()[rows_B]
         rows = replace(self, is_trained_B=self.is_trained_B[rows_B], lengths_B=self.lengths_B[rows_B])
         kept = batch.without([PASS_MICRO_BATCHES]).rows(positions_B[rows.order_B])
         return kept.with_columns(_of_updates(rows.row_plan)), rows
@@ -129,6 +152,7 @@ class StepRows:
         return {
             **planned,
             TRAINED_FRACTION: float(self.is_trained_B.double().mean()),
+            ALONE_FRACTION: self.num_alone / len(self.is_kept_B),
             TOKEN_IMBALANCE: imbalance(self.lengths_B[self.order_B], num_ranks),
             TOKEN_IMBALANCE_BEFORE: imbalance(self.lengths_B, num_ranks),
         }

@@ -97,6 +97,8 @@ class TrainingStep:
         self.kl_coefficient = KlCoefficient(plan.algorithm.kl)
         self.advantages = advantage_estimator(plan.algorithm, plan.group_size)
         self.compares_by_name = NAMED_REWARDS in self.advantages.needs
+        self.min_members = 2 if self.advantages.compares_groups and plan.group_size > 1 else 1
+        """Number of responses that a group needs. A response that is left alone has no baseline."""
         self.dynamic_sampling: DynamicSampling | None = None
         if resolved_value(plan.algorithm.dynamic_sampling).enabled:
             assert cursor is not None, "dynamic sampling needs the prompt stream"
@@ -119,6 +121,7 @@ class TrainingStep:
         rows = self._generated(prompts, step)
         batch = self._with_forward_passes(rows.distributed_batch(), step)
         rows.rollout = self.rollout.scored(rows.rollout)
+        batch, rows = rows.without_uncounted(batch, self.min_members)
         batch, of_advantages = self._with_advantages(batch, rows)
         batch, rows, of_filtration = self._filtered(batch, rows, step)
         metrics = self._updated(batch, rows, step) | of_advantages
@@ -229,6 +232,7 @@ class TrainingStep:
         """Returns the inputs of an advantage estimator that computes one number per response, only with the responses
         of the kept groups."""
         rollout, is_kept_B, greedy_B = rows.rollout, rows.is_kept_B, rows.rollout.greedy_rewards_B
+        weights = {name: weight for name, weight in rollout.weights.items() if weight != 0}
         named = rollout.named_rewards_B if self.compares_by_name else {}
         return ResponseInputs(
             rewards_B[is_kept_B],
@@ -236,8 +240,8 @@ class TrainingStep:
             rollout.batch[RESPONSE_LENGTHS][is_kept_B],
             is_trained_B=rows.is_trained_B[is_kept_B],
             greedy_rewards_B=None if greedy_B is None else greedy_B[is_kept_B],
-            named_rewards={name: each_B[is_kept_B] for name, each_B in named.items()},
-            reward_weights=rollout.weights if named else {},
+            named_rewards={name: named[name][is_kept_B] for name in weights if named},
+            reward_weights=weights if named else {},
         )
 
     def _kl_for_reward(self, batch: DataProto) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final
 
 Metrics = Mapping[str, float]
@@ -17,11 +18,18 @@ REWARD_PREFIX: Final = "critic/rewards"
 REWARD_MEAN: Final = "critic/rewards/mean"
 REWARD_MAX: Final = "critic/rewards/max"
 NAMED_REWARD_PREFIX: Final = "reward"
-"""The metrics of one reward are `reward/<name>/...`, for example with ERROR_RATE."""
-ERROR_RATE: Final = "error_rate"
-TIMEOUT_RATE: Final = "timeout_rate"
-REWARD_ERROR_RATE: Final = "reward/error_rate"
-REWARD_TIMEOUT_RATE: Final = "reward/timeout_rate"
+"""The metrics of one reward are `reward/<name>/...`, for example `reward/<name>/mean`."""
+STATUS_RATES: Final = MappingProxyType(
+    {"ERROR": "error_rate", "TIMEOUT": "timeout_rate", "DIED": "died_rate", "UNREACHABLE": "unreachable_rate"}
+)
+"""By the status of a scoring: last part of the name of the metric with the fraction of responses that have it."""
+COMPLETED_FRACTION: Final = "outcome/completed_fraction"
+MAX_TOKENS_FRACTION: Final = "outcome/max_tokens_fraction"
+"""Fractions of responses by how they ended."""
+EXCLUDED_FRACTION: Final = "outcome/excluded_fraction"
+"""Fraction of responses without a score."""
+ALONE_FRACTION: Final = "outcome/alone_fraction"
+"""Fraction of responses that are not used because all others of their group were excluded."""
 TRAINED_FRACTION: Final = "actor/trained_fraction"
 """Fraction of responses that are used in the update."""
 DISTINCT_FRACTION: Final = "actor/distinct_fraction"
@@ -126,6 +134,9 @@ CONTROLLER_RECEIVED_BYTES: Final = "perf/controller_received_bytes"
 
 EVAL_GREEDY: Final = "eval/greedy_score"
 EVAL_SAMPLED: Final = "eval/sampled_score"
+EVAL_GREEDY_EXCLUDED: Final = "eval/greedy_excluded_fraction"
+EVAL_SAMPLED_EXCLUDED: Final = "eval/sampled_excluded_fraction"
+"""Fractions of the held-out responses without a score; the mean scores are those of the others."""
 
 TIMING_PREFIX: Final = "timing_s/"
 STEP_SECONDS: Final = TIMING_PREFIX + "step"

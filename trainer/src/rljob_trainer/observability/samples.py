@@ -37,13 +37,19 @@ class Sample:
     prompt: str
     response: str
     answer: str
-    score: float
-    """The weighted sum of the rewards, which training uses."""
-    rewards: Mapping[str, float] = field(default_factory=dict)
-    """The score of each reward, by name."""
+    score: float | None
+    """The weighted sum of the rewards, which training uses; None if a reward with a weight other than 0 gave no
+    score."""
+    rewards: Mapping[str, float | None] = field(default_factory=dict)
+    """The score of each reward, by name; None if it gave none."""
     found: Mapping[str, str] = field(default_factory=dict)
     """The answer that each reward extracted from the response, by the reward's name; empty if the reward
     found none. Rewards that do not extract answers are missing. Example: `{"accuracy": "18"}`"""
+    outcome: str = ""
+    """How the response ended, such as `COMPLETED`."""
+    statuses: Mapping[str, str] = field(default_factory=dict)
+    """How the scoring ended, by the reward's name. Rewards without scoring processes are missing. Example:
+    `{"accuracy": "TIMEOUT"}`"""
 
 
 class SampleLog:
@@ -87,7 +93,10 @@ def sample_table(title: str, samples: Sequence[Sample]) -> Table:
         table.add_column(name, justify="right")
     for sample in samples:
         texts = (sample.prompt, sample.response, *([_found_text(sample)] if has_found else []), sample.answer)
-        scores = (f"{score:.4g}" for score in (sample.score, *(sample.rewards[name] for name in names)))
+        scores = (
+            "-" if score is None else f"{score:.4g}"
+            for score in (sample.score, *(sample.rewards[name] for name in names))
+        )
         table.add_row(*(Text(printable(text, MAX_CELL_CHARS)) for text in texts), *scores)
     return table
 

@@ -31,21 +31,28 @@ class RewardRequest:
 
 
 class RewardStatus(StrEnum):
-    """How the scoring of one request ended."""
+    """How the scoring of one request ended, after the retries of the pool."""
 
     OK = "OK"
     ERROR = "ERROR"
-    """The scorer raised an exception or returned an invalid score, or its process died."""
+    """The scorer raised an exception or returned an invalid score. Not retried."""
     TIMEOUT = "TIMEOUT"
-    """The scorer exceeded its time limit and its process was killed."""
+    """The scorer exceeded its time limit, also in a second attempt, and its process was killed."""
+    DIED = "DIED"
+    """The scorer's process crashed, exited or broke its connection, also in a second attempt."""
+    UNREACHABLE = "UNREACHABLE"
+    """A service that the scorer calls could not be reached, in several attempts (see `unreachable`)."""
+    KILLED = "KILLED"
+    """SIGKILL ended the process, and then a second process that scored the same request. Memory probably ran out, so
+    the response is not to blame, and no policy applies: the attempt of the job ends."""
 
 
 @dataclass(frozen=True)
 class RewardOutcome:
     """The result of one request."""
 
-    score: float
-    """0 unless the status is OK."""
+    score: float | None
+    """None unless the status is OK: a failure is not a score of 0."""
     status: RewardStatus
     detail: str
     """Why there is no score; empty for OK."""
@@ -54,12 +61,6 @@ class RewardOutcome:
     found: str | None = None
     """An excerpt of the answer that the scorer extracted from the response; empty if it found none, None if the scorer
     does not report it."""
-    has_died: bool = False
-    """The scorer returned nothing, because its process crashed, was killed by another program, or broke its
-    connection."""
-    was_killed: bool = False
-    """SIGKILL ended the process, and then a second process that scored the same request. Memory probably ran out, so
-    the response is not to blame."""
 
 
 @dataclass(frozen=True)

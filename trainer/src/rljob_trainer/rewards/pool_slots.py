@@ -30,6 +30,12 @@ class QueuedResponse:
     """The encoded request (see `wire`)."""
     has_killed: bool = False
     """True if SIGKILL ended a process while it scored this response."""
+    has_failed: bool = False
+    """True if this response's first attempt exceeded the time limit, or its process died."""
+    num_unreachable: int = 0
+    """Attempts in which a service that the scorer calls could not be reached."""
+    ready_at: float = 0.0
+    """Monotonic time of the next attempt, after such an attempt."""
 
 
 @dataclass
@@ -62,6 +68,8 @@ class Slot:
     is_garbled: bool = False
     """True if the connection carried anything but results, because the scorer wrote into it."""
     responses: deque[QueuedResponse] = field(default_factory=deque)
+    retried: QueuedResponse | None = None
+    """The response that ended the process before this one; this process first scores it, alone."""
 
     @property
     def is_busy(self) -> bool:

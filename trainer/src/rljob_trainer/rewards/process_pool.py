@@ -1,9 +1,13 @@
 """Scoring in parallel processes with a hard time limit for each response.
 
 One thread owns the processes. It sends responses in chunks that get smaller towards the end, reads results as they
-arrive, and kills the process group of a scorer that exceeds the limit. Then only the response that was being scored
-fails; the rest of the chunk goes to other processes. A crash (exit, signal) is handled in the same way. A SIGKILL is
-probably due to a lack of memory and not to the response, so after the first one another process scores the response.
+arrive, and kills the process group of a scorer that exceeds the limit. The process that replaces it scores the same
+response again, alone, because the machine or an earlier response may have caused the failure. If that fails, too, only
+this response has no score. The rest of the chunk goes to other processes. A crash (exit, signal) is handled in the same
+way. A SIGKILL is probably due to a lack of memory and not to the response, so it has an attempt of its own.
+
+If a service that the scorer calls is unreachable, the response waits for some seconds and is then queued again. The
+processes score other responses in the meantime.
 
 No scoring process outlives the process of the pool, however the latter ends (see `scoring_program`).
 """
@@ -39,6 +43,8 @@ DEATH_CHECK_SECONDS = 0.1
 """The interval of checks for dead processes: if a forked child keeps the connection open, reading does not notice."""
 STANDSTILL_SECONDS = 1.0
 """If a wait takes this much longer than requested, the whole machine was suspended, including the scoring processes."""
+UNREACHABLE_PAUSES = (1.0, 2.0, 4.0)
+"""Seconds before the further attempts if a service is unreachable. Longer ones would hold up the whole step."""
 UNCOUNTED_SECONDS = 0.05
 """The deadline of a process that waited longer than this for a core is extended by the waiting time."""
 
@@ -76,6 +82,8 @@ class ScorerPool:
         self._ready: Future[None] = Future()
         self._pending: deque[QueuedResponse] = deque()
         """Responses that wait for a process."""
+        self._paused: list[QueuedResponse] = []
+        """Responses that wait for their next attempt, because a service was unreachable."""
         self._slots: list[Slot] = []
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = os.pipe()
@@ -168,12 +176,14 @@ class ScorerPool:
         with self._lock:
             self._pending.extend(self._arrived)
             self._arrived = []
+        self._pending.extend(each for each in self._paused if each.ready_at <= now)
+        self._paused = [each for each in self._paused if each.ready_at > now]
         for slot in list(self._slots):
             self._read(slot)
             if slot.child.has_ended():
                 self._read(slot)
             if slot.is_garbled or slot.child.has_ended():
-                self._replace(slot, RewardStatus.ERROR)
+                self._replace(slot, RewardStatus.DIED)
             elif slot.is_busy and now > slot.next_check and not self._gets_more_time(slot, now):
                 self._replace(slot, RewardStatus.TIMEOUT)
         for slot in self._slots:
@@ -228,10 +238,11 @@ class ScorerPool:
         return self._timeout_seconds if slot.is_ready else self._start_timeout_seconds
 
     def _seconds_to_wait(self) -> float | None:
-        deadlines = [slot.next_check for slot in self._slots if slot.is_busy]
-        if not deadlines:
+        times = [slot.next_check for slot in self._slots if slot.is_busy]
+        times += [response.ready_at for response in self._paused]
+        if not times:
             return None
-        return min(DEATH_CHECK_SECONDS, max(0.0, min(deadlines) - time.monotonic()))
+        return min(DEATH_CHECK_SECONDS, max(0.0, min(times) - time.monotonic()))
 
     def _start(self, number: int) -> Slot:
         child = ScoringChild(self._spec, self._log_folder / f"reward-{self._name}-{number}.log", self._environment)
@@ -245,13 +256,14 @@ class ScorerPool:
         for message in slot.child.receive():
             match message:
                 case [
+                    "OK" | "ERROR" | "UNREACHABLE" as status,
                     int() | float() | None as score,
                     str() as detail,
                     int() | float() as seconds,
                     str() | None as found,
                 ] if slot.responses:
-                    status = RewardStatus.ERROR if score is None else RewardStatus.OK
-                    self._finish(slot.responses.popleft(), RewardOutcome(score or 0.0, status, detail, seconds, found))
+                    outcome = RewardOutcome(score, RewardStatus(status), detail, seconds, found)
+                    self._finish_or_pause(slot.responses.popleft(), outcome)
                 case {"ready": True}:
                     slot.is_ready = True
                     if not self._ready.done():
@@ -266,36 +278,40 @@ class ScorerPool:
 
     def _replace(self, slot: Slot, status: RewardStatus) -> None:
         """Kills the slot's process, decides what happens to the response that it was scoring, and starts another
-        process."""
+        process. `status`: TIMEOUT or DIED."""
         self._selector.unregister(slot.child.connection)
         slot.child.kill()
         self._slots.remove(slot)
         if not slot.is_ready:
             raise self._not_loaded(slot, status)
-        if slot.responses:
-            self._finish_failed(slot, status)
+        retried = self._retried(slot, status) if slot.responses else None
         self._pending.extendleft(reversed(slot.responses))
-        self._slots.append(self._start(slot.number))
+        replacement = self._start(slot.number)
+        replacement.retried = retried
+        self._slots.append(replacement)
 
-    def _finish_failed(self, slot: Slot, status: RewardStatus) -> None:
-        """Finishes the response that a killed process was scoring; after the response's first SIGKILL, leaves it to
-        another process."""
-        response = slot.responses[0]
-        was_killed = status is RewardStatus.ERROR and not slot.is_garbled and slot.child.was_killed()
-        if was_killed and not response.has_killed:
-            response.has_killed = True
-            log.warning(
-                "reward %s: a scoring process was killed (signal SIGKILL), probably out of memory; another process "
-                "scores its response",
-                self._name,
-            )
-            return
+    def _retried(self, slot: Slot, status: RewardStatus) -> QueuedResponse | None:
+        """Returns the response that a killed process was scoring if it gets another attempt: after its first SIGKILL,
+        and after its first timeout or other end of the process. Otherwise finishes it and returns None."""
+        response = slot.responses.popleft()
+        if status is RewardStatus.DIED and not slot.is_garbled and slot.child.was_killed():
+            if not response.has_killed:
+                response.has_killed = True
+                log.warning(
+                    "reward %s: a scoring process was killed (signal SIGKILL), probably out of memory; another process "
+                    "scores its response",
+                    self._name,
+                )
+                return response
+            status = RewardStatus.KILLED
+        elif not response.has_failed:
+            response.has_failed = True
+            return response
         detail, seconds = _end_of(slot), 0.0
         if status is RewardStatus.TIMEOUT:
             detail, seconds = f"ran longer than {self._timeout_seconds:g} s and was killed", self._timeout_seconds
-        has_died = status is RewardStatus.ERROR
-        slot.responses.popleft()
-        self._finish(response, RewardOutcome(0.0, status, detail, seconds, has_died=has_died, was_killed=was_killed))
+        self._finish(response, RewardOutcome(None, status, detail, seconds))
+        return None
 
     def _not_loaded(self, slot: Slot, status: RewardStatus) -> TrainerError:
         """The error of a process that has ended or was killed before it had loaded the scorer."""
@@ -312,14 +328,19 @@ class ScorerPool:
         )
 
     def _send_work(self, slot: Slot) -> None:
-        """Sends the next chunk of responses, if the process is ready and has scored the last chunk."""
+        """Sends the next chunk of responses, if the process is ready and has scored the last chunk. A response that is
+        tried again is a chunk of its own, and the first."""
         if slot.child.has_unsent:
             slot.child.flush()
-        if not slot.is_ready or slot.responses or not self._pending:
+        if not slot.is_ready or slot.responses or not (slot.retried or self._pending):
             return
-        chunk = min(MAX_CHUNK, -(-len(self._pending) // (2 * self._num_processes)))
+        if slot.retried is not None:
+            slot.responses.append(slot.retried)
+            slot.retried = None
+        else:
+            chunk = min(MAX_CHUNK, -(-len(self._pending) // (2 * self._num_processes)))
+            slot.responses.extend(self._pending.popleft() for _ in range(chunk))
         self._set_deadline(slot)
-        slot.responses.extend(self._pending.popleft() for _ in range(chunk))
         slot.child.send(*(response.frame for response in slot.responses))
 
     def _set_deadline(self, slot: Slot) -> None:
@@ -332,6 +353,16 @@ class ScorerPool:
         slot.is_in_doubt = False
         slot.seconds_stood_still = 0.0
 
+    def _finish_or_pause(self, response: QueuedResponse, outcome: RewardOutcome) -> None:
+        """Finishes a response that has a reply, unless a service was unreachable and there are attempts left."""
+        is_unreachable = outcome.status is RewardStatus.UNREACHABLE
+        if is_unreachable and response.num_unreachable < len(UNREACHABLE_PAUSES):
+            response.ready_at = time.monotonic() + UNREACHABLE_PAUSES[response.num_unreachable]
+            response.num_unreachable += 1
+            self._paused.append(response)
+        else:
+            self._finish(response, outcome)
+
     def _finish(self, response: QueuedResponse, outcome: RewardOutcome) -> None:
         batch = response.batch
         batch.outcomes[response.index] = outcome
@@ -343,7 +374,8 @@ class ScorerPool:
     def _fail(self, error: TrainerError) -> None:
         with self._lock:
             self._error = error
-            unfinished = [*self._arrived, *self._pending, *(each for slot in self._slots for each in slot.responses)]
+            unfinished = [*self._arrived, *self._pending, *self._paused]
+            unfinished += [each for slot in self._slots for each in (*slot.responses, slot.retried) if each is not None]
         if not self._ready.done():
             self._ready.set_exception(error)
         for future in {id(each.batch): each.batch.future for each in unfinished}.values():

@@ -6,7 +6,7 @@ imports large libraries, so the program starts quickly.
 Requests are frames of an 8-byte length, a token and a value (see `wire`). The first value is the scorer's class name
 and fields, the others are `[prompt, response, answer, row]`. For each frame the program writes one JSON line `[token,
 result]`; the token proves that the line was not written by user code. The first result is `{"ready": true}` or
-`{"refused": text}`, the others are `[score or null, detail, seconds, found or null]`.
+`{"refused": text}`, the others are `[status, score or null, detail, seconds, found or null]`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from typing import BinaryIO
 
 from rljob_api.standard_streams import accept_all_characters
 from rljob_trainer.errors import ConfigurationError
-from rljob_trainer.rewards.base import RewardRequest, Scorer, ScorerSpec, as_found, as_score
+from rljob_trainer.rewards.base import RewardRequest, RewardStatus, Scorer, ScorerSpec, as_found, as_score
 from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
 from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
+from rljob_trainer.rewards.unreachable import is_unreachable
 from rljob_trainer.rewards.wire import decode
 from rljob_trainer.settings import run_folder_or_none
 from rljob_trainer.stack_traces import StackFile
@@ -83,15 +84,23 @@ def _score(scorer: Scorer, frame: bytes) -> list[float | str | None]:
         value = scorer(_make_request(frame))
     except BaseException as error:
         # Also SystemExit and KeyboardInterrupt, so that user code cannot end the process by accident.
-        return [None, _describe(error), time.monotonic() - started, None]
+        return [_status_of(error), None, _describe(error), time.monotonic() - started, None]
     seconds = time.monotonic() - started
     try:
-        return [as_score(value), "", seconds, as_found(value)]
+        return [RewardStatus.OK, as_score(value), "", seconds, as_found(value)]
     except (TypeError, ValueError) as error:
-        return [None, _printable(str(error))[:MAX_DETAIL_CHARACTERS], seconds, None]
+        return [RewardStatus.ERROR, None, _printable(str(error))[:MAX_DETAIL_CHARACTERS], seconds, None]
     except BaseException as error:
         # Raised by code of the returned value, for example a `__float__` or `__repr__` that exits.
-        return [None, _describe(error), seconds, None]
+        return [RewardStatus.ERROR, None, _describe(error), seconds, None]
+
+
+def _status_of(error: BaseException) -> RewardStatus:
+    """ERROR or UNREACHABLE; also works if an attribute of the exception raises."""
+    try:
+        return RewardStatus.UNREACHABLE if is_unreachable(error) else RewardStatus.ERROR
+    except BaseException:
+        return RewardStatus.ERROR
 
 
 def _describe(error: BaseException) -> str:

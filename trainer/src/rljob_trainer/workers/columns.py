@@ -71,7 +71,7 @@ IS_TRUNCATED = "is_truncated"
 HAS_ENGINE_ERROR = "has_engine_error"
 """[B] bool: the rollout engine could not complete the response, which must not be trained on."""
 SCORES = "scores"
-"""[B] float64: the weighted sum of the rewards' scores."""
+"""[B] float64: the weighted sum of the rewards' scores; NaN if a reward with a weight other than 0 gave no score."""
 KL_SUMS = "kl_sums"
 """[B] float32: KL estimate of the old against the reference policy, summed over the response."""
 CORRECTION_WEIGHTS = "correction_weights"
@@ -102,7 +102,8 @@ UPDATE_MICRO_BATCHES = "update_micro_batches"
 
 
 def score_column(reward: str) -> str:
-    """Returns the name of the column with a reward's unweighted scores, [B] float64."""
+    """Returns the name of the column with a reward's unweighted scores, [B] float64; NaN for a response without a score
+    from this reward."""
     return f"score/{reward}"
 
 

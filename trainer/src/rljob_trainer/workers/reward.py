@@ -6,6 +6,8 @@ the calls this process runs calls of other roles, while the scoring processes wo
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -34,6 +36,8 @@ from rljob_trainer.workers.columns import (
     score_column,
     status_column,
 )
+
+log = logging.getLogger(__name__)
 
 STATUSES = tuple(RewardStatus)
 """The statuses in the order of their numbers in a status column."""
@@ -101,6 +105,8 @@ class RewardWorker(Worker):
         ]
         self.started: dict[int, _Started] = {}
         """The responses that are being scored, or whose scores were not collected yet, by their SAMPLE_IDS."""
+        self.logged: set[tuple[str, RewardStatus]] = set()
+        """The kinds of failures that the log has: name of the reward and status."""
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def start_scoring(self, batch: DataProto) -> DataProto:
@@ -127,8 +133,8 @@ class RewardWorker(Worker):
         of them. Returns a `score_column` for each reward, a `status_column` for each reward with scoring processes, and
         FOUND.
 
-        Raises RewardError if a reward fails and its `onError` or `onTimeout` is Fail, and ResourceError if scoring
-        processes were killed."""
+        Raises RewardError if a reward fails and its policy is Fail, and ResourceError if scoring processes were
+        killed."""
         started = [self.started.pop(sample_id) for sample_id in batch[SAMPLE_IDS].tolist()]
         requests, lengths = [each.request for each in started], [each.length for each in started]
         columns: dict[str, torch.Tensor] = {}
@@ -136,6 +142,7 @@ class RewardWorker(Worker):
         for number, each in enumerate(self.settings.scorers):
             outcomes = [response.outcomes[number].result()[response.index] for response in started]
             scores = apply_error_policies(each.reward, each.where, each.scorer.name, requests, outcomes)
+            self._log_new_failures(each, outcomes)
             for of_response, outcome in zip(found, outcomes, strict=True):
                 if outcome.found is not None:
                     of_response[each.reward.name] = outcome.found
@@ -164,6 +171,17 @@ class RewardWorker(Worker):
         """Drops all scores that were not collected."""
         self.started.clear()
 
+    def _log_new_failures(self, scorer: ScorerSettings, outcomes: Sequence[RewardOutcome]) -> None:
+        """Logs the first failure of each kind of each reward; metrics count all of them."""
+        for outcome in outcomes:
+            kind = scorer.reward.name, outcome.status
+            if outcome.status is not RewardStatus.OK and kind not in self.logged:
+                self.logged.add(kind)
+                log.warning(
+                    "%s (reward %s): %s for a response: %s (further failures of this kind are only counted)",
+                    *(scorer.where, scorer.reward.name, outcome.status, outcome.detail),
+                )
+
     @register(Dispatch.RANK_ZERO)
     def response_texts(self, batch: DataProto) -> DataProto:
         """Returns RESPONSE_TEXTS and FOUND of these rows, to show a few samples."""
@@ -179,32 +197,53 @@ def _mapping(row: object) -> Mapping[str, object]:
 def apply_error_policies(
     reward: Reward, where: str, scorer_name: str, requests: Sequence[RewardRequest], outcomes: Sequence[RewardOutcome]
 ) -> tuple[float, ...]:
-    """Applies `onError` and `onTimeout`: one score per request, in order, with `errorScore` for failed ones. `where` is
-    the reward's field in the job, such as `spec.training.rewards[0]`.
+    """Applies `onError` and `onTimeout`: one score per request, in order. A failed one has `errorScore` with the policy
+    Score, and NaN with the policy Exclude. `where` is the reward's field in the job, such as
+    `spec.training.rewards[0]`.
 
     Raises ResourceError if scoring processes were killed, whatever the policy is, because a lack of memory must not
     become a score. Raises RewardError for the first failure whose policy is Fail.
     """
     for request, outcome in zip(requests, outcomes, strict=True):
-        if outcome.was_killed:
+        if outcome.status is RewardStatus.KILLED:
             raise ResourceError(f"{where} (reward {reward.name}): {scorer_name} {_kill_text(where, request, outcome)}")
-    policies = {RewardStatus.ERROR: reward.on_error, RewardStatus.TIMEOUT: reward.on_timeout}
     counts = Counter(outcome.status for outcome in outcomes)
     for request, outcome in zip(requests, outcomes, strict=True):
-        if policies.get(outcome.status) is ErrorPolicy.FAIL:
+        if policy_for(reward, outcome.status) is ErrorPolicy.FAIL:
             seen = f"{counts[outcome.status]} of {len(outcomes)}"
             raise RewardError(
                 f"{where} (reward {reward.name}): {scorer_name} {_failure_text(where, request, outcome, seen)}"
             )
-    return tuple(outcome.score if outcome.status is RewardStatus.OK else reward.error_score for outcome in outcomes)
+    return tuple(_score(reward, outcome) for outcome in outcomes)
+
+
+def policy_for(reward: Reward, status: RewardStatus) -> ErrorPolicy | None:
+    """The policy for a failure; None for OK and KILLED. An unreachable service says nothing about the response, so it
+    never gives a score: the policy is Exclude, or Fail if `onTimeout` is Fail."""
+    match status:
+        case RewardStatus.ERROR:
+            return reward.on_error
+        case RewardStatus.TIMEOUT | RewardStatus.DIED:
+            return reward.on_timeout
+        case RewardStatus.UNREACHABLE:
+            return ErrorPolicy.FAIL if reward.on_timeout is ErrorPolicy.FAIL else ErrorPolicy.EXCLUDE
+        case RewardStatus.OK | RewardStatus.KILLED:
+            return None
+
+
+def _score(reward: Reward, outcome: RewardOutcome) -> float:
+    if outcome.score is not None:
+        return outcome.score
+    return reward.error_score if policy_for(reward, outcome.status) is ErrorPolicy.SCORE else math.nan
 
 
 def _failure_text(where: str, request: RewardRequest, outcome: RewardOutcome, seen: str) -> str:
     field = "onError" if outcome.status is RewardStatus.ERROR else "onTimeout"
+    or_score = "" if outcome.status is RewardStatus.UNREACHABLE else ", or Score to give them errorScore"
     return (
         f"{outcome.detail}\n{_request_text(request)}"
-        f"{seen} responses failed in this way; fix the reward, or set {where}.{field}: Score to give such responses "
-        "errorScore"
+        f"{seen} responses failed in this way; fix the reward, or set {where}.{field}: Exclude to leave such responses "
+        f"out of the update{or_score}"
     )
 
 

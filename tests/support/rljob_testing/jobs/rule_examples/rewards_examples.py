@@ -18,7 +18,12 @@ _FILE = {"type": "File", "file": {"path": "held_out.jsonl"}}
 GOOD: dict[str, list[Mapping[str, object]]] = {
     "Reward.limits": [
         {_R: [_OVERLONG | {"weight": 0.5}]},
+        {_R: [_OVERLONG | {"onTimeout": "Score"}]},
         {_R: [_FORMAT | {"timeoutSeconds": 1.0, "numProcesses": 1, "onError": "Score", "errorScore": -1.0}]},
+    ],
+    "Reward.errorScore": [
+        {_R: [_FUNCTION | {"onTimeout": "Score", "errorScore": -1.0}]},
+        {_R: [_FUNCTION | {"onError": "Exclude", "onTimeout": "Exclude", "errorScore": 0.0}]},
     ],
     "Training.rewards.name": [
         {_R: [{"type": "MathAnswer"}, _FUNCTION | {"name": "style"}, _OVERLONG]},
@@ -50,6 +55,10 @@ BAD: dict[str, list[Bad]] = {
             ("errorScore", -1.0),
         )
         for reward in (_OVERLONG, _MODEL)
+    ],
+    "Reward.errorScore": [
+        Bad(_R + "[0].errorScore", {_R: [_FUNCTION | {"errorScore": -1.0, **policies}]})
+        for policies in ({}, {"onError": "Exclude", "onTimeout": "Fail"})
     ],
     "Training.rewards.name": [
         Bad(_R, {_R + "[1]": _FUNCTION}, places=(_R + "[0].name", _R + "[1].name")),

@@ -1,0 +1,195 @@
+"""How responses and their scoring ended. A failure of the infrastructure is never a score: a response without a score
+that training needs is excluded, which means that it is counted, but not trained on and not in any mean of the rewards.
+
+Legend: B responses, S scored responses: B, then one greedy response per prompt if requested.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.errors import ResourceError, RewardError, TrainerError
+from rljob_trainer.observability.metrics import (
+    COMPLETED_FRACTION,
+    EXCLUDED_FRACTION,
+    MAX_TOKENS_FRACTION,
+    NAMED_REWARD_PREFIX,
+    STATUS_RATES,
+    spread,
+)
+from rljob_trainer.rewards.base import RewardStatus, excerpt
+from rljob_trainer.workers.columns import IS_TRUNCATED, score_column, status_column
+from rljob_trainer.workers.reward import STATUSES
+
+NUM_STEPS = 10
+"""Number of steps over which failures are counted."""
+MAX_PROMPT_CHARACTERS = 200
+"""Characters of a prompt that a message shows."""
+FAILURES = (RewardStatus.ERROR, RewardStatus.TIMEOUT, RewardStatus.DIED, RewardStatus.UNREACHABLE)
+"""Statuses without a result of the reward, as far as they reach the controller."""
+
+Reasons = Counter[tuple[str, RewardStatus]]
+"""Number of responses by the reward that gave no score and the status of its scoring."""
+
+
+class Outcome(StrEnum):
+    """How a response ended."""
+
+    COMPLETED = "COMPLETED"
+    """With an end token or a stop string."""
+    MAX_TOKENS = "MAX_TOKENS"
+    """Truncated at rollout.maxNewTokens."""
+
+
+def outcome_of(*, is_truncated: bool) -> Outcome:
+    """Returns the outcome of a response."""
+    return Outcome.MAX_TOKENS if is_truncated else Outcome.COMPLETED
+
+
+def is_without_score(scores: DataProto, weights: Mapping[str, float]) -> Tensor:
+    """Returns [B] bool: whether a reward with a weight other than 0 gave no score. `weights`: the rewards by name."""
+    missing_B = torch.zeros(len(scores), dtype=torch.bool)
+    for name, weight in weights.items():
+        if weight != 0:
+            missing_B = missing_B | is_missing(scores, name)
+    return missing_B
+
+
+def reasons_of(scores: DataProto, weights: Mapping[str, float]) -> Reasons:
+    """Returns why responses have no score; a response counts once for each reward without a score. Rewards with weight
+    0 do not count."""
+    found: Reasons = Counter()
+    for name, weight in weights.items():
+        if weight != 0 and status_column(name) in scores:
+            numbers = scores[status_column(name)][is_missing(scores, name)].tolist()
+            found.update((name, STATUSES[number]) for number in numbers)
+    return found
+
+
+def statuses_of(scores: DataProto, weights: Mapping[str, float]) -> dict[str, list[RewardStatus]]:
+    """Returns [B] statuses for each reward that has scoring processes, by name."""
+    return {
+        name: [STATUSES[number] for number in scores[status_column(name)].tolist()]
+        for name in weights
+        if status_column(name) in scores
+    }
+
+
+def reward_metrics(scores: DataProto, weights: Mapping[str, float]) -> dict[str, float]:
+    """Returns metrics for each reward: mean, maximum and minimum over the responses that have a score, and the
+    fractions of responses for which it failed; also the fractions for which any reward failed."""
+    num_rows, found = len(scores), dict[str, float]()
+    has_failed_B = {status: torch.zeros(num_rows, dtype=torch.bool) for status in FAILURES}
+    for name in weights:
+        prefix = f"{NAMED_REWARD_PREFIX}/{name}"
+        scores_B = scores[score_column(name)]
+        found |= spread(prefix, scores_B[~is_missing(scores, name)].tolist())
+        if status_column(name) not in scores:
+            continue
+        for status in FAILURES:
+            failed_B = scores[status_column(name)] == STATUSES.index(status)
+            has_failed_B[status] |= failed_B
+            found[f"{prefix}/{STATUS_RATES[status]}"] = float(failed_B.sum()) / num_rows
+    for status in FAILURES:
+        found[f"{NAMED_REWARD_PREFIX}/{STATUS_RATES[status]}"] = float(has_failed_B[status].sum()) / num_rows
+    return found
+
+
+def outcome_metrics(batch: DataProto, is_excluded_B: Tensor) -> dict[str, float]:
+    """Returns the fractions of responses by their outcome, and the fraction of excluded responses."""
+    truncated = float(batch[IS_TRUNCATED].double().mean())
+    return {
+        COMPLETED_FRACTION: 1 - truncated,
+        MAX_TOKENS_FRACTION: truncated,
+        EXCLUDED_FRACTION: float(is_excluded_B.double().mean()),
+    }
+
+
+def is_missing(scores: DataProto, name: str) -> Tensor:
+    """Returns [B] bool: whether the reward gave no score. NaN from a reward without scoring processes is not a missing
+    score: `refuse_not_finite` reports it."""
+    if status_column(name) not in scores:
+        return torch.zeros(len(scores), dtype=torch.bool)
+    return scores[score_column(name)].isnan()
+
+
+def refuse_not_finite(
+    prompts: Sequence[PromptRow], weights: Mapping[str, float], scores: DataProto, totals_S: Tensor
+) -> None:
+    """Raises RewardError for a score that is not finite in float32, which training uses. A single such score would make
+    the advantages of its group, or of the whole batch, not finite. A missing score is NaN and allowed.
+
+    `prompts`: of each response. In `scores` and in the weighted sums `totals_S`, the rows after these belong to greedy
+    responses, one for each prompt."""
+    checked = [
+        *(
+            (f"spec.training.rewards[{index}] (reward {name})", scores[score_column(name)], is_missing(scores, name))
+            for index, name in enumerate(weights)
+        ),
+        ("spec.training.rewards (weighted sum of all rewards)", totals_S, is_without_score(scores, weights)),
+    ]
+    for where, values_S, is_missing_S in checked:
+        bad_rows = (~values_S.float().isfinite() & ~is_missing_S).nonzero().flatten().tolist()
+        if bad_rows:
+            num_rows = len(prompts)
+            num_responses = num_rows // (len(values_S) - num_rows) if len(values_S) > num_rows else 1
+            first = bad_rows[0]
+            prompt = prompts[first if first < num_rows else (first - num_rows) * num_responses].prompt
+            raise RewardError(
+                f"{where}: the score {float(values_S[first])} is not finite in float32, for a response to "
+                f"{excerpt(prompt, MAX_PROMPT_CHARACTERS)!r} ({len(bad_rows)} of {len(values_S)} responses); fix the "
+                "reward, or reduce its weight"
+            )
+
+
+class FailureRate:
+    """The fraction of excluded responses in the last `NUM_STEPS` steps of this attempt, compared with
+    `training.maxFailureRate`.
+
+    Until that many steps are done, the denominator is the number of responses of that many steps: a short failure at
+    the start does not end the job, and a total outage ends it after a few steps. A resumed run counts anew, because the
+    services that its rewards call may be back."""
+
+    def __init__(self, max_rate: float) -> None:
+        self.max_rate = max_rate
+        self.steps: deque[tuple[int, int, Reasons]] = deque(maxlen=NUM_STEPS)
+        """For each step the numbers of its responses and of the excluded ones, and the reasons."""
+
+    def add(self, num_responses: int, num_excluded: int, reasons: Reasons) -> None:
+        """Counts the responses of a step. `reasons` may count a response several times."""
+        self.steps.append((num_responses, num_excluded, reasons))
+
+    @property
+    def rate(self) -> float:
+        """The fraction, see above; 0 before the first step."""
+        num_responses = sum(responses for responses, _, _ in self.steps)
+        num_excluded = sum(excluded for _, excluded, _ in self.steps)
+        return num_excluded / max(1.0, num_responses * NUM_STEPS / max(1, len(self.steps)))
+
+    def error(self) -> TrainerError | None:
+        """Returns the error that ends the run if the fraction is too large. It is a ResourceError, after which a retry
+        may succeed, unless most failures are exceptions of the rewards' own code."""
+        if self.rate <= self.max_rate:
+            return None
+        reasons = sum((of_step for _, _, of_step in self.steps), Reasons())
+        return too_many_excluded(self.rate, f"{len(self.steps)} steps", self.max_rate, reasons)
+
+
+def too_many_excluded(rate: float, where: str, max_rate: float, reasons: Reasons) -> TrainerError:
+    """Returns the error that ends a run. `where`: the responses that were counted, such as `10 steps`."""
+    counts = ", ".join(f"{name} {status}: {number}" for (name, status), number in reasons.most_common())
+    text = (
+        f"spec.training.maxFailureRate: {rate:.3g} of the responses of the last {where} were excluded, because a "
+        f"reward gave no score (allowed: {max_rate:g}; failures: {counts}); the logs of the workers have the first "
+        "failure of each kind. Fix the reward or the service that it calls, increase timeoutSeconds for TIMEOUT, or "
+        "increase maxFailureRate"
+    )
+    num_errors = sum(number for (_, status), number in reasons.items() if status is RewardStatus.ERROR)
+    return RewardError(text) if 2 * num_errors > reasons.total() else ResourceError(text)
