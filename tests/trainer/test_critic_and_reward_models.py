@@ -27,6 +27,7 @@ from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import (
+    HAS_ENGINE_ERROR,
     IS_TRUNCATED,
     PLAIN_TURN_BEGINNINGS,
     PROMPT_MESSAGES,
@@ -204,7 +205,12 @@ class Group(FinishedRollouts):
         del sampling
         lengths_B = torch.tensor([1, 6, 2, 5, 3][: len(batch)])
         return DataProto(
-            {RESPONSE_LENGTHS: lengths_B, IS_TRUNCATED: lengths_B > 9, TOKENS: torch.arange(len(batch))},
+            {
+                RESPONSE_LENGTHS: lengths_B,
+                IS_TRUNCATED: lengths_B > 9,
+                HAS_ENGINE_ERROR: lengths_B > 9,
+                TOKENS: torch.arange(len(batch)),
+            },
             objects={RESPONSE_TEXTS: tuple("abcde"[: len(batch)])},
         )
 

@@ -13,9 +13,10 @@ from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_testing.training import stub_step
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.evaluation import mean_scores
-from rljob_trainer.controller.outcomes import FailureRate, Reasons
+from rljob_trainer.controller.outcomes import FailureRate, Outcome, Reasons
 from rljob_trainer.errors import ResourceError, RewardError
 from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_GREEDY_EXCLUDED
+from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.rewards.base import RewardStatus
 from rljob_trainer.workers.columns import ADVANTAGES, IS_TRAINED, REWARDS, TOKENS
 
@@ -189,6 +190,27 @@ def test_an_evaluation_has_the_mean_of_the_scored_responses_and_none_without_any
         found = stub_step.step_of({}, {"score": 1.0}, {"score": scores})
         rollout = found.step.rollout.run(stub_step.PROMPTS, 2, stub_step.SAMPLING, torch.zeros(6, dtype=torch.int64))
         assert mean_scores(rollout, EVAL_GREEDY, EVAL_GREEDY_EXCLUDED) == expected
+
+
+def test_a_response_that_the_engine_did_not_complete_is_excluded() -> None:
+    found = stub_step.step_of(
+        {"advantage": PLAIN}, {"score": 1.0}, {"score": [1, 0, 1, 1, 0, 1, 1, 0, 4]}, group_size=3
+    )
+    found.generator.failed, found.generator.cut_off = frozenset([4]), frozenset([0])
+    rollout, metrics = found.step.run(stub_step.PROMPTS, 0)
+    assert trained(found) == [0, 1, 2, 3, 5, 6, 7, 8]
+    ends = {
+        name: metrics[f"outcome/{name}_fraction"] for name in ("completed", "max_tokens", "infrastructure", "excluded")
+    }
+    assert ends == pytest.approx({"completed": 7 / 9, "max_tokens": 1 / 9, "infrastructure": 1 / 9, "excluded": 1 / 9})
+    assert rollout.reasons() == Reasons({("rollout engine", Outcome.INFRASTRUCTURE): 1})
+    samples = found.step.rollout.samples(rollout, 1, SampleKind.TRAIN)
+    assert [sample.outcome for sample in samples] == [
+        "MAX_TOKENS",
+        *["COMPLETED"] * 3,
+        "INFRASTRUCTURE",
+        *["COMPLETED"] * 4,
+    ]
 
 
 def reasons(**counts: int) -> Reasons:

@@ -33,6 +33,7 @@ from rljob_trainer.rewards.scorer_environment import scorer_environment
 from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
+    HAS_ENGINE_ERROR,
     IS_TRUNCATED,
     PROMPT_TEXTS,
     RESPONSE_LENGTHS,
@@ -129,7 +130,7 @@ class OneWorker(FinishedRollouts):
 
     def generate(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
         del batch, sampling
-        columns = {IS_TRUNCATED: torch.tensor(LENGTHS) == 8}
+        columns = {IS_TRUNCATED: torch.tensor(LENGTHS) == 8, HAS_ENGINE_ERROR: torch.tensor(LENGTHS) > 8}
         return responses(*self.texts).only([RESPONSE_TEXTS, RESPONSE_LENGTHS]).with_columns(columns)
 
     def start_scoring(self, batch: list[DataProto]) -> FinishedCall[DataProto]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rljob_testing.training.simulated_engines import SimulatedRollouts
 from rljob_trainer.controller.sampler import Engines
 from rljob_trainer.controller.stop_request import StepAbandonedError
-from rljob_trainer.workers.columns import RESPONSE_TEXTS, score_column
+from rljob_trainer.workers.columns import HAS_ENGINE_ERROR, RESPONSE_TEXTS, score_column
 
 
 def test_engines_get_equal_parts_at_once_and_rows_come_back_in_order() -> None:
@@ -72,3 +72,15 @@ def test_a_stop_request_drops_what_has_not_finished() -> None:
     world.sampler.abandon()
     assert world.num_aborts == 1
     assert not world.sampler.num_in_flight
+
+
+def test_a_response_that_an_engine_does_not_complete_is_requested_once_more() -> None:
+    """The first one fails once, the third always."""
+    world = SimulatedRollouts([1, 2, 3], Engines(3, 1, 4))
+    world.failures.update({0: 1, 2: 9})
+    ids = world.submit_all()
+    world.sampler.drain()
+    assert world.submitted == [[[0], [1], [2]], [[0], [], []], [[], [], [2]]]
+    # The same seed, from the same engine, and only the last attempt is scored.
+    assert sorted(world.scored_pairs) == [(f"prompt {each}", f"text {each}") for each in range(3)]
+    assert world.sampler.take_rows(ids)[HAS_ENGINE_ERROR].tolist() == [False, False, True]

@@ -21,7 +21,13 @@ from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import ALONE_FRACTION, MICRO_BATCH_IMBALANCE, TOKEN_IMBALANCE
 from rljob_trainer.rewards.base import RewardStatus
-from rljob_trainer.workers.columns import PASS_MICRO_BATCHES, UPDATE_MICRO_BATCHES, score_column, status_column
+from rljob_trainer.workers.columns import (
+    HAS_ENGINE_ERROR,
+    PASS_MICRO_BATCHES,
+    UPDATE_MICRO_BATCHES,
+    score_column,
+    status_column,
+)
 from rljob_trainer.workers.reward import STATUSES
 
 NUM_UPDATES, ROWS_PER_UPDATE = 3, 8
@@ -125,6 +131,7 @@ def test_excluded_rows_are_dropped_and_the_others_stay_in_their_update(excluded:
     columns = {
         score_column("a"): torch.tensor([math.nan if row in excluded else 1.0 for row in range(NUM_ROWS)]),
         status_column("a"): torch.tensor([STATUSES.index(status) for status in statuses]),
+        HAS_ENGINE_ERROR: torch.zeros(NUM_ROWS, dtype=torch.bool),
     }
     everything_B = torch.ones(NUM_ROWS, dtype=torch.bool)
     rollout = Rollout((), groups_B, DataProto(columns), {"a": 1.0})

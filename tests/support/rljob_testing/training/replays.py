@@ -57,6 +57,7 @@ from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.weights.buckets import whole_tensors
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.columns import (
+    HAS_ENGINE_ERROR,
     IS_TRUNCATED,
     POLICY_VERSIONS,
     RESPONSE_LENGTHS,
@@ -235,6 +236,7 @@ class ReplayedRollouts(RolloutPhase):
             {
                 RESPONSE_LENGTHS: lengths_B,
                 IS_TRUNCATED: lengths_B == LONGEST_RESPONSE,
+                HAS_ENGINE_ERROR: torch.zeros(len(repeated), dtype=torch.bool),
             },
             ragged={
                 name: RaggedColumn.from_rows(column) for name, column in {**rows, POLICY_VERSIONS: versions}.items()
@@ -247,7 +249,7 @@ class ReplayedRollouts(RolloutPhase):
             groups_G.repeat_interleave(num_responses),
             batch,
             {"score": 1.0},
-            Scoring(torch.arange(len(repeated)), scores),
+            Scoring(torch.arange(len(repeated)), batch[HAS_ENGINE_ERROR], scores),
         )
 
     def scored(self, rollout: Rollout) -> Rollout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -64,6 +65,8 @@ class SimulatedRollouts:
     scored_pairs: list[tuple[str, str]] = field(default_factory=list)
     """Prompt and response of each scoring."""
     num_aborts: int = 0
+    failures: Counter[int] = field(default_factory=Counter)
+    """For each response how often the engine fails to complete it."""
 
     def __post_init__(self) -> None:
         slots = self.engines.max_num_sequences
@@ -88,7 +91,8 @@ class SimulatedRollouts:
         assert max_seconds > 0
         self.num_polls += 1
         ids = [sample_id for engine in self.simulated for sample_id in engine.advance()]
-        responses = [response_of(each, self.seeds[each]) for each in ids]
+        responses = [response_of(each, self.seeds[each], has_failed=self.failures[each] > 0) for each in ids]
+        self.failures.subtract(ids)
         return rollout_columns([(1,)] * len(ids), responses).with_columns(
             {SAMPLE_IDS: torch.tensor(ids, dtype=torch.int64)}
         )
@@ -139,8 +143,9 @@ class SimulatedRollouts:
         return self.sampler.submit(DataProto({SAMPLE_SEEDS: ids}, columns, ragged={PROMPT_TOKEN_IDS: prompts}))
 
 
-def response_of(sample_id: int, seed: int) -> FinishedSequence:
+def response_of(sample_id: int, seed: int, *, has_failed: bool = False) -> FinishedSequence:
     """A response of two tokens; all of it follows from the seed."""
+    reason = FinishReason.ERROR if has_failed else FinishReason.STOP
     return FinishedSequence(
         str(sample_id),
         (seed, seed + 1),
@@ -148,5 +153,5 @@ def response_of(sample_id: int, seed: int) -> FinishedSequence:
         (3, 4),
         f"text {seed}",
         f"plain {seed}",
-        FinishReason.STOP,
+        reason,
     )

@@ -63,6 +63,8 @@ class Generator(FinishedRollouts):
         super().__init__()
         self.cut_off = frozenset[int]()
         """Rows that are truncated."""
+        self.failed = frozenset[int]()
+        """Rows that the engine never completes."""
         self.requests: list[DataProto] = []
 
     def generate(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
@@ -70,7 +72,11 @@ class Generator(FinishedRollouts):
         self.requests.append(batch)
         prompts = [tuple(row.tolist()) for row in batch.ragged_column(PROMPT_TOKEN_IDS).row_tensors()]
         return rollout_columns(
-            prompts, [finished(str(row), row, cut_off=row in self.cut_off) for row in range(len(prompts))]
+            prompts,
+            [
+                finished(str(row), row, cut_off=row in self.cut_off, has_failed=row in self.failed)
+                for row in range(len(prompts))
+            ],
         )
 
 
@@ -170,9 +176,9 @@ class RewardModel:
         return FinishedCall(DataProto({score_column("liking"): torch.zeros(len(batch), dtype=torch.float64)}))
 
 
-def finished(request_id: str, token: int, *, cut_off: bool = False) -> FinishedSequence:
+def finished(request_id: str, token: int, *, cut_off: bool = False, has_failed: bool = False) -> FinishedSequence:
     """A response of twice this token."""
-    reason = FinishReason.LENGTH if cut_off else FinishReason.STOP
+    reason = FinishReason.ERROR if has_failed else FinishReason.LENGTH if cut_off else FinishReason.STOP
     return FinishedSequence(request_id, (token, token), (-1.0, -1.0), (0, 0), f"text {token}", f"plain {token}", reason)
 
 

@@ -19,13 +19,14 @@ from rljob_trainer.errors import ResourceError, RewardError, TrainerError
 from rljob_trainer.observability.metrics import (
     COMPLETED_FRACTION,
     EXCLUDED_FRACTION,
+    INFRASTRUCTURE_FRACTION,
     MAX_TOKENS_FRACTION,
     NAMED_REWARD_PREFIX,
     STATUS_RATES,
     spread,
 )
 from rljob_trainer.rewards.base import RewardStatus, excerpt
-from rljob_trainer.workers.columns import IS_TRUNCATED, score_column, status_column
+from rljob_trainer.workers.columns import HAS_ENGINE_ERROR, IS_TRUNCATED, score_column, status_column
 from rljob_trainer.workers.reward import STATUSES
 
 NUM_STEPS = 10
@@ -35,9 +36,6 @@ MAX_PROMPT_CHARACTERS = 200
 FAILURES = (RewardStatus.ERROR, RewardStatus.TIMEOUT, RewardStatus.DIED, RewardStatus.UNREACHABLE)
 """Statuses without a result of the reward, as far as they reach the controller."""
 
-Reasons = Counter[tuple[str, RewardStatus]]
-"""Number of responses by the reward that gave no score and the status of its scoring."""
-
 
 class Outcome(StrEnum):
     """How a response ended."""
@@ -46,10 +44,21 @@ class Outcome(StrEnum):
     """With an end token or a stop string."""
     MAX_TOKENS = "MAX_TOKENS"
     """Truncated at rollout.maxNewTokens."""
+    INFRASTRUCTURE = "INFRASTRUCTURE"
+    """The rollout engine failed to complete it, twice. It is excluded."""
 
 
-def outcome_of(*, is_truncated: bool) -> Outcome:
+ENGINE = "rollout engine"
+"""Names the engine in reasons."""
+Reasons = Counter[tuple[str, RewardStatus | Outcome]]
+"""Number of excluded responses by the reward that gave no score and the status of its scoring, or by ENGINE and
+INFRASTRUCTURE."""
+
+
+def outcome_of(*, is_truncated: bool, has_engine_error: bool) -> Outcome:
     """Returns the outcome of a response."""
+    if has_engine_error:
+        return Outcome.INFRASTRUCTURE
     return Outcome.MAX_TOKENS if is_truncated else Outcome.COMPLETED
 
 
@@ -63,9 +72,11 @@ def is_without_score(scores: DataProto, weights: Mapping[str, float]) -> Tensor:
 
 
 def reasons_of(scores: DataProto, weights: Mapping[str, float]) -> Reasons:
-    """Returns why responses have no score; a response counts once for each reward without a score. Rewards with weight
-    0 do not count."""
+    """Returns why responses are excluded; a response counts once for each reward without a score. Rewards with weight 0
+    do not count."""
     found: Reasons = Counter()
+    if num_errors := int(scores[HAS_ENGINE_ERROR].sum()):
+        found[ENGINE, Outcome.INFRASTRUCTURE] = num_errors
     for name, weight in weights.items():
         if weight != 0 and status_column(name) in scores:
             numbers = scores[status_column(name)][is_missing(scores, name)].tolist()
@@ -104,10 +115,11 @@ def reward_metrics(scores: DataProto, weights: Mapping[str, float]) -> dict[str,
 
 def outcome_metrics(batch: DataProto, is_excluded_B: Tensor) -> dict[str, float]:
     """Returns the fractions of responses by their outcome, and the fraction of excluded responses."""
-    truncated = float(batch[IS_TRUNCATED].double().mean())
+    truncated, failed = (float(batch[name].double().mean()) for name in (IS_TRUNCATED, HAS_ENGINE_ERROR))
     return {
-        COMPLETED_FRACTION: 1 - truncated,
+        COMPLETED_FRACTION: 1 - truncated - failed,
         MAX_TOKENS_FRACTION: truncated,
+        INFRASTRUCTURE_FRACTION: failed,
         EXCLUDED_FRACTION: float(is_excluded_B.double().mean()),
     }
 
@@ -187,9 +199,9 @@ def too_many_excluded(rate: float, where: str, max_rate: float, reasons: Reasons
     counts = ", ".join(f"{name} {status}: {number}" for (name, status), number in reasons.most_common())
     text = (
         f"spec.training.maxFailureRate: {rate:.3g} of the responses of the last {where} were excluded, because a "
-        f"reward gave no score (allowed: {max_rate:g}; failures: {counts}); the logs of the workers have the first "
-        "failure of each kind. Fix the reward or the service that it calls, increase timeoutSeconds for TIMEOUT, or "
-        "increase maxFailureRate"
+        f"reward gave no score or the engine failed (allowed: {max_rate:g}; failures: {counts}); the logs of the "
+        "workers have the first failure of each kind. Fix the reward or the service that it calls, increase "
+        "timeoutSeconds for TIMEOUT, or increase maxFailureRate"
     )
     num_errors = sum(number for (_, status), number in reasons.items() if status is RewardStatus.ERROR)
     return RewardError(text) if 2 * num_errors > reasons.total() else ResourceError(text)

@@ -29,6 +29,7 @@ from rljob_trainer.observability.metrics import (
     spread,
 )
 from rljob_trainer.workers.columns import (
+    HAS_ENGINE_ERROR,
     IS_TRUNCATED,
     RESPONSE_LENGTHS,
     SCORES,
@@ -43,6 +44,8 @@ class Scoring:
 
     ids_S: torch.Tensor
     """int64: SAMPLE_IDS of the responses."""
+    has_engine_error_S: torch.Tensor
+    """bool: HAS_ENGINE_ERROR."""
     by_model: PendingResult[DataProto] | None = None
     """Scores of the reward model, if there is one."""
     order_S: torch.Tensor | None = None
@@ -65,8 +68,8 @@ class Rollout:
     """The pending scores: one per row, then one per greedy response if greedy responses were requested. None once the
     scores are in `batch`. The properties and methods below that read scores need them in `batch`."""
     greedy: DataProto | None = None
-    """SCORES and what the rewards returned, for the greedy response to each row's prompt; None if there are no greedy
-    responses."""
+    """SCORES, HAS_ENGINE_ERROR and what the rewards returned, for the greedy response to each row's prompt; None if
+    there are no greedy responses."""
 
     @property
     def lengths_B(self) -> torch.Tensor:
@@ -97,10 +100,11 @@ class Rollout:
 
     @property
     def is_excluded_B(self) -> torch.Tensor:
-        """[B] bool: whether a reward with a weight other than 0 gave no score, to the response or to the greedy
-        response that it is compared with."""
+        """[B] bool: whether the engine did not complete the response, or a reward with a weight other than 0 gave no
+        score, to the response or to the greedy response that it is compared with."""
         parts = [self.batch] if self.greedy is None else [self.batch, self.greedy]
-        return torch.stack([is_without_score(part, self.weights) for part in parts]).any(dim=0)
+        failed = [part[HAS_ENGINE_ERROR] | is_without_score(part, self.weights) for part in parts]
+        return torch.stack(failed).any(dim=0)
 
     def reasons(self) -> Reasons:
         """Returns why responses are excluded."""

@@ -34,6 +34,7 @@ from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
     FOUND,
+    HAS_ENGINE_ERROR,
     IS_GREEDY,
     IS_TRUNCATED,
     PLAIN_TURN_BEGINNINGS,
@@ -195,14 +196,14 @@ class RolloutPhase:
         """Returns the pending scores. Also starts the call of the reward model, if there is one, with rows ordered so
         that each of its workers gets about the same number of tokens."""
         if self.reward_model is None:
-            return Scoring(ids_S)
-        order_S = None
+            return Scoring(ids_S, batch[HAS_ENGINE_ERROR])
+        order_S, has_engine_error_S = None, batch[HAS_ENGINE_ERROR]
         num_ranks = self.reward_model.num_data_ranks
         if num_ranks > 1 and len(batch) % num_ranks == 0:
             order_S = balanced_order(batch[RESPONSE_LENGTHS], num_ranks)
             batch = batch.reorder(order_S)
         by_model = self.reward_model.group.compute_scores(batch.only(self.reward_model.columns))
-        return Scoring(ids_S, by_model, order_S)
+        return Scoring(ids_S, has_engine_error_S, by_model, order_S)
 
     def scored(self, rollout: Rollout) -> Rollout:
         """Waits for the scores and returns the rollout with them. A rollout that already has its scores is returned
@@ -224,7 +225,8 @@ class RolloutPhase:
         totals_B = totals_S[:num_rows]
         if len(scores) > num_rows:
             num_prompts = len(scores) - num_rows
-            greedy = scores.with_columns({SCORES: totals_S}).slice(num_rows, len(scores))
+            columns = {SCORES: totals_S, HAS_ENGINE_ERROR: rollout.scoring.has_engine_error_S}
+            greedy = scores.with_columns(columns).slice(num_rows, len(scores))
             greedy = greedy.repeat(num_rows // num_prompts)
             scores = scores.slice(0, num_rows)
         batch = rollout.batch.union(scores).with_columns({SCORES: totals_B})
@@ -253,8 +255,9 @@ class RolloutPhase:
         for ticket, ids_N in list(self._open.items()):
             if row_of.keys() >= set(ids_N.tolist()):
                 del self._open[ticket]
-                if self.kept is not None:
-                    self.kept.add(ticket, batch.rows([row_of[sample_id] for sample_id in ids_N.tolist()]))
+                group = batch.rows([row_of[sample_id] for sample_id in ids_N.tolist()])
+                if self.kept is not None and not group[HAS_ENGINE_ERROR].any():
+                    self.kept.add(ticket, group)
 
     def samples(self, rollout: Rollout, step: int, kind: SampleKind, max_samples: int | None = None) -> list[Sample]:
         """Returns one sample per response, or only for the first `max_samples`, with the texts that the rewards have
@@ -265,7 +268,7 @@ class RolloutPhase:
         scores = _or_none(rollout.batch[SCORES])
         by_name = {name: _or_none(rollout.batch[score_column(name)]) for name in rollout.weights}
         statuses = statuses_of(rollout.batch, rollout.weights)
-        are_truncated = rollout.batch[IS_TRUNCATED].tolist()
+        ends = [rollout.batch[name].tolist() for name in (IS_TRUNCATED, HAS_ENGINE_ERROR)]
         return [
             Sample(
                 step,
@@ -276,7 +279,7 @@ class RolloutPhase:
                 scores[index],
                 {name: named[index] for name, named in by_name.items()},
                 _by_reward(found[index]),
-                outcome_of(is_truncated=are_truncated[index]),
+                outcome_of(is_truncated=ends[0][index], has_engine_error=ends[1][index]),
                 {name: named[index] for name, named in statuses.items()},
             )
             for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True))

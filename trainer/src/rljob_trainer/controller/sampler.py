@@ -9,6 +9,7 @@ scoring starts in the process that has them.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
+    HAS_ENGINE_ERROR,
     IS_GREEDY,
     PROMPT_TEXTS,
     PROMPT_TOKEN_IDS,
@@ -32,6 +34,8 @@ from rljob_trainer.workers.columns import (
     TURN_BEGINNINGS,
 )
 from rljob_trainer.workers.protocols import HybridGroup, PendingResult, RewardGroup
+
+log = logging.getLogger(__name__)
 
 TAKE_SECONDS = 0.25
 """Time between two polls of engines that are generating: the delay until a finished response is scored."""
@@ -101,6 +105,8 @@ class Sampler:
         self._rank_of: dict[int, int] = {}
         """The rank that scores the response, until its score is collected."""
         self._started: list[PendingResult[DataProto]] = []
+        self._requested_again: set[int] = set()
+        """Responses that an engine has failed to complete once."""
         self._scored: set[int] = set()
         """Responses whose scores can be collected without waiting."""
 
@@ -113,6 +119,7 @@ class Sampler:
         """Gets the engines ready for the next requests, which all have these settings. No response may be in flight.
         `syncs`: whether the engines first get the current weights."""
         assert not self.num_in_flight, "responses are in flight"
+        self._requested_again.clear()
         self._sampling = sampling
         self.hybrid.begin_rollout(syncs)
 
@@ -142,6 +149,8 @@ class Sampler:
 
         Raises StepAbandonedError after a stop request; then call `abandon`."""
         batch = self.hybrid.take(TAKE_SECONDS)
+        if len(batch):
+            batch = self._without_failed(batch)
         if len(batch):
             self._accept(batch)
         if self.stop.is_requested:
@@ -216,6 +225,19 @@ class Sampler:
         columns = [name for name in REQUEST_COLUMNS if name in rows]
         ends = list(accumulate(map(len, parts), initial=0))
         self.hybrid.submit([rows.only(columns).slice(*each) for each in pairwise(ends)], self._sampling)
+
+    def _without_failed(self, batch: DataProto) -> DataProto:
+        """Returns the responses that the engines have completed, or failed to complete twice. The others are requested
+        once more, from the same engines."""
+        failed = batch[SAMPLE_IDS][batch[HAS_ENGINE_ERROR]].tolist()
+        again = set(failed) - self._requested_again
+        if not again:
+            return batch
+        log.warning("the rollout engine did not complete %d responses; they are requested again", len(again))
+        self._requested_again |= again
+        engines = range(self.engines.num_engines)
+        self._deal([[each for each in again if self._engine_of[each] == engine] for engine in engines])
+        return batch.rows([each not in again for each in batch[SAMPLE_IDS].tolist()])
 
     def _accept(self, batch: DataProto) -> None:
         """Takes over finished responses, and starts their scoring. Ranks that share an engine take turns."""

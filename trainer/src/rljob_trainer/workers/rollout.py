@@ -119,18 +119,11 @@ class RolloutWorker(Worker):
 
     def take(self, max_seconds: float) -> DataProto:
         """Returns the responses to submitted rows that have ended since the last call, in the order of their ends; see
-        EngineLoop.take. The columns are those of `rollout_columns`, SAMPLE_IDS and HAS_ENGINE_ERROR; there may be no
-        rows."""
+        EngineLoop.take. The columns are those of `rollout_columns` and SAMPLE_IDS; there may be no rows."""
         responses = self.loop.take(max_seconds)
         prompts = [self._prompts.pop(response.request_id) for response in responses]
-        return rollout_columns(prompts, responses).with_columns(
-            {
-                SAMPLE_IDS: torch.tensor([int(response.request_id) for response in responses], dtype=torch.int64),
-                HAS_ENGINE_ERROR: torch.tensor(
-                    [not response.finish_reason.is_complete for response in responses], dtype=torch.bool
-                ),
-            }
-        )
+        ids = torch.tensor([int(response.request_id) for response in responses], dtype=torch.int64)
+        return rollout_columns(prompts, responses).with_columns({SAMPLE_IDS: ids})
 
     def abort(self) -> None:
         """Drops all submitted rows whose responses were not taken."""
@@ -154,7 +147,7 @@ def requests_of(batch: DataProto, sampling: SamplingSettings) -> list[Generation
 
 
 def rollout_columns(prompts: list[tuple[int, ...]], responses: list[FinishedSequence]) -> DataProto:
-    """Returns the columns of a rollout: tokens, masks, log-probabilities, policy versions, lengths and texts."""
+    """Returns the columns of a rollout: tokens, masks, log-probabilities, policy versions, lengths, texts and ends."""
     pairs = list(zip(prompts, responses, strict=True))
     lengths_B = torch.tensor([len(prompt) + len(response.token_ids) for prompt, response in pairs], dtype=torch.int64)
 
@@ -166,6 +159,9 @@ def rollout_columns(prompts: list[tuple[int, ...]], responses: list[FinishedSequ
             RESPONSE_LENGTHS: torch.tensor([len(response.token_ids) for response in responses], dtype=torch.int64),
             IS_TRUNCATED: torch.tensor(
                 [response.finish_reason is FinishReason.LENGTH for response in responses], dtype=torch.bool
+            ),
+            HAS_ENGINE_ERROR: torch.tensor(
+                [not response.finish_reason.is_complete for response in responses], dtype=torch.bool
             ),
         },
         ragged={
