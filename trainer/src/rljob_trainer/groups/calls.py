@@ -88,6 +88,7 @@ class StartedCall:
     def waiting_for(self) -> list[ray.ObjectRef]:
         """Returns the references without a result; none if a rank has failed, because `results` raises its error."""
         references = list(self.references.values())
+        waiting: list[ray.ObjectRef]
         ready, waiting = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
         if ready and waiting:
             try:
