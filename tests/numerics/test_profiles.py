@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -53,6 +54,26 @@ def test_a_rank_profiles_the_steps_for_which_it_is_asked(
     names = names_of(path)
     assert names.count("forward_backward") == names.count("optimizer_step") == 1
     assert any(name.startswith("aten::") for name in names)
+
+
+def test_operations_of_a_thread_are_profiled_under_their_spans(tmp_path: Path) -> None:
+    """Responses are generated in a thread that may be older than the profile."""
+    spans = SpanRecorder()
+    profile = TorchProfile(spans)
+    may_begin = threading.Event()
+
+    def generate() -> None:
+        may_begin.wait(60)
+        with spans.span("generate"):
+            torch.ones(2, 2) @ torch.ones(2, 2)
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    profile.begin(tmp_path / "profile.json.gz")
+    may_begin.set()
+    thread.join()
+    profile.end()
+    assert {"generate", "aten::mm"} <= set(names_of(tmp_path / "profile.json.gz"))
 
 
 def test_a_profile_that_cannot_be_written_does_not_end_the_run(context: WorkerContext, tmp_path: Path) -> None:
