@@ -37,6 +37,7 @@ from rljob_trainer.workers.columns import (
     RESPONSE_LENGTHS,
     RESPONSE_MASK,
     RETURNS,
+    SAMPLE_IDS,
     VALUES,
     score_column,
     status_column,
@@ -57,7 +58,7 @@ PROMPTS = drawn([PromptRow(index, f"p{index}", f"p{index}", (index, 9), f"answer
 
 
 class Generator(FinishedRollouts):
-    """Generates responses of two tokens; in row i both tokens are i."""
+    """Generates responses of two tokens; both tokens of response i of the run are i."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ class Generator(FinishedRollouts):
             prompts,
             [
                 finished(str(row), row, cut_off=row in self.cut_off, has_failed=row in self.failed)
-                for row in range(len(prompts))
+                for row in batch[SAMPLE_IDS].tolist()
             ],
         )
 
