@@ -1,0 +1,144 @@
+"""What the controller's polls of an engine cost."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from rljob_bench.forced_rollouts import GROUP_SIZE, SAMPLING, Rollouts, prompt_rows, seeds_of
+from rljob_bench.report import OURS, Bar, Measurement, ratio
+from rljob_bench.rollout_parts import NUM_GROUPS, Scale, drawn_lengths, warm_up
+from rljob_bench.rounds import Timings, Turn, interleaved, timed_calls
+from rljob_trainer.controller import sampler as sampler_module
+from rljob_trainer.controller.rollout_phase import prompt_batch
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.workers.columns import PROMPT_TOKEN_IDS, SAMPLE_IDS, SAMPLE_SEEDS
+
+NUM_TAKEN = 8
+TAKEN_TOKENS = 320
+WHOLE_SECONDS = 3600.0
+"""Longer than any rollout."""
+POLLS, ONE_CALL = f"{OURS}, a poll every {sampler_module.TAKE_SECONDS:g} s", "one call that waits for all"
+MAX_POLL_SHARE = 1.05
+
+
+def calls(rollouts: Rollouts, scale: Scale) -> Measurement:
+    """Milliseconds of single calls."""
+    prompts = prompt_rows(rollouts.model, NUM_GROUPS)
+    rollouts.set_step_seconds(0.0)
+    warm_up(rollouts.phase(), prompts)
+    num_calls = 10 * scale.num_rounds
+    timings = {
+        "take, nothing, engine idle": timed_calls(lambda: rollouts.hybrid.take(0.0), 5 * num_calls),
+        "take, nothing, engine busy": takes_beside_generation(rollouts, prompts, scale, num_calls),
+        f"take, {NUM_TAKEN} responses": [taken(rollouts, prompts, scale) for _ in range(num_calls)],
+        f"poll, {NUM_TAKEN} responses, with the start of their scoring": [
+            polled(rollouts, prompts, scale) for _ in range(num_calls)
+        ],
+    }
+    rows = {name: (1e3 * min(each), 1e3 * statistics.median(each)) for name, each in timings.items()}
+    return Measurement(
+        f"Calls of a poll; {OURS}, one engine, responses of {scale.length(TAKEN_TOKENS)} tokens",
+        ("fastest, ms", "median, ms"),
+        rows,
+        seconds={name: tuple(each) for name, each in timings.items()},
+    )
+
+
+def share(rollouts: Rollouts, scale: Scale) -> Measurement:
+    """Rollouts at full speed with and without polls."""
+    prompts = prompt_rows(rollouts.model, NUM_GROUPS)
+    lengths = drawn_lengths(scale, NUM_GROUPS, 0)
+    rollouts.set_step_seconds(0.0)
+    phase = rollouts.phase()
+    warm_up(phase, prompts)
+    rollouts.take_steps()
+    steps: list[tuple[int, float]] = []
+
+    def turn() -> list[float]:
+        phase.run(prompts, GROUP_SIZE, SAMPLING, seeds_of(lengths))
+        steps.extend(rollouts.take_steps())
+        return [phase.timer.take()["timing_s/rollout"]]
+
+    def one_call() -> list[float]:
+        with take_seconds(WHOLE_SECONDS):
+            return turn()
+
+    turns: dict[str, Turn] = {ONE_CALL: one_call, POLLS: turn}
+    timings: dict[str, Timings] = interleaved(turns, 2 * scale.num_rounds, counts_first=True)
+    base = timings[ONE_CALL].median
+    step_seconds = sum(seconds for _, seconds in steps) / sum(number for number, _ in steps)
+    return Measurement(
+        f"Polls in a rollout without a minimum time of a step ({1e3 * step_seconds:.1f} ms per step)",
+        ("fastest, s", "median, s", f"median / {ONE_CALL}"),
+        {name: (each.fastest, each.median, each.median / base) for name, each in timings.items()},
+        (Bar("with polls: at most 5 % longer", ratio(timings, POLLS, ONE_CALL), MAX_POLL_SHARE),),
+        {name: each.seconds for name, each in timings.items()},
+    )
+
+
+def takes_beside_generation(
+    rollouts: Rollouts, prompts: Sequence[PromptRow], scale: Scale, num_calls: int
+) -> list[float]:
+    """Seconds of calls that return nothing while the engine generates."""
+    rollouts.hybrid.begin_rollout(False)
+    seconds: list[float] = []
+    while len(seconds) < num_calls:
+        submit(rollouts, prompts, scale)
+        seconds += timed_calls(lambda: rollouts.hybrid.take(0.0), 10)
+        rollouts.hybrid.take(WHOLE_SECONDS)
+    return seconds[:num_calls]
+
+
+def taken(rollouts: Rollouts, prompts: Sequence[PromptRow], scale: Scale) -> float:
+    """Seconds of a call that returns responses that have ended before."""
+    rollouts.hybrid.begin_rollout(False)
+    submit(rollouts, prompts, scale)
+    return after_generation(rollouts, scale, lambda: rollouts.hybrid.take(0.0))
+
+
+def polled(rollouts: Rollouts, prompts: Sequence[PromptRow], scale: Scale) -> float:
+    """The same for a poll of the sampler."""
+    sampler = rollouts.sampler()
+    sampler.begin(SAMPLING, syncs=False)
+    inputs = prompt_batch(prompts[:NUM_TAKEN])
+    lengths = [scale.length(TAKEN_TOKENS)] * NUM_TAKEN
+    ids = sampler.submit(inputs.with_columns({SAMPLE_SEEDS: seeds_of(lengths)}))
+    seconds = after_generation(rollouts, scale, sampler.poll)
+    sampler.take_rows(ids)
+    sampler.finish_scoring(ids)
+    return seconds
+
+
+def submit(rollouts: Rollouts, prompts: Sequence[PromptRow], scale: Scale) -> None:
+    """Requests NUM_TAKEN responses of equal length."""
+    rollouts.take_steps()
+    lengths = [scale.length(TAKEN_TOKENS)] * NUM_TAKEN
+    columns = {SAMPLE_SEEDS: seeds_of(lengths), SAMPLE_IDS: torch.arange(NUM_TAKEN)}
+    batch = prompt_batch(prompts[:NUM_TAKEN]).only([PROMPT_TOKEN_IDS]).with_columns(columns)
+    rollouts.hybrid.submit([batch], SAMPLING)
+
+
+def after_generation(rollouts: Rollouts, scale: Scale, call: Callable[[], object]) -> float:
+    """Waits until NUM_TAKEN responses have ended, and returns the seconds of the call."""
+    num_steps = 0
+    while num_steps < scale.length(TAKEN_TOKENS):
+        time.sleep(0.02)
+        num_steps += sum(number for number, _ in rollouts.take_steps())
+    [seconds] = timed_calls(call, 1)
+    return seconds
+
+
+@contextmanager
+def take_seconds(seconds: float) -> Iterator[None]:
+    """In this block, polls of this process wait that long for responses."""
+    before = sampler_module.TAKE_SECONDS
+    sampler_module.TAKE_SECONDS = seconds
+    try:
+        yield
+    finally:
+        sampler_module.TAKE_SECONDS = before
