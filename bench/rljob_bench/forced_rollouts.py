@@ -126,9 +126,7 @@ def prompt_rows(
     scores of its group differ, by default all."""
     texts = random_prompts(model, count)
     tokens = AutoTokenizer.from_pretrained(model)(texts)["input_ids"]
-    rows: list[Mapping[str, object]] = [
-        {SECONDS: seconds, DIFFERS: differs} for differs in (differ or [True] * count)
-    ]
+    rows: list[Mapping[str, object]] = [{SECONDS: seconds, DIFFERS: differs} for differs in (differ or [True] * count)]
     return [
         PromptRow(number, text, text, tuple(ids), None, row)
         for number, (text, ids, row) in enumerate(zip(texts, tokens, rows, strict=True))
@@ -141,9 +139,7 @@ def seeds_of(lengths: Sequence[int]) -> torch.Tensor:
     return torch.tensor(lengths, dtype=torch.int64)
 
 
-def _spec(
-    model: Path, num_engines: int, algorithm: Mapping[str, object], num_batch: int = 16
-) -> Mapping[str, object]:
+def _spec(model: Path, num_engines: int, algorithm: Mapping[str, object], num_batch: int = 16) -> Mapping[str, object]:
     return {
         "pools": [{"name": "main", "nodes": 1, "gpusPerNode": num_engines}],
         "training": {

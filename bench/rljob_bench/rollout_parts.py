@@ -74,9 +74,7 @@ def scoring(rollouts: Rollouts, scale: Scale) -> Measurement:
         afterwards.append(seconds + waited[AFTERWARDS][-1])
         return [seconds]
 
-    timings = interleaved(
-        {WITHOUT: without, WITH: lambda: [whole(WITH, slow)[1]]}, scale.num_rounds, counts_first=True
-    )
+    timings = interleaved({WITHOUT: without, WITH: lambda: [whole(WITH, slow)[1]]}, scale.num_rounds, counts_first=True)
     seconds = {name: each.seconds for name, each in timings.items()} | {AFTERWARDS: tuple(afterwards)}
     base = statistics.median(seconds[WITHOUT])
     rows = {

@@ -29,9 +29,7 @@ class Timings:
         return statistics.median(self.seconds)
 
 
-def interleaved(
-    contenders: Mapping[str, Turn], num_rounds: int, *, counts_first: bool = False
-) -> dict[str, Timings]:
+def interleaved(contenders: Mapping[str, Turn], num_rounds: int, *, counts_first: bool = False) -> dict[str, Timings]:
     """Runs rounds of turns, in the order of the contenders. The first round is a warm-up and does not count, unless it
     is the only one, or `counts_first` is true because everything is warm."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
