@@ -1,5 +1,5 @@
 """Requests are dealt to engines, and finished responses are scored while others are generated. The engines are
-simulated: each poll is one unit of time."""
+simulated: by default each poll is one unit of time."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ ONE_ENGINE = Engines()
 
 @dataclass
 class SimulatedEngine:
-    """Generates the oldest `num_slots` responses at the same time; response i takes `lengths[i]` polls."""
+    """Generates the oldest `num_slots` responses at the same time; response i takes `lengths[i]` steps."""
 
     lengths: Sequence[int]
     num_slots: int
     remaining: dict[int, int] = field(default_factory=dict)
-    """Polls that each response still needs, in the order of the requests."""
+    """Steps that each response still needs, in the order of the requests."""
 
     def advance(self) -> list[int]:
-        """Returns the responses that finish in this poll."""
+        """Returns the responses that finish in this step."""
         running = list(self.remaining)[: self.num_slots]
         for sample_id in running:
             self.remaining[sample_id] -= 1
@@ -58,6 +58,7 @@ class World:
     lengths: Sequence[int]
     engines: Engines = ONE_ENGINE
     polls_until_scored: int = 0
+    steps_per_poll: int = 1
     stop: StopRequest = field(default_factory=StopRequest)
     num_polls: int = 0
     submitted: list[list[list[int]]] = field(default_factory=list)
@@ -87,7 +88,8 @@ class World:
     def take(self, max_seconds: float) -> DataProto:
         assert max_seconds > 0
         self.num_polls += 1
-        ids = [sample_id for engine in self.simulated for sample_id in engine.advance()]
+        steps = range(self.steps_per_poll)
+        ids = [sample_id for engine in self.simulated for _ in steps for sample_id in engine.advance()]
         return DataProto(
             {SAMPLE_IDS: torch.tensor(ids, dtype=torch.int64), RESPONSE_LENGTHS: torch.ones(len(ids))},
             {RESPONSE_TEXTS: tuple(f"response {each}" for each in ids)},
@@ -165,14 +167,15 @@ def test_each_response_is_scored_when_it_has_finished_by_a_rank_of_its_engine() 
     num_slots=st.integers(1, 8),
 )
 def test_dealing_by_load_is_as_fast_as_a_list_schedule(lengths: list[int], num_engines: int, num_slots: int) -> None:
-    """Graham's bound for list scheduling: no slot is idle before the last response begins."""
+    """Graham's bound for list scheduling: no slot is idle before the last responses are dealt. Those that wait in an
+    engine then, at most one for each slot, begin when its running ones have ended."""
     world = World(lengths, Engines(num_engines, 1, num_slots, deals_by_load=True))
     ids = world.submit_all()
     for engine in world.simulated:
         assert len(engine.remaining) <= num_slots
     world.sampler.drain()
     assert sorted(world.scored_at) == ids.tolist()
-    bound = sum(lengths) / (num_engines * num_slots) + max(lengths)
+    bound = sum(lengths) / (num_engines * num_slots) + 2 * max(lengths)
     assert world.num_polls <= bound
 
 
@@ -185,6 +188,21 @@ def test_an_engine_that_is_done_gets_more_work_when_dealing_by_load() -> None:
         world.sampler.drain()
     # The best: 176 / 8 = 22.
     assert (equal.num_polls, by_load.num_polls) == (40, 22)
+
+
+def test_slots_that_become_free_between_two_polls_are_filled_when_dealing_by_load() -> None:
+    """In each poll the slots could generate eight responses, but in the first one the engine has only four."""
+    world = World([2] * 60, Engines(1, 1, 4, deals_by_load=True), steps_per_poll=4)
+    world.submit_all()
+    world.sampler.drain()
+    assert world.num_polls == 1 + (60 - 4) // 8
+    # The next step begins as the first one did.
+    world.lengths = world.simulated[0].lengths = [2] * 120
+    world.sampler.begin(SAMPLING, syncs=True)
+    ids = torch.arange(60, 120)
+    columns = {name: tuple(f"prompt {each}" for each in ids.tolist()) for name in REWARD_COLUMNS}
+    world.sampler.submit(DataProto({SAMPLE_SEEDS: ids + 100, PROMPT_TOKEN_IDS: ids}, {**columns}))
+    assert len(world.submitted[-1][0]) == 4
 
 
 def test_a_stop_request_drops_what_has_not_finished() -> None:
