@@ -17,7 +17,7 @@ class ForcedEngine(VllmEngine):
     def __init__(self, settings: VllmSettings) -> None:
         super().__init__(settings)
         self.step_seconds = 0.0
-        """A step that would be faster takes this long. In the rest of it the process sleeps, as if a device computed."""
+        """A step that would be faster takes this long. For the rest of it the process sleeps, as if a device worked."""
         self.num_steps, self.seconds_in_steps = 0, 0.0
 
     def add(self, request: GenerationRequest) -> None:
