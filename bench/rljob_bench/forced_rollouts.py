@@ -92,6 +92,11 @@ class Rollouts:
         found: list[tuple[int, float]] = vars(self.group)["take_steps"]()
         return found
 
+    def cpu_seconds(self) -> list[float]:
+        """For each worker process, its processor time in seconds since its start."""
+        found: list[float] = vars(self.group)["cpu_seconds"]()
+        return found
+
 
 @contextmanager
 def started(model: Path, logs: Path, num_engines: int, max_num_sequences: int, num_batch: int) -> Iterator[Rollouts]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,11 @@ class ForcedHybrid(HybridWorker):
         taken = (engine.num_steps, engine.seconds_in_steps)
         engine.num_steps, engine.seconds_in_steps = 0, 0.0
         return taken
+
+    @register(Dispatch.ONE_TO_ALL)
+    def cpu_seconds(self) -> float:
+        """Processor time of this process since its start, of all of its threads."""
+        return time.process_time()
 
     def _engine(self) -> ForcedEngine:
         from rljob_bench.forced_engine import ForcedEngine
