@@ -35,19 +35,25 @@ def calls(rollouts: Rollouts, scale: Scale) -> Measurement:
     warm_up(rollouts.phase(), prompts)
     num_calls = 10 * scale.num_rounds
     timings = {
-        "take, nothing, engine idle": timed_calls(lambda: rollouts.hybrid.take(0.0), 5 * num_calls),
-        "take, nothing, engine busy": takes_beside_generation(rollouts, prompts, scale, num_calls),
+        "no call": [call_cost(rollouts, lambda: None) for _ in range(num_calls)],
+        "take, nothing": [call_cost(rollouts, lambda: rollouts.hybrid.take(0.0)) for _ in range(num_calls)],
         f"take, {NUM_TAKEN} responses": [taken(rollouts, prompts, scale) for _ in range(num_calls)],
         f"poll, {NUM_TAKEN} responses, with the start of their scoring": [
             polled(rollouts, prompts, scale) for _ in range(num_calls)
         ],
     }
-    rows = {name: (1e3 * min(each), 1e3 * statistics.median(each)) for name, each in timings.items()}
+    base = statistics.median(cpu for _, cpu in timings.pop("no call"))
+    rows: dict[str, tuple[float | None, ...]] = {}
+    for name, costs in timings.items():
+        seconds = [each for each, _ in costs]
+        cpu = statistics.median(each for _, each in costs) - base
+        rows[name] = (1e3 * min(seconds), 1e3 * statistics.median(seconds), max(0.0, 1e3 * cpu))
+    of_busy = takes_beside_generation(rollouts, prompts, scale, num_calls)
+    rows["take, nothing, while the engine generates"] = (1e3 * min(of_busy), 1e3 * statistics.median(of_busy), None)
     return Measurement(
         f"Calls of a poll; {OURS}, one engine, responses of {scale.length(TAKEN_TOKENS)} tokens",
-        ("fastest, ms", "median, ms"),
+        ("fastest, ms", "median, ms", "processor time of the worker, median, ms"),
         rows,
-        seconds={name: tuple(each) for name, each in timings.items()},
     )
 
 
@@ -116,24 +122,32 @@ def takes_beside_generation(
     return seconds[:num_calls]
 
 
-def taken(rollouts: Rollouts, prompts: Sequence[PromptRow], scale: Scale) -> float:
-    """Seconds of a call that returns responses that have ended before."""
+def call_cost(rollouts: Rollouts, call: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of a call, and the processor time of the worker process, with that of one call that asks for it."""
+    [before] = rollouts.cpu_seconds()
+    [seconds] = timed_calls(call, 1)
+    [after] = rollouts.cpu_seconds()
+    return seconds, after - before
+
+
+def taken(rollouts: Rollouts, prompts: Sequence[PromptRow], scale: Scale) -> tuple[float, float]:
+    """The cost of a call that returns responses that have ended before."""
     rollouts.hybrid.begin_rollout(False)
     submit(rollouts, prompts, scale)
     return after_generation(rollouts, scale, lambda: rollouts.hybrid.take(0.0))
 
 
-def polled(rollouts: Rollouts, prompts: Sequence[PromptRow], scale: Scale) -> float:
+def polled(rollouts: Rollouts, prompts: Sequence[PromptRow], scale: Scale) -> tuple[float, float]:
     """The same for a poll of the sampler."""
     sampler = rollouts.sampler()
     sampler.begin(SAMPLING, syncs=False)
     inputs = prompt_batch(prompts[:NUM_TAKEN])
     lengths = [scale.length(TAKEN_TOKENS)] * NUM_TAKEN
     ids = sampler.submit(inputs.with_columns({SAMPLE_SEEDS: seeds_of(lengths)}))
-    seconds = after_generation(rollouts, scale, sampler.poll)
+    cost = after_generation(rollouts, scale, sampler.poll)
     sampler.take_rows(ids)
     sampler.finish_scoring(ids)
-    return seconds
+    return cost
 
 
 def submit(rollouts: Rollouts, prompts: Sequence[PromptRow], scale: Scale) -> None:
@@ -145,14 +159,13 @@ def submit(rollouts: Rollouts, prompts: Sequence[PromptRow], scale: Scale) -> No
     rollouts.hybrid.submit([batch], SAMPLING)
 
 
-def after_generation(rollouts: Rollouts, scale: Scale, call: Callable[[], object]) -> float:
-    """Waits until NUM_TAKEN responses have ended, and returns the seconds of the call."""
+def after_generation(rollouts: Rollouts, scale: Scale, call: Callable[[], object]) -> tuple[float, float]:
+    """Waits until NUM_TAKEN responses have ended, and returns the cost of the call."""
     num_steps = 0
     while num_steps < scale.length(TAKEN_TOKENS):
         time.sleep(0.02)
         num_steps += sum(number for number, _ in rollouts.take_steps())
-    [seconds] = timed_calls(call, 1)
-    return seconds
+    return call_cost(rollouts, call)
 
 
 @contextmanager
