@@ -29,14 +29,14 @@ class Timings:
         return statistics.median(self.seconds)
 
 
-def interleaved(contenders: Mapping[str, Turn], num_rounds: int) -> dict[str, Timings]:
+def interleaved(contenders: Mapping[str, Turn], num_rounds: int, *, counts_first: bool = False) -> dict[str, Timings]:
     """Runs rounds of turns, in the order of the contenders. The first round is a warm-up and does not count, unless it
-    is the only one."""
+    is the only one, or `counts_first` is true because everything is warm."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(num_rounds):
         for name, turn in contenders.items():
             measured = turn()
-            if number or num_rounds == 1:
+            if number or num_rounds == 1 or counts_first:
                 seconds[name].extend(measured)
     return {name: Timings(tuple(measured)) for name, measured in seconds.items()}
 

@@ -26,6 +26,7 @@ LONG_PROGRAMS = (
     "arrangements",
     "jobs_to_clusters",
     "planner",
+    "rollout_overlap",
     "running_jobs",
     "token_logprobs",
     "training_step",

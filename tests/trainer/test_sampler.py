@@ -40,14 +40,15 @@ def test_each_response_is_scored_when_it_has_finished_by_a_rank_of_its_engine() 
     num_slots=st.integers(1, 8),
 )
 def test_dealing_by_load_is_as_fast_as_a_list_schedule(lengths: list[int], num_engines: int, num_slots: int) -> None:
-    """Graham's bound for list scheduling: no slot is idle before the last response begins."""
+    """Graham's bound for list scheduling: no slot is idle before the last responses are dealt. Those that wait in an
+    engine then, at most one for each slot, begin when its running ones have ended."""
     world = SimulatedRollouts(lengths, Engines(num_engines, 1, num_slots, deals_by_load=True))
     ids = world.submit_all()
     for engine in world.simulated:
         assert len(engine.remaining) <= num_slots
     world.sampler.drain()
     assert sorted(world.scored_at) == ids.tolist()
-    bound = sum(lengths) / (num_engines * num_slots) + max(lengths)
+    bound = sum(lengths) / (num_engines * num_slots) + 2 * max(lengths)
     assert world.num_polls <= bound
 
 
@@ -60,6 +61,18 @@ def test_an_engine_that_is_done_gets_more_work_when_dealing_by_load() -> None:
         world.sampler.drain()
     # The best: 176 / 8 = 22.
     assert (equal.num_polls, by_load.num_polls) == (40, 22)
+
+
+def test_slots_that_become_free_between_two_polls_are_filled_when_dealing_by_load() -> None:
+    """In each poll the slots could generate eight responses, but in the first one the engine has only four."""
+    world = SimulatedRollouts([2] * 60, Engines(1, 1, 4, deals_by_load=True), steps_per_poll=4)
+    world.submit_all()
+    world.sampler.drain()
+    assert world.num_polls == 1 + (60 - 4) // 8
+    # The next step begins as the first one did.
+    world.simulated[0].lengths = world.lengths = [2] * 120
+    world.submit_all(60)
+    assert len(world.submitted[-1][0]) == 4
 
 
 def test_a_stop_request_drops_what_has_not_finished() -> None:

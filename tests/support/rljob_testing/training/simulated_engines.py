@@ -1,4 +1,4 @@
-"""Rollout engines and scoring processes in simulated time: each poll is one unit."""
+"""Rollout engines and scoring processes in simulated time: by default one decoding step per poll."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ ONE_ENGINE = Engines()
 
 @dataclass
 class SimulatedEngine:
-    """Generates the oldest `num_slots` responses at the same time; response i takes `lengths[i]` polls."""
+    """Generates the oldest `num_slots` responses at the same time; response i takes `lengths[i]` steps."""
 
     lengths: Sequence[int]
     num_slots: int
     remaining: dict[int, int] = field(default_factory=dict)
-    """Polls that each response still needs, in the order of the requests."""
+    """Steps that each response still needs, in the order of the requests."""
 
     def advance(self) -> list[int]:
-        """Returns the responses that finish in this poll."""
+        """Returns the responses that finish in this step."""
         running = list(self.remaining)[: self.num_slots]
         for sample_id in running:
             self.remaining[sample_id] -= 1
@@ -56,6 +56,7 @@ class SimulatedRollouts:
     lengths: Sequence[int]
     engines: Engines = ONE_ENGINE
     polls_until_scored: int = 0
+    steps_per_poll: int = 1
     stop: StopRequest = field(default_factory=StopRequest)
     num_polls: int = 0
     submitted: list[list[list[int]]] = field(default_factory=list)
@@ -90,7 +91,8 @@ class SimulatedRollouts:
     def take(self, max_seconds: float) -> DataProto:
         assert max_seconds > 0
         self.num_polls += 1
-        ids = [sample_id for engine in self.simulated for sample_id in engine.advance()]
+        steps = range(self.steps_per_poll)
+        ids = [sample_id for engine in self.simulated for _ in steps for sample_id in engine.advance()]
         responses = [response_of(each, self.seeds[each], has_failed=self.failures[each] > 0) for each in ids]
         self.failures.subtract(ids)
         return rollout_columns([(1,)] * len(ids), responses).with_columns(
@@ -134,9 +136,9 @@ class SimulatedRollouts:
     def take_memory(self) -> Metrics:
         return {}
 
-    def submit_all(self) -> torch.Tensor:
-        """Requests all responses."""
-        ids = torch.arange(len(self.lengths))
+    def submit_all(self, first: int = 0) -> torch.Tensor:
+        """Requests all responses from number `first` on."""
+        ids = torch.arange(first, len(self.lengths))
         columns = {name: tuple(f"prompt {each}" for each in ids.tolist()) for name in REWARD_COLUMNS}
         self.sampler.begin(SAMPLING, syncs=True)
         prompts = RaggedColumn.from_rows([[1]] * len(ids), torch.int64)

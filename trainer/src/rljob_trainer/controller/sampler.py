@@ -67,7 +67,7 @@ class Engines:
     """Responses that an engine generates at the same time."""
     deals_by_load: bool = False
     """False: each engine gets an equal number of consecutive rows at once. True: each engine gets `max_num_sequences`
-    rows, and after each poll as many as it has finished."""
+    rows, and after each poll further ones."""
 
     @property
     def num_ranks(self) -> int:
@@ -100,6 +100,10 @@ class Sampler:
         """Responses that no engine has got yet."""
         self._engine_of: dict[int, int] = {}
         """The engine of each response in flight."""
+        self._num_polls = 0
+        """Polls since `begin`."""
+        self._num_finished: Counter[int] = Counter()
+        """By engine: responses that finished since `begin`."""
         self._finished: dict[int, _Sample] = {}
         """Generated responses that were not collected yet, as rows of what an engine has returned."""
         self._rank_of: dict[int, int] = {}
@@ -121,6 +125,8 @@ class Sampler:
         assert not self.num_in_flight, "responses are in flight"
         self._requested_again.clear()
         self._sampling = sampling
+        self._num_polls = 0
+        self._num_finished.clear()
         self.hybrid.begin_rollout(syncs)
 
     def submit(self, inputs: DataProto, finished: Sequence[tuple[int, DataProto]] = ()) -> torch.Tensor:
@@ -155,6 +161,7 @@ class Sampler:
             self._accept(batch)
         if self.stop.is_requested:
             raise StepAbandonedError
+        self._num_polls += 1
         self._deal_waiting()
         ids: list[int] = batch[SAMPLE_IDS].tolist()
         return ids
@@ -205,15 +212,19 @@ class Sampler:
         return scores.reorder(ranks_S.argsort(stable=True).argsort())
 
     def _deal_waiting(self) -> None:
-        """Gives waiting rows to the engines that have the fewest, up to `max_num_sequences` each. An engine gets
-        consecutive rows, because responses to the same prompt share its keys and values in an engine's cache."""
+        """Gives waiting rows to the engines that have the fewest. An engine gets up to `max_num_sequences`, and as many
+        more as it finishes between two polls on average: these wait in the engine, and begin when others end before the
+        next poll. An engine gets consecutive rows, because responses to the same prompt share its keys and values in an
+        engine's cache."""
         in_hand = Counter(self._engine_of.values())
         sizes = [0] * self.engines.num_engines
+        per_poll = [self._num_finished[engine] / max(1, self._num_polls) for engine in range(len(sizes))]
+        limits = [self.engines.max_num_sequences + round(each) for each in per_poll]
         while sum(sizes) < len(self._waiting):
-            engine = min(range(len(sizes)), key=lambda each: in_hand[each] + sizes[each])
-            if in_hand[engine] + sizes[engine] >= self.engines.max_num_sequences:
+            taking = [engine for engine, limit in enumerate(limits) if in_hand[engine] + sizes[engine] < limit]
+            if not taking:
                 break
-            sizes[engine] += 1
+            sizes[min(taking, key=lambda each: in_hand[each] + sizes[each])] += 1
         if any(sizes):
             self._deal([[self._waiting.popleft() for _ in range(size)] for size in sizes])
 
@@ -251,8 +262,7 @@ class Sampler:
             self.reward.start_scoring([rows.rows(ranks_S == rank) for rank in range(self.engines.num_ranks)])
         )
         self._finished |= {sample_id: _Sample(batch, row) for row, sample_id in enumerate(ids)}
-        for sample_id in ids:
-            del self._engine_of[sample_id]
+        self._num_finished.update(self._engine_of.pop(sample_id) for sample_id in ids)
 
 
 def equal_parts(ids: Sequence[int], num_parts: int) -> list[Sequence[int]]:
