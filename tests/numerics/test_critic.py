@@ -18,7 +18,7 @@ from rljob_api.v1alpha1.kl import Kl, KlEstimator, KlPlacement
 from rljob_api.v1alpha1.model import Critic, CriticOptimizer
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing import compare
-from rljob_testing.training import gloo_ranks, replays
+from rljob_testing.training import gloo_ranks, recorders, replays
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.observability.metrics import EXPLAINED_VARIANCE, VALUE_CLIP_FRACTION, VALUE_LOSS, VALUE_MEAN
 
@@ -81,7 +81,7 @@ def state_of(run: replays.ReplayedRun) -> dict[str, torch.Tensor]:
 def two_steps(replay: replays.Replay, context: WorkerContext) -> Steps:
     run = replays.replayed_run(replay, context)
     assert run.critic is not None
-    with replays.recorded_gradients(run.critic.engine) as gradients:
+    with recorders.recorded_gradients(run.critic.engine) as gradients:
         return Steps(gradients, run.steps(0, 2))
 
 

@@ -15,7 +15,7 @@ from rljob_api.v1alpha1.kl import KlController
 from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing import compare
-from rljob_testing.training import replays
+from rljob_testing.training import recorders, replays
 from rljob_trainer.algorithms.kl import next_coefficient
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -83,12 +83,11 @@ def test_loss_and_rewards_use_the_current_coefficient(context: WorkerContext, re
         replay(recipe, placement, is_adaptive=False),
     ):
         run = replays.replayed_run(case, context)
-        with replays.recorded_gradients(run.actor.engine) as gradients:
+        with recorders.recorded_gradients(run.actor.engine) as gradients:
             for step in range(2):
                 run.training_step.kl_coefficient.restore(OTHER_COEFFICIENT)
                 has_coefficient = (
-                    case.algorithm.kl.coefficient == COEFFICIENT
-                    and run.training_step.kl_coefficient.value_to_save is None
+                    case.algorithm.kl.coefficient == COEFFICIENT and run.training_step.kl_coefficient.state() is None
                 )
                 assert run.step(step)[KL_COEFFICIENT] == (COEFFICIENT if has_coefficient else OTHER_COEFFICIENT)
         found.append(gradients)
@@ -129,7 +128,7 @@ def test_the_coefficient_does_not_change_during_the_critic_warm_up(context: Work
 def test_a_checkpoint_has_the_coefficient_only_if_it_changes(context: WorkerContext) -> None:
     fixed = replays.replayed_run(replay("GRPO", "Loss", is_adaptive=False), context).training_step
     fixed.kl_coefficient.restore(OTHER_COEFFICIENT)
-    assert (fixed.kl_coefficient.value_to_save, fixed.kl_coefficient.value) == (None, COEFFICIENT)
+    assert (fixed.kl_coefficient.state(), fixed.kl_coefficient.value) == (None, COEFFICIENT)
     without = replays.replayed_run(replace(replay("GRPO", "Loss"), algorithm=Algorithm()), context)
-    assert without.training_step.kl_coefficient.value_to_save is None
+    assert without.training_step.kl_coefficient.state() is None
     assert KL_COEFFICIENT not in without.step(0)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
 from rljob_testing import compare
-from rljob_testing.training import plain_grpo, replays, stub_step
+from rljob_testing.training import plain_grpo, recorders, replays, stub_step
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.token_model import NAME_PREFIX
@@ -64,18 +64,21 @@ def test_masked_responses_cost_a_pass_only_if_their_kl_counts(context: WorkerCon
     algorithm = MASKING.model_copy(update={"kl": Kl(coefficient=0.1, placement=placement)})
     run = replays.replayed_run(replace(REPLAY, algorithm=algorithm), context)
     assert run.reference is not None
-    with replays.recorded_passes(run.reference.engine) as referred, replays.recorded_passes(run.actor.engine) as passes:
+    with (
+        recorders.recorded_passes(run.reference.engine) as referred,
+        recorders.recorded_passes(run.actor.engine) as passes,
+    ):
         run.step(0)
     rows = plain_grpo.rows_of_step(REPLAY, 0)
     lengths = [len(row.tokens_T) - 1 for row in rows]
     trained = [
         length for length, row in zip(lengths, rows, strict=True) if not is_cut_off(row.tokens_T[row.is_response_T])
     ]
-    update = replays.Pass(sum(trained), len(trained))
+    update = recorders.Pass(sum(trained), len(trained))
     if placement is KlPlacement.LOSS:
         assert (referred, passes) == ([update], [update])
     else:
-        all_rows = replays.Pass(sum(lengths), len(rows))
+        all_rows = recorders.Pass(sum(lengths), len(rows))
         assert (referred, passes) == ([all_rows], [all_rows, update])
 
 
@@ -105,7 +108,7 @@ def test_masked_responses_have_no_part_in_whitening_and_kl(context: WorkerContex
     run = replays.replayed_run(replay, context)
     assert run.reference is not None
     moved(run.reference.engine.model)
-    with replays.recorded_gradients(run.actor.engine) as gradients:
+    with recorders.recorded_gradients(run.actor.engine) as gradients:
         metrics = run.step(0)
     assert compare.relative_difference(gradients[0], expected) < compare.RELATIVE
     measured = float(torch.cat(kl).mean())

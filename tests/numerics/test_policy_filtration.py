@@ -17,7 +17,7 @@ from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing import compare
-from rljob_testing.training import plain_grpo, replays
+from rljob_testing.training import plain_grpo, recorders, replays
 from rljob_trainer.algorithms.policy_filtration import drawn_rows, filtration_weights
 from rljob_trainer.controller.step_rows import filtered_rows
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -172,7 +172,7 @@ def test_the_critic_trains_on_the_drawn_responses(context: WorkerContext) -> Non
 
     run = replays.replayed_run(replay, context)
     assert run.critic is not None
-    with replays.recorded_gradients(run.critic.engine) as gradients:
+    with recorders.recorded_gradients(run.critic.engine) as gradients:
         run.step(0)
     [update] = gradients
     found = {VALUE_WEIGHT: update.pop(NAME_PREFIX + VALUE_WEIGHT)}

@@ -25,7 +25,7 @@ from rljob_api.v1alpha1.rollout_correction import (
 )
 from rljob_testing import compare
 from rljob_testing.golden import correction_cases
-from rljob_testing.training import plain_grpo, replays
+from rljob_testing.training import plain_grpo, recorders, replays
 from rljob_testing.training.joined_workers import FinishedCall, JoinedActor
 from rljob_testing.training.whole_rollouts import whole_rollout
 from rljob_trainer.batch.proto import DataProto
@@ -153,7 +153,7 @@ def test_old_logprobs_of_the_rollout_engine_are_those_of_the_ratio(
     expected = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     assert compare.relative_difference(found, expected) < compare.RELATIVE
     run = replays.replayed_run(replay, context)
-    with replays.recorded_passes(run.actor.engine) as passes:
+    with recorders.recorded_passes(run.actor.engine) as passes:
         metrics = run.step(0)
     assert sum(each.num_rows for each in passes) == len(rows)
     # Of the first update's tokens, because later updates compute with other weights.

@@ -25,7 +25,7 @@ from transformers import (
 
 from rljob_testing import compare
 from rljob_testing.models import tiny_models
-from rljob_testing.training import replays
+from rljob_testing.training import recorders, replays
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.router import AuxiliaryLoss, auxiliary_loss_settings
@@ -92,7 +92,7 @@ def plain(folder: Path) -> tuple[PreTrainedModel, Tensor, list[Tensor]]:
 def engine_gradient(replay: replays.Replay) -> tuple[dict[str, Tensor], dict[str, float]]:
     engine = TrainEngine(replay.engine_settings(1))
     num_tokens = sum(LENGTHS) - len(LENGTHS)
-    with replays.recorded_gradients(engine) as gradients:
+    with recorders.recorded_gradients(engine) as gradients:
         engine.forward_backward(batch(), lambda _, found: -found.logprobs_N.sum() / num_tokens, 1.0)
         engine.optimizer_step(1e-3)
     return gradients[0], engine.take_routing()

@@ -14,7 +14,7 @@ import pytest
 
 from rljob_api.v1alpha1.algorithm import LossAggregation
 from rljob_testing import compare
-from rljob_testing.training import gloo_ranks, invariance_runs, replays, step_cases, user_algorithms
+from rljob_testing.training import gloo_ranks, invariance_runs, recorders, replays, step_cases, user_algorithms
 from rljob_trainer.controller.rollout_phase import sample_seeds
 from rljob_trainer.controller.training_step import TRAINING_STREAM
 from rljob_trainer.engines.train.attention_kernels import Kernel
@@ -257,7 +257,7 @@ def test_a_worker_without_trained_responses_takes_part(seen: Results) -> None:
     assert first.passes == one.passes
     assert len(first.passes) > 2
     # It computes a pass over one token for every pass of its peer, because of the collectives.
-    assert second.passes == [replays.Pass(1, 1)] * len(first.passes)
+    assert second.passes == [recorders.Pass(1, 1)] * len(first.passes)
 
 
 def test_untrained_responses_are_not_read(seen: Results) -> None:

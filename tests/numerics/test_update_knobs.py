@@ -19,7 +19,7 @@ from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.policy_loss import Loss, LossType
 from rljob_api.v1alpha1.user_function import Function
 from rljob_testing import compare
-from rljob_testing.training import plain_grpo, replays, user_algorithms
+from rljob_testing.training import plain_grpo, recorders, replays, user_algorithms
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.token_logprobs import Entropy
@@ -116,7 +116,7 @@ def test_training_in_half_precision_keeps_weights_in_float32(context: WorkerCont
     seen: set[torch.dtype] = set()
     layer = run.actor.engine.model.language_model.get_submodule("model.layers.1.mlp")
     hook = layer.register_forward_hook(lambda _module, _inputs, output: seen.add(output.dtype))
-    with replays.recorded_gradients(run.actor.engine) as gradients:
+    with recorders.recorded_gradients(run.actor.engine) as gradients:
         run.step(0)
     hook.remove()
     assert seen == {torch.bfloat16}

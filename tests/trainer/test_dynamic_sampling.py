@@ -28,7 +28,7 @@ from rljob_trainer.controller.dynamic_sampling import (
     spread_groups,
 )
 from rljob_trainer.controller.rollout import Rollout
-from rljob_trainer.controller.rollout_phase import Requested, RolloutPhase, sample_seeds
+from rljob_trainer.controller.rollout_phase import Requested, RolloutPhase
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.controller.stop_request import StepAbandonedError
@@ -397,11 +397,3 @@ def test_a_round_draws_enough_to_fill_the_batch(
     num_wanted: int, num_kept: int, num_drawn: int, multiple: int, expected: int
 ) -> None:
     assert num_fresh_prompts(num_wanted, num_kept, num_drawn, multiple) == expected
-
-
-@given(num_before=st.integers(0, 300), count=st.integers(1, 300), step=st.integers(0, 1000))
-def test_a_response_has_the_same_seed_in_any_round(num_before: int, count: int, step: int) -> None:
-    whole = sample_seeds(7, 0, step, num_before + count)
-    assert torch.equal(sample_seeds(7, 0, step, num_before), whole[:num_before])
-    # Of 600 numbers below 2^31, two are equal by chance in one of 12,000 draws; a second round repeats none.
-    assert len(set(whole.tolist())) >= math.floor(0.99 * len(whole))

@@ -54,7 +54,9 @@ def generating():
         def has_unfinished(self):
             return False
 
-    EngineLoop(Engine()).run_to_empty([])
+    loop = EngineLoop(Engine())
+    loop.submit([])
+    loop.wait_until_idle()
 
 def ending():
     faulthandler.unregister(44)

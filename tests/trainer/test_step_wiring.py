@@ -10,6 +10,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rljob_testing.training import stub_step
 from rljob_trainer.algorithms.interfaces import AdvantageEstimator, ResponseInputs
@@ -233,3 +235,11 @@ def test_truncated_responses_are_left_out_of_whitening() -> None:
     [update] = found.actor.updates
     learned = update[ADVANTAGES][update[IS_TRAINED]].tolist()
     assert learned == pytest.approx([each / (1.4 / 9) ** 0.5 for each in (0.6, -0.4, -0.4, 0.1, 0.1)], abs=1e-5)
+
+
+@given(num_before=st.integers(0, 300), count=st.integers(1, 300), step=st.integers(0, 1000))
+def test_a_response_has_the_same_seed_in_any_round(num_before: int, count: int, step: int) -> None:
+    whole = sample_seeds(7, 0, step, num_before + count)
+    assert torch.equal(sample_seeds(7, 0, step, num_before), whole[:num_before])
+    # Of 600 numbers below 2^31, two are equal by chance in one of 12,000 draws; a second round repeats none.
+    assert len(set(whole.tolist())) >= math.floor(0.99 * len(whole))

@@ -29,7 +29,7 @@ from rljob_api.v1alpha1.rollout_correction import (
     RolloutRejection,
 )
 from rljob_api.v1alpha1.user_function import Function
-from rljob_testing.training import replays, step_cases, user_algorithms
+from rljob_testing.training import recorders, replays, step_cases, user_algorithms
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.layout import REPLICATE
 from rljob_trainer.workers.columns import ADVANTAGES, IS_TRAINED
@@ -57,9 +57,9 @@ class LongRun:
     """A run of NUM_STEPS steps."""
 
     metrics: list[dict[str, float]]
-    passes: list[replays.Pass]
+    passes: list[recorders.Pass]
     """Inputs of the actor's passes in the first step."""
-    reference_passes: list[replays.Pass]
+    reference_passes: list[recorders.Pass]
     """Inputs of the reference's passes in the first step."""
     saved: dict[str, torch.Tensor]
     """State after SAVED_STEP steps."""
@@ -81,7 +81,7 @@ class UnevenUpdate:
     """An update in which one rank has all rows that are used in the update."""
 
     outcome: step_cases.Outcome
-    passes: list[replays.Pass]
+    passes: list[recorders.Pass]
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ def replicas(context: WorkerContext) -> Replicas:
             sizes.append(tensor.numel())
         return reduce_all(tensor, *more, **named)  # type: ignore[arg-type]
 
-    with pytest.MonkeyPatch.context() as patch, replays.recorded_passes(engine) as passes:
+    with pytest.MonkeyPatch.context() as patch, recorders.recorded_passes(engine) as passes:
         patch.setattr(dist, "all_reduce", counted)
         run.step(0)
     shards = [parameter for parameter in engine.model.parameters() if isinstance(parameter, DTensor)]
@@ -355,7 +355,7 @@ def long_run(context: WorkerContext) -> LongRun:
     run = replays.replayed_run(LONG_REPLAY, context)
     assert run.reference is not None
     actor, reference = run.actor.engine, run.reference.engine
-    with replays.recorded_passes(actor) as passes, replays.recorded_passes(reference) as reference_passes:
+    with recorders.recorded_passes(actor) as passes, recorders.recorded_passes(reference) as reference_passes:
         metrics = run.steps(0, 1)
     metrics += run.steps(1, SAVED_STEP)
     saved = run.state()
@@ -394,7 +394,8 @@ def uneven_update(context: WorkerContext) -> UnevenUpdate:
     is_trained_B = torch.arange(16) < 8
     columns = {IS_TRAINED: is_trained_B, ADVANTAGES: torch.linspace(-1, 2, 16)}
     share = batch.with_columns(columns).chunk(context.world_size)[context.rank]
-    with replays.recorded_gradients(run.actor.engine) as gradients, replays.recorded_passes(run.actor.engine) as passes:
+    engine = run.actor.engine
+    with recorders.recorded_gradients(engine) as gradients, recorders.recorded_passes(engine) as passes:
         share = share.union(run.actor.compute_logprobs(share))
         metrics = dict(run.actor.update_policy(share, 0))
     return UnevenUpdate(step_cases.Outcome(gradients, metrics, set()), passes)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from rljob_testing.training import replays
+from rljob_testing.training import recorders, replays
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.rollout_phase import sample_seeds
 from rljob_trainer.controller.training_step import TRAINING_STREAM
@@ -86,6 +86,6 @@ def clipped_losses(new_N: Tensor, old_N: Tensor, advantage: float) -> Tensor:
 def first_update(replay: replays.Replay, context: WorkerContext) -> tuple[replays.ReplayedRun, dict[str, Tensor]]:
     """A run after its first step, and the gradients of its first update."""
     run = replays.replayed_run(replay, context)
-    with replays.recorded_gradients(run.actor.engine) as gradients:
+    with recorders.recorded_gradients(run.actor.engine) as gradients:
         run.step(0)
     return run, gradients[0]

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.model import Critic, Lora
@@ -195,6 +193,7 @@ class Replay:
             rows_per_update=self.mini_batch_size * self.group_size,
             has_dropout=self.lora is not None and self.lora.dropout > 0,
             sync_every_steps=1,
+            max_failure_rate=0.2,
         )
 
 
@@ -363,46 +362,3 @@ def prompts_of(step: int, num_prompts: int) -> list[PromptRow]:
 def whole_copies(named_shards: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Copies of whole tensors, in float32. Collective."""
     return {name: tensor.clone() for name, tensor in whole_tensors(named_shards, torch.float32)}
-
-
-@contextmanager
-def recorded_gradients(engine: TrainEngine) -> Iterator[list[dict[str, torch.Tensor]]]:
-    """Records the whole gradients of each update before they are clipped and applied."""
-    updates: list[dict[str, torch.Tensor]] = []
-    apply_update = engine.optimizer_step
-
-    def keep(rate: float) -> float:
-        shards = ((name, parameter.grad) for name, parameter in engine.model.named_parameters())
-        updates.append(whole_copies((name, gradient) for name, gradient in shards if gradient is not None))
-        return apply_update(rate)
-
-    engine.optimizer_step = keep  # type: ignore[method-assign,assignment]
-    try:
-        yield updates
-    finally:
-        engine.optimizer_step = apply_update  # type: ignore[method-assign]
-
-
-@dataclass(frozen=True)
-class Pass:
-    """The inputs of one forward pass of a model."""
-
-    num_tokens: int
-    num_rows: int
-
-
-@contextmanager
-def recorded_passes(engine: TrainEngine) -> Iterator[list[Pass]]:
-    """Records the forward passes of this rank's model, whose rows are flat."""
-    passes: list[Pass] = []
-
-    def note(_module: nn.Module, _arguments: object, named: dict[str, torch.Tensor]) -> None:
-        is_first = named["position_ids"] == 0
-        passes.append(Pass(named["input_ids"].numel(), int(is_first.sum())))
-
-    decoder = engine.model.language_model.get_decoder()  # type: ignore[operator]
-    hook = decoder.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        yield passes
-    finally:
-        hook.remove()

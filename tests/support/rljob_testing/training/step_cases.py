@@ -8,7 +8,7 @@ from enum import Enum, auto
 import pytest
 import torch
 
-from rljob_testing.training import replays
+from rljob_testing.training import recorders, replays
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train import attention, attention_kernels, token_logprobs
 from rljob_trainer.engines.train.attention_kernels import Kernel, attend
@@ -72,7 +72,7 @@ def one_step(case: Case, context: WorkerContext) -> Outcome:
         run = replays.replayed_run(case.replay, context)
         earlier = run.steps(0, case.step)
         patch.setattr(attention, "attend", noted)
-        with replays.recorded_gradients(run.actor.engine) as gradients:
+        with recorders.recorded_gradients(run.actor.engine) as gradients:
             SPANS.take()
             metrics = run.step(case.step)
     spans = tuple(each.name for each in SPANS.take() if isinstance(each, Span))
