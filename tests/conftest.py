@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -19,6 +21,19 @@ def pytest_configure() -> None:
     child processes inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collects tests without garbage collections, and excludes what exists then from later ones: all libraries and
+    thousands of tests, none of them garbage. Without this a process spends 3 s more on loading, and each full garbage
+    collection of a test takes 0.3 s."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 # The time of an example depends more on the machine than on the code: no deadline.
