@@ -1,13 +1,19 @@
-"""Settings of all tests: an option, signals, and Hypothesis profiles."""
+"""Settings of all tests: an option, signals, garbage collection, parallel processes, and Hypothesis profiles."""
 
 from __future__ import annotations
 
 import gc
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+
+    from rljob_testing.folder_scheduling import FolderScheduling
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,6 +40,16 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FolderScheduling | None:
+    """Makes parallel processes keep to a folder of tests each."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from rljob_testing.folder_scheduling import FolderScheduling
+
+    return FolderScheduling(config, log)
 
 
 # The time of an example depends more on the machine than on the code: no deadline.
