@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,6 +41,14 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files without long tests if only long tests run: otherwise they would load all libraries."""
+    is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    if config.getoption("markexpr") == "long" and is_test and "mark.long" not in collection_path.read_text():
+        return True
+    return None
 
 
 @pytest.hookimpl(optionalhook=True)
