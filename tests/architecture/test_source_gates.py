@@ -88,6 +88,12 @@ def test_every_folder_of_tests_is_run() -> None:
     assert len(listed) == len(set(listed))
 
 
+def test_long_tests_are_marked_in_their_own_files() -> None:
+    """Where only long tests run, other files are not even read (`tests/conftest.py`)."""
+    marking = {path for path in REPOSITORY.glob("tests/**/*.py") if "mark.long" in path.read_text()}
+    assert all(path.name.startswith("test_") for path in marking - {REPOSITORY / "tests" / "conftest.py"})
+
+
 def test_tracked_files_name_no_registry_and_no_machine() -> None:
     # Git may list the files of a clone that belongs to another user.
     command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]

@@ -30,9 +30,9 @@ from rljob_trainer.host_memory import HOST_MEMORY
 
 print(HOST_MEMORY.keep_freed() if {is_asked} else None, mebibytes_faulted_in())
 """
-FEW, MANY = 400, 1_000
-"""MiB that are newly allocated of the 4,060 that are written to, where memory is kept and where it is not. Kept:
-mostly 0. Not kept: 1,800 to 3,600, depending on what else is at the end of the heap, which limits the part that is
+FEW, MANY = 400, 600
+"""MiB that are newly allocated of the 2,030 that are written to, where memory is kept and where it is not. Kept:
+mostly 0. Not kept: 900 to 1,800, depending on what else is at the end of the heap, which limits the part that is
 returned to the system."""
 NUM_BYTES = 64 * MEBIBYTE
 

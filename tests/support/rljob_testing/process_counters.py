@@ -36,7 +36,7 @@ def _count() -> int:
 
 MEBIBYTES = (3, 20, 30, 30, 30, 30, 30, 30)
 """Sizes of the tensors of one round."""
-NUM_FIRST_ROUNDS, NUM_ROUNDS = 6, 20
+NUM_FIRST_ROUNDS, NUM_ROUNDS = 6, 10
 _PR_SET_THP_DISABLE = 41
 
 

@@ -40,13 +40,17 @@ def request_forked_worker() -> None:
 
 def serve(name: str) -> None:
     """Forks workers until the process that started this one ends."""
+    import gc
     import importlib
 
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"\0{name}")
     listener.listen(64)
+    gc.disable()
     for library in LIBRARIES:
         importlib.import_module(library)
+    # Otherwise each garbage collection of a worker would search, and copy, all that was loaded here.
+    gc.freeze()
     print(READY, flush=True)
     # The kernel reaps ended workers itself.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -70,10 +74,12 @@ def serve(name: str) -> None:
 
 
 def _become_worker(outputs: list[int], arguments: list[str], environment: dict[str, str], folder: str) -> None:
+    import gc
     import importlib.util
     import runpy
 
     assert "ray" not in sys.modules
+    gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for output, number in zip(outputs, (1, 2), strict=True):
         os.dup2(output, number)

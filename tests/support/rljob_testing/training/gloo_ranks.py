@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import multiprocessing
 import os
@@ -28,7 +29,16 @@ Program = Callable[[WorkerContext], object]
 
 TRAINING = ("torch._dynamo", "transformers", "rljob_trainer.engines.train.engine")
 """Modules that every rank loads. The first would otherwise be loaded by the first call of `fully_shard`."""
-VLLM = (*TRAINING, "rljob_trainer.engines.rollout.vllm_engine", "vllm.v1.engine.llm_engine")
+VLLM = (
+    *TRAINING,
+    "rljob_trainer.engines.rollout.vllm_engine",
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.worker.cpu_worker",
+    "rljob_testing.models.small_vllm",
+)
+NOT_COMPILED: Mapping[str, str] = {"TORCHDYNAMO_DISABLE": "1"}
+"""As in workers on CPUs. vLLM decorates small functions with torch.compile even in eager mode, which takes a rank some
+seconds at the first calls."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +136,9 @@ def _launcher_with(libraries: tuple[str, ...]) -> _Launcher:
 
 
 def _launch(connection: Connection, libraries: tuple[str, ...]) -> None:
+    os.environ.update(NOT_COMPILED)
+    # Nothing that an import creates is garbage.
+    gc.disable()
     for library in libraries:
         importlib.import_module(library)
     torch.set_num_threads(1)
@@ -136,8 +149,11 @@ def _launch(connection: Connection, libraries: tuple[str, ...]) -> None:
         except EOFError:
             return
         os.environ.clear()
-        os.environ.update(request.environment)
-        for index, run in enumerate(_loaded(request)):
+        os.environ.update({**request.environment, **NOT_COMPILED})
+        runs = _loaded(request)
+        # Otherwise each garbage collection of a rank would search, and copy, all that was loaded here: 0.2 s.
+        gc.freeze()
+        for index, run in enumerate(runs):
             port = free_port()
             ranks = [
                 fork.Process(target=_rank, args=(run, request.folder, index, rank, port))
@@ -161,6 +177,7 @@ def _loaded(request: _Request) -> list[RankedRun]:
 
 
 def _rank(run: RankedRun, folder: Path, index: int, rank: int, port: int) -> None:
+    gc.enable()
     try:
         context = WorkerContext(rank, run.num_ranks, rank, 0, "127.0.0.1", port, "cpu", 1)
         join_process_group(context)
