@@ -29,7 +29,8 @@ from rljob_api.v1alpha1.rollout_correction import (
     RolloutRejection,
 )
 from rljob_api.v1alpha1.user_function import Function
-from rljob_testing.training import recorders, replays, step_cases, user_algorithms
+from rljob_testing.training import replays, step_cases, user_algorithms
+from rljob_testing.training.recorders import Pass, recorded_gradients, recorded_passes
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.layout import REPLICATE
 from rljob_trainer.workers.columns import ADVANTAGES, IS_TRAINED
@@ -57,9 +58,9 @@ class LongRun:
     """A run of NUM_STEPS steps."""
 
     metrics: list[dict[str, float]]
-    passes: list[recorders.Pass]
+    passes: list[Pass]
     """Inputs of the actor's passes in the first step."""
-    reference_passes: list[recorders.Pass]
+    reference_passes: list[Pass]
     """Inputs of the reference's passes in the first step."""
     saved: dict[str, torch.Tensor]
     """State after SAVED_STEP steps."""
@@ -81,7 +82,7 @@ class UnevenUpdate:
     """An update in which one rank has all rows that are used in the update."""
 
     outcome: step_cases.Outcome
-    passes: list[recorders.Pass]
+    passes: list[Pass]
 
 
 @dataclass(frozen=True)
@@ -298,7 +299,7 @@ def replicas(context: WorkerContext) -> Replicas:
             sizes.append(tensor.numel())
         return reduce_all(tensor, *more, **named)  # type: ignore[arg-type]
 
-    with pytest.MonkeyPatch.context() as patch, recorders.recorded_passes(engine) as passes:
+    with pytest.MonkeyPatch.context() as patch, recorded_passes(engine) as passes:
         patch.setattr(dist, "all_reduce", counted)
         run.step(0)
     shards = [parameter for parameter in engine.model.parameters() if isinstance(parameter, DTensor)]
@@ -355,7 +356,7 @@ def long_run(context: WorkerContext) -> LongRun:
     run = replays.replayed_run(LONG_REPLAY, context)
     assert run.reference is not None
     actor, reference = run.actor.engine, run.reference.engine
-    with recorders.recorded_passes(actor) as passes, recorders.recorded_passes(reference) as reference_passes:
+    with recorded_passes(actor) as passes, recorded_passes(reference) as reference_passes:
         metrics = run.steps(0, 1)
     metrics += run.steps(1, SAVED_STEP)
     saved = run.state()
@@ -391,11 +392,9 @@ def uneven_update(context: WorkerContext) -> UnevenUpdate:
     run = replays.replayed_run(micro(replace(REPLAY, mini_batch_size=4), 40), context)
     rollouts, sampling = replays.ReplayedRollouts(), run.replay.plan(1).sampling
     batch = rollouts.run(replays.prompts_of(0, 4), 4, sampling, torch.tensor([3])).batch
-    is_trained_B = torch.arange(16) < 8
-    columns = {IS_TRAINED: is_trained_B, ADVANTAGES: torch.linspace(-1, 2, 16)}
+    columns = {IS_TRAINED: torch.arange(16) < 8, ADVANTAGES: torch.linspace(-1, 2, 16)}
     share = batch.with_columns(columns).chunk(context.world_size)[context.rank]
-    engine = run.actor.engine
-    with recorders.recorded_gradients(engine) as gradients, recorders.recorded_passes(engine) as passes:
+    with recorded_gradients(run.actor.engine) as gradients, recorded_passes(run.actor.engine) as passes:
         share = share.union(run.actor.compute_logprobs(share))
         metrics = dict(run.actor.update_policy(share, 0))
     return UnevenUpdate(step_cases.Outcome(gradients, metrics, set()), passes)
