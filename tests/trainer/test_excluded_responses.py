@@ -4,6 +4,7 @@ on a step whose worker groups are fakes."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from rljob_trainer.controller.outcomes import FailureRate, Outcome, Reasons
 from rljob_trainer.errors import ResourceError, RewardError
 from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_GREEDY_EXCLUDED
 from rljob_trainer.rewards.base import RewardStatus
-from rljob_trainer.workers.columns import ADVANTAGES, IS_TRAINED, REWARDS, TOKENS
+from rljob_trainer.workers.columns import ADVANTAGES, IS_TRAINED, PROMPT_TOKEN_IDS, REWARDS, SAMPLE_SEEDS, TOKENS
 
 TIMEOUT, DIED, ERROR, UNREACHABLE = (
     RewardStatus.TIMEOUT,
@@ -204,6 +205,28 @@ def test_a_response_that_the_engine_did_not_complete_is_excluded() -> None:
     }
     assert ends == pytest.approx({"completed": 7 / 9, "max_tokens": 1 / 9, "infrastructure": 1 / 9, "excluded": 1 / 9})
     assert rollout.reasons() == Reasons({("rollout engine", Outcome.INFRASTRUCTURE): 1})
+
+
+def test_excluded_responses_are_replaced_if_the_job_says_so() -> None:
+    """Response 1 has no score, nor has its first replacement, number 6; the second one, number 7, has score 5."""
+    scores: Scores = [1, TIMEOUT, 1, 0, 0, 1, UNREACHABLE, 5]
+    found = stub_step.step_of({"advantage": PLAIN}, {"score": 1.0}, {"score": scores})
+    found.step.plan = replace(found.step.plan, refills_groups=True)
+    rollout, metrics = found.step.run(stub_step.PROMPTS, 0)
+    assert trained(found) == [0, 7, 2, 3, 4, 5]
+    assert advantages(found) == [-2, 2, 0.5, -0.5, -0.5, 0.5]
+    assert (metrics["outcome/replaced_fraction"], metrics["outcome/excluded_fraction"]) == (2 / 6, 0)
+    assert (rollout.num_lost, rollout.reasons()) == (2, reasons_of_score(TIMEOUT=1, UNREACHABLE=1))
+    # The same prompt, with seeds of their own.
+    first, *more = found.generator.requests
+    seeds = [first[SAMPLE_SEEDS].tolist()[1], *(each[SAMPLE_SEEDS].tolist()[0] for each in more)]
+    assert len(set(seeds)) == len(seeds) == 3
+    prompts = [each.ragged_column(PROMPT_TOKEN_IDS).row_tensors()[0].tolist() for each in found.generator.requests]
+    assert prompts[0] == prompts[1] == prompts[2]
+
+
+def reasons_of_score(**counts: int) -> Reasons:
+    return Reasons({("score", RewardStatus(status)): number for status, number in counts.items()})
 
 
 def reasons(**counts: int) -> Reasons:

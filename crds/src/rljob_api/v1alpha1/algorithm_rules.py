@@ -21,7 +21,7 @@ from rljob_api.v1alpha1.recipes import RECIPES, advantage_type, has_dynamic_samp
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.rollout_correction import OldLogprobs
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_api.v1alpha1.training import Training
+from rljob_api.v1alpha1.training import IncompleteGroup, Training
 from rljob_api.variants import Variants, block_name, is_optional_block
 
 _WITH_BASELINE = (*GROUP_ADVANTAGES, AdvantageType.REMAX)
@@ -105,10 +105,13 @@ def _sampling_reward_exists(training: Training) -> bool:
     return block is None or block.reward is None or block.reward in {each.name for each in training.rewards}
 
 
-def _can_refill(training: Training) -> bool:
+def _is_continuous(training: Training) -> bool:
     block = training.algorithm.dynamic_sampling
-    is_continuous = block is not None and block.refill is Refill.CONTINUOUS
-    return not is_continuous or all(each.type is not RewardType.REWARD_MODEL for each in training.rewards)
+    return block is not None and block.refill is Refill.CONTINUOUS
+
+
+def _can_refill(training: Training) -> bool:
+    return not _is_continuous(training) or all(each.type is not RewardType.REWARD_MODEL for each in training.rewards)
 
 
 ALGORITHM_RULES = (
@@ -268,6 +271,16 @@ ALGORITHM_RULES = (
         wrong="must not be Continuous with a reward of type RewardModel, whose model scores after all responses",
         advice="set refill: Round",
         holds=_can_refill,
+    ),
+    rule(
+        Training,
+        "Training.onIncompleteGroup",
+        field=".onIncompleteGroup",
+        cel="self.onIncompleteGroup != 'Refill' || !has(self.algorithm.dynamicSampling)"
+        " || !has(self.algorithm.dynamicSampling.refill) || self.algorithm.dynamicSampling.refill != 'Continuous'",
+        wrong="must not be Refill with algorithm.dynamicSampling.refill: Continuous, which replaces groups by itself",
+        advice="set onIncompleteGroup: TrainOnRest, or refill: Round",
+        holds=lambda t: t.on_incomplete_group is not IncompleteGroup.REFILL or not _is_continuous(t),
     ),
     rule(
         Training,

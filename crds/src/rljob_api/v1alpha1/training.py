@@ -46,6 +46,15 @@ class Profile(WireModel):
     """Workers of the actor's pool, counted from 0."""
 
 
+class IncompleteGroup(StrEnum):
+    """What happens to a group of responses that lost members."""
+
+    TRAIN_ON_REST = "TrainOnRest"
+    """It trains on the others. An advantage that compares responses needs at least two."""
+    REFILL = "Refill"
+    """The missing responses are generated again with other seeds, at most twice. The step waits for them."""
+
+
 class Training(WireModel):
     """The training run: model, dataset, rewards, algorithm and batch sizes."""
 
@@ -57,6 +66,8 @@ class Training(WireModel):
     max_failure_rate: Fraction = 0.2
     """Largest fraction of responses of the last 10 steps that may be excluded because a reward failed
     (`onError`, `onTimeout`: Exclude); above it the run fails. 1: no limit."""
+    on_incomplete_group: IncompleteGroup = IncompleteGroup.TRAIN_ON_REST
+    """What happens to a group that lost members, because responses were excluded."""
     algorithm: Algorithm = Field(default_factory=Algorithm)
     optimizer: Optimizer = Field(default_factory=Optimizer)
     critic: Critic | None = None

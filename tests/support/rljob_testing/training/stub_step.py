@@ -83,7 +83,8 @@ class Generator(FinishedRollouts):
 
 @dataclass
 class Rewards:
-    """Gives fixed scores, row by row. For a status other than OK in place of a score, the response has no score."""
+    """Gives fixed scores to the responses by their numbers, and the same again to later ones. For a status other than
+    OK in place of a score, the response has no score."""
 
     scores: dict[str, Sequence[float | RewardStatus]]
     asked: list[DataProto] = field(default_factory=list)
@@ -94,11 +95,12 @@ class Rewards:
 
     def finish_scoring(self, batch: list[DataProto]) -> DataProto:
         columns: dict[str, torch.Tensor] = {}
-        for name, given in self.scores.items():
-            assert len(given) == sum(map(len, batch))
+        ids = [sample_id for part in batch for sample_id in part[SAMPLE_IDS].tolist()]
+        for name, fixed in self.scores.items():
+            given = [fixed[sample_id % len(fixed)] for sample_id in ids]
             scores = [math.nan if isinstance(each, RewardStatus) else each for each in given]
             columns[score_column(name)] = torch.tensor(scores, dtype=torch.float64)
-            if any(isinstance(each, RewardStatus) for each in given):
+            if any(isinstance(each, RewardStatus) for each in fixed):
                 statuses = [each if isinstance(each, RewardStatus) else RewardStatus.OK for each in given]
                 columns[status_column(name)] = torch.tensor([STATUSES.index(each) for each in statuses])
         return DataProto(columns)

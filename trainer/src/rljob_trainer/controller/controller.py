@@ -222,7 +222,8 @@ class Controller:
             self.timeline.end(step + 1)
         if self.finished_groups is not None:
             self.finished_groups.remove()
-        self.failure_rate.add(len(rollout.prompts), int(rollout.is_excluded_B.sum()), rollout.reasons())
+        num_excluded = rollout.num_lost + int(rollout.is_excluded_B.sum())
+        self.failure_rate.add(len(rollout.prompts) + rollout.num_lost, num_excluded, rollout.reasons())
         samples = self.rollout.samples(rollout, step + 1, SampleKind.TRAIN, NUM_TRAINING_SAMPLES_LOGGED)
         traffic = TRAFFIC.take()
         num_tokens = rollout.num_tokens()

@@ -21,7 +21,7 @@ import torch
 from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy, Refill
 from rljob_api.v1alpha1.recipes import resolved_value
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.outcomes import too_many_excluded
+from rljob_trainer.controller.outcomes import Reasons, too_many_excluded
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.rollout_phase import Requested, RolloutPhase
 from rljob_trainer.controller.step_plan import StepPlan
@@ -218,7 +218,14 @@ def spread_groups(is_kept_G: torch.Tensor, num_wanted: int, groups_per_update: i
 def _concatenated(rollouts: Sequence[Rollout]) -> Rollout:
     prompts = tuple(chain.from_iterable(each.prompts for each in rollouts))
     groups_B = torch.cat([each.groups_B for each in rollouts])
-    return Rollout(prompts, groups_B, DataProto.concat([each.batch for each in rollouts]), rollouts[0].weights)
+    return Rollout(
+        prompts,
+        groups_B,
+        DataProto.concat([each.batch for each in rollouts]),
+        rollouts[0].weights,
+        lost=sum((each.lost for each in rollouts), Reasons()),
+        num_lost=sum(each.num_lost for each in rollouts),
+    )
 
 
 def _rows_of_groups(rollout: Rollout, groups: torch.Tensor) -> Rollout:

@@ -18,6 +18,7 @@ from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.rollout import Compile, Dealing
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.training import IncompleteGroup
 from rljob_trainer.controller.balanced_order import RowCosts
 from rljob_trainer.controller.engine_settings import actor_engine, critic_engine, critic_of, reference_engine
 from rljob_trainer.controller.run_checks import needs_critic, needs_reference, samples_all_tokens
@@ -257,5 +258,6 @@ def step_plan(job: TrainerJob, model_folder: Path) -> StepPlan:
         has_dropout=training.model.lora is not None and training.model.lora.dropout > 0,
         sync_every_steps=rollout.sync_every_steps,
         max_failure_rate=training.max_failure_rate,
+        refills_groups=training.on_incomplete_group is IncompleteGroup.REFILL,
         has_flat_rows=choose_attention(config).is_flat,
     )

@@ -6,7 +6,7 @@ Legend: B responses (prompts x group size), S scored responses: B, then one gree
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -23,6 +23,7 @@ from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.observability.metrics import (
     PROMPT_LENGTH_MAX,
     PROMPT_LENGTH_MEAN,
+    REPLACED_FRACTION,
     RESPONSE_CLIP_RATIO,
     RESPONSE_LENGTH_PREFIX,
     REWARD_PREFIX,
@@ -71,6 +72,11 @@ class Rollout:
     """SCORES, HAS_ENGINE_ERROR and what the rewards returned, for the greedy response to each row's prompt; None if
     there are no greedy responses."""
 
+    lost: Reasons = field(default_factory=Reasons)
+    """Why responses were excluded that others have replaced (`with_replaced`)."""
+    num_lost: int = 0
+    """The number of these responses."""
+
     @property
     def lengths_B(self) -> torch.Tensor:
         """[B] int64: tokens of prompt and response."""
@@ -107,9 +113,19 @@ class Rollout:
         return torch.stack(failed).any(dim=0)
 
     def reasons(self) -> Reasons:
-        """Returns why responses are excluded."""
+        """Returns why responses are excluded, or were before others replaced them."""
         of_greedy = Reasons() if self.greedy is None else reasons_of(self.greedy, self.weights)
-        return reasons_of(self.batch, self.weights) + of_greedy
+        return reasons_of(self.batch, self.weights) + of_greedy + self.lost
+
+    def with_replaced(self, rows: torch.Tensor, others: Rollout) -> Rollout:
+        """Replaces the excluded rows `rows`, int64, by those of another scored rollout to the same prompts."""
+        index_B = torch.arange(len(self.prompts))
+        index_B[rows] = len(index_B) + torch.arange(len(rows))
+        greedy = self.greedy
+        if greedy is not None and others.greedy is not None:
+            greedy = DataProto.concat([greedy, others.greedy]).rows(index_B)
+        batch = DataProto.concat([self.batch, others.batch]).rows(index_B)
+        return replace(self, batch=batch, greedy=greedy, lost=self.reasons(), num_lost=self.num_lost + len(rows))
 
     def is_counted(self, min_members: int) -> torch.Tensor:
         """Returns [B] bool: whether the response counts for the advantages of its group. It is not excluded, and its
@@ -152,4 +168,5 @@ class Rollout:
             PROMPT_LENGTH_MAX: float(max(len(prompt.token_ids) for prompt in self.prompts)),
             **reward_metrics(self.batch, self.weights),
             **outcome_metrics(self.batch, is_excluded_B),
+            REPLACED_FRACTION: self.num_lost / num_rows,
         }

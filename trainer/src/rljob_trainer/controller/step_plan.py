@@ -43,6 +43,8 @@ class StepPlan:
     a resumed run syncs in the same steps."""
     max_failure_rate: float = 1.0
     """`training.maxFailureRate`."""
+    refills_groups: bool = False
+    """Whether responses are generated that replace excluded ones (`training.onIncompleteGroup`)."""
     has_flat_rows: bool = True
     """Whether the policy's model takes rows without padding. Only then its workers follow planned micro-batches."""
 

@@ -68,6 +68,8 @@ Result = TypeVar("Result")
 
 TRAINING_STREAM = 0
 """The stream of `sample_seeds` for training."""
+REPLACEMENT_STREAMS = (6, 7)
+"""The streams for responses that replace excluded ones, one for each attempt."""
 FORWARD_COLUMNS = (TOKENS, RESPONSE_MASK, IS_TRAINED, PASS_MICRO_BATCHES)
 """Columns that the forward passes for log-probabilities and values need."""
 VALUE_COLUMNS = (TOKENS, RESPONSE_MASK, IS_TRAINED, UPDATE_MICRO_BATCHES, VALUES, RETURNS)
@@ -136,9 +138,9 @@ class TrainingStep:
         }
 
     def _generated(self, prompts: Sequence[DrawnRow[PromptRow]], step: int) -> StepRows:
-        """Generates the step's responses and selects the groups that are kept. If the selection depends on scores, this
-        waits for them, so that dropped responses need no forward pass. Otherwise scoring continues in the
-        background."""
+        """Generates the step's responses and selects the groups that are kept. If the responses or the selection depend
+        on scores, this waits for them, so that dropped responses need no forward pass. Otherwise scoring continues in
+        the background."""
         if self.dynamic_sampling is not None and self.dynamic_sampling.is_continuous:
             self.rollout.sampler.begin(self.plan.sampling, syncs=self._syncs(step))
             return self.dynamic_sampling.filled_continuously(
@@ -146,13 +148,37 @@ class TrainingStep:
             )
         if self.dynamic_sampling is not None:
             return self.dynamic_sampling.filled(
-                prompts, step, lambda fresh, num_drawn: self.rollout.scored(self._begin_rollout(fresh, step, num_drawn))
+                prompts, step, lambda fresh, num_drawn: self._scored_rollout(fresh, step, num_drawn)
             )
-        rollout = self._begin_rollout(prompts, step)
-        if not self.plan.algorithm.drop_zero_variance_groups:
-            return StepRows.of(self.plan, rollout, torch.ones(len(rollout.prompts), dtype=torch.bool))
-        rollout = self.rollout.scored(rollout)
-        return StepRows.of(self.plan, rollout, rollout.has_reward_variance(by_name=self.compares_by_name))
+        drops_groups = self.plan.algorithm.drop_zero_variance_groups
+        if drops_groups or self.plan.refills_groups:
+            rollout = self._scored_rollout(prompts, step)
+        else:
+            rollout = self._begin_rollout(prompts, step)
+        everything_B = torch.ones(len(rollout.prompts), dtype=torch.bool)
+        is_kept_B = rollout.has_reward_variance(by_name=self.compares_by_name) if drops_groups else everything_B
+        return StepRows.of(self.plan, rollout, is_kept_B)
+
+    def _scored_rollout(self, prompts: Sequence[DrawnRow[PromptRow]], step: int, num_drawn: int = 0) -> Rollout:
+        """Like `_begin_rollout`, and waits for the scores. If the job says so, generates responses that replace
+        excluded ones, to the same prompts with other seeds."""
+        rollout = self.rollout.scored(self._begin_rollout(prompts, step, num_drawn))
+        first = num_drawn * self.plan.group_size
+        for stream in REPLACEMENT_STREAMS if self.plan.refills_groups else ():
+            rows = rollout.is_excluded_B.nonzero().flatten()
+            if not len(rows):
+                break
+            seeds_B = sample_seeds(self.plan.seed, stream, step, first + len(rollout.prompts))[first:]
+            others = self.rollout.begin(
+                [rollout.prompts[row] for row in rows.tolist()],
+                1,
+                self.plan.sampling,
+                seeds_B[rows],
+                syncs=self._syncs(step),
+                with_greedy=rollout.greedy is not None,
+            )
+            rollout = rollout.with_replaced(rows, self.rollout.scored(others))
+        return rollout
 
     def _begin_rollout(self, prompts: Sequence[DrawnRow[PromptRow]], step: int, num_drawn: int = 0) -> Rollout:
         """Generates responses to these prompts and starts their scoring. `num_drawn`: prompts drawn before in this

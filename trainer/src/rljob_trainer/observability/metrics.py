@@ -25,6 +25,7 @@ STATUS_RATES: Final = MappingProxyType(
 """By the status of a scoring: last part of the name of the metric with the fraction of responses that have it."""
 COMPLETED_FRACTION: Final = "outcome/completed_fraction"
 MAX_TOKENS_FRACTION: Final = "outcome/max_tokens_fraction"
+REPLACED_FRACTION: Final = "outcome/replaced_fraction"
 INFRASTRUCTURE_FRACTION: Final = "outcome/infrastructure_fraction"
 """Fractions of responses by how they ended."""
 EXCLUDED_FRACTION: Final = "outcome/excluded_fraction"

@@ -11,6 +11,7 @@ _D = _A + ".dynamicSampling"
 _SIZE = "spec.training.rollout.groupSize"
 _FUNCTION = {"type": "Function", "function": {"path": "mine:own"}}
 _PASS_AT_K = {"type": "GroupRelativePassAtK"}
+_INCOMPLETE = "spec.training.onIncompleteGroup"
 _OFF = {"enabled": False}
 _MODEL = {"type": "RewardModel", "rewardModel": {"source": "org/reward"}}
 _NOT_COMPARING = ("ReinforcePlusPlus", "ReMax", "PPO")
@@ -54,6 +55,11 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_D + ".refill": "Continuous"},
         {_D + ".refill": "Round", "spec.training.rewards": [_MODEL]},
     ],
+    "Training.onIncompleteGroup": [
+        {_D + ".refill": "Round", _INCOMPLETE: "Refill"},
+        {_D + ".refill": "Continuous", _INCOMPLETE: "TrainOnRest"},
+        {_INCOMPLETE: "Refill"},
+    ],
 }
 
 BAD: dict[str, list[Bad]] = {
@@ -95,4 +101,5 @@ BAD: dict[str, list[Bad]] = {
     "Training.dynamicSamplingRefill": [
         Bad(_D + ".refill", {_D + ".refill": "Continuous", "spec.training.rewards": [_MODEL]}),
     ],
+    "Training.onIncompleteGroup": [Bad(_INCOMPLETE, {_D + ".refill": "Continuous", _INCOMPLETE: "Refill"})],
 }
