@@ -111,7 +111,7 @@ def test_a_reward_whose_processes_die_trains_nothing_and_ends_the_run(
     state = run.files.state()
     assert state.error is not None
     assert state.error.kind == "ResourceError"
-    assert "maxFailureRate: 0.2 of the responses of the last 2 steps were excluded" in state.error.message
+    assert "maxFailureRate: 32 of 32 responses of the last 2 steps were excluded" in state.error.message
     assert "score DIED: 32" in state.error.message
     logs = "\n".join(path.read_text() for path in (run.files.folder / "logs").rglob("*") if path.is_file())
     assert logs == Mentions("spec.training.rewards[0]", "score", "DIED", "exit code 3", "only counted")

@@ -317,7 +317,7 @@ def test_missing_scores_make_no_group_different_and_their_groups_are_replaced() 
 
 def test_a_batch_that_is_not_full_because_of_failures_names_them() -> None:
     world = World(12, lambda _row: True, status_of=lambda _row, _number: RewardStatus.UNREACHABLE)
-    with pytest.raises(ResourceError, match=r"maxFailureRate: 1 of the responses .*right UNREACHABLE: 24"):
+    with pytest.raises(ResourceError, match=r"maxFailureRate: 24 of 24 responses of step 5 .*right UNREACHABLE: 24"):
         world.filled(4, max_rounds=3)
     # Half of the responses is not too many; the scores of the others are in the message.
     world = World(12, lambda _row: True, status_of=lambda _row, number: TIMEOUT if number else OK)

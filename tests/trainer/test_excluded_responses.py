@@ -205,6 +205,9 @@ def test_a_response_that_the_engine_did_not_complete_is_excluded() -> None:
     }
     assert ends == pytest.approx({"completed": 7 / 9, "max_tokens": 1 / 9, "infrastructure": 1 / 9, "excluded": 1 / 9})
     assert rollout.reasons() == Reasons({("rollout engine", Outcome.INFRASTRUCTURE): 1})
+    # The reward has scored it with 0.
+    assert metrics["critic/rewards/mean"] == metrics["reward/score/mean"] == pytest.approx(9 / 8)
+    assert math.isnan(rollout.rewards_B[4])
 
 
 def test_excluded_responses_are_replaced_if_the_job_says_so() -> None:
@@ -241,8 +244,8 @@ def test_a_short_failure_at_the_start_does_not_end_the_run_and_an_outage_ends_it
     failures.add(10, 1, reasons(TIMEOUT=1))
     error = failures.error()
     assert isinstance(error, ResourceError)
-    assert str(error).startswith("spec.training.maxFailureRate: 0.21 of the responses of the last 3 steps were ")
-    assert "allowed: 0.2; failures: judge UNREACHABLE: 20, judge TIMEOUT: 1" in str(error)
+    assert str(error).startswith("spec.training.maxFailureRate: 21 of 30 responses of the last 3 steps were excluded")
+    assert "allowed: 0.2 of the responses of 10 steps; failures: judge UNREACHABLE: 20, judge TIMEOUT: 1" in str(error)
 
 
 def test_only_the_last_ten_steps_count() -> None:

@@ -163,10 +163,11 @@ class DynamicSampling:
     def _not_full_error(self, step: int, num_wanted: int, is_kept_G: torch.Tensor, everything: Rollout) -> TrainerError:
         """Returns the error of a step whose batch is not full; if too many responses were excluded, that of
         `maxFailureRate`."""
-        rate = float(everything.is_excluded_B.double().mean())
+        num_excluded, num_responses = int(everything.is_excluded_B.sum()), len(everything.prompts)
         scores = everything.rewards_B[~everything.rewards_B.isnan()]
-        if rate > self.plan.max_failure_rate or not len(scores):
-            return too_many_excluded(rate, "step", self.plan.max_failure_rate, everything.reasons())
+        if num_excluded > self.plan.max_failure_rate * num_responses or not len(scores):
+            counted = f"{num_excluded} of {num_responses} responses of step {step + 1}"
+            return too_many_excluded(counted, f"{self.plan.max_failure_rate:g} of them", everything.reasons())
         by_name = f", or all scores of {self.settings.reward!r}," if self.settings.reward is not None else ""
         values = f"{float(scores.mean()):.4g}, min {float(scores.min()):.4g}, max {float(scores.max()):.4g}"
         return BatchNotFullError(
@@ -201,9 +202,10 @@ def num_groups_decided(is_kept: Mapping[int, bool], num_wanted: int) -> int:
 
 def num_missing_prompts(num_wanted: int, num_kept: int, num_known: int, num_open: int) -> int:
     """Returns how many more prompts are needed to expect `num_wanted` kept groups, at most `num_wanted`. `num_kept` of
-    `num_known` groups are kept so far, and `num_open` further groups are requested. The kept fraction is estimated with
-    one kept and one dropped group added, so that a few groups do not decide."""
-    fraction = (num_kept + 1) / (num_known + 2)
+    `num_known` groups are kept so far, and `num_open` further groups are requested. The kept fraction is estimated as
+    if half of `num_wanted` / 2 more groups were known and every second of them kept. Otherwise the first few groups
+    would decide."""
+    fraction = (num_kept + num_wanted / 4) / (num_known + num_wanted / 2)
     missing = num_wanted - num_kept - fraction * num_open
     return min(num_wanted, math.ceil(missing / fraction)) if num_known and missing > 0 else 0
 

@@ -6,6 +6,7 @@ Legend: B responses, S scored responses: B, then one greedy response per prompt 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -62,6 +63,14 @@ def outcome_of(*, is_truncated: bool, has_engine_error: bool) -> Outcome:
     return Outcome.MAX_TOKENS if is_truncated else Outcome.COMPLETED
 
 
+def without_scores_of(scores: DataProto, has_engine_error_S: Tensor, weights: Mapping[str, float]) -> DataProto:
+    """Removes the scores of responses that the engine did not complete, and adds HAS_ENGINE_ERROR. A reward may have
+    scored what there is of such a response."""
+    columns = {score_column(name): scores[score_column(name)] for name in weights}
+    removed = {name: each_S.masked_fill(has_engine_error_S, math.nan) for name, each_S in columns.items()}
+    return scores.with_columns({**removed, HAS_ENGINE_ERROR: has_engine_error_S})
+
+
 def is_without_score(scores: DataProto, weights: Mapping[str, float]) -> Tensor:
     """Returns [B] bool: whether a reward with a weight other than 0 gave no score. `weights`: the rewards by name."""
     missing_B = torch.zeros(len(scores), dtype=torch.bool)
@@ -79,7 +88,8 @@ def reasons_of(scores: DataProto, weights: Mapping[str, float]) -> Reasons:
         found[ENGINE, Outcome.INFRASTRUCTURE] = num_errors
     for name, weight in weights.items():
         if weight != 0 and status_column(name) in scores:
-            numbers = scores[status_column(name)][is_missing(scores, name)].tolist()
+            is_of_reward = is_missing(scores, name) & ~scores[HAS_ENGINE_ERROR]
+            numbers = scores[status_column(name)][is_of_reward].tolist()
             found.update((name, STATUSES[number]) for number in numbers)
     return found
 
@@ -125,11 +135,11 @@ def outcome_metrics(batch: DataProto, is_excluded_B: Tensor) -> dict[str, float]
 
 
 def is_missing(scores: DataProto, name: str) -> Tensor:
-    """Returns [B] bool: whether the reward gave no score. NaN from a reward without scoring processes is not a missing
-    score: `refuse_not_finite` reports it."""
+    """Returns [B] bool: whether the reward gave no score, or the engine did not complete the response. NaN from a
+    reward without scoring processes is not a missing score: `refuse_not_finite` reports it."""
     if status_column(name) not in scores:
-        return torch.zeros(len(scores), dtype=torch.bool)
-    return scores[score_column(name)].isnan()
+        return scores[HAS_ENGINE_ERROR]
+    return scores[score_column(name)].isnan() | scores[HAS_ENGINE_ERROR]
 
 
 def refuse_not_finite(
@@ -181,8 +191,7 @@ class FailureRate:
     @property
     def rate(self) -> float:
         """The fraction, see above; 0 before the first step."""
-        num_responses = sum(responses for responses, _, _ in self.steps)
-        num_excluded = sum(excluded for _, excluded, _ in self.steps)
+        num_responses, num_excluded = self._totals()
         return num_excluded / max(1.0, num_responses * NUM_STEPS / max(1, len(self.steps)))
 
     def error(self) -> TrainerError | None:
@@ -191,17 +200,23 @@ class FailureRate:
         if self.rate <= self.max_rate:
             return None
         reasons = sum((of_step for _, _, of_step in self.steps), Reasons())
-        return too_many_excluded(self.rate, f"{len(self.steps)} steps", self.max_rate, reasons)
+        num_responses, num_excluded = self._totals()
+        counted = f"{num_excluded} of {num_responses} responses of the last {len(self.steps)} steps"
+        return too_many_excluded(counted, f"{self.max_rate:g} of the responses of {NUM_STEPS} steps", reasons)
+
+    def _totals(self) -> tuple[int, int]:
+        """The numbers of responses and of excluded responses."""
+        return sum(responses for responses, _, _ in self.steps), sum(excluded for _, excluded, _ in self.steps)
 
 
-def too_many_excluded(rate: float, where: str, max_rate: float, reasons: Reasons) -> TrainerError:
-    """Returns the error that ends a run. `where`: the responses that were counted, such as `10 steps`."""
+def too_many_excluded(counted: str, allowed: str, reasons: Reasons) -> TrainerError:
+    """Returns the error that ends a run. `counted`: such as `30 of 60 responses of the last 10 steps`; `allowed`: such
+    as `0.2 of the responses of 10 steps`."""
     counts = ", ".join(f"{name} {status}: {number}" for (name, status), number in reasons.most_common())
     text = (
-        f"spec.training.maxFailureRate: {rate:.3g} of the responses of the last {where} were excluded, because a "
-        f"reward gave no score or the engine failed (allowed: {max_rate:g}; failures: {counts}); the logs of the "
-        "workers have the first failure of each kind. Fix the reward or the service that it calls, increase "
-        "timeoutSeconds for TIMEOUT, or increase maxFailureRate"
+        f"spec.training.maxFailureRate: {counted} were excluded, because a reward gave no score or the engine failed "
+        f"(allowed: {allowed}; failures: {counts}); the logs of the workers have the first failure of each kind. Fix "
+        "the reward or the service that it calls, increase timeoutSeconds for TIMEOUT, or increase maxFailureRate"
     )
     num_errors = sum(number for (_, status), number in reasons.items() if status is RewardStatus.ERROR)
     return RewardError(text) if 2 * num_errors > reasons.total() else ResourceError(text)

@@ -109,8 +109,7 @@ class Rollout:
         """[B] bool: whether the engine did not complete the response, or a reward with a weight other than 0 gave no
         score, to the response or to the greedy response that it is compared with."""
         parts = [self.batch] if self.greedy is None else [self.batch, self.greedy]
-        failed = [part[HAS_ENGINE_ERROR] | is_without_score(part, self.weights) for part in parts]
-        return torch.stack(failed).any(dim=0)
+        return torch.stack([part[HAS_ENGINE_ERROR] | is_without_score(part, self.weights) for part in parts]).any(dim=0)
 
     def reasons(self) -> Reasons:
         """Returns why responses are excluded, or were before others replaced them."""

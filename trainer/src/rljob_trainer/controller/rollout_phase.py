@@ -20,7 +20,7 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.controller.balanced_order import balanced_order
 from rljob_trainer.controller.finished_groups import FinishedGroups
-from rljob_trainer.controller.outcomes import outcome_of, refuse_not_finite, statuses_of
+from rljob_trainer.controller.outcomes import outcome_of, refuse_not_finite, statuses_of, without_scores_of
 from rljob_trainer.controller.rollout import Rollout, Scoring
 from rljob_trainer.controller.sampler import Sampler, Ticket
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
@@ -215,6 +215,7 @@ class RolloutPhase:
             return rollout
         with self.timer.phase("reward"):
             scores = self._scores(rollout.scoring)
+        scores = without_scores_of(scores, rollout.scoring.has_engine_error_S, self.weights)
         totals_S = torch.zeros(len(scores), dtype=torch.float64)
         for name, weight in self.weights.items():
             # A missing score is NaN, which would remain NaN with weight 0.
@@ -225,8 +226,7 @@ class RolloutPhase:
         totals_B = totals_S[:num_rows]
         if len(scores) > num_rows:
             num_prompts = len(scores) - num_rows
-            columns = {SCORES: totals_S, HAS_ENGINE_ERROR: rollout.scoring.has_engine_error_S}
-            greedy = scores.with_columns(columns).slice(num_rows, len(scores))
+            greedy = scores.with_columns({SCORES: totals_S}).slice(num_rows, len(scores))
             greedy = greedy.repeat(num_rows // num_prompts)
             scores = scores.slice(0, num_rows)
         batch = rollout.batch.union(scores).with_columns({SCORES: totals_B})
