@@ -76,6 +76,7 @@ def measure(
                 report.add(measured(rollouts, scale))
                 print(f"load: {load():.2f}", flush=True)
     if DEALING in parts:
+        report.add(rollout_parts.many_schedules(NUM_SLOTS))
         with started(model, folder / "logs-2", 2, NUM_SLOTS, NUM_GROUPS) as rollouts:
             faster = Scale(min(scale.step_seconds, DEALING_STEP_SECONDS), scale.num_rounds, scale.divisor)
             for num_responses, seed in dealt:

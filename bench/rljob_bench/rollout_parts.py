@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,8 +24,8 @@ NUM_GROUPS = 16
 SCORE_SECONDS = 2.0
 MAX_OVERLAP_RATIO = 1.1
 MEDIAN_LENGTH = 80
-NUM_DRAWS = 200
-"""Draws of lengths for the ratio that is only computed."""
+NUM_DRAWS, NUMBERS_OF_ENGINES = 200, (2, 4, 8, 16)
+"""For the ratios that are only computed."""
 FIRST_AFTERWARDS_ID = 10**9
 """SAMPLE_IDS that no sampler uses."""
 WITHOUT, WITH, AFTERWARDS = "no time to score", f"{OURS}", "scored after the last response"
@@ -124,11 +124,9 @@ def dealing(rollouts: Rollouts, scale: Scale, num_responses: int, seed: int) -> 
     }
     for name, number in schedules(lengths, engines.num_engines, engines.max_num_sequences).items():
         rows[name] = (number, None, number * step_seconds, number * step_seconds / base)
-    mean = mean_ratio(scale, num_groups, engines.num_engines, engines.max_num_sequences)
     return Measurement(
         f"Dealing {num_responses} responses to two engines of {engines.max_num_sequences} sequences, lengths {seed} "
-        f"({1e3 * step_seconds:.1f} ms per step; list schedules of {NUM_DRAWS} such draws: Tickets takes "
-        f"{mean:.2f} x as long as Load on average)",
+        f"({1e3 * step_seconds:.1f} ms per step)",
         ("steps", "fastest, s", "median, s", f"median / {LOAD}"),
         rows,
         (Bar(f"{LOAD} at most 5 % longer than {ONE_QUEUE}", base / (rows[ONE_QUEUE][2] or 1.0), MAX_SCHEDULE_RATIO),),
@@ -227,8 +225,23 @@ def schedules(lengths: Sequence[int], num_engines: int, num_slots: int) -> dict[
     }
 
 
-def mean_ratio(scale: Scale, num_groups: int, num_engines: int, num_slots: int) -> float:
-    """The mean over draws of how many times as many steps a queue per engine takes as one queue."""
-    drawn = [drawn_lengths(scale, num_groups, seed) for seed in range(NUM_DRAWS)]
-    alone: Callable[[Sequence[int]], int] = lambda each: num_steps_of_equal_parts(each, num_engines, num_slots)  # noqa: E731
-    return statistics.mean(alone(each) / num_steps(each, num_engines * num_slots) for each in drawn)
+def many_schedules(num_slots: int) -> Measurement:
+    """The list schedules of many draws of lengths, for several numbers of engines. Nothing is run."""
+    rows: dict[str, tuple[float | None, ...]] = {}
+    for num_engines in NUMBERS_OF_ENGINES:
+        for per_slot in (3, 8):
+            num_responses, found = per_slot * num_engines * num_slots, []
+            for seed in range(NUM_DRAWS):
+                lengths = long_tailed(num_responses // GROUP_SIZE, GROUP_SIZE, MEDIAN_LENGTH, LONGEST, seed)
+                found.append(list(schedules(lengths, num_engines, num_slots).values()))
+            apart, one, best = np.array(found).T
+            rows[f"{num_engines} engines, {num_responses} responses"] = (
+                float((apart / one).mean()),
+                float((apart < one).mean()),
+                float((one / best).mean()),
+            )
+    return Measurement(
+        f"Computed: list schedules of {NUM_DRAWS} draws, {num_slots} sequences per engine",
+        ("queue per engine / one queue, mean", "draws in which it is faster", "one queue / longest first, mean"),
+        rows,
+    )
