@@ -203,8 +203,7 @@ def num_groups_decided(is_kept: Mapping[int, bool], num_wanted: int) -> int:
 def num_missing_prompts(num_wanted: int, num_kept: int, num_known: int, num_open: int) -> int:
     """Returns how many more prompts are needed to expect `num_wanted` kept groups, at most `num_wanted`. `num_kept` of
     `num_known` groups are kept so far, and `num_open` further groups are requested. The kept fraction is estimated as
-    if half of `num_wanted` / 2 more groups were known and every second of them kept. Otherwise the first few groups
-    would decide."""
+    if `num_wanted` / 2 more groups were known, and half of them kept. Otherwise the first few groups would decide."""
     fraction = (num_kept + num_wanted / 4) / (num_known + num_wanted / 2)
     missing = num_wanted - num_kept - fraction * num_open
     return min(num_wanted, math.ceil(missing / fraction)) if num_known and missing > 0 else 0
