@@ -112,6 +112,43 @@ def test_a_second_stop_keeps_what_the_first_one_has_kept(tmp_path: Path) -> None
     assert again.take(TICKETS[2], PROMPTS[2]) is None
 
 
+def test_a_stop_while_one_group_is_scored_and_others_are_generated_keeps_what_has_finished(tmp_path: Path) -> None:
+    """Requests that were still in flight would make the checkpoint of the stop fail."""
+    world, kept = SimulatedRollouts([1, 1, 1, 1, 9, 9]), kept_in(tmp_path)
+    phase = phase_of(world, kept)
+    world.sampler.begin(SAMPLING, syncs=True)
+    requested = phase.request(PROMPTS, 2, SEEDS, tickets=TICKETS).by_group()
+    assert phase.poll(requested) == [0, 1]
+    unscored = phase.collected(requested[0])
+    world.stop.is_requested = True
+    with pytest.raises(StepAbandonedError):
+        phase.scored(unscored)
+    assert (world.num_aborts, world.sampler.num_in_flight) == (1, 0)
+    kept.save(CHECKPOINT, STEP)
+    again = kept_in(tmp_path)
+    again.load(CHECKPOINT, STEP)
+    found = [again.take(ticket, prompt) for ticket, prompt in zip(TICKETS, PROMPTS, strict=True)]
+    assert [group is not None for group in found] == [True, True, False]
+
+
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_a_stop_while_only_scores_are_missing_does_not_wait_for_them(is_collected: bool) -> None:
+    world = SimulatedRollouts([1, 1], polls_until_scored=99)
+    phase = phase_of(world, None)
+    world.sampler.begin(SAMPLING, syncs=True)
+    requested = phase.request(PROMPTS[:1], 2, SEEDS[:2], tickets=TICKETS[:1])
+    world.sampler.drain()
+    scored = world.scored
+
+    def stops(max_seconds: float) -> list[list[int]]:
+        world.stop.is_requested = True
+        return scored(max_seconds)
+
+    world.scored = stops  # type: ignore[method-assign]
+    with pytest.raises(StepAbandonedError):
+        phase.scored(phase.collected(requested)) if is_collected else phase.poll({0: requested})
+
+
 @pytest.mark.parametrize("other", ["job", "checkpoint", "step", "settings", "ticket"])
 def test_groups_of_other_weights_prompts_or_settings_are_not_used(other: str, tmp_path: Path) -> None:
     stopped(tmp_path)
