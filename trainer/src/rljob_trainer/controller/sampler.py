@@ -183,12 +183,15 @@ class Sampler:
     def poll_scores(self) -> None:
         """Notes which responses have all their scores. Waits for some of them if no response is in flight.
 
-        Raises StepAbandonedError after a stop request; then call `abandon`."""
+        Raises StepAbandonedError after a stop request; then call `abandon`. Raises the errors of
+        RewardWorker.start_scoring."""
         seconds = 0.0 if self.num_in_flight else TAKE_SECONDS
         for of_rank in self.reward.scored(seconds):
             self._scored.update(of_rank)
         if self.stop.is_requested:
             raise StepAbandonedError
+        # These calls have ended before `scored`. Responses of a failed one would never have scores.
+        self._check_started()
 
     def are_scored(self, ids: torch.Tensor) -> bool:
         """Whether all of these responses had their scores at the last `poll_scores`."""
