@@ -38,8 +38,8 @@ TICKETS = [Ticket(20 + index, STEP, index) for index in range(3)]
 SEEDS = torch.arange(6) + 50
 
 
-def kept_in(folder: Path, job_name: str = "job", group_size: int = 2) -> FinishedGroups:
-    return FinishedGroups(folder, job_name, SAMPLING, group_size, seed=0)
+def kept_in(folder: Path, job_name: str = "job", group_size: int = 2, model: str = "model") -> FinishedGroups:
+    return FinishedGroups(folder, job_name, {"source": model}, SAMPLING, group_size, seed=0)
 
 
 def phase_of(world: SimulatedRollouts, kept: FinishedGroups | None) -> RolloutPhase:
@@ -149,14 +149,20 @@ def test_a_stop_while_only_scores_are_missing_does_not_wait_for_them(is_collecte
         phase.scored(phase.collected(requested)) if is_collected else phase.poll({0: requested})
 
 
-@pytest.mark.parametrize("other", ["job", "checkpoint", "step", "settings", "ticket"])
+@pytest.mark.parametrize("other", ["job", "model", "checkpoint", "step", "settings", "ticket", "prompt"])
 def test_groups_of_other_weights_prompts_or_settings_are_not_used(other: str, tmp_path: Path) -> None:
     stopped(tmp_path)
-    kept = kept_in(tmp_path, "another" if other == "job" else "job", 4 if other == "settings" else 2)
+    kept = kept_in(
+        tmp_path,
+        "another" if other == "job" else "job",
+        4 if other == "settings" else 2,
+        "another" if other == "model" else "model",
+    )
     checkpoint = "step-00000006" if other == "checkpoint" else CHECKPOINT
     kept.load(checkpoint, STEP - 1 if other == "step" else STEP)
     ticket = replace(TICKETS[0], ordinal=99) if other == "ticket" else TICKETS[0]
-    assert kept.take(ticket, PROMPTS[0]) is None
+    prompt = replace(PROMPTS[0], token_ids=(2,)) if other == "prompt" else PROMPTS[0]
+    assert kept.take(ticket, prompt) is None
 
 
 def test_a_damaged_file_is_ignored_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
