@@ -92,9 +92,18 @@ def test_finished_groups_are_not_generated_again_but_scored_again(tmp_path: Path
     for name in (RESPONSE_TEXTS, PLAIN_RESPONSE_TEXTS):
         assert found.batch.object_column(name) == expected.batch.object_column(name)
     assert phase.scored(found).rewards_B.tolist() == [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]
-    # After the step nothing is left.
-    kept.remove()
+    # After the step nothing is left, and a stop before the next step keeps nothing.
+    kept.end_step()
     assert not (tmp_path / FILE_NAME).exists()
+    kept.save("step-00000008", STEP + 1)
+    assert not (tmp_path / FILE_NAME).exists()
+
+
+def test_a_file_that_cannot_be_removed_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / FILE_NAME).mkdir()
+    with caplog.at_level(logging.WARNING):
+        kept_in(tmp_path).end_step()
+    assert f"{tmp_path / FILE_NAME}: finished groups cannot be removed" in caplog.text
 
 
 def test_a_second_stop_keeps_what_the_first_one_has_kept(tmp_path: Path) -> None:

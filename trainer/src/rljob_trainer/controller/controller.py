@@ -221,7 +221,7 @@ class Controller:
             seconds = time.perf_counter() - started
             self.timeline.end(step + 1)
         if self.finished_groups is not None:
-            self.finished_groups.remove()
+            self.finished_groups.end_step()
         self.failure_rate.add(len(rollout.prompts), int(rollout.is_excluded_B.sum()), rollout.reasons())
         samples = self.rollout.samples(rollout, step + 1, SampleKind.TRAIN, NUM_TRAINING_SAMPLES_LOGGED)
         traffic = TRAFFIC.take()

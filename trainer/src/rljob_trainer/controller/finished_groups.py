@@ -182,10 +182,15 @@ class FinishedGroups:
             self._saved = {Ticket(each.ordinal, step, each.number): each for each in saved.groups}
             log.info("step %d: %d groups of the last attempt are used", step + 1, len(self._saved))
 
-    def remove(self) -> None:
-        """Removes the file after its step is done."""
+    def end_step(self) -> None:
+        """Forgets the groups after their step is done, and removes the file. If this fails, only logs a warning,
+        because no later step uses the file."""
         self._saved.clear()
-        self.path.unlink(missing_ok=True)
+        self._step.clear()
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s: finished groups cannot be removed: %s", self.path, error.strerror)
 
 
 def _saved_group(ticket: Ticket, batch: DataProto) -> SavedGroup:
