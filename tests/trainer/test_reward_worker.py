@@ -327,6 +327,14 @@ def test_a_call_that_waits_for_scores_returns_each_response_once(tmp_path: Path)
         assert not worker.reported
 
 
+def test_dropped_responses_do_not_delay_the_scoring_of_the_next_ones(tmp_path: Path) -> None:
+    with worker_of(tmp_path, function("slow", timeout_seconds=600.0)) as worker:
+        worker.start_scoring(responses("hang"))
+        [[outcomes]] = [response.outcomes for response in worker.started.values()]
+        worker.drop_scores()
+        assert outcomes.cancelled()
+
+
 def test_rewards_are_scored_concurrently_while_the_process_works(tmp_path: Path) -> None:
     """Two rewards of two processes each, which wait for each other before their scores are requested."""
     (tmp_path / "met").mkdir()

@@ -172,7 +172,11 @@ class RewardWorker(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def drop_scores(self) -> None:
-        """Drops all scores that were not collected."""
+        """Drops all scores that were not collected. Responses that wait for a scoring process are not scored any more,
+        so that they do not delay the next ones."""
+        for response in self.started.values():
+            for outcomes in response.outcomes:
+                outcomes.cancel()
         self.started.clear()
         self.reported.clear()
 
