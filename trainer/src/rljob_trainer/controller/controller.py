@@ -238,8 +238,8 @@ class Controller:
         metrics[THROUGHPUT] = num_tokens / seconds / self.run_parts.workers.num_devices
         try:
             # A step without any score trained nothing. It is not saved, so that a retry after an outage repeats it.
-            if step + 1 == self.num_steps or not rollout.is_excluded_B.all():
-                self.saves.begin_if_due(step + 1)
+            trained_nothing = bool(rollout.is_excluded_B.all())
+            self.saves.begin_if_due(step + 1, postpones=trained_nothing and step + 1 < self.num_steps)
             metrics.update(self.run_parts.workers.hybrid.take_memory())
         finally:
             metrics.update(self.saves.take_seconds())
