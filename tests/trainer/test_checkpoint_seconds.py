@@ -46,11 +46,11 @@ class Run:
             lambda: self.now,
         )
 
-    def step(self, step: int) -> None:
+    def step(self, step: int, *, postpones: bool = False) -> None:
         """Does what the controller does. Each step draws ten rows."""
         self.num_drawn += 10
         try:
-            self.saves.begin_if_due(step)
+            self.saves.begin_if_due(step, postpones=postpones)
         finally:
             self.output.step_done(step, {"actor/lr": 0.5, **self.saves.take_seconds()}, [])
             self.reporter.step_done(step, {})
@@ -102,6 +102,16 @@ def test_waiting_for_slow_storage_belongs_to_the_step_that_waits(tmp_path: Path)
         # Two rows for one step, for the save of step 2 and that of step 4; a reader takes the last value of each step.
         {"step": 4, "timing_s/save_wait": 10.0},
     ]
+
+
+def test_a_save_that_is_due_after_a_step_that_must_not_be_saved_starts_after_the_next_one(tmp_path: Path) -> None:
+    """Otherwise a single step without scores would double the work that a crash loses."""
+    run = Run(tmp_path)
+    run.step(1)
+    run.step(2, postpones=True)
+    run.step(3)
+    run.saves.end()
+    assert list(run.are_evaluated()) == [3]
 
 
 def test_a_save_on_request_is_reported_with_the_step_before_it(tmp_path: Path) -> None:

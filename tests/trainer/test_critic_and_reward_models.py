@@ -34,6 +34,7 @@ from rljob_trainer.workers.columns import (
     PROMPT_TEXTS,
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
+    SAMPLE_IDS,
     SCORES,
     TOKENS,
     score_column,
@@ -200,6 +201,7 @@ class Group(FinishedRollouts):
         super().__init__()
         self.given: list[list[int]] = []
         self.beginnings: list[tuple[object, ...]] = []
+        self.asked: list[int] = []
 
     def generate(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
         del sampling
@@ -216,7 +218,12 @@ class Group(FinishedRollouts):
 
     def start_scoring(self, batch: list[DataProto]) -> FinishedCall[DataProto]:
         assert PROMPT_MESSAGES not in batch[0]
+        self.asked += batch[0][SAMPLE_IDS].tolist()
         return FinishedCall(DataProto())
+
+    def scored(self, max_seconds: float) -> list[list[int]]:
+        del max_seconds
+        return [self.asked]
 
     def finish_scoring(self, batch: list[DataProto]) -> DataProto:
         return DataProto({score_column("one"): torch.ones(sum(map(len, batch)), dtype=torch.float64)})

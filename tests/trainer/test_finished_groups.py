@@ -38,8 +38,8 @@ TICKETS = [Ticket(20 + index, STEP, index) for index in range(3)]
 SEEDS = torch.arange(6) + 50
 
 
-def kept_in(folder: Path, job_name: str = "job", group_size: int = 2) -> FinishedGroups:
-    return FinishedGroups(folder, job_name, SAMPLING, group_size, seed=0)
+def kept_in(folder: Path, job_name: str = "job", group_size: int = 2, model: str = "model") -> FinishedGroups:
+    return FinishedGroups(folder, job_name, {"source": model}, SAMPLING, group_size, seed=0)
 
 
 def phase_of(world: SimulatedRollouts, kept: FinishedGroups | None) -> RolloutPhase:
@@ -92,9 +92,18 @@ def test_finished_groups_are_not_generated_again_but_scored_again(tmp_path: Path
     for name in (RESPONSE_TEXTS, PLAIN_RESPONSE_TEXTS):
         assert found.batch.object_column(name) == expected.batch.object_column(name)
     assert phase.scored(found).rewards_B.tolist() == [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]
-    # After the step nothing is left.
-    kept.remove()
+    # After the step nothing is left, and a stop before the next step keeps nothing.
+    kept.end_step()
     assert not (tmp_path / FILE_NAME).exists()
+    kept.save("step-00000008", STEP + 1)
+    assert not (tmp_path / FILE_NAME).exists()
+
+
+def test_a_file_that_cannot_be_removed_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / FILE_NAME).mkdir()
+    with caplog.at_level(logging.WARNING):
+        kept_in(tmp_path).end_step()
+    assert f"{tmp_path / FILE_NAME}: finished groups cannot be removed" in caplog.text
 
 
 def test_a_second_stop_keeps_what_the_first_one_has_kept(tmp_path: Path) -> None:
@@ -112,14 +121,57 @@ def test_a_second_stop_keeps_what_the_first_one_has_kept(tmp_path: Path) -> None
     assert again.take(TICKETS[2], PROMPTS[2]) is None
 
 
-@pytest.mark.parametrize("other", ["job", "checkpoint", "step", "settings", "ticket"])
+def test_a_stop_while_one_group_is_scored_and_others_are_generated_keeps_what_has_finished(tmp_path: Path) -> None:
+    """Requests that were still in flight would make the checkpoint of the stop fail."""
+    world, kept = SimulatedRollouts([1, 1, 1, 1, 9, 9]), kept_in(tmp_path)
+    phase = phase_of(world, kept)
+    world.sampler.begin(SAMPLING, syncs=True)
+    requested = phase.request(PROMPTS, 2, SEEDS, tickets=TICKETS).by_group()
+    assert phase.poll(requested) == [0, 1]
+    unscored = phase.collected(requested[0])
+    world.stop.is_requested = True
+    with pytest.raises(StepAbandonedError):
+        phase.scored(unscored)
+    assert (world.num_aborts, world.sampler.num_in_flight) == (1, 0)
+    kept.save(CHECKPOINT, STEP)
+    again = kept_in(tmp_path)
+    again.load(CHECKPOINT, STEP)
+    found = [again.take(ticket, prompt) for ticket, prompt in zip(TICKETS, PROMPTS, strict=True)]
+    assert [group is not None for group in found] == [True, True, False]
+
+
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_a_stop_while_only_scores_are_missing_does_not_wait_for_them(is_collected: bool) -> None:
+    world = SimulatedRollouts([1, 1], polls_until_scored=99)
+    phase = phase_of(world, None)
+    world.sampler.begin(SAMPLING, syncs=True)
+    requested = phase.request(PROMPTS[:1], 2, SEEDS[:2], tickets=TICKETS[:1])
+    world.sampler.drain()
+    scored = world.scored
+
+    def stops(max_seconds: float) -> list[list[int]]:
+        world.stop.is_requested = True
+        return scored(max_seconds)
+
+    world.scored = stops  # type: ignore[method-assign]
+    with pytest.raises(StepAbandonedError):
+        phase.scored(phase.collected(requested)) if is_collected else phase.poll({0: requested})
+
+
+@pytest.mark.parametrize("other", ["job", "model", "checkpoint", "step", "settings", "ticket", "prompt"])
 def test_groups_of_other_weights_prompts_or_settings_are_not_used(other: str, tmp_path: Path) -> None:
     stopped(tmp_path)
-    kept = kept_in(tmp_path, "another" if other == "job" else "job", 4 if other == "settings" else 2)
+    kept = kept_in(
+        tmp_path,
+        "another" if other == "job" else "job",
+        4 if other == "settings" else 2,
+        "another" if other == "model" else "model",
+    )
     checkpoint = "step-00000006" if other == "checkpoint" else CHECKPOINT
     kept.load(checkpoint, STEP - 1 if other == "step" else STEP)
     ticket = replace(TICKETS[0], ordinal=99) if other == "ticket" else TICKETS[0]
-    assert kept.take(ticket, PROMPTS[0]) is None
+    prompt = replace(PROMPTS[0], token_ids=(2,)) if other == "prompt" else PROMPTS[0]
+    assert kept.take(ticket, prompt) is None
 
 
 def test_a_damaged_file_is_ignored_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -141,6 +141,12 @@ class OneWorker(FinishedRollouts):
         [part] = batch
         return self.worker.finish_scoring(part)
 
+    def scored(self, max_seconds: float) -> list[list[int]]:
+        return [self.worker.scored(max_seconds)]
+
+    def drop_scores(self) -> list[None]:
+        return [self.worker.drop_scores()]
+
     def response_texts(self, batch: DataProto) -> DataProto:
         return self.worker.response_texts(batch)
 
@@ -308,6 +314,25 @@ def test_scores_are_collected_for_any_responses_in_any_order(tmp_path: Path) -> 
         started((8, "abcd"))
         assert lengths_of(8, 3) == [1.0, 0.5]
         assert not worker.started
+
+
+def test_a_call_that_waits_for_scores_returns_each_response_once(tmp_path: Path) -> None:
+    """Otherwise a controller that waits for the rest of a group would call again and again without waiting."""
+    with worker_of(tmp_path, function("slow", timeout_seconds=600.0)) as worker:
+        worker.start_scoring(responses("a"))
+        worker.start_scoring(responses("hang").with_columns({SAMPLE_IDS: torch.tensor([1])}))
+        assert worker.scored(60.0) == [0]
+        assert worker.scored(0.01) == []
+        worker.finish_scoring(DataProto({SAMPLE_IDS: torch.tensor([0])}))
+        assert not worker.reported
+
+
+def test_dropped_responses_do_not_delay_the_scoring_of_the_next_ones(tmp_path: Path) -> None:
+    with worker_of(tmp_path, function("slow", timeout_seconds=600.0)) as worker:
+        worker.start_scoring(responses("hang"))
+        [[outcomes]] = [response.outcomes for response in worker.started.values()]
+        worker.drop_scores()
+        assert outcomes.cancelled()
 
 
 def test_rewards_are_scored_concurrently_while_the_process_works(tmp_path: Path) -> None:

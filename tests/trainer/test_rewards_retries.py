@@ -30,6 +30,8 @@ def score(prompt, response, answer, row):
     verb, _, value = response.partition(" ")
     if verb == "hangs" or verb == "hangs_once" and num_begun == 1:
         time.sleep(600)
+    while verb == "waits" and not (FOLDER / "go").exists():
+        time.sleep(0.01)
     if verb == "exits" or verb == "exits_once" and num_begun == 1:
         os._exit(7)
     if verb == "busy" or verb == "busy_twice" and num_begun <= 2:
@@ -179,3 +181,13 @@ def raised(raise_error: str) -> Exception:
 @pytest.mark.parametrize(("how", "expected"), [("from", True), ("implicit", True), ("hidden", False), ("typo", False)])
 def test_the_cause_of_an_error_counts_unless_the_error_is_a_mistake_in_the_code(how: str, expected: bool) -> None:
     assert is_unreachable(raised(how)) is expected
+
+
+def test_responses_of_a_cancelled_batch_are_not_scored_if_no_process_has_them(tmp_path: Path) -> None:
+    with pool_in(tmp_path) as pool:
+        waiting, dropped = (pool.submit([RewardRequest("p", name, None, {})]) for name in ("waits", "dropped"))
+        assert dropped.cancel()
+        (tmp_path / "go").touch()
+        assert run(pool, "next")[0].score == 1.0
+        assert waiting.result(timeout=60)[0].score == 1.0
+    assert [response for response, _ in begun(tmp_path)] == ["waits", "next"]

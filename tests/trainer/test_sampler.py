@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_testing.training.simulated_engines import SimulatedRollouts
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.sampler import Engines
 from rljob_trainer.controller.stop_request import StepAbandonedError
+from rljob_trainer.errors import RewardError
 from rljob_trainer.workers.columns import HAS_ENGINE_ERROR, RESPONSE_TEXTS, score_column
 
 
@@ -97,3 +99,18 @@ def test_a_response_that_an_engine_does_not_complete_is_requested_once_more() ->
     # The same seed, from the same engine, and only the last attempt is scored.
     assert sorted(world.scored_pairs) == [(f"prompt {each}", f"text {each}") for each in range(3)]
     assert world.sampler.take_rows(ids)[HAS_ENGINE_ERROR].tolist() == [False, False, True]
+
+
+def test_a_scoring_that_does_not_start_is_an_error_of_the_wait_for_scores() -> None:
+    """Its responses never have scores, so the wait would never end."""
+
+    class FailedCall:
+        def result(self) -> DataProto:
+            raise RewardError("a row cannot be sent")
+
+    world = SimulatedRollouts([1])
+    world.start_scoring = lambda _batch: FailedCall()  # type: ignore[method-assign, assignment, return-value]
+    world.submit_all()
+    world.sampler.drain()
+    with pytest.raises(RewardError, match="a row cannot be sent"):
+        world.sampler.poll_scores()

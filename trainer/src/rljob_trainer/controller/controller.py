@@ -221,7 +221,7 @@ class Controller:
             seconds = time.perf_counter() - started
             self.timeline.end(step + 1)
         if self.finished_groups is not None:
-            self.finished_groups.remove()
+            self.finished_groups.end_step()
         num_excluded = rollout.num_lost + int(rollout.is_excluded_B.sum())
         self.failure_rate.add(len(rollout.prompts) + rollout.num_lost, num_excluded, rollout.reasons())
         samples = self.rollout.samples(rollout, step + 1, SampleKind.TRAIN, NUM_TRAINING_SAMPLES_LOGGED)
@@ -239,8 +239,8 @@ class Controller:
         metrics[THROUGHPUT] = num_tokens / seconds / self.run_parts.workers.num_devices
         try:
             # A step without any score trained nothing. It is not saved, so that a retry after an outage repeats it.
-            if step + 1 == self.num_steps or not rollout.is_excluded_B.all():
-                self.saves.begin_if_due(step + 1)
+            trained_nothing = bool(rollout.is_excluded_B.all())
+            self.saves.begin_if_due(step + 1, postpones=trained_nothing and step + 1 < self.num_steps)
             metrics.update(self.run_parts.workers.hybrid.take_memory())
         finally:
             metrics.update(self.saves.take_seconds())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -67,6 +68,8 @@ class SavedGroup(WireModel):
 
     ordinal: Count
     number: Count
+    prompt: str
+    """Token ids of the prompt, as in SavedResponse: another dataset may have another prompt at the same place."""
     responses: tuple[SavedResponse, ...]
 
 
@@ -95,14 +98,24 @@ class _Rows:
 class FinishedGroups:
     """The finished groups of the current step, and those that an earlier attempt has saved."""
 
-    def __init__(self, folder: Path, job_name: str, sampling: SamplingSettings, group_size: int, seed: int) -> None:
-        """`folder` has the checkpoints."""
+    def __init__(
+        self,
+        folder: Path,
+        job_name: str,
+        model: Mapping[str, JsonValue],
+        sampling: SamplingSettings,
+        group_size: int,
+        seed: int,
+    ) -> None:
+        """`folder` has the checkpoints. `model`: the job's block, because before the first checkpoint a changed job has
+        other weights."""
         self.path = folder / FILE_NAME
         self.job_name = job_name
         self.settings: dict[str, JsonValue] = {
             **{name: list(value) if isinstance(value, tuple) else value for name, value in asdict(sampling).items()},
             "group_size": group_size,
             "seed": seed,
+            "model": dict(model),
         }
         self._step: list[_Rows] = []
         self._saved: dict[Ticket, SavedGroup] = {}
@@ -112,7 +125,8 @@ class FinishedGroups:
         """Returns None if the job does not keep finished groups."""
         if not job.spec.checkpoint.keep_finished_groups:
             return None
-        return FinishedGroups(folder, job.name, plan.sampling, plan.group_size, plan.seed)
+        model = job.spec.training.model.model_dump(mode="json")
+        return FinishedGroups(folder, job.name, model, plan.sampling, plan.group_size, plan.seed)
 
     def begin_step(self) -> None:
         """Forgets the groups of the step before."""
@@ -123,10 +137,10 @@ class FinishedGroups:
         self._step.append(_Rows(ticket, batch.only(COLUMNS)))
 
     def take(self, ticket: Ticket, prompt: PromptRow) -> DataProto | None:
-        """Returns the columns of a rollout of the group, if an earlier attempt has saved it. Each group can be taken
-        once."""
+        """Returns the columns of a rollout of the group, if an earlier attempt has saved it for the same prompt. Each
+        group can be taken once."""
         group = self._saved.pop(ticket, None)
-        if group is None:
+        if group is None or group.prompt != _encoded(np.array(prompt.token_ids), "<i4"):
             return None
         responses = [_response(each) for each in group.responses]
         return rollout_columns([tuple(prompt.token_ids)] * len(responses), responses)
@@ -143,10 +157,7 @@ class FinishedGroups:
                 checkpoint=checkpoint,
                 step=step,
                 settings=self.settings,
-                groups=tuple(
-                    SavedGroup(ordinal=each.ticket.ordinal, number=each.ticket.number, responses=_saved(each.batch))
-                    for each in self._step
-                ),
+                groups=tuple(_saved_group(each.ticket, each.batch) for each in self._step),
             )
             make_folder(self.path.parent)
             with storage_errors(self.path.parent, "saving finished groups"), durable_file(self.path) as descriptor:
@@ -171,19 +182,25 @@ class FinishedGroups:
             self._saved = {Ticket(each.ordinal, step, each.number): each for each in saved.groups}
             log.info("step %d: %d groups of the last attempt are used", step + 1, len(self._saved))
 
-    def remove(self) -> None:
-        """Removes the file after its step is done."""
+    def end_step(self) -> None:
+        """Forgets the groups after their step is done, and removes the file. If this fails, only logs a warning,
+        because no later step uses the file."""
         self._saved.clear()
-        self.path.unlink(missing_ok=True)
+        self._step.clear()
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s: finished groups cannot be removed: %s", self.path, error.strerror)
 
 
-def _saved(batch: DataProto) -> tuple[SavedResponse, ...]:
-    """The rows of a batch; reads them from the workers. Raises TrainerError."""
+def _saved_group(ticket: Ticket, batch: DataProto) -> SavedGroup:
+    """The responses of a group; reads them from the workers. Raises TrainerError."""
     rows = batch.fetched()
     columns = [rows.ragged_column(name).row_tensors() for name in (TOKENS, ROLLOUT_LOGPROBS, POLICY_VERSIONS)]
     masks = rows.ragged_column(RESPONSE_MASK).row_tensors()
     texts = zip(*map(rows.object_column, (RESPONSE_TEXTS, PLAIN_RESPONSE_TEXTS)), strict=True)
-    return tuple(
+    prompt = columns[0][0][~masks[0]].numpy()
+    responses = tuple(
         SavedResponse(
             token_ids=_encoded(tokens[mask].numpy(), "<i4"),
             logprobs=_encoded(logprobs[mask].numpy(), "<f4"),
@@ -196,6 +213,7 @@ def _saved(batch: DataProto) -> tuple[SavedResponse, ...]:
             *columns, masks, texts, rows[IS_TRUNCATED].tolist(), strict=True
         )
     )
+    return SavedGroup(ordinal=ticket.ordinal, number=ticket.number, prompt=_encoded(prompt, "<i4"), responses=responses)
 
 
 def _response(saved: SavedResponse) -> FinishedSequence:

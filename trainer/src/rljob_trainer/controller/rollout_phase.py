@@ -213,7 +213,7 @@ class RolloutPhase:
         StepAbandonedError if a stop was requested in the meantime."""
         if rollout.scoring is None:
             return rollout
-        with self.timer.phase("reward"):
+        with self.timer.phase("reward"), self._keeping_on_stop():
             scores = self._scores(rollout.scoring)
         scores = without_scores_of(scores, rollout.scoring.has_engine_error_S, self.weights)
         totals_S = torch.zeros(len(scores), dtype=torch.float64)
@@ -289,6 +289,9 @@ class RolloutPhase:
         """Waits for the scores. Raises StepAbandonedError after a stop request, because the scores may be wrong then:
         the stop signal may also have reached processes that a reward had started."""
         try:
+            # One call that waits for all of them would delay the stop until slow rewards have ended.
+            while not self.sampler.are_scored(scoring.ids_S):
+                self.sampler.poll_scores()
             scores = self.sampler.finish_scoring(scoring.ids_S)
         except RewardError as error:
             if self.stop.is_requested:

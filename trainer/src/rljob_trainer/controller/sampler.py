@@ -181,10 +181,17 @@ class Sampler:
             of_responses.clear()
 
     def poll_scores(self) -> None:
-        """Notes which responses have all their scores. Waits for some of them if no response is in flight."""
+        """Notes which responses have all their scores. Waits for some of them if no response is in flight.
+
+        Raises StepAbandonedError after a stop request; then call `abandon`. Raises the errors of
+        RewardWorker.start_scoring."""
         seconds = 0.0 if self.num_in_flight else TAKE_SECONDS
         for of_rank in self.reward.scored(seconds):
             self._scored.update(of_rank)
+        if self.stop.is_requested:
+            raise StepAbandonedError
+        # These calls have ended before `scored`. Responses of a failed one would never have scores.
+        self._check_started()
 
     def are_scored(self, ids: torch.Tensor) -> bool:
         """Whether all of these responses had their scores at the last `poll_scores`."""
@@ -202,14 +209,18 @@ class Sampler:
     def finish_scoring(self, ids: torch.Tensor) -> DataProto:
         """Waits for the scores of these finished responses, and returns them in this order; see
         RewardWorker.finish_scoring for the columns and errors. Each score can be taken once."""
-        for started in self._started:
-            started.result()
-        self._started.clear()
+        self._check_started()
         self._scored.difference_update(ids.tolist())
         ranks_S = torch.tensor([self._rank_of.pop(sample_id) for sample_id in ids.tolist()])
         parts = [ids[ranks_S == rank] for rank in range(self.engines.num_ranks)]
         scores = self.reward.finish_scoring([DataProto({SAMPLE_IDS: part}) for part in parts])
         return scores.reorder(ranks_S.argsort(stable=True).argsort())
+
+    def _check_started(self) -> None:
+        """Raises the error of a `start_scoring` that has failed."""
+        for started in self._started:
+            started.result()
+        self._started.clear()
 
     def _deal_waiting(self) -> None:
         """Gives waiting rows to the engines that have the fewest. An engine gets up to `max_num_sequences`, and as many

@@ -46,12 +46,16 @@ class Saves:
         """The step after which an evaluation is due but not yet done; set by the controller."""
         self.newest_seconds: Metrics = {}
         """The save times among the newest step's metrics."""
+        self._is_postponed = False
+        """Whether the next step that may be saved is saved, although its number is not due."""
 
-    def begin_if_due(self, step: int) -> None:
-        """Starts a save after `step` steps if one is due. Call it before writing the step's metrics. Raises
-        CheckpointError."""
+    def begin_if_due(self, step: int, *, postpones: bool = False) -> None:
+        """Starts a save after `step` steps if one is due. `postpones`: this step must not be saved; if a save is due,
+        it starts after a later step. Call it before writing the step's metrics. Raises CheckpointError."""
         self._finish(wait=False)
-        if self.checkpointing.is_due(step, self.num_steps):
+        is_due = self._is_postponed or self.checkpointing.is_due(step, self.num_steps)
+        self._is_postponed = is_due and postpones
+        if is_due and not postpones:
             self._begin(step)
 
     def take_seconds(self) -> Metrics:

@@ -6,8 +6,7 @@ response again, alone, because the machine or an earlier response may have cause
 this response has no score. The rest of the chunk goes to other processes. A crash (exit, signal) is handled in the same
 way. A SIGKILL is probably due to a lack of memory and not to the response, so it has an attempt of its own.
 
-If a service that the scorer calls is unreachable, the response waits for some seconds and is then queued again. The
-processes score other responses in the meantime.
+If a service that the scorer calls is unreachable, the response is queued again after some seconds.
 
 No scoring process outlives the process of the pool, however the latter ends (see `scoring_program`).
 """
@@ -105,12 +104,12 @@ class ScorerPool:
 
         Raises ConfigurationError if the scorer cannot be loaded, RewardError if the process exits while it loads the
         scorer, or hangs while it loads a user's function, and ResourceError if the process is killed, or hangs while
-        it loads a built-in scorer.
-        """
+        it loads a built-in scorer."""
         self._ready.result()
 
     def submit(self, requests: Sequence[RewardRequest]) -> Future[list[RewardOutcome]]:
-        """Starts scoring without waiting; the future's result is one outcome per request, in order.
+        """Starts scoring without waiting; the future's result is one outcome per request, in order. To cancel it drops
+        the responses that no process has got.
 
         The future raises a TrainerError if the pool fails or is closed before all responses are scored. A response that
         cannot be scored is an outcome, not an error. Raises RewardError for a row that cannot be sent to a process, and
@@ -338,6 +337,7 @@ class ScorerPool:
             slot.responses.append(slot.retried)
             slot.retried = None
         else:
+            self._pending = deque(each for each in self._pending if not each.batch.future.cancelled())
             chunk = min(MAX_CHUNK, -(-len(self._pending) // (2 * self._num_processes)))
             slot.responses.extend(self._pending.popleft() for _ in range(chunk))
         self._set_deadline(slot)
@@ -368,7 +368,7 @@ class ScorerPool:
         batch.outcomes[response.index] = outcome
         batch.num_missing -= 1
         ACTIVITY.report_activity("responses have scores", len(batch.outcomes) - batch.num_missing, len(batch.outcomes))
-        if batch.num_missing == 0 and not batch.future.cancelled():
+        if batch.num_missing == 0 and batch.future.set_running_or_notify_cancel():
             batch.future.set_result([done for done in batch.outcomes if done is not None])
 
     def _fail(self, error: TrainerError) -> None:
@@ -379,7 +379,7 @@ class ScorerPool:
         if not self._ready.done():
             self._ready.set_exception(error)
         for future in {id(each.batch): each.batch.future for each in unfinished}.values():
-            if not future.done():
+            if not future.done() and future.set_running_or_notify_cancel():
                 future.set_exception(error)
 
 

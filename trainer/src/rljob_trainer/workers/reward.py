@@ -105,6 +105,8 @@ class RewardWorker(Worker):
         ]
         self.started: dict[int, _Started] = {}
         """The responses that are being scored, or whose scores were not collected yet, by their SAMPLE_IDS."""
+        self.reported: set[int] = set()
+        """Those of them that `scored` has returned."""
         self.logged: set[tuple[str, RewardStatus]] = set()
         """The kinds of failures that the log has: name of the reward and status."""
 
@@ -136,6 +138,7 @@ class RewardWorker(Worker):
         Raises RewardError if a reward fails and its policy is Fail, and ResourceError if scoring processes were
         killed."""
         started = [self.started.pop(sample_id) for sample_id in batch[SAMPLE_IDS].tolist()]
+        self.reported.difference_update(batch[SAMPLE_IDS].tolist())
         requests, lengths = [each.request for each in started], [each.length for each in started]
         columns: dict[str, torch.Tensor] = {}
         found: list[dict[str, str]] = [{} for _ in started]
@@ -157,19 +160,29 @@ class RewardWorker(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def scored(self, max_seconds: float) -> list[int]:
-        """Returns the SAMPLE_IDS of responses whose scores were not collected and are complete, so that
+        """Returns the SAMPLE_IDS of responses whose scores have become complete since the last call, so that
         `finish_scoring` does not wait for them. If there are none, waits up to `max_seconds` for the next scores."""
         pending = [each for response in self.started.values() for each in response.outcomes if not each.done()]
-        found = [sample_id for sample_id, each in self.started.items() if all(map(Future.done, each.outcomes))]
-        if found or not pending or not max_seconds:
-            return found
-        wait(pending, max_seconds, FIRST_COMPLETED)
-        return self.scored(0.0)
+        found = self._newly_scored()
+        if not found and pending and max_seconds:
+            wait(pending, max_seconds, FIRST_COMPLETED)
+            found = self._newly_scored()
+        self.reported.update(found)
+        return found
 
     @register(Dispatch.ONE_TO_ALL)
     def drop_scores(self) -> None:
-        """Drops all scores that were not collected."""
+        """Drops all scores that were not collected. Responses that wait for a scoring process are not scored any more,
+        so that they do not delay the next ones."""
+        for response in self.started.values():
+            for outcomes in response.outcomes:
+                outcomes.cancel()
         self.started.clear()
+        self.reported.clear()
+
+    def _newly_scored(self) -> list[int]:
+        started = [(sample_id, each) for sample_id, each in self.started.items() if sample_id not in self.reported]
+        return [sample_id for sample_id, each in started if all(map(Future.done, each.outcomes))]
 
     def _log_new_failures(self, scorer: ScorerSettings, outcomes: Sequence[RewardOutcome]) -> None:
         """Logs the first failure of each kind of each reward; metrics count all of them."""
