@@ -156,7 +156,7 @@ class RewardWorker(Worker):
         return DataProto(columns, {FOUND: tuple(found)})
 
     @register(Dispatch.ONE_TO_ALL)
-    def scored(self, max_seconds: float) -> list[int]:
+    def completed_ids(self, max_seconds: float) -> list[int]:
         """Returns the SAMPLE_IDS of responses whose scores were not collected and are complete, so that
         `finish_scoring` does not wait for them. If there are none, waits up to `max_seconds` for the next scores."""
         pending = [each for response in self.started.values() for each in response.outcomes if not each.done()]
@@ -164,7 +164,7 @@ class RewardWorker(Worker):
         if found or not pending or not max_seconds:
             return found
         wait(pending, max_seconds, FIRST_COMPLETED)
-        return self.scored(0.0)
+        return self.completed_ids(0.0)
 
     @register(Dispatch.ONE_TO_ALL)
     def drop_scores(self) -> None:
