@@ -126,7 +126,7 @@ def load_balancing(rollouts: Rollouts, scale: Scale, num_responses: int, seed: i
         rows[name] = (number, None, number * step_seconds, number * step_seconds / base)
     mean = mean_ratio(scale, num_groups, engines.num_engines, engines.max_num_sequences)
     return Measurement(
-        f"Load balancing: {num_responses} responses, 2 engines of {engines.max_num_sequences} sequences, lengths {seed} "
+        f"Load balancing: {num_responses} responses, 2 engines of {engines.max_num_sequences} slots, lengths {seed} "
         f"({1e3 * step_seconds:.1f} ms per step; list schedules of {NUM_DRAWS} such draws: Static takes "
         f"{mean:.2f} x as long as Dynamic on average)",
         ("steps", "fastest, s", "median, s", f"median / {DYNAMIC}"),
