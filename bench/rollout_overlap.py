@@ -1,11 +1,11 @@
-"""Rollouts whose responses end at different times: scores that are computed meanwhile, how requests are dealt to
-engines, dynamic sampling without rounds, and what the controller's polls cost.
+"""Rollouts whose responses end at different times: scores that are computed meanwhile, load balancing of the engines,
+dynamic sampling without rounds, and what the controller's polls cost.
 
     python bench/rollout_overlap.py [--quick] [--part NAME] [--rounds N] [--json PATH] [--ray ADDRESS]
 
 The parts are those of a run: worker processes with vLLM and scoring processes, and the controller's sampler. The model
 is a random Qwen3 of two layers that cannot produce its end token; each response has a given length. A step of an engine
-takes at least 50 ms (for the dealing 30 ms), most of which the process sleeps, as if a device computed. So a rollout
+takes at least 50 ms (for load balancing 30 ms), most of which the process sleeps, as if a device computed. So a rollout
 takes equally long in every round, even if other programs use the cores, and the time shows what the controller adds.
 Without this minimum a step takes a few milliseconds; the last table has rollouts like that.
 """
@@ -28,13 +28,13 @@ from rljob_trainer.settings import set_driver_environment
 
 NUM_LOGICAL_CPUS = 4
 """Ray only counts CPUs."""
-STEP_SECONDS, DEALING_STEP_SECONDS = 0.05, 0.03
+STEP_SECONDS, BALANCING_STEP_SECONDS = 0.05, 0.03
 NUM_ROUNDS = 3
 NUM_SLOTS = 16
 """Responses that each of two engines generates at the same time."""
-DEALT = ((96, 0), (96, 1), (96, 2), (256, 0), (256, 1))
+DISTRIBUTED = ((96, 0), (96, 1), (96, 2), (256, 0), (256, 1))
 """Numbers of responses, and the seeds of their lengths."""
-SCORING, DEALING, REFILLING, POLLING = PARTS = ("scoring", "dealing", "refilling", "polling")
+SCORING, BALANCING, REFILLING, POLLING = PARTS = ("scoring", "load-balancing", "refilling", "polling")
 
 
 def main() -> None:
@@ -55,12 +55,16 @@ def main() -> None:
         scale = Scale(0.01, 1, divisor=20)
     report.print_head()
     with tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder, ray_session(options.ray, NUM_LOGICAL_CPUS, 0):
-        measure(report, Path(folder), scale, options.part or PARTS, DEALT[:1] if options.quick else DEALT)
+        measure(report, Path(folder), scale, options.part or PARTS, DISTRIBUTED[:1] if options.quick else DISTRIBUTED)
     report.write(options.json)
 
 
 def measure(
-    report: Report, folder: Path, scale: Scale, parts: tuple[str, ...] | list[str], dealt: tuple[tuple[int, int], ...]
+    report: Report,
+    folder: Path,
+    scale: Scale,
+    parts: tuple[str, ...] | list[str],
+    distributed: tuple[tuple[int, int], ...],
 ) -> None:
     """Measures these parts."""
     model = folder / "model"
@@ -75,12 +79,12 @@ def measure(
             for measured in wanted:
                 report.add(measured(rollouts, scale))
                 print(f"load: {load():.2f}", flush=True)
-    if DEALING in parts:
+    if BALANCING in parts:
         report.add(rollout_parts.many_schedules(NUM_SLOTS))
         with started(model, folder / "logs-2", 2, NUM_SLOTS, NUM_GROUPS) as rollouts:
-            faster = Scale(min(scale.step_seconds, DEALING_STEP_SECONDS), scale.num_rounds, scale.divisor)
-            for num_responses, seed in dealt:
-                report.add(rollout_parts.dealing(rollouts, faster, num_responses, seed))
+            faster = Scale(min(scale.step_seconds, BALANCING_STEP_SECONDS), scale.num_rounds, scale.divisor)
+            for num_responses, seed in distributed:
+                report.add(rollout_parts.load_balancing(rollouts, faster, num_responses, seed))
                 print(f"load: {load():.2f}", flush=True)
 
 

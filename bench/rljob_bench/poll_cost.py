@@ -140,7 +140,7 @@ def taken(rollouts: Rollouts, prompts: Sequence[PromptRow], scale: Scale) -> tup
 def polled(rollouts: Rollouts, prompts: Sequence[PromptRow], scale: Scale) -> tuple[float, float]:
     """The same for a poll of the sampler."""
     sampler = rollouts.sampler()
-    sampler.begin(SAMPLING, syncs=False)
+    sampler.prepare(SAMPLING, syncs=False)
     inputs = prompt_batch(prompts[:NUM_TAKEN])
     lengths = [scale.length(TAKEN_TOKENS)] * NUM_TAKEN
     ids = sampler.submit(inputs.with_columns({SAMPLE_SEEDS: seeds_of(lengths)}))

@@ -1,4 +1,4 @@
-"""The measurements of rollouts whose responses end at different times: scoring meanwhile, dealing to engines, and
+"""The measurements of rollouts whose responses end at different times: scoring meanwhile, load balancing, and
 dynamic sampling without rounds."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NUM_DRAWS, NUMBERS_OF_ENGINES = 200, (2, 4, 8, 16)
 FIRST_AFTERWARDS_ID = 10**9
 """SAMPLE_IDS that no sampler uses."""
 WITHOUT, WITH, AFTERWARDS = "no time to score", f"{OURS}", "scored after the last response"
-TICKETS, LOAD = f"{OURS}, Tickets", f"{OURS}, Load"
+STATIC, DYNAMIC = f"{OURS}, Static", f"{OURS}, Dynamic"
 ONE_QUEUE = "list schedule, one queue"
 MAX_SCHEDULE_RATIO = 1.05
 ROUND, CONTINUOUS = f"{OURS}, Round", f"{OURS}, Continuous"
@@ -93,12 +93,12 @@ def scoring(rollouts: Rollouts, scale: Scale) -> Measurement:
     )
 
 
-def dealing(rollouts: Rollouts, scale: Scale, num_responses: int, seed: int) -> Measurement:
+def load_balancing(rollouts: Rollouts, scale: Scale, num_responses: int, seed: int) -> Measurement:
     """Responses with a long tail on two engines whose slots are the limit. `seed`: of the lengths."""
     engines, num_groups = rollouts.engines, num_responses // GROUP_SIZE
     lengths = drawn_lengths(scale, num_groups, seed)
     rollouts.set_step_seconds(scale.step_seconds)
-    phases = {TICKETS: rollouts.phase(), LOAD: rollouts.phase(replace(engines, deals_by_load=True))}
+    phases = {STATIC: rollouts.phase(), DYNAMIC: rollouts.phase(replace(engines, is_load_balanced=True))}
     prompts = prompt_rows(rollouts.model, num_groups)
     for phase in phases.values():
         warm_up(phase, prompts)
@@ -115,21 +115,25 @@ def dealing(rollouts: Rollouts, scale: Scale, num_responses: int, seed: int) -> 
         steps.extend(made)
         return [seconds]
 
-    turns: dict[str, Turn] = {TICKETS: lambda: turn(TICKETS), LOAD: lambda: turn(LOAD)}
+    turns: dict[str, Turn] = {STATIC: lambda: turn(STATIC), DYNAMIC: lambda: turn(DYNAMIC)}
     timings = interleaved(turns, scale.num_rounds, counts_first=True)
     step_seconds = sum(seconds for _, seconds in steps) / sum(number for number, _ in steps)
-    base = timings[LOAD].median
+    base = timings[DYNAMIC].median
     rows: dict[str, tuple[float | None, ...]] = {
         name: (num_made[name], each.fastest, each.median, each.median / base) for name, each in timings.items()
     }
     for name, number in schedules(lengths, engines.num_engines, engines.max_num_sequences).items():
         rows[name] = (number, None, number * step_seconds, number * step_seconds / base)
     return Measurement(
-        f"Dealing {num_responses} responses to two engines of {engines.max_num_sequences} sequences, lengths {seed} "
-        f"({1e3 * step_seconds:.1f} ms per step)",
-        ("steps", "fastest, s", "median, s", f"median / {LOAD}"),
+        f"Load balancing of {num_responses} responses on two engines of {engines.max_num_sequences} sequences, lengths "
+        f"{seed} ({1e3 * step_seconds:.1f} ms per step)",
+        ("steps", "fastest, s", "median, s", f"median / {DYNAMIC}"),
         rows,
-        (Bar(f"{LOAD} at most 5 % longer than {ONE_QUEUE}", base / (rows[ONE_QUEUE][2] or 1.0), MAX_SCHEDULE_RATIO),),
+        (
+            Bar(
+                f"{DYNAMIC} at most 5 % longer than {ONE_QUEUE}", base / (rows[ONE_QUEUE][2] or 1.0), MAX_SCHEDULE_RATIO
+            ),
+        ),
         {name: each.seconds for name, each in timings.items()},
     )
 
@@ -154,7 +158,7 @@ def refilling(rollouts: Rollouts, scale: Scale) -> Measurement:
         drawn = sampling.cursor.next_batch(NUM_GROUPS)
         before, begun = phase.sampler.num_samples, time.perf_counter()
         if sampling.is_continuous:
-            phase.sampler.begin(SAMPLING, syncs=False)
+            phase.sampler.prepare(SAMPLING, syncs=False)
             rows = sampling.filled_continuously(
                 drawn,
                 0,

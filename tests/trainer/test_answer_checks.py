@@ -212,7 +212,7 @@ def test_above_the_limit_rows_are_skipped_when_they_are_drawn(
     assert [each.row.answer for each in cursor.next_batch(4)] == ["3", "1", "2", "3"]
     assert [len(record.getMessage().splitlines()) for record in caplog.records[1:]] == [3]
     assert "2 now, 3 so far" in caplog.text
-    assert cursor.num_left_out == 6
+    assert cursor.num_skipped == 6
     assert set(check.asked.values()) == {1}
 
 

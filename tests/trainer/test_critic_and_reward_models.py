@@ -221,7 +221,7 @@ class Group(FinishedRollouts):
         self.asked += batch[0][SAMPLE_IDS].tolist()
         return FinishedCall(DataProto())
 
-    def scored(self, max_seconds: float) -> list[list[int]]:
+    def completed_ids(self, max_seconds: float) -> list[list[int]]:
         del max_seconds
         return [self.asked]
 

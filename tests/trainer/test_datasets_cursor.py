@@ -146,7 +146,7 @@ def test_the_stream_is_the_same_whatever_is_drawn_rewound_and_skipped(
             rows.rewind(expected[num_used - 1].ordinal if num_used else -1)
         ordinal = rows.state().ordinal
         assert ordinal == (expected[num_used - 1].ordinal + 1 if num_used else 0)
-        assert rows.num_left_out == ordinal - num_used
+        assert rows.num_skipped == ordinal - num_used
         resumed = fresh()
         resumed.restore(rows.state())
         assert resumed.next_batch(1) == [expected[num_used]]
@@ -166,9 +166,9 @@ def test_a_rewind_to_the_beginning_goes_back_over_skipped_rows() -> None:
     )
     before = rows.state()
     assert rows.next_batch(1) == [DrawnRow(2, 2)]
-    assert (rows.state().ordinal, rows.num_left_out) == (3, 2)
+    assert (rows.state().ordinal, rows.num_skipped) == (3, 2)
     rows.rewind(-1)
-    assert (rows.state(), rows.num_left_out) == (before, 0)
+    assert (rows.state(), rows.num_skipped) == (before, 0)
 
 
 def test_a_stream_whose_rows_are_all_skipped_ends() -> None:

@@ -43,7 +43,7 @@ def kept_in(folder: Path, job_name: str = "job", group_size: int = 2, model: str
 
 
 def phase_of(world: SimulatedRollouts, kept: FinishedGroups | None) -> RolloutPhase:
-    return RolloutPhase(world.sampler, {"score": 1.0}, PhaseTimer(time.perf_counter), world.stop, kept=kept)
+    return RolloutPhase(world.sampler, {"score": 1.0}, PhaseTimer(time.perf_counter), world.stop, finished_groups=kept)
 
 
 def begun(phase: RolloutPhase) -> Rollout:

@@ -141,8 +141,8 @@ class OneWorker(FinishedRollouts):
         [part] = batch
         return self.worker.finish_scoring(part)
 
-    def scored(self, max_seconds: float) -> list[list[int]]:
-        return [self.worker.scored(max_seconds)]
+    def completed_ids(self, max_seconds: float) -> list[list[int]]:
+        return [self.worker.completed_ids(max_seconds)]
 
     def drop_scores(self) -> list[None]:
         return [self.worker.drop_scores()]
@@ -321,8 +321,8 @@ def test_a_call_that_waits_for_scores_returns_each_response_once(tmp_path: Path)
     with worker_of(tmp_path, function("slow", timeout_seconds=600.0)) as worker:
         worker.start_scoring(responses("a"))
         worker.start_scoring(responses("hang").with_columns({SAMPLE_IDS: torch.tensor([1])}))
-        assert worker.scored(60.0) == [0]
-        assert worker.scored(0.01) == []
+        assert worker.completed_ids(60.0) == [0]
+        assert worker.completed_ids(0.01) == []
         worker.finish_scoring(DataProto({SAMPLE_IDS: torch.tensor([0])}))
         assert not worker.reported
 

@@ -1,4 +1,4 @@
-"""Requests are dealt to engines, and finished responses are scored while others are generated."""
+"""Requests are distributed over the engines, and finished responses are scored while others are generated."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_each_response_is_scored_when_it_has_finished_by_a_rank_of_its_engine() 
     num_engines=st.integers(1, 4),
     num_slots=st.integers(1, 8),
 )
-def test_dealing_by_load_is_as_fast_as_a_list_schedule(lengths: list[int], num_engines: int, num_slots: int) -> None:
-    """Graham's bound for list scheduling: no slot is idle before the last responses are dealt. Those that wait in an
-    engine then, at most one for each slot, begin when its running ones have ended."""
-    world = SimulatedRollouts(lengths, Engines(num_engines, 1, num_slots, deals_by_load=True))
+def test_load_balancing_is_as_fast_as_a_list_schedule(lengths: list[int], num_engines: int, num_slots: int) -> None:
+    """Graham's bound for list scheduling: no slot is idle before the last responses are distributed. Those that wait in
+    an engine then, at most one for each slot, begin when its running ones have ended."""
+    world = SimulatedRollouts(lengths, Engines(num_engines, 1, num_slots, is_load_balanced=True))
     ids = world.submit_all()
     for engine in world.simulated:
         assert len(engine.remaining) <= num_slots
@@ -54,20 +54,20 @@ def test_dealing_by_load_is_as_fast_as_a_list_schedule(lengths: list[int], num_e
     assert world.num_polls <= bound
 
 
-def test_an_engine_that_is_done_gets_more_work_when_dealing_by_load() -> None:
+def test_an_engine_that_is_done_gets_more_work_with_load_balancing() -> None:
     """The first half of the responses is long, so with equal parts one engine has most of the work."""
     lengths = [10] * 16 + [1] * 16
-    equal, by_load = (SimulatedRollouts(lengths, Engines(2, 1, 4, deals_by_load=each)) for each in (False, True))
-    for world in (equal, by_load):
+    equal, balanced = (SimulatedRollouts(lengths, Engines(2, 1, 4, is_load_balanced=each)) for each in (False, True))
+    for world in (equal, balanced):
         world.submit_all()
         world.sampler.drain()
     # The best: 176 / 8 = 22.
-    assert (equal.num_polls, by_load.num_polls) == (40, 22)
+    assert (equal.num_polls, balanced.num_polls) == (40, 22)
 
 
-def test_slots_that_become_free_between_two_polls_are_filled_when_dealing_by_load() -> None:
+def test_slots_that_become_free_between_two_polls_are_filled_with_load_balancing() -> None:
     """In each poll the slots could generate eight responses, but in the first one the engine has only four."""
-    world = SimulatedRollouts([2] * 60, Engines(1, 1, 4, deals_by_load=True), steps_per_poll=4)
+    world = SimulatedRollouts([2] * 60, Engines(1, 1, 4, is_load_balanced=True), steps_per_poll=4)
     world.submit_all()
     world.sampler.drain()
     assert world.num_polls == 1 + (60 - 4) // 8

@@ -15,7 +15,7 @@ class Resume(StrEnum):
     AUTO = "Auto"
     """Resume from the newest complete checkpoint; start at step 0 if there is none."""
     NEVER = "Never"
-    """Start at step 0. An attempt that finds a checkpoint fails, and the job with it. So a retry fails, too, once an
+    """Start at step 0. An attempt that finds a checkpoint fails, and so does the job. So a retry also fails if an
     earlier attempt has saved a checkpoint."""
 
 
@@ -50,8 +50,9 @@ class Checkpoint(WireModel):
     all.
 
     It contains the trainable weights (with model.lora the adapters only) and the optimizer state in float32, whatever
-    the model's dtype, so that a resumed run continues from the same numbers. On CPUs the steps of a resumed run are bit
-    by bit those of an uninterrupted run."""
+    the model's dtype, so that a resumed run continues from the same numbers. On CPUs the steps of a resumed run are
+    bitwise the same as those of an uninterrupted run, except with loadBalancing: Dynamic, refill: Continuous or
+    keepFinishedGroups."""
 
     storage: CheckpointStorage | None = None
     """Shared storage of checkpoints and results. Required on a cluster."""
@@ -61,9 +62,10 @@ class Checkpoint(WireModel):
     keep: PositiveCount = 3
     """Number of checkpoints to keep; older ones are deleted."""
     keep_finished_groups: Flag = False
-    """If a stop interrupts a step, keep the responses of its finished groups for the next attempt.
+    """If a stop interrupts a step, save the responses of its finished groups for the next attempt.
 
-    The repeated step has the same prompts and seeds, but not the same bits."""
+    The repeated step has the same first batch of prompts and the same seeds, but not the same bits. So with dynamic
+    sampling the replacement prompts may differ."""
     resume: Resume = Resume.AUTO
     export_hugging_face: ExportHuggingFace = ExportHuggingFace.FINAL
     export_dtype: ExportDtype = ExportDtype.AUTO

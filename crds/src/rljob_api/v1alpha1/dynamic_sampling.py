@@ -21,13 +21,13 @@ class MaxRoundsPolicy(StrEnum):
 
 
 class Refill(StrEnum):
-    """When prompts are requested that replace dropped groups."""
+    """When replacement prompts are requested for dropped groups."""
 
     ROUND = "Round"
-    """When all groups of a round have scores. A step is repeated bit by bit."""
+    """When all groups of a round have scores. On CPUs a repeated step has the same bits."""
     CONTINUOUS = "Continuous"
-    """While other groups are still being generated and scored. A repeated step has the same prompts and seeds, but not
-    the same bits."""
+    """While other groups are still being generated and scored. A repeated step has the same first batch of prompts and
+    the same seeds, but not the same bits. So the replacement prompts may differ."""
 
 
 class DynamicSampling(WireModel):
@@ -40,14 +40,15 @@ class DynamicSampling(WireModel):
     enabled: Flag = True
     """Set to false to disable the dynamic sampling of the recipe."""
     max_rounds: PositiveCount | None = None
-    """Largest number of generation rounds in one step, including the first. 10 when unset.
+    """Largest number of generation rounds in one step, including the first. 10 when unset. With refill: Continuous a
+    step requests at most maxRounds x batchSize prompts.
 
     The first round generates responses to batchSize prompts. Each further round has as many prompts as should fill the
     batch, estimated from the fraction of groups kept so far, and at most batchSize."""
     on_max_rounds: MaxRoundsPolicy | None = None
     """What happens if the batch is not full after maxRounds. Fail when unset."""
     refill: Refill | None = None
-    """When prompts are requested that replace dropped groups. Round when unset."""
+    """When replacement prompts are requested for dropped groups. Round when unset."""
     reward: RewardName | None = None
     """Name of an entry of training.rewards whose scores must differ within a group, for example `accuracy`. When unset,
     only the weighted sums of all rewards must differ.

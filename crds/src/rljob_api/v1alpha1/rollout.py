@@ -37,14 +37,14 @@ class Compile(StrEnum):
     NEVER = "Never"
 
 
-class Dealing(StrEnum):
+class LoadBalancing(StrEnum):
     """How responses are distributed over several rollout engines."""
 
-    TICKETS = "Tickets"
-    """Each engine gets an equal number of consecutive responses. A step is repeated bit by bit."""
-    LOAD = "Load"
-    """An engine gets further responses when it has finished some. A repeated step has the same prompts and seeds, but
-    not the same bits."""
+    STATIC = "Static"
+    """Each engine gets an equal number of consecutive responses. On CPUs a repeated step has the same bits."""
+    DYNAMIC = "Dynamic"
+    """An engine gets further responses when it has finished some. A repeated step has the same first batch of prompts
+    and the same seeds, but not the same bits. So with dynamic sampling the replacement prompts may differ."""
 
 
 class Rollout(WireModel):
@@ -83,7 +83,7 @@ class Rollout(WireModel):
     """Largest number of sequences that an engine decodes at once."""
     gpu_memory_utilization: OpenFraction = 0.5
     """Fraction of each GPU's memory that the rollout engine uses during generation."""
-    dealing: Dealing = Dealing.TICKETS
+    load_balancing: LoadBalancing = LoadBalancing.STATIC
     cpu_kv_cache: Quantity = "1Gi"
     """Size of each engine's KV cache on CPUs, in bytes."""
 

@@ -64,8 +64,9 @@ class Training(WireModel):
     """Rewards, each of which scores every response. The score of a response is the sum of weight x score over all
     rewards."""
     max_failure_rate: Fraction = 0.2
-    """Largest fraction of responses of the last 10 steps that may be excluded because a reward failed
-    (`onError`, `onTimeout`: Exclude); above it the run fails. 1: no limit."""
+    """Largest fraction of responses of the last 10 steps that may be excluded, because a reward failed (`onError`,
+    `onTimeout`: Exclude), a service was unreachable, or the rollout engine did not complete the response. Above it the
+    run fails. 1: no limit."""
     on_incomplete_group: IncompleteGroup = IncompleteGroup.TRAIN_ON_REST
     """What happens to a group that lost members, because responses were excluded."""
     algorithm: Algorithm = Field(default_factory=Algorithm)

@@ -102,7 +102,7 @@ class TextRewards:
         scores = [self.scores.pop(sample_id) for part in batch for sample_id in part[SAMPLE_IDS].tolist()]
         return DataProto({score_column("score"): torch.tensor(scores, dtype=torch.float64)})
 
-    def scored(self, max_seconds: float) -> list[list[int]]:
+    def completed_ids(self, max_seconds: float) -> list[list[int]]:
         """See RewardGroup."""
         assert 0 <= max_seconds < 1
         return [list(self.scores)]

@@ -120,7 +120,7 @@ class SimulatedRollouts:
             assert {self.scored_at[sample_id][1] for sample_id in part[SAMPLE_IDS].tolist()} <= {rank}
         return DataProto({score_column("score"): 10.0 * torch.cat([part[SAMPLE_IDS] for part in batch])})
 
-    def scored(self, max_seconds: float) -> list[list[int]]:
+    def completed_ids(self, max_seconds: float) -> list[list[int]]:
         del max_seconds
         return [[each for each, (at, _) in self.scored_at.items() if at + self.polls_until_scored <= self.num_polls]]
 
@@ -140,7 +140,7 @@ class SimulatedRollouts:
         """Requests all responses from number `first` on."""
         ids = torch.arange(first, len(self.lengths))
         columns = {name: tuple(f"prompt {each}" for each in ids.tolist()) for name in REWARD_COLUMNS}
-        self.sampler.begin(SAMPLING, syncs=True)
+        self.sampler.prepare(SAMPLING, syncs=True)
         prompts = RaggedColumn.from_rows([[1]] * len(ids), torch.int64)
         return self.sampler.submit(DataProto({SAMPLE_SEEDS: ids}, columns, ragged={PROMPT_TOKEN_IDS: prompts}))
 

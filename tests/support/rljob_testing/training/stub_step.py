@@ -105,7 +105,7 @@ class Rewards:
                 columns[status_column(name)] = torch.tensor([STATUSES.index(each) for each in statuses])
         return DataProto(columns)
 
-    def scored(self, max_seconds: float) -> list[list[int]]:
+    def completed_ids(self, max_seconds: float) -> list[list[int]]:
         del max_seconds
         return [[sample_id for part in self.asked for sample_id in part[SAMPLE_IDS].tolist()]]
 

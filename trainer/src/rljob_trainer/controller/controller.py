@@ -209,7 +209,7 @@ class Controller:
             started = time.perf_counter()
             # Resets the counters, so that the traffic of an evaluation does not count for this step.
             TRAFFIC.take()
-            cursor, num_left_out = self.cursor.state(), self.cursor.num_left_out
+            cursor, num_skipped = self.cursor.state(), self.cursor.num_skipped
             prompts = self.cursor.next_batch(self.job.spec.training.batch_size)
             if self.finished_groups is not None:
                 self.finished_groups.begin_step()
@@ -230,7 +230,7 @@ class Controller:
         metrics.update(self.timer.take())
         metrics.update(self.run_parts.workers.hybrid.take_metrics())
         if self.run_parts.drawn_row_filter is not None:
-            metrics[ROWS_SKIPPED] = float(self.cursor.num_left_out - num_left_out)
+            metrics[ROWS_SKIPPED] = float(self.cursor.num_skipped - num_skipped)
         metrics[CONTROLLER_SENT_BYTES] = float(traffic.sent_bytes)
         metrics[CONTROLLER_RECEIVED_BYTES] = float(traffic.received_bytes)
         metrics[STEP_SECONDS] = seconds

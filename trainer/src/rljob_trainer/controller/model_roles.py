@@ -16,7 +16,7 @@ from rljob_api.v1alpha1.model import Dtype, HeadDtype
 from rljob_api.v1alpha1.optional_roles import reference_is_the_actor
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.reward import RewardType
-from rljob_api.v1alpha1.rollout import Compile, Dealing
+from rljob_api.v1alpha1.rollout import Compile, LoadBalancing
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import IncompleteGroup
 from rljob_trainer.controller.balanced_order import RowCosts
@@ -215,7 +215,7 @@ def engines_of(spec: RLJobSpec) -> Engines:
         num_workers_of(spec, ROLLOUT) // ranks_per_engine,
         ranks_per_engine,
         rollout.max_num_sequences,
-        rollout.dealing is Dealing.LOAD,
+        rollout.load_balancing is LoadBalancing.DYNAMIC,
     )
 
 

@@ -1,7 +1,8 @@
 """The rollout phase of a step: from prompts to scored responses. `begin` generates the responses, each of which is
 scored as soon as it has finished; `scored` waits for the last scores. In between, the workers are free for other calls.
 
-The responses stay on the workers that generated them; the controller gets one number per response.
+The tokens and texts stay on the workers that generated them; the controller gets only columns with one number per
+response, such as lengths and scores.
 
 Legend: B responses (prompts x group size), S scored responses: B, then one greedy response per prompt if requested.
 """
@@ -101,13 +102,13 @@ class RolloutPhase:
         timer: PhaseTimer,
         stop: StopRequest,
         reward_model: RewardModelWorkers | None = None,
-        kept: FinishedGroups | None = None,
+        finished_groups: FinishedGroups | None = None,
     ) -> None:
-        """`kept`: None if a stop does not keep finished groups."""
+        """`finished_groups`: None if a stop does not keep finished groups."""
         self.sampler = sampler
-        self.kept = kept
-        self._open: dict[Ticket, torch.Tensor] = {}
-        """SAMPLE_IDS of the groups of training responses that were not collected."""
+        self.finished_groups = finished_groups
+        self._uncollected: dict[Ticket, torch.Tensor] = {}
+        """SAMPLE_IDS of each group of training responses that was not collected."""
         self.reward_model = reward_model
         self.weights = weights
         self.timer = timer
@@ -116,7 +117,7 @@ class RolloutPhase:
     def run(
         self, prompts: Sequence[PromptRow], num_responses: int, sampling: SamplingSettings, seeds: torch.Tensor
     ) -> Rollout:
-        """Calls `begin` and then `scored`, if there is nothing else to do in between."""
+        """Calls `begin` and then `scored`. For callers that have nothing else to do in between."""
         return self.scored(self.begin(prompts, num_responses, sampling, seeds))
 
     def begin(
@@ -136,7 +137,7 @@ class RolloutPhase:
         `seeds`: [B] int64. `syncs`: whether the rollout engine first gets the current weights. `with_greedy`: also
         generates one greedy response per prompt, and keeps only its score. `tickets`: one per prompt in training."""
         with self.timer.phase("rollout"):
-            self.sampler.begin(sampling, syncs=syncs)
+            self.sampler.prepare(sampling, syncs=syncs)
             requested = self.request(prompts, num_responses, seeds, with_greedy=with_greedy, tickets=tickets)
             with self._keeping_on_stop():
                 self.sampler.drain()
@@ -152,7 +153,7 @@ class RolloutPhase:
         with_greedy: bool = False,
         tickets: Sequence[Ticket] = (),
     ) -> Requested:
-        """Requests responses; see `begin`, without waiting for them. Call `sampler.begin` before."""
+        """Requests responses; see `begin`, without waiting for them. Call `sampler.prepare` before."""
         one_row_per_prompt = stored(prompt_batch(prompts))
         inputs = one_row_per_prompt.repeat(num_responses)
         columns = {SAMPLE_SEEDS: seeds}
@@ -163,11 +164,11 @@ class RolloutPhase:
             columns[SAMPLE_SEEDS][: len(seeds)] = seeds
         finished: list[tuple[int, DataProto]] = []
         for number, (ticket, prompt) in enumerate(zip(tickets, prompts, strict=bool(tickets))):
-            if self.kept is not None and (rows := self.kept.take(ticket, prompt)) is not None:
+            if self.finished_groups is not None and (rows := self.finished_groups.take(ticket, prompt)) is not None:
                 finished.append((number * num_responses, stored(rows)))
         ids_S = self.sampler.submit(inputs.with_columns(columns), finished)
         ids_GN = ids_S[: len(prompts) * num_responses].view(-1, num_responses)
-        self._open |= dict(zip(tickets, ids_GN, strict=bool(tickets)))
+        self._uncollected |= dict(zip(tickets, ids_GN, strict=bool(tickets)))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
         groups_G = torch.tensor([ticket.number for ticket in tickets] or range(len(prompts)))
         groups_S = torch.cat([groups_G.repeat_interleave(num_responses), groups_G[: len(prompts) * with_greedy]])
@@ -235,29 +236,31 @@ class RolloutPhase:
     def abandon(self) -> None:
         """Drops responses and scores that were not collected."""
         self.sampler.abandon()
-        self._open.clear()
+        self._uncollected.clear()
 
     @contextmanager
     def _keeping_on_stop(self) -> Iterator[None]:
-        """If the block is abandoned because of a stop, notes the groups that have finished, and drops the others."""
+        """If a stop interrupts the block, adds the groups whose responses have all finished to `finished_groups`, and
+        drops all other responses."""
         try:
             yield
         except StepAbandonedError:
-            finished = [ids_N for ids_N in self._open.values() if self.sampler.are_finished(ids_N)]
-            if finished and self.kept is not None:
+            finished = [ids_N for ids_N in self._uncollected.values() if self.sampler.are_finished(ids_N)]
+            if finished and self.finished_groups is not None:
                 self._keep(self.sampler.take_rows(torch.cat(finished)))
             self.abandon()
             raise
 
     def _keep(self, batch: DataProto) -> None:
-        """Notes the finished groups of training responses in this batch."""
+        """Adds the groups of training responses that are complete in this batch to `finished_groups`. A group with a
+        response that an engine did not complete is not added."""
         row_of = {sample_id: row for row, sample_id in enumerate(batch[SAMPLE_IDS].tolist())}
-        for ticket, ids_N in list(self._open.items()):
+        for ticket, ids_N in list(self._uncollected.items()):
             if row_of.keys() >= set(ids_N.tolist()):
-                del self._open[ticket]
+                del self._uncollected[ticket]
                 group = batch.rows([row_of[sample_id] for sample_id in ids_N.tolist()])
-                if self.kept is not None and not group[HAS_ENGINE_ERROR].any():
-                    self.kept.add(ticket, group)
+                if self.finished_groups is not None and not group[HAS_ENGINE_ERROR].any():
+                    self.finished_groups.add(ticket, group)
 
     def samples(self, rollout: Rollout, step: int, kind: SampleKind, max_samples: int | None = None) -> list[Sample]:
         """Returns one sample per response, or only for the first `max_samples`, with the texts that the rewards have

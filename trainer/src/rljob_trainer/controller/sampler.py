@@ -1,10 +1,13 @@
-"""The responses in flight: requests are dealt to the rollout engines, and each finished response is scored while others
-are still being generated.
+"""The responses in flight: requests are distributed over the rollout engines, and each finished response is scored
+while others are still being generated.
 
     submit -> engines -> poll: finished responses -> scoring processes -> rows and scores, by the ids of the responses
 
-The controller polls. In each poll every engine returns the responses that have finished since the last one, and their
+The controller polls. In each poll every engine returns the responses that have finished since the last poll, and their
 scoring starts in the process that has them.
+
+A response is *in flight* from `submit` until its engine has returned it; it may still wait for an engine. It is
+*collected* when `take_rows` or `finish_scoring` has returned its row or its score.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from rljob_trainer.workers.protocols import HybridGroup, PendingResult, RewardGr
 log = logging.getLogger(__name__)
 
 TAKE_SECONDS = 0.25
-"""Time between two polls of engines that are generating: the delay until a finished response is scored."""
+"""Longest duration of a poll: a finished response waits at most about this long until its scoring starts."""
 REQUEST_COLUMNS = (PROMPT_TOKEN_IDS, SAMPLE_SEEDS, SAMPLE_IDS, IS_GREEDY)
 REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS)
 """Prompt columns that reward functions need."""
@@ -46,12 +49,13 @@ REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS)
 
 @dataclass(frozen=True)
 class Ticket:
-    """Identifies a group of training responses: the prompt follows from `ordinal`, the seeds from the other two."""
+    """Identifies a group of training responses: the prompt follows from `ordinal`, and the seeds from `issue_step` and
+    `number`. Example: `Ticket(ordinal=130, issue_step=2, number=2)` is the third group of the third step."""
 
     ordinal: int
-    """The prompt's place in the stream of the dataset; see `DrawnRow`."""
+    """The number of the prompt in the endless stream of the dataset; see `DrawnRow`."""
     issue_step: int
-    """The step that issued the ticket, from 0."""
+    """The step in which the group was requested, from 0."""
     number: int
     """The number of the group in that step, from 0."""
 
@@ -65,9 +69,9 @@ class Engines:
     ranks_per_engine: int = 1
     max_num_sequences: int = 256
     """Responses that an engine generates at the same time."""
-    deals_by_load: bool = False
-    """False: each engine gets an equal number of consecutive rows at once. True: each engine gets `max_num_sequences`
-    rows, and after each poll further ones."""
+    is_load_balanced: bool = False
+    """False: each engine gets an equal number of consecutive responses at once. True: each engine gets at most about
+    `max_num_sequences` responses, and further ones after each poll; see `Sampler._distribute_waiting`."""
 
     @property
     def num_ranks(self) -> int:
@@ -77,15 +81,16 @@ class Engines:
 
 @dataclass(frozen=True)
 class _Sample:
-    """A response in flight, or one that was not collected yet."""
+    """A row of a batch: the request of a response in flight, or the finished response."""
 
     inputs: DataProto
     row: int
-    """Its row in `inputs`."""
+    """The row in `inputs`."""
 
 
 class Sampler:
-    """Generates and scores responses. Each response has a number, its SAMPLE_IDS, which is never used again."""
+    """Generates and scores responses. Each response has an id, its value of SAMPLE_IDS, which is never used for another
+    one."""
 
     def __init__(self, hybrid: HybridGroup, reward: RewardGroup, engines: Engines, stop: StopRequest) -> None:
         self.hybrid = hybrid
@@ -97,17 +102,17 @@ class Sampler:
         self._sampling: SamplingSettings | None = None
         self._samples: dict[int, _Sample] = {}
         self._waiting: deque[int] = deque()
-        """Responses that no engine has got yet."""
+        """Responses in flight that were not sent to an engine yet."""
         self._engine_of: dict[int, int] = {}
-        """The engine of each response in flight."""
+        """The engine of each response in flight that was sent to one."""
         self._num_polls = 0
-        """Polls since `begin`."""
+        """Polls since `prepare`."""
         self._num_finished: Counter[int] = Counter()
-        """By engine: responses that finished since `begin`."""
+        """By engine: responses that finished since `prepare`."""
         self._finished: dict[int, _Sample] = {}
-        """Generated responses that were not collected yet, as rows of what an engine has returned."""
+        """Finished responses whose rows were not collected, as rows of what an engine has returned."""
         self._rank_of: dict[int, int] = {}
-        """The rank that scores the response, until its score is collected."""
+        """The rank that scores each finished response whose score was not collected."""
         self._started: list[PendingResult[DataProto]] = []
         self._requested_again: set[int] = set()
         """Responses that an engine has failed to complete once."""
@@ -116,11 +121,11 @@ class Sampler:
 
     @property
     def num_in_flight(self) -> int:
-        """Responses that were submitted and have not finished."""
+        """Responses that were submitted and have not finished, including those that wait for an engine."""
         return len(self._waiting) + len(self._engine_of)
 
-    def begin(self, sampling: SamplingSettings, *, syncs: bool) -> None:
-        """Gets the engines ready for the next requests, which all have these settings. No response may be in flight.
+    def prepare(self, sampling: SamplingSettings, *, syncs: bool) -> None:
+        """Prepares the engines for the next requests, which all have these settings. No response may be in flight.
         `syncs`: whether the engines first get the current weights."""
         assert not self.num_in_flight, "responses are in flight"
         self._requested_again.clear()
@@ -131,8 +136,10 @@ class Sampler:
 
     def submit(self, inputs: DataProto, finished: Sequence[tuple[int, DataProto]] = ()) -> torch.Tensor:
         """Requests one response per row, and returns their SAMPLE_IDS, int64. Needs PROMPT_TOKEN_IDS, SAMPLE_SEEDS and
-        REWARD_COLUMNS; IS_GREEDY is optional. `finished`: pairs of a row and the responses to this row and the next
-        ones, which need not be generated."""
+        REWARD_COLUMNS; IS_GREEDY is optional.
+
+        `finished`: responses that are already generated, and are only scored. The pair (8, batch) with 4 responses has
+        the responses for the rows 8 to 11."""
         ids = torch.arange(self.num_samples, self.num_samples + len(inputs))
         self.num_samples += len(inputs)
         inputs = inputs.with_columns({SAMPLE_IDS: ids})
@@ -142,10 +149,10 @@ class Sampler:
             self._engine_of |= dict.fromkeys(ids_of_batch.tolist(), number % self.engines.num_engines)
             self._accept(batch.with_columns({SAMPLE_IDS: ids_of_batch}))
         self._waiting.extend(sample_id for sample_id in ids.tolist() if sample_id in self._samples)
-        if self.engines.deals_by_load:
-            self._deal_waiting()
+        if self.engines.is_load_balanced:
+            self._distribute_waiting()
         elif self._waiting:
-            self._deal(equal_parts([*self._waiting], self.engines.num_engines))
+            self._distribute(equal_parts([*self._waiting], self.engines.num_engines))
             self._waiting.clear()
         return ids
 
@@ -156,13 +163,13 @@ class Sampler:
         Raises StepAbandonedError after a stop request; then call `abandon`."""
         batch = self.hybrid.take(TAKE_SECONDS)
         if len(batch):
-            batch = self._without_failed(batch)
+            batch = self._retry_failed(batch)
         if len(batch):
             self._accept(batch)
         if self.stop.is_requested:
             raise StepAbandonedError
         self._num_polls += 1
-        self._deal_waiting()
+        self._distribute_waiting()
         ids: list[int] = batch[SAMPLE_IDS].tolist()
         return ids
 
@@ -172,7 +179,7 @@ class Sampler:
             self.poll()
 
     def abandon(self) -> None:
-        """Drops all responses that were not collected, and the scores that were not."""
+        """Drops all responses and scores that were not collected."""
         if self.num_in_flight:
             self.hybrid.abort()
         self.reward.drop_scores()
@@ -181,12 +188,13 @@ class Sampler:
             of_responses.clear()
 
     def poll_scores(self) -> None:
-        """Notes which responses have all their scores. Waits for some of them if no response is in flight.
+        """Updates which responses have all their scores (`are_scored`). If no response is in flight, waits up to
+        TAKE_SECONDS for further scores.
 
         Raises StepAbandonedError after a stop request; then call `abandon`. Raises the errors of
         RewardWorker.start_scoring."""
         seconds = 0.0 if self.num_in_flight else TAKE_SECONDS
-        for of_rank in self.reward.scored(seconds):
+        for of_rank in self.reward.completed_ids(seconds):
             self._scored.update(of_rank)
         if self.stop.is_requested:
             raise StepAbandonedError
@@ -198,17 +206,17 @@ class Sampler:
         return self._scored.issuperset(ids.tolist())
 
     def are_finished(self, ids: torch.Tensor) -> bool:
-        """Whether all of these responses have finished and were not taken."""
+        """Whether all of these responses have finished, and their rows were not collected."""
         return self._finished.keys() >= set(ids.tolist())
 
     def take_rows(self, ids: torch.Tensor) -> DataProto:
-        """Returns the columns of a rollout of these finished responses, in this order. Each can be taken once."""
-        taken = [self._finished.pop(sample_id) for sample_id in ids.tolist()]
-        return _rows(taken)
+        """Returns the rows of these finished responses, in this order, with the columns of a rollout. Each row can be
+        collected once."""
+        return _rows([self._finished.pop(sample_id) for sample_id in ids.tolist()])
 
     def finish_scoring(self, ids: torch.Tensor) -> DataProto:
         """Waits for the scores of these finished responses, and returns them in this order; see
-        RewardWorker.finish_scoring for the columns and errors. Each score can be taken once."""
+        RewardWorker.finish_scoring for the columns and errors. Each score can be collected once."""
         self._check_started()
         self._scored.difference_update(ids.tolist())
         ranks_S = torch.tensor([self._rank_of.pop(sample_id) for sample_id in ids.tolist()])
@@ -222,11 +230,11 @@ class Sampler:
             started.result()
         self._started.clear()
 
-    def _deal_waiting(self) -> None:
-        """Gives waiting rows to the engines that have the fewest. An engine gets up to `max_num_sequences`, and as many
-        more as it finishes between two polls on average: these wait in the engine, and begin when others end before the
-        next poll. An engine gets consecutive rows, because responses to the same prompt share its keys and values in an
-        engine's cache."""
+    def _distribute_waiting(self) -> None:
+        """Sends waiting responses to the engines that have the fewest. An engine gets up to `max_num_sequences`, plus
+        as many as it finishes between two polls on average: these wait in the engine, and begin when others end before
+        the next poll. An engine gets consecutive responses, because responses to the same prompt share its keys and
+        values in the engine's cache."""
         in_hand = Counter(self._engine_of.values())
         sizes = [0] * self.engines.num_engines
         per_poll = [self._num_finished[engine] / max(1, self._num_polls) for engine in range(len(sizes))]
@@ -237,32 +245,36 @@ class Sampler:
                 break
             sizes[min(taking, key=lambda each: in_hand[each] + sizes[each])] += 1
         if any(sizes):
-            self._deal([[self._waiting.popleft() for _ in range(size)] for size in sizes])
+            self._distribute([[self._waiting.popleft() for _ in range(size)] for size in sizes])
 
-    def _deal(self, parts: Sequence[Sequence[int]]) -> None:
+    def _distribute(self, parts: Sequence[Sequence[int]]) -> None:
         """Submits responses to the engines: `parts` has the ids for each engine."""
-        assert self._sampling is not None, "call begin first"
+        assert self._sampling is not None, "call prepare first"
         self._engine_of |= {sample_id: engine for engine, part in enumerate(parts) for sample_id in part}
         rows = _rows([self._samples[sample_id] for part in parts for sample_id in part])
         columns = [name for name in REQUEST_COLUMNS if name in rows]
         ends = list(accumulate(map(len, parts), initial=0))
         self.hybrid.submit([rows.only(columns).slice(*each) for each in pairwise(ends)], self._sampling)
 
-    def _without_failed(self, batch: DataProto) -> DataProto:
-        """Returns the responses that the engines have completed, or failed to complete twice. The others are requested
-        once more, from the same engines."""
+    def _retry_failed(self, batch: DataProto) -> DataProto:
+        """Requests the responses that an engine did not complete once more, from the same engine. Returns the others,
+        and those that an engine did not complete for the second time."""
         failed = batch[SAMPLE_IDS][batch[HAS_ENGINE_ERROR]].tolist()
         again = set(failed) - self._requested_again
         if not again:
             return batch
-        log.warning("the rollout engine did not complete %d responses; they are requested again", len(again))
+        num_requested = self._num_finished.total() + self.num_in_flight
+        log.warning(
+            "the rollout engine did not complete %d of %d responses; requesting them once more",
+            *(len(again), num_requested),
+        )
         self._requested_again |= again
         engines = range(self.engines.num_engines)
-        self._deal([[each for each in again if self._engine_of[each] == engine] for engine in engines])
+        self._distribute([[each for each in again if self._engine_of[each] == engine] for engine in engines])
         return batch.rows([each not in again for each in batch[SAMPLE_IDS].tolist()])
 
     def _accept(self, batch: DataProto) -> None:
-        """Takes over finished responses, and starts their scoring. Ranks that share an engine take turns."""
+        """Stores finished responses, and starts their scoring. The ranks that share an engine score them in turns."""
         size, ids = self.engines.ranks_per_engine, batch[SAMPLE_IDS].tolist()
         for sample_id in ids:
             self._rank_of[sample_id] = self._engine_of[sample_id] * size + sample_id % size

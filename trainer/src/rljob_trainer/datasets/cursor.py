@@ -72,7 +72,7 @@ class PromptCursor(Generic[Row]):
         self._shuffle = shuffle
         self._digest = digest
         self._are_usable = are_usable
-        self.num_left_out = 0
+        self.num_skipped = 0
         """Number of rows skipped so far. Skipped rows that `rewind` goes back over no longer count."""
         self._ordinal = 0
         self._order_epoch = 0
@@ -92,7 +92,7 @@ class PromptCursor(Generic[Row]):
             drawn = self._rows_between(self._ordinal, end)
             usable = self._usable(drawn)
             batch += usable
-            self.num_left_out += len(drawn) - len(usable)
+            self.num_skipped += len(drawn) - len(usable)
             num_seen += len(drawn)
             self._ordinal = end
         return batch
@@ -102,7 +102,7 @@ class PromptCursor(Generic[Row]):
         Afterwards the state is as if no later row had been drawn. Raises whatever `are_usable` raises."""
         assert -1 <= ordinal < self._ordinal, f"row {ordinal} was not drawn, the next row is {self._ordinal}"
         later = self._rows_between(ordinal + 1, self._ordinal)
-        self.num_left_out -= len(later) - len(self._usable(later))
+        self.num_skipped -= len(later) - len(self._usable(later))
         self._ordinal = ordinal + 1
 
     def state(self) -> CursorState:

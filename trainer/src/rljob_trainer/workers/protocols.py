@@ -136,8 +136,8 @@ class RewardGroup(Protocol):
         """One batch per rank; the result has their rows one after the other. See RewardWorker.finish_scoring."""
         ...
 
-    def scored(self, max_seconds: float) -> list[list[int]]:
-        """One list per rank; see RewardWorker.scored."""
+    def completed_ids(self, max_seconds: float) -> list[list[int]]:
+        """One list per rank; see RewardWorker.completed_ids."""
         ...
 
     def drop_scores(self) -> list[None]:

@@ -159,7 +159,7 @@ class RewardWorker(Worker):
         return DataProto(columns, {FOUND: tuple(found)})
 
     @register(Dispatch.ONE_TO_ALL)
-    def scored(self, max_seconds: float) -> list[int]:
+    def completed_ids(self, max_seconds: float) -> list[int]:
         """Returns the SAMPLE_IDS of responses whose scores have become complete since the last call, so that
         `finish_scoring` does not wait for them. If there are none, waits up to `max_seconds` for the next scores."""
         pending = [each for response in self.started.values() for each in response.outcomes if not each.done()]

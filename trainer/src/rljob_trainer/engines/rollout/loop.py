@@ -118,7 +118,7 @@ class EngineLoop:
     def num_unfinished(self) -> int:
         """The number of requests that have not ended."""
         with self._changed:
-            self._raise_failure()
+            self._raise_if_failed_or_stalled()
             return len(self._unfinished)
 
     def submit(self, requests: Iterable[GenerationRequest]) -> None:
@@ -158,7 +158,7 @@ class EngineLoop:
 
     def _send(self, command: _Add | _Abort) -> None:
         """Needs the lock."""
-        self._raise_failure()
+        self._raise_if_failed_or_stalled()
         self._inbox.append(command)
         self._num_received += 1
         self._changed.notify_all()
@@ -175,13 +175,13 @@ class EngineLoop:
         stuck."""
         end = self._clock() + max_seconds
         while True:
-            self._raise_failure()
+            self._raise_if_failed_or_stalled()
             remaining = end - self._clock()
             if is_over() or remaining <= 0:
                 return
             self._changed.wait(min(remaining, CHECK_SECONDS))
 
-    def _raise_failure(self) -> None:
+    def _raise_if_failed_or_stalled(self) -> None:
         """Needs the lock."""
         seconds = self._clock() - self._progress_at
         if self._failure is None and not self._is_idle and seconds > self._stall_seconds:
