@@ -107,7 +107,7 @@ def test_responses_are_scored_while_others_are_generated(engines: Engines) -> No
     engines.hold(is_held=True)
     engines.both.begin_rollout(True)
     for engine, rows in zip(engines.each, prompts(10).chunk(2), strict=True):
-        assert engine.submit([rows], SHORT)[SAMPLE_IDS].tolist() == rows[SAMPLE_IDS].tolist()
+        assert len(engine.submit([rows], SHORT)) == 0
         # These wait for the first ones.
         engine.submit([prompts(20 + int(rows[SAMPLE_IDS][0]), 2)], LONG)
     taken = [rows_of(engine, 2) for engine in engines.each]

@@ -118,6 +118,7 @@ def responses(*texts: str) -> DataProto:
     columns = {PROMPT_TEXTS: ("p",) * len(texts), RESPONSE_TEXTS: texts, ANSWERS: ("",) * len(texts)}
     columns[TURN_BEGINNINGS] = ("",) * len(texts)
     numbers = {RESPONSE_LENGTHS: torch.tensor(LENGTHS[: len(texts)]), SAMPLE_IDS: torch.arange(len(texts))}
+    numbers[HAS_ENGINE_ERROR] = torch.zeros(len(texts), dtype=torch.bool)
     return DataProto(numbers, {**columns, DATASET_ROWS: tuple(rows)})
 
 
@@ -341,10 +342,10 @@ def test_rewards_are_scored_concurrently_while_the_process_works(tmp_path: Path)
     again = function("meets", timeout_seconds=60.0)
     other = ScorerSettings(again.reward.model_copy(update={"name": "other"}), again.where, again.scorer, 2)
     with worker_of(tmp_path, again, other) as worker:
-        receipt = worker.start_scoring(responses("a", "b"))
+        worker.start_scoring(responses("a", "b"))
         give_up_at = time.monotonic() + 60
         while len(list((tmp_path / "met").iterdir())) < 4:
             assert time.monotonic() < give_up_at, "one reward waits for another"
             time.sleep(0.01)
-        scores = worker.finish_scoring(receipt)
+        scores = worker.finish_scoring(DataProto({SAMPLE_IDS: torch.arange(2)}))
     assert scores[score_column("meets")].tolist() == scores[score_column("other")].tolist() == [1.0, 1.0]

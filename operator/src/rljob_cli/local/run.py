@@ -387,10 +387,11 @@ def _print(content: Text | Table, console: Console) -> None:
         console.print(content, soft_wrap=isinstance(content, Text))
     except OSError:
         discard_output(sys.stdout)
-    except RuntimeError:
-        # `reentrant call`: a second Ctrl-C arrived while the message about the first was written. Rich or Python has
-        # this text in a buffer and writes it with the next one.
-        pass
+    except RuntimeError as error:
+        # A second Ctrl-C arrived while the message about the first was written. Rich or Python has this text in a
+        # buffer and writes it with the next one.
+        if "reentrant" not in str(error):
+            raise
     except SystemExit:
         # If a pipe is closed, rich discards the output and raises SystemExit.
         return

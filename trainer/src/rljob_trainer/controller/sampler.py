@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 TAKE_SECONDS = 0.25
 """Longest duration of a poll: a finished response waits at most about this long until its scoring starts."""
 REQUEST_COLUMNS = (PROMPT_TOKEN_IDS, SAMPLE_SEEDS, SAMPLE_IDS, IS_GREEDY)
+RESPONSE_COLUMNS = (SAMPLE_IDS, HAS_ENGINE_ERROR, RESPONSE_TEXTS, RESPONSE_LENGTHS)
 REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS)
 """Prompt columns that reward functions need."""
 
@@ -279,7 +280,7 @@ class Sampler:
         for sample_id in ids:
             self._rank_of[sample_id] = self._engine_of[sample_id] * size + sample_id % size
         inputs = _rows([self._samples.pop(sample_id) for sample_id in ids])
-        rows = batch.only([SAMPLE_IDS, RESPONSE_TEXTS, RESPONSE_LENGTHS]).union(inputs.only(REWARD_COLUMNS))
+        rows = batch.only(RESPONSE_COLUMNS).union(inputs.only(REWARD_COLUMNS))
         ranks_S = torch.tensor([self._rank_of[sample_id] for sample_id in ids])
         self._started.append(
             self.reward.start_scoring([rows.rows(ranks_S == rank) for rank in range(self.engines.num_ranks)])

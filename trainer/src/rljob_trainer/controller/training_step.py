@@ -142,7 +142,8 @@ class TrainingStep:
         on scores, this waits for them, so that dropped responses need no forward pass. Otherwise scoring continues in
         the background."""
         if self.dynamic_sampling is not None and self.dynamic_sampling.is_continuous:
-            self.rollout.sampler.prepare(self.plan.sampling, syncs=self._syncs(step))
+            with self.timer.phase("rollout"):
+                self.rollout.sampler.prepare(self.plan.sampling, syncs=self._syncs(step))
             return self.dynamic_sampling.filled_continuously(
                 prompts, step, lambda fresh, num_drawn: self._requested(fresh, step, num_drawn), self.rollout
             )

@@ -281,12 +281,17 @@ class ScorerPool:
         self._selector.unregister(slot.child.connection)
         slot.child.kill()
         self._slots.remove(slot)
+        if slot.retried is not None:
+            # It was not sent yet. In `_pending`, `_fail` finds it.
+            self._pending.appendleft(slot.retried)
         if not slot.is_ready:
             raise self._not_loaded(slot, status)
         retried = self._retried(slot, status) if slot.responses else None
         self._pending.extendleft(reversed(slot.responses))
+        if retried is not None:
+            self._pending.appendleft(retried)
         replacement = self._start(slot.number)
-        replacement.retried = retried
+        replacement.retried = None if retried is None else self._pending.popleft()
         self._slots.append(replacement)
 
     def _retried(self, slot: Slot, status: RewardStatus) -> QueuedResponse | None:

@@ -58,7 +58,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _is_one(error: BaseException) -> bool:
     if isinstance(error, _BUILTIN):
-        return True
+        # A pipe is a connection to a program on this machine, which the response may have ended.
+        return not isinstance(error, BrokenPipeError)
     for kind in type(error).__mro__:
         name = kind.__module__.partition(".")[0], kind.__name__
         if name in _CLASSES:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
+from itertools import compress, count
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
     FOUND,
+    HAS_ENGINE_ERROR,
     PROMPT_TEXTS,
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
@@ -115,19 +117,23 @@ class RewardWorker(Worker):
         """Sends the responses to the scoring processes without waiting for scores. May be called again before their
         scores are collected.
 
-        Needs SAMPLE_IDS, RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and DATASET_ROWS.
-        Returns SAMPLE_IDS. Raises RewardError for a row that cannot be sent to a scorer."""
+        A response with HAS_ENGINE_ERROR is not sent; the controller removes its scores. Needs SAMPLE_IDS,
+        HAS_ENGINE_ERROR, RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and DATASET_ROWS.
+        Returns a batch without columns. Raises RewardError for a row that cannot be sent to a scorer."""
         names = (PROMPT_TEXTS, TURN_BEGINNINGS, RESPONSE_TEXTS, ANSWERS, DATASET_ROWS)
         requests = [
             RewardRequest(str(prompt), f"{beginning}{response}", answer, _mapping(row))
             for prompt, beginning, response, answer, row in zip(*map(batch.object_column, names), strict=True)
         ]
-        outcomes = [pool.submit(requests) for pool in self.pools]
-        rows = zip(batch[SAMPLE_IDS].tolist(), requests, batch[RESPONSE_LENGTHS].tolist(), strict=True)
-        for index, (sample_id, request, length) in enumerate(rows):
+        are_incomplete = batch[HAS_ENGINE_ERROR].tolist()
+        complete = list(compress(requests, [not each for each in are_incomplete]))
+        outcomes, indices = [pool.submit(complete) for pool in self.pools], count()
+        rows = zip(batch[SAMPLE_IDS].tolist(), requests, batch[RESPONSE_LENGTHS].tolist(), are_incomplete, strict=True)
+        for sample_id, request, length, is_incomplete in rows:
             assert sample_id not in self.started, f"response {sample_id} is already being scored"
-            self.started[sample_id] = _Started(request, length, index, outcomes)
-        return batch.only([SAMPLE_IDS])
+            index, found = (0, [_not_scored() for _ in self.pools]) if is_incomplete else (next(indices), outcomes)
+            self.started[sample_id] = _Started(request, length, index, found)
+        return DataProto()
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def finish_scoring(self, batch: DataProto) -> DataProto:
@@ -199,6 +205,13 @@ class RewardWorker(Worker):
     def response_texts(self, batch: DataProto) -> DataProto:
         """Returns RESPONSE_TEXTS and FOUND of these rows, to show a few samples."""
         return DataProto(objects={name: batch.object_column(name) for name in (RESPONSE_TEXTS, FOUND)})
+
+
+def _not_scored() -> Future[list[RewardOutcome]]:
+    """The outcome for a response that the rollout engine did not complete."""
+    future: Future[list[RewardOutcome]] = Future()
+    future.set_result([RewardOutcome(0.0, RewardStatus.OK, "", 0.0)])
+    return future
 
 
 def _mapping(row: object) -> Mapping[str, object]:

@@ -5,10 +5,10 @@ Legend: B responses of this worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from itertools import chain
+from itertools import chain, count
 
 import torch
 
@@ -68,8 +68,11 @@ class RolloutWorker(Worker):
         peers = None if group is None else ModelPeers(group, context.rank - context.rank % tensor_parallel)
         self.loop = EngineLoop(self.engine, device=context.device, peers=peers, stall_seconds=stall_seconds)
         """Runs the engine while there are unfinished requests."""
-        self._prompts: dict[str, tuple[int, ...]] = {}
-        """The prompts of the requests that were submitted and not taken or aborted, by request id."""
+        self._requests: dict[str, tuple[int, tuple[int, ...]]] = {}
+        """SAMPLE_IDS and prompt of the requests that were submitted and not taken or aborted, by request id."""
+        self._request_numbers = count()
+        """Each request has an id of its own, also if a response is requested again: ranks that share a model take the
+        same response at different times."""
         MEMORY.watch(self.memory)
         MEMORY.watch_unmapped(self.unmapped)
         HOST_LEDGER.watch(self.host_uses)
@@ -110,39 +113,45 @@ class RolloutWorker(Worker):
         )
 
     def submit(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
-        """Begins to generate one response per row, and returns the rows' SAMPLE_IDS. Needs PROMPT_TOKEN_IDS,
-        SAMPLE_SEEDS and SAMPLE_IDS; IS_GREEDY is optional. Raises the errors of EngineLoop."""
-        requests = requests_of(batch, sampling)
+        """Begins to generate one response per row. Needs PROMPT_TOKEN_IDS, SAMPLE_SEEDS and SAMPLE_IDS; IS_GREEDY is
+        optional. Returns a batch without columns. Raises the errors of EngineLoop."""
+        numbers = [str(next(self._request_numbers)) for _ in range(len(batch))]
+        requests = requests_of(batch, sampling, numbers)
         self.loop.submit(requests)
-        self._prompts |= {request.request_id: request.prompt_token_ids for request in requests}
-        return batch.only([SAMPLE_IDS])
+        self._requests |= {
+            request.request_id: (sample_id, request.prompt_token_ids)
+            for request, sample_id in zip(requests, batch[SAMPLE_IDS].tolist(), strict=True)
+        }
+        return DataProto()
 
     def take(self, max_seconds: float) -> DataProto:
-        """Returns the responses to submitted rows that have ended since the last call, in the order of their ends; see
-        EngineLoop.take. The columns are those of `rollout_columns` and SAMPLE_IDS; there may be no rows."""
+        """Returns the responses to submitted rows that have ended since the last call, in the order in which they
+        ended; see EngineLoop.take. The columns are those of `rollout_columns` and SAMPLE_IDS; there may be no rows."""
         responses = self.loop.take(max_seconds)
-        prompts = [self._prompts.pop(response.request_id) for response in responses]
-        ids = torch.tensor([int(response.request_id) for response in responses], dtype=torch.int64)
-        return rollout_columns(prompts, responses).with_columns({SAMPLE_IDS: ids})
+        requests = [self._requests.pop(response.request_id) for response in responses]
+        if not self._requests:
+            # The loop's thread may still leave the random stream and record its time.
+            self.loop.wait_until_idle()
+        ids = torch.tensor([sample_id for sample_id, _ in requests], dtype=torch.int64)
+        return rollout_columns([prompt for _, prompt in requests], responses).with_columns({SAMPLE_IDS: ids})
 
     def abort(self) -> None:
         """Drops all submitted rows whose responses were not taken."""
-        self.loop.abort(self._prompts)
+        self.loop.abort(self._requests)
+        self.loop.wait_until_idle()
         self.loop.take(0.0)
-        self._prompts.clear()
+        self._requests.clear()
 
 
-def requests_of(batch: DataProto, sampling: SamplingSettings) -> list[GenerationRequest]:
-    """Returns one request per row; see RolloutWorker.submit for the columns."""
+def requests_of(batch: DataProto, sampling: SamplingSettings, ids: Sequence[str]) -> list[GenerationRequest]:
+    """Returns one request per row, with these ids; see RolloutWorker.submit for the columns."""
     prompts = [tuple(row.tolist()) for row in batch.ragged_column(PROMPT_TOKEN_IDS).row_tensors()]
     seeds: list[int] = batch[SAMPLE_SEEDS].tolist()
     greedy = replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
     are_greedy: list[bool] = batch[IS_GREEDY].tolist() if IS_GREEDY in batch.tensors else [False] * len(prompts)
     return [
-        GenerationRequest(str(sample_id), prompt, greedy if is_greedy else sampling, seed)
-        for sample_id, prompt, is_greedy, seed in zip(
-            batch[SAMPLE_IDS].tolist(), prompts, are_greedy, seeds, strict=True
-        )
+        GenerationRequest(request_id, prompt, greedy if is_greedy else sampling, seed)
+        for request_id, prompt, is_greedy, seed in zip(ids, prompts, are_greedy, seeds, strict=True)
     ]
 
 

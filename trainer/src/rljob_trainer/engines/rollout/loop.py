@@ -223,6 +223,9 @@ class EngineLoop:
         with self._changed:
             if self._failure is None and self._inbox:
                 return False
+            if self._failure is None and self._unfinished:
+                lost = sorted(self._unfinished)
+                self._failure = WorkerError(f"the rollout engine lost {len(lost)} requests, such as {lost[:3]}")
             self._is_idle = self._failure is None
             self._changed.notify_all()
             return True
