@@ -335,8 +335,12 @@ def test_a_batch_that_never_fills_is_one_clear_error() -> None:
     )
     for part in ("4 are needed", "mean score of all responses: 0.04167, min 0, max 1", "onMaxRounds: TrainOnFewer"):
         assert part in message
-    with pytest.raises(BatchNotFullError, match=r"all scores, or all scores of 'right', are equal"):
+    with pytest.raises(
+        BatchNotFullError, match=r"all scores, or all scores of 'right', are equal, or fewer than two responses"
+    ):
         World(4, lambda _row: False).filled(2, reward="right")
+    with pytest.raises(BatchNotFullError, match=r"not full after 6 prompts: 0 of 6 groups"):
+        FinishingGroups(World(40, lambda _row: False), Random(0)).filled(2, max_rounds=3)
 
 
 def test_fewer_groups_are_spread_over_the_updates_and_others_are_placeholders() -> None:

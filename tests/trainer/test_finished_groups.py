@@ -113,13 +113,17 @@ def test_a_second_stop_keeps_what_the_first_one_has_kept(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("other", ["job", "checkpoint", "step", "settings", "ticket"])
-def test_groups_of_other_weights_prompts_or_settings_are_not_used(other: str, tmp_path: Path) -> None:
+def test_groups_of_other_weights_prompts_or_settings_are_not_used(
+    other: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     stopped(tmp_path)
+    caplog.set_level(logging.INFO)
     kept = kept_in(tmp_path, "another" if other == "job" else "job", 4 if other == "settings" else 2)
     checkpoint = "step-00000006" if other == "checkpoint" else CHECKPOINT
     kept.load(checkpoint, STEP - 1 if other == "step" else STEP)
     ticket = replace(TICKETS[0], ordinal=99) if other == "ticket" else TICKETS[0]
     assert kept.take(ticket, PROMPTS[0]) is None
+    assert (f"not used, because they are of another {other}" in caplog.text) == (other != "ticket")
 
 
 def test_a_damaged_file_is_ignored_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
