@@ -184,7 +184,7 @@ def test_other_data_with_as_many_rows_is_logged(caplog: pytest.LogCaptureFixture
     cursor_for("a").restore(cursor_for("a").state())
     assert caplog.text == ""
     cursor_for("b").restore(cursor_for("a").state())
-    assert "the prompts differ from those of the checkpoint's run" in caplog.text
+    assert "the prompts have changed since the checkpoint was saved" in caplog.text
 
 
 def test_an_empty_dataset_is_rejected() -> None:

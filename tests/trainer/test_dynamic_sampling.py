@@ -271,7 +271,7 @@ def test_without_rounds_a_step_uses_the_same_groups_in_whatever_order_they_finis
 @given(seed=st.integers(0, 1000))
 def test_without_rounds_the_number_of_prompts_is_limited(seed: int) -> None:
     world = World(40, lambda row: row in (2, 9))
-    with pytest.raises(BatchNotFullError, match=r"not full after 3 rounds: 2 of 12"):
+    with pytest.raises(BatchNotFullError, match=r"not full after 12 prompts: 2 of 12"):
         FinishingGroups(world, Random(seed)).filled(4, max_rounds=3)
     world = World(40, lambda row: row in (2, 9))
     found = FinishingGroups(world, Random(seed)).filled(4, max_rounds=3, policy=FEWER)
@@ -335,7 +335,7 @@ def test_a_batch_that_never_fills_is_one_clear_error() -> None:
     )
     for part in ("4 are needed", "mean score of all responses: 0.04167, min 0, max 1", "onMaxRounds: TrainOnFewer"):
         assert part in message
-    with pytest.raises(BatchNotFullError, match=r"all scores, or all scores of 'right', are equal"):
+    with pytest.raises(BatchNotFullError, match=r"all scores, or all scores of 'right', are equal, or fewer than two"):
         World(4, lambda _row: False).filled(2, reward="right")
 
 

@@ -125,7 +125,7 @@ def test_a_stop_while_one_group_is_scored_and_others_are_generated_keeps_what_ha
     """Requests that were still in flight would make the checkpoint of the stop fail."""
     world, kept = SimulatedRollouts([1, 1, 1, 1, 9, 9]), kept_in(tmp_path)
     phase = phase_of(world, kept)
-    world.sampler.begin(SAMPLING, syncs=True)
+    world.sampler.prepare(SAMPLING, syncs=True)
     requested = phase.request(PROMPTS, 2, SEEDS, tickets=TICKETS).by_group()
     assert phase.poll(requested) == [0, 1]
     unscored = phase.collected(requested[0])
@@ -144,23 +144,26 @@ def test_a_stop_while_one_group_is_scored_and_others_are_generated_keeps_what_ha
 def test_a_stop_while_only_scores_are_missing_does_not_wait_for_them(is_collected: bool) -> None:
     world = SimulatedRollouts([1, 1], polls_until_scored=99)
     phase = phase_of(world, None)
-    world.sampler.begin(SAMPLING, syncs=True)
+    world.sampler.prepare(SAMPLING, syncs=True)
     requested = phase.request(PROMPTS[:1], 2, SEEDS[:2], tickets=TICKETS[:1])
     world.sampler.drain()
-    scored = world.scored
+    completed_ids = world.completed_ids
 
     def stops(max_seconds: float) -> list[list[int]]:
         world.stop.is_requested = True
-        return scored(max_seconds)
+        return completed_ids(max_seconds)
 
-    world.scored = stops  # type: ignore[method-assign]
+    world.completed_ids = stops  # type: ignore[method-assign]
     with pytest.raises(StepAbandonedError):
         phase.scored(phase.collected(requested)) if is_collected else phase.poll({0: requested})
 
 
 @pytest.mark.parametrize("other", ["job", "model", "checkpoint", "step", "settings", "ticket", "prompt"])
-def test_groups_of_other_weights_prompts_or_settings_are_not_used(other: str, tmp_path: Path) -> None:
+def test_groups_of_other_weights_prompts_or_settings_are_not_used(
+    other: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     stopped(tmp_path)
+    caplog.set_level(logging.INFO)
     kept = kept_in(
         tmp_path,
         "another" if other == "job" else "job",
@@ -172,6 +175,7 @@ def test_groups_of_other_weights_prompts_or_settings_are_not_used(other: str, tm
     ticket = replace(TICKETS[0], ordinal=99) if other == "ticket" else TICKETS[0]
     prompt = replace(PROMPTS[0], token_ids=(2,)) if other == "prompt" else PROMPTS[0]
     assert kept.take(ticket, prompt) is None
+    assert ("not used, because they are of another " in caplog.text) == (other not in ("ticket", "prompt"))
 
 
 def test_a_damaged_file_is_ignored_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

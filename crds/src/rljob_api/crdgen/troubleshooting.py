@@ -137,8 +137,9 @@ ended; `ERROR`: an exception of its code. `logs/` in the run folder has the firs
 ### the batch of step
 
 `spec.training.algorithm.dynamicSampling.maxRounds: the batch of step 31 is not full after 10 rounds: 5 of 320 groups
-can be trained on, 32 are needed; in the other groups all scores are equal (mean score of all responses: 0.98, min 0,
-max 1)`. This is a ConfigurationError, because another attempt would generate the same responses.
+can be trained on, 32 are needed; in the other groups all scores are equal, or fewer than two responses have scores
+(mean score of all responses: 0.98, min 0, max 1)`. This is a ConfigurationError, because another attempt would generate
+the same responses. With `refill: Continuous` the message has the number of prompts instead of rounds.
 
 Dynamic sampling replaces groups whose responses all have the same score, because they have no learning signal. After
 `maxRounds` rounds of new prompts there were still too few other groups. The scores in the message show why:

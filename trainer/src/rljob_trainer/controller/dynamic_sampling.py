@@ -1,9 +1,10 @@
-"""Dynamic sampling: groups whose scores are all equal are replaced by groups of new prompts, in rounds, until the batch
-is full.
+"""Dynamic sampling: groups whose scores are all equal are replaced by groups of new prompts, until the batch is full.
+This happens in rounds (`refill: Round`), or while other groups are still being generated (`Continuous`).
 
-A step takes the first groups with different scores, in the order of their prompts in the data. Prompts after the last
-group that is taken return to the stream. So the result of a step, and the position of the stream after the step, are
-the same as if prompts were drawn one by one. The number of prompts per round only affects the time.
+A step takes the first groups with different scores, in the order of their prompts in the data. The prompts after the
+last taken group are drawn again in the next step. So, for the same responses and scores, a step takes the same groups
+as if prompts were drawn one by one. The number of prompts per round only affects the time, and which responses are
+generated in the same batch.
 
 Source: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2 and equation 11.
 
@@ -90,10 +91,10 @@ class DynamicSampling:
         self, prompts: Sequence[DrawnRow[PromptRow]], step: int, request: Request, rollout: RolloutPhase
     ) -> StepRows:
         """Like `filled`, without rounds: requests further prompts as soon as it is likely that the groups that are
-        being generated will not fill the batch. `maxRounds` limits the number of prompts to that of as many first
-        rounds. As soon as it is known which groups are taken, drops those that are still being generated or scored.
+        being generated will not fill the batch. Draws at most `maxRounds` times as many prompts as the first batch
+        has. As soon as it is known which groups are taken, drops those that are still being generated or scored.
 
-        Which groups are taken does not depend on the order in which they finish."""
+        For the same responses and scores, the same groups are taken, whatever the order in which they finish."""
         num_wanted, drawn = len(prompts), list(prompts)
         max_drawn = num_wanted * resolved_value(self.settings.max_rounds)
         requested = request(drawn, 0).by_group()
@@ -170,12 +171,13 @@ class DynamicSampling:
             return too_many_excluded(counted, f"{self.plan.max_failure_rate:g} of them", everything.reasons())
         by_name = f", or all scores of {self.settings.reward!r}," if self.settings.reward is not None else ""
         values = f"{float(scores.mean()):.4g}, min {float(scores.min()):.4g}, max {float(scores.max()):.4g}"
+        when = f"{len(is_kept_G)} prompts" if self.is_continuous else f"{self.settings.max_rounds} rounds"
         return BatchNotFullError(
             f"spec.training.algorithm.dynamicSampling.maxRounds: the batch of step {step + 1} is not full after "
-            f"{self.settings.max_rounds} rounds: {int(is_kept_G.sum())} of {len(is_kept_G)} groups can be trained on, "
-            f"{num_wanted} are needed; in the other groups all scores{by_name} are equal (mean score of all responses: "
-            f"{values}); use prompts that the model sometimes solves, or a reward that gives partial credit, increase "
-            "rollout.groupSize or maxRounds, or set onMaxRounds: TrainOnFewer"
+            f"{when}: {int(is_kept_G.sum())} of {len(is_kept_G)} groups can be trained on, {num_wanted} are needed; in "
+            f"the other groups all scores{by_name} are equal, or fewer than two responses have scores (mean score of "
+            f"all responses: {values}); use prompts that the model sometimes solves, or a reward that gives partial "
+            "credit, increase rollout.groupSize or maxRounds, or set onMaxRounds: TrainOnFewer"
         )
 
 
@@ -190,8 +192,10 @@ def num_fresh_prompts(num_wanted: int, num_kept: int, num_drawn: int, multiple: 
 
 
 def num_groups_decided(is_kept: Mapping[int, bool], num_wanted: int) -> int:
-    """Returns how many of the first groups are known without a gap, up to the one that fills the batch. `is_kept`: for
-    each group that is known, whether it is kept."""
+    """Returns the number of consecutive groups, from the first one, for which it is known whether they are kept; at
+    most up to the group that fills the batch. `is_kept`: whether a group is kept, for each group that is known.
+
+    Example: of the groups 0, 1 and 3, group 2 being unknown, the first two are decided."""
     num_kept = 0
     for number in count():
         if number not in is_kept or num_kept == num_wanted:
@@ -201,9 +205,10 @@ def num_groups_decided(is_kept: Mapping[int, bool], num_wanted: int) -> int:
 
 
 def num_missing_prompts(num_wanted: int, num_kept: int, num_known: int, num_open: int) -> int:
-    """Returns how many more prompts are needed to expect `num_wanted` kept groups, at most `num_wanted`. `num_kept` of
-    `num_known` groups are kept so far, and `num_open` further groups are requested. The kept fraction is estimated as
-    if `num_wanted` / 2 more groups were known, and half of them kept. Otherwise the first few groups would decide."""
+    """Returns the number of further prompts after which `num_wanted` kept groups are expected; at most `num_wanted`,
+    and 0 if no group is known yet. So far `num_kept` of `num_known` groups are kept, and `num_open` further groups are
+    being generated or scored. The kept fraction is estimated as if `num_wanted` / 2 more groups were known, and half of
+    them kept, so that the first few groups do not have too much weight."""
     fraction = (num_kept + num_wanted / 4) / (num_known + num_wanted / 2)
     missing = num_wanted - num_kept - fraction * num_open
     return min(num_wanted, math.ceil(missing / fraction)) if num_known and missing > 0 else 0

@@ -79,11 +79,12 @@ class SavedGroups(WireModel):
     contract_version: PositiveCount
     job_name: str
     checkpoint: str
-    """Folder name of the checkpoint whose weights have generated the responses; empty before the first checkpoint."""
+    """Folder name of the newest checkpoint at the stop; empty if there was none. Only an attempt that resumes from this
+    checkpoint uses the groups."""
     step: Count
     """The step that issued the groups, from 0."""
     settings: dict[str, JsonValue]
-    """The settings that the responses depend on."""
+    """The settings that the responses depend on: the sampling settings, `group_size` and `seed`."""
     groups: tuple[SavedGroup, ...]
 
 
@@ -129,11 +130,11 @@ class FinishedGroups:
         return FinishedGroups(folder, job.name, model, plan.sampling, plan.group_size, plan.seed)
 
     def begin_step(self) -> None:
-        """Forgets the groups of the step before."""
+        """Drops the groups of the previous step."""
         self._step.clear()
 
     def add(self, ticket: Ticket, batch: DataProto) -> None:
-        """Notes the finished responses of a group of this step."""
+        """Adds a finished group of this step; `batch`: its responses."""
         self._step.append(_Rows(ticket, batch.only(COLUMNS)))
 
     def take(self, ticket: Ticket, prompt: PromptRow) -> DataProto | None:
@@ -163,13 +164,14 @@ class FinishedGroups:
             with storage_errors(self.path.parent, "saving finished groups"), durable_file(self.path) as descriptor:
                 write_all(descriptor, seal(saved)[0])
         except TrainerError as error:
-            log.warning("the %d finished groups of step %d are not kept: %s", len(self._step), step + 1, error)
+            log.warning("could not save the %d finished groups of step %d: %s", len(self._step), step + 1, error)
         else:
-            log.info("the %d finished groups of step %d are kept", len(self._step), step + 1)
+            log.info("saved the %d finished groups of step %d", len(self._step), step + 1)
 
     def load(self, checkpoint: str, step: int) -> None:
-        """Reads what an earlier attempt has saved, if it is from the same weights and settings; `checkpoint` is the
-        folder name of the checkpoint from which this attempt has resumed, at step `step`."""
+        """Reads the groups that an earlier attempt has saved. Ignores them if the job's name, the checkpoint, the step
+        or the settings differ. `checkpoint`: folder name of the checkpoint from which this attempt has resumed, at step
+        `step`; empty if there is none."""
         if not self.path.exists():
             return
         try:
@@ -177,10 +179,20 @@ class FinishedGroups:
         except DamagedError as error:
             log.warning("%s: finished groups are not used: %s", self.path, error)
             return
-        found = (saved.job_name, saved.checkpoint, saved.step, saved.settings)
-        if found == (self.job_name, checkpoint, step, self.settings):
-            self._saved = {Ticket(each.ordinal, step, each.number): each for each in saved.groups}
-            log.info("step %d: %d groups of the last attempt are used", step + 1, len(self._saved))
+        for name, found, expected in (
+            ("job", saved.job_name, self.job_name),
+            ("checkpoint", saved.checkpoint, checkpoint),
+            ("step", saved.step, step),
+            ("settings", saved.settings, self.settings),
+        ):
+            if found != expected:
+                log.info(
+                    "%s: finished groups are not used, because they are of another %s (in the file: %s, now: %s)",
+                    *(self.path, name, found, expected),
+                )
+                return
+        self._saved = {Ticket(each.ordinal, step, each.number): each for each in saved.groups}
+        log.info("step %d: using %d finished groups of the last attempt", step + 1, len(self._saved))
 
     def end_step(self) -> None:
         """Forgets the groups after their step is done, and removes the file. If this fails, only logs a warning,

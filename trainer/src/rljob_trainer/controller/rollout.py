@@ -112,7 +112,7 @@ class Rollout:
         return torch.stack([part[HAS_ENGINE_ERROR] | is_without_score(part, self.weights) for part in parts]).any(dim=0)
 
     def reasons(self) -> Reasons:
-        """Returns why responses are excluded, or were before others replaced them."""
+        """Returns why responses are excluded, or were excluded before other responses replaced them."""
         of_greedy = Reasons() if self.greedy is None else reasons_of(self.greedy, self.weights)
         return reasons_of(self.batch, self.weights) + of_greedy + self.lost
 
@@ -127,10 +127,11 @@ class Rollout:
         return replace(self, batch=batch, greedy=greedy, lost=self.reasons(), num_lost=self.num_lost + len(rows))
 
     def is_counted(self, min_members: int) -> torch.Tensor:
-        """Returns [B] bool: whether the response counts for the advantages of its group. It is not excluded, and its
-        group has at least `min_members` (1 or more) responses that are not.
+        """Returns [B] bool: whether the response counts for the advantages of its group: it is not excluded, and its
+        group has at least `min_members` (1 or more) responses that are not excluded.
 
-        This decides what happens to a group that lost members: it trains on the others."""
+        Example: if 2 of 8 responses are excluded, the other 6 count; if 7 are excluded and `min_members` is 2, none
+        counts."""
         is_scored_B = ~self.is_excluded_B
         _, index_B, sizes_G = torch.unique(self.groups_B, return_inverse=True, return_counts=True)
         num_scored_G = torch.zeros_like(sizes_G).index_add_(0, index_B, is_scored_B.to(sizes_G.dtype))
@@ -147,13 +148,13 @@ class Rollout:
         return differs_B
 
     def differs(self, values_B: torch.Tensor) -> torch.Tensor:
-        """Returns [B] bool: whether the response has a value and counts in its group, and the values of these responses
-        differ."""
+        """Returns [B] bool: whether the response is compared, which means that it has a value and counts in its group,
+        and the values of the compared responses of its group differ. Legend: C compared responses."""
         is_compared_B = self.is_counted(2) & ~values_B.isnan()
         differs_B = torch.zeros_like(is_compared_B)
-        values_S, groups_S = values_B[is_compared_B], self.groups_B[is_compared_B]
-        _, index_S, sizes_G = torch.unique(groups_S, return_inverse=True, return_counts=True)
-        differs_B[is_compared_B] = ~zero_variance_mask(values_S, groups_S) & (sizes_G > 1)[index_S]
+        values_C, groups_C = values_B[is_compared_B], self.groups_B[is_compared_B]
+        _, index_C, sizes_G = torch.unique(groups_C, return_inverse=True, return_counts=True)
+        differs_B[is_compared_B] = ~zero_variance_mask(values_C, groups_C) & (sizes_G > 1)[index_C]
         return differs_B
 
     def metrics(self) -> dict[str, float]:

@@ -117,7 +117,7 @@ class RolloutPhase:
     def run(
         self, prompts: Sequence[PromptRow], num_responses: int, sampling: SamplingSettings, seeds: torch.Tensor
     ) -> Rollout:
-        """Calls `begin` and then `scored`. For callers that have nothing else to do in between."""
+        """Calls `begin` and then `scored`, for callers that have nothing else to do in between."""
         return self.scored(self.begin(prompts, num_responses, sampling, seeds))
 
     def begin(

@@ -25,7 +25,8 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class DrawnRow(Generic[Row]):
-    """A row and its place in the stream. In every epoch the same row has another ordinal."""
+    """A row and its number in the stream. The same row has a different ordinal in each epoch: in a dataset of 100 rows,
+    for example, 7 in the first epoch, and 183 in the second one."""
 
     ordinal: int
     row: Row
@@ -48,10 +49,10 @@ class PromptCursor(Generic[Row]):
 
     A batch may extend over the end of an epoch, and over several epochs if there are fewer rows than the batch size.
 
-    `are_usable` may skip rows when they are drawn. A skipped row keeps its ordinal. The cursor is always directly after
-    a row that was used, or at the very beginning. It is never directly after a skipped row, so the same used rows
-    always lead to the same state. `are_usable` must return the same values during a run. If a resumed run skips other
-    rows, it continues at the same ordinal, and only rows after it differ.
+    `are_usable` may skip rows when they are drawn. A skipped row keeps its ordinal. Between two calls the cursor is at
+    the beginning, or directly after a row that was used, and never after a skipped row. So its state follows from the
+    last row that was used. `are_usable` must return the same values during a run. If it skips other rows in a resumed
+    run, this run continues at the same ordinal, and only the rows that are drawn from there on differ.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class PromptCursor(Generic[Row]):
         self._digest = digest
         self._are_usable = are_usable
         self.num_skipped = 0
-        """Number of rows skipped so far. Skipped rows that `rewind` goes back over no longer count."""
+        """Number of rows skipped so far, except those after the row to which `rewind` went back."""
         self._ordinal = 0
         self._order_epoch = 0
         """The epoch of `_order`."""
@@ -129,7 +130,10 @@ class PromptCursor(Generic[Row]):
                     f"{now}; resume with the same data and seed, or start a new job"
                 )
         if state.digest != here.digest:
-            log.warning("spec.training.dataset: the prompts differ from those of the checkpoint's run")
+            log.warning(
+                "spec.training.dataset: the prompts have changed since the checkpoint was saved; training continues "
+                "with the new ones"
+            )
         self._ordinal = state.ordinal
 
     def _usable(self, drawn: list[DrawnRow[Row]]) -> list[DrawnRow[Row]]:

@@ -41,7 +41,7 @@ class RewardStatus(StrEnum):
     DIED = "DIED"
     """The scorer's process crashed, exited or broke its connection, also in a second attempt."""
     UNREACHABLE = "UNREACHABLE"
-    """A service that the scorer calls could not be reached, in several attempts (see `unreachable`)."""
+    """A service that the scorer calls could not be reached in 4 attempts (see `unreachable` for what counts)."""
     KILLED = "KILLED"
     """SIGKILL ended the process, and then a second process that scored the same request. Memory probably ran out, so
     the response is not to blame, and no policy applies: the attempt of the job ends."""

@@ -69,7 +69,8 @@ class Slot:
     """True if the connection carried anything but results, because the scorer wrote into it."""
     responses: deque[QueuedResponse] = field(default_factory=deque)
     retried: QueuedResponse | None = None
-    """The response that ended the process before this one; this process first scores it, alone."""
+    """The response that the previous process of this slot was scoring when it ended. This process scores it first, and
+    alone."""
 
     @property
     def is_busy(self) -> bool:

@@ -6,7 +6,8 @@ response again, alone, because the machine or an earlier response may have cause
 this response has no score. The rest of the chunk goes to other processes. A crash (exit, signal) is handled in the same
 way. A SIGKILL is probably due to a lack of memory and not to the response, so it has an attempt of its own.
 
-If a service that the scorer calls is unreachable, the response is queued again after some seconds.
+If a service that the scorer calls is unreachable, the response is scored again after pauses of 1, 2 and 4 seconds. In
+these pauses the processes score other responses.
 
 No scoring process outlives the process of the pool, however the latter ends (see `scoring_program`).
 """
@@ -45,7 +46,7 @@ STANDSTILL_SECONDS = 1.0
 UNREACHABLE_PAUSES = (1.0, 2.0, 4.0)
 """Seconds before the further attempts if a service is unreachable. Longer ones would hold up the whole step."""
 UNCOUNTED_SECONDS = 0.05
-"""The deadline of a process that waited longer than this for a core is extended by the waiting time."""
+"""A wait for a core extends the deadline only if it is longer than this."""
 
 
 class ScorerPool:
@@ -205,11 +206,11 @@ class ScorerPool:
 
     def _gets_more_time(self, slot: Slot, now: float) -> bool:
         """Extends the deadline by the time that the process waited for a core, so that no response fails because the
-        machine is busy. The extensions end: a sleeping process does not wait for a core, and a running process reaches
-        the limit in running time.
-
-        The kernel counts a wait only when it is over. So a runnable process may have been waiting for some time, or may
-        just have woken up. It gets a moment; then it is still waiting, or the kernel has counted the wait."""
+        machine is busy. Example: the limit is 10 s. After 10 s the process has run for 6 s and waited for a core for
+        4 s, so the deadline moves to 14 s. After 10 s in which it slept, there is no extension.
+        The kernel counts a wait only when it is over. So a process that is runnable at the deadline may have waited for
+        some time, or may just have woken up. It is checked again after DEATH_CHECK_SECONDS: then it is still waiting,
+        or the kernel has counted the wait."""
         use, then = slot.child.core_use(), slot.use_at_beginning or CoreUse(0.0, 0.0, False)
         if use is None:
             return False

@@ -38,7 +38,7 @@ TOO_MANY_REQUESTS = 429
 
 def is_unreachable(error: BaseException) -> bool:
     """Whether the exception, or one that led to it, is a failure of a connection, a timeout of one, or an HTTP status
-    429 or 5xx. All exceptions of a group must be."""
+    429 or 5xx. For an ExceptionGroup this must be true of each of its exceptions."""
     if isinstance(error, BaseExceptionGroup):
         return all(is_unreachable(each) for each in error.exceptions)
     return any(map(_is_one, _chain(error)))

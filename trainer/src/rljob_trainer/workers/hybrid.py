@@ -6,9 +6,9 @@
 No code except these two methods wakes the rollout engine, puts it to sleep, or synchronizes weights. A rollout begins
 with `rollout_mode`; training engines of this process call `trainer_mode` before each use, such as a pass or a
 checkpoint (`TrainEngine.before_use`). So a mode lasts until the other side needs the device: several rollouts in a row
-need one switch. Weights are sent if the engine has none, or if it has older ones and this rollout synchronizes. Workers
-of other roles offload their models at the end of each use. docs/memory.md has a table of what is on the device in each
-phase. A process starts in trainer mode.
+need one switch. Weights are sent if the engine has none, if the actor has loaded a checkpoint since they were sent, or
+if they are older than the actor's and this rollout synchronizes. Workers of other roles offload their models at the end
+of each use. docs/memory.md has a table of what is on the device in each phase. A process starts in trainer mode.
 
 A thread generates (`RolloutWorker.loop`). Both methods run in the main thread, while the other thread does not use the
 engine.
@@ -122,8 +122,8 @@ class HybridWorker(Worker):
         return MEMORY.take_metrics()
 
     def rollout_mode(self, *, syncs: bool = True) -> None:
-        """Collective. Wakes the rollout engine and offloads the actor, unless the engine is awake with the weights that
-        it needs. An engine that is awake with others sleeps first.
+        """Collective. Wakes the rollout engine and offloads the actor. If the engine is awake and needs no new
+        weights, it stays awake. If it is awake and needs new weights, it is first put to sleep.
 
         The engine gets the actor's current weights if it has none, if the actor has loaded a checkpoint since the last
         synchronization, or if `syncs` is true and its weights are older. The reference's parameters, the moments and

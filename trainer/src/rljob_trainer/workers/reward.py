@@ -137,9 +137,9 @@ class RewardWorker(Worker):
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def finish_scoring(self, batch: DataProto) -> DataProto:
-        """Waits for the scores of these responses. Needs SAMPLE_IDS, in any order; `start_scoring` must have got each
-        of them. Returns a `score_column` for each reward, a `status_column` for each reward with scoring processes, and
-        FOUND.
+        """Waits for the scores of these responses. Needs SAMPLE_IDS, in any order; `start_scoring` must have been
+        called with each of them. Returns a `score_column` for each reward, a `status_column` for each reward with
+        scoring processes, and FOUND.
 
         Raises RewardError if a reward fails and its policy is Fail, and ResourceError if scoring processes were
         killed."""
@@ -268,8 +268,8 @@ def _failure_text(where: str, request: RewardRequest, outcome: RewardOutcome, se
     or_score = "" if outcome.status is RewardStatus.UNREACHABLE else ", or Score to give them errorScore"
     return (
         f"{outcome.detail}\n{_request_text(request)}"
-        f"{seen} responses failed in this way; fix the reward, or set {where}.{field}: Exclude to leave such responses "
-        f"out of the update{or_score}"
+        f"{seen} responses of this worker failed in this way; fix the reward, or set {where}.{field}: Exclude to leave "
+        f"such responses out of the update{or_score}"
     )
 
 

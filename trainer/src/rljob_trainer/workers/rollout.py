@@ -125,8 +125,9 @@ class RolloutWorker(Worker):
         return DataProto()
 
     def take(self, max_seconds: float) -> DataProto:
-        """Returns the responses to submitted rows that have ended since the last call, in the order in which they
-        ended; see EngineLoop.take. The columns are those of `rollout_columns` and SAMPLE_IDS; there may be no rows."""
+        """Returns the responses to submitted rows that have finished since the last call, in the order in which they
+        finished; see EngineLoop.take. The columns are those of `rollout_columns`, and SAMPLE_IDS; there may be no
+        rows."""
         responses = self.loop.take(max_seconds)
         requests = [self._requests.pop(response.request_id) for response in responses]
         if not self._requests:
@@ -156,7 +157,8 @@ def requests_of(batch: DataProto, sampling: SamplingSettings, ids: Sequence[str]
 
 
 def rollout_columns(prompts: list[tuple[int, ...]], responses: list[FinishedSequence]) -> DataProto:
-    """Returns the columns of a rollout: tokens, masks, log-probabilities, policy versions, lengths, texts and ends."""
+    """Returns the columns of a rollout: tokens, masks, log-probabilities, policy versions, lengths, texts, and whether
+    each response was truncated or the engine did not complete it."""
     pairs = list(zip(prompts, responses, strict=True))
     lengths_B = torch.tensor([len(prompt) + len(response.token_ids) for prompt, response in pairs], dtype=torch.int64)
 

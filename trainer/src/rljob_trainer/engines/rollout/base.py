@@ -30,8 +30,8 @@ class FinishReason(StrEnum):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the policy itself ended the response. Training on any other response would teach the policy to stop
-        where the engine stopped."""
+        """Whether the response has its regular end: an end token, a stop text, or the largest length. Training on any
+        other response would teach the policy to stop where the engine stopped."""
         return self in (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -51,7 +51,8 @@ class SamplingSettings:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A request for one response to one prompt. The same seed, weights and batch give the same response."""
+    """A request for one response to one prompt. On CPUs the same seed, weights and other requests in the same batch
+    give the same response."""
 
     request_id: str
     """Different from the ids of all other unfinished requests of the engine."""
@@ -95,8 +96,8 @@ class RolloutEngine(ABC):
     experts' path in the files: `model.layers.0.mlp.experts.gate_up_proj` and `...down_proj`. False: each expert has its
     own tensors, as in the files."""
     policy_version: int
-    """The version of tokens that are generated from now on. `update_weights` sets it. It is set again when a later
-    version has the same weights."""
+    """The version of the policy's weights, which is recorded for each generated token (`policy_versions`).
+    `update_weights` sets it. The worker also sets it when a later version of the policy has the same weights."""
 
     @abstractmethod
     def add(self, request: GenerationRequest) -> None:

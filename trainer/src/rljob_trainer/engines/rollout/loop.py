@@ -5,8 +5,9 @@
     take           <-- responses --      until no request is unfinished: then the loop is idle
 
 While the loop is idle, the engine belongs to the caller, who may wake it, put it to sleep or replace its weights. All
-requests of a `submit` are added before the next step, in their order; the cache is cleared before if the engine has no
-others. So an idle engine gets the same calls as from `RolloutEngine.generate`, and responses are bitwise the same.
+requests of a `submit` are added before the next step, in their order. If the engine has no other requests, its cache is
+cleared first. So after one `submit` to an idle engine, the engine gets the same calls as from `RolloutEngine.generate`,
+and on CPUs the responses are bitwise the same.
 
 If several ranks share a copy of the model (tensor parallelism), all of them must apply the same commands between the
 same steps. The first of these ranks decides: before each step it broadcasts how many commands are applied by then, and
@@ -39,7 +40,7 @@ THREAD_NAME = "rollout-engine"
 CHECK_SECONDS = 1.0
 """The time between two checks, in a waiting call, whether the loop is stuck."""
 DEFAULT_STALL_SECONDS = 600.0
-"""The first step may compile the model."""
+"""Default time limit of a step. It is long because the first step may compile the model."""
 
 Clock = Callable[[], float]
 """Seconds since any fixed moment."""
@@ -78,9 +79,9 @@ class _Abort:
 class EngineLoop:
     """Runs one engine in a thread while there are unfinished requests. All methods are for one calling thread.
 
-    An error in the thread is raised by calls that wait, at once, and by every later call: a TrainerError of the same
-    class, or a WorkerError with the traceback. So is a ResourceError if a step takes longer than `stall_seconds`. The
-    loop cannot be used any more then."""
+    If the thread raises an error, a call that waits raises it at once, and so does every later call: a copy of a
+    TrainerError, or for other errors a WorkerError with the traceback. If a step takes longer than `stall_seconds`,
+    these calls raise ResourceError. After an error the loop cannot be used any more."""
 
     def __init__(
         self,
@@ -132,9 +133,9 @@ class EngineLoop:
             self._unfinished |= ids
 
     def take(self, max_seconds: float) -> list[FinishedSequence]:
-        """Returns the responses that have ended since the last call, in the order of their ends. Waits `max_seconds`,
-        or until no request is unfinished. It does not return at the first response, so that there are fewer calls with
-        more responses."""
+        """Returns the responses that have finished since the last call, in the order in which they finished. Waits
+        `max_seconds`, or until no request is unfinished. It does not return at the first response, so that there are
+        fewer calls with more responses each."""
         with self._changed:
             self._wait_for_engine(lambda: not self._unfinished, max_seconds)
             taken, self._finished = self._finished, []
