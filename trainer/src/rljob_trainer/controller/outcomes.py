@@ -197,11 +197,13 @@ class FailureRate:
 def too_many_excluded(rate: float, where: str, max_rate: float, reasons: Reasons) -> TrainerError:
     """Returns the error that ends a run. `where`: the responses that were counted, such as `10 steps`."""
     counts = ", ".join(f"{name} {status}: {number}" for (name, status), number in reasons.most_common())
+    # Without a limit, only a batch of dynamic sampling in which nothing has a score ends the run.
+    other = "set dynamicSampling.onMaxRounds: TrainOnFewer" if max_rate >= 1 else "increase maxFailureRate"
     text = (
         f"spec.training.maxFailureRate: {rate:.3g} of the responses of the last {where} were excluded, because a "
         f"reward gave no score or the engine failed (allowed: {max_rate:g}; failures: {counts}); the logs of the "
         "workers have the first failure of each kind. Fix the reward or the service that it calls, increase "
-        "timeoutSeconds for TIMEOUT, or increase maxFailureRate"
+        f"timeoutSeconds for TIMEOUT, or {other}"
     )
     num_errors = sum(number for (_, status), number in reasons.items() if status is RewardStatus.ERROR)
     return RewardError(text) if 2 * num_errors > reasons.total() else ResourceError(text)
