@@ -222,6 +222,20 @@ def test_a_short_failure_at_the_start_does_not_end_the_run_and_an_outage_ends_it
     assert "allowed: 0.2; failures: judge UNREACHABLE: 20, judge TIMEOUT: 1" in str(error)
 
 
+def test_a_job_whose_last_steps_have_no_score_at_all_does_not_succeed() -> None:
+    """However few steps it has; a single score is enough."""
+    failures = FailureRate(0.2)
+    assert failures.error(is_end=True) is None
+    failures.add(10, 10, reasons(UNREACHABLE=10))
+    assert failures.error() is None
+    assert isinstance(failures.error(is_end=True), ResourceError)
+    failures.add(10, 9, reasons(UNREACHABLE=9))
+    assert failures.error(is_end=True) is None
+    unlimited = FailureRate(1.0)
+    unlimited.add(10, 10, reasons(UNREACHABLE=10))
+    assert unlimited.error(is_end=True) is None
+
+
 def test_only_the_last_ten_steps_count() -> None:
     failures = FailureRate(0.2)
     failures.add(10, 10, reasons(DIED=10))

@@ -185,13 +185,17 @@ class FailureRate:
         num_excluded = sum(excluded for _, excluded, _ in self.steps)
         return num_excluded / max(1.0, num_responses * NUM_STEPS / max(1, len(self.steps)))
 
-    def error(self) -> TrainerError | None:
+    def error(self, *, is_end: bool = False) -> TrainerError | None:
         """Returns the error that ends the run if the fraction is too large. It is a ResourceError, after which a retry
-        may succeed, unless most failures are exceptions of the rewards' own code."""
-        if self.rate <= self.max_rate:
+        may succeed, unless most failures are exceptions of the rewards' own code. `is_end`: whether the last step of
+        the job is done. Then the fraction is 1 if none of the responses has a score: a job that has learned nothing
+        must not succeed."""
+        has_no_score = all(responses == excluded for responses, excluded, _ in self.steps)
+        rate = 1.0 if is_end and self.steps and has_no_score else self.rate
+        if rate <= self.max_rate:
             return None
         reasons = sum((of_step for _, _, of_step in self.steps), Reasons())
-        return too_many_excluded(self.rate, f"{len(self.steps)} steps", self.max_rate, reasons)
+        return too_many_excluded(rate, f"{len(self.steps)} steps", self.max_rate, reasons)
 
 
 def too_many_excluded(rate: float, where: str, max_rate: float, reasons: Reasons) -> TrainerError:
