@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Self, cast
 
@@ -319,11 +319,6 @@ def test_a_batch_that_is_not_full_because_of_failures_names_them() -> None:
     world = World(12, lambda _row: True, status_of=lambda _row, _number: RewardStatus.UNREACHABLE)
     with pytest.raises(ResourceError, match=r"maxFailureRate: 1 of the responses .*right UNREACHABLE: 24"):
         world.filled(4, max_rounds=3)
-    unlimited = DynamicSampling(
-        replace(plan_of(DynamicSamplingSpec(max_rounds=3), 4, 1), max_failure_rate=1.0), world.cursor
-    )
-    with pytest.raises(ResourceError, match=r"or set dynamicSampling.onMaxRounds: TrainOnFewer$"):
-        unlimited.filled(world.cursor.next_batch(4), 4, world.generate)
     # Half of the responses is not too many; the scores of the others are in the message.
     world = World(12, lambda _row: True, status_of=lambda _row, number: TIMEOUT if number else OK)
     with pytest.raises(BatchNotFullError, match=r"0 of 12 groups .*mean score of all responses: 0, min 0, max 0"):

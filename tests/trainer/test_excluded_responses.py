@@ -13,7 +13,7 @@ from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_testing.training import stub_step
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.evaluation import mean_scores
-from rljob_trainer.controller.outcomes import FailureRate, Outcome, Reasons
+from rljob_trainer.controller.outcomes import FailureRate, Outcome, Reasons, too_many_excluded
 from rljob_trainer.errors import ResourceError, RewardError
 from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_GREEDY_EXCLUDED
 from rljob_trainer.rewards.base import RewardStatus
@@ -259,3 +259,10 @@ def test_a_rate_of_one_never_ends_the_run() -> None:
     for _ in range(20):
         failures.add(10, 10, reasons(UNREACHABLE=10))
     assert failures.error() is None
+
+
+def test_a_batch_without_any_score_is_an_error_without_a_limit_too_and_advises_something_else() -> None:
+    """Dynamic sampling cannot fill such a batch."""
+    advice = "or set dynamicSampling.onMaxRounds: TrainOnFewer"
+    assert str(too_many_excluded(1.0, "step", 1.0, reasons(DIED=1))).endswith(advice)
+    assert str(too_many_excluded(1.0, "step", 0.5, reasons(DIED=1))).endswith("or increase maxFailureRate")
