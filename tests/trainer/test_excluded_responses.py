@@ -14,7 +14,7 @@ from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_testing.training import stub_step
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.evaluation import mean_scores
-from rljob_trainer.controller.outcomes import FailureRate, Outcome, Reasons
+from rljob_trainer.controller.outcomes import FailureRate, Outcome, Reasons, too_many_excluded
 from rljob_trainer.errors import ResourceError, RewardError
 from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_GREEDY_EXCLUDED
 from rljob_trainer.rewards.base import RewardStatus
@@ -248,6 +248,20 @@ def test_a_short_failure_at_the_start_does_not_end_the_run_and_an_outage_ends_it
     assert "allowed: 0.2 of the responses of 10 steps; failures: judge UNREACHABLE: 20, judge TIMEOUT: 1" in str(error)
 
 
+def test_a_job_whose_last_steps_have_no_score_at_all_does_not_succeed() -> None:
+    """However few steps it has; a single score is enough."""
+    failures = FailureRate(0.2)
+    assert failures.error(is_end=True) is None
+    failures.add(10, 10, reasons(UNREACHABLE=10))
+    assert failures.error() is None
+    assert isinstance(failures.error(is_end=True), ResourceError)
+    failures.add(10, 9, reasons(UNREACHABLE=9))
+    assert failures.error(is_end=True) is None
+    unlimited = FailureRate(1.0)
+    unlimited.add(10, 10, reasons(UNREACHABLE=10))
+    assert unlimited.error(is_end=True) is None
+
+
 def test_only_the_last_ten_steps_count() -> None:
     failures = FailureRate(0.2)
     failures.add(10, 10, reasons(DIED=10))
@@ -271,3 +285,10 @@ def test_a_rate_of_one_never_ends_the_run() -> None:
     for _ in range(20):
         failures.add(10, 10, reasons(UNREACHABLE=10))
     assert failures.error() is None
+
+
+def test_a_batch_without_any_score_is_an_error_without_a_limit_too_and_advises_something_else() -> None:
+    """Dynamic sampling cannot fill such a batch."""
+    advice = "or set dynamicSampling.onMaxRounds: TrainOnFewer"
+    assert str(too_many_excluded(1.0, "step", 1.0, reasons(DIED=1))).endswith(advice)
+    assert str(too_many_excluded(1.0, "step", 0.5, reasons(DIED=1))).endswith("or increase maxFailureRate")

@@ -152,6 +152,15 @@ def test_unreachable_services_are_distinguished_from_errors_of_the_code(error: E
     assert is_unreachable(error) is expected
 
 
+@pytest.mark.parametrize(("other", "expected"), [(TimeoutError(), True), (KeyError("typo"), False)])
+def test_a_group_that_led_to_the_error_counts_as_the_group_itself(other: Exception, expected: bool) -> None:
+    """A judge's client with an asyncio.TaskGroup raises such errors."""
+    error = RuntimeError("no verdict")
+    error.__cause__ = ExceptionGroup("both", [ConnectionResetError(), other])
+    error.__cause__.__context__ = ConnectionResetError()
+    assert is_unreachable(error) is expected
+
+
 def test_the_codes_of_grpc_count() -> None:
     rpc_error = type("RpcError", (Exception,), {"__module__": "grpc"})
     for name, expected in (("UNAVAILABLE", True), ("INVALID_ARGUMENT", False)):

@@ -136,7 +136,7 @@ class Controller:
                 if self.stop.is_requested:
                     return False
                 self._step(step)
-                if error := self.failure_rate.error():
+                if error := self.failure_rate.error(is_end=step + 1 == self.num_steps):
                     # The workers are healthy, as below.
                     self.saves.end()
                     raise error
@@ -240,7 +240,9 @@ class Controller:
         try:
             # A step without any score trained nothing. It is not saved, so that a retry after an outage repeats it.
             trained_nothing = bool(rollout.is_excluded_B.all())
-            self.saves.begin_if_due(step + 1, postpones=trained_nothing and step + 1 < self.num_steps)
+            is_end = step + 1 == self.num_steps
+            is_success = is_end and self.failure_rate.error(is_end=True) is None
+            self.saves.begin_if_due(step + 1, postpones=trained_nothing and not is_success)
             metrics.update(self.run_parts.workers.hybrid.take_memory())
         finally:
             metrics.update(self.saves.take_seconds())

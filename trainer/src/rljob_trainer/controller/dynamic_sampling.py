@@ -168,7 +168,7 @@ class DynamicSampling:
         scores = everything.rewards_B[~everything.rewards_B.isnan()]
         if num_excluded > self.plan.max_failure_rate * num_responses or not len(scores):
             counted = f"{num_excluded} of {num_responses} responses of step {step + 1}"
-            return too_many_excluded(counted, f"{self.plan.max_failure_rate:g} of them", everything.reasons())
+            return too_many_excluded(counted, self.plan.max_failure_rate, "them", everything.reasons())
         by_name = f", or all scores of {self.settings.reward!r}," if self.settings.reward is not None else ""
         values = f"{float(scores.mean()):.4g}, min {float(scores.min()):.4g}, max {float(scores.max()):.4g}"
         when = f"{len(is_kept_G)} prompts" if self.is_continuous else f"{self.settings.max_rounds} rounds"

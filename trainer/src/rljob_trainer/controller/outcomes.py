@@ -194,29 +194,36 @@ class FailureRate:
         num_responses, num_excluded = self._totals()
         return num_excluded / max(1.0, num_responses * NUM_STEPS / max(1, len(self.steps)))
 
-    def error(self) -> TrainerError | None:
+    def error(self, *, is_end: bool = False) -> TrainerError | None:
         """Returns the error that ends the run if the fraction is too large. It is a ResourceError, after which a retry
-        may succeed, unless most failures are exceptions of the rewards' own code."""
-        if self.rate <= self.max_rate:
+        may succeed, unless most failures are exceptions of the rewards' own code. `is_end`: whether the last step of
+        the job is done. Then the fraction is 1 if none of the responses has a score: a job that has learned nothing
+        must not succeed."""
+        has_no_score = all(responses == excluded for responses, excluded, _ in self.steps)
+        rate = 1.0 if is_end and self.steps and has_no_score else self.rate
+        if rate <= self.max_rate:
             return None
         reasons = sum((of_step for _, _, of_step in self.steps), Reasons())
         num_responses, num_excluded = self._totals()
         counted = f"{num_excluded} of {num_responses} responses of the last {len(self.steps)} steps"
-        return too_many_excluded(counted, f"{self.max_rate:g} of the responses of {NUM_STEPS} steps", reasons)
+        return too_many_excluded(counted, self.max_rate, f"the responses of {NUM_STEPS} steps", reasons)
 
     def _totals(self) -> tuple[int, int]:
         """The numbers of responses and of excluded responses."""
         return sum(responses for responses, _, _ in self.steps), sum(excluded for _, excluded, _ in self.steps)
 
 
-def too_many_excluded(counted: str, allowed: str, reasons: Reasons) -> TrainerError:
-    """Returns the error that ends a run. `counted`: such as `30 of 60 responses of the last 10 steps`; `allowed`: such
-    as `0.2 of the responses of 10 steps`."""
+def too_many_excluded(counted: str, max_rate: float, whole: str, reasons: Reasons) -> TrainerError:
+    """Returns the error that ends a run. `counted`: such as `30 of 60 responses of the last 10 steps`; `whole`: what
+    `max_rate` is a fraction of, such as `the responses of 10 steps`."""
     counts = ", ".join(f"{name} {status}: {number}" for (name, status), number in reasons.most_common())
+    # Without a limit, only a batch of dynamic sampling in which nothing has a score ends the run.
+    other = "set dynamicSampling.onMaxRounds: TrainOnFewer" if max_rate >= 1 else "increase maxFailureRate"
     text = (
         f"spec.training.maxFailureRate: {counted} were excluded, because a reward gave no score or the engine failed "
-        f"(allowed: {allowed}; failures: {counts}); the logs of the workers have the first failure of each kind. Fix "
-        "the reward or the service that it calls, increase timeoutSeconds for TIMEOUT, or increase maxFailureRate"
+        f"(allowed: {max_rate:g} of {whole}; failures: {counts}); the logs of the workers have the first failure of "
+        "each kind. Fix the reward or the service that it calls, increase timeoutSeconds for TIMEOUT, or "
+        f"{other}"
     )
     num_errors = sum(number for (_, status), number in reasons.items() if status is RewardStatus.ERROR)
     return RewardError(text) if 2 * num_errors > reasons.total() else ResourceError(text)

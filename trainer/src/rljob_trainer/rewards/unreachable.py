@@ -39,24 +39,26 @@ TOO_MANY_REQUESTS = 429
 def is_unreachable(error: BaseException) -> bool:
     """Whether the exception, or one that led to it, is a failure of a connection, a timeout of one, or an HTTP status
     429 or 5xx. For an ExceptionGroup this must be true of each of its exceptions."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(is_unreachable(each) for each in error.exceptions)
     return any(map(_is_one, _chain(error)))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and those that led to it. `raise A from B` leads from A to B; without `from`, the exception that
-    was being handled counts unless A is a mistake in the code."""
+    """The exception and those that led to it, up to a group. `raise A from B` leads from A to B; without `from`, the
+    exception that was being handled counts unless A is a mistake in the code."""
     seen = set[int]()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
         yield current
+        if isinstance(current, BaseExceptionGroup):
+            return
         implicit = None if current.__suppress_context__ or isinstance(current, _MISTAKES) else current.__context__
         current = current.__cause__ or implicit
 
 
 def _is_one(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_unreachable(each) for each in error.exceptions)
     if isinstance(error, _BUILTIN):
         # A pipe is a connection to a program on this machine, which the response may have ended.
         return not isinstance(error, BrokenPipeError)
