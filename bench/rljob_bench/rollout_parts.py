@@ -15,8 +15,11 @@ from rljob_bench.forced_rollouts import GROUP_SIZE, LONGEST, SAMPLING, Rollouts,
 from rljob_bench.list_schedule import long_tailed, num_steps, num_steps_longest_first, num_steps_of_equal_parts
 from rljob_bench.report import OURS, Bar, Measurement, ratio
 from rljob_bench.rounds import Turn, interleaved
-from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase, prompt_batch
+from rljob_trainer.controller.rollout import Rollout
+from rljob_trainer.controller.rollout_phase import RolloutPhase, prompt_batch
 from rljob_trainer.controller.sampler import REWARD_COLUMNS
+from rljob_trainer.controller.training_step import tickets_of
+from rljob_trainer.datasets.cursor import DrawnRow
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.workers.columns import RESPONSE_LENGTHS, RESPONSE_TEXTS, SAMPLE_IDS
 
@@ -163,7 +166,7 @@ def refilling(rollouts: Rollouts, scale: Scale) -> Measurement:
                 drawn,
                 0,
                 lambda fresh, first: phase.request(
-                    fresh, GROUP_SIZE, seeds(fresh), with_greedy=False, first_group=first
+                    rows_of(fresh), GROUP_SIZE, seeds(rows_of(fresh)), tickets=tickets_of(fresh, 0, first)
                 ),
                 phase,
             )
@@ -172,7 +175,14 @@ def refilling(rollouts: Rollouts, scale: Scale) -> Measurement:
                 drawn,
                 0,
                 lambda fresh, first: phase.scored(
-                    phase.begin(fresh, GROUP_SIZE, SAMPLING, seeds(fresh), syncs=False, first_group=first)
+                    phase.begin(
+                        rows_of(fresh),
+                        GROUP_SIZE,
+                        SAMPLING,
+                        seeds(rows_of(fresh)),
+                        syncs=False,
+                        tickets=tickets_of(fresh, 0, first),
+                    )
                 ),
             )
         seconds = time.perf_counter() - begun
@@ -195,6 +205,11 @@ def refilling(rollouts: Rollouts, scale: Scale) -> Measurement:
         (Bar(f"{CONTINUOUS} at most as long as {ROUND}", ratio(timings, CONTINUOUS, ROUND), 1.0),),
         {name: each.seconds for name, each in timings.items()},
     )
+
+
+def rows_of(drawn: Sequence[DrawnRow[PromptRow]]) -> list[PromptRow]:
+    """The prompts without their places in the data."""
+    return [each.row for each in drawn]
 
 
 def warm_up(phase: RolloutPhase, prompts: Sequence[PromptRow]) -> None:

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.ray]
 
 NUM_PROMPTS, GROUP_SIZE = 8, 8
 NUM_RESPONSES = NUM_PROMPTS * GROUP_SIZE
-LONG_RESPONSE_TOKENS = 1024
+LONG_RESPONSE_TOKENS = 1536
 BYTES_PER_TOKEN = 8 + 1 + 4
 """Token id, mask and log-probability: the data of a rollout for each token."""
 

@@ -46,6 +46,7 @@ def test_a_selected_step_gets_a_timeline(run_trainer: training_runs.RunTrainer, 
             "hybrid.take",
             "reward.start_scoring",
             "ref.compute_ref_logprobs",
+            "reward.completed_ids",
             "reward.finish_scoring",
             "actor.update_policy",
         ]

@@ -131,6 +131,15 @@ def test_take_returns_what_has_ended_since_the_last_call() -> None:
     assert loop.take(SECONDS) == []
 
 
+def test_a_request_that_the_engine_loses_is_an_error() -> None:
+    engine = FakeEngine()
+    loop = loop_of(engine)
+    engine.has_unfinished = lambda: False  # type: ignore[method-assign]
+    loop.submit([request(7, 3)])
+    with pytest.raises(WorkerError, match=r"lost 1 requests, such as \['7'\]"):
+        loop.take(SECONDS)
+
+
 def test_take_does_not_return_at_the_first_response() -> None:
     engine = FakeEngine()
     engine.before_step = lambda: time.sleep(0.02)

@@ -290,5 +290,5 @@ def test_a_rate_of_one_never_ends_the_run() -> None:
 def test_a_batch_without_any_score_is_an_error_without_a_limit_too_and_advises_something_else() -> None:
     """Dynamic sampling cannot fill such a batch."""
     advice = "or set dynamicSampling.onMaxRounds: TrainOnFewer"
-    assert str(too_many_excluded(1.0, "step", 1.0, reasons(DIED=1))).endswith(advice)
-    assert str(too_many_excluded(1.0, "step", 0.5, reasons(DIED=1))).endswith("or increase maxFailureRate")
+    assert str(too_many_excluded("6 of 6 responses of step 5", 1.0, "them", reasons(DIED=1))).endswith(advice)
+    assert str(too_many_excluded("6 of 6", 0.5, "them", reasons(DIED=1))).endswith("or increase maxFailureRate")

@@ -336,6 +336,15 @@ def test_dropped_responses_do_not_delay_the_scoring_of_the_next_ones(tmp_path: P
         assert outcomes.cancelled()
 
 
+def test_a_response_that_the_engine_did_not_complete_is_not_sent_to_a_reward(tmp_path: Path) -> None:
+    """The reward raises an error for it, and its `onError` is Fail."""
+    with worker_of(tmp_path, function("length")) as worker:
+        incomplete = {HAS_ENGINE_ERROR: torch.tensor([False, True, False])}
+        worker.start_scoring(responses("ab", "bad", "abcd").with_columns(incomplete))
+        scores = worker.finish_scoring(DataProto({SAMPLE_IDS: torch.tensor([2, 0, 1])}))
+    assert scores[score_column("length")].tolist() == [1.0, 0.5, 0.0]
+
+
 def test_rewards_are_scored_concurrently_while_the_process_works(tmp_path: Path) -> None:
     """Two rewards of two processes each, which wait for each other before their scores are requested."""
     (tmp_path / "met").mkdir()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rljob_trainer.errors import RewardError
 from rljob_trainer.rewards import process_pool
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest
 from rljob_trainer.rewards.function import FunctionScorer
@@ -141,6 +142,7 @@ CONNECT_ERROR = type("NetworkError", (Exception,), {"__module__": "httpx"})
         (made("aiohttp.client_exceptions", "ClientResponseError", status=500), True),
         (made("grpc._channel", "_InactiveRpcError", type("RpcError", (Exception,), {"__module__": "grpc"})), False),
         (made("my_rewards", "ConnectionError"), False),
+        (BrokenPipeError(), False),
         (ValueError("no number"), False),
         (FileNotFoundError("no file"), False),
         (ExceptionGroup("both", [ConnectionResetError(), TimeoutError()]), True),
@@ -200,3 +202,11 @@ def test_responses_of_a_cancelled_batch_are_not_scored_if_no_process_has_them(tm
         assert run(pool, "next")[0].score == 1.0
         assert waiting.result(timeout=60)[0].score == 1.0
     assert [response for response, _ in begun(tmp_path)] == ["waits", "next"]
+
+
+def test_a_response_whose_second_process_does_not_load_fails_and_does_not_wait(tmp_path: Path) -> None:
+    with pool_in(tmp_path) as pool:
+        path = tmp_path / "flaky.py"
+        path.write_text(f"{USER_CODE}\nos._exit(3)")
+        with pytest.raises(RewardError, match=r"ended its process \(exit code 3\)"):
+            run(pool, "exits")

@@ -6,8 +6,10 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from rljob_trainer.rewards.base import RewardOutcome
+from rljob_trainer.errors import RewardError
+from rljob_trainer.rewards.base import RewardOutcome, RewardRequest
 from rljob_trainer.rewards.scoring_child import CoreUse, ScoringChild
+from rljob_trainer.rewards.wire import encode
 
 
 @dataclass
@@ -81,3 +83,14 @@ class Slot:
     def next_check(self) -> float:
         """Monotonic time at which to check whether the process has exceeded its limit."""
         return max(self.deadline, self.check_again_at) if self.is_in_doubt else self.deadline
+
+
+def request_frame(request: RewardRequest) -> bytes:
+    """Returns the encoded request. Raises RewardError for a row that cannot be sent to a process."""
+    try:
+        return encode([request.prompt, request.response, request.answer, request.row])
+    except (TypeError, RecursionError, ValueError) as error:
+        raise RewardError(
+            f"a dataset row cannot be sent to the reward: {error}; use only strings, numbers, and lists and mappings "
+            "that are not deeply nested"
+        ) from error

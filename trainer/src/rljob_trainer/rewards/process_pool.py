@@ -30,9 +30,8 @@ from rljob_trainer.errors import ConfigurationError, ResourceError, RewardError,
 from rljob_trainer.observability.activity import ACTIVITY
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
 from rljob_trainer.rewards.function import FunctionScorer
-from rljob_trainer.rewards.pool_slots import Batch, QueuedResponse, Slot
+from rljob_trainer.rewards.pool_slots import Batch, QueuedResponse, Slot, request_frame
 from rljob_trainer.rewards.scoring_child import CoreUse, ScoringChild
-from rljob_trainer.rewards.wire import encode
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +116,7 @@ class ScorerPool:
         the pool's error if the pool has failed already.
         """
         batch = Batch(Future(), [None] * len(requests), len(requests))
-        responses = [QueuedResponse(batch, index, _frame(request)) for index, request in enumerate(requests)]
+        responses = [QueuedResponse(batch, index, request_frame(request)) for index, request in enumerate(requests)]
         if not responses:
             batch.future.set_result([])
             return batch.future
@@ -394,13 +393,3 @@ def _end_of(slot: Slot) -> str:
     if slot.is_garbled:
         return "wrote into the connection that carries its scores, so its process was killed"
     return slot.child.describe_end()
-
-
-def _frame(request: RewardRequest) -> bytes:
-    try:
-        return encode([request.prompt, request.response, request.answer, request.row])
-    except (TypeError, RecursionError, ValueError) as error:
-        raise RewardError(
-            f"a dataset row cannot be sent to the reward: {error}; use only strings, numbers, and lists and mappings "
-            "that are not deeply nested"
-        ) from error
