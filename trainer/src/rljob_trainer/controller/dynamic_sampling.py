@@ -21,7 +21,7 @@ import torch
 from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy, Refill
 from rljob_api.v1alpha1.recipes import resolved_value
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.outcomes import too_many_excluded
+from rljob_trainer.controller.outcomes import reasons_text, too_many_excluded
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.rollout_phase import Requested, RolloutPhase
 from rljob_trainer.controller.step_plan import StepPlan
@@ -167,14 +167,16 @@ class DynamicSampling:
         scores = everything.rewards_B[~everything.rewards_B.isnan()]
         if rate > self.plan.max_failure_rate or not len(scores):
             return too_many_excluded(rate, "step", self.plan.max_failure_rate, everything.reasons())
+        # Groups that lost responses may be the cause.
+        excluded = f"; {rate:.3g} of the responses have no score: {reasons_text(everything.reasons())}" if rate else ""
         by_name = f", or all scores of {self.settings.reward!r}," if self.settings.reward is not None else ""
         values = f"{float(scores.mean()):.4g}, min {float(scores.min()):.4g}, max {float(scores.max()):.4g}"
         return BatchNotFullError(
             f"spec.training.algorithm.dynamicSampling.maxRounds: the batch of step {step + 1} is not full after "
             f"{self.settings.max_rounds} rounds: {int(is_kept_G.sum())} of {len(is_kept_G)} groups can be trained on, "
             f"{num_wanted} are needed; in the other groups all scores{by_name} are equal (mean score of all responses: "
-            f"{values}); use prompts that the model sometimes solves, or a reward that gives partial credit, increase "
-            "rollout.groupSize or maxRounds, or set onMaxRounds: TrainOnFewer"
+            f"{values}{excluded}); use prompts that the model sometimes solves, or a reward that gives partial credit, "
+            "increase rollout.groupSize or maxRounds, or set onMaxRounds: TrainOnFewer"
         )
 
 

@@ -84,6 +84,11 @@ def reasons_of(scores: DataProto, weights: Mapping[str, float]) -> Reasons:
     return found
 
 
+def reasons_text(reasons: Reasons) -> str:
+    """Returns the reasons for messages, the most frequent first, such as `judge TIMEOUT: 3`."""
+    return ", ".join(f"{name} {status}: {number}" for (name, status), number in reasons.most_common())
+
+
 def statuses_of(scores: DataProto, weights: Mapping[str, float]) -> dict[str, list[RewardStatus]]:
     """Returns [B] statuses for each reward that has scoring processes, by name."""
     return {
@@ -200,7 +205,7 @@ class FailureRate:
 
 def too_many_excluded(rate: float, where: str, max_rate: float, reasons: Reasons) -> TrainerError:
     """Returns the error that ends a run. `where`: the responses that were counted, such as `10 steps`."""
-    counts = ", ".join(f"{name} {status}: {number}" for (name, status), number in reasons.most_common())
+    counts = reasons_text(reasons)
     # Without a limit, only a batch of dynamic sampling in which nothing has a score ends the run.
     other = "set dynamicSampling.onMaxRounds: TrainOnFewer" if max_rate >= 1 else "increase maxFailureRate"
     text = (
