@@ -321,7 +321,7 @@ def test_a_batch_that_is_not_full_because_of_failures_names_them() -> None:
         world.filled(4, max_rounds=3)
     # Half of the responses is not too many; the scores of the others are in the message.
     world = World(12, lambda _row: True, status_of=lambda _row, number: TIMEOUT if number else OK)
-    with pytest.raises(BatchNotFullError, match=r"0 of 12 groups .*mean score of all responses: 0, min 0, max 0"):
+    with pytest.raises(BatchNotFullError, match=r"0 of 12 groups .*: 0, min 0, max 0; 12 of 24 .* right TIMEOUT: 12\)"):
         world.filled(4, max_rounds=3)
 
 

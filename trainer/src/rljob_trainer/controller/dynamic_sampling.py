@@ -22,7 +22,7 @@ import torch
 from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy, Refill
 from rljob_api.v1alpha1.recipes import resolved_value
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.outcomes import Reasons, too_many_excluded
+from rljob_trainer.controller.outcomes import Reasons, reasons_text, too_many_excluded
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.rollout_phase import Requested, RolloutPhase
 from rljob_trainer.controller.step_plan import StepPlan
@@ -169,6 +169,9 @@ class DynamicSampling:
         if num_excluded > self.plan.max_failure_rate * num_responses or not len(scores):
             counted = f"{num_excluded} of {num_responses} responses of step {step + 1}"
             return too_many_excluded(counted, self.plan.max_failure_rate, "them", everything.reasons())
+        # Groups that lost responses may be the cause.
+        lost = f"{num_excluded} of {num_responses} responses have no score: {reasons_text(everything.reasons())}"
+        excluded = f"; {lost}" if num_excluded else ""
         by_name = f", or all scores of {self.settings.reward!r}," if self.settings.reward is not None else ""
         values = f"{float(scores.mean()):.4g}, min {float(scores.min()):.4g}, max {float(scores.max()):.4g}"
         when = f"{len(is_kept_G)} prompts" if self.is_continuous else f"{self.settings.max_rounds} rounds"
@@ -176,7 +179,7 @@ class DynamicSampling:
             f"spec.training.algorithm.dynamicSampling.maxRounds: the batch of step {step + 1} is not full after "
             f"{when}: {int(is_kept_G.sum())} of {len(is_kept_G)} groups can be trained on, {num_wanted} are needed; in "
             f"the other groups all scores{by_name} are equal, or fewer than two responses have scores (mean score of "
-            f"all responses: {values}); use prompts that the model sometimes solves, or a reward that gives partial "
+            f"all responses: {values}{excluded}); use prompts that the model sometimes solves, or a reward that gives partial "
             "credit, increase rollout.groupSize or maxRounds, or set onMaxRounds: TrainOnFewer"
         )
 

@@ -10,6 +10,7 @@ import torch
 
 from rljob_api.v1alpha1.dataset import Evaluation as EvaluationSpec
 from rljob_api.v1alpha1.training import Training
+from rljob_trainer.controller.outcomes import reasons_text
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.rollout_phase import RolloutPhase, sample_seeds
 from rljob_trainer.datasets.prompts import PromptRow
@@ -88,10 +89,9 @@ def mean_scores(rollout: Rollout, metric: str, excluded_metric: str) -> dict[str
     of responses without a weighted sum is `excluded_metric`; a warning is logged if it is not 0."""
     is_excluded_B = rollout.is_excluded_B
     if is_excluded_B.any():
-        counts = ", ".join(f"{name} {status}: {number}" for (name, status), number in rollout.reasons().most_common())
         log.warning(
             "evaluation: %d of %d responses have no score (%s); %s is the mean of the others",
-            *(int(is_excluded_B.sum()), len(is_excluded_B), counts, metric),
+            *(int(is_excluded_B.sum()), len(is_excluded_B), reasons_text(rollout.reasons()), metric),
         )
     named = rollout.named_rewards_B if len(rollout.weights) > 1 else {}
     values = {metric: rollout.rewards_B, **{f"{metric}/{name}": rewards_B for name, rewards_B in named.items()}}

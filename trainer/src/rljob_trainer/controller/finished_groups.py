@@ -160,9 +160,10 @@ class FinishedGroups:
                 settings=self.settings,
                 groups=tuple(_saved_group(each.ticket, each.batch) for each in self._step),
             )
-            make_folder(self.path.parent)
-            with storage_errors(self.path.parent, "saving finished groups"), durable_file(self.path) as descriptor:
-                write_all(descriptor, seal(saved)[0])
+            with storage_errors(self.path.parent, "saving finished groups"):
+                make_folder(self.path.parent)
+                with durable_file(self.path) as descriptor:
+                    write_all(descriptor, seal(saved)[0])
         except TrainerError as error:
             log.warning("could not save the %d finished groups of step %d: %s", len(self._step), step + 1, error)
         else:

@@ -94,6 +94,11 @@ def reasons_of(scores: DataProto, weights: Mapping[str, float]) -> Reasons:
     return found
 
 
+def reasons_text(reasons: Reasons) -> str:
+    """Returns the reasons for messages, the most frequent first, such as `judge TIMEOUT: 3`."""
+    return ", ".join(f"{name} {status}: {number}" for (name, status), number in reasons.most_common())
+
+
 def statuses_of(scores: DataProto, weights: Mapping[str, float]) -> dict[str, list[RewardStatus]]:
     """Returns [B] statuses for each reward that has scoring processes, by name."""
     return {
@@ -216,7 +221,7 @@ class FailureRate:
 def too_many_excluded(counted: str, max_rate: float, whole: str, reasons: Reasons) -> TrainerError:
     """Returns the error that ends a run. `counted`: such as `30 of 60 responses of the last 10 steps`; `whole`: what
     `max_rate` is a fraction of, such as `the responses of 10 steps`."""
-    counts = ", ".join(f"{name} {status}: {number}" for (name, status), number in reasons.most_common())
+    counts = reasons_text(reasons)
     # Without a limit, only a batch of dynamic sampling in which nothing has a score ends the run.
     other = "set dynamicSampling.onMaxRounds: TrainOnFewer" if max_rate >= 1 else "increase maxFailureRate"
     text = (
