@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from rljob_bench.forced_rollouts import GROUP_SIZE, LONGEST, SAMPLING, Rollouts, prompt_rows, seeds_of
 from rljob_bench.list_schedule import long_tailed, num_steps, num_steps_longest_first, num_steps_of_equal_parts
 from rljob_bench.report import OURS, Bar, Measurement, ratio
-from rljob_bench.rounds import Turn, interleaved
+from rljob_bench.rounds import Timings, Turn, interleaved
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.rollout_phase import RolloutPhase, prompt_batch
 from rljob_trainer.controller.sampler import REWARD_COLUMNS
@@ -193,6 +193,10 @@ def refilling(rollouts: Rollouts, scale: Scale) -> Measurement:
     turns: dict[str, Turn] = {ROUND: lambda: turn(ROUND), CONTINUOUS: lambda: turn(CONTINUOUS)}
     timings = interleaved(turns, scale.num_rounds, counts_first=True)
     assert taken[ROUND] == taken[CONTINUOUS], f"the groups differ: {taken}"
+    return _of_refills(rollouts, timings, num_generated)
+
+
+def _of_refills(rollouts: Rollouts, timings: Mapping[str, Timings], num_generated: Mapping[str, int]) -> Measurement:
     base = timings[CONTINUOUS].median
     rows = {
         name: (num_generated[name], each.fastest, each.median, each.median / base) for name, each in timings.items()

@@ -103,7 +103,7 @@ def test_a_stop_ends_as_usual_if_the_groups_cannot_be_saved(tmp_path: Path, capl
     (tmp_path / "file").touch()
     with caplog.at_level(logging.WARNING):
         stopped(tmp_path / "file" / "checkpoints")
-    assert "the 1 finished groups of step 8 are not kept" in caplog.text
+    assert "could not save the 1 finished groups of step 8" in caplog.text
 
 
 def test_a_file_that_cannot_be_removed_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -179,8 +179,8 @@ class DynamicSampling:
             f"spec.training.algorithm.dynamicSampling.maxRounds: the batch of step {step + 1} is not full after "
             f"{when}: {int(is_kept_G.sum())} of {len(is_kept_G)} groups can be trained on, {num_wanted} are needed; in "
             f"the other groups all scores{by_name} are equal, or fewer than two responses have scores (mean score of "
-            f"all responses: {values}{excluded}); use prompts that the model sometimes solves, or a reward that gives partial "
-            "credit, increase rollout.groupSize or maxRounds, or set onMaxRounds: TrainOnFewer"
+            f"all responses: {values}{excluded}); use prompts that the model sometimes solves, or a reward that gives "
+            "partial credit, increase rollout.groupSize or maxRounds, or set onMaxRounds: TrainOnFewer"
         )
 
 
