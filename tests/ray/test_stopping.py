@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -110,6 +111,39 @@ def test_a_stop_while_scoring_affects_neither_the_step_nor_the_evaluation(tmp_pa
         assert len(whole.files.series(name)) >= 4
         assert last.files.series(name) == whole.files.series(name), name
     assert last.files.exported_weights() == whole.files.exported_weights()
+
+
+@pytest.mark.long
+def test_a_stopped_step_continues_with_its_finished_groups(tmp_path: Path, cluster: str) -> None:
+    """Two engines, without rounds and with dynamic load balancing. The first attempt is stopped when the responses of
+    the second step are scored."""
+    run = training_runs.RunTrainer(tmp_path)
+    job = training_runs.merged(
+        stopping_job(tmp_path),
+        {
+            "spec": {
+                "pools": [{"name": "main", "nodes": 1, "gpusPerNode": 2}],
+                "checkpoint": {"keepFinishedGroups": True},
+                "training": {
+                    "algorithm": {
+                        "type": "DAPO",
+                        "dynamicSampling": {"refill": "Continuous", "maxRounds": 1, "onMaxRounds": "TrainOnFewer"},
+                    },
+                    "rollout": {"loadBalancing": "Dynamic"},
+                },
+            }
+        },
+    )
+    (tmp_path / "stopped-in-evaluation").touch()
+    first = run(job, cluster, attempt=1)
+    assert first.exit_code == 130, first.terminal
+    assert (first.files.state().progress.step, first.files.newest_checkpoint()) == (1, 1)
+    [kept] = re.findall(r"saved the (\d) finished groups of step 2", first.terminal)
+    second = run(job, cluster, attempt=2)
+    assert second.exit_code == 0, second.terminal
+    assert f"using {kept} finished groups of the last attempt" in second.terminal
+    assert second.files.training_steps() == [1, 2, 3, 4]
+    assert not list(tmp_path.rglob("finished-groups.json"))
 
 
 def test_a_start_that_was_replaced_by_a_newer_one_does_nothing(tmp_path: Path) -> None:
