@@ -52,6 +52,8 @@ from rljob_trainer.workers.columns import (
 )
 from rljob_trainer.workers.protocols import RewardModelGroup
 
+PROMPTS_PER_OBJECT = 8
+"""Prompts that are stored together. A worker that scores some responses reads the objects with their prompts whole."""
 MAX_SEED = 2**31
 """Upper bound of seeds (exclusive)."""
 MODEL_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_TURN_BEGINNINGS)
@@ -154,7 +156,8 @@ class RolloutPhase:
         tickets: Sequence[Ticket] = (),
     ) -> Requested:
         """Requests responses; see `begin`, without waiting for them. Call `sampler.prepare` before."""
-        one_row_per_prompt = stored(prompt_batch(prompts))
+        parts = [prompts[first : first + PROMPTS_PER_OBJECT] for first in range(0, len(prompts), PROMPTS_PER_OBJECT)]
+        one_row_per_prompt = DataProto.concat([stored(prompt_batch(part)) for part in parts])
         inputs = one_row_per_prompt.repeat(num_responses)
         columns = {SAMPLE_SEEDS: seeds}
         if with_greedy:
