@@ -63,6 +63,8 @@ def test_the_closed_terminal_of_a_shell_saves_a_checkpoint(workplace: JobFolder,
     finally:
         os.close(terminal)
         os.waitpid(child, 0)
+    # The shell does not wait for the run, which first saves its checkpoint.
+    wait_for((workplace.run_folder / "attempts.jsonl").exists)
     wait_for(lambda: last_attempt(workplace.run_folder) is not None)
     assert last_attempt(workplace.run_folder) == 130
     assert (workplace.run_folder / "checkpoints" / "step-1").is_dir()

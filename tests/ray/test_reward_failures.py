@@ -76,7 +76,7 @@ def test_a_failing_reward_ends_the_run_with_its_error(
         assert f"spec.training.rewards[0] (reward score): my_rewards:{function}" in text
         assert expected in text
         assert "prompt: " in text
-        assert "16 of 16 responses failed" in text
+        assert "16 of 16 responses of this worker failed" in text
         assert "set spec.training.rewards[0].onError: Exclude" in text
     # The previous step is kept, although its save was still running.
     assert run.files.training_steps() == [1]

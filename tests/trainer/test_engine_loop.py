@@ -37,6 +37,7 @@ class FakeEngine:
         self.may_step = threading.Semaphore(10**6)
         """`paused` makes each step wait for a `release`."""
         self.before_step: Callable[[], None] = lambda: None
+        self.has_begun_step = threading.Event()
 
     def paused(self) -> FakeEngine:
         """Every step waits until a test releases it."""
@@ -55,6 +56,7 @@ class FakeEngine:
         return bool(self.lengths)
 
     def step(self) -> list[FinishedSequence]:
+        self.has_begun_step.set()
         assert self.may_step.acquire(timeout=SECONDS)
         self.before_step()
         self.calls.append("step")
@@ -281,6 +283,8 @@ def test_a_stuck_step_is_reported_with_its_place() -> None:
     loop.submit([request(0, 1)])
     with ThreadPoolExecutor() as executor:
         waiting = executor.submit(loop.wait_until_idle)
+        # Before that, the thread notes when it applies the request.
+        assert engine.has_begun_step.wait(SECONDS)
         clock.now = 600.0
         assert loop.num_unfinished == 1
         began = time.monotonic()

@@ -255,7 +255,7 @@ def test_an_error_beyond_the_limit_names_everything_needed_to_fix_it() -> None:
         "  response: 'response 1'",
         "  answer: '1'",
     ]
-    assert advice.startswith("1 of 3 responses failed")
+    assert advice.startswith("1 of 3 responses of this worker failed")
     assert "set spec.training.rewards[1].onError: Exclude" in advice
     assert "or Score" in advice
 
