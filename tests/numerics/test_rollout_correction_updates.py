@@ -30,7 +30,7 @@ from rljob_testing.training.joined_workers import FinishedCall, JoinedActor
 from rljob_testing.training.whole_rollouts import whole_rollout
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
-from rljob_trainer.controller.rollout_phase import prompt_batch
+from rljob_trainer.controller.prompt_batches import prompt_batch
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings

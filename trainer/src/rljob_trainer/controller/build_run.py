@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from rljob_trainer.controller.auto_settings import (
     selected_engine,
 )
 from rljob_trainer.controller.critic_and_reward_models import critic_model, found_reward_model
+from rljob_trainer.controller.environment_checks import found_environment, with_environment_reward
 from rljob_trainer.controller.hub_models import (
     HubModel,
     HubRoleModels,
@@ -97,12 +98,17 @@ def built_run(
         policy = found_policy(job.spec, settings, saved)
         doing("loads the data")
         prompts = load_all_prompts(job.spec.training, policy.folder, settings.job_folder)
+        environment = found_environment(job, settings, policy.folder, prompts)
+        if environment is not None:
+            job = with_environment_reward(job, environment.settings.descriptions)
+            reward = reward_settings(job, settings)
         layouts = {role: layout_of(job.spec, role) for role in roles_with_policy_model(job.spec)}
         if settings.device_type is not None:
             check_kernel_device(job.spec.training.model.kernels, settings.device_type)
         check_fit(job.spec, engine, policy.folder, prompts, layouts)
+        known = prompts if environment is None else replace(prompts, training=environment.prompts, held_out=())
         models, hub_role_models = found_models(
-            job.spec, settings, policy, prompts, saved.hub_role_models if saved else HubRoleModels()
+            job.spec, settings, policy, known, saved.hub_role_models if saved else HubRoleModels()
         )
         log.info("data: %s", prompts)
         drawn_row_filter = check_rewards(reward.scorers, check_pools, prompts.training, prompts.held_out, doing)
@@ -121,7 +127,16 @@ def built_run(
         of_policy, of_critic = model_sizes(policy, models)
         recomputation = resolved_recomputation(job.spec, device_type, policy=of_policy, critic=of_critic)
         job = job.model_copy(update={"spec": resolved_spec(job.spec, choices, recomputation)})
-        groups = started_workers(job, settings, models, reward, prompts.longest, device_type, doing)
+        groups = started_workers(
+            job,
+            settings,
+            models,
+            reward,
+            prompts.longest,
+            environment.settings if environment else None,
+            device_type,
+            doing,
+        )
         workers = stack.enter_context(groups)
         yield Run(job, choices, policy.folder, policy.location, prompts, workers, drawn_row_filter)
 

@@ -97,7 +97,7 @@ class Controller:
         self.cursor = PromptCursor(
             run.prompts.training,
             seed=training.seed,
-            shuffle=training.dataset.shuffle,
+            shuffle=training.dataset is not None and training.dataset.shuffle,
             digest=run.prompts.digest,
             are_usable=run.drawn_row_filter.are_usable if run.drawn_row_filter else None,
         )
@@ -111,6 +111,7 @@ class Controller:
             stop,
             run.workers.reward_model,
             self.finished_groups,
+            has_environment=training.environment is not None,
         )
         self.training_step = TrainingStep(
             plan,

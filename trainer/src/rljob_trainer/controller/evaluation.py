@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 EVALUATION_STREAM = 1
 """The stream of `sample_seeds` for evaluations."""
+ENVIRONMENT_STREAM = 9
+"""The stream for the environments of evaluations."""
 
 
 class Evaluation:
@@ -70,14 +72,17 @@ class Evaluation:
     def run(self, step: int) -> tuple[dict[str, float], list[Sample]]:
         """Evaluates after `step` steps; returns mean scores as metrics, and all samples."""
         with self.timer.phase("eval"):
+            environment_seeds_B = sample_seeds(self.seed, ENVIRONMENT_STREAM, 0, len(self.prompts))
             seeds_B = torch.zeros(len(self.prompts), dtype=torch.int64)
-            greedy = self.rollout.run(self.prompts, 1, self.greedy, seeds_B)
+            greedy = self.rollout.run(self.prompts, 1, self.greedy, seeds_B, environment_seeds_B)
             metrics = mean_scores(greedy, EVAL_GREEDY, EVAL_GREEDY_EXCLUDED)
             samples = self.rollout.samples(greedy, step, SampleKind.GREEDY)
             if self.spec.num_samples:
                 num_responses = len(self.prompts) * self.spec.num_samples
                 seeds_B = sample_seeds(self.seed, EVALUATION_STREAM, 0, num_responses)
-                sampled = self.rollout.run(self.prompts, self.spec.num_samples, self.sampled, seeds_B)
+                sampled = self.rollout.run(
+                    self.prompts, self.spec.num_samples, self.sampled, seeds_B, environment_seeds_B
+                )
                 metrics |= mean_scores(sampled, EVAL_SAMPLED, EVAL_SAMPLED_EXCLUDED)
                 samples += self.rollout.samples(sampled, step, SampleKind.SAMPLED)
         return metrics, samples

@@ -53,7 +53,7 @@ from rljob_trainer.workers.factories import (
 )
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.reference import ReferenceWorker
-from rljob_trainer.workers.reward import RewardSettings, ScorerSettings
+from rljob_trainer.workers.reward import EnvironmentRewardSettings, RewardSettings, ScorerSettings
 from rljob_trainer.workers.reward_model import RewardModelSettings, RewardModelWorker
 from rljob_trainer.workers.rollout import RolloutWorker
 
@@ -128,7 +128,9 @@ class Models:
     """The reward model, if there is one."""
 
 
-def model_roles(job: TrainerJob, models: Models, longest_prompt: int) -> list[RoleSpec]:
+def model_roles(
+    job: TrainerJob, models: Models, longest_prompt: int, environment: EnvironmentSettings | None = None
+) -> list[RoleSpec]:
     """Returns the roles that have models, in the order in which workers build them."""
     model = models.policy
     training = job.spec.training
@@ -156,7 +158,9 @@ def model_roles(job: TrainerJob, models: Models, longest_prompt: int) -> list[Ro
         compiles=rollout.compile is Compile.ALWAYS,
         dtype=dtype,
         tensor_parallel=job.spec.roles.rollout.tensor_parallel,
-        max_model_length=longest_prompt + rollout.max_new_tokens,
+        max_model_length=(
+            environment.limits.max_context_tokens if environment else longest_prompt + rollout.max_new_tokens
+        ),
         max_num_sequences=rollout.max_num_sequences,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         cpu_kv_cache_bytes=bytes_of(rollout.cpu_kv_cache),
@@ -165,6 +169,7 @@ def model_roles(job: TrainerJob, models: Models, longest_prompt: int) -> list[Ro
         keeps_weights_asleep=rollout.sync_every_steps > 1,
         adapters=trained.adapters,
         has_float32_head=training.model.head_dtype is HeadDtype.FLOAT32,
+        environment=environment,
     )
     roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]
     if needs_reference(job.spec):
@@ -188,12 +193,15 @@ def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
     """Returns the settings of the rewards for each worker. The job's scoring processes are distributed over the
     workers."""
     training, num_workers = job.spec.training, num_workers_of(job.spec, REWARD)
-    scorers, penalties = [], []
+    scorers, penalties, of_environment = [], [], []
+    environment_names = frozenset(each.name for each in training.rewards if each.type is RewardType.ENVIRONMENT)
     for index, each in enumerate(training.rewards):
         where = f"spec.training.rewards[{index}]"
         scorer = scorer_spec(each, where, training.dataset)
         if each.type is RewardType.OVERLONG:
             penalties.append(each)
+        elif each.type is RewardType.ENVIRONMENT:
+            of_environment.append(EnvironmentRewardSettings(each, where, environment_names - {each.name}))
         elif scorer is not None:
             scorers.append(ScorerSettings(each, where, scorer, -(-each.num_processes // num_workers)))
     return RewardSettings(
@@ -201,10 +209,16 @@ def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
         penalties=tuple(penalties),
         max_new_tokens=training.rollout.max_new_tokens,
         log_folder=settings.run_folder / LOGS_FOLDER,
-        environment=scorer_environment(
-            {**settings.environment, ENV_RUN_FOLDER: str(settings.run_folder)},
-            [variable.name for variable in job.spec.env],
-        ),
+        environment=user_code_variables(job, settings),
+        of_environment=tuple(of_environment),
+    )
+
+
+def user_code_variables(job: TrainerJob, settings: Settings) -> dict[str, str]:
+    """Returns the environment variables of the processes that run the user's rewards and environments."""
+    return scorer_environment(
+        {**settings.environment, ENV_RUN_FOLDER: str(settings.run_folder)},
+        [variable.name for variable in job.spec.env],
     )
 
 

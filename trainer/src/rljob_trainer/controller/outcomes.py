@@ -9,25 +9,47 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 
 import torch
 from torch import Tensor
 
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.engines.rollout.base import Outcome
 from rljob_trainer.errors import ResourceError, RewardError, TrainerError
 from rljob_trainer.observability.metrics import (
     COMPLETED_FRACTION,
+    CONTEXT_FULL_FRACTION,
+    ENVIRONMENT_SECONDS_MEAN,
     EXCLUDED_FRACTION,
+    GENERATION_SECONDS_MEAN,
     INFRASTRUCTURE_FRACTION,
     MAX_TOKENS_FRACTION,
+    MAX_TURNS_FRACTION,
     NAMED_REWARD_PREFIX,
+    PARSE_ERROR_FRACTION,
+    REWRITTEN_FRACTION,
     STATUS_RATES,
+    TIME_LIMIT_FRACTION,
+    TOOL_CALLS_MEAN,
+    TOOL_ERROR_RATE,
+    TURNS_PREFIX,
     spread,
 )
 from rljob_trainer.rewards.base import RewardStatus, excerpt
-from rljob_trainer.workers.columns import HAS_ENGINE_ERROR, IS_TRUNCATED, score_column, status_column
+from rljob_trainer.workers.columns import (
+    ENVIRONMENT_SECONDS,
+    GENERATION_SECONDS,
+    HAS_ENGINE_ERROR,
+    IS_REWRITTEN,
+    NUM_TOOL_CALLS,
+    NUM_TOOL_ERRORS,
+    NUM_TURNS,
+    OUTCOME_LIST,
+    OUTCOMES,
+    score_column,
+    status_column,
+)
 from rljob_trainer.workers.reward import STATUSES
 
 NUM_STEPS = 10
@@ -38,29 +60,23 @@ FAILURES = (RewardStatus.ERROR, RewardStatus.TIMEOUT, RewardStatus.DIED, RewardS
 """Statuses without a result of the reward, as far as they reach the controller."""
 
 
-class Outcome(StrEnum):
-    """How a response ended."""
-
-    COMPLETED = "COMPLETED"
-    """With an end token or a stop string."""
-    MAX_TOKENS = "MAX_TOKENS"
-    """Truncated at rollout.maxNewTokens."""
-    INFRASTRUCTURE = "INFRASTRUCTURE"
-    """The rollout engine failed to complete it, twice. It is excluded."""
-
-
+OUTCOME_FRACTIONS: Mapping[Outcome, str] = {
+    Outcome.COMPLETED: COMPLETED_FRACTION,
+    Outcome.MAX_TOKENS: MAX_TOKENS_FRACTION,
+    Outcome.CONTEXT_FULL: CONTEXT_FULL_FRACTION,
+    Outcome.MAX_TURNS: MAX_TURNS_FRACTION,
+    Outcome.PARSE_ERROR: PARSE_ERROR_FRACTION,
+    Outcome.TIME_LIMIT: TIME_LIMIT_FRACTION,
+    Outcome.INFRASTRUCTURE: INFRASTRUCTURE_FRACTION,
+}
+"""The metric of each outcome."""
+OF_SINGLE_RESPONSES = (Outcome.COMPLETED, Outcome.MAX_TOKENS, Outcome.INFRASTRUCTURE)
+"""The outcomes that a rollout without an environment can have."""
 ENGINE = "rollout engine"
 """Names the engine in reasons."""
 Reasons = Counter[tuple[str, RewardStatus | Outcome]]
 """Number of excluded responses by the reward that gave no score and the status of its scoring, or by ENGINE and
 INFRASTRUCTURE."""
-
-
-def outcome_of(*, is_truncated: bool, has_engine_error: bool) -> Outcome:
-    """Returns the outcome of a response."""
-    if has_engine_error:
-        return Outcome.INFRASTRUCTURE
-    return Outcome.MAX_TOKENS if is_truncated else Outcome.COMPLETED
 
 
 def without_scores_of(scores: DataProto, has_engine_error_S: Tensor, weights: Mapping[str, float]) -> DataProto:
@@ -130,13 +146,33 @@ def reward_metrics(scores: DataProto, weights: Mapping[str, float]) -> dict[str,
 
 def outcome_metrics(batch: DataProto, is_excluded_B: Tensor) -> dict[str, float]:
     """Returns the fractions of responses by their outcome, and the fraction of excluded responses."""
-    truncated, failed = (float(batch[name].double().mean()) for name in (IS_TRUNCATED, HAS_ENGINE_ERROR))
+    counts = Counter(OUTCOME_LIST[number] for number in batch[OUTCOMES].tolist())
+    is_conversation = NUM_TURNS in batch
     return {
-        COMPLETED_FRACTION: 1 - truncated - failed,
-        MAX_TOKENS_FRACTION: truncated,
-        INFRASTRUCTURE_FRACTION: failed,
+        **{
+            name: counts[outcome] / len(batch)
+            for outcome, name in OUTCOME_FRACTIONS.items()
+            if is_conversation or outcome in OF_SINGLE_RESPONSES
+        },
         EXCLUDED_FRACTION: float(is_excluded_B.double().mean()),
     }
+
+
+def conversation_metrics(batch: DataProto) -> dict[str, float]:
+    """Returns metrics of conversations with an environment; none for other batches."""
+    if NUM_TURNS not in batch:
+        return {}
+    num_turns, num_calls = batch[NUM_TURNS].double(), int(batch[NUM_TOOL_CALLS].sum())
+    found = {
+        **spread(TURNS_PREFIX, num_turns.tolist()),
+        TOOL_CALLS_MEAN: num_calls / len(batch),
+        REWRITTEN_FRACTION: float(batch[IS_REWRITTEN].double().mean()),
+        ENVIRONMENT_SECONDS_MEAN: float(batch[ENVIRONMENT_SECONDS].double().mean()),
+        GENERATION_SECONDS_MEAN: float(batch[GENERATION_SECONDS].double().mean()),
+    }
+    if num_calls:
+        found[TOOL_ERROR_RATE] = int(batch[NUM_TOOL_ERRORS].sum()) / num_calls
+    return found
 
 
 def is_missing(scores: DataProto, name: str) -> Tensor:

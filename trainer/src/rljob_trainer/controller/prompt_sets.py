@@ -9,10 +9,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from rljob_api.v1alpha1.dataset import Dataset
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.controller.answer_checks import refuse_unusable
-from rljob_trainer.datasets.prompts import DATASET, EVALUATION_DATASET, PromptRow, load_prompts, without_held_out
+from rljob_trainer.datasets.prompts import (
+    DATASET,
+    EVALUATION_DATASET,
+    PromptRow,
+    load_environment_rows,
+    load_prompts,
+    without_held_out,
+)
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.models.tokenizer import Tokenizer
 
@@ -41,7 +49,7 @@ class Prompts:
 
     @property
     def longest(self) -> int:
-        """Length of the longest prompt, in tokens."""
+        """Length of the longest prompt, in tokens. 0 in a job with an environment, which makes the prompts."""
         return max(self.longest_of.values())
 
     @property
@@ -53,30 +61,43 @@ class Prompts:
     @property
     def largest_token(self) -> int:
         """The highest token id of any prompt."""
-        return max(max(row.token_ids) for row in self.rows)
+        return max((token for row in self.rows for token in row.token_ids), default=0)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the training prompts' tokens, in order."""
+        """SHA-256 of the training prompts' tokens, in order; with an environment of the rows."""
         digest = hashlib.sha256()
         for row in self.training:
             digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes())
+            if not row.token_ids:
+                digest.update(row.source_prompt.encode(errors="surrogatepass"))
         return digest.hexdigest()
 
 
 def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -> Prompts:
-    """Loads the training prompts and the held-out prompts. Raises DatasetError."""
-    tokenizer = Tokenizer(model_folder)
-    rows = load_prompts(training.dataset, tokenizer, job_folder, DATASET)
+    """Loads the training prompts and the held-out prompts. Without a dataset, rollouts begin with the environment, and
+    training has a single row without columns. Raises DatasetError."""
+    tokenizer = Tokenizer(model_folder) if training.environment is None else None
+
+    def rows_of(dataset: Dataset | None, where: str, num_rows: int) -> list[PromptRow]:
+        if tokenizer is not None:
+            assert dataset is not None, "a job without an environment has a dataset"
+            return load_prompts(dataset, tokenizer, job_folder, where)
+        if dataset is None:
+            return [PromptRow(index, "", str(index), (), None, {}) for index in range(num_rows)]
+        return load_environment_rows(dataset, job_folder, where)
+
+    rows = rows_of(training.dataset, DATASET, 1)
     held_out = list[PromptRow]()
-    if training.evaluation is not None:
-        evaluation_rows = load_prompts(training.evaluation.dataset, tokenizer, job_folder, EVALUATION_DATASET)
-        held_out = evaluation_rows[: training.evaluation.num_prompts]
+    if (evaluation := training.evaluation) is not None:
+        held_out = rows_of(evaluation.dataset, EVALUATION_DATASET, evaluation.num_prompts)[: evaluation.num_prompts]
     needs_answers = any(reward.type is RewardType.MATH_ANSWER for reward in training.rewards)
     datasets = [(DATASET, training.dataset, rows)]
-    if training.evaluation is not None:
-        datasets.append((EVALUATION_DATASET, training.evaluation.dataset, held_out))
+    if evaluation is not None:
+        datasets.append((EVALUATION_DATASET, evaluation.dataset, held_out))
     for where, dataset, prompts in datasets:
+        if dataset is None:
+            continue
         unanswered = [row.location for row in prompts if row.answer is None]
         if unanswered and (len(unanswered) < len(prompts) or needs_answers):
             why = "the reward MathAnswer needs one" if needs_answers else "the other rows have one"
@@ -86,5 +107,8 @@ def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -
             )
         if needs_answers:
             refuse_unusable(prompts, where, dataset.answer_field)
+    if training.dataset is None:
+        # The environments of training and of evaluations have different seeds.
+        return Prompts(tuple(rows), tuple(held_out), 0)
     training_rows, num_removed = without_held_out(rows, held_out)
     return Prompts(tuple(training_rows), tuple(held_out), num_removed)

@@ -14,6 +14,7 @@ from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.outcomes import (
     Reasons,
+    conversation_metrics,
     is_without_score,
     outcome_metrics,
     reasons_of,
@@ -168,5 +169,6 @@ class Rollout:
             PROMPT_LENGTH_MAX: float(max(len(prompt.token_ids) for prompt in self.prompts)),
             **reward_metrics(self.batch, self.weights),
             **outcome_metrics(self.batch, is_excluded_B),
+            **conversation_metrics(self.batch),
             REPLACED_FRACTION: self.num_lost / num_rows,
         }

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.controller.balanced_order import balanced_order
 from rljob_trainer.controller.finished_groups import FinishedGroups
-from rljob_trainer.controller.outcomes import outcome_of, refuse_not_finite, statuses_of, without_scores_of
+from rljob_trainer.controller.outcomes import refuse_not_finite, statuses_of, without_scores_of
+from rljob_trainer.controller.prompt_batches import environment_prompt_batch, prompt_batch
 from rljob_trainer.controller.rollout import Rollout, Scoring
 from rljob_trainer.controller.sampler import Sampler, Ticket
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
@@ -32,16 +32,16 @@ from rljob_trainer.groups.object_store import stored
 from rljob_trainer.observability.samples import Sample, SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import (
-    ANSWERS,
-    DATASET_ROWS,
+    ENVIRONMENT_SEEDS,
     FOUND,
     HAS_ENGINE_ERROR,
     IS_GREEDY,
-    IS_TRUNCATED,
+    MESSAGES,
+    OUTCOME_LIST,
+    OUTCOMES,
     PLAIN_TURN_BEGINNINGS,
     PROMPT_MESSAGES,
     PROMPT_TEXTS,
-    PROMPT_TOKEN_IDS,
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
     SAMPLE_IDS,
@@ -56,6 +56,8 @@ PROMPTS_PER_OBJECT = 8
 """Prompts that are stored together. A worker that scores some responses reads the objects with their prompts whole."""
 MAX_SEED = 2**31
 """Upper bound of seeds (exclusive)."""
+SAMPLE_COLUMNS = (RESPONSE_TEXTS, FOUND, PROMPT_TEXTS, TURN_BEGINNINGS, MESSAGES)
+"""Columns of samples; the last three only in jobs with an environment, where the workers make the prompts."""
 MODEL_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_TURN_BEGINNINGS)
 """Prompt columns that a reward model needs."""
 
@@ -105,9 +107,13 @@ class RolloutPhase:
         stop: StopRequest,
         reward_model: RewardModelWorkers | None = None,
         finished_groups: FinishedGroups | None = None,
+        *,
+        has_environment: bool = False,
     ) -> None:
-        """`finished_groups`: None if a stop does not keep finished groups."""
+        """`finished_groups`: None if a stop does not keep finished groups. `has_environment`: whether the workers hold
+        conversations with an environment."""
         self.sampler = sampler
+        self.has_environment = has_environment
         self.finished_groups = finished_groups
         self._uncollected: dict[Ticket, torch.Tensor] = {}
         """SAMPLE_IDS of each group of training responses that was not collected."""
@@ -117,10 +123,15 @@ class RolloutPhase:
         self.stop = stop
 
     def run(
-        self, prompts: Sequence[PromptRow], num_responses: int, sampling: SamplingSettings, seeds: torch.Tensor
+        self,
+        prompts: Sequence[PromptRow],
+        num_responses: int,
+        sampling: SamplingSettings,
+        seeds: torch.Tensor,
+        environment_seeds: torch.Tensor | None = None,
     ) -> Rollout:
         """Calls `begin` and then `scored`, for callers that have nothing else to do in between."""
-        return self.scored(self.begin(prompts, num_responses, sampling, seeds))
+        return self.scored(self.begin(prompts, num_responses, sampling, seeds, environment_seeds=environment_seeds))
 
     def begin(
         self,
@@ -130,17 +141,26 @@ class RolloutPhase:
         seeds: torch.Tensor,
         *,
         syncs: bool = True,
+        environment_seeds: torch.Tensor | None = None,
         with_greedy: bool = False,
         tickets: Sequence[Ticket] = (),
     ) -> Rollout:
         """Generates `num_responses` responses to each prompt and starts their scoring. Responses to the same prompt are
         consecutive rows.
 
-        `seeds`: [B] int64. `syncs`: whether the rollout engine first gets the current weights. `with_greedy`: also
-        generates one greedy response per prompt, and keeps only its score. `tickets`: one per prompt in training."""
+        `seeds`: [B] int64. `syncs`: whether the rollout engine first gets the current weights. `environment_seeds`: one
+        int64 per prompt, in a job with an environment. `with_greedy`: also generates one greedy response per prompt,
+        and keeps only its score. `tickets`: one per prompt in training."""
         with self.timer.phase("rollout"):
             self.sampler.prepare(sampling, syncs=syncs)
-            requested = self.request(prompts, num_responses, seeds, with_greedy=with_greedy, tickets=tickets)
+            requested = self.request(
+                prompts,
+                num_responses,
+                seeds,
+                environment_seeds=environment_seeds,
+                with_greedy=with_greedy,
+                tickets=tickets,
+            )
             with self._keeping_on_stop():
                 self.sampler.drain()
         with self.timer.phase("reward"):
@@ -152,12 +172,17 @@ class RolloutPhase:
         num_responses: int,
         seeds: torch.Tensor,
         *,
+        environment_seeds: torch.Tensor | None = None,
         with_greedy: bool = False,
         tickets: Sequence[Ticket] = (),
     ) -> Requested:
         """Requests responses; see `begin`, without waiting for them. Call `sampler.prepare` before."""
+        make_batch = environment_prompt_batch if self.has_environment else prompt_batch
         parts = [prompts[first : first + PROMPTS_PER_OBJECT] for first in range(0, len(prompts), PROMPTS_PER_OBJECT)]
-        one_row_per_prompt = DataProto.concat([stored(prompt_batch(part)) for part in parts])
+        one_row_per_prompt = DataProto.concat([stored(make_batch(part)) for part in parts])
+        if self.has_environment:
+            assert environment_seeds is not None, "each environment needs a seed"
+            one_row_per_prompt = one_row_per_prompt.with_columns({ENVIRONMENT_SEEDS: environment_seeds})
         inputs = one_row_per_prompt.repeat(num_responses)
         columns = {SAMPLE_SEEDS: seeds}
         if with_greedy:
@@ -175,7 +200,7 @@ class RolloutPhase:
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
         groups_G = torch.tensor([ticket.number for ticket in tickets] or range(len(prompts)))
         groups_S = torch.cat([groups_G.repeat_interleave(num_responses), groups_G[: len(prompts) * with_greedy]])
-        return Requested(repeated, groups_S, ids_S, inputs.only(MODEL_COLUMNS))
+        return Requested(repeated, groups_S, ids_S, inputs.only([name for name in MODEL_COLUMNS if name in inputs]))
 
     def poll(self, requested: Mapping[int, Requested]) -> list[int]:
         """Waits a moment for responses or scores. Returns the numbers of the groups whose scores are complete. Raises
@@ -190,7 +215,10 @@ class RolloutPhase:
         """Returns the rollout of responses that have all finished. Its scores are pending."""
         batch = self.sampler.take_rows(requested.ids_S)
         self._keep(batch)
-        scoring = self._scoring(requested.ids_S, batch.union(requested.inputs))
+        inputs = requested.inputs
+        # The environment's messages belong to the prompt, so the worker returns the prompts of conversations.
+        inputs = inputs.without([name for name in inputs.column_names() if name in batch])
+        scoring = self._scoring(requested.ids_S, batch.union(inputs))
         num_rows = len(requested.prompts)
         return Rollout(
             requested.prompts, requested.groups_S[:num_rows], batch.slice(0, num_rows), self.weights, scoring
@@ -269,24 +297,34 @@ class RolloutPhase:
         """Returns one sample per response, or only for the first `max_samples`, with the texts that the rewards have
         read. Only the texts of these responses are sent to the controller."""
         prompts = rollout.prompts[:max_samples]
-        picked = self.sampler.reward.response_texts(rollout.batch.slice(0, len(prompts)).only([RESPONSE_TEXTS, FOUND]))
+        rows = rollout.batch.slice(0, len(prompts))
+        columns = [name for name in SAMPLE_COLUMNS if name in rows]
+        picked = self.sampler.reward.response_texts(rows.only(columns))
         texts, found = picked.object_column(RESPONSE_TEXTS), picked.object_column(FOUND)
+        prompt_texts = [prompt.text_for_rewards for prompt in prompts]
+        beginnings = [prompt.turn_beginning for prompt in prompts]
+        messages: Sequence[object] = [None] * len(prompts)
+        if self.has_environment:
+            prompt_texts = [str(text) for text in picked.object_column(PROMPT_TEXTS)]
+            beginnings = [str(text) for text in picked.object_column(TURN_BEGINNINGS)]
+            messages = picked.object_column(MESSAGES)
         scores = _or_none(rollout.batch[SCORES])
         by_name = {name: _or_none(rollout.batch[score_column(name)]) for name in rollout.weights}
         statuses = statuses_of(rollout.batch, rollout.weights)
-        ends = [rollout.batch[name].tolist() for name in (IS_TRUNCATED, HAS_ENGINE_ERROR)]
+        outcomes = [OUTCOME_LIST[number] for number in rollout.batch[OUTCOMES].tolist()]
         return [
             Sample(
                 step,
                 kind,
-                prompt.text_for_rewards,
-                f"{prompt.turn_beginning}{text}",
+                prompt_texts[index],
+                f"{beginnings[index]}{text}",
                 str(prompt.answer),
                 scores[index],
                 {name: named[index] for name, named in by_name.items()},
                 _by_reward(found[index]),
-                outcome_of(is_truncated=ends[0][index], has_engine_error=ends[1][index]),
+                outcomes[index],
                 {name: named[index] for name, named in statuses.items()},
+                _message_tuple(messages[index]),
             )
             for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
         ]
@@ -320,19 +358,12 @@ def _or_none(values_B: torch.Tensor) -> list[float | None]:
     return [None if math.isnan(value) else value for value in values_B.tolist()]
 
 
-def prompt_batch(prompts: Sequence[PromptRow]) -> DataProto:
-    """Returns the prompts as a batch for the workers."""
-    return DataProto(
-        ragged={PROMPT_TOKEN_IDS: RaggedColumn.from_rows([row.token_ids for row in prompts], torch.int64)},
-        objects={
-            PROMPT_TEXTS: tuple(row.text_for_rewards for row in prompts),
-            TURN_BEGINNINGS: tuple(row.turn_beginning for row in prompts),
-            PLAIN_TURN_BEGINNINGS: tuple(row.plain_turn_beginning for row in prompts),
-            ANSWERS: tuple(row.answer for row in prompts),
-            DATASET_ROWS: tuple(row.row for row in prompts),
-            PROMPT_MESSAGES: tuple(row.messages for row in prompts),
-        },
-    )
+def _message_tuple(messages: object) -> tuple[Mapping[str, object], ...]:
+    """The messages of a conversation; none for a single response."""
+    if messages is None:
+        return ()
+    assert isinstance(messages, Sequence), "a row of MESSAGES"
+    return tuple(messages)
 
 
 def sample_seeds(job_seed: int, stream: int, step: int, count: int) -> torch.Tensor:

@@ -24,6 +24,7 @@ from rljob_trainer.controller.model_roles import (
 )
 from rljob_trainer.controller.rollout_phase import RewardModelWorkers
 from rljob_trainer.engines.host_ledger import accounts_text, check_accounts
+from rljob_trainer.environments.settings import EnvironmentSettings
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.nsys import nodes_without_nsys
 from rljob_trainer.groups.ray_session import ShippedCode, cluster_resources, ray_session
@@ -107,6 +108,7 @@ def started_workers(
     models: Models,
     reward: RewardSettings,
     longest_prompt: int,
+    environment: EnvironmentSettings | None,
     device_type: str,
     doing: ReportActivity,
 ) -> Iterator[Workers]:
@@ -118,7 +120,7 @@ def started_workers(
             role.name: role
             for role in (
                 RoleSpec(REWARD, RewardWorker, partial(make_reward, reward)),
-                *model_roles(job, models, longest_prompt),
+                *model_roles(job, models, longest_prompt, environment),
             )
         }
         # GPUs are reserved even if workers compute on CPUs: this keeps workers off the head node, which has no GPU.

@@ -26,8 +26,11 @@ from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
+    ENVIRONMENT_RESULTS,
+    ENVIRONMENT_SEEDS,
     HAS_ENGINE_ERROR,
     IS_GREEDY,
+    PROMPT_MESSAGES,
     PROMPT_TEXTS,
     PROMPT_TOKEN_IDS,
     RESPONSE_LENGTHS,
@@ -43,9 +46,12 @@ log = logging.getLogger(__name__)
 TAKE_SECONDS = 0.25
 """Longest duration of a poll: a finished response waits at most about this long until its scoring starts."""
 REQUEST_COLUMNS = (PROMPT_TOKEN_IDS, SAMPLE_SEEDS, SAMPLE_IDS, IS_GREEDY)
-RESPONSE_COLUMNS = (SAMPLE_IDS, HAS_ENGINE_ERROR, RESPONSE_TEXTS, RESPONSE_LENGTHS)
+ENVIRONMENT_REQUEST_COLUMNS = (PROMPT_MESSAGES, DATASET_ROWS, ENVIRONMENT_SEEDS, SAMPLE_SEEDS, SAMPLE_IDS, IS_GREEDY)
+"""The same in a job with an environment, which makes the prompts."""
+RESPONSE_COLUMNS = (SAMPLE_IDS, HAS_ENGINE_ERROR, RESPONSE_TEXTS, RESPONSE_LENGTHS, ENVIRONMENT_RESULTS)
+"""Columns of finished responses that reward functions need; the last one only in a job with an environment."""
 REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS)
-"""Prompt columns that reward functions need."""
+"""Prompt columns that reward functions need. In a job with an environment the first two come with the response."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +259,8 @@ class Sampler:
         assert self._sampling is not None, "call prepare first"
         self._engine_of |= {sample_id: engine for engine, part in enumerate(parts) for sample_id in part}
         rows = _rows([self._samples[sample_id] for part in parts for sample_id in part])
-        columns = [name for name in REQUEST_COLUMNS if name in rows]
+        names = ENVIRONMENT_REQUEST_COLUMNS if ENVIRONMENT_SEEDS in rows else REQUEST_COLUMNS
+        columns = [name for name in names if name in rows]
         ends = list(accumulate(map(len, parts), initial=0))
         self.hybrid.submit([rows.only(columns).slice(*each) for each in pairwise(ends)], self._sampling)
 
@@ -280,7 +287,9 @@ class Sampler:
         for sample_id in ids:
             self._rank_of[sample_id] = self._engine_of[sample_id] * size + sample_id % size
         inputs = _rows([self._samples.pop(sample_id) for sample_id in ids])
-        rows = batch.only(RESPONSE_COLUMNS).union(inputs.only(REWARD_COLUMNS))
+        of_response = [name for name in (*RESPONSE_COLUMNS, *REWARD_COLUMNS) if name in batch]
+        of_prompt = [name for name in REWARD_COLUMNS if name not in batch]
+        rows = batch.only(of_response).union(inputs.only(of_prompt))
         ranks_S = torch.tensor([self._rank_of[sample_id] for sample_id in ids])
         self._started.append(
             self.reward.start_scoring([rows.rows(ranks_S == rank) for rank in range(self.engines.num_ranks)])

@@ -68,6 +68,8 @@ Result = TypeVar("Result")
 
 TRAINING_STREAM = 0
 """The stream of `sample_seeds` for training."""
+ENVIRONMENT_STREAM = 8
+"""The stream for the environments of training."""
 REPLACEMENT_STREAMS = (6, 7)
 """The streams for responses that replace excluded ones, one for each attempt."""
 FORWARD_COLUMNS = (TOKENS, RESPONSE_MASK, IS_TRAINED, PASS_MICRO_BATCHES)
@@ -175,6 +177,7 @@ class TrainingStep:
                 1,
                 self.plan.sampling,
                 seeds_B[rows],
+                environment_seeds=self._environment_seeds(step, num_drawn, len(prompts))[rows // self.plan.group_size],
                 syncs=self._syncs(step),
                 with_greedy=rollout.greedy is not None,
             )
@@ -189,6 +192,7 @@ class TrainingStep:
             self.plan.group_size,
             self.plan.sampling,
             self._seeds(step, num_drawn, len(prompts)),
+            environment_seeds=self._environment_seeds(step, num_drawn, len(prompts)),
             syncs=self._syncs(step),
             with_greedy=GREEDY_REWARDS in self.advantages.needs,
             tickets=tickets_of(prompts, step, num_drawn),
@@ -196,14 +200,23 @@ class TrainingStep:
 
     def _requested(self, prompts: Sequence[DrawnRow[PromptRow]], step: int, num_drawn: int) -> Requested:
         """Requests responses to these prompts, like `_begin_rollout`, without waiting for them."""
-        seeds_B, tickets = self._seeds(step, num_drawn, len(prompts)), tickets_of(prompts, step, num_drawn)
-        return self.rollout.request([each.row for each in prompts], self.plan.group_size, seeds_B, tickets=tickets)
+        return self.rollout.request(
+            [each.row for each in prompts],
+            self.plan.group_size,
+            self._seeds(step, num_drawn, len(prompts)),
+            environment_seeds=self._environment_seeds(step, num_drawn, len(prompts)),
+            tickets=tickets_of(prompts, step, num_drawn),
+        )
 
     def _seeds(self, step: int, num_drawn: int, num_prompts: int) -> torch.Tensor:
         """Returns [B] int64. A prompt's seeds depend on its number in the step, not on the round in which it is
         drawn."""
         first, num_rows = num_drawn * self.plan.group_size, num_prompts * self.plan.group_size
         return sample_seeds(self.plan.seed, TRAINING_STREAM, step, first + num_rows)[first:]
+
+    def _environment_seeds(self, step: int, num_drawn: int, num_prompts: int) -> torch.Tensor:
+        """Returns one seed per prompt, int64, with the same property."""
+        return sample_seeds(self.plan.seed, ENVIRONMENT_STREAM, step, num_drawn + num_prompts)[num_drawn:]
 
     def _syncs(self, step: int) -> bool:
         """Whether the rollout engines get new weights before this step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -130,6 +131,27 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
     return prompts
 
 
+def load_environment_rows(dataset: Dataset, base_folder: Path, where: str) -> list[PromptRow]:
+    """Loads the rows of a dataset for rollouts with an environment. They have no tokens, because the environment may
+    add to their prompts or replace them. A row may have no prompt: then it has no messages, and its prompt is empty.
+
+    Raises DatasetError as `load_prompts` does."""
+    prompt_field, answer_field = _fields(dataset)
+    needs_prompt = "prompt_field" in dataset.model_fields_set
+    rows: list[PromptRow] = []
+    for index, raw in enumerate(read_rows(dataset, base_folder, where)):
+        messages: tuple[ChatMessage, ...] | None = None
+        if needs_prompt or prompt_field in raw.columns:
+            messages = tuple(_checked_messages(raw, prompt_field, dataset, where))
+        prompt = "\n".join(message["content"] for message in messages or ())
+        source = json.dumps(dict(raw.columns), sort_keys=True, default=str)
+        answer = _answer(raw, answer_field, dataset, where)
+        rows.append(PromptRow(index, prompt, source, (), answer, raw.columns, messages, location=raw.location))
+    if not rows:
+        raise DatasetError(f"{where}: the dataset has no rows; name another file, split or dataset")
+    return rows
+
+
 def _fields(dataset: Dataset) -> tuple[str, str]:
     if dataset.type is DatasetType.REASONING_GYM:
         return "question", "answer"
@@ -152,6 +174,34 @@ def _rendered_prompt(
 ) -> _RenderedPrompt:
     """Applies the prompt template and the chat template to a row. Raises DatasetError."""
     value = _value_at(raw, prompt_field, f"{where}.promptField")
+    messages = _checked_messages_or_text(value, raw, prompt_field, dataset, where)
+    if messages is None and not dataset.apply_chat_template:
+        return _RenderedPrompt(dataset.prompt_template.replace(PLACEHOLDER, str(value)), str(value), None)
+    if not tokenizer.has_chat_template:
+        raise DatasetError(
+            f"{where}.applyChatTemplate: the model's tokenizer has no chat template (needed for {raw.location}); use "
+            "an instruction-tuned model, or plain text prompts with applyChatTemplate: false"
+        )
+    source_prompt = str(value) if messages is None else "\n".join(message["content"] for message in messages)
+    if messages is None:
+        messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
+    prompt = template.render(messages, raw.location)
+    beginning = turn.beginning(messages, prompt)
+    return _RenderedPrompt(prompt, source_prompt, tuple(messages), beginning, turn.plain(beginning))
+
+
+def _checked_messages(raw: RawRow, prompt_field: str, dataset: Dataset, where: str) -> list[ChatMessage]:
+    """Returns the row's prompt as chat messages; a string is a message of the user. Raises DatasetError."""
+    value = _value_at(raw, prompt_field, f"{where}.promptField")
+    messages = _checked_messages_or_text(value, raw, prompt_field, dataset, where)
+    return messages or [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
+
+
+def _checked_messages_or_text(
+    value: object, raw: RawRow, prompt_field: str, dataset: Dataset, where: str
+) -> list[ChatMessage] | None:
+    """Returns the chat messages of a row's prompt; None if it is a string. Raises DatasetError for anything else, and
+    for settings and keys that would be ignored."""
     messages = _messages(value)
     if messages is None and not isinstance(value, str):
         raise DatasetError(
@@ -168,19 +218,7 @@ def _rendered_prompt(
             f"{where}.promptTemplate: would be ignored, because {raw.location} has chat messages in column "
             f"{prompt_field!r}; remove it, or put its text into the messages"
         )
-    if messages is None and not dataset.apply_chat_template:
-        return _RenderedPrompt(dataset.prompt_template.replace(PLACEHOLDER, str(value)), str(value), None)
-    if not tokenizer.has_chat_template:
-        raise DatasetError(
-            f"{where}.applyChatTemplate: the model's tokenizer has no chat template (needed for {raw.location}); use "
-            "an instruction-tuned model, or plain text prompts with applyChatTemplate: false"
-        )
-    source_prompt = str(value) if messages is None else "\n".join(message["content"] for message in messages)
-    if messages is None:
-        messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
-    prompt = template.render(messages, raw.location)
-    beginning = turn.beginning(messages, prompt)
-    return _RenderedPrompt(prompt, source_prompt, tuple(messages), beginning, turn.plain(beginning))
+    return messages
 
 
 def _checked_unicode(text: _RenderedPrompt, raw: RawRow) -> _RenderedPrompt:

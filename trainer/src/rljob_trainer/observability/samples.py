@@ -50,6 +50,8 @@ class Sample:
     statuses: Mapping[str, str] = field(default_factory=dict)
     """How the scoring ended, by the reward's name. Rewards without scoring processes are missing. Example:
     `{"accuracy": "TIMEOUT"}`"""
+    messages: Sequence[Mapping[str, object]] = ()
+    """All messages of a conversation with an environment; empty for a single response."""
 
 
 class SampleLog:

@@ -16,6 +16,7 @@ import torch
 from rljob_trainer.algorithms import interfaces
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.engines.rollout.base import Outcome
 from rljob_trainer.engines.train.token_batch import TokenBatch
 
 PROMPT_TOKEN_IDS = "prompt_token_ids"
@@ -35,6 +36,9 @@ SAMPLE_IDS = "sample_ids"
 """[B] int64: identifies a response. The controller counts the responses of its run; no two have the same number."""
 SAMPLE_SEEDS = "sample_seeds"
 """[B] int64: the random seed of each response."""
+ENVIRONMENT_SEEDS = "environment_seeds"
+"""[B] int64: the random seed of each rollout's environment, equal for the rollouts of a group. Only in jobs with an
+environment."""
 
 IS_GREEDY = "is_greedy"
 """[B] bool: the response is decoded greedily, whatever the sampling settings are."""
@@ -66,10 +70,33 @@ PROMPT_MESSAGES = "prompt_messages"
 """Object column: the chat from which the prompt was rendered, as a list of messages; None if the prompt is no chat."""
 RESPONSE_LENGTHS = "response_lengths"
 """[B] int64: the number of response tokens."""
+OUTCOMES = "outcomes"
+"""[B] uint8: how the rollout ended, an index into OUTCOME_LIST."""
+OUTCOME_LIST = tuple(Outcome)
 IS_TRUNCATED = "is_truncated"
-"""[B] bool: the response ended at the limit of new tokens."""
+"""[B] bool: `Outcome.is_truncated`."""
 HAS_ENGINE_ERROR = "has_engine_error"
-"""[B] bool: the rollout engine could not complete the response, which must not be trained on."""
+"""[B] bool: the outcome is INFRASTRUCTURE: the rollout engine or the environment could not complete the rollout, which
+must not be trained on."""
+
+MESSAGES = "messages"
+"""Object column: all messages of a conversation with an environment, without the tools. Like the next ones only in jobs
+with an environment."""
+ENVIRONMENT_RESULTS = "environment_results"
+"""Object column: what `get_reward` of the environment gave, as `[status, value, detail]`: the value is a number, a
+mapping of names to numbers, or None."""
+NUM_TURNS = "num_turns"
+"""[B] int64: turns of the policy."""
+NUM_TOOL_CALLS = "num_tool_calls"
+"""[B] int64: tool calls."""
+NUM_TOOL_ERRORS = "num_tool_errors"
+"""[B] int64: tool calls that gave an error, or could not be read."""
+IS_REWRITTEN = "is_rewritten"
+"""[B] bool: the chat template would have written another text for this conversation; see Conversation.is_rewritten."""
+ENVIRONMENT_SECONDS = "environment_seconds"
+"""[B] float32: duration of the environment's calls."""
+GENERATION_SECONDS = "generation_seconds"
+"""[B] float32: time that the rollout waited for its turns."""
 SCORES = "scores"
 """[B] float64: the weighted sum of the rewards' scores; NaN if a reward with a weight other than 0 gave no score."""
 KL_SUMS = "kl_sums"
@@ -111,6 +138,16 @@ def status_column(reward: str) -> str:
     """Returns the name of the column with the status of scoring, [B] uint8: an index into the members of
     `RewardStatus`. The column is absent for rewards that need no scoring processes."""
     return f"reward_status/{reward}"
+
+
+def outcome_columns(outcomes: Sequence[Outcome]) -> dict[str, torch.Tensor]:
+    """Returns OUTCOMES and the columns that follow from it."""
+    numbers = [OUTCOME_LIST.index(outcome) for outcome in outcomes]
+    return {
+        OUTCOMES: torch.tensor(numbers, dtype=torch.uint8),
+        IS_TRUNCATED: torch.tensor([outcome.is_truncated for outcome in outcomes], dtype=torch.bool),
+        HAS_ENGINE_ERROR: torch.tensor([each is Outcome.INFRASTRUCTURE for each in outcomes], dtype=torch.bool),
+    }
 
 
 def token_batch(batch: DataProto, columns: Sequence[str] = (), micro_batches: str = PASS_MICRO_BATCHES) -> TokenBatch:

@@ -17,6 +17,7 @@ from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.lora import AdapterSettings, target_endings
 from rljob_trainer.engines.train.model import build_on_meta
 from rljob_trainer.engines.train.settings import TrainEngineSettings
+from rljob_trainer.environments.settings import EnvironmentSettings
 from rljob_trainer.errors import ConfigurationError, about_field
 from rljob_trainer.models.source import ModelLocation
 from rljob_trainer.settings import variables_named
@@ -58,6 +59,8 @@ class RolloutSettings:
     """The LoRA adapters that are trained; None: all weights are trained."""
     has_float32_head: bool
     """True: logits have 32 bits, also if `dtype` has 16."""
+    environment: EnvironmentSettings | None = None
+    """None in a job without an environment."""
 
     @property
     def separate_adapters(self) -> AdapterSettings | None:
@@ -130,13 +133,18 @@ def make_reward(settings: RewardSettings, context: WorkerContext, _others: Mappi
 
 
 def make_rollout(settings: RolloutSettings, context: WorkerContext, _others: Mapping[str, Worker]) -> Worker:
-    """Builds the rollout worker."""
+    """Builds the rollout worker. Its environment processes get this process's PYTHONPATH; see `make_reward`."""
+    if (found := settings.environment) is not None:
+        variables = {**found.environment, **variables_named(["PYTHONPATH"])}
+        environment = replace(found, environment=variables, model_folder=settings.model.folder())
+        settings = replace(settings, environment=environment)
     return RolloutWorker(
         context,
         lambda: _make_engine(settings, context),
         settings.tensor_parallel,
         settings.sleep_field,
         settings.stall_seconds,
+        settings.environment,
     )
 
 

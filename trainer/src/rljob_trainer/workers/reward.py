@@ -28,6 +28,7 @@ from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
+    ENVIRONMENT_RESULTS,
     FOUND,
     HAS_ENGINE_ERROR,
     PROMPT_TEXTS,
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 STATUSES = tuple(RewardStatus)
 """The statuses in the order of their numbers in a status column."""
 MAX_EXCERPT_CHARACTERS = 400
+ENVIRONMENT_REWARD = "environment"
+"""The name of the reward that is added if a job with an environment lists none of type Environment."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,41 @@ class ScorerSettings:
 
 
 @dataclass(frozen=True)
+class EnvironmentRewardSettings:
+    """A reward of type Environment: its score comes with the rollout."""
+
+    reward: Reward
+    where: str
+    """As in ScorerSettings."""
+    others: frozenset[str]
+    """The names of the other rewards of this type."""
+
+    def outcome(self, result: object) -> RewardOutcome:
+        """Returns the score of a rollout. `result`: a row of ENVIRONMENT_RESULTS.
+
+        Of several numbers it is the one with the name of the reward. The reward ENVIRONMENT_REWARD is a single number,
+        or the sum of the numbers that no other reward names."""
+        name = self.reward.name
+        match result:
+            case ("OK", None, _):
+                return RewardOutcome(0.0, RewardStatus.OK, "", 0.0)
+            case ("OK", int() | float() as score, _) if name == ENVIRONMENT_REWARD or not self.others:
+                return RewardOutcome(float(score), RewardStatus.OK, "", 0.0)
+            case ("OK", Mapping() as scores, _) if name in scores:
+                return RewardOutcome(float(scores[name]), RewardStatus.OK, "", 0.0)
+            case ("OK", Mapping() as scores, _) if name == ENVIRONMENT_REWARD:
+                rest = (score for key, score in scores.items() if key not in self.others)
+                return RewardOutcome(float(sum(rest)), RewardStatus.OK, "", 0.0)
+            case ("OK", seen, _):
+                names = ", ".join(map(str, seen)) if isinstance(seen, Mapping) else f"one number, {seen}"
+                detail = f"returned no {name!r} (seen: {names}); return a mapping with this name, or rename the reward"
+                return RewardOutcome(None, RewardStatus.ERROR, detail, 0.0)
+            case (str() as status, _, str() as detail):
+                return RewardOutcome(None, RewardStatus(status), detail, 0.0)
+        raise RewardError(f"not the result of an environment: {result!r:.200}")
+
+
+@dataclass(frozen=True)
 class RewardSettings:
     """The settings of a reward worker."""
 
@@ -67,6 +105,9 @@ class RewardSettings:
     max_new_tokens: int
     log_folder: Path
     environment: Mapping[str, str]
+    """Environment variables of the scoring processes."""
+    of_environment: tuple[EnvironmentRewardSettings, ...] = ()
+    """The rewards of type Environment."""
 
     def start_pool(self, scorer: ScorerSettings, num_processes: int, first_number: int) -> ScorerPool:
         """Starts `num_processes` scoring processes of a reward without waiting until they are ready."""
@@ -92,6 +133,8 @@ class _Started:
     """Its number among the responses of the same `start_scoring`."""
     outcomes: Sequence[Future[list[RewardOutcome]]]
     """For each scorer, the outcomes of the responses of the same `start_scoring`."""
+    of_environment: Sequence[RewardOutcome] = ()
+    """For each reward of type Environment."""
 
 
 class RewardWorker(Worker):
@@ -119,7 +162,9 @@ class RewardWorker(Worker):
 
         A response with HAS_ENGINE_ERROR is not sent; the controller removes its scores. Needs SAMPLE_IDS,
         HAS_ENGINE_ERROR, RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and DATASET_ROWS.
-        Returns a batch without columns. Raises RewardError for a row that cannot be sent to a scorer."""
+        In a job with an environment also ENVIRONMENT_RESULTS. Returns a batch without columns. Raises RewardError for a
+        row that cannot be sent to a scorer, and for an exception of an environment that gives no reward."""
+        of_environment = self._environment_outcomes(batch)
         names = (PROMPT_TEXTS, TURN_BEGINNINGS, RESPONSE_TEXTS, ANSWERS, DATASET_ROWS)
         requests = [
             RewardRequest(str(prompt), f"{beginning}{response}", answer, _mapping(row))
@@ -128,12 +173,30 @@ class RewardWorker(Worker):
         are_incomplete = batch[HAS_ENGINE_ERROR].tolist()
         complete = list(compress(requests, [not each for each in are_incomplete]))
         outcomes, indices = [pool.submit(complete) for pool in self.pools], count()
-        rows = zip(batch[SAMPLE_IDS].tolist(), requests, batch[RESPONSE_LENGTHS].tolist(), are_incomplete, strict=True)
-        for sample_id, request, length, is_incomplete in rows:
+        columns = (
+            batch[SAMPLE_IDS].tolist(),
+            requests,
+            batch[RESPONSE_LENGTHS].tolist(),
+            are_incomplete,
+            of_environment,
+        )
+        for sample_id, request, length, is_incomplete, of_row in zip(*columns, strict=True):
             assert sample_id not in self.started, f"response {sample_id} is already being scored"
             index, found = (0, [_not_scored() for _ in self.pools]) if is_incomplete else (next(indices), outcomes)
-            self.started[sample_id] = _Started(request, length, index, found)
+            self.started[sample_id] = _Started(request, length, index, found, of_row)
         return DataProto()
+
+    def _environment_outcomes(self, batch: DataProto) -> list[list[RewardOutcome]]:
+        """Returns for each row the outcomes of the rewards of type Environment."""
+        rewards = self.settings.of_environment
+        if ENVIRONMENT_RESULTS not in batch:
+            return [[] for _ in range(len(batch))]
+        results = batch.object_column(ENVIRONMENT_RESULTS)
+        for result in results:
+            # Without a reward of type Environment, no `onError` applies.
+            if not rewards and isinstance(result, tuple) and result[0] == RewardStatus.ERROR:
+                raise RewardError(f"spec.training.environment: the environment {result[2]}")
+        return [[reward.outcome(result) for reward in rewards] for result in results]
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def finish_scoring(self, batch: DataProto) -> DataProto:
@@ -150,19 +213,35 @@ class RewardWorker(Worker):
         found: list[dict[str, str]] = [{} for _ in started]
         for number, each in enumerate(self.settings.scorers):
             outcomes = [response.outcomes[number].result()[response.index] for response in started]
-            scores = apply_error_policies(each.reward, each.where, each.scorer.name, requests, outcomes)
-            self._log_new_failures(each, outcomes)
+            columns |= self._score_columns(each.reward, each.where, each.scorer.name, requests, outcomes)
             for of_response, outcome in zip(found, outcomes, strict=True):
                 if outcome.found is not None:
                     of_response[each.reward.name] = outcome.found
-            statuses = [STATUSES.index(outcome.status) for outcome in outcomes]
-            columns[score_column(each.reward.name)] = torch.tensor(scores, dtype=torch.float64)
-            columns[status_column(each.reward.name)] = torch.tensor(statuses, dtype=torch.uint8)
+        for number, of_environment in enumerate(self.settings.of_environment):
+            outcomes = [response.of_environment[number] for response in started]
+            reward, where = of_environment.reward, of_environment.where
+            columns |= self._score_columns(reward, where, "the environment", requests, outcomes)
         for reward in self.settings.penalties:
             assert reward.overlong is not None
             scores = overlong_scores(reward.overlong, lengths, self.settings.max_new_tokens)
             columns[score_column(reward.name)] = torch.tensor(scores, dtype=torch.float64)
         return DataProto(columns, {FOUND: tuple(found)})
+
+    def _score_columns(
+        self,
+        reward: Reward,
+        where: str,
+        scorer_name: str,
+        requests: Sequence[RewardRequest],
+        outcomes: Sequence[RewardOutcome],
+    ) -> dict[str, torch.Tensor]:
+        scores = apply_error_policies(reward, where, scorer_name, requests, outcomes)
+        self._log_new_failures(reward, where, outcomes)
+        statuses = [STATUSES.index(outcome.status) for outcome in outcomes]
+        return {
+            score_column(reward.name): torch.tensor(scores, dtype=torch.float64),
+            status_column(reward.name): torch.tensor(statuses, dtype=torch.uint8),
+        }
 
     @register(Dispatch.ONE_TO_ALL)
     def completed_ids(self, max_seconds: float) -> list[int]:
@@ -190,21 +269,21 @@ class RewardWorker(Worker):
         started = [(sample_id, each) for sample_id, each in self.started.items() if sample_id not in self.reported]
         return [sample_id for sample_id, each in started if all(map(Future.done, each.outcomes))]
 
-    def _log_new_failures(self, scorer: ScorerSettings, outcomes: Sequence[RewardOutcome]) -> None:
+    def _log_new_failures(self, reward: Reward, where: str, outcomes: Sequence[RewardOutcome]) -> None:
         """Logs the first failure of each kind of each reward; metrics count all of them."""
         for outcome in outcomes:
-            kind = scorer.reward.name, outcome.status
+            kind = reward.name, outcome.status
             if outcome.status is not RewardStatus.OK and kind not in self.logged:
                 self.logged.add(kind)
                 log.warning(
                     "%s (reward %s): %s for a response: %s (further failures of this kind are only counted)",
-                    *(scorer.where, scorer.reward.name, outcome.status, outcome.detail),
+                    *(where, reward.name, outcome.status, outcome.detail),
                 )
 
     @register(Dispatch.RANK_ZERO)
     def response_texts(self, batch: DataProto) -> DataProto:
-        """Returns RESPONSE_TEXTS and FOUND of these rows, to show a few samples."""
-        return DataProto(objects={name: batch.object_column(name) for name in (RESPONSE_TEXTS, FOUND)})
+        """Returns the object columns of these rows, to show a few samples."""
+        return DataProto(objects={name: batch.object_column(name) for name in batch.column_names()})
 
 
 def _not_scored() -> Future[list[RewardOutcome]]:

@@ -35,6 +35,37 @@ class FinishReason(StrEnum):
         return self in (FinishReason.STOP, FinishReason.LENGTH)
 
 
+class Outcome(StrEnum):
+    """How a rollout ended: a single response, or a conversation with an environment."""
+
+    COMPLETED = "COMPLETED"
+    """With an end token or a stop string; a conversation: the policy or the environment ended it."""
+    MAX_TOKENS = "MAX_TOKENS"
+    """Truncated at rollout.maxNewTokens or environment.maxTurnTokens."""
+    CONTEXT_FULL = "CONTEXT_FULL"
+    """The next turn or message does not fit into environment.maxContextTokens."""
+    MAX_TURNS = "MAX_TURNS"
+    """The conversation has environment.maxTurns turns of the policy."""
+    PARSE_ERROR = "PARSE_ERROR"
+    """The last turn has a tool call that cannot be read, and no turn is left in which the policy could correct it."""
+    TIME_LIMIT = "TIME_LIMIT"
+    """The conversation reached environment.maxSeconds, or a call of the environment reached timeoutSeconds."""
+    INFRASTRUCTURE = "INFRASTRUCTURE"
+    """The rollout engine or the environment's process failed, also in further attempts. It is excluded."""
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the last turn was cut off at a limit of tokens, or there was no room for it."""
+        return self in (Outcome.MAX_TOKENS, Outcome.CONTEXT_FULL)
+
+    @staticmethod
+    def of(reason: FinishReason) -> Outcome:
+        """The outcome of a rollout that is a single response."""
+        if not reason.is_complete:
+            return Outcome.INFRASTRUCTURE
+        return Outcome.MAX_TOKENS if reason is FinishReason.LENGTH else Outcome.COMPLETED
+
+
 @dataclass(frozen=True)
 class SamplingSettings:
     """How one response is sampled."""

@@ -9,6 +9,10 @@ requests of a `submit` are added before the next step, in their order. If the en
 cleared first. So after one `submit` to an idle engine, the engine gets the same calls as from `RolloutEngine.generate`,
 and on CPUs the responses are bitwise the same.
 
+Conversations of several turns (`environments/host.py`) do not use `take`: the loop gives each response to `on_finished`
+after the step in which it has ended, and the next turn is submitted from another thread, with the cache of the earlier
+turns.
+
 If several ranks share a copy of the model (tensor parallelism), all of them must apply the same commands between the
 same steps. The first of these ranks decides: before each step it broadcasts how many commands are applied by then, and
 the others wait until they have received that many. A rank with nothing to do waits for commands of its own caller and
@@ -46,6 +50,8 @@ Clock = Callable[[], float]
 """Seconds since any fixed moment."""
 WhileRunning = Callable[[], AbstractContextManager[object]]
 """Returns a context; the loop's thread uses the engine within it."""
+OnFinished = Callable[[list[FinishedSequence]], None]
+"""Gets the responses that ended in a step, in the loop's thread. Must return at once."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ class ModelPeers:
 @dataclass(frozen=True)
 class _Add:
     requests: tuple[GenerationRequest, ...]
+    keeps_cache: bool
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,8 @@ class _Abort:
 
 
 class EngineLoop:
-    """Runs one engine in a thread while there are unfinished requests. All methods are for one calling thread.
+    """Runs one engine in a thread while there are unfinished requests. Responses go either to the one caller of `take`,
+    or to `on_finished`. `submit` and `abort` may be called from any thread.
 
     If the thread raises an error, a call that waits raises it at once, and so does every later call: a copy of a
     TrainerError, or for other errors a WorkerError with the traceback. If a step takes longer than `stall_seconds`,
@@ -96,6 +104,8 @@ class EngineLoop:
         self.engine = engine
         self.while_running: WhileRunning = nullcontext
         """The owner of random streams and of metrics sets it before the first request."""
+        self.on_finished: OnFinished | None = None
+        """Set before the first request; None: responses are kept for `take`."""
         self.is_leader = peers is None or peers.leader == dist.get_rank()
         """False: this rank may finish its last step some moments after the leader."""
         self._device = device or torch.device("cpu")
@@ -122,14 +132,21 @@ class EngineLoop:
             self._raise_if_failed_or_stalled()
             return len(self._unfinished)
 
-    def submit(self, requests: Iterable[GenerationRequest]) -> None:
-        """Adds all requests before the next step. Their ids must differ from those of unfinished requests."""
+    def check(self) -> None:
+        """Raises the thread's error, or ResourceError if a step takes too long."""
+        with self._changed:
+            self._raise_if_failed_or_stalled()
+
+    def submit(self, requests: Iterable[GenerationRequest], *, keeps_cache: bool = False) -> None:
+        """Adds all requests before the next step. Their ids must differ from those of unfinished requests.
+        `keeps_cache`: does not clear the cache if there are no other requests; for prompts that continue earlier ones,
+        with the same weights."""
         added = tuple(requests)
         ids = {request.request_id for request in added}
         with self._changed:
             assert len(ids) == len(added), "two requests have the same id"
             assert not ids & self._unfinished, f"unfinished requests have the ids {sorted(ids & self._unfinished)[:10]}"
-            self._send(_Add(added))
+            self._send(_Add(added, keeps_cache))
             self._unfinished |= ids
 
     def take(self, max_seconds: float) -> list[FinishedSequence]:
@@ -217,7 +234,7 @@ class EngineLoop:
         except BaseException as error:
             with self._changed:
                 # If a stuck step ends after all, this does not change the error.
-                self._failure = self._failure or _as_trainer_error(error)
+                self._failure = self._failure or as_trainer_error(error)
                 self._changed.notify_all()
 
     def _has_become_idle(self) -> bool:
@@ -242,10 +259,13 @@ class EngineLoop:
             num_steps, num_finished = num_steps + 1, num_finished + len(finished)
             with self._changed:
                 self._progress_at = self._clock()
-                self._finished += finished
+                if self.on_finished is None:
+                    self._finished += finished
                 self._unfinished.difference_update(each.request_id for each in finished)
                 if finished and not self._unfinished:
                     self._changed.notify_all()
+            if finished and self.on_finished is not None:
+                self.on_finished(finished)
             ACTIVITY.report_activity(f"steps of the engine, {num_finished} responses are complete", num_steps)
 
     def _apply_commands(self) -> None:
@@ -259,7 +279,7 @@ class EngineLoop:
             with self._changed:
                 command = self._inbox.popleft()
             if isinstance(command, _Add):
-                if not self.engine.has_unfinished():
+                if not command.keeps_cache and not self.engine.has_unfinished():
                     self.engine.clear_cache()
                 for request in command.requests:
                     self.engine.add(request)
@@ -273,7 +293,8 @@ class EngineLoop:
                 self._changed.notify_all()
 
 
-def _as_trainer_error(error: BaseException) -> TrainerError:
+def as_trainer_error(error: BaseException) -> TrainerError:
+    """Returns the error, or for other errors than TrainerError a WorkerError with the traceback."""
     if isinstance(error, TrainerError):
         return error
     failed = WorkerError("".join(traceback.format_exception(error)))

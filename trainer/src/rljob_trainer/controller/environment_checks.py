@@ -1,0 +1,197 @@
+"""Finds out what the job's environments offer, and tries them, before any device is reserved."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rljob_api.constants import LOGS_FOLDER
+from rljob_api.contract_documents import TrainerJob
+from rljob_api.v1alpha1.environment import Environment, RewritePolicy
+from rljob_api.v1alpha1.reward import Reward, RewardType
+from rljob_api.v1alpha1.training import Training
+from rljob_trainer.controller.model_roles import user_code_variables
+from rljob_trainer.controller.prompt_sets import Prompts
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.environments.description import ClassSpec, EnvironmentDescription
+from rljob_trainer.environments.kinds import NAME_COLUMN, WHERE, EnvironmentKind, EnvironmentKinds
+from rljob_trainer.environments.probe import Trial, describe_environments
+from rljob_trainer.environments.settings import EnvironmentSettings, EpisodeLimits
+from rljob_trainer.environments.template_check import find_rewrites
+from rljob_trainer.errors import ConfigurationError, DatasetError
+from rljob_trainer.models.tokenizer import Tokenizer
+from rljob_trainer.settings import Settings
+from rljob_trainer.workers.reward import ENVIRONMENT_REWARD
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FoundEnvironment:
+    """The environments of a job."""
+
+    settings: EnvironmentSettings
+    """For the workers."""
+    prompts: tuple[PromptRow, ...]
+    """The prompt of one rollout with each class, for checks that need a prompt."""
+
+
+def found_environment(
+    job: TrainerJob, settings: Settings, model_folder: Path, prompts: Prompts
+) -> FoundEnvironment | None:
+    """Describes the classes in a process of their own, begins a rollout with the first row of each class, and tests the
+    model's chat template. Returns None for a job without an environment.
+
+    Raises ConfigurationError, DatasetError or ResourceError."""
+    environment = job.spec.training.environment
+    if environment is None:
+        return None
+    classes = tuple(
+        ClassSpec(each.name, each.path, dict(each.arguments), f"{WHERE}.classes[{index}]")
+        for index, each in enumerate(environment.classes)
+    )
+    rows = first_rows(prompts.rows, [each.name for each in classes])
+    variables, log_folder = user_code_variables(job, settings), settings.run_folder / LOGS_FOLDER
+    probed = describe_environments(
+        classes,
+        environment=variables,
+        log_file=log_folder / "environment-check.log",
+        timeout_seconds=environment.timeout_seconds,
+        trials=[Trial(name, row.row, job.spec.training.seed) for name, row in rows.items()],
+    )
+    check_rewards_of(job.spec.training, probed.descriptions)
+    found = EnvironmentSettings(
+        classes=classes,
+        descriptions=probed.descriptions,
+        limits=limits_of(environment),
+        max_open=job.spec.training.rollout.max_num_sequences,
+        rollouts_per_process=environment.rollouts_per_process,
+        timeout_seconds=environment.timeout_seconds,
+        tool_parser=environment.tool_parser,
+        may_rewrite=False,
+        model_folder=model_folder,
+        log_folder=log_folder,
+        environment=variables,
+    )
+    kinds = EnvironmentKinds(Tokenizer(model_folder), found)
+    may_rewrite = any([_may_rewrite(kind, environment.on_rewrite) for kind in kinds])
+    trials = [
+        _trial_prompt(kinds.named(name), row, opening, environment.max_context_tokens)
+        for (name, row), opening in zip(rows.items(), probed.openings, strict=True)
+    ]
+    return FoundEnvironment(replace(found, may_rewrite=may_rewrite), tuple(trials))
+
+
+def limits_of(environment: Environment) -> EpisodeLimits:
+    """Returns the limits of every rollout."""
+    return EpisodeLimits(
+        environment.max_turns,
+        environment.max_context_tokens,
+        environment.max_turn_tokens,
+        environment.max_seconds,
+        environment.retries,
+    )
+
+
+def first_rows(rows: Sequence[PromptRow], names: Sequence[str]) -> dict[str, PromptRow]:
+    """Returns the first row of each class; with several classes, only of those that occur. Raises DatasetError for the
+    first row that names none of them."""
+    if len(names) == 1:
+        return {names[0]: rows[0]}
+    found: dict[str, PromptRow] = {}
+    for row in rows:
+        name = row.row.get(NAME_COLUMN)
+        if not isinstance(name, str) or name not in names:
+            raise DatasetError(
+                f"{row.location}: the column {NAME_COLUMN!r} must name one of the classes of {WHERE} "
+                f"({', '.join(names)}; seen: {name!r:.80}); fix the row, or add the class"
+            )
+        found.setdefault(name, row)
+    if unused := [name for name in names if name not in found]:
+        log.warning("%s.classes: no row of the data names %s", WHERE, ", ".join(unused))
+    return found
+
+
+def check_rewards_of(training: Training, descriptions: Sequence[EnvironmentDescription]) -> None:
+    """Raises ConfigurationError if nothing scores the rollouts, or if only some classes have `get_reward`."""
+    without = [each.name for each in descriptions if not each.has_reward]
+    listed = [reward.name for reward in training.rewards if reward.type is RewardType.ENVIRONMENT]
+    if listed and without:
+        raise ConfigurationError(
+            f"spec.training.rewards (reward {listed[0]}): has the type Environment, but the class {without[0]} of {WHERE} "
+            "has no method `get_reward`; add it, or remove the reward"
+        )
+    if without and len(without) < len(descriptions):
+        raise ConfigurationError(
+            f"{WHERE}.classes: {', '.join(without)} has no method `get_reward`, but other classes have one; add it, so "
+            "that all rollouts have the same rewards"
+        )
+    if without and not training.rewards:
+        raise ConfigurationError(
+            f"spec.training.rewards: there is no reward, and the class {without[0]} of {WHERE} has no method "
+            "`get_reward`; add one of them"
+        )
+    names = [reward.name for reward in training.rewards]
+    if not without and not listed and ENVIRONMENT_REWARD in names:
+        raise ConfigurationError(
+            f"spec.training.rewards[{names.index(ENVIRONMENT_REWARD)}].name: {ENVIRONMENT_REWARD!r} is the name of the "
+            "reward that is added for `get_reward` of the environment; choose another name, or list a reward of type "
+            "Environment"
+        )
+
+
+def with_environment_reward(job: TrainerJob, descriptions: Sequence[EnvironmentDescription]) -> TrainerJob:
+    """Adds a reward of type Environment if the classes have `get_reward` and the job lists none."""
+    training = job.spec.training
+    is_listed = any(reward.type is RewardType.ENVIRONMENT for reward in training.rewards)
+    if is_listed or not all(each.has_reward for each in descriptions):
+        return job
+    added = Reward(name=ENVIRONMENT_REWARD, type=RewardType.ENVIRONMENT)
+    training = training.model_copy(update={"rewards": (*training.rewards, added)})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"training": training})})
+
+
+def _may_rewrite(kind: EnvironmentKind, policy: RewritePolicy) -> bool:
+    """Whether the chat template rewrites turns. Raises ConfigurationError if the job does not allow it."""
+    rewrites = find_rewrites(kind.template, kind.parser, has_user_messages=kind.description.has_respond)
+    if not rewrites:
+        return False
+    text = "; ".join(map(str, rewrites))
+    if policy is RewritePolicy.FAIL:
+        raise ConfigurationError(
+            f"{WHERE}.onRewrite: Fail, and the model's chat template rewrites earlier turns ({text}); use a template that "
+            "only appends, or set Keep"
+        )
+    log.warning(
+        "%s.onRewrite: the model's chat template rewrites earlier turns of a conversation (%s); they stay as they were "
+        "sampled",
+        WHERE,
+        text,
+    )
+    return True
+
+
+def _trial_prompt(kind: EnvironmentKind, row: PromptRow, opening: object, max_context_tokens: int) -> PromptRow:
+    conversation = kind.conversation(row.messages, opening, max_context_tokens)
+    log.info(
+        "environment %s: tools: %s; %s`respond`, %s`get_reward`; the first prompt has %d tokens",
+        kind.description.name,
+        ", ".join(kind.description.tool_names) or "none",
+        "" if kind.description.has_respond else "no ",
+        "" if kind.description.has_reward else "no ",
+        conversation.num_prompt_tokens,
+    )
+    text = conversation.prompt_with_beginning
+    return PromptRow(
+        row.index,
+        text,
+        text,
+        tuple(conversation.token_ids),
+        row.answer,
+        row.row,
+        tuple(conversation.messages),
+        text.removeprefix(conversation.prompt_text),
+        location=row.location,
+    )

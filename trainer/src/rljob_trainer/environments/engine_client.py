@@ -1,0 +1,75 @@
+"""Lets coroutines of one asyncio loop generate with the engine of an EngineLoop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+
+from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest
+from rljob_trainer.engines.rollout.loop import EngineLoop
+from rljob_trainer.errors import TrainerError
+
+
+class EngineClient:
+    """All methods are for the thread of `asyncio_loop`."""
+
+    def __init__(self, engine_loop: EngineLoop, asyncio_loop: asyncio.AbstractEventLoop) -> None:
+        self._engine_loop = engine_loop
+        self._asyncio_loop = asyncio_loop
+        self._futures: dict[str, asyncio.Future[FinishedSequence]] = {}
+        """The unfinished requests, by request id."""
+        self._unsent: list[GenerationRequest] = []
+        self._unwanted: list[str] = []
+        """Requests that are aborted next."""
+        self._aborting: asyncio.Task[None] | None = None
+        engine_loop.on_finished = self._on_finished
+
+    async def generate(self, request: GenerationRequest) -> FinishedSequence:
+        """Returns the response; its finish reason may be ERROR. If the coroutine is cancelled, the request is aborted.
+        Requests that are made in the same iteration of the asyncio loop are added to the engine together.
+
+        Raises the errors of EngineLoop."""
+        future: asyncio.Future[FinishedSequence] = self._asyncio_loop.create_future()
+        self._futures[request.request_id] = future
+        if not self._unsent:
+            self._asyncio_loop.call_soon(self._send)
+        self._unsent.append(request)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._unsent = [each for each in self._unsent if each is not request]
+            if self._futures.pop(request.request_id, None) is not None:
+                self._unwanted.append(request.request_id)
+                if self._aborting is None:
+                    self._aborting = self._asyncio_loop.create_task(self._abort_unwanted())
+                await asyncio.shield(self._aborting)
+            raise
+
+    def _send(self) -> None:
+        requests, self._unsent = self._unsent, []
+        try:
+            # A later turn continues an earlier one, whose keys and values the engine may still have.
+            self._engine_loop.submit(requests, keeps_cache=True)
+        except TrainerError as error:
+            for request in requests:
+                if (future := self._futures.pop(request.request_id, None)) is not None:
+                    future.set_exception(error)
+
+    async def _abort_unwanted(self) -> None:
+        """Aborts all requests whose coroutines are cancelled at the same time."""
+        await asyncio.sleep(0)
+        ids, self._unwanted, self._aborting = self._unwanted, [], None
+        # The call waits for the current step of the engine. A failed engine has no requests any more.
+        with contextlib.suppress(TrainerError):
+            await asyncio.to_thread(self._engine_loop.abort, ids)
+
+    def _on_finished(self, sequences: list[FinishedSequence]) -> None:
+        """In the thread of the engine."""
+        self._asyncio_loop.call_soon_threadsafe(self._deliver, sequences)
+
+    def _deliver(self, sequences: Iterable[FinishedSequence]) -> None:
+        for sequence in sequences:
+            future = self._futures.pop(sequence.request_id, None)
+            if future is not None and not future.done():
+                future.set_result(sequence)

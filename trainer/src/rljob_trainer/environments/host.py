@@ -1,0 +1,141 @@
+"""A thread with an asyncio loop that runs the rollouts of one worker process: it generates with the process's engine,
+and calls environments in processes of their own.
+
+    calling thread                    this thread                     thread of the engine, environment processes
+    submit    -- requests -->         one coroutine per rollout  <->  turns, and answers to them
+    take      <-- rollouts --
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine, Iterable
+from copy import copy
+from typing import TypeVar
+
+from rljob_trainer.engines.rollout.loop import CHECK_SECONDS, EngineLoop, as_trainer_error
+from rljob_trainer.environments.engine_client import EngineClient
+from rljob_trainer.environments.environment_pool import EnvironmentProcesses
+from rljob_trainer.environments.episode import Episode, EpisodeRequest, FinishedEpisode
+from rljob_trainer.environments.kinds import EnvironmentKinds
+from rljob_trainer.environments.settings import EnvironmentSettings
+from rljob_trainer.errors import TrainerError
+from rljob_trainer.models.tokenizer import Tokenizer
+
+THREAD_NAME = "environments"
+Result = TypeVar("Result")
+
+
+class EnvironmentHost:
+    """Runs rollouts with environments. All methods are for one calling thread. After an error, `take` raises it."""
+
+    def __init__(self, engine_loop: EngineLoop, settings: EnvironmentSettings, rank: int) -> None:
+        """Starts the thread. `rank`: that of the worker process, for the names of log files. Raises
+        ConfigurationError if the model's tokenizer does not fit the environments."""
+        self._engine_loop = engine_loop
+        self._limits = settings.limits
+        self._kinds = EnvironmentKinds(Tokenizer(settings.model_folder), settings)
+        self._asyncio_loop = asyncio.new_event_loop()
+        self._engine = EngineClient(engine_loop, self._asyncio_loop)
+        self._processes = EnvironmentProcesses(
+            settings.classes,
+            log_folder=settings.log_folder,
+            environment=settings.environment,
+            timeout_seconds=settings.timeout_seconds,
+            rollouts_per_process=settings.rollouts_per_process,
+            max_rollouts=settings.max_open,
+            first_number=rank * settings.max_open,
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        """The rollouts that have not ended; only used in the thread."""
+        # The condition protects everything below.
+        self._changed = threading.Condition()
+        self._num_open = 0
+        self._finished: list[FinishedEpisode] = []
+        self._failure: TrainerError | None = None
+        self._thread = threading.Thread(target=self._asyncio_loop.run_forever, name=THREAD_NAME, daemon=True)
+        self._thread.start()
+
+    @property
+    def num_open(self) -> int:
+        """The number of rollouts that have not ended."""
+        with self._changed:
+            return self._num_open
+
+    def submit(self, requests: Iterable[EpisodeRequest]) -> None:
+        """Begins rollouts."""
+        added = tuple(requests)
+        with self._changed:
+            self._num_open += len(added)
+        self._asyncio_loop.call_soon_threadsafe(self._begin, added)
+
+    def take(self, max_seconds: float) -> list[FinishedEpisode]:
+        """Returns the rollouts that have ended since the last call. Waits `max_seconds`, or until none is open.
+
+        Raises the error of a rollout, and the errors of EngineLoop."""
+        end = time.monotonic() + max_seconds
+        with self._changed:
+            while self._num_open and self._failure is None and (remaining := end - time.monotonic()) > 0:
+                self._changed.wait(min(remaining, CHECK_SECONDS))
+                # Raises if the engine has failed or hangs.
+                self._engine_loop.check()
+            if self._failure is not None:
+                raise copy(self._failure) from self._failure
+            taken, self._finished = self._finished, []
+            return taken
+
+    def abort(self) -> None:
+        """Ends all rollouts that were not taken."""
+        self._in_thread(self._cancel_all())
+        with self._changed:
+            self._finished.clear()
+            self._num_open = 0
+
+    def close(self) -> None:
+        """Ends all rollouts, the processes and the thread."""
+        self.abort()
+        self._in_thread(self._close_processes())
+        self._asyncio_loop.call_soon_threadsafe(self._asyncio_loop.stop)
+        self._thread.join()
+
+    def _in_thread(self, coroutine: Coroutine[object, object, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._asyncio_loop).result()
+
+    # From here on: methods of the thread.
+
+    def _begin(self, requests: Iterable[EpisodeRequest]) -> None:
+        for request in requests:
+            task = self._asyncio_loop.create_task(self._run(request))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, request: EpisodeRequest) -> None:
+        try:
+            finished = await Episode(request, self._limits, self._kinds, self._processes, self._engine).run()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._fail(error)
+            return
+        with self._changed:
+            self._finished.append(finished)
+            self._num_open -= 1
+            if not self._num_open:
+                self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            if self._failure is None:
+                self._failure = as_trainer_error(error)
+            self._changed.notify_all()
+
+    async def _close_processes(self) -> None:
+        self._processes.close()
+
+    async def _cancel_all(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,43 @@
+"""The settings of the environments of a worker process. The controller makes them and sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rljob_trainer.environments.description import ClassSpec, EnvironmentDescription
+
+
+@dataclass(frozen=True)
+class EpisodeLimits:
+    """The limits of every rollout; see `spec.training.environment`."""
+
+    max_turns: int
+    max_context_tokens: int
+    max_turn_tokens: int | None
+    max_seconds: float
+    retries: int
+
+
+@dataclass(frozen=True)
+class EnvironmentSettings:
+    """The settings of an EnvironmentHost."""
+
+    classes: tuple[ClassSpec, ...]
+    descriptions: tuple[EnvironmentDescription, ...]
+    limits: EpisodeLimits
+    max_open: int
+    """Largest number of rollouts at the same time; the others wait."""
+    rollouts_per_process: int
+    timeout_seconds: float
+    """Time limit of one call of the environment."""
+    tool_parser: str | None
+    may_rewrite: bool
+    """Whether the chat template may write earlier turns in another way once messages follow. False saves the time to
+    count such conversations."""
+    model_folder: Path
+    """The folder of the policy's tokenizer."""
+    log_folder: Path
+    environment: Mapping[str, str]
+    """Environment variables of the processes."""
