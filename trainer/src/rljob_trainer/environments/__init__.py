@@ -1,0 +1,1 @@
+"""Environments: conversations of the policy with several turns."""
