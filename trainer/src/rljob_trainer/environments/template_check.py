@@ -84,8 +84,9 @@ def _check_tools_are_written(template: TurnTemplate) -> None:
     missing = [str(name) for name in names if str(name) not in text]
     if missing:
         raise ConfigurationError(
-            f"{TEMPLATE_FIELD}: the environment has tools, but the chat template of {template.tokenizer.folder} ignores "
-            f"them ({', '.join(missing)}); use a model or a chat template with tools, or an environment without tools"
+            f"{TEMPLATE_FIELD}: the environment has tools, but the chat template of {template.tokenizer.folder} "
+            f"ignores them ({', '.join(missing)}); use a model or a chat template with tools, or an environment "
+            "without tools"
         )
 
 
@@ -105,8 +106,8 @@ def _rewrite_of(case: _Case, template: TurnTemplate, parser: TurnParser) -> Rewr
             suffix = template.suffix([answer], after_tool_calls=case.role == "tool")
             if NEXT_PROBE not in suffix:
                 raise ConfigurationError(
-                    f"{TEMPLATE_FIELD}: the chat template of {template.tokenizer.folder} ignores messages with the role "
-                    f"{case.role!r} after a turn of the assistant; use a chat template that supports them"
+                    f"{TEMPLATE_FIELD}: the chat template of {template.tokenizer.folder} ignores messages with the "
+                    f"role {case.role!r} after a turn of the assistant; use a chat template that supports them"
                 )
             messages += [parsed.message, answer]
             whole = prompt.text + turn + suffix
