@@ -128,8 +128,8 @@ def _turns(case: _Case, template: TurnTemplate, beginning: str) -> Iterator[str]
     opened = OPEN_TAG.search(beginning)
     if beginning and case.is_thinking != (opened is not None):
         return
-    answer = template.call_text if case.role == "tool" else TURN_PROBE
-    if case.role == "tool" and not answer:
+    answer = template.written_turn([probe_call()]) if case.role == "tool" else template.written_turn() or TURN_PROBE
+    if not answer:
         raise ConfigurationError(
             f"{TEMPLATE_FIELD}: the chat template of {template.tokenizer.folder} ignores the tool calls of the "
             "assistant's turns; use a chat template with tools, or an environment without tools"
