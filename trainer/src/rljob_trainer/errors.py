@@ -61,6 +61,10 @@ class RewardError(TrainerError):
     """The job's reward failed on a response, and the reward's `onError` is `Fail`."""
 
 
+class EnvironmentMessageError(TrainerError, ValueError):
+    """An environment returned something that cannot be used as messages of a conversation."""
+
+
 class BatchNotFullError(ConfigurationError):
     """Dynamic sampling found too few groups to train on, and `onMaxRounds` is `Fail`. A retry would draw the same
     prompts, so this is a configuration error."""

@@ -45,6 +45,51 @@ R1 = (
     "{% else %}{{ message.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|Assistant|><think>\n{% endif %}"
 )
+HERMES = (
+    "{% if tools %}<|im_start|>system\nTools:\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n"
+    "{% endif %}{% for message in messages %}{% if message.role == 'tool' %}"
+    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
+    "{{ '\n' }}<tool_response>\n{{ message.content }}\n</tool_response>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% elif message.role == 'assistant' %}<|im_start|>assistant\nTHINKING{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}"
+    "{% if message.content or not loop.first %}{{ '\n' }}{% endif %}"
+    '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n'
+    "</tool_call>"
+    "{% endfor %}<|im_end|>\n"
+    "{% else %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\nBEGINNING{% endif %}"
+)
+"""ChatML with tools. Results of several tools are one message."""
+QWEN3_TOOLS = (
+    "{% set last = namespace(index=-1) %}"
+    "{% for message in messages %}{% if message.role == 'user' %}{% set last.index = loop.index0 %}{% endif %}"
+    "{% endfor %}"
+    + HERMES.replace(
+        "THINKING",
+        "{% if loop.index0 > last.index %}<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}",
+    )
+)
+"""Removes thinking before the last user message, and writes it in all later turns, even if it is empty."""
+HERMES_RESPONSES: dict[str, object] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*"},
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "content": "json",
+            "transform": {
+                "type": "function",
+                "function": {"name": "{content.name}", "arguments": "{content.arguments}"},
+            },
+        },
+        "content": {"close": "<|im_end|>"},
+    },
+}
+"""A response template for HERMES and QWEN3_TOOLS."""
 WITHOUT_GENERATION_PROMPT = CHATML.partition("{% if add")[0]
 
 TEMPLATES = {
@@ -97,6 +142,7 @@ def save(
     are_special: bool = True,
     eos_token: str | None = STRUCTURE[0],
     pad_token: str | None = STRUCTURE[1],
+    response_template: dict[str, object] | None = None,
 ) -> Path:
     """Saves such a tokenizer as a model folder. TAGS are special tokens of it, or ordinary added tokens."""
     letters = sorted(ByteLevel.alphabet())
@@ -108,6 +154,7 @@ def save(
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos_token, pad_token=pad_token)
     tokenizer.chat_template = template
+    tokenizer.response_template = response_template
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": len(backend.get_vocab())}))
     return folder

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     # Importing it loads transformers.
-    from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
+    from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer, ToolSchema
 
 PROBE = "Zq7probe7Qz"
 """Content of a test message, which no template contains itself."""
@@ -27,8 +27,10 @@ thinking. They are not part of the header."""
 class AssistantTurn:
     """The assistant's turn as the chat template of a tokenizer writes it. The tokenizer must have a template."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, tools: Sequence[ToolSchema] = ()) -> None:
+        """`tools`: those that the prompts were rendered with."""
         self._tokenizer = tokenizer
+        self._tools = tools
         self._plain: dict[str, str] = {}
         """Cache of beginnings without special tokens; there are few different ones."""
 
@@ -65,7 +67,7 @@ class AssistantTurn:
         beginning of the assistant's turn."""
         messages: list[ChatMessage] = [{"role": "user", "content": PROBE.swapcase()}]
         try:
-            prompt = self._tokenizer.render_chat(messages)
+            prompt = self._tokenizer.render_chat(messages, self._tools)
         except Exception:  # a template can raise any error
             return "", ""
         return prompt.rpartition(PROBE.swapcase())[2], self._beginning(messages, prompt)
@@ -93,5 +95,5 @@ class AssistantTurn:
         ends: tuple[list[ChatMessage], ...] = ([], [{"role": "user", "content": "x"}])
         for end in ends:
             with contextlib.suppress(Exception):  # a template can raise any error
-                return self._tokenizer.render_conversation([*messages, turn, *end])
+                return self._tokenizer.render_conversation([*messages, turn, *end], self._tools)
         return ""

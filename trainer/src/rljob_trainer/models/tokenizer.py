@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, TypedDict, cast
+from typing import NotRequired, Protocol, TypedDict, cast
 
 from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import AutoTokenizer
@@ -16,11 +16,41 @@ END_TOKEN_FILES = ("generation_config.json", "config.json")
 """Files with the end tokens. Only the first one that exists is used."""
 
 
+ToolSchema = dict[str, object]
+"""A tool as chat templates expect it: `{"type": "function", "function": {"name": ..., "description": ...,
+"parameters": <JSON schema>}}`."""
+
+
+class FunctionCall(TypedDict):
+    """The function of a tool call."""
+
+    name: str
+    arguments: dict[str, object]
+
+
+class ToolCall(TypedDict):
+    """A call of a tool, as chat templates expect it in a message of the assistant."""
+
+    id: str
+    type: str
+    """Always `function`."""
+    function: FunctionCall
+
+
 class ChatMessage(TypedDict):
-    """One turn of a conversation."""
+    """One message of a conversation."""
 
     role: str
     content: str
+    reasoning_content: NotRequired[str]
+    """The thinking of an assistant's turn, if the tokenizer's response template separates it from the content."""
+    thinking: NotRequired[str]
+    """The same text, for chat templates that use this name."""
+    tool_calls: NotRequired[list[ToolCall]]
+    name: NotRequired[str]
+    """In a message with the role `tool`: the tool's name."""
+    tool_call_id: NotRequired[str]
+    """In a message with the role `tool`: the id of the call that it answers."""
 
 
 class _AddedToken(Protocol):
@@ -33,6 +63,7 @@ class _Backend(Protocol):
     eos_token_id: int | None
     pad_token_id: int | None
     chat_template: str | dict[str, str] | None
+    response_template: object
     all_special_tokens: list[str]
     all_special_ids: list[int]
     added_tokens_decoder: dict[int, _AddedToken]
@@ -46,8 +77,15 @@ class _Backend(Protocol):
     ) -> str: ...
 
     def apply_chat_template(
-        self, conversation: list[ChatMessage], *, tokenize: bool, add_generation_prompt: bool
+        self,
+        conversation: list[ChatMessage],
+        *,
+        tools: list[ToolSchema] | None,
+        tokenize: bool,
+        add_generation_prompt: bool,
     ) -> str: ...
+
+    def parse_response(self, response: str, *, prefix: str, tools: list[ToolSchema] | None) -> dict[str, object]: ...
 
 
 class Tokenizer:
@@ -115,33 +153,62 @@ class Tokenizer:
             token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
 
-    def render_conversation(self, messages: Sequence[ChatMessage]) -> str:
+    def render_conversation(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> str:
         """Renders a whole conversation with the chat template. As with `render_chat`, encode the text with
         `add_special_tokens=False`. Raises ChatTemplateError as `render_chat` does."""
-        return self._render(messages, with_generation_prompt=False)
+        return self._render(messages, tools, with_generation_prompt=False)
 
     @property
     def chat_template(self) -> str | dict[str, str] | None:
         """The source of the chat template; several templates by their names; None without a template."""
         return self._backend.chat_template
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+    @property
+    def folder(self) -> Path:
+        """The folder with the tokenizer's files."""
+        return self._folder
+
+    @property
+    def has_response_template(self) -> bool:
+        """Whether the tokenizer has a response template. `parse_response` needs one."""
+        return getattr(self._backend, "response_template", None) is not None
+
+    def parse_response(self, text: str, *, prompt: str, tools: Sequence[ToolSchema] = ()) -> dict[str, object]:
+        """Splits an assistant's turn into the fields of a message, by the tokenizer's response template.
+
+        Args:
+            text: The turn with its special tokens, as the model wrote it.
+            prompt: The end of the prompt, at least from the header of the assistant's turn. It may contain the
+                beginning of the turn.
+            tools: Arguments of calls are converted to the types of these tools' schemas.
+
+        Any type of exception is possible, because the template can fail at any text.
+        """
+        return self._backend.parse_response(text, prefix=prompt, tools=list(tools) or None)
+
+    def render_chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> str:
         """Renders a conversation with the chat template, followed by the beginning of the assistant's turn.
 
         The text already contains the special tokens: encode it with `add_special_tokens=False`. Raises
         ChatTemplateError if the template rejects the conversation, is invalid, or is one of several without a default.
         """
-        return self._render(messages, with_generation_prompt=True)
+        return self._render(messages, tools, with_generation_prompt=True)
 
-    def _render(self, messages: Sequence[ChatMessage], *, with_generation_prompt: bool) -> str:
+    def _render(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], *, with_generation_prompt: bool
+    ) -> str:
         template = self._backend.chat_template
-        if isinstance(template, dict) and "default" not in template:
+        names = {"default", "tool_use"} if tools else {"default"}
+        if isinstance(template, dict) and names.isdisjoint(template):
             raise ChatTemplateError(
                 f"{self._folder} has several chat templates ({', '.join(template)}) and none is named 'default'"
             )
         try:
             return self._backend.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=with_generation_prompt
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=with_generation_prompt,
             )
         except MemoryError:
             raise

@@ -1,0 +1,327 @@
+"""The tokens of a conversation are those that were sampled, and what the chat template writes between the turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rljob_testing.models import chat_models
+from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason
+from rljob_trainer.engines.rollout.response_text import response_decoder
+from rljob_trainer.environments.conversation import (
+    NOT_SAMPLED_VERSION,
+    Conversation,
+    checked_messages,
+    first_messages,
+)
+from rljob_trainer.environments.tool_calls import turn_parser
+from rljob_trainer.environments.turn_template import TurnTemplate
+from rljob_trainer.errors import ChatTemplateError, DataError, EnvironmentMessageError
+from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer, ToolSchema
+
+ADD: ToolSchema = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}
+CHATML = chat_models.TEMPLATES["ChatML"]
+THINKING = chat_models.TEMPLATES["ChatML, thinking"]
+HERMES = chat_models.HERMES.replace("THINKING", "").replace("BEGINNING", "")
+WITHOUT_END = chat_models.TEMPLATES["colon"].replace("ASSISTANT:", "ASSISTANT: ")
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+
+
+class Policy:
+    """A policy whose turns a test chooses."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.stop = stop
+        self.decoder = response_decoder(tokenizer)
+
+    def turn(self, conversation: Conversation, text: str, reason: FinishReason = FinishReason.STOP) -> FinishedSequence:
+        """A turn of these characters; special tokens are written as in templates."""
+        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        found = self.decoder.response_text(conversation.token_ids, token_ids, self.stop)
+        logprobs = tuple(-1.0 - n for n in range(len(token_ids)))
+        versions = tuple(7 for _ in token_ids)
+        return FinishedSequence("1", tuple(token_ids), logprobs, versions, found.text, found.plain, reason)
+
+
+def conversation_of(
+    folder: Path, template: str, messages: list[ChatMessage], *, tools: Sequence[ToolSchema] = ()
+) -> tuple[Conversation, Policy]:
+    responses = chat_models.HERMES_RESPONSES if tools else None
+    eos = "<|im_end|>" if "<|im_end|>" in template else "<|eot_id|>"
+    saved = chat_models.save(folder, template, eos_token=eos, are_special=False, response_template=responses)
+    turn_template = TurnTemplate(Tokenizer(saved), tools)
+    return Conversation(turn_template, turn_parser(turn_template), messages), Policy(turn_template.tokenizer)
+
+
+def user(content: str) -> ChatMessage:
+    return {"role": "user", "content": content}
+
+
+def text_of(conversation: Conversation, policy: Policy) -> str:
+    return policy.tokenizer.decode(conversation.token_ids, skip_special_tokens=False)
+
+
+def check_columns(conversation: Conversation, turns: Sequence[FinishedSequence]) -> None:
+    """All columns fit together, and sampled tokens are exactly those of the turns."""
+    response = conversation.response_token_ids
+    assert len(conversation.mask) == len(conversation.logprobs) == len(conversation.policy_versions) == len(response)
+    assert conversation.token_ids == [*conversation.token_ids[: conversation.num_prompt_tokens], *response]
+    sampled = [place for place, is_sampled in enumerate(conversation.mask) if is_sampled]
+    assert [response[place] for place in sampled] == [token for turn in turns for token in turn.token_ids]
+    assert [conversation.logprobs[place] for place in sampled] == [each for turn in turns for each in turn.logprobs]
+    others = set(range(len(response))) - set(sampled)
+    assert {conversation.logprobs[place] for place in others} <= {0.0}
+    assert {conversation.policy_versions[place] for place in others} <= {NOT_SAMPLED_VERSION}
+    assert {conversation.policy_versions[place] for place in sampled} <= {7}
+    assert conversation.num_sampled_tokens == len(sampled) == sum(len(turn.logprobs) for turn in turns)
+    assert conversation.num_turns == len(turns)
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (CHATML, "<|im_end|>"),
+        (chat_models.TEMPLATES["Llama 3"], "<|eot_id|>"),
+        (HERMES, "<|im_end|>"),
+    ],
+)
+def test_a_conversation_has_the_tokens_of_its_rendering(tmp_path: Path, template: str, end: str) -> None:
+    conversation, policy = conversation_of(tmp_path, template, [user("one")])
+    turns = []
+    for number in range(3):
+        seen = tuple(conversation.token_ids)
+        turns.append(policy.turn(conversation, f"answer {number}{end}"))
+        assert conversation.add_turn(turns[-1]).message == {"role": "assistant", "content": f"answer {number}"}
+        assert tuple(conversation.token_ids[: len(seen)]) == seen
+        assert conversation.add_messages([user(f"and {number}")])
+    rendered = policy.tokenizer.render_chat(conversation.messages)
+    assert text_of(conversation, policy) == rendered
+    assert conversation.token_ids == policy.tokenizer.encode(rendered, add_special_tokens=False)
+    assert not conversation.is_rewritten
+    check_columns(conversation, turns)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(first=ANY_TEXT, contents=st.lists(st.tuples(ANY_TEXT, ANY_TEXT), max_size=3))
+@pytest.mark.parametrize("template", [CHATML, THINKING, HERMES])
+def test_any_contents_decode_to_the_rendering(
+    tmp_path_factory: pytest.TempPathFactory, template: str, first: str, contents: list[tuple[str, str]]
+) -> None:
+    conversation, policy = conversation_of(tmp_path_factory.mktemp("model"), template, [user(first)])
+    turns = []
+    for answer, message in contents:
+        turns.append(policy.turn(conversation, f"{answer}<|im_end|>"))
+        conversation.add_turn(turns[-1])
+        assert conversation.add_messages([user(message)])
+    rendered = policy.tokenizer.render_chat(conversation.messages)
+    assert text_of(conversation, policy) == rendered
+    assert conversation.token_ids == policy.tokenizer.encode(rendered, add_special_tokens=False)
+    assert conversation.prompt_text + conversation.response_text == rendered
+    assert not conversation.is_rewritten
+    check_columns(conversation, turns)
+
+
+def test_results_of_tools_are_written_as_the_template_does(tmp_path: Path) -> None:
+    conversation, policy = conversation_of(tmp_path, HERMES, [user("1 + 2, 3 + 4?")], tools=[ADD])
+    call = '<tool_call>\n{{"name": "add", "arguments": {{"a": {}, "b": {}}}}}\n</tool_call>'
+    turn = policy.turn(conversation, f"Let me add.\n{call.format(1, 2)}\n{call.format(3, 4)}<|im_end|>")
+    parsed = conversation.add_turn(turn)
+    assert parsed.message["content"] == "Let me add."
+    assert [each["function"]["arguments"] for each in parsed.tool_calls] == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+    results: list[ChatMessage] = [{"role": "tool", "name": "add", "content": content} for content in ("3", "7")]
+    assert conversation.add_messages(results)
+    rendered = policy.tokenizer.render_chat(conversation.messages, [ADD])
+    assert text_of(conversation, policy) == rendered
+    assert conversation.token_ids == policy.tokenizer.encode(rendered, add_special_tokens=False)
+    last = policy.turn(conversation, "3 and 7<|im_end|>")
+    conversation.add_turn(last)
+    assert conversation.response_text.endswith("</tool_response><|im_end|>\n<|im_start|>assistant\n3 and 7")
+    check_columns(conversation, [turn, last])
+
+
+def test_calls_are_kept_as_they_were_sampled(tmp_path: Path) -> None:
+    conversation, policy = conversation_of(tmp_path, HERMES, [user("1 + 2?")], tools=[ADD])
+    written = '<tool_call>{"arguments":{"b":2,"a":1},"name":"add"}</tool_call><|im_end|>'
+    turn = policy.turn(conversation, written)
+    assert conversation.add_turn(turn).tool_calls[0]["function"] == {"name": "add", "arguments": {"a": 1, "b": 2}}
+    assert conversation.add_messages([{"role": "tool", "name": "add", "content": "3"}])
+    assert written + "\n<|im_start|>user\n<tool_response>\n3\n</tool_response>" in text_of(conversation, policy)
+    assert conversation.is_rewritten
+    check_columns(conversation, [turn])
+
+
+@pytest.mark.parametrize(
+    ("written", "reason", "between"),
+    [
+        ("4<|im_end|>", FinishReason.STOP, "4<|im_end|>\n<|im_start|>user\nwhy?"),
+        ("4", FinishReason.LENGTH, "4<|im_end|>\n<|im_start|>user\nwhy?"),
+        ("4.", FinishReason.STOP, "4.<|im_end|>\n<|im_start|>user\nwhy?"),
+        ("4</s>", FinishReason.STOP, "4</s><|im_end|>\n<|im_start|>user\nwhy?"),
+        ("<|im_end|>", FinishReason.STOP, "assistant\n<|im_end|>\n<|im_start|>user\nwhy?"),
+        ("", FinishReason.LENGTH, "assistant\n<|im_end|>\n<|im_start|>user\nwhy?"),
+        # A token that only begins a message is not the end of a turn.
+        ("4<|im_start|>", FinishReason.LENGTH, "4<|im_start|><|im_end|>\n<|im_start|>user\nwhy?"),
+    ],
+)
+def test_the_end_of_a_turn_is_written_once(tmp_path: Path, written: str, reason: FinishReason, between: str) -> None:
+    conversation, policy = conversation_of(tmp_path, CHATML, [user("2 + 2?")])
+    turn = policy.turn(conversation, written, reason)
+    conversation.add_turn(turn)
+    assert conversation.add_messages([user("why?")])
+    assert between in text_of(conversation, policy)
+    check_columns(conversation, [turn])
+
+
+@pytest.mark.parametrize(
+    ("written", "reason", "expected"),
+    [
+        ("4\nUSER", FinishReason.STOP, "4\nUSER: why?"),
+        ("4\n", FinishReason.STOP, "4\nUSER: why?"),
+        ("4\n", FinishReason.LENGTH, "4\n\nUSER: why?"),
+        ("4", FinishReason.LENGTH, "4\nUSER: why?"),
+        ("4\nUSER: why", FinishReason.STOP, "4\nUSER: why\nUSER: why?"),
+    ],
+)
+def test_a_stop_text_is_joined_to_the_end_of_the_turn(
+    tmp_path: Path, written: str, reason: FinishReason, expected: str
+) -> None:
+    conversation, policy = conversation_of(tmp_path, WITHOUT_END, [user("2 + 2?")])
+    policy.stop = ["\n"]
+    turn = policy.turn(conversation, written, reason)
+    conversation.add_turn(turn)
+    assert conversation.add_messages([user("why?")])
+    assert text_of(conversation, policy) == f"USER: 2 + 2?\nASSISTANT: {expected}\nASSISTANT: "
+    check_columns(conversation, [turn])
+
+
+def test_texts_of_a_conversation(tmp_path: Path) -> None:
+    conversation, policy = conversation_of(tmp_path, THINKING, [user("2 + 2?")])
+    assert conversation.prompt_text == "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    assert (conversation.response_text, conversation.last_turn_text) == ("<think>\n", "")
+    parsed = conversation.add_turn(policy.turn(conversation, "add</think><|User|>4<|im_end|>"))
+    assert parsed.message["content"] == "<think>\nadd</think><|User|>4"
+    assert conversation.response_text == conversation.last_turn_text == "<think>\nadd</think><|User|>4"
+    assert conversation.last_turn_plain_text == "<think>\nadd</think>4"
+    assert conversation.add_messages([user("2 + 3?")])
+    first = "<think>\nadd</think><|User|>4<|im_end|>\n<|im_start|>user\n2 + 3?<|im_end|>\n<|im_start|>assistant\n"
+    assert conversation.response_text == f"{first}<think>\n"
+    conversation.add_turn(policy.turn(conversation, "5<|im_end|>"))
+    assert (conversation.response_text, conversation.last_turn_text) == (f"{first}<think>\n5", "<think>\n5")
+
+
+def test_messages_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
+    conversation, policy = conversation_of(tmp_path, CHATML, [user("2 + 2?")])
+    turn = policy.turn(conversation, "4<|im_end|>")
+    conversation.add_turn(turn)
+    before = conversation.token_ids.copy()
+    added = "\n<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n"
+    limit = len(before) + len(policy.tokenizer.encode(added, add_special_tokens=False))
+    assert not conversation.add_messages([user("why?")], max_tokens=limit - 1)
+    assert conversation.token_ids == before
+    assert len(conversation.messages) == 2
+    check_columns(conversation, [turn])
+    assert conversation.add_messages([user("why?")], max_tokens=limit)
+    assert len(conversation.token_ids) == limit
+
+
+def test_turns_and_messages_alternate(tmp_path: Path) -> None:
+    conversation, policy = conversation_of(tmp_path, CHATML, [user("2 + 2?")])
+    with pytest.raises(DataError, match="must follow a turn"):
+        conversation.add_messages([user("why?")])
+    turn = policy.turn(conversation, "4<|im_end|>")
+    conversation.add_turn(turn)
+    with pytest.raises(DataError, match="already ends with turn 1"):
+        conversation.add_turn(turn)
+    with pytest.raises(DataError, match="0 messages"):
+        conversation.add_messages([])
+
+
+def test_a_rejected_message_changes_nothing(tmp_path: Path) -> None:
+    strict = "{% if messages[-1].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
+    conversation, policy = conversation_of(tmp_path, strict, [user("2 + 2?")])
+    conversation.add_turn(policy.turn(conversation, "4<|im_end|>"))
+    before = conversation.token_ids.copy()
+    with pytest.raises(ChatTemplateError, match="no system"):
+        conversation.add_messages([{"role": "system", "content": "x"}])
+    assert conversation.token_ids == before
+
+
+def test_unpaired_surrogates_of_messages_are_replaced(tmp_path: Path) -> None:
+    conversation, policy = conversation_of(tmp_path, CHATML, [user("a\ud800")])
+    conversation.add_turn(policy.turn(conversation, "4<|im_end|>"))
+    assert conversation.add_messages([user("é\udfff\ud83d\ude00")])
+    assert "a\ufffd<|im_end|>" in text_of(conversation, policy)
+    assert "é\ufffd\U0001f600<|im_end|>" in text_of(conversation, policy)
+
+
+def test_a_template_that_removes_thinking_is_noticed_in_a_conversation(tmp_path: Path) -> None:
+    conversation, policy = conversation_of(tmp_path, chat_models.TEMPLATES["Qwen3"], [user("2 + 2?")])
+    for answer, is_rewritten in (("4", False), ("<think>\nadd\n</think>\n\n5", True)):
+        assert not conversation.is_rewritten
+        turn = policy.turn(conversation, f"{answer}<|im_end|>")
+        conversation.add_turn(turn)
+        assert not conversation.is_rewritten
+        assert conversation.add_messages([user("next")])
+        assert conversation.is_rewritten is is_rewritten
+    assert "<think>\nadd\n</think>\n\n5<|im_end|>\n<|im_start|>user\nnext" in text_of(conversation, policy)
+
+
+SYSTEM: ChatMessage = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("row", "result", "expected"),
+    [
+        ([user("Play.")], None, [user("Play.")]),
+        ([user("Play. ")], "Level 3.", [user("Play. Level 3.")]),
+        ([user("a"), {"role": "assistant", "content": "b"}, user("c")], "d", None),
+        (None, "Level 3.", [user("Level 3.")]),
+        ([SYSTEM], "Level 3.", [SYSTEM, user("Level 3.")]),
+        ([user("Play.")], [SYSTEM, user("Level 3.")], [SYSTEM, user("Level 3.")]),
+        (None, [{"role": "user", "content": "x", "name": "host"}], [{"role": "user", "content": "x", "name": "host"}]),
+    ],
+)
+def test_reset_changes_the_messages_of_the_row(
+    row: list[ChatMessage] | None, result: object, expected: list[ChatMessage] | None
+) -> None:
+    unchanged = json.dumps(row)
+    messages = first_messages(row, result, "games:Guess")
+    assert messages == (expected or [*(row or [])[:-1], user("cd")])
+    assert json.dumps(row) == unchanged
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (None, "returned None, but the row has no prompt"),
+        (7, r"must return a string, a list of messages or None \(seen: 7\)"),
+        ([], "at least one message"),
+        ([user("x"), {"role": "assistant", "content": "y"}], "end with a turn of the assistant"),
+        ([{"role": "user"}], "message 1 must be a mapping with the strings role and content"),
+        ([{"role": "user", "content": ["x"]}], "message 1 must be a mapping"),
+        ([user("x"), {"role": "user", "content": "x", "image": b"1"}], "message 2 has the key 'image'"),
+    ],
+)
+def test_unusable_results_of_reset_are_named(result: object, message: str) -> None:
+    with pytest.raises(EnvironmentMessageError, match=message):
+        first_messages(None, result, "games:Guess")
+
+
+def test_messages_of_an_environment_have_its_roles() -> None:
+    assert checked_messages("x", "respond") == [user("x")]
+    assert checked_messages([user("x"), SYSTEM], "respond") == [user("x"), SYSTEM]
+    with pytest.raises(EnvironmentMessageError, match="role 'assistant'; use one of user, tool, system"):
+        checked_messages([{"role": "assistant", "content": "x"}], "respond")

@@ -1,0 +1,178 @@
+"""Tests a chat template with short conversations: does it write everything, and does it only append?
+
+A template appends if a prompt, the turn that follows, and the text after the turn are together the next prompt. Many
+templates rewrite turns instead: they remove the thinking of earlier turns, or add an empty one. Then the model sees
+another text in training and in use than the template writes, or the earlier turns are not those that were sampled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rljob_trainer.environments.tool_calls import TurnParser
+from rljob_trainer.environments.turn_template import (
+    PROBE_MESSAGE,
+    TEMPLATE_FIELD,
+    TOOL_PROBE,
+    TURN_PROBE,
+    TurnTemplate,
+    probe_call,
+)
+from rljob_trainer.errors import ChatTemplateError, ConfigurationError
+from rljob_trainer.models.tokenizer import ChatMessage
+
+NEXT_PROBE, THINKING_PROBE = "Wq7result7Qw", "Uq1thought1Qu"
+OPEN_TAG = re.compile(r"<(think|thinking|thought|reasoning)>\s*\Z")
+NUM_ROUNDS = 2
+EXCERPT = 120
+"""Length of the texts in a Rewrite after the first difference, in characters."""
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A kind of turn that the template rewrites when the next message comes."""
+
+    kind: str
+    """For example `a turn with thinking, before a message of the user`."""
+    sampled: str
+    """The text that the conversation has, from shortly before the first difference."""
+    rendered: str
+    """The text that the template writes instead."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.sampled!r} becomes {self.rendered!r}"
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A kind of turn, and the role of the message after it."""
+
+    role: str
+    is_thinking: bool
+
+    @property
+    def kind(self) -> str:
+        thinking = "with thinking" if self.is_thinking else "without thinking"
+        what = "a tool call" if self.role == "tool" else "a turn"
+        before = "a result of the tool" if self.role == "tool" else "a message of the user"
+        return f"{what} {thinking}, before {before}"
+
+
+def find_rewrites(template: TurnTemplate, parser: TurnParser, *, has_user_messages: bool = True) -> tuple[Rewrite, ...]:
+    """Returns the kinds of turns that the template rewrites; none if it only appends.
+
+    Args:
+        template: The chat template with the tools of the environment.
+        parser: The parser of the assistant's turns.
+        has_user_messages: Whether the environment answers turns with messages of the user.
+
+    Raises ConfigurationError if the template rejects a role, or ignores tools, tool calls or messages that the
+    environment needs, or if the parser cannot read a tool call that the template has written.
+    """
+    roles = [*(["user"] if has_user_messages else []), *(["tool"] if template.tools else [])]
+    if template.tools:
+        _check_tools_are_written(template)
+    cases = [_Case(role, is_thinking) for role in roles for is_thinking in (False, True)]
+    return tuple(rewrite for case in cases if (rewrite := _rewrite_of(case, template, parser)) is not None)
+
+
+def _check_tools_are_written(template: TurnTemplate) -> None:
+    text = template.prompt([PROBE_MESSAGE]).text
+    names = [function.get("name") for tool in template.tools if isinstance(function := tool.get("function"), dict)]
+    missing = [str(name) for name in names if str(name) not in text]
+    if missing:
+        raise ConfigurationError(
+            f"{TEMPLATE_FIELD}: the environment has tools, but the chat template of {template.tokenizer.folder} "
+            f"ignores them ({', '.join(missing)}); use a model or a chat template with tools, or an environment "
+            "without tools"
+        )
+
+
+def _rewrite_of(case: _Case, template: TurnTemplate, parser: TurnParser) -> Rewrite | None:
+    """Plays NUM_ROUNDS turns of this kind. Returns the first difference; None if the template appends, or if turns of
+    this kind do not exist."""
+    messages: list[ChatMessage] = [PROBE_MESSAGE]
+    answer: ChatMessage = {"role": case.role, "content": NEXT_PROBE}
+    if case.role == "tool":
+        answer |= {"name": TOOL_PROBE, "tool_call_id": probe_call()["id"]}
+    try:
+        prompt = template.prompt(messages)
+        for turn in _turns(case, template, prompt.turn_beginning):
+            parsed = parser.parse(prompt.text, prompt.turn_beginning, turn)
+            if case.role == "tool":
+                _check_call(template, turn, parsed.tool_calls and parsed.tool_calls[0]["function"]["arguments"])
+            suffix = template.suffix([answer], after_tool_calls=case.role == "tool")
+            if NEXT_PROBE not in suffix:
+                raise ConfigurationError(
+                    f"{TEMPLATE_FIELD}: the chat template of {template.tokenizer.folder} ignores messages with the "
+                    f"role {case.role!r} after a turn of the assistant; use a chat template that supports them"
+                )
+            messages += [parsed.message, answer]
+            whole = prompt.text + turn + suffix
+            prompt = template.prompt(messages)
+            if prompt.text != whole:
+                return _difference(case.kind, whole, prompt.text)
+    except ChatTemplateError as error:
+        raise ConfigurationError(
+            f"{TEMPLATE_FIELD}: the chat template rejects {case.kind} ({error}); use a chat template that accepts "
+            f"messages with the role {case.role!r} after a turn of the assistant"
+        ) from error
+    return None
+
+
+def _turns(case: _Case, template: TurnTemplate, beginning: str) -> Iterator[str]:
+    """Yields the text of one turn per round, as the model would write it after the beginning; nothing if turns of this
+    kind do not exist."""
+    opened = OPEN_TAG.search(beginning)
+    if beginning and case.is_thinking != (opened is not None):
+        return
+    answer = template.written_turn([probe_call()]) if case.role == "tool" else template.written_turn() or TURN_PROBE
+    if not answer:
+        raise ConfigurationError(
+            f"{TEMPLATE_FIELD}: the chat template of {template.tokenizer.folder} ignores the tool calls of the "
+            "assistant's turns; use a chat template with tools, or an environment without tools"
+        )
+    thinking = _thinking(template, beginning, opened) if case.is_thinking else ""
+    for _ in range(NUM_ROUNDS):
+        yield thinking + answer
+
+
+def _thinking(template: TurnTemplate, beginning: str, opened: re.Match[str] | None) -> str:
+    """Returns thinking as the template writes it in its last turn, or between tags if the template does not write it,
+    without what the beginning already contains."""
+    turn: ChatMessage = {
+        "role": "assistant",
+        "content": TURN_PROBE,
+        "reasoning_content": THINKING_PROBE,
+        "thinking": THINKING_PROBE,
+    }
+    try:
+        rendered = template.tokenizer.render_conversation([PROBE_MESSAGE, turn], template.tools)
+    except ChatTemplateError:
+        rendered = ""
+    prompt = template.prompt([PROBE_MESSAGE]).text
+    before = rendered.partition(TURN_PROBE)[0]
+    if THINKING_PROBE in before and before.startswith(prompt):
+        return before.removeprefix(prompt)
+    tag = opened[1] if opened else "think"
+    written = f"\n{THINKING_PROBE}\n</{tag}>\n\n"
+    return written.removeprefix("\n") if beginning.endswith("\n") else written if opened else f"<{tag}>{written}"
+
+
+def _check_call(template: TurnTemplate, turn: str, arguments: object) -> None:
+    if arguments != probe_call()["function"]["arguments"]:
+        raise ConfigurationError(
+            f"spec.training.environment: the parser does not find the tool call that the chat template of "
+            f"{template.tokenizer.folder} writes ({turn!r:.200}); set toolParser to the tool parser of this model, or "
+            "correct the tokenizer's response template"
+        )
+
+
+def _difference(kind: str, sampled: str, rendered: str) -> Rewrite:
+    same = next(
+        (n for n, (a, b) in enumerate(zip(sampled, rendered, strict=False)) if a != b), min(len(sampled), len(rendered))
+    )
+    start = max(0, same - EXCERPT // 3)
+    return Rewrite(kind, sampled[start : same + EXCERPT], rendered[start : same + EXCERPT])
