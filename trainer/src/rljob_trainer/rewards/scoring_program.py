@@ -4,7 +4,7 @@
 imports large libraries, so the program starts quickly.
 
 Requests are frames (see `child_program`) with values (see `wire`). The first value is the scorer's class name and
-fields, the others are `[prompt, response, answer, row]`. For each frame the program writes one reply. The first reply is
+fields, the others are `[prompt, response, answer, row]`. For each frame the program writes one reply. The first one is
 `{"ready": true}` or `{"refused": text}`, the others are `[status, score or null, detail, seconds, found or null]`.
 """
 
