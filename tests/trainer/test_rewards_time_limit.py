@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 
+from rljob_trainer.processes.child_process import CoreUse
 from rljob_trainer.rewards import process_pool
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.pool_slots import QueuedResponse
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.rewards.scorer_environment import scorer_environment
-from rljob_trainer.rewards.scoring_child import CoreUse, ScoringChild
+from rljob_trainer.rewards.scoring_child import ScoringChild
 
 REWARD = """
 import time

@@ -7,6 +7,6 @@ Parts of `math_answer.py`: `final_answer.py` (with `math_context.py`) finds the 
 (with `math_numbers.py`, `math_units.py`, `math_text.py`) parses it, `math_equality.py` (with `math_sympy.py`) compares
 it with the row's answer, and `answer_values.py` checks the row's answer.
 How scorers run: `process_pool.py` (with `pool_slots.py`) and `scoring_child.py` in the worker process,
-`scoring_program.py` in the scoring processes; `wire.py` encodes what both exchange, and `scorer_environment.py` chooses
+`scoring_program.py` in the scoring processes, both built on the package `processes`; `scorer_environment.py` chooses
 the environment variables. `workers/reward.py` decides what happens after a failure.
 """

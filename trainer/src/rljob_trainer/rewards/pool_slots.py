@@ -1,4 +1,4 @@
-"""The responses that a scorer pool is scoring, and the deadline of each of its processes."""
+"""The responses that a scorer pool is scoring, and its processes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from rljob_trainer.errors import RewardError
+from rljob_trainer.processes.time_limit import TimeLimit
+from rljob_trainer.processes.wire import encode
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest
-from rljob_trainer.rewards.scoring_child import CoreUse, ScoringChild
-from rljob_trainer.rewards.wire import encode
+from rljob_trainer.rewards.scoring_child import ScoringChild
 
 
 @dataclass
@@ -48,24 +49,8 @@ class Slot:
     child: ScoringChild
     number: int
     """Part of the name of the log file; a process that replaces another one gets the same number."""
-    deadline: float
-    """Monotonic time by which the process must have loaded the scorer, or scored the first of `responses`."""
-    began: float
-    """Monotonic time at which the process started to load, or to score the first of `responses`."""
-    use_at_beginning: CoreUse | None = None
-    """CPU use at `began`; None while the process loads, and if it cannot be read."""
-    seconds_without_core: float = 0.0
-    """Seconds since `began` in which the process waited for a core; `deadline` was already extended by them."""
-    use_seen: CoreUse | None = None
-    """CPU use when `deadline` was last reached."""
-    use_seen_at: float = 0.0
-    """Monotonic time of the first check that found `use_seen`."""
-    is_in_doubt: bool = False
-    """True if the process was runnable at `deadline`. It may have waited for a core; this is known when it has run."""
-    check_again_at: float = 0.0
-    """Monotonic time, after `deadline`, of the next check of a process that is in doubt."""
-    seconds_stood_still: float = 0.0
-    """Seconds in which the machine was suspended; `deadline` was already extended by them."""
+    time_limit: TimeLimit
+    """Of loading the scorer, then of scoring the first of `responses`."""
     is_ready: bool = False
     is_garbled: bool = False
     """True if the connection carried anything but results, because the scorer wrote into it."""
@@ -76,13 +61,8 @@ class Slot:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the process loads the scorer or scores a response, so that `deadline` applies."""
+        """Whether the process loads the scorer or scores a response, so that `time_limit` applies."""
         return not self.is_ready or len(self.responses) > 0
-
-    @property
-    def next_check(self) -> float:
-        """Monotonic time at which to check whether the process has exceeded its limit."""
-        return max(self.deadline, self.check_again_at) if self.is_in_doubt else self.deadline
 
 
 def request_frame(request: RewardRequest) -> bytes:

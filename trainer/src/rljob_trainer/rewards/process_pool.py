@@ -9,7 +9,7 @@ way. A SIGKILL is probably due to a lack of memory and not to the response, so i
 If a service that the scorer calls is unreachable, the response is scored again after pauses of 1, 2 and 4 seconds. In
 these pauses the processes score other responses.
 
-No scoring process outlives the process of the pool, however the latter ends (see `scoring_program`).
+No scoring process outlives the process of the pool, however the latter ends (see `child_program`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from types import TracebackType
 
 from rljob_trainer.errors import ConfigurationError, ResourceError, RewardError, TrainerError
 from rljob_trainer.observability.activity import ACTIVITY
+from rljob_trainer.processes.time_limit import TimeLimit
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.pool_slots import Batch, QueuedResponse, Slot, request_frame
-from rljob_trainer.rewards.scoring_child import CoreUse, ScoringChild
+from rljob_trainer.rewards.scoring_child import ScoringChild
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +41,8 @@ MAX_CHUNK = 64
 START_TIMEOUT_SECONDS = 300.0
 DEATH_CHECK_SECONDS = 0.1
 """The interval of checks for dead processes: if a forked child keeps the connection open, reading does not notice."""
-STANDSTILL_SECONDS = 1.0
-"""If a wait takes this much longer than requested, the whole machine was suspended, including the scoring processes."""
 UNREACHABLE_PAUSES = (1.0, 2.0, 4.0)
 """Seconds before the further attempts if a service is unreachable. Longer ones would hold up the whole step."""
-UNCOUNTED_SECONDS = 0.05
-"""A wait for a core extends the deadline only if it is longer than this."""
 
 
 class ScorerPool:
@@ -167,7 +164,8 @@ class ScorerPool:
         events = self._selector.select(seconds_to_wait)
         now = time.monotonic()
         if seconds_to_wait is not None:
-            self._extend_after_standstill(now - began - seconds_to_wait)
+            for slot in self._slots:
+                slot.time_limit.extend_after_standstill(now - began - seconds_to_wait)
         for key, _ in events:
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
@@ -183,61 +181,15 @@ class ScorerPool:
                 self._read(slot)
             if slot.is_garbled or slot.child.has_ended():
                 self._replace(slot, RewardStatus.DIED)
-            elif slot.is_busy and now > slot.next_check and not self._gets_more_time(slot, now):
+            elif _has_exceeded_limit(slot, now):
                 self._replace(slot, RewardStatus.TIMEOUT)
         for slot in self._slots:
             self._send_work(slot)
             mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if slot.child.has_unsent else 0)
             self._selector.modify(slot.child.connection, mask, slot)
 
-    def _extend_after_standstill(self, seconds: float) -> None:
-        """Extends all deadlines after the machine was suspended for `seconds`.
-
-        A delay of this thread alone looks the same, so no deadline is extended again after its extensions have reached
-        the time limit."""
-        if seconds <= STANDSTILL_SECONDS:
-            return
-        for slot in self._slots:
-            if slot.seconds_stood_still < self._limit_seconds(slot):
-                slot.deadline += seconds
-                slot.seconds_stood_still += seconds
-                slot.use_seen_at += seconds
-
-    def _gets_more_time(self, slot: Slot, now: float) -> bool:
-        """Extends the deadline by the time that the process waited for a core, so that no response fails because the
-        machine is busy. Example: the limit is 10 s. After 10 s the process has run for 6 s and waited for a core for
-        4 s, so the deadline moves to 14 s. After 10 s in which it slept, there is no extension.
-        The kernel counts a wait only when it is over. So a process that is runnable at the deadline may have waited for
-        some time, or may just have woken up. It is checked again after DEATH_CHECK_SECONDS: then it is still waiting,
-        or the kernel has counted the wait."""
-        use, then = slot.child.core_use(), slot.use_at_beginning or CoreUse(0.0, 0.0, False)
-        if use is None:
-            return False
-        has_changed = use != slot.use_seen
-        if has_changed:
-            slot.use_seen, slot.use_seen_at = use, now
-        counted = use.seconds_waited - then.seconds_waited
-        more = counted + (now - slot.use_seen_at if use.is_runnable else 0.0) - slot.seconds_without_core
-        if more > UNCOUNTED_SECONDS:
-            # The kernel may also count a suspension as waiting.
-            slot.deadline = min(slot.deadline + more, now + self._limit_seconds(slot))
-            slot.seconds_without_core += more
-            if slot.deadline > now:
-                slot.is_in_doubt = False
-                return True
-        seconds_run = use.seconds_run - then.seconds_run
-        is_all_counted = now - slot.began - slot.seconds_stood_still - seconds_run - counted <= UNCOUNTED_SECONDS
-        if not use.is_runnable or is_all_counted or (slot.is_in_doubt and has_changed):
-            return False
-        slot.is_in_doubt = True
-        slot.check_again_at = now + DEATH_CHECK_SECONDS
-        return True
-
-    def _limit_seconds(self, slot: Slot) -> float:
-        return self._timeout_seconds if slot.is_ready else self._start_timeout_seconds
-
     def _seconds_to_wait(self) -> float | None:
-        times = [slot.next_check for slot in self._slots if slot.is_busy]
+        times = [slot.time_limit.next_check for slot in self._slots if slot.is_busy]
         times += [response.ready_at for response in self._paused]
         if not times:
             return None
@@ -245,14 +197,13 @@ class ScorerPool:
 
     def _start(self, number: int) -> Slot:
         child = ScoringChild(self._spec, self._log_folder / f"reward-{self._name}-{number}.log", self._environment)
-        now = time.monotonic()
-        slot = Slot(child, number, now + self._start_timeout_seconds, now)
+        slot = Slot(child, number, TimeLimit(self._start_timeout_seconds, time.monotonic(), None))
         self._selector.register(child.connection, selectors.EVENT_READ, slot)
         return slot
 
     def _read(self, slot: Slot) -> None:
         num_before = len(slot.responses)
-        for message in slot.child.receive():
+        for message in slot.child.receive_results():
             match message:
                 case [
                     "OK" | "ERROR" | "UNREACHABLE" as status,
@@ -273,7 +224,7 @@ class ScorerPool:
                     slot.is_garbled = True
                     return
         if len(slot.responses) < num_before:
-            self._set_deadline(slot)
+            self._start_time_limit(slot)
 
     def _replace(self, slot: Slot, status: RewardStatus) -> None:
         """Kills the slot's process, decides what happens to the response that it was scoring, and starts another
@@ -345,18 +296,12 @@ class ScorerPool:
             self._pending = deque(each for each in self._pending if not each.batch.future.cancelled())
             chunk = min(MAX_CHUNK, -(-len(self._pending) // (2 * self._num_processes)))
             slot.responses.extend(self._pending.popleft() for _ in range(chunk))
-        self._set_deadline(slot)
+        self._start_time_limit(slot)
         slot.child.send(*(response.frame for response in slot.responses))
 
-    def _set_deadline(self, slot: Slot) -> None:
+    def _start_time_limit(self, slot: Slot) -> None:
         """Starts the time limit of the slot's first response."""
-        slot.began = time.monotonic()
-        slot.deadline = slot.began + self._timeout_seconds
-        slot.use_at_beginning = slot.child.core_use()
-        slot.seconds_without_core = 0.0
-        slot.use_seen = None
-        slot.is_in_doubt = False
-        slot.seconds_stood_still = 0.0
+        slot.time_limit = TimeLimit(self._timeout_seconds, time.monotonic(), slot.child.core_use())
 
     def _finish_or_pause(self, response: QueuedResponse, outcome: RewardOutcome) -> None:
         """Finishes a response that has a reply, unless a service was unreachable and there are attempts left."""
@@ -386,6 +331,12 @@ class ScorerPool:
         for future in {id(each.batch): each.batch.future for each in unfinished}.values():
             if not future.done() and future.set_running_or_notify_cancel():
                 future.set_exception(error)
+
+
+def _has_exceeded_limit(slot: Slot, now: float) -> bool:
+    if not slot.is_busy or now <= slot.time_limit.next_check:
+        return False
+    return not slot.time_limit.gets_more_time(slot.child.core_use(), now)
 
 
 def _end_of(slot: Slot) -> str:

@@ -1,189 +1,40 @@
-"""The parent's side of one scoring process: starts it, exchanges messages without blocking, kills its process group."""
+"""The parent's side of one scoring process: a child process that replies to its frames in order."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import secrets
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from rljob_trainer.processes.child_process import ChildProcess, InvalidReply, Reply
+from rljob_trainer.processes.wire import encode
 from rljob_trainer.rewards.base import ScorerSpec
-from rljob_trainer.rewards.wire import encode
 
-READ_BYTES = 1 << 16
-MAX_MESSAGE_BYTES = 16 << 20
-"""The maximum size of a message from the process; a score with a traceback is far smaller."""
-NUM_LOG_LINES = 10
-ENDING_SECONDS = 2.0
-"""If a process has closed its connection, `kill` waits this long for the process to end by itself: the kernel closes
-the connections of a process shortly before the process ends. Without the wait, `kill` could not know whether it ended
-the process itself."""
-TOKEN_BYTES = 8
-"""The length of the random token before each frame. Its hexadecimal form has TOKEN_CHARACTERS (`scoring_program`)."""
+PROGRAM = "rljob_trainer.rewards.scoring_program"
 
 
-@dataclass(frozen=True)
-class InvalidReply:
-    """Anything in the connection that is not a reply to a frame, because the scorer wrote into the connection."""
-
-
-@dataclass(frozen=True)
-class CoreUse:
-    """CPU use of a process's main thread since it started."""
-
-    seconds_run: float
-    seconds_waited: float
-    """Seconds that the thread waited for a core. A wait counts only when it is over."""
-    is_runnable: bool
-    """True if the thread runs or waits for a core."""
-
-
-class ScoringChild:
-    """One process that runs `scoring_program`, in its own process group.
-
-    The output of user code is appended to the log file. When this object's process ends, the scoring process's
-    guardian notices that the pipe `_lifeline` is closed, and kills the process group.
-    """
+class ScoringChild(ChildProcess):
+    """One process that runs `scoring_program`."""
 
     def __init__(self, spec: ScorerSpec, log_file: Path, environment: Mapping[str, str]) -> None:
-        self.connection, child_end = socket.socketpair()
-        guardian_end, self._lifeline = os.pipe()
-        self.connection.setblocking(False)
-        self._log_file = log_file
-        self._unsent = bytearray()
-        self._unread = b""
+        super().__init__(PROGRAM, log_file, environment, "scores")
         self._tokens_without_reply: deque[str] = deque()
         """The tokens of the frames that have no reply yet, in order."""
-        self._was_killed = False
-        self._closed_while_running = False
-        """True if the process closed its connection but kept running. Known after `kill`."""
-        self._is_disconnected = False
-        flags = ["-P", "-u", "-X", "faulthandler"]
-        program = ["-m", "rljob_trainer.rewards.scoring_program", str(child_end.fileno()), str(guardian_end)]
-        with log_file.open("ab") as log:
-            self._log_start = log.tell()
-            self._process = subprocess.Popen(
-                [sys.executable, *flags, *program],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=dict(environment),
-                pass_fds=(child_end.fileno(), guardian_end),
-                # A process group of its own can be killed as a whole, and does not get Ctrl-C from the terminal.
-                start_new_session=True,
-            )
-        child_end.close()
-        os.close(guardian_end)
         self.send(encode([type(spec).__name__, vars(spec)]))
 
-    @property
-    def pid(self) -> int:
-        """The id of the process, and of its process group."""
-        return self._process.pid
+    def send(self, *frames: bytes) -> list[str]:
+        """Queues frames; see `ChildProcess.send`."""
+        tokens = super().send(*frames)
+        self._tokens_without_reply.extend(tokens)
+        return tokens
 
-    @property
-    def has_unsent(self) -> bool:
-        """Whether `flush` must be called again when the connection is writable."""
-        return bool(self._unsent)
+    def receive_results(self) -> list[object]:
+        """The replies to frames since the last call, in order; `InvalidReply` for anything else."""
+        return [self._result(reply) for reply in self.receive()]
 
-    def send(self, *frames: bytes) -> None:
-        """Queues frames and writes as much as the connection accepts without blocking."""
-        for frame in frames:
-            token = secrets.token_hex(TOKEN_BYTES)
-            self._tokens_without_reply.append(token)
-            self._unsent += (len(token) + len(frame)).to_bytes(8, "little") + token.encode() + frame
-        self.flush()
-
-    def flush(self) -> None:
-        """Writes as much as the connection accepts without blocking. The end of the process is detected by reading, not
-        here."""
-        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-            while self._unsent:
-                del self._unsent[: self.connection.send(self._unsent)]
-
-    def receive(self) -> list[object]:
-        """The complete replies to frames since the last call, in order; `InvalidReply` for anything else."""
-        try:
-            while data := self.connection.recv(READ_BYTES):
-                self._unread += data
-            self._is_disconnected = True
-        except BlockingIOError:
-            pass
-        except ConnectionResetError:
-            self._is_disconnected = True
-        *lines, self._unread = self._unread.split(b"\n")
-        if len(self._unread) > MAX_MESSAGE_BYTES:
-            lines, self._unread = [*lines, b"too long"], b""
-        return [self._reply(line) for line in lines]
-
-    def _reply(self, line: bytes) -> object:
-        try:
-            message = json.loads(line)
-        except (RecursionError, ValueError):
+    def _result(self, reply: Reply | InvalidReply) -> object:
+        expected = self._tokens_without_reply
+        if isinstance(reply, InvalidReply) or not expected or reply.token != expected[0]:
             return InvalidReply()
-        match message:
-            case [str() as token, reply] if self._tokens_without_reply and token == self._tokens_without_reply[0]:
-                self._tokens_without_reply.popleft()
-                return reply
-        return InvalidReply()
-
-    def has_ended(self) -> bool:
-        """Whether the process has ended or closed its connection.
-
-        The process is not reaped, so that the id of its process group is not reused. The connection alone does not
-        suffice, because a forked child of the process may keep it open.
-        """
-        return self._is_disconnected or self._is_process_gone()
-
-    def _is_process_gone(self) -> bool:
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:
-            return True
-
-    def kill(self) -> None:
-        """Kills all processes of the process group and reaps the process."""
-        give_up_at = time.monotonic() + ENDING_SECONDS
-        while not (has_ended := self._is_process_gone()) and self._is_disconnected and time.monotonic() < give_up_at:
-            time.sleep(0.01)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._was_killed = self._process.wait() == -signal.SIGKILL and has_ended
-        self._closed_while_running = self._is_disconnected and not has_ended
-        self.connection.close()
-        os.close(self._lifeline)
-
-    def core_use(self) -> CoreUse | None:
-        """CPU use of the main thread; None if the kernel does not report it."""
-        folder = Path(f"/proc/{self.pid}")
-        try:
-            ran, waited, *_ = (folder / "schedstat").read_text().split()
-            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-            return CoreUse(int(ran) / 1e9, int(waited) / 1e9, state == "R")
-        except (OSError, IndexError, ValueError):
-            return None
-
-    def was_killed(self) -> bool:
-        """Whether SIGKILL ended the process before `kill` did, as the kernel's out-of-memory killer does. Call it after
-        `kill`. A process that sent SIGKILL to itself looks the same."""
-        return self._was_killed
-
-    def describe_end(self) -> str:
-        """How the process ended, and its last lines of output. Call it after `kill`."""
-        status = self._process.returncode
-        if self._closed_while_running:
-            return "closed the connection that carries its scores, so its process was killed"
-        ending = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
-        with self._log_file.open("rb") as log:
-            log.seek(self._log_start)
-            lines = log.read().decode(errors="replace").splitlines()[-NUM_LOG_LINES:]
-        return "\n".join([f"ended its process ({ending}); its last output is in {self._log_file}", *lines])
+        expected.popleft()
+        return reply.value

@@ -1,4 +1,4 @@
-"""Encodes Python values as JSON for the scoring processes, and keeps tuples and keys that are not strings.
+"""Encodes Python values as JSON for processes that run user code, and keeps tuples and keys that are not strings.
 
 Plain JSON would turn tuples into lists and number keys into strings, but some of reasoning-gym's scorers compare with
 tuples. Pickle is not used, because decoding it could run code.
