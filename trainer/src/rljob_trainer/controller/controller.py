@@ -94,6 +94,7 @@ class Controller:
         training = job.spec.training
         self.timeline = StepTimeline(output.run_folder, training.timeline_steps, run.workers.processes)
         self.profiles = StepProfiles(output.run_folder, training.profile, run.workers.actor)
+        assert training.dataset is not None
         self.cursor = PromptCursor(
             run.prompts.training,
             seed=training.seed,

@@ -67,14 +67,16 @@ class Prompts:
 def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -> Prompts:
     """Loads the training prompts and the held-out prompts. Raises DatasetError."""
     tokenizer = Tokenizer(model_folder)
+    assert training.dataset is not None
     rows = load_prompts(training.dataset, tokenizer, job_folder, DATASET)
     held_out = list[PromptRow]()
     if training.evaluation is not None:
+        assert training.evaluation.dataset is not None
         evaluation_rows = load_prompts(training.evaluation.dataset, tokenizer, job_folder, EVALUATION_DATASET)
         held_out = evaluation_rows[: training.evaluation.num_prompts]
     needs_answers = any(reward.type is RewardType.MATH_ANSWER for reward in training.rewards)
     datasets = [(DATASET, training.dataset, rows)]
-    if training.evaluation is not None:
+    if training.evaluation is not None and training.evaluation.dataset is not None:
         datasets.append((EVALUATION_DATASET, training.evaluation.dataset, held_out))
     for where, dataset, prompts in datasets:
         unanswered = [row.location for row in prompts if row.answer is None]

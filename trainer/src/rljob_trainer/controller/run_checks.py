@@ -142,6 +142,7 @@ def check_row_lengths(model_folder: Path, training: Training, prompts: Prompts |
     if limit is None or longest + new <= limit:
         return
     dataset = training.dataset if field == DATASET or training.evaluation is None else training.evaluation.dataset
+    assert dataset is not None
     prompt, advice = "a prompt of one token", "reduce maxNewTokens"
     if longest > 1:
         prompt = f"the longest prompt ({longest} tokens)"

@@ -12,7 +12,7 @@ from rljob_trainer.rewards.math_answer import MathAnswerScorer
 from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
 
 
-def scorer_spec(reward: Reward, where: str, dataset: Dataset) -> ScorerSpec | None:
+def scorer_spec(reward: Reward, where: str, dataset: Dataset | None) -> ScorerSpec | None:
     """The scorer of the reward at `where`, such as `spec.training.rewards[0]`; None for a reward that needs no scoring
     processes. The scorer is not loaded yet; the scoring processes load it and report errors.
 
@@ -29,12 +29,13 @@ def scorer_spec(reward: Reward, where: str, dataset: Dataset) -> ScorerSpec | No
         case RewardType.MATH_ANSWER:
             return MathAnswerScorer(f"{where}.type {of_reward}")
         case RewardType.REASONING_GYM:
-            if dataset.reasoning_gym is None:
+            task = dataset.reasoning_gym if dataset is not None else None
+            if task is None:
+                seen = f"dataset.type is {dataset.type}" if dataset is not None else "the job has no dataset"
                 raise ConfigurationError(
-                    f"{where}.type {of_reward}: ReasoningGym scores only rows of a ReasoningGym dataset (dataset.type "
-                    f"is {dataset.type}); use such a dataset, or another reward"
+                    f"{where}.type {of_reward}: ReasoningGym scores only rows of a ReasoningGym dataset ({seen}); use "
+                    f"such a dataset, or another reward"
                 )
-            task = dataset.reasoning_gym
             return ReasoningGymScorer(task.task, dict(task.config), f"{where}.type {of_reward}")
         case RewardType.FORMAT:
             if reward.format is None:
@@ -42,5 +43,5 @@ def scorer_spec(reward: Reward, where: str, dataset: Dataset) -> ScorerSpec | No
                     f"{where}.format {of_reward}: missing for type Format; add `format: {{pattern: ...}}`"
                 )
             return FormatScorer(reward.format.pattern, f"{where}.format.pattern {of_reward}")
-        case RewardType.OVERLONG | RewardType.REWARD_MODEL:
+        case RewardType.OVERLONG | RewardType.REWARD_MODEL | RewardType.ENVIRONMENT:
             return None
