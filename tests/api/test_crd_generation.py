@@ -73,6 +73,24 @@ def test_fields_below_an_affinity_have_no_descriptions() -> None:
     assert described == [below]
 
 
+def test_a_field_that_refers_to_another_one_has_only_fields_that_are_described_there() -> None:
+    by_path = dict(schemas(root_schema()))
+    mark = " The fields are described at "
+    found = {}
+    for path, schema in by_path.items():
+        if mark in (text := str(schema.get("description", ""))):
+            found[path] = "." + text.partition(mark)[2].rstrip(".").replace("pools.", "pools.items.")
+    assert found[".spec.training.evaluation.dataset"] == ".spec.training.dataset"
+    assert len(found) == 8
+    for path, other in found.items():
+        within = {each.removeprefix(path) for each in by_path if each.startswith(f"{path}.")}
+        assert within
+        assert within <= {each.removeprefix(other) for each in by_path if each.startswith(f"{other}.")}
+        assert not [each for each in within if "description" in by_path[path + each]]
+        first_level = [each for each in within if each.count(".") == 1 and each != ".gpuResource"]
+        assert all("description" in by_path[other + each] for each in first_level)
+
+
 def test_number_bounds_quantities_and_free_maps_take_their_kubernetes_form() -> None:
     by_path = dict(schemas(root_schema()))
     rate = dict(by_path[".spec.training.optimizer.learningRate"])

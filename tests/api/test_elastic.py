@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_api import elastic
+from rljob_api.elastic import largest_valid_nodes, with_nodes
 from rljob_api.rule import Violation
-from rljob_api.v1alpha1 import elastic
-from rljob_api.v1alpha1.elastic import largest_valid_nodes, with_nodes
 from rljob_api.v1alpha1.rules import violations
 from rljob_api.v1alpha1.run_policy import Elastic, RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec

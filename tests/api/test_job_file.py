@@ -101,7 +101,8 @@ def test_every_problem_is_reported_with_its_path_in_the_order_of_the_file() -> N
         ("{type: MathAnswer}", "MathAnswer", ("a mapping", '(seen: "MathAnswer")', "fields")),
         ("source: owner/model", "source: 3", ("a string", "(seen: 3)", "in quotes")),
         ("source: owner/model", "source: ''", ("must not be empty", '(seen: "")', "set a value")),
-        ("[{type: MathAnswer}]", "[]", ("at least 1 entry", "(seen: an empty list)", "add")),
+        ("steps: 10", "steps: 10\n    profile: {steps: []}", ("at least 1 entry", "(seen: an empty list)", "add")),
+        ("[{type: MathAnswer}]", "[]", ("at least one reward is required", "add a reward")),
         (
             "{type: MathAnswer}",
             "{type: MathAnswer, name: a/b}",

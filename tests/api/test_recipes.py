@@ -7,6 +7,7 @@ import pytest
 from rljob_api.v1alpha1.advantage import (
     Advantage,
     AdvantageType,
+    Function,
     Gae,
     GroupRelative,
     OptimalTokenBaseline,
@@ -18,7 +19,6 @@ from rljob_api.v1alpha1.kl import Kl
 from rljob_api.v1alpha1.policy_filtration import PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.policy_loss import Cispo, Clipped, Divergence, Dppo, Dro, Gspo, Loss, LossType
 from rljob_api.v1alpha1.recipes import RECIPES, resolve_algorithm
-from rljob_api.v1alpha1.user_function import Function
 
 WITHOUT_NEED = sorted(set(LossType) - {LossType.FUNCTION, LossType.DRO})
 """Losses that a job may choose without a settings block."""

@@ -14,10 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.advantage import Advantage, AdvantageType
+from rljob_api.v1alpha1.advantage import Advantage, AdvantageType, Function
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.recipes import resolve_algorithm
-from rljob_api.v1alpha1.user_function import Function
 from rljob_testing.training import user_algorithms
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import AdvantageEstimator, Level, Reduce

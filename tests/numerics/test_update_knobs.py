@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rljob_api.v1alpha1.advantage import Function
 from rljob_api.v1alpha1.algorithm import Algorithm, LossAggregation
 from rljob_api.v1alpha1.kl import Kl, KlEstimator, KlPlacement
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.policy_loss import Loss, LossType
-from rljob_api.v1alpha1.user_function import Function
 from rljob_testing import compare
 from rljob_testing.training import plain_grpo, recorders, replays, user_algorithms
 from rljob_trainer.dispatch.worker import WorkerContext

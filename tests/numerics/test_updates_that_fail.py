@@ -9,10 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from rljob_api.v1alpha1.advantage import Advantage, AdvantageType
+from rljob_api.v1alpha1.advantage import Advantage, AdvantageType, Function
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_api.v1alpha1.user_function import Function
 from rljob_testing import compare
 from rljob_testing.training import replays, user_algorithms
 from rljob_trainer.algorithms.interfaces import LossInputs, TokenLosses

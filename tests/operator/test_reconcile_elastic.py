@@ -8,8 +8,8 @@ import pytest
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
+from rljob_api.elastic import largest_valid_nodes, with_nodes
 from rljob_api.run_state import RunPhase
-from rljob_api.v1alpha1.elastic import largest_valid_nodes, with_nodes
 from rljob_api.v1alpha1.status import Attempt, Counters, PoolNodes, RLJobStatus
 from rljob_operator.reconcile.decision import DeleteCluster, StopRayJob, SubmitRayJob
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, RayJobStatus

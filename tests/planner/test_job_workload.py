@@ -14,7 +14,8 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.recipes import may_need_critic, resolve_algorithm
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
-from rljob_planner.job_workload import LengthOptions, lora_shape, model_sources, workload_of
+from rljob_planner.job_lengths import LengthOptions
+from rljob_planner.job_workload import lora_shape, model_sources, workload_of
 from rljob_planner.known_models import known_model
 from rljob_planner.memory.job_changes import smaller_jobs
 from rljob_planner.model_config import shape_of_config

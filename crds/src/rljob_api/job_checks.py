@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 
 from rljob_api.constants import MIN_RAY_VERSION, RAY_CONTAINER
 from rljob_api.contract_documents import TrainerJob, dump_job
+from rljob_api.elastic import can_use_fewer_nodes
 from rljob_api.errors import DocumentError
 from rljob_api.quantities import number_of
 from rljob_api.rule import Path, Violation, wire_name
 from rljob_api.v1alpha1.affinity import Affinity, NodeTerm, PodTerm
-from rljob_api.v1alpha1.elastic import can_use_fewer_nodes
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.model import Dtype, HeadDtype
 from rljob_api.v1alpha1.pools import APPARMOR, KUEUE_PREFIX, Head, PodOverlay, Pool

@@ -23,7 +23,7 @@ from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.optional_roles import absent_roles
 from rljob_api.v1alpha1.pod_environment import is_secret_name
 from rljob_api.v1alpha1.recipes import advantage_type, resolve_algorithm
-from rljob_api.v1alpha1.reward import PROCESS_LIMITS, WITHOUT_PROCESSES
+from rljob_api.v1alpha1.reward import IGNORED_FIELDS
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 from rljob_api.yaml_faults import AmbiguousScalarProblem, Path, YamlProblem
 from rljob_api.yaml_text import MAX_TEXT_CHARACTERS, TOO_LONG, Document, read_yaml, to_yaml, wire_path
@@ -33,6 +33,7 @@ _MAX_BYTES = 4 * MAX_TEXT_CHARACTERS
 a character has at most 4 bytes in UTF-8."""
 _FIELDS = "the fields"
 """What is not checked in a text that is not YAML."""
+_ENVIRONMENT_CLASSES = ("spec", "training", "environment", "classes")
 
 
 def load_job_file(path: FilePath) -> RLJob:
@@ -71,8 +72,9 @@ def load_job_text(text: str, source: str = "job") -> RLJob:
 
 
 def load_job_text_to_run(text: str, source: str) -> RLJob:
-    """Reads a job as `load_job_text` does, and also rejects user functions whose module has the name of a module of the
-    standard library. This is not a rule of the contract, because those modules depend on the version of Python."""
+    """Reads a job as `load_job_text` does, and also rejects user functions and classes whose module has the name of a
+    module of the standard library. This is not a rule of the contract, because those modules depend on the version of
+    Python."""
     return _job(text, source, check_modules=True)
 
 
@@ -99,7 +101,7 @@ def _located(text: str, violations: Iterable[Violation]) -> list[Problem]:
 def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
     """An equivalent job file with all defaults, also those of the recipe. A run folder contains its job in this form.
 
-    The file has no settings of roles that the job does not have, and no process limits of rewards without processes."""
+    The file has no settings of roles that the job does not have, and no fields that the type of a reward ignores."""
     algorithm = resolve_algorithm(spec.training.algorithm)
     training = spec.training.model_copy(update={"algorithm": algorithm})
     if training.critic is None and advantage_type(algorithm) is AdvantageType.GAE:
@@ -155,11 +157,7 @@ def _effective_wire(spec: RLJobSpec) -> dict[str, object]:
     assert isinstance(training, dict)
     wire["roles"] = {name: role for name, role in roles.items() if name not in absent}
     training["rewards"] = [
-        {
-            name: each
-            for name, each in entry.items()
-            if reward.type not in WITHOUT_PROCESSES or name not in PROCESS_LIMITS
-        }
+        {name: each for name, each in entry.items() if name not in IGNORED_FIELDS.get(reward.type, ())}
         for reward, entry in zip(rewards, training["rewards"], strict=True)
     ]
     return wire
@@ -200,10 +198,10 @@ def _secret_paths(document: Document) -> set[Path]:
 
 
 def _module_problems(document: Document) -> Iterator[Problem]:
-    """Problems of user functions (rewards, advantages, losses) whose module has the name of a module of the
-    standard library."""
+    """Problems of user functions (rewards, advantages, losses) and environment classes whose module has the name of a
+    module of the standard library."""
     for loc, (line, column) in document.value_positions.items():
-        if loc[-2:] == ("function", "path"):
+        if loc[-2:] == ("function", "path") or (loc[:4] == _ENVIRONMENT_CLASSES and loc[5:] == ("path",)):
             path = document.at(loc)
             if isinstance(path, str) and (problem := standard_library_clash(path)) is not None:
                 yield Problem(wire_path(loc), problem, line, column)

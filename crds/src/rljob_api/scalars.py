@@ -73,8 +73,8 @@ PATTERN_MESSAGES = {
     ),
     _ABSOLUTE_PATH: ("must be an absolute path, such as /data", "start it with '/'"),
     _FUNCTION_PATH: (
-        "must be module:function, such as my_rewards:score",
-        "write ':' before the name of the function, and the name of the module without .py",
+        "must be module:name, such as my_rewards:score",
+        "write ':' before the name of the function or class, and the name of the module without .py",
     ),
     REWARD_NAME: (
         "must be a name of letters, digits, '-' and '_', such as format",
@@ -126,6 +126,8 @@ Count = Annotated[Integer, Field(ge=0, le=MAX_COUNT)]
 PositiveCount = Annotated[Integer, Field(ge=1, le=MAX_COUNT)]
 Seconds = Annotated[Integer, Field(ge=1, le=MAX_COUNT)]
 FiniteNumber = Annotated[StrictFloat, Field(allow_inf_nan=False)]
+TimeLimit = Annotated[FiniteNumber, Field(gt=0, le=1_000_000)]
+"""Seconds, with fractions of a second."""
 Number = Annotated[FiniteNumber, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 NonNegativeNumber = Annotated[FiniteNumber, Field(ge=0, le=MAX_NUMBER)]
 PositiveNumber = Annotated[FiniteNumber, Field(gt=0, le=MAX_NUMBER)]
@@ -163,4 +165,4 @@ Quantity = Annotated[
 ]
 """A Kubernetes quantity such as `500m`, `1e3` or `16Gi`; whole numbers may be written without quotes."""
 FunctionPath = Annotated[StrictStr, Field(max_length=253, pattern=_FUNCTION_PATH)]
-"""A function in the form `package.module:function`."""
+"""A function or class in the form `package.module:name`."""

@@ -129,7 +129,7 @@ def plan_command(
     from rljob_cli.cluster.client import ClusterOptions
     from rljob_cli.plan.command import plan
     from rljob_cli.plan.options import GpuOptions, PlanOptions, cluster_to_read
-    from rljob_planner.job_workload import LengthOptions
+    from rljob_planner.job_lengths import LengthOptions
 
     read_from = cluster_to_read(ClusterOptions(context, None, kubeconfig), is_wanted=from_cluster)
     options = PlanOptions(

@@ -240,15 +240,15 @@ GpuBandwidth = Annotated[
 MeanPrompt = Annotated[
     float | None,
     typer.Option(
-        help="Average prompt length in tokens.",
-        show_default="half of dataset.maxPromptTokens",
+        help="Average prompt length in tokens; with training.environment including its messages.",
+        show_default="half of the limit",
         rich_help_panel=_FACTS_PANEL,
     ),
 ]
 MeanResponse = Annotated[
     float | None,
     typer.Option(
-        help="Average response length in tokens. It changes the estimates most.",
+        help="Average response length in tokens (sampled tokens). It changes the estimates most.",
         show_default="half of rollout.maxNewTokens",
         rich_help_panel=_FACTS_PANEL,
     ),

@@ -26,6 +26,7 @@ from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.rollout_correction import OldLogprobs
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
+from rljob_planner.job_lengths import LengthOptions, assumed_turns, token_lengths
 from rljob_planner.model_shape import ModelShape, TensorSize
 from rljob_planner.workload import (
     Head,
@@ -33,7 +34,6 @@ from rljob_planner.workload import (
     ModelOffload,
     Role,
     RolloutWork,
-    TokenLengths,
     TrainModel,
     Workload,
 )
@@ -61,14 +61,6 @@ class ModelSource:
     revision: str | None
     field: str
     """The field of the job file that has the source, for messages."""
-
-
-@dataclass(frozen=True)
-class LengthOptions:
-    """Mean lengths in tokens that the user passes as options; None if unknown. The maxima are in the job file."""
-
-    prompt_mean: float | None = None
-    response_mean: float | None = None
 
 
 def model_sources(spec: RLJobSpec) -> dict[Role, ModelSource]:
@@ -127,7 +119,7 @@ def workload_of(
         num_epochs_per_batch=training.num_epochs_per_batch,
         num_steps=training.steps,
         max_tokens_per_micro_batch=training.max_tokens_per_micro_batch,
-        lengths=_lengths(spec, lengths or LengthOptions()),
+        lengths=token_lengths(training, lengths or LengthOptions()),
         models=models,
         rollout=_rollout(spec, models[Role.ACTOR], is_cpu=is_cpu),
         needs_old_logprobs=always_needs_old_logprobs or not (has_single_update or takes_rollout_logprobs),
@@ -139,37 +131,6 @@ def workload_of(
         generation_factor=generation_factor,
         has_greedy_responses=algorithm.advantage.type is AdvantageType.REMAX,
         assumptions=tuple(assumptions),
-    )
-
-
-def _lengths(spec: RLJobSpec, known: LengthOptions) -> TokenLengths:
-    """The lengths of prompts and responses. Maxima come from the job. An unknown mean is assumed to be half of the
-    maximum. For responses, the range of seconds then covers means from a quarter of the maximum to the maximum."""
-    caps = {"prompt": spec.training.dataset.max_prompt_tokens, "response": spec.training.rollout.max_new_tokens}
-    given = {"prompt": known.prompt_mean, "response": known.response_mean}
-    means = {}
-    for name, cap in caps.items():
-        means[name] = mean = cap / 2 if (chosen := given[name]) is None else chosen
-        if not 0 < mean <= cap:
-            raise PlanError(
-                f"--mean-{name}: must be greater than 0 and at most the job's limit of {cap} tokens (seen {mean:g});"
-                " correct the value"
-            )
-    guesses = [name for name, mean in given.items() if mean is None]
-    names, options = (" and ".join(each.format(name) for name in guesses) for each in ("{}s", "--mean-{}"))
-    is_guess, longest = "response" in guesses, caps["response"]
-    return TokenLengths(
-        prompt_mean=means["prompt"],
-        prompt_max=caps["prompt"],
-        response_mean=means["response"],
-        response_max=longest,
-        response_mean_low=longest / 4 if is_guess else None,
-        response_mean_high=float(longest) if is_guess else None,
-        assumption=(
-            f"the mean length of {names} is assumed to be half of the limit; set {options} for a better estimate"
-            if guesses
-            else ""
-        ),
     )
 
 
@@ -298,7 +259,7 @@ def _has_vllm(spec: RLJobSpec) -> bool:
 
 
 def _rollout(spec: RLJobSpec, actor: TrainModel, *, is_cpu: bool) -> RolloutWork:
-    rollout, dataset = spec.training.rollout, spec.training.dataset
+    rollout = spec.training.rollout
     auto_compiles = not is_cpu or spec.training.steps >= MIN_STEPS_TO_COMPILE
     compiles = rollout.compile is Compile.ALWAYS or (rollout.compile is Compile.AUTO and auto_compiles)
     return RolloutWork(
@@ -308,7 +269,7 @@ def _rollout(spec: RLJobSpec, actor: TrainModel, *, is_cpu: bool) -> RolloutWork
         is_vllm=_has_vllm(spec),
         compiles=compiles and _has_vllm(spec),
         max_sequences=rollout.max_num_sequences,
-        max_model_length=dataset.max_prompt_tokens + rollout.max_new_tokens,
+        max_model_length=spec.training.max_sequence_tokens,
         memory_utilization=rollout.gpu_memory_utilization,
         cpu_kv_cache_bytes=bytes_of(rollout.cpu_kv_cache),
         sync_every_steps=rollout.sync_every_steps,
@@ -330,14 +291,19 @@ def _assumptions(spec: RLJobSpec, models: Mapping[Role, TrainModel]) -> Iterator
             f"vLLM is assumed to support adapters of {actor.shape.name}. If it does not, training.model.lora.sync: Auto"
             " is Merged."
         )
-    longest = spec.training.dataset.max_prompt_tokens + spec.training.rollout.max_new_tokens
+    longest, environment = spec.training.max_sequence_tokens, spec.training.environment
+    if environment is not None:
+        yield (
+            f"Rollouts are assumed to have {assumed_turns(environment):.3g} turns on average, half of maxTurns. The"
+            " environment's own time is not included."
+        )
     for role in (Role.ACTOR, Role.CRITIC):
         positions = models[role].shape.max_positions if role in models else None
         if positions is not None and longest > positions:
             name = models[role].shape.name
             yield (
                 f"{name} supports {positions:,} positions, but the job's longest row has {longest:,} tokens; reduce"
-                " maxPromptTokens or maxNewTokens."
+                f" {'maxPromptTokens or maxNewTokens' if environment is None else 'environment.maxContextTokens'}."
             )
             return
 

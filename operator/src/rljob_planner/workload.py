@@ -172,7 +172,7 @@ class RolloutWork:
 
 @dataclass(frozen=True)
 class TokenLengths:
-    """Lengths of prompts and responses, in tokens."""
+    """Lengths in tokens, of prompts (with the messages of an environment) and responses (all sampled tokens)."""
 
     prompt_mean: float
     prompt_max: int
@@ -181,8 +181,7 @@ class TokenLengths:
     response_max: int
     """`rollout.maxNewTokens`, where responses are truncated."""
     response_cv: float = 0.8
-    """Coefficient of variation (standard deviation divided by mean) of the log-normal distribution before
-    truncation."""
+    """Standard deviation divided by mean, of the log-normal distribution before truncation."""
     clipped_share: float | None = None
     """Share of truncated responses; None if unknown. If it is above 0 and below 1, the spread of the lengths follows
     from this share instead of `response_cv`, except for the low and the high mean."""
@@ -192,11 +191,15 @@ class TokenLengths:
     """Upper bound of the mean, for the same purpose."""
     assumption: str = ""
     """A sentence that says where these lengths come from."""
+    conversation_max: int | None = None
+    """`environment.maxContextTokens`, the limit of prompt and response together; None without an environment."""
+    num_turns: float = 1.0
+    """Mean number of the policy's turns in a rollout; 1 without an environment."""
 
     @property
     def longest_row(self) -> int:
-        """Tokens of the longest prompt with the longest response."""
-        return self.prompt_max + self.response_max
+        """Tokens of the longest prompt with the longest response, or of the longest conversation."""
+        return self.conversation_max or self.prompt_max + self.response_max
 
     @property
     def mean_row(self) -> float:
@@ -232,8 +235,7 @@ class Workload:
     evaluation_every_steps: int | None = None
     """0: evaluations run only before the first and after the last step. None: there are no evaluations."""
     waits_for_scores: bool = False
-    """Whether the scores decide which responses are trained on. Then the controller waits for the scores before it
-    starts the passes."""
+    """Whether the scores decide which responses are trained on, so that the passes start after the scores."""
     trained_fraction: float = 1.0
     """Share of a batch's responses that are trained on. Dynamic sampling replaces responses that would not be."""
     generation_factor: float = 1.0

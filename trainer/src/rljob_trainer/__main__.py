@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from rljob_api.constants import ENV_POOL_NODES, ExitCode
 from rljob_api.contract_documents import TrainerJob, load_job
+from rljob_api.elastic import with_nodes
 from rljob_api.errors import ContractError
 from rljob_api.standard_streams import accept_all_characters
 from rljob_api.v1alpha1.checkpoint import Resume
-from rljob_api.v1alpha1.elastic import with_nodes
 from rljob_api.v1alpha1.rules import violations
 from rljob_trainer.attempt_logs import attempt_folder, keep_tail
 from rljob_trainer.checkpoints.errors import FencedError

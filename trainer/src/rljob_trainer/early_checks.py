@@ -32,7 +32,10 @@ def refuse_missing(spec: RLJobSpec, job_folder: Path, *, runs_workers_here: bool
 
 
 def _functions(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
-    """Field and import path of each of the user's functions."""
+    """Field and import path of each of the user's functions and environment classes."""
+    if spec.training.environment is not None:
+        for index, each in enumerate(spec.training.environment.classes):
+            yield f"spec.training.environment.classes[{index}].path ({each.name})", each.path
     for index, reward in enumerate(spec.training.rewards):
         if reward.function is not None:
             yield f"spec.training.rewards[{index}].function.path (reward {reward.name})", reward.function.path
@@ -44,9 +47,11 @@ def _functions(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _datasets(spec: RLJobSpec) -> Iterator[tuple[str, Dataset]]:
-    yield "spec.training.dataset", spec.training.dataset
-    if spec.training.evaluation is not None:
-        yield "spec.training.evaluation.dataset", spec.training.evaluation.dataset
+    evaluation = spec.training.evaluation
+    if spec.training.dataset is not None:
+        yield "spec.training.dataset", spec.training.dataset
+    if evaluation is not None and evaluation.dataset is not None:
+        yield "spec.training.evaluation.dataset", evaluation.dataset
 
 
 def _models(spec: RLJobSpec) -> Iterator[tuple[str, str]]:

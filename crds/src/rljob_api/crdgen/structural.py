@@ -2,8 +2,8 @@
 
 References are expanded, `X | None` becomes X, number bounds get their OpenAPI 3.0 form, maps with values of any JSON
 type keep all fields, and each occurrence of a type gets the rules of the type. The size of a CRD is limited. So the CRD
-has only the first paragraph of each description, and no descriptions within an affinity, whose types occur many times.
-The reference page has all descriptions."""
+has only the first paragraph of each description, no descriptions within an affinity, whose types occur many times, and
+none within the fields of `_DESCRIBED_AT`. The reference page has all descriptions."""
 
 from __future__ import annotations
 
@@ -25,6 +25,18 @@ _LIST_KEYS = {"Condition": "type"}
 """Lists of these types are maps for Kubernetes, so that server-side apply merges their entries. The key of an entry is
 its `name`, that of a condition its `type`."""
 _WITHOUT_INNER_DESCRIPTIONS = ("Affinity",)
+_DESCRIBED_AT = {
+    ("Head", "resources"): "spec.pools.resources",
+    ("Head", "template"): "spec.pools.template",
+    ("Roles", "ref"): "spec.roles.actor",
+    ("Roles", "critic"): "spec.roles.actor",
+    ("Roles", "rewardModel"): "spec.roles.actor",
+    ("Critic", "optimizer"): "spec.training.optimizer",
+    ("CriticModel", "offload"): "spec.training.model.offload",
+    ("Evaluation", "dataset"): "spec.training.dataset",
+}
+"""Fields, by type and name, without descriptions within them, and the path of a field whose type has the same fields.
+Paths as in `kubectl explain rljob.spec.pools`."""
 
 
 class UnknownSchemaError(TypeError):
@@ -84,6 +96,11 @@ class _Converter:
         result = self.convert(schema)
         if name in _WITHOUT_INNER_DESCRIPTIONS:
             result["properties"] = _without_descriptions(result["properties"])
+        for (owner, field), other in _DESCRIBED_AT.items():
+            if owner == name:
+                described = mapping(mapping(result["properties"])[field])
+                described["properties"] = _without_descriptions(described["properties"])
+                described["description"] = f"{described['description']} The fields are described at {other}."
         rules = _rules_of(name)
         if rules:
             result["x-kubernetes-validations"] = rules
@@ -178,7 +195,7 @@ class _Converter:
 
 
 def _without_descriptions(schema: object) -> object:
-    """The schema, or part of a schema, without any descriptions. No field of an affinity is named `description`."""
+    """The schema, or part of a schema, without any descriptions. No field is named `description`."""
     if isinstance(schema, dict):
         return {key: _without_descriptions(value) for key, value in schema.items() if key != "description"}
     return [_without_descriptions(value) for value in schema] if isinstance(schema, list) else schema

@@ -8,8 +8,7 @@ from pydantic import Field
 
 from rljob_api.base import WireModel
 from rljob_api.rule import required_block_rules
-from rljob_api.scalars import Flag, Fraction
-from rljob_api.v1alpha1.user_function import Function
+from rljob_api.scalars import Flag, Fraction, FunctionPath
 from rljob_api.variants import Variants
 
 
@@ -86,6 +85,13 @@ class OptimalTokenBaseline(WireModel):
     zero_tail: Flag = True
     """If true, the baseline is 0 at positions that only the longest response of the group reaches. If false, the
     advantages are 0 there."""
+
+
+class Function(WireModel):
+    """A user-defined advantage or policy loss: a function in a module that Python can import (see spec.code)."""
+
+    path: FunctionPath
+    """`package.module:function`, for example `my_losses:tapered`."""
 
 
 class Advantage(Variants):

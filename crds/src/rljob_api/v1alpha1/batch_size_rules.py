@@ -21,14 +21,16 @@ from rljob_api.v1alpha1.training import Training
 def _longest_sequence_fits(spec: RLJobSpec, role: str) -> bool:
     """Whether the GPUs that share a sequence of this role can hold the longest sequence in one micro-batch."""
     training = spec.training
-    longest = training.dataset.max_prompt_tokens + training.rollout.max_new_tokens
-    return training.max_tokens_per_micro_batch * spec.roles.train_role(role).num_sequence_ranks >= longest
+    num_tokens = training.max_tokens_per_micro_batch * spec.roles.train_role(role).num_sequence_ranks
+    return num_tokens >= training.max_sequence_tokens
 
 
 def _longest_sequence_fits_cel(role: str) -> str:
     return (
         f"self.training.maxTokensPerMicroBatch * {sequence_ranks_cel(role)}"
-        " >= self.training.dataset.maxPromptTokens + self.training.rollout.maxNewTokens"
+        " >= (has(self.training.environment) ? self.training.environment.maxContextTokens"
+        " : (has(self.training.dataset) ? self.training.dataset.maxPromptTokens : 0)"
+        " + self.training.rollout.maxNewTokens)"
     )
 
 
@@ -102,7 +104,7 @@ def _longest_sequence_rule(role: str, is_present: Callable[[Training], bool], is
 
 _LONGEST_SEQUENCE = (
     "training.maxTokensPerMicroBatch x roles.{}.sequenceParallel must be at least dataset.maxPromptTokens +"
-    " rollout.maxNewTokens"
+    " rollout.maxNewTokens, or environment.maxContextTokens"
 )
 _DIVISION_ADVICE = "change one of these numbers, so that all GPUs get the same number of responses"
 _DIVISIBLE = (
@@ -127,7 +129,7 @@ BATCH_SIZE_RULES = (
         field=".training.maxTokensPerMicroBatch",
         cel=_longest_sequence_fits_cel("actor"),
         wrong=_LONGEST_SEQUENCE.format("actor"),
-        advice="increase maxTokensPerMicroBatch, or reduce maxPromptTokens or maxNewTokens",
+        advice="increase maxTokensPerMicroBatch, or reduce the length of sequences",
         holds=lambda spec: _longest_sequence_fits(spec, "actor"),
     ),
     rule(

@@ -85,9 +85,11 @@ class Dataset(WireModel):
     """Text around the prompt, which contains `{prompt}` exactly once, for example `Question: {prompt} Answer:`. Do not
     set it if prompts are chat messages."""
     apply_chat_template: Flag = False
-    """Format the prompt as a user message with the tokenizer's chat template."""
+    """Format the prompt as a user message with the tokenizer's chat template. With training.environment this is always
+    done."""
     max_prompt_tokens: PositiveCount = 512
-    """Largest length of a prompt in tokens; see overlongPrompt."""
+    """Largest length of a prompt in tokens; see overlongPrompt. With training.environment: of the row's prompt, without
+    tools and without what `reset` adds."""
     overlong_prompt: OverlongPrompt = OverlongPrompt.FAIL
     shuffle: Flag = True
     """Shuffle the rows in each epoch, with a generator seeded by `training.seed`. If false, the rows keep their order.
@@ -99,9 +101,11 @@ class Evaluation(WireModel):
 
     Training does not use rows whose prompt is among the evaluation prompts."""
 
-    dataset: Dataset
+    dataset: Dataset | None = None
+    """Rows with held-out prompts. Fields as in training.dataset; unset if that is unset."""
     num_prompts: PositiveCount = 256
-    """Number of prompts: the first rows of the dataset, or all if it has fewer."""
+    """Number of prompts: the first rows of the dataset, or all if it has fewer. Without a dataset: number of rollouts,
+    whose environments have other seeds than those of training."""
     every_steps: Count = 20
     """Evaluate after every n-th training step, and after the last one; 0: only after the last one."""
     at_start: Flag = True

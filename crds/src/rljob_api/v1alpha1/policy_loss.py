@@ -11,7 +11,7 @@ from enum import StrEnum
 from rljob_api.base import WireModel
 from rljob_api.rule import required_block_rules, rule
 from rljob_api.scalars import NonNegativeNumber, Number, OpenFraction, PositiveNumber, Temperature
-from rljob_api.v1alpha1.user_function import Function
+from rljob_api.v1alpha1.advantage import Function
 from rljob_api.variants import Variants
 
 
@@ -109,8 +109,9 @@ class ClipCov(WireModel):
     clip_ratio_high: PositiveNumber = 0.2
     """Distance of the upper clip bound: the probability ratio is clipped at 1 + clipRatioHigh."""
     token_share: OpenFraction = 2e-4
-    """Fraction of the mini-batch's tokens that get no gradient, at least one token. These tokens are drawn at random
-    from those whose covariance is between covarianceLow and covarianceHigh."""
+    """Fraction of the mini-batch's tokens that get no gradient, at least one token.
+
+    These tokens are drawn at random from those whose covariance is between covarianceLow and covarianceHigh."""
     covariance_low: Number = 1.0
     """Lower bound of a token's covariance: (logprob - mean logprob) x (advantage - mean advantage), with means over the
     mini-batch."""

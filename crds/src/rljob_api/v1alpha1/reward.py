@@ -1,6 +1,6 @@
 """Rewards: each reward gives every response a score. The score of the response is the weighted sum of these scores.
 
-All rewards except those of type Overlong and RewardModel run in separate processes with a hard time limit.
+All rewards except those in `IGNORED_FIELDS` run in separate processes with a hard time limit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from rljob_api.base import WireModel
 from rljob_api.rule import LOCAL_SOURCE, cel_text, rule, union_rules
 from rljob_api.scalars import (
     REWARD_NAME,
-    FiniteNumber,
     Flag,
     FunctionPath,
     LongText,
@@ -23,6 +22,7 @@ from rljob_api.scalars import (
     PositiveCount,
     PositiveNumber,
     ShortText,
+    TimeLimit,
 )
 
 
@@ -55,6 +55,10 @@ class RewardType(StrEnum):
     REWARD_MODEL = "RewardModel"
     """The score that a reward model gives to prompt and response. The model runs on GPUs, see roles.rewardModel. At
     most one reward may have this type."""
+    ENVIRONMENT = "Environment"
+    """What `get_reward` of training.environment returns: a number, or the number of this reward's `name` if it returns
+    several. If the class has `get_reward` and no reward has this type, one is added, with the name `environment` and
+    weight 1; of several numbers it is the sum."""
 
 
 class FunctionReward(WireModel):
@@ -127,15 +131,17 @@ class Reward(WireModel):
     format: FormatReward | None = None
     overlong: OverlongPenalty | None = None
     reward_model: RewardModel | None = None
-    timeout_seconds: Annotated[FiniteNumber, Field(gt=0, le=1_000_000)] = 10.0
+    timeout_seconds: TimeLimit = 10.0
     """Time limit for one response, in seconds. Time in which the process waits for a CPU core does not count. The
     process is killed at the limit."""
     num_processes: PositiveCount = 2
     """Total number of scoring processes, rounded up so that all workers have the same number of them."""
     on_error: ErrorPolicy = ErrorPolicy.FAIL
-    """What happens if the reward raises an exception or returns something other than a finite number."""
+    """What happens if the reward raises an exception or returns something other than a finite number. For type
+    Environment: any call of the environment except tools."""
     on_timeout: ErrorPolicy = ErrorPolicy.EXCLUDE
-    """What happens if the reward exceeds `timeoutSeconds` or its process dies, and again in a second attempt.
+    """What happens if the reward exceeds `timeoutSeconds` or its process dies, and again in a second attempt. For type
+    Environment: if a rollout exceeds a time limit of training.environment.
 
     If a service that the reward calls stays unreachable, Fail ends the run, and the other values exclude the
     response."""
@@ -143,22 +149,31 @@ class Reward(WireModel):
     """Score of a failed response with the policy Score, before the weight is applied."""
 
 
-WITHOUT_PROCESSES = (RewardType.OVERLONG, RewardType.REWARD_MODEL)
-"""Rewards that do not run in scoring processes."""
-PROCESS_LIMITS = ("timeoutSeconds", "numProcesses", "onError", "onTimeout", "errorScore")
-"""Fields that apply only to rewards in scoring processes."""
+_LIMITS = ("timeoutSeconds", "numProcesses")
+_FAILURES = ("onError", "onTimeout", "errorScore")
+IGNORED_FIELDS = {
+    RewardType.OVERLONG: (*_LIMITS, *_FAILURES),
+    RewardType.REWARD_MODEL: (*_LIMITS, *_FAILURES),
+    RewardType.ENVIRONMENT: _LIMITS,
+}
+"""For each type of reward without scoring processes: the fields that do not apply to it. An environment has its own
+processes and time limits."""
 
 
 def _has_default_limits(reward: Reward) -> bool:
-    """Whether all of `PROCESS_LIMITS` have their default. The API server fills in defaults, so a rule cannot see
-    whether the job sets them. Stored jobs may have `onTimeout: Score`, which was the default before."""
-    return (
-        reward.timeout_seconds == 10
-        and reward.num_processes == 2
-        and reward.on_error is ErrorPolicy.FAIL
-        and reward.on_timeout is not ErrorPolicy.FAIL
-        and reward.error_score == 0
-    )
+    """Whether `_LIMITS` have their defaults. The API server fills in defaults, so a rule cannot see whether the job
+    sets them."""
+    return reward.timeout_seconds == 10 and reward.num_processes == 2
+
+
+def _has_default_failures(reward: Reward) -> bool:
+    """Whether `_FAILURES` have their defaults. Stored jobs may have `onTimeout: Score`, the default of earlier
+    versions."""
+    return reward.on_error is ErrorPolicy.FAIL and reward.on_timeout is not ErrorPolicy.FAIL and reward.error_score == 0
+
+
+def _ignores_failures(reward: Reward) -> bool:
+    return "onError" in IGNORED_FIELDS.get(reward.type, ())
 
 
 REWARD_RULES = (
@@ -175,12 +190,23 @@ REWARD_RULES = (
         Reward,
         "Reward.limits",
         field="",
-        cel="!(self.type in ['Overlong', 'RewardModel']) || (self.timeoutSeconds == 10.0 && self.numProcesses == 2"
-        " && self.onError == 'Fail' && self.onTimeout != 'Fail' && self.errorScore == 0.0)",
-        wrong="timeoutSeconds, numProcesses, onError, onTimeout and errorScore are not allowed with type"
-        " Overlong or RewardModel, which use no scoring processes and would ignore them",
+        cel="!(self.type in ['Overlong', 'RewardModel', 'Environment'])"
+        " || (self.timeoutSeconds == 10.0 && self.numProcesses == 2)",
+        wrong="timeoutSeconds and numProcesses are not allowed with type Overlong, RewardModel or Environment, which"
+        " use no scoring processes and would ignore them",
+        advice="remove these fields (training.environment has its own timeoutSeconds)",
+        holds=lambda reward: reward.type not in IGNORED_FIELDS or _has_default_limits(reward),
+    ),
+    rule(
+        Reward,
+        "Reward.failures",
+        field="",
+        cel="!(self.type in ['Overlong', 'RewardModel'])"
+        " || (self.onError == 'Fail' && self.onTimeout != 'Fail' && self.errorScore == 0.0)",
+        wrong="onError, onTimeout and errorScore are not allowed with type Overlong or RewardModel, which would ignore"
+        " them",
         advice="remove these fields",
-        holds=lambda reward: reward.type not in WITHOUT_PROCESSES or _has_default_limits(reward),
+        holds=lambda reward: not _ignores_failures(reward) or _has_default_failures(reward),
     ),
     rule(
         Reward,
@@ -192,7 +218,7 @@ REWARD_RULES = (
         advice="remove it, or set onError or onTimeout to Score",
         holds=lambda reward: (
             reward.error_score == 0
-            or reward.type in WITHOUT_PROCESSES
+            or _ignores_failures(reward)
             or ErrorPolicy.SCORE in (reward.on_error, reward.on_timeout)
         ),
     ),

@@ -56,7 +56,8 @@ class Rollout(WireModel):
     """Number of responses per prompt. Advantages that compare responses to the same prompt, such as GRPO's, need at
     least 2."""
     max_new_tokens: PositiveCount = 512
-    """Largest length of a response in tokens. Longer responses are truncated."""
+    """Largest length of a response in tokens. Longer responses are truncated. With training.environment: the largest
+    number of sampled tokens of a rollout."""
     temperature: Temperature = 1.0
     """Sampling temperature, at least 0.01.
 

@@ -64,8 +64,10 @@ class RejectionEstimator(StrEnum):
 
 class RolloutRejection(WireModel):
     """Exclude tokens or responses from the update if the log-probabilities of trainer and rollout engine differ too
-    much. Needs one additional forward pass if a step has a single update; with several updates the
-    step computes the needed log-probabilities in any case."""
+    much.
+
+    Needs one additional forward pass if a step has a single update; with several updates the step computes the needed
+    log-probabilities in any case."""
 
     level: RejectionLevel
     estimator: RejectionEstimator = RejectionEstimator.K1

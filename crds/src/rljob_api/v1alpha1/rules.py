@@ -20,6 +20,8 @@ from rljob_api.v1alpha1.batch_size_rules import BATCH_SIZE_RULES
 from rljob_api.v1alpha1.checkpoint import CHECKPOINT_RULES
 from rljob_api.v1alpha1.dataset import DATASET_RULES
 from rljob_api.v1alpha1.dynamic_sampling import DYNAMIC_SAMPLING_RULES
+from rljob_api.v1alpha1.environment import ENVIRONMENT_RULES
+from rljob_api.v1alpha1.environment_rules import TRAINING_ENVIRONMENT_RULES
 from rljob_api.v1alpha1.kl import KL_RULES
 from rljob_api.v1alpha1.model import MODEL_RULES
 from rljob_api.v1alpha1.optional_roles import CRITIC_RULES
@@ -50,6 +52,8 @@ RULES: tuple[Rule, ...] = (
     *ROLLOUT_RULES,
     *REWARD_RULES,
     *TRAINING_RULES,
+    *ENVIRONMENT_RULES,
+    *TRAINING_ENVIRONMENT_RULES,
     *ADVANTAGE_RULES,
     *POLICY_LOSS_RULES,
     *KL_RULES,

@@ -22,9 +22,10 @@ class Elastic(WireModel):
     attempt with a checkpoint, and the next one resumes on all pods."""
 
     min_nodes: PositiveCount
-    """Smallest number of worker pods of each pool. The operator uses only numbers with which the job is valid: the
-    batch must be divisible among the GPUs. A pool with fewer `nodes` than minNodes always runs with all of its
-    nodes."""
+    """Smallest number of worker pods of each pool.
+
+    The operator uses only numbers with which the job is valid: the batch must be divisible among the GPUs. A pool with
+    fewer `nodes` than minNodes always runs with all of its nodes."""
     wait_seconds: Seconds = 300
     """Seconds that an attempt waits for all worker pods. Then it starts with as many of the ready ones as the job is
     valid with."""
@@ -35,8 +36,9 @@ class RunPolicy(WireModel):
 
     max_app_retries: Count = 2
     """Retry budget for application errors (the training or user code failed). Each retry resumes from the newest
-    checkpoint. At a failure, both retry budgets are reset if the newest checkpoint is later than at every earlier
-    failure."""
+    checkpoint.
+
+    At a failure, both retry budgets are reset if the newest checkpoint is later than at every earlier failure."""
     max_infra_retries: Count = 10
     """Retry budget for infrastructure errors (a pod, node, GPU, memory or the network failed); reset together with
     `maxAppRetries`."""

@@ -57,8 +57,10 @@ class ActorRole(TrainRole):
     """Pool and layout of the policy in training."""
 
     defer_gradient_reduction: Flag = False
-    """Reduce gradients across GPUs once per update instead of once per micro-batch. This needs less communication, but
-    each GPU keeps unsharded float32 gradients (4 bytes per parameter) until the last micro-batch."""
+    """Reduce gradients across GPUs once per update instead of once per micro-batch.
+
+    This needs less communication, but each GPU keeps unsharded float32 gradients (4 bytes per parameter) until the last
+    micro-batch."""
 
 
 class RolloutRole(WireModel):

@@ -166,8 +166,10 @@ class Attempt(WireModel):
     state: ShortText = AttemptState.PROVISIONING.value
     """One of Provisioning, Starting, Running, Stopping, Ended."""
     submissions: Count = 0
-    """Number of submissions of the trainer to Ray: 0 or 1. It is set to 1 just before the submission, so that an
-    operator that is restarted does not submit the trainer twice."""
+    """Number of submissions of the trainer to Ray: 0 or 1.
+
+    It is set to 1 just before the submission, so that an operator that is restarted does not submit the trainer
+    twice."""
     start_number: StartNumber | None = None
     """Fencing number of the trainer. It grows with every start; checkpoints that an older start saves later are not
     used."""
@@ -177,9 +179,10 @@ class Attempt(WireModel):
     """When the operator first saw that a RayCluster of another owner has the name of this attempt's cluster; unset if
     none has."""
     cluster_created_at: Timestamp | None = None
-    """When its RayCluster was first observed; for a reused cluster, when the attempt started. The active deadline
-    counts from here. So does the provisioning deadline, but if the cluster cannot be created, it counts from `started`.
-    """
+    """When its RayCluster was first observed; for a reused cluster, when the attempt started.
+
+    The active deadline counts from here. So does the provisioning deadline, but if the cluster cannot be created, it
+    counts from `started`."""
     ready_at: Timestamp | None = None
     """When all pods were ready and had joined Ray for the first time."""
     running_since: Timestamp | None = None
@@ -192,8 +195,10 @@ class Attempt(WireModel):
     state_unknown_since: Timestamp | None = None
     """Since when the trainer's state is unknown; unset while it is known."""
     end_reported_at: Timestamp | None = None
-    """When the trainer or Ray first reported that the trainer has ended. The operator then waits up to 30 seconds, or
-    twice the grace period for a process that does not exit, for the details."""
+    """When the trainer or Ray first reported that the trainer has ended.
+
+    The operator then waits up to 30 seconds, or twice the grace period for a process that does not exit, for the
+    details."""
     trainer_may_run: bool = False
     """Whether the attempt ended before its trainer was seen to end. Then its cluster is deleted, even with
     `runPolicy.cleanup: KeepCluster`."""

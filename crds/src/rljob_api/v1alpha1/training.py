@@ -13,6 +13,7 @@ from rljob_api.rule import Path, rule, unique_rule
 from rljob_api.scalars import Count, Fraction, PositiveCount
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, Evaluation
+from rljob_api.v1alpha1.environment import Environment
 from rljob_api.v1alpha1.model import Critic, LoraSync, Model
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.reward import Reward, RewardType
@@ -59,10 +60,13 @@ class Training(WireModel):
     """The training run: model, dataset, rewards, algorithm and batch sizes."""
 
     model: Model
-    dataset: Dataset
-    rewards: Annotated[tuple[Reward, ...], Field(min_length=1, max_length=16)]
+    dataset: Dataset | None = None
+    """Rows with a prompt and an answer. Optional with an environment, whose `reset` then gives all prompts."""
+    environment: Environment | None = None
+    """The environment of rollouts of several turns. When unset, a response is a single turn."""
+    rewards: Annotated[tuple[Reward, ...], Field(max_length=16)] = ()
     """Rewards, each of which scores every response. The score of a response is the sum of weight x score over all
-    rewards."""
+    rewards. At least one without an environment."""
     max_failure_rate: Fraction = 0.2
     """Largest fraction of responses of the last 10 steps that may be excluded, because a reward failed (`onError`,
     `onTimeout`: Exclude), a service was unreachable, or the rollout engine did not complete the response. Above it the
@@ -104,8 +108,18 @@ class Training(WireModel):
     """Number of steps between two values of the metric actor/entropy; 0 computes it only where the loss needs it."""
     timeline_steps: Annotated[tuple[PositiveCount, ...], Field(max_length=16)] = ()
     """Steps, counted from 1, whose timeline is written to `timelines/` in the run folder, for Perfetto or
-    chrome://tracing, for example `[2, 10]`. A timeline shows the controller's phases and the work of each worker."""
+    chrome://tracing, for example `[2, 10]`.
+
+    A timeline shows the controller's phases and the work of each worker."""
     profile: Profile | None = None
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Tokens of the longest sequence: `maxPromptTokens` + `maxNewTokens`, or with an environment
+        `maxContextTokens`."""
+        if self.environment is not None:
+            return self.environment.max_context_tokens
+        return (self.dataset.max_prompt_tokens if self.dataset is not None else 0) + self.rollout.max_new_tokens
 
 
 def _engine_supports_lora_sync(training: Training) -> bool:
@@ -119,8 +133,15 @@ def _needs_gym(training: Training) -> bool:
 
 
 def _gym_evaluates_gym(training: Training) -> bool:
-    evaluation = training.evaluation
-    return not _needs_gym(training) or evaluation is None or evaluation.dataset.type is DatasetType.REASONING_GYM
+    dataset = training.evaluation.dataset if training.evaluation is not None else None
+    return not _needs_gym(training) or dataset is None or dataset.type is DatasetType.REASONING_GYM
+
+
+def _has_weight(training: Training) -> bool:
+    """Whether a reward has a weight other than 0: a listed one, or the one that an environment may add."""
+    is_listed = any(reward.type is RewardType.ENVIRONMENT for reward in training.rewards)
+    may_add = training.environment is not None and not is_listed
+    return may_add or not training.rewards or any(reward.weight != 0 for reward in training.rewards)
 
 
 def _too_long_buffers(training: Training) -> list[Path]:
@@ -201,10 +222,12 @@ TRAINING_RULES = (
         Training,
         "Training.rewardWeights",
         field=".rewards",
-        cel="self.rewards.exists(reward, reward.weight != 0.0)",
+        # An environment adds a reward with weight 1 if no reward has its type.
+        cel="has(self.environment) && !self.rewards.exists(reward, reward.type == 'Environment')"
+        " || self.rewards.size() == 0 || self.rewards.exists(reward, reward.weight != 0.0)",
         wrong="all weights are 0, so the policy would learn nothing",
         advice="give at least one reward a weight other than 0",
-        holds=lambda training: any(reward.weight != 0 for reward in training.rewards),
+        holds=_has_weight,
     ),
     rule(
         Training,
@@ -221,16 +244,17 @@ TRAINING_RULES = (
         Training,
         "Training.reasoningGymReward",
         field=".rewards",
-        cel=f"!{_NEEDS_GYM} || self.dataset.type == 'ReasoningGym'",
+        cel=f"!{_NEEDS_GYM} || has(self.dataset) && self.dataset.type == 'ReasoningGym'",
         wrong="a reward of type ReasoningGym requires training.dataset.type: ReasoningGym",
         advice="change the type of the reward or of the dataset",
-        holds=lambda t: not _needs_gym(t) or t.dataset.type is DatasetType.REASONING_GYM,
+        holds=lambda t: not _needs_gym(t) or (t.dataset is not None and t.dataset.type is DatasetType.REASONING_GYM),
     ),
     rule(
         Training,
         "Training.reasoningGymEvaluation",
         field=".evaluation.dataset.type",
-        cel=f"!{_NEEDS_GYM} || !has(self.evaluation) || self.evaluation.dataset.type == 'ReasoningGym'",
+        cel=f"!{_NEEDS_GYM} || !has(self.evaluation) || !has(self.evaluation.dataset)"
+        " || self.evaluation.dataset.type == 'ReasoningGym'",
         wrong="must be ReasoningGym, because a reward of type ReasoningGym also scores the evaluation",
         advice="change the type of this dataset or of the reward",
         holds=_gym_evaluates_gym,

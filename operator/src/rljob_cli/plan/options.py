@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rljob_cli.cluster.client import ClusterOptions
 from rljob_cli.errors import CliError
-from rljob_planner.job_workload import LengthOptions
+from rljob_planner.job_lengths import LengthOptions
 
 
 @dataclass(frozen=True)

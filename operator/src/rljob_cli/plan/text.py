@@ -90,9 +90,14 @@ def head_lines(plan: Plan, head: PlanHead) -> Iterator[Text]:
             size = f"{num / 1e9:.2f} billion" if num >= 1e9 else f"{num / 1e6:.2f} million"
             yield Text(f"  {role.value:12} {found.shape.name}, {size} parameters ({found.origin})")
     updates = f"{workload.num_updates} update{'' if workload.num_updates == 1 else 's'}"
-    yield Text(f"  {'step':12} {workload.batch_size:,} prompts x {workload.group_size} responses, {updates}")
-    tokens = f"prompts of {lengths.prompt_mean:,.0f} tokens (at most {lengths.prompt_max:,})"
+    responses, prompts = "responses", "prompts"
+    if lengths.conversation_max is not None:
+        responses, prompts = f"rollouts of {lengths.num_turns:.3g} turns", "prompts with messages"
+    yield Text(f"  {'step':12} {workload.batch_size:,} prompts x {workload.group_size} {responses}, {updates}")
+    tokens = f"{prompts} of {lengths.prompt_mean:,.0f} tokens (at most {lengths.prompt_max:,})"
     tokens += f", responses of {lengths.response_mean:,.0f} (at most {lengths.response_max:,})"
+    if lengths.conversation_max is not None:
+        tokens += f", together at most {lengths.conversation_max:,}"
     yield Text(f"  {'lengths':12} {tokens}")
     if lengths.assumption:
         yield wrapped(lengths.assumption, " " * 15, "dim")

@@ -2,7 +2,7 @@
 
 Before that, `spec_problem` checks whether the job can run on a Kubernetes cluster at all. Elastic restart is here, too:
 an attempt may run on fewer worker pods than the job requests. When all worker pods are ready again, the attempt is
-stopped, and the next attempt uses all of them. `rljob_api.v1alpha1.elastic` finds the numbers with which a job is
+stopped, and the next attempt uses all of them. `rljob_api.elastic` finds the numbers with which a job is
 valid. It calls a worker pod a node, as the field `nodes` of a pool does; this is not a node of Kubernetes.
 """
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import Counter
 
 from rljob_api.conditions import Reason
+from rljob_api.elastic import largest_valid_nodes, with_nodes
 from rljob_api.errors import DocumentError
 from rljob_api.job_checks import STORAGE_RULE, cluster_violations
-from rljob_api.v1alpha1.elastic import largest_valid_nodes, with_nodes
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Attempt, PoolNodes
 from rljob_api.yaml_text import wire_path

@@ -63,6 +63,8 @@ class ObservedLengths:
                 f"as in the run: mean {response:,.0f}, longest {longest:,.0f},"
                 f" {clipped:.1%} truncated at {planned.response_max:,}"
             ),
+            conversation_max=planned.conversation_max,
+            num_turns=planned.num_turns,
         )
 
 

@@ -3,8 +3,8 @@
 A decoding step computes one token of each running sequence. It takes the longer of two times: for reading all weights
 and the whole KV cache, and for computing (roofline model). The time of all-reduces between the engine's GPUs, and of
 the host's work, is added. The pass over the prompts is limited by compute. It runs once per prompt if the engine caches
-prefixes (vLLM), otherwise once per response. The job and the KV cache limit how many sequences run at the same time
-(`kv_cache`).
+prefixes (vLLM), otherwise once per response; conversations of several turns are in `_prompts_seconds`. The job and the
+KV cache limit how many sequences run at the same time (`kv_cache`).
 
 Engines get equal numbers of responses; all wait for the engine with the longest response.
 """
@@ -177,6 +177,8 @@ class Requests:
     prompt: float
     """Mean prompt length in tokens."""
     lengths: Lengths
+    num_turns: float = 1.0
+    """Mean number of turns of a response; above 1, `prompt` includes the messages between them."""
 
 
 def decode_speed(
@@ -232,8 +234,7 @@ def generation_cost(
     speed = decode_speed(work, layout, node_type, constants, context)
     prompt, lengths = requests.prompt, requests.lengths
     decoding = decode_time(speed, prompt, lengths, per_engine, slots, int(requests.count), refills=is_vllm)
-    prompts = max(1.0, per_engine / requests.per_prompt) if is_vllm else float(per_engine)
-    prompt_seconds = prompts * _prompt_seconds(work, prompt, layout, node_type, constants)
+    prompt_seconds = _prompts_seconds(work, requests, per_engine, layout, node_type, constants)
     seconds_per_step = decoding.seconds / max(1, decoding.token_steps)
     formula = (
         f"{per_engine} responses on each of {layout.num_engines} engines, {slots} at once:"
@@ -255,6 +256,28 @@ def decode_time(
     ascending = [*lengths.spread_over(simulated)[:-1], lengths.longest_of(max(total, per_engine))]
     order = mixed(ascending) if slots < per_engine else ascending
     return makespan(speed, prompt, order, max(1, round(slots / weight)), weight=per_engine / simulated, refills=refills)
+
+
+def _prompts_seconds(
+    work: RolloutWork,
+    requests: Requests,
+    per_engine: int,
+    layout: RolloutLayout,
+    node_type: NodeType,
+    constants: Constants,
+) -> float:
+    """Seconds of all passes over prompts in one engine.
+
+    Messages differ between the responses of a group, so with several turns also vLLM computes them for each response,
+    but each token only once. transformers computes the whole conversation again in each of the T turns: if it grows
+    evenly, (T + 1) / 2 times the prompt with all messages, and (T - 1) / 2 times what is sampled."""
+    once = _prompt_seconds(work, requests.prompt, layout, node_type, constants)
+    if work.is_vllm:
+        shared = requests.per_prompt if requests.num_turns == 1 else 1
+        return max(1.0, per_engine / shared) * once
+    again = (requests.num_turns - 1) / 2
+    sampled = _prompt_seconds(work, requests.lengths.mean, layout, node_type, constants)
+    return per_engine * ((1 + again) * once + again * sampled)
 
 
 def _prompt_seconds(

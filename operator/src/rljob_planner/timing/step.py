@@ -34,7 +34,7 @@ def rollout_cost(
     budget = engine_budget(work, layout, node_type.gpu, constants, actor.lora if actor else None)
     at_once = budget.sequences_at_once(live_context(prompt, lengths))
     per_prompt = workload.num_requests // workload.batch_size
-    requests = Requests(workload.num_requests, per_prompt, prompt, lengths)
+    requests = Requests(workload.num_requests, per_prompt, prompt, lengths, workload.lengths.num_turns)
     cost = generation_cost(work, requests, layout, node_type, at_once, constants)
     rounds = workload.generation_factor
     if rounds == 1:

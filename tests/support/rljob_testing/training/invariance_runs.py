@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from rljob_api.v1alpha1.advantage import Advantage, AdvantageType
+from rljob_api.v1alpha1.advantage import Advantage, AdvantageType, Function
 from rljob_api.v1alpha1.algorithm import Algorithm, LossAggregation
 from rljob_api.v1alpha1.kl import AdaptiveKl, Kl, KlController, KlControllerType, KlPlacement
 from rljob_api.v1alpha1.optimizer import Optimizer, Schedule
@@ -28,7 +28,6 @@ from rljob_api.v1alpha1.rollout_correction import (
     RolloutCorrectionType,
     RolloutRejection,
 )
-from rljob_api.v1alpha1.user_function import Function
 from rljob_testing.training import replays, step_cases, user_algorithms
 from rljob_testing.training.recorders import Pass, recorded_gradients, recorded_passes
 from rljob_trainer.dispatch.worker import WorkerContext

@@ -13,9 +13,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from rljob_api.v1alpha1.advantage import Function
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.policy_loss import Loss, LossType
-from rljob_api.v1alpha1.user_function import Function
 from rljob_testing.training import replays
 from rljob_trainer.algorithms import (
     LossInputs,

@@ -22,7 +22,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.user_function import Function
+from rljob_api.v1alpha1.advantage import Function
 from rljob_trainer.algorithms.function_results import METRIC_PREFIX, NOT_FINITE_SUM, NamedFunction
 from rljob_trainer.algorithms.function_trial import try_advantage, try_loss
 from rljob_trainer.algorithms.interfaces import (

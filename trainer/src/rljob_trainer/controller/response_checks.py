@@ -31,7 +31,8 @@ def check_responses(training: Training, model_folder: Path, prompts: Sequence[Pr
     """Raises ConfigurationError if no response can end and truncated responses are masked, or if the pattern of a
     Format reward can never match. Logs a warning for probable mistakes."""
     tokenizer = Tokenizer(model_folder)
-    _check_ends(training, model_folder, tokenizer, are_chats=any(row.messages is not None for row in prompts))
+    are_chats = training.environment is not None or any(row.messages is not None for row in prompts)
+    _check_ends(training, model_folder, tokenizer, are_chats=are_chats)
     patterns = [
         (f"spec.training.rewards[{index}].format.pattern (reward {reward.name})", reward.format.pattern)
         for index, reward in enumerate(training.rewards)

@@ -136,12 +136,20 @@ def check_row_lengths(model_folder: Path, training: Training, prompts: Prompts |
         (choose_attention(config).max_row_tokens, "for longer rows its rotary frequencies depend on the row's length"),
     ]
     limit, reason = min(((limit, why) for limit, why in limits if limit is not None), default=(None, ""))
+    environment = training.environment
+    if environment is not None and limit is not None and environment.max_context_tokens > limit:
+        raise ConfigurationError(
+            f"spec.training.environment.maxContextTokens ({environment.max_context_tokens}): the maximum of the model in "
+            f"{model_folder} is {limit} ({reason}); reduce it, or choose another model"
+        )
     lengths = {DATASET: 1} if prompts is None else prompts.longest_of
     field, longest = max(lengths.items(), key=lambda each: each[1])
     new = training.rollout.max_new_tokens
     if limit is None or longest + new <= limit:
         return
     dataset = training.dataset if field == DATASET or training.evaluation is None else training.evaluation.dataset
+    if dataset is None:  # `maxContextTokens` includes the new tokens.
+        return
     prompt, advice = "a prompt of one token", "reduce maxNewTokens"
     if longest > 1:
         prompt = f"the longest prompt ({longest} tokens)"

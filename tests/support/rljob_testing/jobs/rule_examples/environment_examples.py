@@ -1,137 +1,88 @@
-"""Examples for the rules on variables, volumes and code of all pods; part of `rule_examples`."""
+"""Examples for the rules on the environment of rollouts, and between it and the training; part of `rule_examples`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rljob_testing.jobs.valid_job import Bad
+from rljob_testing.jobs.valid_job import REMOVED, Bad
 
-_ENV = "spec.env"
-_SECRET = {"name": "credentials", "key": "token"}
-_CLAIM = {"name": "data", "mountPath": "/data", "type": "PersistentVolumeClaim"}
-_CLAIMED = _CLAIM | {"persistentVolumeClaim": {"claimName": "data"}}
-_SCRATCH = {"name": "scratch", "mountPath": "/scratch", "type": "EmptyDir", "emptyDir": {}}
+_T = "spec.training."
+_E = _T + "environment"
+_R = _T + "rewards"
+_GAME = {"path": "my_games:GuessNumber"}
+_ENVIRONMENT = {"type": "Class", "classes": [_GAME], "maxContextTokens": 256}
+_REWARD = {"type": "Environment"}
+_FUNCTION = {"type": "Function", "function": {"path": "rewards.mine:score"}}
+_FILE = {"type": "File", "file": {"path": "held_out.jsonl"}, "maxPromptTokens": 64}
+_ALONE: Mapping[str, object] = {_E: _ENVIRONMENT, _T + "dataset": REMOVED, _R: REMOVED}
+"""An environment without dataset and rewards."""
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
-    "RLJobSpec.env.name": [{_ENV: [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]}],
-    "RLJobSpec.volumes.name": [{"spec.volumes": [_CLAIMED, _SCRATCH]}],
-    "RLJobSpec.volumes.mountPath": [{"spec.volumes": [_CLAIMED, _SCRATCH]}],
-    "EnvVar.nameNotOwned": [
-        {_ENV: [{"name": "TOKENIZERS_PARALLELISM", "value": "false"}]},
-        {_ENV: [{"name": "MY_RAY_FLAG", "value": "1"}]},
+    "Environment.classes.name": [
+        {_E: _ENVIRONMENT | {"classes": [_GAME, _GAME | {"name": "hard", "arguments": {"highest": 1000, "a": {}}}]}},
     ],
-    "EnvVar.secretByReference": [
-        {_ENV: [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": _SECRET}}]},
-        {_ENV: [{"name": "MAX_TOKENS", "value": "3"}, {"name": "KEYBOARD", "value": "us"}]},
-        *({_ENV: [{"name": name, "value": "3"}]} for name in ("MONKEY", "DATA_TURKEY", "HotKey", "PUBLICKEY")),
-        *({_ENV: [{"name": name, "value": "</s>"}]} for name in ("EOS_TOKEN", "JUDGE_PAD_TOKEN", "stop_token")),
-        *({_ENV: [{"name": name, "value": "id"}]} for name in ("SORT_KEY", "DATA_PRIMARY_KEY", "ForeignKey")),
+    "Environment.timeoutSeconds": [
+        {_E: _ENVIRONMENT | {"timeoutSeconds": 0.5, "maxSeconds": 0.5}},
+        {_E: _ENVIRONMENT | {"timeoutSeconds": 600}},
     ],
-    "EnvVar.exactlyOne": [{_ENV: [{"name": "EMPTY", "value": ""}]}],
-    "EnvSource.exactlyOne": [{_ENV: [{"name": "A", "valueFrom": {"configMapKeyRef": _SECRET}}]}],
-    "EnvFrom.prefixNotOwned": [
-        {"spec.envFrom": [{"secretRef": {"name": "all"}, "prefix": prefix}]} for prefix in ("MY_RAY_", "RL", "KUBE_")
+    "Training.dataset": [_ALONE, {_E: _ENVIRONMENT}],
+    "Training.evaluationDataset": [
+        {**_ALONE, _T + "evaluation": {"numPrompts": 8}},
+        {**_ALONE, _T + "evaluation": {"dataset": _FILE}},
+        {_E: _ENVIRONMENT, _T + "evaluation": {"dataset": _FILE}},
     ],
-    "EnvFrom.exactlyOne": [
-        {"spec.envFrom": [{"secretRef": {"name": "all"}}, {"configMapRef": {"name": "all"}, "prefix": "P_"}]}
+    "Training.rewards": [{_E: _ENVIRONMENT, _R: []}, _ALONE, {_R: [_FUNCTION]}],
+    "Training.environmentReward": [
+        {_E: _ENVIRONMENT, _R: [_REWARD]},
+        {_E: _ENVIRONMENT, _R: [_REWARD | {"name": "won"}, _REWARD | {"name": "moves", "weight": -0.1}, _FUNCTION]},
     ],
-    "Code.exactlyOne": [
-        {"spec.code": {"configMap": "rewards"}},
-        {"spec.code": {"persistentVolumeClaim": "code"}},
-        {"spec.code": {"imagePath": "/opt/code"}},
+    "Training.mathAnswer": [{_E: _ENVIRONMENT, _R: [{"type": "MathAnswer"}]}, {**_ALONE, _R: [_FUNCTION]}],
+    "Training.environmentPromptTokens": [
+        {_E: _ENVIRONMENT | {"maxContextTokens": 65}, _T + "rollout.maxNewTokens": 64},
+        {**_ALONE, _E: _ENVIRONMENT | {"maxContextTokens": 2}, _T + "rollout.maxNewTokens": 1},
     ],
-    "Volume.nameNotOwned": [{"spec.volumes": [_SCRATCH | {"name": "my-rljob-data"}]}],
-    "Volume.mountPathNotOwned": [
-        {"spec.volumes": [_SCRATCH | {"mountPath": path}]}
-        for path in ("/tmp/rays", "/rljobs", "/var/cache", "/data/..x", "/device/", "/opt/dev/tmp")
-    ],
-    "Volume.subPath": [
-        {"spec.volumes": [_CLAIMED | {"subPath": "a/b..c"}]},
-        {"spec.volumes": [_CLAIMED | {"subPath": "..."}]},
-    ],
+    "Training.environmentNewTokens": [{_E: _ENVIRONMENT, _T + "rollout.maxNewTokens": 255}],
+    "Training.environmentTurnTokens": [{_E: _ENVIRONMENT | {"maxTurnTokens": 64}}],
 }
 
 BAD: dict[str, list[Bad]] = {
-    "RLJobSpec.env.name": [
+    "Environment.classes.name": [
         Bad(
-            _ENV,
-            {_ENV: [{"name": name, "value": "1"} for name in ("A", "B", "A")]},
-            places=(_ENV + "[0].name", _ENV + "[2].name"),
-        )
-    ],
-    "RLJobSpec.volumes.name": [
-        Bad(
-            "spec.volumes",
-            {"spec.volumes": [_CLAIMED, _SCRATCH | {"name": "data"}]},
-            places=("spec.volumes[0].name", "spec.volumes[1].name"),
-        )
-    ],
-    "RLJobSpec.volumes.mountPath": [
-        Bad(
-            "spec.volumes",
-            {"spec.volumes": [_CLAIMED, _SCRATCH | {"mountPath": "/data"}]},
-            places=("spec.volumes[0].mountPath", "spec.volumes[1].mountPath"),
-        )
-    ],
-    "EnvVar.nameNotOwned": [
-        Bad(_ENV + "[0].name", {_ENV: [{"name": "RLJOB_SPEC", "value": "{}"}]}),
-        Bad(_ENV + "[0].name", {_ENV: [{"name": "LD_PRELOAD", "value": "/x.so"}]}),
-    ],
-    "EnvVar.secretByReference": [
-        Bad(_ENV + "[0].value", {_ENV: [{"name": "HF_TOKEN", "value": "abc"}]}),
-        *(
-            Bad(_ENV + "[0].value", {_ENV: [{"name": name, "value": "abc"}]})
-            for name in ("wandb_api_key", "KEY", "OPENAI_APIKEY", "AwsAccessKey", "AUTHTOKEN", "PGPASSWORD", "_KEY")
-        ),
-        *(
-            Bad(_ENV + "[0].value", {_ENV: [{"name": name, "value": "abc"}]})
-            for name in ("OPENAIKEY", "HFKEY", "AWSKEY", "MYKEY", "wandbKey", "MONKEYKEY", "APIMONKEY", "VIDEOS_TOKEN")
+            _E + ".classes",
+            {_E: _ENVIRONMENT | {"classes": [_GAME, _GAME | {"name": "hard"}, {"path": "my_games:Other"}]}},
+            places=(_E + ".classes[0].name", _E + ".classes[2].name"),
         ),
     ],
-    "EnvVar.exactlyOne": [
-        Bad(_ENV + "[0]", {_ENV: [{"name": "A"}]}),
-        Bad(_ENV + "[0]", {_ENV: [{"name": "A", "value": "1", "valueFrom": {"secretKeyRef": _SECRET}}]}),
+    "Environment.timeoutSeconds": [
+        Bad(_E + ".timeoutSeconds", {_E: _ENVIRONMENT | {"timeoutSeconds": 2.5, "maxSeconds": 2}}),
+        Bad(_E + ".timeoutSeconds", {_E: _ENVIRONMENT | {"maxSeconds": 59.5}}),
     ],
-    "EnvSource.exactlyOne": [
-        Bad(_ENV + "[0].valueFrom", {_ENV: [{"name": "A", "valueFrom": {}}]}),
+    "Training.dataset": [
+        Bad(_T + "dataset", {_T + "dataset": REMOVED, _R: [_FUNCTION]}),
+        Bad(_T + "dataset", {_T + "dataset": REMOVED, _R: [_FUNCTION], _T + "evaluation": {"dataset": _FILE}}),
+    ],
+    "Training.evaluationDataset": [
+        Bad(_T + "evaluation.dataset", {_T + "evaluation": {}}),
+        Bad(_T + "evaluation.dataset", {_E: _ENVIRONMENT, _T + "evaluation": {"numPrompts": 8}}),
+    ],
+    "Training.rewards": [Bad(_R, {_R: []}), Bad(_R, {_R: REMOVED})],
+    "Training.environmentReward": [
+        Bad(_R, {_R: [_FUNCTION, _REWARD | {"name": "game"}]}, places=(_R + "[1].type",)),
+    ],
+    "Training.mathAnswer": [
+        Bad(_R, {**_ALONE, _R: [_FUNCTION, {"name": "answer", "type": "MathAnswer"}]}, places=(_R + "[1].type",)),
+    ],
+    "Training.environmentPromptTokens": [
+        Bad(_E + ".maxContextTokens", {_E: _ENVIRONMENT | {"maxContextTokens": 64}, _T + "rollout.maxNewTokens": 63}),
         Bad(
-            _ENV + "[0].valueFrom",
-            {_ENV: [{"name": "A", "valueFrom": {"secretKeyRef": _SECRET, "configMapKeyRef": _SECRET}}]},
+            _E + ".maxContextTokens",
+            {_E: _ENVIRONMENT, _T + "evaluation": {"dataset": _FILE | {"maxPromptTokens": 256}}},
         ),
     ],
-    "EnvFrom.prefixNotOwned": [
-        Bad("spec.envFrom[0].prefix", {"spec.envFrom": [{"prefix": prefix, "secretRef": {"name": "a"}}]})
-        for prefix in ("RLJOB_", "RAY_", "RAY_AUTH_", "KUBERAY_")
+    "Training.environmentNewTokens": [
+        Bad(_T + "rollout.maxNewTokens", {_E: _ENVIRONMENT, _T + "rollout.maxNewTokens": 256}),
     ],
-    "EnvFrom.exactlyOne": [
-        Bad("spec.envFrom[0]", {"spec.envFrom": [{"prefix": "P_"}]}),
-        Bad("spec.envFrom[0]", {"spec.envFrom": [{"secretRef": {"name": "a"}, "configMapRef": {"name": "a"}}]}),
-    ],
-    "Code.exactlyOne": [
-        Bad("spec.code", {"spec.code": {}}),
-        Bad("spec.code", {"spec.code": {"configMap": "a", "imagePath": "/a"}}),
-    ],
-    "Volume.nameNotOwned": [Bad("spec.volumes[0].name", {"spec.volumes": [_SCRATCH | {"name": "rljob-storage"}]})],
-    "Volume.mountPathNotOwned": [
-        Bad("spec.volumes[0].mountPath", {"spec.volumes": [_SCRATCH | {"mountPath": path}]})
-        for path in (
-            *(
-                "/",
-                "/tmp",
-                "/tmp/",
-                "/tmp/ray",
-                "/tmp/ray/x",
-                "/dev/shm",
-                "/rljob",
-                "/rljob/storage/x",
-                "/sys",
-                "/proc/",
-            ),
-            *("/data//x", "/data/../dev", "/data/.", "//", "/a:b"),
-        )
-    ],
-    "Volume.subPath": [
-        Bad("spec.volumes[0].subPath", {"spec.volumes": [_CLAIMED | {"subPath": "../x"}]}),
-        Bad("spec.volumes[0].subPath", {"spec.volumes": [_CLAIMED | {"subPath": "/x"}]}),
+    "Training.environmentTurnTokens": [
+        Bad(_E + ".maxTurnTokens", {_E: _ENVIRONMENT | {"maxTurnTokens": 65}}),
     ],
 }

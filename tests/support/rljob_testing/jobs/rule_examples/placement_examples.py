@@ -23,6 +23,9 @@ _DEFERRED = "spec.roles.actor.deferGradientReduction"
 _LORA = {"spec.training.model.lora": {}, "spec.training.algorithm.kl.coefficient": 0.1}
 _SHARD_SIZE, _GPUS = "spec.roles.actor.shardSize", "spec.pools[0].gpusPerNode"
 
+_CONVERSATION: Mapping[str, object] = {
+    _T + "environment": {"type": "Class", "classes": [{"path": "my_games:Guess"}], "maxContextTokens": 100}
+}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
     "RLJobSpec.pools.name": [{}],
@@ -104,6 +107,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Training.miniBatchSize": [{_T + "miniBatchSize": 4}, {_T + "miniBatchSize": 8}],
     "RLJobSpec.maxTokensPerMicroBatch": [
         {_T + "maxTokensPerMicroBatch": 128},
+        {_T + "maxTokensPerMicroBatch": 100, **_CONVERSATION},
         {_T + "maxTokensPerMicroBatch": 64, "spec.roles.actor.sequenceParallel": 2},
     ],
     "RLJobSpec.ref.maxTokensPerMicroBatch": [
@@ -213,6 +217,7 @@ BAD: dict[str, list[Bad]] = {
     "Training.miniBatchSize": [Bad(_T + "miniBatchSize", {_T + "miniBatchSize": 6})],
     "RLJobSpec.maxTokensPerMicroBatch": [
         Bad(_T + "maxTokensPerMicroBatch", {_T + "maxTokensPerMicroBatch": 127}),
+        Bad(_T + "maxTokensPerMicroBatch", {_T + "maxTokensPerMicroBatch": 99, **_CONVERSATION}),
         Bad(_T + "maxTokensPerMicroBatch", {_T + "maxTokensPerMicroBatch": 127, _T + "algorithm.type": "PPO"}),
         Bad(
             _T + "maxTokensPerMicroBatch",

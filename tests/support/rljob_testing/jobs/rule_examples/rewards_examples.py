@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rljob_testing.jobs.valid_job import Bad
+from rljob_testing.jobs.valid_job import REMOVED, Bad
 
 _T = "spec.training."
 _R = _T + "rewards"
@@ -13,13 +13,21 @@ _FUNCTION = {"type": "Function", "function": {"path": "rewards.mine:score"}}
 _FORMAT = {"type": "Format", "format": {"pattern": "<answer>.*</answer>"}}
 _OVERLONG = {"name": "length", "type": "Overlong", "overlong": {"bufferTokens": 16}}
 _MODEL = {"type": "RewardModel", "rewardModel": {"source": "owner/reward"}}
+_ENVIRONMENT = {"type": "Environment"}
+_E = _T + "environment"
+_GAME = {"type": "Class", "classes": [{"path": "my_games:GuessNumber"}], "maxContextTokens": 256}
 _FILE = {"type": "File", "file": {"path": "held_out.jsonl"}}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
     "Reward.limits": [
         {_R: [_OVERLONG | {"weight": 0.5}]},
+        {_E: _GAME, _R: [_ENVIRONMENT | {"timeoutSeconds": 10}]},
+        {_R: [_FORMAT | {"timeoutSeconds": 1.0, "numProcesses": 1}]},
+    ],
+    "Reward.failures": [
         {_R: [_OVERLONG | {"onTimeout": "Score"}]},
-        {_R: [_FORMAT | {"timeoutSeconds": 1.0, "numProcesses": 1, "onError": "Score", "errorScore": -1.0}]},
+        {_R: [_FORMAT | {"onError": "Score", "onTimeout": "Fail", "errorScore": -1.0}]},
+        {_E: _GAME, _R: [_ENVIRONMENT | {"onError": "Exclude", "onTimeout": "Score", "errorScore": -1.0}]},
     ],
     "Reward.errorScore": [
         {_R: [_FUNCTION | {"onTimeout": "Score", "errorScore": -1.0}]},
@@ -32,6 +40,9 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Training.rewardWeights": [
         {_R: [_FUNCTION | {"weight": 0.0}, _OVERLONG]},
         {_R: [_FUNCTION | {"weight": 1.0}, _FORMAT | {"name": "format", "weight": -1.0}]},
+        # The environment's own reward is added with weight 1.
+        {_E: _GAME, _R: [_FUNCTION | {"weight": 0.0}]},
+        {_E: _GAME, _R: []},
     ],
     "Training.overlongBuffer": [{_R: [_OVERLONG | {"overlong": {"bufferTokens": 64}}]}],
     "Training.reasoningGymReward": [
@@ -47,19 +58,20 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
 BAD: dict[str, list[Bad]] = {
     "Reward.limits": [
         Bad(_R + "[0]", {_R: [reward | {name: value}]})
-        for name, value in (
-            ("timeoutSeconds", 9.0),
-            ("numProcesses", 1),
-            ("onError", "Score"),
-            ("onTimeout", "Fail"),
-            ("errorScore", -1.0),
-        )
+        for name, value in (("timeoutSeconds", 9.0), ("numProcesses", 1))
+        for reward in (_OVERLONG, _MODEL)
+    ]
+    + [Bad(_R + "[0]", {_E: _GAME, _R: [_ENVIRONMENT | {"numProcesses": 4}]})],
+    "Reward.failures": [
+        Bad(_R + "[0]", {_R: [reward | {name: value}]})
+        for name, value in (("onError", "Score"), ("onTimeout", "Fail"), ("errorScore", -1.0))
         for reward in (_OVERLONG, _MODEL)
     ],
     "Reward.errorScore": [
         Bad(_R + "[0].errorScore", {_R: [_FUNCTION | {"errorScore": -1.0, **policies}]})
         for policies in ({}, {"onError": "Exclude", "onTimeout": "Fail"})
-    ],
+    ]
+    + [Bad(_R + "[0].errorScore", {_E: _GAME, _R: [_ENVIRONMENT | {"errorScore": -1.0}]})],
     "Training.rewards.name": [
         Bad(_R, {_R + "[1]": _FUNCTION}, places=(_R + "[0].name", _R + "[1].name")),
         Bad(_R, {_R: [_FORMAT, _OVERLONG, _FORMAT]}, places=(_R + "[0].name", _R + "[2].name")),
@@ -67,6 +79,7 @@ BAD: dict[str, list[Bad]] = {
     "Training.rewardWeights": [
         Bad(_R, {_R + "[0].weight": 0.0}),
         Bad(_R, {_R: [_FUNCTION | {"weight": 0.0}, _OVERLONG | {"weight": -0.0}]}),
+        Bad(_R, {_E: _GAME, _R: [_ENVIRONMENT | {"weight": 0.0}]}),
     ],
     "Training.overlongBuffer": [
         Bad(
@@ -79,6 +92,7 @@ BAD: dict[str, list[Bad]] = {
     "Training.reasoningGymReward": [
         Bad(_R, {_R + "[0].type": "ReasoningGym"}),
         Bad(_R, {_R + "[1]": {"name": "task", "type": "ReasoningGym"}}),
+        Bad(_R, {_E: _GAME, _T + "dataset": REMOVED, _R: [{"type": "ReasoningGym"}]}),
     ],
     "Training.reasoningGymEvaluation": [
         Bad(

@@ -1,0 +1,128 @@
+"""Rules between the environment and the other settings of the training: dataset, evaluation, rewards, limits of
+tokens."""
+
+from __future__ import annotations
+
+from rljob_api.rule import Path, rule
+from rljob_api.v1alpha1.dataset import Dataset
+from rljob_api.v1alpha1.reward import RewardType
+from rljob_api.v1alpha1.training import Training
+
+
+def _datasets(training: Training) -> dict[str, Dataset]:
+    """The job's datasets by their field, relative to the training."""
+    evaluation = training.evaluation
+    found = {"dataset": training.dataset, "evaluation.dataset": evaluation.dataset if evaluation else None}
+    return {field: dataset for field, dataset in found.items() if dataset is not None}
+
+
+def _prompts_that_fill_the_context(training: Training) -> list[Path]:
+    """The path of `maxPromptTokens`, relative to the training, of each dataset whose longest prompt leaves no room for
+    a turn."""
+    environment = training.environment
+    return [
+        (*field.split("."), "maxPromptTokens")
+        for field, dataset in _datasets(training).items()
+        if environment is not None and dataset.max_prompt_tokens >= environment.max_context_tokens
+    ]
+
+
+def _types(training: Training, wanted: RewardType) -> list[Path]:
+    """Paths, relative to `rewards`, of the types of the rewards with the type `wanted`."""
+    return [(index, "type") for index, reward in enumerate(training.rewards) if reward.type is wanted]
+
+
+def _new_tokens_fit(training: Training) -> bool:
+    environment = training.environment
+    return environment is None or training.rollout.max_new_tokens < environment.max_context_tokens
+
+
+def _turn_fits(training: Training) -> bool:
+    longest = training.environment.max_turn_tokens if training.environment is not None else None
+    return longest is None or longest <= training.rollout.max_new_tokens
+
+
+TRAINING_ENVIRONMENT_RULES = (
+    rule(
+        Training,
+        "Training.dataset",
+        field=".dataset",
+        cel="has(self.dataset) || has(self.environment)",
+        wrong="is required without training.environment",
+        advice="add a dataset, or an environment whose `reset` returns the prompt",
+        holds=lambda t: t.dataset is not None or t.environment is not None,
+    ),
+    rule(
+        Training,
+        "Training.evaluationDataset",
+        field=".evaluation.dataset",
+        cel="!has(self.evaluation) || has(self.evaluation.dataset) || !has(self.dataset)",
+        wrong="is required, because training has a dataset",
+        advice="add a dataset with held-out rows",
+        holds=lambda t: t.evaluation is None or t.evaluation.dataset is not None or t.dataset is None,
+    ),
+    rule(
+        Training,
+        "Training.rewards",
+        field=".rewards",
+        cel="size(self.rewards) > 0 || has(self.environment)",
+        wrong="at least one reward is required without training.environment",
+        advice="add a reward, or an environment with `get_reward`",
+        holds=lambda t: bool(t.rewards) or t.environment is not None,
+    ),
+    rule(
+        Training,
+        "Training.environmentReward",
+        field=".rewards",
+        cel="has(self.environment) || !self.rewards.exists(reward, reward.type == 'Environment')",
+        wrong="a reward of type Environment requires training.environment",
+        advice="add the environment, or change the type of the reward",
+        holds=lambda t: t.environment is not None or not _types(t, RewardType.ENVIRONMENT),
+        fault_paths=lambda t: _types(t, RewardType.ENVIRONMENT),
+    ),
+    rule(
+        Training,
+        "Training.mathAnswer",
+        field=".rewards",
+        cel="has(self.dataset) || !self.rewards.exists(reward, reward.type == 'MathAnswer')",
+        wrong="a reward of type MathAnswer requires training.dataset, whose rows have the answers",
+        advice="add a dataset, or change the type of the reward",
+        holds=lambda t: t.dataset is not None or not _types(t, RewardType.MATH_ANSWER),
+        fault_paths=lambda t: _types(t, RewardType.MATH_ANSWER),
+    ),
+    rule(
+        Training,
+        "Training.environmentPromptTokens",
+        field=".environment.maxContextTokens",
+        cel="!has(self.environment) || (!has(self.dataset)"
+        " || self.dataset.maxPromptTokens < self.environment.maxContextTokens) && (!has(self.evaluation)"
+        " || !has(self.evaluation.dataset)"
+        " || self.evaluation.dataset.maxPromptTokens < self.environment.maxContextTokens)",
+        wrong="must be above the dataset's maxPromptTokens, or the longest prompt leaves no room for a turn",
+        advice="increase maxContextTokens, or reduce dataset.maxPromptTokens and evaluation.dataset.maxPromptTokens",
+        holds=lambda t: not _prompts_that_fill_the_context(t),
+        details=lambda t, _: [
+            f"{'.'.join(map(str, path))}: {_datasets(t)['.'.join(map(str, path[:-1]))].max_prompt_tokens}"
+            for path in _prompts_that_fill_the_context(t)
+        ],
+    ),
+    rule(
+        Training,
+        "Training.environmentNewTokens",
+        field=".rollout.maxNewTokens",
+        cel="!has(self.environment) || self.rollout.maxNewTokens < self.environment.maxContextTokens",
+        wrong="must be below environment.maxContextTokens, which also counts the prompt, or it could never be reached",
+        advice="reduce maxNewTokens, or increase maxContextTokens",
+        holds=_new_tokens_fit,
+    ),
+    rule(
+        Training,
+        "Training.environmentTurnTokens",
+        field=".environment.maxTurnTokens",
+        cel="!has(self.environment) || !has(self.environment.maxTurnTokens)"
+        " || self.environment.maxTurnTokens <= self.rollout.maxNewTokens",
+        wrong="must be at most rollout.maxNewTokens, the limit of all turns together",
+        advice="reduce maxTurnTokens, or increase rollout.maxNewTokens",
+        holds=_turn_fits,
+    ),
+)
