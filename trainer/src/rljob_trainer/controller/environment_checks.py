@@ -76,12 +76,12 @@ def found_environment(
         environment=variables,
     )
     kinds = EnvironmentKinds(Tokenizer(model_folder), found)
-    may_rewrite = any([_may_rewrite(kind, environment.on_rewrite) for kind in kinds])
+    rewriting = [kind for kind in kinds if _may_rewrite(kind, environment.on_rewrite)]
     trials = [
         _trial_prompt(kinds.named(name), row, opening, environment.max_context_tokens)
         for (name, row), opening in zip(rows.items(), probed.openings, strict=True)
     ]
-    return FoundEnvironment(replace(found, may_rewrite=may_rewrite), tuple(trials))
+    return FoundEnvironment(replace(found, may_rewrite=bool(rewriting)), tuple(trials))
 
 
 def limits_of(environment: Environment) -> EpisodeLimits:
@@ -120,8 +120,8 @@ def check_rewards_of(training: Training, descriptions: Sequence[EnvironmentDescr
     listed = [reward.name for reward in training.rewards if reward.type is RewardType.ENVIRONMENT]
     if listed and without:
         raise ConfigurationError(
-            f"spec.training.rewards (reward {listed[0]}): has the type Environment, but the class {without[0]} of {WHERE} "
-            "has no method `get_reward`; add it, or remove the reward"
+            f"spec.training.rewards (reward {listed[0]}): has the type Environment, but the class {without[0]} of "
+            f"{WHERE} has no method `get_reward`; add it, or remove the reward"
         )
     if without and len(without) < len(descriptions):
         raise ConfigurationError(
@@ -161,8 +161,8 @@ def _may_rewrite(kind: EnvironmentKind, policy: RewritePolicy) -> bool:
     text = "; ".join(map(str, rewrites))
     if policy is RewritePolicy.FAIL:
         raise ConfigurationError(
-            f"{WHERE}.onRewrite: Fail, and the model's chat template rewrites earlier turns ({text}); use a template that "
-            "only appends, or set Keep"
+            f"{WHERE}.onRewrite: Fail, and the model's chat template rewrites earlier turns ({text}); use a template "
+            "that only appends, or set Keep"
         )
     log.warning(
         "%s.onRewrite: the model's chat template rewrites earlier turns of a conversation (%s); they stay as they were "

@@ -28,6 +28,7 @@ from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.model import attention_cost, read_config
+from rljob_trainer.environments.settings import EnvironmentSettings
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.models.source import ModelLocation
 from rljob_trainer.rewards.loading import scorer_spec

@@ -139,8 +139,8 @@ def check_row_lengths(model_folder: Path, training: Training, prompts: Prompts |
     environment = training.environment
     if environment is not None and limit is not None and environment.max_context_tokens > limit:
         raise ConfigurationError(
-            f"spec.training.environment.maxContextTokens ({environment.max_context_tokens}): the maximum of the model in "
-            f"{model_folder} is {limit} ({reason}); reduce it, or choose another model"
+            f"spec.training.environment.maxContextTokens ({environment.max_context_tokens}): the maximum of the model "
+            f"in {model_folder} is {limit} ({reason}); reduce it, or choose another model"
         )
     lengths = {DATASET: 1} if prompts is None else prompts.longest_of
     field, longest = max(lengths.items(), key=lambda each: each[1])

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason
 from rljob_trainer.environments.tool_calls import ParsedTurn, TurnParser
+from rljob_trainer.environments.transcript import TokenRow, Transcript
 from rljob_trainer.environments.turn_template import TemplateText, TurnTemplate
 from rljob_trainer.errors import DataError, EnvironmentMessageError
 from rljob_trainer.models.tokenizer import ChatMessage
@@ -147,6 +148,25 @@ class Conversation:
         if end == self.num_prompt_tokens:
             return False
         return self._template.rewrites(messages, self.prompt_with_beginning + self._decoded(end))
+
+    def transcript(self, *, may_be_rewritten: bool) -> Transcript:
+        """Returns the conversation so far. `may_be_rewritten`: whether to find out `is_rewritten`, which takes time."""
+        row = TokenRow(
+            tuple(self.token_ids),
+            self.num_prompt_tokens,
+            tuple(self.mask),
+            tuple(self.logprobs),
+            tuple(self.policy_versions),
+        )
+        return Transcript(
+            (row,),
+            tuple(self.messages),
+            self.prompt_text,
+            self.response_text,
+            self.last_turn_plain_text,
+            self.num_turns,
+            may_be_rewritten and self.is_rewritten,
+        )
 
     def _append(
         self, token_ids: Iterable[int], logprobs: Iterable[float], versions: Iterable[int], *, sampled: bool

@@ -32,6 +32,7 @@ from rljob_trainer.environments.failures import EnvironmentCodeError, Environmen
 from rljob_trainer.environments.kinds import EnvironmentKinds
 from rljob_trainer.environments.settings import EpisodeLimits
 from rljob_trainer.environments.tool_calls import ParsedTurn
+from rljob_trainer.environments.transcript import Transcript
 from rljob_trainer.models.tokenizer import ChatMessage
 from rljob_trainer.rewards.base import RewardStatus
 
@@ -84,12 +85,10 @@ class FinishedEpisode:
 
     number: int
     outcome: Outcome
-    conversation: Conversation | None
+    transcript: Transcript | None
     """None for INFRASTRUCTURE."""
     reward: EnvironmentReward = EnvironmentReward()
     counts: Counts = field(default_factory=Counts)
-    is_rewritten: bool = False
-    """See `Conversation.is_rewritten`."""
 
 
 class Episode:
@@ -102,13 +101,16 @@ class Episode:
         kinds: EnvironmentKinds,
         processes: EnvironmentProcesses,
         engine: EngineClient,
+        *,
+        may_rewrite: bool,
     ) -> None:
-        """Raises DatasetError if the row names no class of the job."""
+        """For `may_rewrite` see EnvironmentSettings. Raises DatasetError if the row names no class of the job."""
         self.request = request
         self.limits = limits
         self.kind = kinds.of_row(request.row)
         self.processes = processes
         self.engine = engine
+        self.may_rewrite = may_rewrite
         self.counts = Counts()
 
     async def run(self) -> FinishedEpisode:
@@ -150,7 +152,8 @@ class Episode:
             outcome, reward = Outcome.COMPLETED, EnvironmentReward(RewardStatus.ERROR, None, str(error))
         else:
             reward = await self._reward(place)
-        return FinishedEpisode(request.number, outcome, conversation, reward, self.counts)
+        transcript = conversation.transcript(may_be_rewritten=self.may_rewrite)
+        return FinishedEpisode(request.number, outcome, transcript, reward, self.counts)
 
     async def _turns(self, place: RolloutPlace, conversation: Conversation) -> Outcome:
         """Raises EnvironmentCodeError, EnvironmentTimeoutError and EnvironmentLostError."""

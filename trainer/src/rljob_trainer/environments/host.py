@@ -36,6 +36,7 @@ class EnvironmentHost:
         ConfigurationError if the model's tokenizer does not fit the environments."""
         self._engine_loop = engine_loop
         self._limits = settings.limits
+        self._may_rewrite = settings.may_rewrite
         self._kinds = EnvironmentKinds(Tokenizer(settings.model_folder), settings)
         self._asyncio_loop = asyncio.new_event_loop()
         self._engine = EngineClient(engine_loop, self._asyncio_loop)
@@ -113,7 +114,10 @@ class EnvironmentHost:
 
     async def _run(self, request: EpisodeRequest) -> None:
         try:
-            finished = await Episode(request, self._limits, self._kinds, self._processes, self._engine).run()
+            episode = Episode(
+                request, self._limits, self._kinds, self._processes, self._engine, may_rewrite=self._may_rewrite
+            )
+            finished = await episode.run()
         except asyncio.CancelledError:
             raise
         except Exception as error:

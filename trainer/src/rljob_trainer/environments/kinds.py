@@ -49,7 +49,7 @@ class EnvironmentKinds:
         """Raises ConfigurationError if the model's chat template or tokenizer does not fit the environments."""
         self._kinds: dict[str, EnvironmentKind] = {}
         for description in settings.descriptions:
-            template = TurnTemplate(tokenizer, description.tools)
+            template = TurnTemplate(tokenizer, [dict(tool) for tool in description.tools])
             self._kinds[description.name] = EnvironmentKind(
                 description, template, turn_parser(template, settings.tool_parser)
             )

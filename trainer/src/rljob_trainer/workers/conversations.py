@@ -5,7 +5,7 @@ Legend: B rollouts of this worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -14,8 +14,8 @@ import torch
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.rollout.base import SamplingSettings
-from rljob_trainer.environments.conversation import Conversation
 from rljob_trainer.environments.episode import EpisodeRequest, FinishedEpisode
+from rljob_trainer.environments.transcript import TokenRow, Transcript
 from rljob_trainer.models.tokenizer import ChatMessage
 from rljob_trainer.workers.columns import (
     DATASET_ROWS,
@@ -44,6 +44,9 @@ from rljob_trainer.workers.columns import (
     outcome_columns,
 )
 
+LOST = Transcript((TokenRow((0,), 1, (), (), ()),), (), "", "", "", 0)
+"""Stands for a rollout that was lost: a row with a token that was not sampled."""
+
 
 def episode_requests(batch: DataProto, sampling: SamplingSettings, numbers: Iterator[int]) -> list[EpisodeRequest]:
     """Returns one request per row. Needs PROMPT_MESSAGES, DATASET_ROWS, SAMPLE_SEEDS and ENVIRONMENT_SEEDS; IS_GREEDY
@@ -68,60 +71,45 @@ def episode_requests(batch: DataProto, sampling: SamplingSettings, numbers: Iter
 def conversation_columns(episodes: Sequence[FinishedEpisode]) -> DataProto:
     """Returns the columns of finished rollouts: those of `rollout_columns`, the prompts, and what happened in the
     conversations. A rollout that was lost has a row of one token that was not sampled."""
-    rows = [_Row(episode.conversation) for episode in episodes]
-    lengths_B = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
+    found = [episode.transcript or LOST for episode in episodes]
+    rows = [transcript.rows[0] for transcript in found]
+    lengths_B = torch.tensor([len(row.token_ids) for row in rows], dtype=torch.int64)
 
-    def column(name: str, dtype: torch.dtype) -> RaggedColumn:
-        values = chain.from_iterable(getattr(row, name) for row in rows)
+    def column(of_row: Callable[[TokenRow], Sequence[int | float]], before: int, dtype: torch.dtype) -> RaggedColumn:
+        """`of_row`: values of the tokens after the prompt; `before`: the value of the prompt's tokens."""
+        values = chain.from_iterable(chain([before] * row.num_prompt_tokens, of_row(row)) for row in rows)
         return RaggedColumn(torch.tensor(list(values), dtype=dtype), lengths_B)
 
     return DataProto(
         tensors={
             RESPONSE_LENGTHS: torch.tensor([sum(row.mask) for row in rows], dtype=torch.int64),
             **outcome_columns([episode.outcome for episode in episodes]),
-            NUM_TURNS: torch.tensor([row.num_turns for row in rows], dtype=torch.int64),
+            NUM_TURNS: torch.tensor([each.num_turns for each in found], dtype=torch.int64),
             NUM_TOOL_CALLS: torch.tensor([each.counts.num_tool_calls for each in episodes], dtype=torch.int64),
             NUM_TOOL_ERRORS: torch.tensor([each.counts.num_tool_errors for each in episodes], dtype=torch.int64),
-            IS_REWRITTEN: torch.tensor([each.is_rewritten for each in episodes], dtype=torch.bool),
+            IS_REWRITTEN: torch.tensor([each.is_rewritten for each in found], dtype=torch.bool),
             ENVIRONMENT_SECONDS: torch.tensor([each.counts.environment_seconds for each in episodes]),
             GENERATION_SECONDS: torch.tensor([each.counts.generation_seconds for each in episodes]),
         },
         ragged={
-            TOKENS: column("tokens", torch.int64),
-            RESPONSE_MASK: column("mask", torch.bool),
-            ROLLOUT_LOGPROBS: column("logprobs", torch.float32),
-            POLICY_VERSIONS: column("policy_versions", torch.int32),
+            TOKENS: RaggedColumn.from_rows([row.token_ids for row in rows], torch.int64),
+            RESPONSE_MASK: column(lambda row: row.mask, False, torch.bool),
+            ROLLOUT_LOGPROBS: column(lambda row: row.logprobs, 0, torch.float32),
+            POLICY_VERSIONS: column(lambda row: row.policy_versions, -1, torch.int32),
         },
         objects={
-            PROMPT_TEXTS: tuple(row.prompt_text for row in rows),
+            PROMPT_TEXTS: tuple(each.prompt_text for each in found),
             TURN_BEGINNINGS: ("",) * len(rows),
-            RESPONSE_TEXTS: tuple(row.response_text for row in rows),
-            PROMPT_MESSAGES: tuple(row.messages[:-1] for row in rows),
+            RESPONSE_TEXTS: tuple(each.response_text for each in found),
+            PROMPT_MESSAGES: tuple(each.messages[:-1] for each in found),
             PLAIN_TURN_BEGINNINGS: ("",) * len(rows),
-            PLAIN_RESPONSE_TEXTS: tuple(row.last_turn for row in rows),
-            MESSAGES: tuple(row.messages for row in rows),
+            PLAIN_RESPONSE_TEXTS: tuple(each.last_turn for each in found),
+            MESSAGES: tuple(each.messages for each in found),
             ENVIRONMENT_RESULTS: tuple(
                 (each.reward.status.value, each.reward.value, each.reward.detail) for each in episodes
             ),
         },
     )
-
-
-class _Row:
-    """The contents of a conversation as columns; those of a lost one are a single token that was not sampled."""
-
-    def __init__(self, conversation: Conversation | None) -> None:
-        before = 1 if conversation is None else conversation.num_prompt_tokens
-        found = conversation
-        self.tokens = found.token_ids if found else [0]
-        self.mask = [False] * before + (found.mask if found else [])
-        self.logprobs = [0.0] * before + (found.logprobs if found else [])
-        self.policy_versions = [-1] * before + (found.policy_versions if found else [])
-        self.num_turns = found.num_turns if found else 0
-        self.prompt_text = found.prompt_text if found else ""
-        self.response_text = found.response_text if found else ""
-        self.last_turn = found.last_turn_plain_text if found else ""
-        self.messages: tuple[Mapping[str, object], ...] = tuple(found.messages) if found else ()
 
 
 def _messages(value: object) -> tuple[ChatMessage, ...] | None:
