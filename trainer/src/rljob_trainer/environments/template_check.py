@@ -8,7 +8,6 @@ another text in training and in use than the template writes, or the earlier tur
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rljob_trainer.environments.tool_calls import TurnParser
@@ -16,9 +15,9 @@ from rljob_trainer.environments.turn_template import (
     PROBE_MESSAGE,
     TEMPLATE_FIELD,
     TOOL_PROBE,
-    TURN_PROBE,
     TurnTemplate,
     probe_call,
+    probe_turn,
 )
 from rljob_trainer.errors import ChatTemplateError, ConfigurationError
 from rljob_trainer.models.tokenizer import ChatMessage
@@ -99,7 +98,8 @@ def _rewrite_of(case: _Case, template: TurnTemplate, parser: TurnParser) -> Rewr
         answer |= {"name": TOOL_PROBE, "tool_call_id": probe_call()["id"]}
     try:
         prompt = template.prompt(messages)
-        for turn in _turns(case, template, prompt.turn_beginning):
+        turn = _turn(case, template, prompt.turn_beginning)
+        for _ in range(NUM_ROUNDS if turn else 0):
             parsed = parser.parse(prompt.text, prompt.turn_beginning, turn)
             if case.role == "tool":
                 _check_call(template, turn, parsed.tool_calls and parsed.tool_calls[0]["function"]["arguments"])
@@ -122,43 +122,33 @@ def _rewrite_of(case: _Case, template: TurnTemplate, parser: TurnParser) -> Rewr
     return None
 
 
-def _turns(case: _Case, template: TurnTemplate, beginning: str) -> Iterator[str]:
-    """Yields the text of one turn per round, as the model would write it after the beginning; nothing if turns of this
-    kind do not exist."""
+def _turn(case: _Case, template: TurnTemplate, beginning: str) -> str:
+    """Returns the text of a turn as the model would write it after the beginning; empty if turns of this kind do not
+    exist, because the beginning already opens or closes the thinking."""
     opened = OPEN_TAG.search(beginning)
     if beginning and case.is_thinking != (opened is not None):
-        return
-    answer = template.written_turn([probe_call()]) if case.role == "tool" else template.written_turn() or TURN_PROBE
+        return ""
+    turn = probe_turn([probe_call()] if case.role == "tool" else [])
+    answer = template.written_turn(turn) or turn["content"]
     if not answer:
         raise ConfigurationError(
             f"{TEMPLATE_FIELD}: the chat template of {template.tokenizer.folder} ignores the tool calls of the "
             "assistant's turns; use a chat template with tools, or an environment without tools"
         )
-    thinking = _thinking(template, beginning, opened) if case.is_thinking else ""
-    for _ in range(NUM_ROUNDS):
-        yield thinking + answer
-
-
-def _thinking(template: TurnTemplate, beginning: str, opened: re.Match[str] | None) -> str:
-    """Returns thinking as the template writes it in its last turn, or between tags if the template does not write it,
-    without what the beginning already contains."""
-    turn: ChatMessage = {
-        "role": "assistant",
-        "content": TURN_PROBE,
-        "reasoning_content": THINKING_PROBE,
-        "thinking": THINKING_PROBE,
-    }
-    try:
-        rendered = template.tokenizer.render_conversation([PROBE_MESSAGE, turn], template.tools)
-    except ChatTemplateError:
-        rendered = ""
-    prompt = template.prompt([PROBE_MESSAGE]).text
-    before = rendered.partition(TURN_PROBE)[0]
-    if THINKING_PROBE in before and before.startswith(prompt):
-        return before.removeprefix(prompt)
-    tag = opened[1] if opened else "think"
-    written = f"\n{THINKING_PROBE}\n</{tag}>\n\n"
-    return written.removeprefix("\n") if beginning.endswith("\n") else written if opened else f"<{tag}>{written}"
+    if not case.is_thinking:
+        return answer
+    tag = f"<{opened[1] if opened else 'think'}>"
+    thinking = f"{tag}\n{THINKING_PROBE}\n</{tag[1:]}\n\n"
+    as_field: ChatMessage = {**turn, "reasoning_content": THINKING_PROBE, "thinking": THINKING_PROBE}
+    as_content: ChatMessage = {**turn, "content": (thinking + turn["content"]).rstrip()}
+    for each in (as_field, as_content):
+        written = template.written_turn(each)
+        if THINKING_PROBE in written and not (opened and written.startswith(tag)):
+            return written
+    # The template does not write thinking, even in its last turn.
+    if opened:
+        thinking = thinking.removeprefix(tag)
+    return (thinking.removeprefix("\n") if beginning.endswith("\n") else thinking) + answer
 
 
 def _check_call(template: TurnTemplate, turn: str, arguments: object) -> None:

@@ -120,7 +120,8 @@ class ToolParserTurns:
             raise
         except Exception as error:  # each parser fails in its own way
             return _content_only(whole, error)
-        return ParsedTurn({"role": "assistant", "content": thinking + end + found.content, "tool_calls": calls})
+        content = (thinking + end + found.content).rstrip()
+        return ParsedTurn({"role": "assistant", "content": content, "tool_calls": calls})
 
 
 def turn_parser(template: TurnTemplate, tool_parser: str | None = None) -> TurnParser:

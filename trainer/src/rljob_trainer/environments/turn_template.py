@@ -120,27 +120,22 @@ class TurnTemplate:
         except ChatTemplateError:
             return True
 
-    def written_turn(self, calls: Sequence[ToolCall] = ()) -> str:
-        """Returns a turn without thinking as the template writes it at the end of a conversation, without its beginning
-        and its end; empty if it cannot be found.
-
-        Args:
-            calls: The tool calls of the turn, such as `[probe_call()]`. Without calls, its content is TURN_PROBE.
-        """
-        turn = probe_turn(calls)
+    def written_turn(self, turn: ChatMessage) -> str:
+        """Returns a turn as the template writes it at the end of a conversation, without its beginning, an empty
+        thinking and its end; empty if it cannot be found. `turn`: ends with the probe, like those of `probe_turn`."""
         prompt = self.prompt([PROBE_MESSAGE])
         header = prompt.text.removesuffix(prompt.turn_beginning)
         before, found, after = self._render_turn(turn).partition(TURN_PROBE)
         if not found or not before.startswith(header):
             return ""
         written = EMPTY_THINKING.sub("", before[len(header) :]).removeprefix(prompt.turn_beginning) + TURN_PROBE
-        return written + self._end_of_call(turn, after) if calls else written
+        return written + self._end_of_call(turn, after) if turn.get("tool_calls") else written
 
     @cached_property
     def call_marker(self) -> str:
         """The first tag or special token that the template writes for a tool call, such as `<tool_call>`; empty if it
         writes none."""
-        found = CALL_MARKER.search(self.written_turn([probe_call()]))
+        found = CALL_MARKER.search(self.written_turn(probe_turn([probe_call()])))
         return found[0] if found else ""
 
     def _suffix(self, messages: Sequence[ChatMessage], after_tool_calls: bool) -> tuple[str, str]:
