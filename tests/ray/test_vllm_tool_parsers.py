@@ -31,16 +31,16 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> TurnTemplate:
 def test_the_parser_of_the_job_reads_calls(template: TurnTemplate, caplog: pytest.LogCaptureFixture) -> None:
     parser = turn_parser(template, "hermes")
     assert find_rewrites(template, parser) == ()
-    turn = parser.parse("", "", 'Wait. <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>')
+    turn = parser.parse("", "", 'Wait. <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "")
     assert turn.message["content"] == "Wait."
     assert [each["function"] for each in turn.tool_calls] == [{"name": "add", "arguments": {"a": 1}}]
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        broken = parser.parse("", "", "<tool_call>\n{bad\n</tool_call>")
+        broken = parser.parse("", "", "<tool_call>\n{bad\n</tool_call>", "")
     assert broken.parse_error is not None
     assert "contains <tool_call>, but no complete tool call" in broken.parse_error
     assert caplog.records == []
-    assert parser.parse("", "", "3") == ParsedTurn({"role": "assistant", "content": "3"})
+    assert parser.parse("", "", "3", "") == ParsedTurn({"role": "assistant", "content": "3"})
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def parser(request: pytest.FixtureRequest, template: TurnTemplate) -> TurnParser
 
 
 def test_calls_are_read(parser: TurnParser) -> None:
-    turn = parser.parse(PROMPT, "", f"I add.\n{ADD_CALL}\n{OTHER_CALL}")
+    turn = parser.parse(PROMPT, "", f"I add.\n{ADD_CALL}\n{OTHER_CALL}", "")
     assert turn.parse_error is None
     assert turn.message["content"] == "I add."
     assert turn.tool_calls == [
@@ -86,27 +86,27 @@ def test_calls_are_read(parser: TurnParser) -> None:
 
 
 def test_a_turn_without_calls_is_content(parser: TurnParser) -> None:
-    turn = parser.parse(PROMPT, "", "It is 3.")
+    turn = parser.parse(PROMPT, "", "It is 3.", "")
     assert turn == ParsedTurn({"role": "assistant", "content": "It is 3."})
     assert turn.tool_calls == []
 
 
 def test_the_beginning_of_a_turn_belongs_to_it(parser: TurnParser) -> None:
     written = f"</think>\n\n{ADD_CALL}"
-    turn = parser.parse(f"{PROMPT}<think>\nUse {call('x')}.\n", "<think>\n", written)
+    turn = parser.parse(f"{PROMPT}<think>\nUse {call('x')}.\n", "<think>\n", written, "")
     assert turn.parse_error is None
     assert [each["function"]["name"] for each in turn.tool_calls] == ["add"]
 
 
 def test_thinking_is_separated_by_the_response_template(template: TurnTemplate) -> None:
-    turn = turn_parser(template).parse(f"{PROMPT}<think>\n", "<think>\n", "1 + 2\n</think>\n\n3")
+    turn = turn_parser(template).parse(f"{PROMPT}<think>\n", "<think>\n", "1 + 2\n</think>\n\n3", "")
     assert turn.message == {"role": "assistant", "content": "3", "reasoning_content": "1 + 2", "thinking": "1 + 2"}
 
 
 def test_thinking_stays_where_a_tool_parser_found_it(template: TurnTemplate) -> None:
     parser = ToolParserTurns(template, HermesByHand())
     written = f"{call('{}')}</think>{ADD_CALL}"
-    turn = parser.parse(PROMPT, "<think>", written)
+    turn = parser.parse(PROMPT, "<think>", written, "")
     assert turn.message["content"] == f"<think>{call('{}')}</think>"
     assert [each["function"]["name"] for each in turn.tool_calls] == ["add"]
 
@@ -137,7 +137,7 @@ def test_thinking_stays_where_a_tool_parser_found_it(template: TurnTemplate) -> 
     ],
 )
 def test_a_broken_call_is_explained_and_stays_in_the_content(parser: TurnParser, written: str) -> None:
-    turn = parser.parse(PROMPT, "", f"See: {written}")
+    turn = parser.parse(PROMPT, "", f"See: {written}", "")
     assert turn.parse_error is not None
     assert turn.parse_error.startswith("The tool call cannot be read: ")
     assert len(turn.parse_error) < MAX_ERROR_LENGTH + 100
@@ -156,7 +156,7 @@ def test_a_broken_call_is_explained_and_stays_in_the_content(parser: TurnParser,
 )
 def test_the_model_learns_what_is_wrong(parser: TurnParser, body: str, explanation: str) -> None:
     with pytest.raises(ValueError, match=explanation):
-        raise ValueError(parser.parse(PROMPT, "", call(body)).parse_error)
+        raise ValueError(parser.parse(PROMPT, "", call(body), "").parse_error)
 
 
 ANYTHING = st.lists(
@@ -181,7 +181,7 @@ ANYTHING = st.lists(
 
 
 def check_anything(parser: TurnParser, text: str) -> None:
-    turn = parser.parse(PROMPT, "", text)
+    turn = parser.parse(PROMPT, "", text, "")
     assert turn.message["role"] == "assistant"
     assert isinstance(turn.message["content"], str)
     assert turn.parse_error is None or (turn.tool_calls == [] and turn.message["content"] == text)
@@ -215,7 +215,7 @@ def raising(error: type[Exception]) -> Callable[[str], FoundCalls]:
 def test_an_error_of_a_tool_parser_is_an_explanation(template: TurnTemplate, monkeypatch: pytest.MonkeyPatch) -> None:
     tool_parser = HermesByHand()
     monkeypatch.setattr(tool_parser, "find_calls", raising(IndexError))
-    turn = ToolParserTurns(template, tool_parser).parse(PROMPT, "", "x")
+    turn = ToolParserTurns(template, tool_parser).parse(PROMPT, "", "x", "")
     assert turn.parse_error == "The tool call cannot be read: IndexError: x"
 
 
@@ -223,12 +223,12 @@ def test_without_tools_calls_are_content(template: TurnTemplate) -> None:
     without_tools = turn_parser(TurnTemplate(template.tokenizer))
     written = f"Call: {ADD_CALL}"
     for text in (written, call("{bad"), "<tool_call>"):
-        assert without_tools.parse(PROMPT, "", text) == ParsedTurn({"role": "assistant", "content": text})
+        assert without_tools.parse(PROMPT, "", text, "") == ParsedTurn({"role": "assistant", "content": text})
 
 
 def test_without_a_response_template_the_turn_is_content(tmp_path: Path) -> None:
     parser = turn_parser(TurnTemplate(Tokenizer(chat_models.save(tmp_path, chat_models.R1))))
-    turn = parser.parse("<|Assistant|><think>\n", "<think>\n", "add</think>4 ")
+    turn = parser.parse("<|Assistant|><think>\n", "<think>\n", "add</think>4 ", "")
     assert turn == ParsedTurn({"role": "assistant", "content": "<think>\nadd</think>4 "})
 
 

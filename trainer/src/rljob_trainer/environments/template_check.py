@@ -98,27 +98,32 @@ def _rewrite_of(case: _Case, template: TurnTemplate, parser: TurnParser) -> Rewr
         answer |= {"name": TOOL_PROBE, "tool_call_id": probe_call()["id"]}
     try:
         prompt = template.prompt(messages)
-        turn = _turn(case, template, prompt.turn_beginning)
-        for _ in range(NUM_ROUNDS if turn else 0):
-            parsed = parser.parse(prompt.text, prompt.turn_beginning, turn)
-            if case.role == "tool":
-                _check_call(template, turn, parsed.tool_calls and parsed.tool_calls[0]["function"]["arguments"])
-            suffix = template.suffix([answer], after_tool_calls=case.role == "tool")
-            if NEXT_PROBE not in suffix:
-                raise ConfigurationError(
-                    f"{TEMPLATE_FIELD}: the chat template of {template.tokenizer.folder} ignores messages with the "
-                    f"role {case.role!r} after a turn of the assistant; use a chat template that supports them"
-                )
-            messages += [parsed.message, answer]
-            whole = prompt.text + turn + suffix
-            prompt = template.prompt(messages)
-            if prompt.text != whole:
-                return _difference(case.kind, whole, prompt.text)
+        suffix = template.suffix([answer], after_tool_calls=case.role == "tool")
     except ChatTemplateError as error:
         raise ConfigurationError(
             f"{TEMPLATE_FIELD}: the chat template rejects {case.kind} ({error}); use a chat template that accepts "
             f"messages with the role {case.role!r} after a turn of the assistant"
         ) from error
+    if NEXT_PROBE not in suffix:
+        raise ConfigurationError(
+            f"{TEMPLATE_FIELD}: the chat template of {template.tokenizer.folder} ignores messages with the role "
+            f"{case.role!r} after a turn of the assistant; use a chat template that supports them"
+        )
+    turn = _turn(case, template, prompt.turn_beginning)
+    end = template.end_token(template.tokenizer.encode(suffix, add_special_tokens=False)[:1])
+    for _ in range(NUM_ROUNDS if turn else 0):
+        parsed = parser.parse(prompt.text, prompt.turn_beginning, turn, end)
+        if case.role == "tool":
+            _check_call(template, turn, parsed.tool_calls and parsed.tool_calls[0]["function"]["arguments"])
+        messages += [parsed.message, answer]
+        whole = prompt.text + turn + suffix
+        try:
+            prompt = template.prompt(messages)
+        except ChatTemplateError as error:
+            # It does not matter in a rollout, because what was sampled is not rendered again.
+            return Rewrite(case.kind, turn, f"an error: {error}")
+        if prompt.text != whole:
+            return _difference(case.kind, whole, prompt.text)
     return None
 
 

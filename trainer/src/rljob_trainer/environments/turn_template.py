@@ -98,9 +98,8 @@ class TurnTemplate:
         """
         text, beginning = self._suffix(messages, after_tool_calls)
         head = self._head(messages[0]["role"], after_tool_calls, text)
-        if turn and turn[-1] in self._end_tokens:
-            end = self.tokenizer.decode(turn[-1:], skip_special_tokens=False)
-            start = head.find(end) if end else -1
+        if end := self.end_token(turn):
+            start = head.find(end)
             if start >= 0:
                 token_ids = self.tokenizer.encode(text[start:], add_special_tokens=False)
                 text = text[start + len(end) :]
@@ -111,6 +110,11 @@ class TurnTemplate:
             common = next((n for n in range(len(head), 0, -1) if written.endswith(head[:n])), 0)
             text = text[common:]
         return TemplateText(text, tuple(self._encode_after_turn(text)), beginning)
+
+    def end_token(self, turn: Sequence[int]) -> str:
+        """Returns the text of the end token at the end of a turn; empty if the turn has none."""
+        is_ended = bool(turn) and turn[-1] in self._end_tokens
+        return self.tokenizer.decode(turn[-1:], skip_special_tokens=False) if is_ended else ""
 
     def rewrites(self, messages: Sequence[ChatMessage], text: str) -> bool:
         """Whether the template would write another text than `text` for these messages and the beginning of the next
@@ -134,7 +138,9 @@ class TurnTemplate:
     @cached_property
     def call_marker(self) -> str:
         """The first tag or special token that the template writes for a tool call, such as `<tool_call>`; empty if it
-        writes none."""
+        writes none, or if there are no tools."""
+        if not self.tools:
+            return ""
         found = CALL_MARKER.search(self.written_turn(probe_turn([probe_call()])))
         return found[0] if found else ""
 
