@@ -356,12 +356,12 @@ def play(tokenizer: Tokenizer, first: str, contents: list[tuple[str, str]]) -> t
 
 
 @settings(max_examples=60, deadline=None)
-@given(first=KNOWN_TEXT, contents=st.lists(st.tuples(KNOWN_TEXT, KNOWN_TEXT), max_size=3))
+@given(first=KNOWN_TEXT, contents=st.lists(st.tuples(KNOWN_TEXT.map("It{}".format), KNOWN_TEXT), max_size=3))
 def test_a_trained_tokenizer_gives_the_tokens_of_the_rendering(
     smollm2: Tokenizer, first: str, contents: list[tuple[str, str]]
 ) -> None:
     conversation, rendered = play(smollm2, first, contents)
-    # Special tokens stand between all contents, so no token crosses a boundary.
+    # White space at the beginning of a turn would be one token with the line break before it.
     assert conversation.token_ids == smollm2.encode(rendered, add_special_tokens=False)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rljob_testing.models import chat_models
 from rljob_trainer.engines.rollout.tool_parser import FoundCall, FoundCalls
+from rljob_trainer.environments.template_check import find_rewrites
 from rljob_trainer.environments.tool_calls import (
     MAX_ERROR_LENGTH,
     ParsedTurn,
@@ -157,6 +158,31 @@ def test_a_broken_call_is_explained_and_stays_in_the_content(parser: TurnParser,
 def test_the_model_learns_what_is_wrong(parser: TurnParser, body: str, explanation: str) -> None:
     with pytest.raises(ValueError, match=explanation):
         raise ValueError(parser.parse(PROMPT, "", call(body), "").parse_error)
+
+
+def test_the_end_token_helps_a_response_template(tmp_path: Path) -> None:
+    """Like Llama 3, whose calls have no closing tag."""
+    jinja = (
+        "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}<|User|>"
+        "{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}<|eot_id|>"
+        "{% endfor %}{% if add_generation_prompt %}<|User|>{% endif %}"
+    )
+    call_field = {
+        "open_pattern": r'\{"name": "(?P<name>[^"]+)", "arguments": ',
+        "close": "}<|eot_id|>",
+        "content": "json",
+        "repeats": True,
+        "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+    }
+    responses = {"start_anchor": "<|User|>", "fields": {"tool_calls": call_field, "content": {}}}
+    folder = chat_models.save(tmp_path, jinja, eos_token="<|eot_id|>", response_template=responses)
+    template = TurnTemplate(Tokenizer(folder), [ADD])
+    parser = turn_parser(template)
+    assert find_rewrites(template, parser) == ()
+    turn = parser.parse("<|User|>", "", '{"name": "add", "arguments": {"a": 1}}', "<|eot_id|>")
+    assert [each["function"] for each in turn.tool_calls] == [{"name": "add", "arguments": {"a": 1}}]
+    # The end token is not part of the content.
+    assert parser.parse("<|User|>", "", "3", "<|eot_id|>").message["content"] == "3"
 
 
 ANYTHING = st.lists(

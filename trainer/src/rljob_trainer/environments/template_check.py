@@ -15,6 +15,7 @@ from rljob_trainer.environments.turn_template import (
     PROBE_MESSAGE,
     TEMPLATE_FIELD,
     TOOL_PROBE,
+    TURN_PROBE,
     TurnTemplate,
     probe_call,
     probe_turn,
@@ -148,7 +149,7 @@ def _turn(case: _Case, template: TurnTemplate, beginning: str) -> str:
     as_content: ChatMessage = {**turn, "content": (thinking + turn["content"]).rstrip()}
     for each in (as_field, as_content):
         written = template.written_turn(each)
-        if THINKING_PROBE in written and not (opened and written.startswith(tag)):
+        if THINKING_PROBE in written.partition(TURN_PROBE)[0] and not (opened and written.startswith(tag)):
             return written
     # The template does not write thinking, even in its last turn.
     if opened:
