@@ -8,12 +8,16 @@ user code did not write the line.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
 
 from rljob_api.standard_streams import accept_all_characters
 from rljob_trainer.settings import run_folder_or_none
@@ -26,6 +30,7 @@ MAX_LINE_CHARACTERS = 400
 TOKEN_CHARACTERS = 16
 """The length of the token of a frame."""
 LENGTH_BYTES = 8
+READ_BYTES = 1 << 16
 
 
 def connect(role: str) -> int:
@@ -42,12 +47,37 @@ def connect(role: str) -> int:
     return descriptor
 
 
-def read_frames(descriptor: int) -> Iterator[tuple[str, bytes]]:
-    """The token and the encoded value of each frame, until the parent closes the connection. Waits for frames."""
-    requests = os.fdopen(descriptor, "rb")
-    while header := requests.read(LENGTH_BYTES):
-        frame = requests.read(int.from_bytes(header, "little"))
-        yield frame[:TOKEN_CHARACTERS].decode(), frame[TOKEN_CHARACTERS:]
+class FrameReader:
+    """Reads frames from the connection to the parent."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._connection = socket.socket(fileno=descriptor)
+        self._unread = bytearray()
+
+    def __iter__(self) -> Iterator[tuple[str, bytes]]:
+        """The token and the encoded value of each frame, until the parent closes the connection. Waits for frames."""
+        while True:
+            yield from self._complete_frames()
+            if not (data := self._connection.recv(READ_BYTES)):
+                return
+            self._unread += data
+
+    def read_available(self) -> list[tuple[str, bytes]] | None:
+        """The frames that are complete, without waiting; None if the parent has closed the connection."""
+        with contextlib.suppress(BlockingIOError):
+            while data := self._connection.recv(READ_BYTES, socket.MSG_DONTWAIT):
+                self._unread += data
+            return None
+        return list(self._complete_frames())
+
+    def _complete_frames(self) -> Iterator[tuple[str, bytes]]:
+        while len(self._unread) >= LENGTH_BYTES:
+            end = LENGTH_BYTES + int.from_bytes(self._unread[:LENGTH_BYTES], "little")
+            if len(self._unread) < end:
+                return
+            frame = bytes(self._unread[LENGTH_BYTES:end])
+            del self._unread[:end]
+            yield frame[:TOKEN_CHARACTERS].decode(), frame[TOKEN_CHARACTERS:]
 
 
 def send(descriptor: int, token: str, value: object) -> None:
@@ -57,18 +87,25 @@ def send(descriptor: int, token: str, value: object) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def describe_error(error: BaseException) -> str:
-    """The raised error and where it was raised; also works if formatting the error raises."""
+def describe_error(error: BaseException, own_folder: Path | None = None) -> str:
+    """The raised error and where it was raised; also works if formatting the error raises.
+
+    The first frame, which is that of the program, is left out; with `own_folder` also the next ones in this folder."""
     try:
         what = "".join(traceback.format_exception_only(error)).strip()
-        # The first frame is that of the program.
         frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        while own_folder is not None and frames is not None and _file_of(frames).is_relative_to(own_folder):
+            frames = frames.tb_next
         lines = "".join(traceback.format_tb(frames)).rstrip().splitlines()[-NUM_TRACEBACK_LINES:]
     except BaseException as second:
         what, lines = f"{type(error).__name__}, whose message cannot be formatted ({type(second).__name__})", []
     return printable(
         "\n".join([f"raised {what[:MAX_DETAIL_CHARACTERS]}", *(line[:MAX_LINE_CHARACTERS] for line in lines)])
     )
+
+
+def _file_of(frame: TracebackType) -> Path:
+    return Path(frame.tb_frame.f_code.co_filename)
 
 
 def printable(text: str) -> str:

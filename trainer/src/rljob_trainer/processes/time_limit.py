@@ -52,6 +52,10 @@ class TimeLimit:
             self._seconds_stood_still += seconds
             self._use_seen_at += seconds
 
+    def postpone(self, seconds: float) -> None:
+        """Extends the deadline by a time in which the process worked only for other calls."""
+        self._deadline += seconds
+
     def gets_more_time(self, use: CoreUse | None, now: float) -> bool:
         """Extends the deadline by the time that the process waited for a core, so that no call fails because the
         machine is busy. Returns False if the call has exceeded its limit. `use` is the process's CPU use now.

@@ -15,10 +15,10 @@ import time
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.processes.child_program import (
     MAX_DETAIL_CHARACTERS,
+    FrameReader,
     connect,
     describe_error,
     printable,
-    read_frames,
     send,
 )
 from rljob_trainer.processes.wire import decode
@@ -35,7 +35,7 @@ SCORERS = {scorer.__name__: scorer for scorer in (FormatScorer, FunctionScorer, 
 def main() -> None:
     """Runs until the parent closes the connection or ends."""
     descriptor = connect("scorer")
-    frames = read_frames(descriptor)
+    frames = iter(FrameReader(descriptor))
     token, frame = next(frames)
     try:
         scorer = _make_spec(frame).load()

@@ -1,0 +1,173 @@
+"""Environment processes on demand, with a place for each open rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rljob_trainer.environments.description import ClassSpec
+from rljob_trainer.environments.environment_process import (
+    START_TIMEOUT_SECONDS,
+    EnvironmentProcess,
+    ToolCall,
+    ToolResult,
+)
+from rljob_trainer.environments.failures import EnvironmentLostError
+from rljob_trainer.errors import TrainerError, described
+
+if TYPE_CHECKING:
+    from rljob_trainer.models.tokenizer import ChatMessage
+
+
+class RolloutPlace:
+    """A place for one rollout in a process. The methods are those of EnvironmentProcess, with its errors."""
+
+    def __init__(self, process: EnvironmentProcess, number: int) -> None:
+        self.process = process
+        self._number = number
+
+    async def open(self, name: str, row: Mapping[str, object], seed: int) -> str | list[ChatMessage] | None:
+        """Begins the rollout; see `EnvironmentProcess.open`."""
+        return await self.process.open(self._number, name, row, seed)
+
+    async def call_tools(self, tool_calls: Sequence[ToolCall]) -> list[ToolResult]:
+        """Makes the calls of one turn; see `EnvironmentProcess.call_tools`."""
+        return await self.process.call_tools(self._number, tool_calls)
+
+    async def respond(self, message: Mapping[str, object]) -> list[ChatMessage] | None:
+        """The next messages, None at the end; see `EnvironmentProcess.respond`."""
+        return await self.process.respond(self._number, message)
+
+    async def reward(self) -> float | dict[str, float]:
+        """What `get_reward` returns; see `EnvironmentProcess.reward`."""
+        return await self.process.reward(self._number)
+
+    async def close(self) -> None:
+        """Ends the rollout; `EnvironmentProcesses.place` does this by itself."""
+        await self.process.close(self._number)
+
+
+class _Numbered:
+    """A process, the number in the name of its log file, and the rollouts that have a place in it."""
+
+    def __init__(self, process: EnvironmentProcess, number: int) -> None:
+        self.process = process
+        self.number = number
+        self.num_rollouts = 0
+
+
+class EnvironmentProcesses:
+    """The processes of one event loop. A process starts when a rollout needs it, and stays for later rollouts; one that
+    has died is replaced when the next rollout comes."""
+
+    def __init__(
+        self,
+        classes: Sequence[ClassSpec],
+        *,
+        log_folder: Path,
+        environment: Mapping[str, str],
+        timeout_seconds: float,
+        rollouts_per_process: int,
+        max_rollouts: int,
+        first_number: int = 0,
+        start_timeout_seconds: float = START_TIMEOUT_SECONDS,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            log_folder: the processes log to `environment-<n>.log` in it, where n counts from `first_number`.
+            environment: all environment variables of the processes.
+            timeout_seconds: the time limit of a call; time without a core does not count.
+            max_rollouts: the number of rollouts that are open at the same time at most.
+        """
+        self._classes = tuple(classes)
+        self._log_folder = log_folder
+        self._environment = dict(environment)
+        self._timeout_seconds = timeout_seconds
+        self._start_timeout_seconds = start_timeout_seconds
+        self._rollouts_per_process = rollouts_per_process
+        num_processes = -(-max_rollouts // rollouts_per_process)
+        self._numbers = range(first_number, first_number + num_processes)
+        self._free = asyncio.Semaphore(num_processes * rollouts_per_process)
+        self._processes: list[_Numbered] = []
+        self._is_closed = False
+        self._rollout_numbers = itertools.count()
+        self._closing: set[asyncio.Task[None]] = set()
+        """Rollouts that are ending; each still has its place."""
+        log_folder.mkdir(parents=True, exist_ok=True)
+
+    @contextlib.asynccontextmanager
+    async def place(self) -> AsyncIterator[RolloutPlace]:
+        """Waits for a free place in a process that has loaded the classes. When the block ends, the rollout is closed
+        in the background, and then the place is free again.
+
+        Raises ConfigurationError if the classes cannot be loaded, and EnvironmentLostError or EnvironmentTimeoutError
+        if the process ends or hangs while it loads them.
+        """
+        await self._free.acquire()
+        try:
+            of = self._take()
+        except BaseException:
+            self._free.release()
+            raise
+        place = RolloutPlace(of.process, next(self._rollout_numbers))
+        try:
+            await of.process.wait_until_loaded()
+            yield place
+        finally:
+            task = asyncio.get_running_loop().create_task(self._close(place, of))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def process_ids(self) -> list[int]:
+        """The ids of the processes that accept calls."""
+        return [each.process.pid for each in self._processes if each.process.is_usable]
+
+    def close(self) -> None:
+        """Kills all processes. Calls that wait raise EnvironmentLostError."""
+        self._is_closed = True
+        for task in self._closing:
+            task.cancel()
+        for each in self._processes:
+            each.process.kill()
+        self._processes.clear()
+
+    def _take(self) -> _Numbered:
+        """The fullest process with a free place, so that few processes are needed; otherwise a new one."""
+        if self._is_closed:
+            raise EnvironmentLostError("the environment processes were stopped")
+        self._processes = [each for each in self._processes if each.process.is_usable]
+        free = [each for each in self._processes if each.num_rollouts < self._rollouts_per_process]
+        of = max(free, key=lambda each: each.num_rollouts) if free else self._start()
+        of.num_rollouts += 1
+        return of
+
+    def _start(self) -> _Numbered:
+        used = {each.number for each in self._processes}
+        number = next(number for number in self._numbers if number not in used)
+        try:
+            process = EnvironmentProcess(
+                self._classes,
+                log_file=self._log_folder / f"environment-{number}.log",
+                environment=self._environment,
+                timeout_seconds=self._timeout_seconds,
+                start_timeout_seconds=self._start_timeout_seconds,
+            )
+        except OSError as error:
+            raise EnvironmentLostError(f"an environment process cannot be started: {described(error)}") from error
+        started = _Numbered(process, number)
+        self._processes.append(started)
+        return started
+
+    async def _close(self, place: RolloutPlace, of: _Numbered) -> None:
+        try:
+            # The rollout has its result already, so a failure of its end does not matter.
+            with contextlib.suppress(TrainerError):
+                await place.close()
+        finally:
+            of.num_rollouts -= 1
+            self._free.release()

@@ -1,0 +1,375 @@
+"""The parent's side of one environment process, for one asyncio event loop.
+
+A call that exceeds the time limit can only be ended with its process. So the other rollouts of the process are lost,
+and begin again elsewhere. The time limit of a call starts at its beginning, which the process reports, and does not
+count the time in which a call of another rollout blocks the process. While nothing has begun, the limit applies to the
+call that waits longest, because code of an earlier call may still occupy the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from rljob_trainer.environments.description import ClassSpec, EnvironmentDescription
+from rljob_trainer.environments.failures import (
+    EnvironmentCodeError,
+    EnvironmentFailure,
+    EnvironmentLostError,
+    EnvironmentTimeoutError,
+)
+from rljob_trainer.errors import ConfigurationError, TrainerError
+from rljob_trainer.processes.child_process import ChildProcess, InvalidReply, Reply
+from rljob_trainer.processes.time_limit import CHECK_SECONDS, TimeLimit
+from rljob_trainer.processes.wire import encode
+
+if TYPE_CHECKING:
+    from rljob_trainer.models.tokenizer import ChatMessage
+
+PROGRAM = "rljob_trainer.environments.environment_program"
+START_TIMEOUT_SECONDS = 300.0
+_SHOWN = {
+    "load": "importing the environment's classes",
+    "describe": "describing the environment's classes",
+    "open": "the environment's constructor or reset",
+    "call_tools": "a tool of the environment",
+    "respond": "the environment's respond",
+    "reward": "the environment's get_reward",
+    "close": "the environment's close",
+}
+"""The kinds of requests in messages."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool by the model. `arguments` is what the model wrote, if it is JSON; only objects fit."""
+
+    name: str
+    arguments: object
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """The text of a tool's result for the model, or of its error."""
+
+    text: str
+    is_error: bool
+
+
+@dataclass(eq=False)
+class _Call:
+    """A request that has no result yet."""
+
+    kind: str
+    rollout: int | None
+    future: asyncio.Future[object]
+    limit: TimeLimit | None = None
+    """None until the process has begun with it."""
+
+
+class EnvironmentProcess:
+    """One process with the rollouts that share it. All methods must be called in the event loop that was running when
+    the object was made.
+
+    The methods for rollouts raise EnvironmentCodeError if the user's code fails, EnvironmentTimeoutError if this call
+    exceeds the time limit, EnvironmentLostError if the process ends or is killed for another reason, and
+    ConfigurationError if the classes cannot be loaded. The caller numbers the rollouts.
+    """
+
+    def __init__(
+        self,
+        classes: Sequence[ClassSpec],
+        *,
+        log_file: Path,
+        environment: Mapping[str, str],
+        timeout_seconds: float,
+        start_timeout_seconds: float = START_TIMEOUT_SECONDS,
+    ) -> None:
+        """Starts the process without waiting for it.
+
+        Args:
+            environment: all environment variables of the process.
+            timeout_seconds: the time limit of a call; time without a core does not count.
+            start_timeout_seconds: the time limit of importing the classes.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._timeout_seconds = timeout_seconds
+        self._start_timeout_seconds = start_timeout_seconds
+        self._classes = {each.name: each for each in classes}
+        self._calls: dict[str, _Call] = {}
+        """By token, in the order in which they were sent."""
+        self._idle_limit: TimeLimit | None = None
+        """Time limit of the first of `_calls` while none has begun."""
+        self._blocking: _Call | None = None
+        """The call while which the process can run nothing else."""
+        self._blocking_since = 0.0
+        self._failure: TrainerError | None = None
+        """Why the process accepts no calls."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_set_at = 0.0
+        self._ending: asyncio.Task[None] | None = None
+        self._child = ChildProcess(PROGRAM, log_file, environment, "results")
+        self._loop.add_reader(self._child.connection, self._read)
+        frame = encode(["load", [[each.name, each.path, each.arguments, each.where] for each in classes]])
+        self._loaded = self._send(_Call("load", None, self._loop.create_future()), frame)
+        self._loaded.limit = TimeLimit(start_timeout_seconds, time.monotonic(), None)
+
+    @property
+    def pid(self) -> int:
+        """The id of the process, and of its process group."""
+        return self._child.pid
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the process accepts calls."""
+        return self._failure is None
+
+    async def wait_until_loaded(self) -> None:
+        """Waits until the process has imported the classes."""
+        # A shield, because many may wait, and one of them may be cancelled.
+        await asyncio.shield(self._loaded.future)
+
+    async def describe(self) -> tuple[EnvironmentDescription, ...]:
+        """Describes each class. Raises ConfigurationError if one cannot be used."""
+        descriptions = await self._call("describe", None)
+        return tuple(EnvironmentDescription.from_json(each) for each in _rows(descriptions))
+
+    async def open(
+        self, rollout: int, name: str, row: Mapping[str, object], seed: int
+    ) -> str | list[ChatMessage] | None:
+        """Begins a rollout with an object of the class `name`, and returns what its `reset` returns. Raises
+        ConfigurationError if the row cannot be sent or names no class."""
+        if name not in self._classes:
+            raise ConfigurationError(
+                f"dataset row: the column `environment` is {name!r:.100}; use one of {', '.join(self._classes)}"
+            )
+        return cast("str | list[ChatMessage] | None", await self._call("open", rollout, name, dict(row), seed))
+
+    async def call_tools(self, rollout: int, tool_calls: Sequence[ToolCall]) -> list[ToolResult]:
+        """Makes the calls of one turn. A failure of a tool is a result, too."""
+        results = await self._call("call_tools", rollout, [[each.name, each.arguments] for each in tool_calls])
+        return [ToolResult(str(text), bool(is_error)) for text, is_error in cast("list[list[object]]", results)]
+
+    async def respond(self, rollout: int, message: Mapping[str, object]) -> list[ChatMessage] | None:
+        """Gives `respond` the model's message, and returns the next ones; None if the rollout has ended."""
+        return cast("list[ChatMessage] | None", await self._call("respond", rollout, dict(message)))
+
+    async def reward(self, rollout: int) -> float | dict[str, float]:
+        """What `get_reward` returns."""
+        return cast("float | dict[str, float]", await self._call("reward", rollout))
+
+    async def close(self, rollout: int) -> None:
+        """Ends a rollout, also one that was never opened."""
+        await self._call("close", rollout)
+
+    def kill(self) -> None:
+        """Kills all processes of the group at once. Calls that wait raise EnvironmentLostError."""
+        if self._failure is None:
+            self._stop_watching(EnvironmentLostError("the environment process was stopped"))
+            self._child.kill()
+            self._fail_calls(None)
+
+    async def _call(self, kind: str, rollout: int | None, *arguments: object) -> object:
+        if self._failure is not None:
+            raise _copied(self._failure)
+        try:
+            frame = encode([kind, *([] if rollout is None else [rollout]), *arguments])
+        except (TypeError, RecursionError, ValueError) as error:
+            raise ConfigurationError(
+                f"{kind}: this cannot be sent to the environment: {error}; use dataset rows with only strings, "
+                "numbers, and lists and mappings that are not deeply nested"
+            ) from error
+        call = self._send(_Call(kind, rollout, self._loop.create_future()), frame)
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            self._cancel(call)
+            raise
+
+    def _send(self, call: _Call, frame: bytes) -> _Call:
+        [token] = self._child.send(frame)
+        self._calls[token] = call
+        self._watch()
+        return call
+
+    def _cancel(self, call: _Call) -> None:
+        """Cancels the call in the process. If it blocks the process, only a kill can end it. Otherwise its time limit
+        still applies."""
+        token = next((token for token, each in self._calls.items() if each is call), None)
+        if token is None or self._failure is not None:
+            return
+        if call is self._blocking:
+            self._fail(EnvironmentLostError("a call of another rollout was cancelled, so its process was killed"))
+            return
+        self._child.send(encode(["cancel", token]))
+        self._watch()
+
+    def _read(self) -> None:
+        for reply in self._child.receive():
+            if isinstance(reply, InvalidReply) or not self._accept(reply):
+                self._fail(
+                    EnvironmentLostError(
+                        "the environment wrote into the connection that carries its results, so its process was killed"
+                    )
+                )
+                return
+        if self._child.has_ended():
+            self._fail(None)
+        else:
+            self._watch()
+
+    def _accept(self, reply: Reply) -> bool:
+        """Handles one line of the process; False if it is no valid one."""
+        call = self._calls.get(reply.token)
+        if call is None:
+            return False
+        match reply.value:
+            case ["begun", bool() as blocks]:
+                self._set_blocking(call if blocks else None)
+                call.limit = self._new_limit(call.kind)
+                return True
+            case ["OK", value]:
+                result: object = value
+            case ["ERROR", str() as detail]:
+                result = EnvironmentCodeError(detail)
+            case ["UNREACHABLE", str() as detail]:
+                result = EnvironmentLostError(detail)
+            case ["REFUSED", str() as text]:
+                result = ConfigurationError(text)
+            case _:
+                return False
+        del self._calls[reply.token]
+        self._idle_limit = None
+        if call is self._blocking:
+            self._set_blocking(None)
+        if isinstance(result, ConfigurationError) and call.kind == "load":
+            self._calls[reply.token] = call
+            self._fail(result)
+        elif not call.future.done():
+            _finish(call.future, result)
+        return True
+
+    def _set_blocking(self, call: _Call | None) -> None:
+        """Changes the call that blocks the process. The limits of the others do not count the time of the last one."""
+        now = time.monotonic()
+        if self._blocking is not None:
+            for other in self._calls.values():
+                if other is not self._blocking and other.limit is not None:
+                    other.limit.postpone(now - self._blocking_since)
+        self._blocking, self._blocking_since = call, now
+
+    def _new_limit(self, kind: str) -> TimeLimit:
+        return TimeLimit(self._limit_seconds(kind), time.monotonic(), self._child.core_use())
+
+    def _limit_seconds(self, kind: str) -> float:
+        # To describe classes, the process imports transformers.
+        return self._start_timeout_seconds if kind in ("load", "describe") else self._timeout_seconds
+
+    def _limits(self) -> list[tuple[_Call, TimeLimit]]:
+        """The limits that apply: of the call that blocks the process, or else of those that have begun, or else of the
+        first one."""
+        if self._blocking is not None and self._blocking.limit is not None:
+            return [(self._blocking, self._blocking.limit)]
+        begun = [(call, call.limit) for call in self._calls.values() if call.limit is not None]
+        if begun or not self._calls:
+            self._idle_limit = None
+            return begun
+        if self._idle_limit is None:
+            self._idle_limit = self._new_limit("")
+        return [(next(iter(self._calls.values())), self._idle_limit)]
+
+    def _watch(self) -> None:
+        """Sends what is left, and checks again soon while there are calls."""
+        if self._failure is not None:
+            return
+        if self._child.has_unsent:
+            self._child.flush()
+        if self._child.has_unsent:
+            self._loop.add_writer(self._child.connection, self._watch)
+        else:
+            self._loop.remove_writer(self._child.connection)
+        if self._calls and self._timer is None:
+            self._timer_set_at = time.monotonic()
+            self._timer = self._loop.call_later(CHECK_SECONDS, self._check)
+
+    def _check(self) -> None:
+        """Looks for the end of the process and for calls that have exceeded their limits."""
+        self._timer = None
+        now = time.monotonic()
+        # First what has arrived: while this thread had no core, calls may have ended in time.
+        self._read()
+        if self._failure is not None:
+            return
+        for call, limit in self._limits():
+            limit.extend_after_standstill(now - self._timer_set_at - CHECK_SECONDS)
+            if now > limit.next_check and not limit.gets_more_time(self._child.core_use(), now):
+                self._fail(EnvironmentLostError("a call of another rollout exceeded the time limit"), call)
+                return
+        self._watch()
+
+    def _fail(self, failure: TrainerError | None, guilty: _Call | None = None) -> None:
+        """Kills the process in a thread, because its end may take a moment, and then fails all calls.
+
+        Args:
+            failure: of all calls; None if the process has ended by itself.
+            guilty: the call that exceeded the time limit.
+        """
+        if self._failure is not None:
+            return
+        self._stop_watching(failure or EnvironmentLostError("the environment process has ended"))
+        killing = self._loop.run_in_executor(None, self._child.kill)
+        self._ending = self._loop.create_task(self._end(killing, failure is None, guilty))
+
+    def _stop_watching(self, failure: TrainerError) -> None:
+        self._failure = failure
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.remove_reader(self._child.connection)
+        self._loop.remove_writer(self._child.connection)
+
+    async def _end(self, killing: asyncio.Future[None], has_ended_itself: bool, guilty: _Call | None) -> None:
+        await killing
+        if has_ended_itself:
+            lost = EnvironmentLostError(f"the environment process {self._child.describe_end()}")
+            lost.was_killed = self._child.was_killed()
+            self._failure = lost
+        self._fail_calls(guilty)
+
+    def _fail_calls(self, guilty: _Call | None) -> None:
+        assert self._failure is not None
+        for call in self._calls.values():
+            if not call.future.done():
+                call.future.set_exception(self._timeout(call) if call is guilty else _copied(self._failure))
+                # The future of `load` may have nobody who waits for it.
+                call.future.exception()
+        self._calls.clear()
+
+    def _timeout(self, call: _Call) -> EnvironmentTimeoutError:
+        seconds = self._limit_seconds(call.kind)
+        return EnvironmentTimeoutError(f"{_SHOWN[call.kind]} took longer than {seconds:g} s, so its process was killed")
+
+
+def _finish(future: asyncio.Future[object], result: object) -> None:
+    if isinstance(result, ConfigurationError | EnvironmentFailure):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+def _copied(failure: TrainerError) -> TrainerError:
+    """A new error with the same message, because each one that is raised gets a traceback of its own."""
+    copied = type(failure)(*failure.args)
+    if isinstance(failure, EnvironmentLostError) and isinstance(copied, EnvironmentLostError):
+        copied.was_killed = failure.was_killed
+    return copied
+
+
+def _rows(value: object) -> Iterable[Mapping[str, object]]:
+    match value:
+        case [*rows]:
+            return [row for row in rows if isinstance(row, dict)]
+    raise ValueError(f"not a list of descriptions: {value!r:.200}")

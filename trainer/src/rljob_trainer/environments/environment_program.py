@@ -1,0 +1,148 @@
+"""The program of one environment process: runs the rollouts that share it.
+
+`child_process` starts it as `python -m rljob_trainer.environments.environment_program SOCKET_FD LIFELINE_FD`.
+
+Requests are frames (see `child_program`) with values (see `wire`): `[kind, argument, ...]`. The first one is `["load",
+classes]`. For each frame, the program writes `["begun", blocks]` before each call of user code, where `blocks` is true
+if nothing else can run in the process meanwhile, and one result:
+
+| request | result |
+|---|---|
+| `load`, classes | `["OK", null]`, `["REFUSED", text]` |
+| `describe` | `["OK", descriptions]`, `["REFUSED", text]` |
+| `open`, rollout, class name, row, seed | `["OK", string, messages or null]` or a failure |
+| `call_tools`, rollout, [[name, arguments], ...] | `["OK", [[text, is an error], ...]]` |
+| `respond`, rollout, message | `["OK", messages or null]` or a failure |
+| `reward`, rollout | `["OK", number or mapping]` or a failure |
+| `close`, rollout | `["OK", null]` |
+| `cancel`, token of an earlier frame | nothing; the earlier one gets a failure |
+
+A failure is `["ERROR" or "UNREACHABLE", text]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from rljob_trainer.environments.description import ClassSpec, describe_class
+from rljob_trainer.environments.rollouts import ERROR, OK, CallError, LoadedClass, Rollouts
+from rljob_trainer.environments.user_calls import UserCall, UserCalls
+from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.processes.child_program import FrameReader, connect, describe_error, printable, send
+from rljob_trainer.processes.wire import decode
+
+REFUSED = "REFUSED"
+BEGUN = "begun"
+DESCRIBING = -1
+"""The number of the rollout for code that runs while the classes are described."""
+
+
+def main() -> None:
+    """Runs until the parent closes the connection or ends."""
+    descriptor = connect("environment")
+    reader = FrameReader(descriptor)
+    token, frame = next(iter(reader))
+    try:
+        # Before a loop runs, because code that runs at import may start one.
+        classes = [LoadedClass.load(spec) for spec in _class_specs(frame)]
+    except ConfigurationError as error:
+        send(descriptor, token, [REFUSED, printable(str(error))])
+        return
+    send(descriptor, token, [OK, None])
+    # Not the thread's current loop, so that user code does not stop it by accident.
+    loop = asyncio.new_event_loop()
+    program = _Program(descriptor, classes, loop)
+    # Frames that arrived together with the first one are in the reader already.
+    loop.call_soon(program.read, reader)
+    loop.add_reader(descriptor, program.read, reader)
+    program.calls.run_forever()
+
+
+class _Program:
+    """Starts a task for each request."""
+
+    def __init__(self, descriptor: int, classes: list[LoadedClass], loop: asyncio.AbstractEventLoop) -> None:
+        self.calls = UserCalls(loop)
+        self._descriptor = descriptor
+        self._classes = classes
+        self._loop = loop
+        self._rollouts = Rollouts(classes, self.calls)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """Requests that have no result yet, by their tokens."""
+
+    def read(self, reader: FrameReader) -> None:
+        """Starts what has been requested."""
+        frames = reader.read_available()
+        if frames is None:
+            self.calls.end()
+            return
+        for token, frame in frames:
+            match decode(frame):
+                case ["cancel", str() as cancelled]:
+                    if (task := self._tasks.get(cancelled)) is not None:
+                        task.cancel()
+                case request:
+                    task = self._loop.create_task(self._handle(token, request))
+                    self._tasks[token] = task
+                    task.add_done_callback(partial(self._finish, token))
+
+    async def _handle(self, token: str, request: object) -> None:
+        def reply(*values: object) -> None:
+            send(self._descriptor, token, values)
+
+        try:
+            reply(OK, await self._result(request, lambda blocks: reply(BEGUN, blocks)))
+        except CallError as error:
+            reply(error.status, str(error))
+        except ConfigurationError as error:
+            reply(REFUSED, printable(str(error)))
+
+    def _finish(self, token: str, task: asyncio.Task[None]) -> None:
+        del self._tasks[token]
+        if task.cancelled():
+            send(self._descriptor, token, [ERROR, "was cancelled"])
+        elif (error := task.exception()) is not None:
+            send(self._descriptor, token, [ERROR, describe_error(error)])
+
+    async def _result(self, request: object, report: Callable[[bool], None]) -> object:
+        match request:
+            case ["describe"]:
+                outcome = await self.calls.run(UserCall(DESCRIBING, report, self._descriptions))
+                if outcome.error is not None:
+                    raise outcome.error
+                return outcome.value
+            case ["open", int() as rollout, str() as name, dict() as row, int() as seed]:
+                return await self._rollouts.open(rollout, name, row, seed, report)
+            case ["call_tools", int() as rollout, list() as tool_calls]:
+                return await self._rollouts.call_tools(rollout, tool_calls, report)
+            case ["respond", int() as rollout, message]:
+                return await self._rollouts.respond(rollout, message, report)
+            case ["reward", int() as rollout]:
+                return await self._rollouts.reward(rollout, report)
+            case ["close", int() as rollout]:
+                await self._rollouts.close(rollout, report)
+                return None
+        raise CallError(ERROR, f"not a request: {request!r:.200}")
+
+    def _descriptions(self) -> list[dict[str, object]]:
+        return [describe_class(each.cls, each.spec).to_json() for each in self._classes]
+
+
+def _class_specs(frame: bytes) -> list[ClassSpec]:
+    match decode(frame):
+        case ["load", [*classes]]:
+            return [_class_spec(each) for each in classes]
+    raise ConfigurationError(f"spec.training.environment.classes: not a request to load classes: {frame!r:.200}")
+
+
+def _class_spec(value: object) -> ClassSpec:
+    match value:
+        case [str() as name, str() as path, dict() as arguments, str() as where]:
+            return ClassSpec(name, path, arguments, where)
+    raise ConfigurationError(f"spec.training.environment.classes: not a class: {value!r:.200}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""Why a call of an environment has no result."""
+
+from __future__ import annotations
+
+from rljob_trainer.errors import TrainerError
+
+
+class EnvironmentFailure(TrainerError):
+    """Base of the failures below."""
+
+
+class EnvironmentCodeError(EnvironmentFailure):
+    """The environment's code raised an exception or returned an unusable value; the message is the traceback's end."""
+
+
+class EnvironmentTimeoutError(EnvironmentFailure):
+    """This call exceeded the time limit, so its process was killed."""
+
+
+class EnvironmentLostError(EnvironmentFailure):
+    """A failure of the infrastructure: the process died, was killed because of another rollout, or the environment
+    could not reach a service. A new attempt in another process may work."""
+
+    was_killed: bool = False
+    """True if SIGKILL ended the process from outside, as when memory runs out."""

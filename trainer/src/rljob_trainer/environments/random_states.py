@@ -1,0 +1,68 @@
+"""Separate random numbers for the rollouts that share a process."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+
+SEEDS_OF_NUMPY = 1 << 32
+
+
+@dataclass(frozen=True)
+class _State:
+    python: tuple[object, ...]
+    numpy: object
+    """None if NumPy was not imported."""
+
+
+class RandomStates:
+    """Keeps the states of `random` and NumPy's global generator of each rollout. They change only when another rollout
+    gets the process, so nothing is copied while a single rollout runs.
+
+    NumPy counts only if user code has imported it."""
+
+    def __init__(self) -> None:
+        self._current: int | None = None
+        """The rollout whose state the generators have."""
+        self._kept: dict[int, _State] = {}
+
+    def seed(self, rollout: int, seed: int) -> None:
+        """Starts the state of a new rollout."""
+        self._keep_current()
+        self._current = rollout
+        random.seed(seed)
+        if (numpy_random := _numpy_random()) is not None:
+            numpy_random.seed(seed % SEEDS_OF_NUMPY)
+
+    def switch_to(self, rollout: int) -> None:
+        """Gives the generators the state of this rollout; call it before each piece of its code."""
+        if rollout == self._current:
+            return
+        self._keep_current()
+        self._current = rollout
+        if (state := self._kept.pop(rollout, None)) is None:
+            return
+        random.setstate(state.python)
+        numpy_random = _numpy_random()
+        if numpy_random is not None and state.numpy is not None:
+            numpy_random.set_state(state.numpy)
+
+    def forget(self, rollout: int) -> None:
+        """Drops the state of a rollout that has ended."""
+        self._kept.pop(rollout, None)
+        if self._current == rollout:
+            self._current = None
+
+    def _keep_current(self) -> None:
+        if self._current is not None:
+            numpy_random = _numpy_random()
+            numpy_state = None if numpy_random is None else numpy_random.get_state()
+            self._kept[self._current] = _State(random.getstate(), numpy_state)
+
+
+def _numpy_random() -> ModuleType | None:
+    """NumPy's module of generators, which `import numpy` alone may not load yet; None if NumPy was not imported."""
+    return importlib.import_module("numpy.random") if "numpy" in sys.modules else None
