@@ -1,4 +1,4 @@
-"""Rollouts of environments: TRL's classes run unchanged, and rollouts that share a process do not disturb each other."""
+"""Rollouts of environments: TRL's classes run unchanged, and rollouts that share a process are independent."""
 
 from __future__ import annotations
 
