@@ -124,6 +124,16 @@ def test_the_starter_files_with_an_environment_are_valid_and_play_a_game(rljob: 
     assert game.get_reward() == 1.0
 
 
+def test_a_plan_shows_the_turns_and_the_limit_of_a_conversation(rljob: Rljob) -> None:
+    rljob("init", "game.yaml", "--environment")
+    code, output, errors = rljob("plan", "game.yaml", "--gpu", "H100")
+    assert code == 0, errors
+    assert "  step         4 prompts x 8 rollouts of 2 turns, 1 update\n" in output
+    prompts, responses = "prompts with messages of 104 tokens (at most 255)", "responses of 24 (at most 48)"
+    assert f"  lengths      {prompts}, {responses}, together at most 256\n" in output
+    assert output == Mentions("assumed to have 2 turns", "environment's own time is not included")
+
+
 def test_an_existing_environment_is_not_overwritten_and_no_job_is_written(rljob: Rljob, folder: Path) -> None:
     (folder / "guess_number.py").write_text("mine")
     code, _, errors = rljob("init", "game", "--environment")
