@@ -124,6 +124,7 @@ def test_the_starter_files_with_an_environment_are_valid_and_play_a_game(rljob: 
     assert game.get_reward() == 1.0
 
 
+@pytest.mark.usefixtures("folder")
 def test_a_plan_shows_the_turns_and_the_limit_of_a_conversation(rljob: Rljob) -> None:
     rljob("init", "game.yaml", "--environment")
     code, output, errors = rljob("plan", "game.yaml", "--gpu", "H100")
