@@ -29,11 +29,15 @@ from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import (
     HAS_ENGINE_ERROR,
     IS_TRUNCATED,
+    NUM_TOKENS,
     PLAIN_TURN_BEGINNINGS,
+    POLICY_VERSIONS,
     PROMPT_MESSAGES,
     PROMPT_TEXTS,
     RESPONSE_LENGTHS,
+    RESPONSE_MASK,
     RESPONSE_TEXTS,
+    ROLLOUT_LOGPROBS,
     SAMPLE_IDS,
     SCORES,
     TOKENS,
@@ -212,6 +216,7 @@ class Group(FinishedRollouts):
                 IS_TRUNCATED: lengths_B > 9,
                 HAS_ENGINE_ERROR: lengths_B > 9,
                 TOKENS: torch.arange(len(batch)),
+                **dict.fromkeys((RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS, NUM_TOKENS), lengths_B),
             },
             objects={RESPONSE_TEXTS: tuple("abcde"[: len(batch)])},
         )

@@ -21,8 +21,10 @@ from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import (
     IS_TRUNCATED,
+    NUM_TOKENS,
     PLAIN_RESPONSE_TEXTS,
     POLICY_VERSIONS,
+    PROMPT_LENGTHS,
     RESPONSE_LENGTHS,
     RESPONSE_MASK,
     RESPONSE_TEXTS,
@@ -86,8 +88,9 @@ def test_finished_groups_are_not_generated_again_but_scored_again(tmp_path: Path
     assert world.submitted == [[[2, 3, 4, 5]]]
     assert sorted(world.scored_pairs) == sorted(whole.scored_pairs)
     for name in (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS):
-        assert found.batch.ragged_column(name).same_as(expected.batch.ragged_column(name)), name
-    for name in (RESPONSE_LENGTHS, IS_TRUNCATED, SAMPLE_IDS):
+        assert found.rows.ragged_column(name).same_as(expected.rows.ragged_column(name)), name
+    assert torch.equal(found.rows[NUM_TOKENS], expected.rows[NUM_TOKENS])
+    for name in (RESPONSE_LENGTHS, PROMPT_LENGTHS, IS_TRUNCATED, SAMPLE_IDS):
         assert torch.equal(found.batch[name], expected.batch[name]), name
     for name in (RESPONSE_TEXTS, PLAIN_RESPONSE_TEXTS):
         assert found.batch.object_column(name) == expected.batch.object_column(name)

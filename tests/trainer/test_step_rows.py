@@ -4,6 +4,7 @@ update that it belongs to."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -23,11 +24,13 @@ from rljob_trainer.observability.metrics import ALONE_FRACTION, MICRO_BATCH_IMBA
 from rljob_trainer.rewards.base import RewardStatus
 from rljob_trainer.workers.columns import (
     HAS_ENGINE_ERROR,
+    NUM_TOKENS,
     PASS_MICRO_BATCHES,
     UPDATE_MICRO_BATCHES,
     score_column,
     status_column,
 )
+from rljob_trainer.workers.columns import NUM_ROWS as NUM_ROWS_COLUMN
 from rljob_trainer.workers.reward import STATUSES
 
 NUM_UPDATES, ROWS_PER_UPDATE = 3, 8
@@ -55,6 +58,18 @@ def plan_of(num_ranks: int, num_critic_ranks: int, critic_tokens: int) -> StepPl
         has_dropout=False,
         sync_every_steps=1,
     )
+
+
+def rollout_of(
+    tokens_R: torch.Tensor,
+    groups_B: torch.Tensor = ROWS,
+    columns: Mapping[str, torch.Tensor] | None = None,
+    num_rows_B: torch.Tensor | None = None,
+) -> Rollout:
+    """A rollout with the reward `a`, whose rows have these numbers of tokens."""
+    counts_B = torch.ones_like(groups_B) if num_rows_B is None else num_rows_B
+    batch = DataProto({NUM_ROWS_COLUMN: counts_B, **(columns or {})})
+    return Rollout((), groups_B, batch, DataProto({NUM_TOKENS: tokens_R}), {"a": 1.0})
 
 
 def updates_of(rows_B: torch.Tensor, num_ranks: int) -> list[list[int]]:
@@ -85,10 +100,10 @@ def test_actor_and_critic_use_the_same_rows_in_each_update(
 ) -> None:
     plan, lengths_B = plan_of(num_ranks, num_critic_ranks, critic_tokens), torch.tensor(lengths)
     everything_B = torch.ones(NUM_ROWS, dtype=torch.bool)
-    rows = StepRows(plan, Rollout((), torch.arange(NUM_ROWS), DataProto(), {}), everything_B, lengths_B > 0, lengths_B)
+    rows = StepRows.of(plan, rollout_of(lengths_B), everything_B)
     batch = DataProto(
         {
-            NAME: torch.arange(NUM_ROWS)[rows.order_B],
+            NAME: torch.arange(NUM_ROWS)[rows.order_P],
             UPDATE_MICRO_BATCHES: rows.row_plan.update_micro_batch_B,
             PASS_MICRO_BATCHES: rows.row_plan.pass_micro_batch_B,
         }
@@ -96,8 +111,8 @@ def test_actor_and_critic_use_the_same_rows_in_each_update(
     expected_B = torch.arange(NUM_ROWS)
     if drawn is not None:
         expected_B = torch.tensor(drawn)
-        batch, rows = rows.with_rows_replaced(batch, expected_B)
-        assert torch.equal(rows.lengths_B, lengths_B[expected_B])
+        batch, rows = rows.with_responses_replaced(batch, expected_B)
+        assert torch.equal(rows.lengths_P, lengths_B[expected_B])
         # Planned for the rows before.
         assert PASS_MICRO_BATCHES not in batch.column_names()
     expected = [sorted(each.tolist()) for each in expected_B.split(ROWS_PER_UPDATE)]
@@ -115,9 +130,7 @@ def test_actor_and_critic_use_the_same_rows_in_each_update(
 def test_only_models_that_follow_the_plan_have_its_metric(has_flat_rows: bool) -> None:
     plan = replace(plan_of(2, 2, MAX_TOKENS), has_flat_rows=has_flat_rows)
     lengths_B = torch.arange(NUM_ROWS)
-    rows = StepRows(
-        plan, Rollout((), torch.arange(NUM_ROWS), DataProto(), {}), lengths_B >= 0, lengths_B > 0, lengths_B
-    )
+    rows = StepRows.of(plan, rollout_of(lengths_B), lengths_B >= 0)
     metrics = rows.metrics()
     assert (MICRO_BATCH_IMBALANCE in metrics) is has_flat_rows
     assert TOKEN_IMBALANCE in metrics
@@ -134,17 +147,17 @@ def test_excluded_rows_are_dropped_and_the_others_stay_in_their_update(excluded:
         HAS_ENGINE_ERROR: torch.zeros(NUM_ROWS, dtype=torch.bool),
     }
     everything_B = torch.ones(NUM_ROWS, dtype=torch.bool)
-    rollout = Rollout((), groups_B, DataProto(columns), {"a": 1.0})
-    rows = StepRows(plan, rollout, everything_B, everything_B, lengths_B)
+    rollout = rollout_of(lengths_B, groups_B, columns)
+    rows = StepRows.of(plan, rollout, everything_B)
     before = DataProto(
-        {NAME: ROWS[rows.order_B], **dict.fromkeys((UPDATE_MICRO_BATCHES, PASS_MICRO_BATCHES), ROWS[rows.order_B])}
+        {NAME: ROWS[rows.order_P], **dict.fromkeys((UPDATE_MICRO_BATCHES, PASS_MICRO_BATCHES), ROWS[rows.order_P])}
     )
     batch, kept = rows.without_uncounted(before, 2)
     assert (batch is before) is not excluded
     used = [row for row in range(NUM_ROWS) if not {row, row ^ 1} & excluded]
     assert kept.is_trained_B.nonzero().flatten().tolist() == used
-    assert kept.lengths_B.tolist() == [row + 1 if row in used else 0 for row in range(NUM_ROWS)]
-    assert torch.equal(batch[NAME], kept.order_B)
+    assert kept.lengths_P.tolist() == [row + 1 if row in used else 0 for row in range(NUM_ROWS)]
+    assert torch.equal(batch[NAME], kept.order_P)
     assert updates_of(batch[NAME], num_ranks) == [each.tolist() for each in ROWS.split(ROWS_PER_UPDATE)]
     num_alone = sum(row not in excluded and (row ^ 1) in excluded for row in range(NUM_ROWS))
     assert kept.metrics()[ALONE_FRACTION] == num_alone / NUM_ROWS

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from pydantic import JsonValue
 
 from rljob_api.base import WireModel
@@ -22,24 +23,29 @@ from rljob_api.constants import CONTRACT_VERSION
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.scalars import Count, Flag, PositiveCount
 from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.checkpoints.errors import DamagedError
 from rljob_trainer.checkpoints.layout import read_sealed, seal
 from rljob_trainer.checkpoints.storage import durable_file, make_folder, storage_errors, write_all
 from rljob_trainer.controller.sampler import Ticket
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.datasets.prompts import PromptRow
-from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, SamplingSettings
+from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.workers.columns import (
+    HAS_ENGINE_ERROR,
     IS_TRUNCATED,
+    NUM_TOKENS,
     PLAIN_RESPONSE_TEXTS,
     POLICY_VERSIONS,
+    PROMPT_LENGTHS,
+    RESPONSE_LENGTHS,
     RESPONSE_MASK,
     RESPONSE_TEXTS,
     ROLLOUT_LOGPROBS,
+    SAMPLE_IDS,
     TOKENS,
 )
-from rljob_trainer.workers.rollout import rollout_columns
 
 log = logging.getLogger(__name__)
 
@@ -47,17 +53,24 @@ FILE_NAME = "finished-groups.json"
 """File name in the folder of the checkpoints."""
 COLUMNS = (
     *(TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS),
-    *(IS_TRUNCATED, RESPONSE_TEXTS, PLAIN_RESPONSE_TEXTS),
+    *(SAMPLE_IDS, IS_TRUNCATED, PROMPT_LENGTHS, RESPONSE_LENGTHS, RESPONSE_TEXTS, PLAIN_RESPONSE_TEXTS),
 )
-"""The columns from which the responses can be made again."""
+"""The columns from which the rows can be made again."""
 
 
-class SavedResponse(WireModel):
-    """A response. Numbers per token are base64 of little-endian int32 or float32."""
+class SavedRow(WireModel):
+    """A row of a response. Numbers per token are base64 of little-endian int32 or float32, or of bytes 0 and 1."""
 
+    response: Count
+    """The number of the response in its group. The rows of a response follow each other."""
     token_ids: str
+    mask: str
     logprobs: str
+    """Of the tokens that the mask marks."""
     policy_versions: str
+    """Of the tokens that the mask marks."""
+    prompt_length: Count
+    response_length: Count
     text: str
     plain_text: str
     is_truncated: Flag
@@ -69,8 +82,8 @@ class SavedGroup(WireModel):
     ordinal: Count
     number: Count
     prompt: str
-    """Token ids of the prompt, as in SavedResponse: another dataset may have another prompt at the same place."""
-    responses: tuple[SavedResponse, ...]
+    """Token ids of the prompt, as in SavedRow: another dataset may have another prompt at the same place."""
+    rows: tuple[SavedRow, ...]
 
 
 class SavedGroups(WireModel):
@@ -90,9 +103,10 @@ class SavedGroups(WireModel):
 
 @dataclass(frozen=True)
 class _Rows:
-    """The responses of a group."""
+    """The rows of the responses of a group."""
 
     ticket: Ticket
+    prompt: PromptRow
     batch: DataProto
 
 
@@ -133,18 +147,15 @@ class FinishedGroups:
         """Drops the groups of the previous step."""
         self._step.clear()
 
-    def add(self, ticket: Ticket, batch: DataProto) -> None:
-        """Adds a finished group of this step; `batch`: its responses."""
-        self._step.append(_Rows(ticket, batch.only(COLUMNS)))
+    def add(self, ticket: Ticket, prompt: PromptRow, batch: DataProto) -> None:
+        """Adds a finished group of this step; `batch`: the rows of its responses."""
+        self._step.append(_Rows(ticket, prompt, batch.only(COLUMNS)))
 
     def take(self, ticket: Ticket, prompt: PromptRow) -> DataProto | None:
-        """Returns the columns of a rollout of the group, if an earlier attempt has saved it for the same prompt. Each
-        group can be taken once."""
+        """Returns the columns of a rollout of the group, if an earlier attempt has saved it for the same prompt.
+        SAMPLE_IDS are the numbers of the responses in the group. Each group can be taken once."""
         group = self._saved.pop(ticket, None)
-        if group is None or group.prompt != _encoded(np.array(prompt.token_ids), "<i4"):
-            return None
-        responses = [_response(each) for each in group.responses]
-        return rollout_columns([tuple(prompt.token_ids)] * len(responses), responses)
+        return _columns(group.rows) if group is not None and group.prompt == _encoded_prompt(prompt) else None
 
     def save(self, checkpoint: str, step: int) -> None:
         """Saves the finished groups of step `step`; `checkpoint` is the folder name of the newest checkpoint. If this
@@ -158,7 +169,7 @@ class FinishedGroups:
                 checkpoint=checkpoint,
                 step=step,
                 settings=self.settings,
-                groups=tuple(_saved_group(each.ticket, each.batch) for each in self._step),
+                groups=tuple(map(_saved_group, self._step)),
             )
             with storage_errors(self.path.parent, "saving finished groups"):
                 make_folder(self.path.parent)
@@ -206,39 +217,69 @@ class FinishedGroups:
             log.warning("%s: finished groups cannot be removed: %s", self.path, error.strerror)
 
 
-def _saved_group(ticket: Ticket, batch: DataProto) -> SavedGroup:
-    """The responses of a group; reads them from the workers. Raises TrainerError."""
-    rows = batch.fetched()
-    columns = [rows.ragged_column(name).row_tensors() for name in (TOKENS, ROLLOUT_LOGPROBS, POLICY_VERSIONS)]
-    masks = rows.ragged_column(RESPONSE_MASK).row_tensors()
-    texts = zip(*map(rows.object_column, (RESPONSE_TEXTS, PLAIN_RESPONSE_TEXTS)), strict=True)
-    prompt = columns[0][0][~masks[0]].numpy()
-    responses = tuple(
-        SavedResponse(
-            token_ids=_encoded(tokens[mask].numpy(), "<i4"),
-            logprobs=_encoded(logprobs[mask].numpy(), "<f4"),
-            policy_versions=_encoded(versions[mask].numpy(), "<i4"),
-            text=str(text),
-            plain_text=str(plain),
-            is_truncated=is_truncated,
-        )
-        for tokens, logprobs, versions, mask, (text, plain), is_truncated in zip(
-            *columns, masks, texts, rows[IS_TRUNCATED].tolist(), strict=True
-        )
+def _saved_group(group: _Rows) -> SavedGroup:
+    """The rows of a group; reads them from the workers. Raises TrainerError."""
+    rows = group.batch.fetched()
+    _, numbers = torch.unique_consecutive(rows[SAMPLE_IDS], return_inverse=True)
+    tokens, masks, logprobs, versions = (
+        rows.ragged_column(name).row_tensors() for name in (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS)
     )
-    return SavedGroup(ordinal=ticket.ordinal, number=ticket.number, prompt=_encoded(prompt, "<i4"), responses=responses)
+    texts, plain_texts = map(rows.object_column, (RESPONSE_TEXTS, PLAIN_RESPONSE_TEXTS))
+    saved = tuple(
+        SavedRow(
+            response=number,
+            token_ids=_encoded(tokens[row].numpy(), "<i4"),
+            mask=_encoded(masks[row].numpy(), "|b1"),
+            logprobs=_encoded(logprobs[row][masks[row]].numpy(), "<f4"),
+            policy_versions=_encoded(versions[row][masks[row]].numpy(), "<i4"),
+            prompt_length=int(rows[PROMPT_LENGTHS][row]),
+            response_length=int(rows[RESPONSE_LENGTHS][row]),
+            text=str(texts[row]),
+            plain_text=str(plain_texts[row]),
+            is_truncated=bool(rows[IS_TRUNCATED][row]),
+        )
+        for row, number in enumerate(numbers.tolist())
+    )
+    ticket = group.ticket
+    return SavedGroup(ordinal=ticket.ordinal, number=ticket.number, prompt=_encoded_prompt(group.prompt), rows=saved)
 
 
-def _response(saved: SavedResponse) -> FinishedSequence:
-    return FinishedSequence(
-        request_id="",
-        token_ids=tuple(_decoded(saved.token_ids, "<i4").tolist()),
-        logprobs=tuple(_decoded(saved.logprobs, "<f4").tolist()),
-        policy_versions=tuple(_decoded(saved.policy_versions, "<i4").tolist()),
-        text=saved.text,
-        plain_text=saved.plain_text,
-        finish_reason=FinishReason.LENGTH if saved.is_truncated else FinishReason.STOP,
+def _columns(rows: Sequence[SavedRow]) -> DataProto:
+    masks = [torch.from_numpy(_decoded(row.mask, "|b1").copy()) for row in rows]
+    lengths = torch.tensor([len(mask) for mask in masks])
+    mask = RaggedColumn(torch.cat(masks), lengths)
+
+    def at_marked(texts: list[str], dtype: str, other: float) -> RaggedColumn:
+        """A column with the decoded values at marked tokens, and `other` elsewhere."""
+        found = torch.from_numpy(np.concatenate([_decoded(text, dtype) for text in texts]))
+        values = torch.full((len(mask.values),), other, dtype=found.dtype)
+        values[mask.values] = found
+        return RaggedColumn(values, lengths)
+
+    return DataProto(
+        {
+            SAMPLE_IDS: torch.tensor([row.response for row in rows]),
+            RESPONSE_LENGTHS: torch.tensor([row.response_length for row in rows]),
+            PROMPT_LENGTHS: torch.tensor([row.prompt_length for row in rows]),
+            NUM_TOKENS: lengths,
+            IS_TRUNCATED: torch.tensor([row.is_truncated for row in rows]),
+            HAS_ENGINE_ERROR: torch.zeros(len(rows), dtype=torch.bool),
+        },
+        {
+            RESPONSE_TEXTS: tuple(row.text for row in rows),
+            PLAIN_RESPONSE_TEXTS: tuple(row.plain_text for row in rows),
+        },
+        ragged={
+            TOKENS: RaggedColumn.from_rows([_decoded(row.token_ids, "<i4") for row in rows], torch.int64),
+            RESPONSE_MASK: mask,
+            ROLLOUT_LOGPROBS: at_marked([row.logprobs for row in rows], "<f4", 0.0),
+            POLICY_VERSIONS: at_marked([row.policy_versions for row in rows], "<i4", -1),
+        },
     )
+
+
+def _encoded_prompt(prompt: PromptRow) -> str:
+    return _encoded(np.array(prompt.token_ids), "<i4")
 
 
 def _encoded(values: npt.NDArray[np.generic], dtype: str) -> str:
