@@ -168,7 +168,7 @@ class StepRows:
         is_read_B = self.is_kept_B if self.plan.algorithm.kl.is_in_reward else self.is_trained_B
         rows = self.rollout.rows.only(TOKEN_COLUMNS)
         if self.plan.num_data_ranks > 1:
-            rows = rows.rows(self.layout.source_P[self.order_P])
+            rows = self.for_workers(rows)
         return rows.with_columns(
             {
                 IS_TRAINED: self.spread(is_read_B),
@@ -241,7 +241,8 @@ class StepRows:
         """Returns the workers' batch of these rows. `batch`: that of the rows `before`; `responses_B`: the response
         there for each response here."""
         places_R = before.own_rows(torch.arange(len(batch)))[row_numbers(before.num_rows_B, responses_B)]
-        rows = batch.without([PASS_MICRO_BATCHES]).rows(places_R[self.layout.source_P[self.order_P]])
+        planned_before = [name for name in (PASS_MICRO_BATCHES, RESPONSE_NUMBERS) if name in batch]
+        rows = self.for_workers(batch.without(planned_before).rows(places_R))
         columns = self._of_updates(self.row_plan)
         if self.layout.is_padding_P.any():
             columns[IS_TRAINED] = rows[IS_TRAINED] & ~self.layout.is_padding_P[self.order_P]
