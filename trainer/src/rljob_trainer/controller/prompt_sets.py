@@ -12,7 +12,7 @@ from pathlib import Path
 from rljob_api.v1alpha1.dataset import Dataset
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.training import Training
-from rljob_trainer.controller.answer_checks import refuse_unusable
+from rljob_trainer.controller.checks.answers import refuse_unusable
 from rljob_trainer.datasets.prompts import (
     DATASET,
     EVALUATION_DATASET,
