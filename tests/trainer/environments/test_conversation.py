@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 
 from rljob_api.v1alpha1.model import Model
 from rljob_testing.models import chat_models, tiny_models
+from rljob_testing.models.scripted_policies import Policy, conversation_of, text_of, user
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason
-from rljob_trainer.engines.rollout.response_text import response_decoder
 from rljob_trainer.environments.conversation import (
     NOT_SAMPLED_VERSION,
     Conversation,
@@ -45,48 +45,6 @@ WITHOUT_END = chat_models.TEMPLATES["colon"].replace("ASSISTANT:", "ASSISTANT: "
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 KNOWN_TEXT = st.text(st.characters(exclude_categories=["Cs"], max_codepoint=0xFFFF), max_size=30)
 """SmolLM2 has no tokens for some bytes of rarer characters."""
-
-
-class Policy:
-    """A policy whose turns a test chooses."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        self.tokenizer = tokenizer
-        self.stop = stop
-        self.decoder = response_decoder(tokenizer)
-
-    def turn(self, conversation: Conversation, text: str, reason: FinishReason = FinishReason.STOP) -> FinishedSequence:
-        """A turn of these characters; special tokens are written as in templates."""
-        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
-        found = self.decoder.response_text(conversation.token_ids, token_ids, self.stop)
-        logprobs = tuple(-1.0 - n for n in range(len(token_ids)))
-        versions = tuple(7 for _ in token_ids)
-        return FinishedSequence("1", tuple(token_ids), logprobs, versions, found.text, found.plain, reason)
-
-
-def conversation_of(
-    folder: Path,
-    template: str,
-    messages: list[ChatMessage],
-    *,
-    tools: Sequence[ToolSchema] = (),
-    starts_new_rows: bool = False,
-) -> tuple[Conversation, Policy]:
-    responses = chat_models.HERMES_RESPONSES if tools else None
-    eos = "<|im_end|>" if "<|im_end|>" in template else "<|eot_id|>"
-    saved = chat_models.save(folder, template, eos_token=eos, are_special=False, response_template=responses)
-    turn_template = TurnTemplate(Tokenizer(saved), tools)
-    parser = turn_parser(turn_template)
-    conversation = Conversation(turn_template, parser, messages, starts_new_rows=starts_new_rows)
-    return conversation, Policy(turn_template.tokenizer)
-
-
-def user(content: str) -> ChatMessage:
-    return {"role": "user", "content": content}
-
-
-def text_of(conversation: Conversation, policy: Policy) -> str:
-    return policy.tokenizer.decode(conversation.token_ids, skip_special_tokens=False)
 
 
 def check_columns(conversation: Conversation, turns: Sequence[FinishedSequence]) -> None:
@@ -280,61 +238,6 @@ def test_unpaired_surrogates_of_messages_are_replaced(tmp_path: Path) -> None:
     assert conversation.add_messages([user("é\udfff\ud83d\ude00")])
     assert "a\ufffd<|im_end|>" in text_of(conversation, policy)
     assert "é\ufffd\U0001f600<|im_end|>" in text_of(conversation, policy)
-
-
-def test_a_template_that_removes_thinking_is_noticed_in_a_conversation(tmp_path: Path) -> None:
-    conversation, policy = conversation_of(tmp_path, chat_models.TEMPLATES["Qwen3"], [user("2 + 2?")])
-    for answer, is_rewritten in (("4", False), ("<think>\nadd\n</think>\n\n5", True)):
-        assert not conversation.is_rewritten
-        turn = policy.turn(conversation, f"{answer}<|im_end|>")
-        conversation.add_turn(turn)
-        assert not conversation.is_rewritten
-        assert conversation.add_messages([user("next")])
-        assert conversation.is_rewritten is is_rewritten
-    assert "<think>\nadd\n</think>\n\n5<|im_end|>\n<|im_start|>user\nnext" in text_of(conversation, policy)
-
-
-def test_a_rewritten_conversation_goes_on_in_a_new_row(tmp_path: Path) -> None:
-    """The template removes the thinking of the second turn. Then the third turn begins a row whose prompt is what the
-    template writes. Every sampled token is in one row."""
-    template = chat_models.TEMPLATES["Qwen3"]
-    conversation, policy = conversation_of(tmp_path, template, [user("2 + 2?")], starts_new_rows=True)
-    turns = []
-    for answer in ("4", "<think>\nadd\n</think>\n\n5"):
-        turns.append(policy.turn(conversation, f"{answer}<|im_end|>"))
-        conversation.add_turn(turns[-1])
-        assert conversation.add_messages([user("next")])
-    rendered = policy.tokenizer.render_chat(conversation.messages)
-    assert text_of(conversation, policy) == rendered
-    assert "add" not in rendered
-    assert conversation.num_prompt_tokens == len(conversation.token_ids)
-    turns.append(policy.turn(conversation, "6<|im_end|>"))
-    conversation.add_turn(turns[-1])
-    assert (conversation.num_turns, conversation.num_sampled_tokens) == (3, sum(len(turn.token_ids) for turn in turns))
-    assert conversation.response_text == rendered.removeprefix(conversation.prompt_text) + "6"
-    transcript = conversation.transcript(may_be_rewritten=True)
-    assert transcript.is_rewritten
-    first, second = transcript.rows
-    assert [sum(first.mask), sum(second.mask)] == [sum(len(turn.token_ids) for turn in turns[:2]), 2]
-    sampled = [
-        token
-        for row in transcript.rows
-        for token, is_sampled in zip(row.token_ids[row.num_prompt_tokens :], row.mask, strict=True)
-        if is_sampled
-    ]
-    assert sampled == [token for turn in turns for token in turn.token_ids]
-
-
-def test_a_new_row_must_fit_and_needs_a_turn(tmp_path: Path) -> None:
-    template = chat_models.TEMPLATES["Qwen3"]
-    conversation, policy = conversation_of(tmp_path, template, [user("2 + 2?")], starts_new_rows=True)
-    conversation.add_turn(policy.turn(conversation, "<think>\nadd\n</think>\n\n5<|im_end|>"))
-    before = list(conversation.token_ids)
-    assert not conversation.add_messages([user("next")], max_tokens=10)
-    assert conversation.token_ids == before
-    assert conversation.add_messages([user("next")])
-    [row] = conversation.transcript(may_be_rewritten=False).rows
-    assert list(row.token_ids) == before
 
 
 SYSTEM: ChatMessage = {"role": "system", "content": "Be brief."}
