@@ -174,7 +174,7 @@ def test_the_end_token_helps_a_response_template(tmp_path: Path) -> None:
         "repeats": True,
         "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
     }
-    responses = {"start_anchor": "<|User|>", "fields": {"tool_calls": call_field, "content": {}}}
+    responses: dict[str, object] = {"start_anchor": "<|User|>", "fields": {"tool_calls": call_field, "content": {}}}
     folder = chat_models.save(tmp_path, jinja, eos_token="<|eot_id|>", response_template=responses)
     template = TurnTemplate(Tokenizer(folder), [ADD])
     parser = turn_parser(template)
