@@ -20,6 +20,7 @@ from rljob_trainer.workers.columns import (
     HAS_ENGINE_ERROR,
     IS_TRUNCATED,
     NUM_TOKENS,
+    OUTCOMES,
     POLICY_VERSIONS,
     PROMPT_LENGTHS,
     RESPONSE_LENGTHS,
@@ -31,7 +32,7 @@ from rljob_trainer.workers.columns import (
 
 TURN = 3
 """Sampled tokens of a turn; one token of a message follows."""
-NUMBERS = (SAMPLE_IDS, PROMPT_LENGTHS, IS_TRUNCATED, HAS_ENGINE_ERROR)
+NUMBERS = (SAMPLE_IDS, PROMPT_LENGTHS, OUTCOMES, IS_TRUNCATED, HAS_ENGINE_ERROR)
 
 
 class Turns(replays.ReplayedRollouts):
