@@ -265,7 +265,10 @@ class Sampler:
 
     def _retry_failed(self, batch: DataProto) -> DataProto:
         """Requests the responses that an engine did not complete once more, from the same engine. Returns the others,
-        and those that an engine did not complete for the second time."""
+        and those that an engine did not complete for the second time. Rollouts with an environment are not requested
+        again: their workers have tried as often as the job allows."""
+        if ENVIRONMENT_RESULTS in batch:
+            return batch
         failed = batch[SAMPLE_IDS][batch[HAS_ENGINE_ERROR]].tolist()
         again = set(failed) - self._requested_again
         if not again:

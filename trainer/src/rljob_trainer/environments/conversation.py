@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason
+from rljob_trainer.environments.returned_values import REPLY_ROLES
 from rljob_trainer.environments.tool_calls import ParsedTurn, TurnParser
 from rljob_trainer.environments.transcript import TokenRow, Transcript
 from rljob_trainer.environments.turn_template import TemplateText, TurnTemplate
@@ -20,8 +21,6 @@ from rljob_trainer.models.tokenizer import ChatMessage
 
 NOT_SAMPLED_VERSION = -1
 """Policy version of tokens that were not sampled."""
-ENVIRONMENT_ROLES = ("user", "tool", "system")
-"""Roles of messages that may follow a turn of the assistant."""
 
 
 class Conversation:
@@ -277,7 +276,7 @@ def checked_messages(value: object, where: str, *, any_role: bool = False) -> li
 
     Args:
         where: What returned the value, for messages.
-        any_role: Also accept roles other than those of ENVIRONMENT_ROLES, such as `assistant`, for a prompt.
+        any_role: Also accept roles other than those of REPLY_ROLES, such as `assistant`, for a prompt.
 
     Raises EnvironmentMessageError if the value is something else, an empty list, or has other keys.
     """
@@ -297,9 +296,9 @@ def checked_messages(value: object, where: str, *, any_role: bool = False) -> li
                     f"{where}: message {number} must be a mapping with the strings role and content "
                     f"(seen: {item!r:.80})"
                 )
-        if not any_role and role not in ENVIRONMENT_ROLES:
+        if not any_role and role not in REPLY_ROLES:
             raise EnvironmentMessageError(
-                f"{where}: message {number} has the role {role!r}; use one of {', '.join(ENVIRONMENT_ROLES)}"
+                f"{where}: message {number} has the role {role!r}; use one of {', '.join(REPLY_ROLES)}"
             )
         _copy_names(message, others, f"{where}: message {number}")
         messages.append(message)

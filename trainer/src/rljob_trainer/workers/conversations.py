@@ -49,6 +49,8 @@ from rljob_trainer.workers.columns import (
 
 LOST = Transcript((TokenRow((0,), 1, (), (), ()),), (), "", "", "", 0)
 """Stands for a rollout that was lost: a row with a token that was not sampled."""
+LOST_CHAT: tuple[ChatMessage, ...] = ({"role": "user", "content": "lost"},)
+"""What a reward model reads for it, because its batches have all rows."""
 
 
 def episode_requests(batch: DataProto, sampling: SamplingSettings, numbers: Iterator[int]) -> list[EpisodeRequest]:
@@ -118,7 +120,7 @@ def conversation_columns(episodes: Sequence[FinishedEpisode], ids: Sequence[int]
             PROMPT_TEXTS: objects([each.prompt_text for each in found]),
             TURN_BEGINNINGS: ("",) * len(rows),
             RESPONSE_TEXTS: objects([each.response_text for each in found]),
-            PROMPT_MESSAGES: objects([each.messages[:-1] for each in found]),
+            PROMPT_MESSAGES: objects([_before_last_turn(each) for each in found]),
             PLAIN_TURN_BEGINNINGS: ("",) * len(rows),
             PLAIN_RESPONSE_TEXTS: objects([each.last_turn for each in found]),
             MESSAGES: objects([each.messages for each in found]),
@@ -127,6 +129,15 @@ def conversation_columns(episodes: Sequence[FinishedEpisode], ids: Sequence[int]
             ),
         },
     )
+
+
+def _before_last_turn(transcript: Transcript) -> tuple[Mapping[str, object], ...]:
+    """The messages before the policy's last turn: what a reward model reads as the prompt. If the rollout ended before
+    the policy answered, messages of the environment follow the last turn, and are left out."""
+    turns = [place for place, message in enumerate(transcript.messages) if message["role"] == "assistant"]
+    if transcript.num_turns:
+        return transcript.messages[: turns[-1]]
+    return transcript.messages or LOST_CHAT
 
 
 def _messages(value: object) -> tuple[ChatMessage, ...] | None:

@@ -40,6 +40,8 @@ class EnvironmentRolloutWorker(RolloutWorker):
         """SAMPLE_IDS of the rollouts that were submitted and not taken or aborted, by the number of the request."""
         self._numbers = count()
         self._num_submits = 0
+        self._num_released = 0
+        """The value of `_num_submits` at the last release."""
 
     def submit(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
         """Begins one rollout per row; see `episode_requests` for the columns. Returns a batch without columns."""
@@ -76,5 +78,8 @@ class EnvironmentRolloutWorker(RolloutWorker):
 
     def _release(self) -> None:
         """Lets the ranks that follow this one stop, and waits until the loop's thread does not use the engine."""
-        self.loop.release(self._num_submits)
+        if self._num_released < self._num_submits:
+            # Otherwise no rank follows, and this rank would wait for them in a collective.
+            self.loop.release(self._num_submits)
+            self._num_released = self._num_submits
         self.loop.wait_until_idle()
