@@ -16,6 +16,7 @@ from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.environments.episode import EpisodeRequest, FinishedEpisode
 from rljob_trainer.environments.transcript import TokenRow, Transcript
+from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.tokenizer import ChatMessage
 from rljob_trainer.workers.columns import (
     DATASET_ROWS,
@@ -70,8 +71,15 @@ def episode_requests(batch: DataProto, sampling: SamplingSettings, numbers: Iter
 
 def conversation_columns(episodes: Sequence[FinishedEpisode]) -> DataProto:
     """Returns the columns of finished rollouts: those of `rollout_columns`, the prompts, and what happened in the
-    conversations. A rollout that was lost has a row of one token that was not sampled."""
+    conversations. A rollout that was lost has a row of one token that was not sampled. Raises ConfigurationError if a
+    rollout has several rows."""
     found = [episode.transcript or LOST for episode in episodes]
+    for transcript in found:
+        if len(transcript.rows) > 1:
+            raise ConfigurationError(
+                f"spec.training.environment: a rollout has {len(transcript.rows)} rows of tokens, but only one can be "
+                "trained yet; the agent must send back all messages of its conversation, unchanged and in one branch"
+            )
     rows = [transcript.rows[0] for transcript in found]
     lengths_B = torch.tensor([len(row.token_ids) for row in rows], dtype=torch.int64)
 
