@@ -48,8 +48,8 @@ class EnvironmentClass(WireModel):
 
 
 class EnvironmentSession(WireModel):
-    """A function that Python can import (see spec.code), called for each rollout. `run(session, row)`, which may be
-    async, sends chat completions to `session.base_url`, with the key `session.api_key`, and returns the score."""
+    """A function in a module that Python can import. `run(session, row)` sends chat completions to `session.base_url`
+    with the key `session.api_key`, and returns the score."""
 
     path: FunctionPath
     """For example `my_agent:run`."""
