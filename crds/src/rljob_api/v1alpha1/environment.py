@@ -90,8 +90,8 @@ class Environment(WireModel):
     timeout_seconds: TimeLimit = 60.0
     """Time limit for one call of the environment, in seconds.
 
-    Time in which the process waits for a CPU core does not count. The process is killed at the limit. With type Session
-    the limit of the agent is maxSeconds plus this."""
+    Time in which the process waits for a CPU core does not count. The process is killed at the limit. An
+    agent has this time after maxSeconds."""
     rollouts_per_process: PositiveCount = 1
     """Number of rollouts that share an environment process.
 
@@ -99,7 +99,7 @@ class Environment(WireModel):
     retries: Count = 2
     """Number of further attempts of a rollout after a failure that the policy did not cause.
 
-    Such failures are a process that died, or the failure of another rollout in the same process. After the last attempt
+    Examples are a process that died, or the failure of another rollout in it. After the last attempt
     the rollout is excluded; see training.maxFailureRate."""
     on_rewrite: RewritePolicy = RewritePolicy.KEEP
     """What happens if the chat template changes earlier turns."""
