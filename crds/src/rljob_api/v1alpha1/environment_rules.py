@@ -6,7 +6,7 @@ from __future__ import annotations
 from rljob_api.rule import Path, rule
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.dataset import Dataset
-from rljob_api.v1alpha1.environment import RewritePolicy
+from rljob_api.v1alpha1.environment import EnvironmentType, RewritePolicy
 from rljob_api.v1alpha1.recipes import advantage_type, is_chosen_cel
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.training import Training
@@ -103,10 +103,11 @@ TRAINING_ENVIRONMENT_RULES = (
         Training,
         "Training.environmentClasses",
         field=".environment.classes",
-        cel="!has(self.environment) || size(self.environment.classes) == 1 || has(self.dataset)",
+        cel="!has(self.environment) || !has(self.environment.classes) || size(self.environment.classes) == 1"
+        " || has(self.dataset)",
         wrong="several classes require training.dataset, whose column `environment` names the class of each row",
         advice="add a dataset, or use one class",
-        holds=lambda t: t.environment is None or len(t.environment.classes) == 1 or t.dataset is not None,
+        holds=lambda t: t.environment is None or len(t.environment.classes or ()) <= 1 or t.dataset is not None,
     ),
     rule(
         Training,
@@ -152,5 +153,19 @@ TRAINING_ENVIRONMENT_RULES = (
         wrong="must be at most rollout.maxNewTokens, the limit of all turns together",
         advice="reduce maxTurnTokens, or increase rollout.maxNewTokens",
         holds=_turn_fits,
+    ),
+    rule(
+        Training,
+        "Training.sessionAdvantage",
+        field=".algorithm",
+        cel="!has(self.environment) || self.environment.type != 'Session' || !"
+        + is_chosen_cel("self.algorithm", "advantage", [AdvantageType.GAE]),
+        wrong="GAE cannot be used with an environment of type Session",
+        advice="choose another type, such as GRPO",
+        holds=lambda t: (
+            t.environment is None
+            or t.environment.type is not EnvironmentType.SESSION
+            or advantage_type(t.algorithm) is not AdvantageType.GAE
+        ),
     ),
 )

@@ -9,7 +9,8 @@ Legend: P tokens of the prompt, R tokens after the prompt (turns, their ends, me
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from copy import copy
+from dataclasses import dataclass, replace
 
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason
 from rljob_trainer.environments.returned_values import REPLY_ROLES
@@ -21,6 +22,25 @@ from rljob_trainer.models.tokenizer import ChatMessage
 
 NOT_SAMPLED_VERSION = -1
 """Policy version of tokens that were not sampled."""
+
+
+@dataclass(frozen=True)
+class RecordedTurn:
+    """A turn of the assistant in a conversation."""
+
+    sequence: FinishedSequence
+    parsed: ParsedTurn
+    beginning: str
+    """What the template has written before the turn that already belongs to it."""
+    start: int
+    """The position of its first token in the tokens of the conversation."""
+    num_messages: int
+    """The number of messages up to and including the turn."""
+
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return self.start + len(self.sequence.token_ids)
 
 
 class Conversation:
@@ -62,15 +82,15 @@ class Conversation:
         """R: log-probabilities of the sampled tokens; 0 for other tokens."""
         self.policy_versions: list[int] = []
         """R: the engine's policy version for the sampled tokens; NOT_SAMPLED_VERSION for other tokens."""
-        self.num_turns = 0
+        self.turns: list[RecordedTurn] = []
         self._before_turn: TemplateText | None = prompt
         """What the template has written before the turn that comes next; None after a turn."""
         self._row_prompt = prompt.text
-        self._beginning = ""
-        self._turn: FinishedSequence | None = None
-        self._parsed: ParsedTurn | None = None
-        self._turn_start = self.num_prompt_tokens
-        """The position in `token_ids` of the last turn."""
+
+    @property
+    def num_turns(self) -> int:
+        """The number of turns, in all rows."""
+        return len(self.turns)
 
     @property
     def response_token_ids(self) -> list[int]:
@@ -93,13 +113,33 @@ class Conversation:
                 f"{len(turn.policy_versions)} policy versions"
             )
         before, self._before_turn = self._before_turn, None
-        self._turn, self._turn_start, self._beginning = turn, len(self.token_ids), before.turn_beginning
+        start = len(self.token_ids)
         self._append(turn.token_ids, turn.logprobs, turn.policy_versions, sampled=True)
-        self.num_turns += 1
         end = self._template.end_token(turn.token_ids)
-        self._parsed = self._parser.parse(before.text, before.turn_beginning, turn.text, end)
-        self.messages.append(self._parsed.message)
-        return self._parsed
+        parsed = self._parser.parse(before.text, before.turn_beginning, turn.text, end)
+        self.messages.append(parsed.message)
+        self.turns.append(RecordedTurn(turn, parsed, before.turn_beginning, start, len(self.messages)))
+        return parsed
+
+    def ends_with_turn(self, num_turns: int) -> bool:
+        """Whether the conversation has this number of turns, and nothing after the last one."""
+        return self._before_turn is None and num_turns == len(self.turns)
+
+    def branch(self, num_turns: int) -> Conversation:
+        """Returns a copy of the conversation up to the end of its `num_turns`-th turn (at least 1), which can go on in
+        another way. Only for conversations that do not start new rows."""
+        assert not self._starts_new_rows, "earlier rows have other tokens"
+        other = copy(self)
+        other.turns = self.turns[:num_turns]
+        last = other.turns[-1]
+        num_added = last.end - self.num_prompt_tokens
+        other.messages = self.messages[: last.num_messages]
+        other.token_ids = self.token_ids[: last.end]
+        other.mask, other.logprobs = self.mask[:num_added], self.logprobs[:num_added]
+        other.policy_versions = self.policy_versions[:num_added]
+        other._num_sampled = sum(other.mask)
+        other._before_turn = None
+        return other
 
     def add_messages(self, messages: Sequence[ChatMessage], max_tokens: int | None = None) -> bool:
         """Appends messages of the environment and the beginning of the next turn.
@@ -111,14 +151,14 @@ class Conversation:
         Returns False, and changes nothing, if the conversation would have more than `max_tokens` tokens. Raises
         ChatTemplateError if the template rejects the messages, and DataError if no turn precedes them.
         """
-        if self._turn is None or self._parsed is None or self._before_turn is not None or not messages:
+        if not self.turns or self._before_turn is not None or not messages:
             raise DataError(f"{len(messages)} messages cannot be added: they must follow a turn of the assistant")
-        added = [_encodable(message) for message in messages]
+        added, last = [_encodable(message) for message in messages], self.turns[-1]
         written = self._template.after_turn(
-            self._turn.token_ids,
+            last.sequence.token_ids,
             added,
-            after_tool_calls=bool(self._parsed.tool_calls),
-            is_stopped=self._turn.finish_reason is FinishReason.STOP,
+            after_tool_calls=bool(last.parsed.tool_calls),
+            is_stopped=last.sequence.finish_reason is FinishReason.STOP,
         )
         if self._starts_new_rows:
             conversation = [*self.messages, *added]
@@ -143,7 +183,6 @@ class Conversation:
         self.token_ids, self.num_prompt_tokens = list(prompt.token_ids), len(prompt.token_ids)
         self.mask, self.logprobs, self.policy_versions = [], [], []
         self.messages, self._before_turn, self._row_prompt = conversation, prompt, prompt.text
-        self._turn_start = self.num_prompt_tokens
         return True
 
     @property
@@ -156,21 +195,25 @@ class Conversation:
         """The text after `prompt_text`: all turns and messages with special tokens, without the end of the last turn.
         It begins with the beginning of the first turn, if the template writes one. With several rows it is that of the
         last one."""
-        if self._turn is None or self._before_turn is not None:
+        if not self.turns or self._before_turn is not None:
             whole = self._row_text(len(self.token_ids))
         else:
-            whole = self._row_text(self._turn_start) + self._turn.text
+            last = self.turns[-1]
+            whole = self._row_text(last.start) + last.sequence.text
         return whole.removeprefix(self.prompt_text)
 
     @property
     def last_turn_text(self) -> str:
         """The last turn with special tokens and its beginning, without its end; empty before the first turn."""
-        return self._beginning + self._turn.text if self._turn else ""
+        return self.turns[-1].beginning + self.turns[-1].sequence.text if self.turns else ""
 
     @property
     def last_turn_plain_text(self) -> str:
         """The last turn without special tokens; empty before the first turn."""
-        return self._template.plain_beginning(self._beginning) + self._turn.plain_text if self._turn else ""
+        if not self.turns:
+            return ""
+        last = self.turns[-1]
+        return self._template.plain_beginning(last.beginning) + last.sequence.plain_text
 
     @property
     def is_rewritten(self) -> bool:
@@ -181,7 +224,7 @@ class Conversation:
             return True
         ends_with_turn = self._before_turn is None
         messages = self.messages[:-1] if ends_with_turn else self.messages
-        end = self._turn_start if ends_with_turn else len(self.token_ids)
+        end = self.turns[-1].start if ends_with_turn else len(self.token_ids)
         if end == self.num_prompt_tokens:
             return False
         return self._template.rewrites(messages, self._row_text(end))

@@ -46,6 +46,12 @@ class RolloutPlace:
         """What `get_reward` returns; see `EnvironmentProcess.reward`."""
         return await self.process.reward(self._number)
 
+    async def run(
+        self, name: str, session: Mapping[str, object], row: Mapping[str, object], seed: int
+    ) -> float | dict[str, float] | None:
+        """Runs the agent's function; see `EnvironmentProcess.run`."""
+        return await self.process.run(self._number, name, session, row, seed)
+
     async def close(self) -> None:
         """Ends the rollout; `EnvironmentProcesses.place` does this by itself."""
         await self.process.close(self._number)
@@ -75,6 +81,7 @@ class EnvironmentProcesses:
         max_rollouts: int,
         first_number: int = 0,
         start_timeout_seconds: float = START_TIMEOUT_SECONDS,
+        run_seconds: float = 0.0,
     ) -> None:
         """Starts nothing yet.
 
@@ -83,12 +90,14 @@ class EnvironmentProcesses:
             environment: all environment variables of the processes.
             timeout_seconds: the time limit of a call; time without a core does not count.
             max_rollouts: the number of rollouts that are open at the same time at most.
+            run_seconds: the time limit of an agent's function.
         """
         self._classes = tuple(classes)
         self._log_folder = log_folder
         self._environment = dict(environment)
         self._timeout_seconds = timeout_seconds
         self._start_timeout_seconds = start_timeout_seconds
+        self._run_seconds = run_seconds
         self._rollouts_per_process = rollouts_per_process
         num_processes = -(-max_rollouts // rollouts_per_process)
         self._numbers = range(first_number, first_number + num_processes)
@@ -156,6 +165,7 @@ class EnvironmentProcesses:
                 environment=self._environment,
                 timeout_seconds=self._timeout_seconds,
                 start_timeout_seconds=self._start_timeout_seconds,
+                run_seconds=self._run_seconds,
             )
         except OSError as error:
             raise EnvironmentLostError(f"an environment process cannot be started: {described(error)}") from error

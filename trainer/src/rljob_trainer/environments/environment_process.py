@@ -22,6 +22,7 @@ from rljob_trainer.environments.failures import (
     EnvironmentFailure,
     EnvironmentLostError,
     EnvironmentTimeoutError,
+    ServiceUnreachableError,
 )
 from rljob_trainer.errors import ConfigurationError, TrainerError
 from rljob_trainer.processes.child_process import ChildProcess, InvalidReply, Reply
@@ -42,6 +43,7 @@ _SHOWN = {
     "respond": "the environment's respond",
     "reward": "the environment's get_reward",
     "close": "the environment's close",
+    "run": "the agent's function",
 }
 """The kinds of requests in messages."""
 
@@ -90,17 +92,20 @@ class EnvironmentProcess:
         environment: Mapping[str, str],
         timeout_seconds: float,
         start_timeout_seconds: float = START_TIMEOUT_SECONDS,
+        run_seconds: float = 0.0,
     ) -> None:
         """Starts the process without waiting for it.
 
         Args:
             environment: all environment variables of the process.
             timeout_seconds: the time limit of a call; time without a core does not count.
+            run_seconds: the time limit of `run`.
             start_timeout_seconds: the time limit of importing the classes.
         """
         self._loop = asyncio.get_running_loop()
         self._timeout_seconds = timeout_seconds
         self._start_timeout_seconds = start_timeout_seconds
+        self._run_seconds = run_seconds
         self._classes = {each.name: each for each in classes}
         self._calls: dict[str, _Call] = {}
         """By token, in the order in which they were sent."""
@@ -116,7 +121,7 @@ class EnvironmentProcess:
         self._ending: asyncio.Task[None] | None = None
         self._child = ChildProcess(PROGRAM, log_file, environment, "results")
         self._loop.add_reader(self._child.connection, self._read)
-        frame = encode(["load", [[each.name, each.path, each.arguments, each.where] for each in classes]])
+        frame = encode(["load", [each.to_list() for each in classes]])
         self._loaded = self._send(_Call("load", None, self._loop.create_future()), frame)
         self._loaded.limit = TimeLimit(start_timeout_seconds, time.monotonic(), None)
 
@@ -163,6 +168,14 @@ class EnvironmentProcess:
     async def reward(self, rollout: int) -> float | dict[str, float]:
         """What `get_reward` returns."""
         return cast("float | dict[str, float]", await self._call("reward", rollout))
+
+    async def run(
+        self, rollout: int, name: str, session: Mapping[str, object], row: Mapping[str, object], seed: int
+    ) -> float | dict[str, float] | None:
+        """Runs the agent's function `name` for a whole rollout, and returns its result. `session`: the fields of
+        AgentSession."""
+        arguments = (name, dict(session), dict(row), seed)
+        return cast("float | dict[str, float] | None", await self._call("run", rollout, *arguments))
 
     async def close(self, rollout: int) -> None:
         """Ends a rollout, also one that was never opened."""
@@ -242,7 +255,7 @@ class EnvironmentProcess:
             case ["ERROR", str() as detail]:
                 result = EnvironmentCodeError(detail)
             case ["UNREACHABLE", str() as detail]:
-                result = EnvironmentLostError(detail)
+                result = ServiceUnreachableError(detail)
             case ["REFUSED", str() as text]:
                 result = ConfigurationError(text)
             case _:
@@ -271,6 +284,8 @@ class EnvironmentProcess:
         return TimeLimit(self._limit_seconds(kind), time.monotonic(), self._child.core_use())
 
     def _limit_seconds(self, kind: str) -> float:
+        if kind == "run":
+            return self._run_seconds
         # To describe classes, the process imports transformers.
         return self._start_timeout_seconds if kind in ("load", "describe") else self._timeout_seconds
 

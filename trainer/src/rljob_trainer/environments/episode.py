@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -120,13 +120,7 @@ class Episode:
 
         Raises ConfigurationError or DatasetError if the job cannot work, such as a prompt without room for a turn, and
         the errors of EngineLoop."""
-        for attempt in range(1 + self.limits.retries):
-            try:
-                return await self._attempt()
-            except EnvironmentLostError as error:
-                level = logging.INFO if attempt < self.limits.retries else logging.WARNING
-                log.log(level, "a rollout failed (attempt %d of %d): %s", attempt + 1, 1 + self.limits.retries, error)
-        return FinishedEpisode(self.request.number, Outcome.INFRASTRUCTURE, None)
+        return await with_retries(self.request.number, self.limits.retries, self._attempt)
 
     async def _attempt(self) -> FinishedEpisode:
         self.counts = Counts()
@@ -264,6 +258,18 @@ class Episode:
             return await call
         finally:
             self.counts.environment_seconds += loop.time() - begun
+
+
+async def with_retries(number: int, retries: int, attempt: Callable[[], Awaitable[FinishedEpisode]]) -> FinishedEpisode:
+    """Makes attempts of the rollout `number` until one raises no EnvironmentLostError. Returns the rollout; it has the
+    outcome INFRASTRUCTURE if all `1 + retries` attempts failed."""
+    for failed in range(1 + retries):
+        try:
+            return await attempt()
+        except EnvironmentLostError as error:
+            level = logging.INFO if failed < retries else logging.WARNING
+            log.log(level, "a rollout failed (attempt %d of %d): %s", failed + 1, 1 + retries, error)
+    return FinishedEpisode(number, Outcome.INFRASTRUCTURE, None)
 
 
 def turn_seed(seed: int, turn: int) -> int:

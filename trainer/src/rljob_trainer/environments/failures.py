@@ -23,3 +23,7 @@ class EnvironmentLostError(EnvironmentFailure):
 
     was_killed: bool = False
     """True if SIGKILL ended the process from outside, as when memory runs out."""
+
+
+class ServiceUnreachableError(EnvironmentLostError):
+    """The environment's code could not reach a service, or waited too long for it."""

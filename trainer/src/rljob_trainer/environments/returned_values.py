@@ -73,6 +73,11 @@ def as_reward(value: object) -> float | dict[str, float]:
     return {_text(name, MAX_NAME_CHARACTERS): _named_score(name, score) for name, score in value.items()}
 
 
+def as_result(value: object) -> float | dict[str, float] | None:
+    """What an agent's function returned: as `as_reward`, or None. Raises TypeError or ValueError for anything else."""
+    return None if value is None else as_reward(value)
+
+
 def as_tool_text(value: object, max_characters: int) -> str:
     """The text of a tool's result for the model. Raises ValueError if it is too long, and whatever the value's
     `__str__` raises."""

@@ -45,6 +45,16 @@ class EnvironmentSettings:
     """Environment variables of the processes."""
 
     @property
+    def is_agent(self) -> bool:
+        """Whether the rollouts are sessions of an agent."""
+        return self.classes[0].is_agent
+
+    @property
+    def run_seconds(self) -> float:
+        """Time limit of an agent's function: after the last turn it gets the time of one call for its reward."""
+        return self.limits.max_seconds + self.timeout_seconds
+
+    @property
     def longest_wait_seconds(self) -> float:
         """The longest time in which all rollouts may wait for their environments, so that no turn is generated."""
         return self.limits.max_seconds + (self.limits.retries + 2) * self.timeout_seconds
