@@ -8,6 +8,8 @@ import random
 from calculator import Calculator
 from guess_letter import GuessLetter
 
+RANDOM, SUCCESS = "random", "success"
+"""The names of the two numbers of `get_reward` with random rewards."""
 coin = random.Random(1)
 """Generator of random rewards, one sequence per process."""
 
@@ -20,12 +22,23 @@ class GuessWithoutFeedback(GuessLetter):
         return "?"
 
 
-class GuessWithRandomRewards(GuessLetter):
-    """The score is 1 with a probability of 25 %, about the success of the start model."""
+class GuessWithRandomRewards:
+    """The game, with a reward of 1 with a probability of 25 %, about the success of the start model."""
 
-    def get_reward(self) -> float:
-        """Returns 1 or 0 without looking at the game."""
-        return float(coin.random() < 0.25)
+    def __init__(self) -> None:
+        self._game = GuessLetter()
+
+    def reset(self) -> str:
+        """Hides a letter and returns the first message."""
+        return self._game.reset()
+
+    def respond(self, message: dict[str, str]) -> str | None:
+        """Returns the answer to a guess, or None at the end of the game."""
+        return self._game.respond(message)
+
+    def get_reward(self) -> dict[str, float]:
+        """Returns a reward that does not depend on the game, and the real success."""
+        return {RANDOM: float(coin.random() < 0.25), SUCCESS: self._game.get_reward()}
 
 
 class CalculatorWithoutResults(Calculator):
@@ -41,9 +54,28 @@ class CalculatorWithoutResults(Calculator):
         return "?"
 
 
-class CalculatorWithRandomRewards(Calculator):
-    """The score is 1 with a probability of 10 %, about the success of the start model."""
+class CalculatorWithRandomRewards:
+    """The same tool, with a reward of 1 with a probability of 10 %, about the success of the start model."""
 
-    def get_reward(self) -> float:
-        """Returns 1 or 0 without looking at the conversation."""
-        return float(coin.random() < 0.1)
+    def __init__(self) -> None:
+        self._calculator = Calculator()
+
+    def reset(self, numbers: list[int]) -> str:
+        """Returns the task for the numbers of a row of the dataset."""
+        return self._calculator.reset(numbers)
+
+    def add(self, expression: str) -> str:
+        """Adds two numbers.
+
+        Args:
+            expression: The numbers, for example 12+31.
+        """
+        return self._calculator.add(expression)
+
+    def respond(self, message: dict[str, str]) -> None:
+        """Takes the answer."""
+        self._calculator.respond(message)
+
+    def get_reward(self) -> dict[str, float]:
+        """Returns a reward that does not depend on the conversation, and the real success."""
+        return {RANDOM: float(coin.random() < 0.1), SUCCESS: self._calculator.get_reward()}
