@@ -128,7 +128,10 @@ def result(runs: Runs, example: Example, seed: int, control: str | None = None) 
     of = f"/{SUCCESS}" if control == RANDOM_REWARD else ""
     seconds = sorted(run.series(TIME_PER_STEP))
     found = Result(scores(run, EVAL_GREEDY + of), scores(run, EVAL_SAMPLED + of), seconds[len(seconds) // 2])
-    print(f"{name}: sampled {found.sampled[0]:.1%} -> {last(found.sampled):.1%}, {found.seconds:.2f} s per step", flush=True)
+    print(
+        f"{name}: sampled {found.sampled[0]:.1%} -> {last(found.sampled):.1%}, {found.seconds:.2f} s per step",
+        flush=True,
+    )
     return found
 
 
@@ -153,9 +156,7 @@ def table(
             )
         ]
         print(f"| {name} | {' | '.join(cells)} | {max(results[0].greedy)} |")
-    has_learned = all(
-        last(each.sampled) >= example.target for example in examples for each in learned[example.name]
-    )
+    has_learned = all(last(each.sampled) >= example.target for example in examples for each in learned[example.name])
     gains = [last(each.sampled) - each.sampled[0] for results in controls.values() for each in results]
     is_clean = all(gain <= MAX_CONTROL_GAIN for gain in gains)
     targets = ", ".join(f"{example.name} {example.target:.0%}" for example in examples)

@@ -7,7 +7,7 @@ import re
 class Calculator:
     """One sum. The model's last turn, the one without a call of the calculator, is its answer."""
 
-    def reset(self, numbers: list[int], **row: object) -> str:
+    def reset(self, numbers: list[int]) -> str:
         """Returns the task for the numbers of a row of the dataset."""
         self.sum = sum(numbers)
         self.answer = ""

@@ -47,8 +47,8 @@ RESPONSE_TEMPLATE: dict[str, object] = {
         "content": {},
     },
 }
-"""A turn that ends with an equals sign is a call of the tool; any other turn is the answer. Nothing of the prompt belongs
-to the turn."""
+"""A turn that ends with an equals sign is a call of the tool; any other turn is the answer. Nothing of the prompt
+belongs to the turn."""
 NUM_TURNS = 4
 ANSWER_SHARE, LATE_ANSWER_SHARE = 0.35, 0.6
 """Probability that a player answers in a turn, and the same in the last fifth of the imitation."""
@@ -68,7 +68,9 @@ def main() -> None:
     tokenizer = make_tokenizer([*"0123456789+=:?", TOOL], CHAT_TEMPLATE, RESPONSE_TEMPLATE)
     model = imitate(
         tokenizer,
-        lambda finished: play(generator.choice(train), LATE_ANSWER_SHARE if finished >= 0.8 else ANSWER_SHARE, generator),
+        lambda finished: play(
+            generator.choice(train), LATE_ANSWER_SHARE if finished >= 0.8 else ANSWER_SHARE, generator
+        ),
         steps=arguments.steps,
         batch_size=64,
         learning_rate=3e-3,

@@ -1,4 +1,4 @@
-"""The game of guess-letter.yaml: the model guesses a hidden letter. The class needs no import from RLJob."""
+"""A game for training.environment: the model guesses a hidden letter. The class needs no import from RLJob."""
 
 import random
 
@@ -10,7 +10,7 @@ class GuessLetter:
     """A game of at most six guesses. The answer to a guess is `<` if the hidden letter comes earlier in the alphabet,
     `>` if it comes later, and `?` if the guess was not a letter."""
 
-    def reset(self, **row: object) -> str:
+    def reset(self) -> str:
         """Hides a letter and returns the first message."""
         # `random` has the same seed in all rollouts of a group, so they have the same hidden letter.
         self.letter = random.choice(LETTERS)
