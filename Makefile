@@ -86,10 +86,10 @@ bench: $(INSTALLED) ## Run the benchmarks of bench/ beside verl and TRL, more th
 		echo "== $$program"; name=$${program##*/}; \
 		$(BIN)/python "$$program" --json "runs/bench/$${name%.py}.json" $(BENCH_ARGS); done
 
-proof: export PYTHONPATH := $(CURDIR)/tests/support:$(CURDIR)/e2e/cluster:$(CURDIR)/proof
+proof: export PYTHONPATH := $(CURDIR)/tests/support:$(CURDIR)/e2e/cluster:$(CURDIR)/proof:$(CURDIR)/examples/guess_letter:$(CURDIR)/examples/calculator
 proof: export OMP_NUM_THREADS := 1
-proof: PARTS := algorithms golden old-logprobs reward-model rollout-correction survival
-proof: $(INSTALLED) ## Run experiments that take too long for tests (PART=algorithms, golden, old-logprobs, reward-model, rollout-correction or survival); results in runs/proof, resumable
+proof: PARTS := algorithms environments golden old-logprobs reward-model rollout-correction survival
+proof: $(INSTALLED) ## Run experiments that take too long for tests (PART=algorithms, environments, golden, old-logprobs, reward-model, rollout-correction or survival); results in runs/proof, resumable
 	@$(BIN)/python "proof/$(subst -,_,$(or $(filter $(PARTS),$(PART)),$(error PART must be one of $(PARTS) (seen: $(PART)); use for example PART=golden))).py" $(PROOF_ARGS)
 
 bench-constraints: $(INSTALLED) ## Resolve bench/peers/*.txt again (verl and TRL), with our versions where they allow them
