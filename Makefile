@@ -104,6 +104,7 @@ constraints: $(INSTALLED) ## Resolve constraints/*.txt again from the pins (UV_U
 	for device in cpu gpu; do \
 		$(COMPILE) $(UV_UPGRADE_ARGS) --override constraints/overrides.txt pyproject.toml --group dev \
 			crds/pyproject.toml operator/pyproject.toml trainer/pyproject.toml --extra $$device --extra examples \
+			--extra gymnasium --extra skyrl-gym \
 			constraints/pins-$$device.txt -o constraints/$$device.txt \
 			--no-emit-package rljob-api --no-emit-package rljob-operator --no-emit-package rljob-trainer; done
 	$(COMPILE) $(UV_UPGRADE_ARGS) --constraint constraints/cpu.txt crds/pyproject.toml operator/pyproject.toml \
