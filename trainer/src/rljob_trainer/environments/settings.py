@@ -41,3 +41,8 @@ class EnvironmentSettings:
     log_folder: Path
     environment: Mapping[str, str]
     """Environment variables of the processes."""
+
+    @property
+    def longest_wait_seconds(self) -> float:
+        """The longest time in which all rollouts may wait for their environments, so that no turn is generated."""
+        return self.limits.max_seconds + (self.limits.retries + 2) * self.timeout_seconds

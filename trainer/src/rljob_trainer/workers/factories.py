@@ -23,6 +23,7 @@ from rljob_trainer.models.source import ModelLocation
 from rljob_trainer.settings import variables_named
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.critic import CriticSettings, CriticWorker
+from rljob_trainer.workers.environment_rollout import EnvironmentRolloutWorker
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.reference import ReferenceWorker
 from rljob_trainer.workers.reward import RewardSettings, RewardWorker
@@ -134,18 +135,18 @@ def make_reward(settings: RewardSettings, context: WorkerContext, _others: Mappi
 
 def make_rollout(settings: RolloutSettings, context: WorkerContext, _others: Mapping[str, Worker]) -> Worker:
     """Builds the rollout worker. Its environment processes get this process's PYTHONPATH; see `make_reward`."""
-    if (found := settings.environment) is not None:
-        variables = {**found.environment, **variables_named(["PYTHONPATH"])}
-        environment = replace(found, environment=variables, model_folder=settings.model.folder())
-        settings = replace(settings, environment=environment)
-    return RolloutWorker(
+    common = (
         context,
         lambda: _make_engine(settings, context),
         settings.tensor_parallel,
         settings.sleep_field,
         settings.stall_seconds,
-        settings.environment,
     )
+    if settings.environment is None:
+        return RolloutWorker(*common)
+    variables = {**settings.environment.environment, **variables_named(["PYTHONPATH"])}
+    environment = replace(settings.environment, environment=variables, model_folder=settings.model.folder())
+    return EnvironmentRolloutWorker(*common, environment)
 
 
 def make_hybrid(dtype: torch.dtype, seed: int, context: WorkerContext, others: Mapping[str, Worker]) -> Worker:

@@ -26,8 +26,6 @@ from rljob_trainer.engines.rollout.base import (
     SamplingSettings,
 )
 from rljob_trainer.engines.rollout.loop import DEFAULT_STALL_SECONDS, EngineLoop, ModelPeers
-from rljob_trainer.environments.host import EnvironmentHost
-from rljob_trainer.environments.settings import EnvironmentSettings
 from rljob_trainer.observability.memory import MEMORY, Bytes, Owner
 from rljob_trainer.workers.columns import (
     IS_GREEDY,
@@ -43,7 +41,6 @@ from rljob_trainer.workers.columns import (
     TOKENS,
     outcome_columns,
 )
-from rljob_trainer.workers.conversations import conversation_columns, episode_requests
 
 ROLLOUT_MESH = "rollout"
 
@@ -59,24 +56,28 @@ class RolloutWorker(Worker):
         tensor_parallel: int,
         sleep_field: str = "spec.training.rollout.syncEverySteps",
         stall_seconds: float = DEFAULT_STALL_SECONDS,
-        environment: EnvironmentSettings | None = None,
+        shares_for_seconds: float | None = None,
     ) -> None:
         """Collective. `sleep_field`: the job's field that changes how much of the engine is in host memory while it
-        sleeps. `stall_seconds`: see EngineLoop. `environment`: None in a job without an environment."""
+        sleeps. `stall_seconds`: see EngineLoop. `shares_for_seconds`: for `shares` of EngineLoop, the longest time
+        for which the ranks that share a model wait for commands; None: each rank gets the commands itself."""
         super().__init__(context)
         self.tensor_parallel = tensor_parallel
         self.engine = make_engine()
-        timeout = COLLECTIVE_TIMEOUT + timedelta(seconds=stall_seconds)  # A hang is reported as a stalled step.
+        # A hang is reported as a stalled step.
+        timeout = COLLECTIVE_TIMEOUT + timedelta(seconds=stall_seconds + (shares_for_seconds or 0))
         group = group_of_model_ranks(context, tensor_parallel, timeout)
         peers = None if group is None else ModelPeers(group, context.rank - context.rank % tensor_parallel)
-        self.loop = EngineLoop(self.engine, device=context.device, peers=peers, stall_seconds=stall_seconds)
+        self.loop = EngineLoop(
+            self.engine,
+            device=context.device,
+            peers=peers,
+            shares=shares_for_seconds is not None,
+            stall_seconds=stall_seconds,
+        )
         """Runs the engine while there are unfinished requests."""
-        self.host = None if environment is None else EnvironmentHost(self.loop, environment, context.rank)
-        """Runs rollouts with environments; None in a job without an environment."""
         self._requests: dict[str, tuple[int, tuple[int, ...]]] = {}
         """SAMPLE_IDS and prompt of the requests that were submitted and not taken or aborted, by request id."""
-        self._ids: dict[int, int] = {}
-        """The same for rollouts with environments: SAMPLE_IDS by the number of the request."""
         self._request_numbers = count()
         """Each request has an id of its own, also if a response is requested again: ranks that share a model take the
         same response at different times."""
@@ -121,14 +122,7 @@ class RolloutWorker(Worker):
 
     def submit(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
         """Begins to generate one response per row. Needs PROMPT_TOKEN_IDS, SAMPLE_SEEDS and SAMPLE_IDS; IS_GREEDY is
-        optional. Returns a batch without columns. Raises the errors of EngineLoop.
-
-        In a job with an environment each row is a rollout with it; see `episode_requests` for the columns."""
-        if self.host is not None:
-            episodes = episode_requests(batch, sampling, self._request_numbers)
-            self._ids |= dict(zip((each.number for each in episodes), batch[SAMPLE_IDS].tolist(), strict=True))
-            self.host.submit(episodes)
-            return DataProto()
+        optional. Returns a batch without columns. Raises the errors of EngineLoop."""
         numbers = [str(next(self._request_numbers)) for _ in range(len(batch))]
         requests = requests_of(batch, sampling, numbers)
         self.loop.submit(requests)
@@ -141,9 +135,7 @@ class RolloutWorker(Worker):
     def take(self, max_seconds: float) -> DataProto:
         """Returns the responses to submitted rows that have finished since the last call, in the order in which they
         finished; see EngineLoop.take. The columns are those of `rollout_columns`, and SAMPLE_IDS; there may be no
-        rows. In a job with an environment they are those of `conversation_columns`."""
-        if self.host is not None:
-            return self._taken_episodes(self.host, max_seconds)
+        rows."""
         responses = self.loop.take(max_seconds)
         requests = [self._requests.pop(response.request_id) for response in responses]
         if not self._requests:
@@ -152,18 +144,8 @@ class RolloutWorker(Worker):
         ids = torch.tensor([sample_id for sample_id, _ in requests], dtype=torch.int64)
         return rollout_columns([prompt for _, prompt in requests], responses).with_columns({SAMPLE_IDS: ids})
 
-    def _taken_episodes(self, host: EnvironmentHost, max_seconds: float) -> DataProto:
-        episodes = host.take(max_seconds)
-        ids = [self._ids.pop(episode.number) for episode in episodes]
-        if not self._ids:
-            self.loop.wait_until_idle()
-        return conversation_columns(episodes).with_columns({SAMPLE_IDS: torch.tensor(ids, dtype=torch.int64)})
-
     def abort(self) -> None:
         """Drops all submitted rows whose responses were not taken."""
-        if self.host is not None:
-            self.host.abort()
-            self._ids.clear()
         self.loop.abort(self._requests)
         self.loop.wait_until_idle()
         self.loop.take(0.0)

@@ -17,11 +17,15 @@ If several ranks share a copy of the model (tensor parallelism), all of them mus
 same steps. The first of these ranks decides: before each step it broadcasts how many commands are applied by then, and
 the others wait until they have received that many. A rank with nothing to do waits for commands of its own caller and
 not for other ranks, because a collective has a time limit.
+
+In conversations only the leader knows the next turns. There the leader broadcasts the commands themselves (`shares`),
+and the other ranks follow (`follow`) until it releases them (`release`).
 """
 
 from __future__ import annotations
 
 import math
+import pickle
 import sys
 import threading
 import time
@@ -69,6 +73,20 @@ class ModelPeers:
         dist.broadcast(number, src=self.leader, group=self.group)
         return int(number)
 
+    def shared(self, commands: list[Command]) -> list[Command]:
+        """Collective. Returns the commands of the leader; `commands` of other ranks are ignored."""
+        data = torch.empty(0, dtype=torch.uint8)
+        if commands:
+            data = torch.frombuffer(bytearray(pickle.dumps(commands)), dtype=torch.uint8)
+        size = self.agreed(len(data))
+        if dist.get_rank() != self.leader:
+            data = torch.empty(size, dtype=torch.uint8)
+        if not size:
+            return []
+        dist.broadcast(data, src=self.leader, group=self.group)
+        found: list[Command] = pickle.loads(data.numpy().tobytes())
+        return found
+
 
 @dataclass(frozen=True)
 class _Add:
@@ -81,6 +99,15 @@ class _Abort:
     request_ids: tuple[str, ...]
     partials: list[FinishedSequence] = field(default_factory=list)
     """Filled when the command is applied."""
+
+
+@dataclass(frozen=True)
+class _Release:
+    num_submits: int
+
+
+Command = _Add | _Abort | _Release
+"""What the loop's thread does between two steps."""
 
 
 class EngineLoop:
@@ -97,10 +124,12 @@ class EngineLoop:
         *,
         device: torch.device | None = None,
         peers: ModelPeers | None = None,
+        shares: bool = False,
         stall_seconds: float = DEFAULT_STALL_SECONDS,
         clock: Clock = time.monotonic,
     ) -> None:
-        """`device`: the device of the engine, the CPU by default. `peers`: None if no other rank shares the model."""
+        """`device`: the device of the engine, the CPU by default. `peers`: None if no other rank shares the model.
+        `shares`: whether only the leader gets requests, and the other ranks follow it."""
         self.engine = engine
         self.while_running: WhileRunning = nullcontext
         """The owner of random streams and of metrics sets it before the first request."""
@@ -110,16 +139,21 @@ class EngineLoop:
         """False: this rank may finish its last step some moments after the leader."""
         self._device = device or torch.device("cpu")
         self._peers = peers
+        self._shares = shares and peers is not None
         self._stall_seconds = stall_seconds
         self._clock = clock
         self._thread: threading.Thread | None = None
         # The condition protects everything below.
         self._changed = threading.Condition()
-        self._inbox: deque[_Add | _Abort] = deque()
+        self._inbox: deque[Command] = deque()
         self._num_received = 0
         self._num_applied = 0
         self._unfinished: set[str] = set()
         self._finished: list[FinishedSequence] = []
+        self._num_follows = 0
+        """The newest number of `follow`."""
+        self._num_released = 0
+        """The newest number of `release`."""
         self._is_idle = True
         self._progress_at = 0.0
         """When the thread began with its current step."""
@@ -168,18 +202,38 @@ class EngineLoop:
             self._wait_for_engine(lambda: self._num_applied >= number)
         return command.partials
 
+    def follow(self, num_submits: int) -> None:
+        """On the other ranks, if commands are shared: applies the commands of the leader until it releases this
+        number. `num_submits`: how often requests were submitted so far, to the leader and to this rank alike."""
+        with self._changed:
+            self._raise_if_failed_or_stalled()
+            self._num_follows = max(self._num_follows, num_submits)
+            if self._num_follows > self._num_released:
+                self._start()
+
+    def release(self, num_submits: int) -> None:
+        """On the leader, when all requests up to this number have ended: the other ranks stop following. Does nothing
+        if commands are not shared."""
+        if self._shares:
+            with self._changed:
+                self._send(_Release(num_submits))
+
     def wait_until_idle(self) -> None:
         """Waits until no request is unfinished and the thread does not use the engine any more. Then the engine belongs
         to the caller."""
         with self._changed:
             self._wait_for_engine(lambda: self._is_idle)
 
-    def _send(self, command: _Add | _Abort) -> None:
+    def _send(self, command: Command) -> None:
         """Needs the lock."""
         self._raise_if_failed_or_stalled()
         self._inbox.append(command)
         self._num_received += 1
         self._changed.notify_all()
+        self._start()
+
+    def _start(self) -> None:
+        """Needs the lock. Starts the thread if the loop is idle."""
         if self._is_idle:
             self._is_idle = False
             self._progress_at = self._clock()
@@ -239,7 +293,7 @@ class EngineLoop:
 
     def _has_become_idle(self) -> bool:
         with self._changed:
-            if self._failure is None and self._inbox:
+            if self._failure is None and (self._inbox or self._num_follows > self._num_released):
                 return False
             if self._failure is None and self._unfinished:
                 lost = sorted(self._unfinished)
@@ -254,12 +308,14 @@ class EngineLoop:
         while self._failure is None:
             self._apply_commands()
             if not self.engine.has_unfinished():
+                if self._num_follows > self._num_released:
+                    continue
                 return
             finished = self.engine.step()
             num_steps, num_finished = num_steps + 1, num_finished + len(finished)
             with self._changed:
                 self._progress_at = self._clock()
-                if self.on_finished is None:
+                if self.on_finished is None and not self._shares:
                     self._finished += finished
                 self._unfinished.difference_update(each.request_id for each in finished)
                 if finished and not self._unfinished:
@@ -270,27 +326,46 @@ class EngineLoop:
 
     def _apply_commands(self) -> None:
         """Applies the commands that were received, with tensor parallelism those that the leader has received."""
-        number = self._num_received
-        if self._peers is not None:
-            number = self._peers.agreed(number)
-            with self._changed:
-                self._changed.wait_for(lambda: self._num_received >= number or self._failure is not None)
-        while self._num_applied < number and self._failure is None:
-            with self._changed:
-                command = self._inbox.popleft()
-            if isinstance(command, _Add):
-                if not command.keeps_cache and not self.engine.has_unfinished():
-                    self.engine.clear_cache()
-                for request in command.requests:
-                    self.engine.add(request)
-            else:
-                command.partials.extend(self.engine.abort(command.request_ids))
+        for command in self._next_commands():
+            match command:
+                case _Add():
+                    if not command.keeps_cache and not self.engine.has_unfinished():
+                        self.engine.clear_cache()
+                    for request in command.requests:
+                        self.engine.add(request)
+                case _Abort():
+                    command.partials.extend(self.engine.abort(command.request_ids))
             with self._changed:
                 if isinstance(command, _Abort):
                     self._unfinished.difference_update(each.request_id for each in command.partials)
+                if isinstance(command, _Release):
+                    self._num_released = max(self._num_released, command.num_submits)
                 self._num_applied += 1
                 self._progress_at = self._clock()
                 self._changed.notify_all()
+            if self._failure is not None:
+                return
+
+    def _next_commands(self) -> list[Command]:
+        """Returns the commands to apply before the next step."""
+        with self._changed:
+            number = self._num_received - self._num_applied
+            if self._shares and not self.is_leader:
+                # A follower may wait for long, until an environment has answered.
+                self._progress_at = math.inf
+        if self._peers is not None and not self._shares:
+            number = self._peers.agreed(self._num_received) - self._num_applied
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._inbox) >= number or self._failure is not None)
+        with self._changed:
+            commands = [self._inbox.popleft() for _ in range(min(number, len(self._inbox)))]
+        if self._peers is not None and self._shares:
+            shared = self._peers.shared(commands)
+            if not self.is_leader:
+                commands = shared
+            with self._changed:
+                self._progress_at = self._clock()
+        return commands
 
 
 def as_trainer_error(error: BaseException) -> TrainerError:
