@@ -23,6 +23,7 @@ from rljob_testing.jobs.valid_job import REMOVED, valid_job
 pytestmark = pytest.mark.apiserver
 
 CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rljobs.{API_GROUP}"
+ENVIRONMENT = {"type": "Class", "classes": [{"path": "my_games:Guess"}], "maxContextTokens": 1024}
 NOW = "2026-01-31T12:00:00Z"
 
 
@@ -70,6 +71,7 @@ def _without_nulls(value: object) -> object:
 def test_defaults_equal_those_of_the_types(api: httpx.Client) -> None:
     edits: dict[str, object] = {
         "spec.training.evaluation.dataset": {"type": "ReasoningGym", "reasoningGym": {"task": "leg_counting"}},
+        "spec.training.environment": ENVIRONMENT,
         "spec.pools[0].template.tolerations": [{"key": "gpu"}],
         "spec.env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}],
         "spec.envFrom": [{"secretRef": {"name": "a"}}],
@@ -117,6 +119,11 @@ def test_the_server_object_reads_back_as_the_same_job(api: httpx.Client) -> None
         {"spec.training.rewards[0].type": "mathAnswer"},
         {"spec.training.algorithm.type": "A2C"},
         {"spec.training.algorithm.advantage.type": "TD"},
+        {"spec.training.environment": ENVIRONMENT | {"classes": []}},
+        {"spec.training.environment": ENVIRONMENT | {"classes": [{"path": "my_games"}]}},
+        {"spec.training.environment": ENVIRONMENT | {"maxContextTokens": 1}},
+        {"spec.training.environment": ENVIRONMENT | {"onRewrite": "NewRow"}},
+        {"spec.training.environment": {"type": "Class", "classes": ENVIRONMENT["classes"]}},
         {"spec.pools": []},
         {"spec.pools[0].nodes": 1025},
         {"spec.pools[0].sharedMemory": "eight"},
@@ -161,6 +168,11 @@ def test_a_wrong_type_or_bound_is_rejected_on_both_sides(api: httpx.Client, edit
                 "reasoningGym": {"task": "t", "config": {"a": None, "b": [1]}},
             }
         },
+        {
+            "spec.training.environment": ENVIRONMENT
+            | {"classes": [{"path": "a:B", "arguments": {"a": None, "b": [1, {"c": "d"}]}}], "maxSeconds": 600}
+        },
+        {"spec.training.environment": ENVIRONMENT, "spec.training.dataset": None, "spec.training.rewards": None},
         {"spec.head.template.affinity": {"nodeAffinity": {}, "podAffinity": None}},
         {"spec.head.resources.requests": {"cpu": "1e3", "memory": "+.5Gi"}},
     ],

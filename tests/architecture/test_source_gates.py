@@ -18,7 +18,9 @@ PACKAGE_FOLDERS = [REPOSITORY / folder for folder in ("crds/src", "operator/src"
 PROGRAM_FOLDERS = [REPOSITORY / folder for folder in ("tests", "e2e", "bench", "proof", "examples", "tools")]
 PACKAGES = [source for folder in PACKAGE_FOLDERS for source in gates.sources_below(folder)]
 PROGRAMS = [source for folder in PROGRAM_FOLDERS for source in gates.sources_below(folder)]
-VLLM_MODULES = ("vllm_adapters", "vllm_engine", "vllm_lora_support", "vllm_start", "vllm_weights")
+VLLM_MODULES = (
+    *("vllm_adapters", "vllm_engine", "vllm_lora_support", "vllm_start", "vllm_tool_parsers", "vllm_weights"),
+)
 PATH_RULES = {
     "kopf": ["rljob_operator.handlers", "rljob_operator.__main__"],
     "kubernetes": ["rljob_operator.kube", "rljob_cli.cluster.client"],

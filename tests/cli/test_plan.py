@@ -91,7 +91,7 @@ def test_parts_in_the_json_document_add_up_to_the_total(rljob: Rljob, job: Path)
     code, output, _ = rljob("plan", str(job), "--gpu", "H100", "--json")
     assert code == 0
     plan = json.loads(output)
-    assert (plan["formatVersion"], plan["kind"]) == ("1.0", "Plan")
+    assert (plan["formatVersion"], plan["kind"]) == ("1.1", "Plan")
     assert "verdictOfFile" not in plan
     [phases] = plan["phases"].values()
     for phase in phases:

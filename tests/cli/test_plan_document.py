@@ -96,7 +96,7 @@ def documents(plan: Callable[..., dict[str, object]]) -> list[dict[str, object]]
 
 def test_keys_and_types_are_those_of_the_golden_list(documents: list[dict[str, object]]) -> None:
     for document in documents:
-        assert (document["formatVersion"], document["kind"]) == ("1.0", "Plan")
+        assert (document["formatVersion"], document["kind"]) == ("1.1", "Plan")
     lines = [f"{path} {types}" for path, types in keys_of(*documents).items()]
     assert sorted(lines) == GOLDEN.read_text().splitlines()
 

@@ -90,7 +90,7 @@ def test_the_json_document_has_the_search(rljob: Rljob, job: Path) -> None:
     code, output, _ = rljob("plan", str(job), "--cluster", "2x8xH100", "--search", "--json")
     assert code == 0
     plan = json.loads(output)
-    assert (plan["formatVersion"], plan["kind"]) == ("1.0", "Plan")
+    assert (plan["formatVersion"], plan["kind"]) == ("1.1", "Plan")
     assert (plan["verdict"], plan["verdictOfFile"]) == ("FITS", "FITS")
     best, candidates = plan["search"]["bestSupported"]["plan"], [each["plan"] for each in plan["search"]["candidates"]]
     assert all(isinstance(each["fullestPhase"]["total"], int) for each in candidates)

@@ -204,6 +204,28 @@ def test_prompts_are_read_once_with_prefix_caching() -> None:
     assert cost(by_other, 512, lengths) == pytest.approx(speed + 64 * (layers + head + attention) / 989e12)
 
 
+def test_a_conversation_is_computed_once_by_vllm_and_again_in_each_turn_by_transformers() -> None:
+    lengths = Lengths(10, math.log(10))
+
+    def seconds(num_turns: float, *, is_vllm: bool) -> float:
+        work = RolloutWork(samples.QWEN3_4B, is_vllm=is_vllm, max_sequences=64)
+        requests = Requests(512, 8, 200.0, lengths, num_turns)
+        return generation_cost(work, requests, RolloutLayout(8), NodeType(samples.gpu(), 8), 256, CONSTANTS).seconds
+
+    def pass_seconds(tokens: int, *, is_vllm: bool) -> float:
+        shape = samples.QWEN3_4B
+        weights = shape.layer_matmul_parameters + (0 if is_vllm else shape.embedding_parameters)
+        attention = 2 * 36 * 4096 * tokens**2 / CONSTANTS.attention_efficiency
+        return (2 * weights * tokens / 0.35 + attention) / 989e12
+
+    # 64 responses on each engine, to 8 prompts: messages are not shared within a group.
+    more = seconds(3, is_vllm=True) - seconds(1, is_vllm=True)
+    assert more == pytest.approx((64 - 8) * pass_seconds(200, is_vllm=True))
+    # Three turns: the conversation is computed when it is a third, two thirds and all of its length.
+    more = seconds(3, is_vllm=False) - seconds(1, is_vllm=False)
+    assert more == pytest.approx(64 * (pass_seconds(200, is_vllm=False) + pass_seconds(10, is_vllm=False)))
+
+
 def test_without_refills_a_batch_waits_for_its_longest_response() -> None:
     work = RolloutWork(samples.QWEN3_4B, max_sequences=16)
     lengths = Lengths(4096, location=6.0, scale=0.8)

@@ -14,7 +14,6 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.recipes import may_need_critic, resolve_algorithm
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
-from rljob_planner.job_lengths import LengthOptions
 from rljob_planner.job_workload import lora_shape, model_sources, workload_of
 from rljob_planner.known_models import known_model
 from rljob_planner.memory.job_changes import smaller_jobs
@@ -51,8 +50,8 @@ def spec_of(edits: Mapping[str, object]) -> RLJobSpec:
     return RLJob.from_wire(valid_job(edits)).spec
 
 
-def made(edits: Mapping[str, object], *, is_cpu: bool = False, lengths: LengthOptions | None = None) -> Workload:
-    return workload_of(spec_of(edits), {Role.ACTOR: shape()}, is_cpu=is_cpu, lengths=lengths)
+def made(edits: Mapping[str, object], *, is_cpu: bool = False) -> Workload:
+    return workload_of(spec_of(edits), {Role.ACTOR: shape()}, is_cpu=is_cpu)
 
 
 def test_a_default_job_has_an_actor_and_a_rollout() -> None:
@@ -322,23 +321,6 @@ def test_vllm_compiles_on_gpus_and_in_long_jobs_on_cpus() -> None:
     assert not made({}, is_cpu=True).rollout.compiles
     assert made({f"{T}.steps": 300}, is_cpu=True).rollout.compiles
     assert not made({f"{T}.rollout.compile": "Never"}).rollout.compiles
-
-
-def test_unknown_means_are_assumed_to_be_half_of_the_limits() -> None:
-    lengths = made({f"{T}.rollout.maxNewTokens": 200}).lengths
-    assert (lengths.prompt_mean, lengths.prompt_max, lengths.response_mean, lengths.response_max) == (32, 64, 100, 200)
-    assert (lengths.response_mean_low, lengths.response_mean_high) == (50, 200)
-    assert lengths.assumption == Mentions("prompts", "responses", "half", "--mean-prompt", "--mean-response")
-
-
-def test_given_means_are_used() -> None:
-    lengths = made({}, lengths=LengthOptions(10, 20)).lengths
-    assert (lengths.prompt_mean, lengths.response_mean, lengths.assumption) == (10, 20, "")
-    assert lengths.response_mean_low is None
-    with pytest.raises(PlanError, match=r"^--mean-response: .*at most the job's limit of 64 tokens \(seen 65"):
-        made({}, lengths=LengthOptions(10, 65))
-    with pytest.raises(PlanError, match=r"^--mean-prompt: must be greater than 0"):
-        made({}, lengths=LengthOptions(0, 20))
 
 
 def test_dynamic_sampling_generates_more_than_is_trained_on() -> None:

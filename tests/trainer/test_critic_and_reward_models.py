@@ -22,13 +22,11 @@ from rljob_trainer.controller.rollout_phase import RewardModelWorkers, RolloutPh
 from rljob_trainer.controller.sampler import Engines, Sampler
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.datasets.prompts import PromptRow
-from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.engines.rollout.base import Outcome, SamplingSettings
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import (
-    HAS_ENGINE_ERROR,
-    IS_TRUNCATED,
     PLAIN_TURN_BEGINNINGS,
     PROMPT_MESSAGES,
     PROMPT_TEXTS,
@@ -37,6 +35,7 @@ from rljob_trainer.workers.columns import (
     SAMPLE_IDS,
     SCORES,
     TOKENS,
+    outcome_columns,
     score_column,
 )
 
@@ -209,8 +208,7 @@ class Group(FinishedRollouts):
         return DataProto(
             {
                 RESPONSE_LENGTHS: lengths_B,
-                IS_TRUNCATED: lengths_B > 9,
-                HAS_ENGINE_ERROR: lengths_B > 9,
+                **outcome_columns([Outcome.COMPLETED] * len(batch)),
                 TOKENS: torch.arange(len(batch)),
             },
             objects={RESPONSE_TEXTS: tuple("abcde"[: len(batch)])},

@@ -22,7 +22,7 @@ from rljob_trainer.controller.sampler import Engines, Sampler
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.engines.rollout.base import Outcome, SamplingSettings
 from rljob_trainer.errors import RewardError
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
@@ -34,13 +34,13 @@ from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
     HAS_ENGINE_ERROR,
-    IS_TRUNCATED,
     PROMPT_TEXTS,
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
     SAMPLE_IDS,
     SCORES,
     TURN_BEGINNINGS,
+    outcome_columns,
     score_column,
 )
 from rljob_trainer.workers.reward import RewardSettings, RewardWorker, ScorerSettings, apply_error_policies
@@ -131,7 +131,7 @@ class OneWorker(FinishedRollouts):
 
     def generate(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
         del batch, sampling
-        columns = {IS_TRUNCATED: torch.tensor(LENGTHS) == 8, HAS_ENGINE_ERROR: torch.tensor(LENGTHS) > 8}
+        columns = outcome_columns([Outcome.MAX_TOKENS if each == 8 else Outcome.COMPLETED for each in LENGTHS])
         return responses(*self.texts).only([RESPONSE_TEXTS, RESPONSE_LENGTHS]).with_columns(columns)
 
     def start_scoring(self, batch: list[DataProto]) -> FinishedCall[DataProto]:

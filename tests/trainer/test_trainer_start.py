@@ -88,6 +88,11 @@ sys.exit(trainer.main())
     assert last["progress"]["step"] == (step or 0)
 
 
+GAMES = {
+    "type": "Class",
+    "classes": [{"path": "my_games:Guess"}, {"name": "hard", "path": "my_game:Guess"}],
+    "maxContextTokens": 256,
+}
 FILE = {"type": "File", "file": {"path": "rows.jsonl"}}
 
 
@@ -114,6 +119,10 @@ FILE = {"type": "File", "file": {"path": "rows.jsonl"}}
             Mentions("spec.training.rewards[0].function.path", "mine.reward", "did you mean mine.rewards"),
         ),
         (
+            {"environment": GAMES, "rewards": []},
+            Mentions("spec.training.environment.classes[1].path (hard)", "my_game", "did you mean my_games"),
+        ),
+        (
             {"algorithm": {"type": "GRPO", "loss": {"type": "Function", "function": {"path": "my_loss:f"}}}},
             Mentions("spec.training.algorithm.loss.function.path", "my_loss", "PYTHONPATH"),
         ),
@@ -124,6 +133,7 @@ def test_what_is_missing_is_found_before_torch_is_loaded(
     tmp_path: Path, more: dict[str, object], problem: Mentions
 ) -> None:
     (tmp_path / "train.jsonl").touch()
+    (tmp_path / "my_games.py").write_text("raise RuntimeError('is not imported')\n")
     (tmp_path / "my_rewards.py").write_text("raise RuntimeError('is not imported')\n")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/rewards.py").touch()

@@ -57,13 +57,13 @@ def every_command(
 
 
 @app.command("init")
-def init_command(file: of.NewJobFile = Path("job.yaml")) -> None:
+def init_command(file: of.NewJobFile = Path("job.yaml"), environment: of.WithEnvironment = False) -> None:
     """Write an example job file with comments."""
     from rljob_cli import init
 
-    file = init.write_example(file)
-    name = shlex.quote(str(file))
-    _console().print(Text(f"wrote {file}; next: rljob validate {name}, then rljob run {name}"), soft_wrap=True)
+    files = init.write_example(file, with_environment=environment)
+    written, name = " and ".join(map(str, files)), shlex.quote(str(files[0]))
+    _console().print(Text(f"wrote {written}; next: rljob validate {name}, then rljob run {name}"), soft_wrap=True)
 
 
 @app.command("validate")

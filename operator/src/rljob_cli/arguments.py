@@ -97,6 +97,12 @@ JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="A job file (YAML)
 NewJobFile = Annotated[
     Path, typer.Argument(metavar="[FILE]", help="File to write. The ending .yaml is added if it is missing.")
 ]
+WithEnvironment = Annotated[
+    bool,
+    typer.Option(
+        "--environment", help="Write a job with rollouts of several turns, and the Python file of its environment."
+    ),
+]
 JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a job on the cluster.")]
 Context = Annotated[
     str | None,

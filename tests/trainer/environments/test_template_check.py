@@ -88,6 +88,18 @@ def test_a_rewrite_shows_both_texts(tmp_path: Path) -> None:
     assert str(rewrite).startswith(f"{THINKING_USER}: '")
 
 
+def test_a_turn_that_the_template_cannot_write_again_is_a_rewrite(tmp_path: Path) -> None:
+    """Like gpt-oss, whose template rejects its own markup in a content."""
+    jinja = (
+        "{% for m in messages %}{% if '<final>' in m.content %}{{ raise_exception('use a field') }}{% endif %}"
+        "<|im_start|>{{ m.role }}{% if m.role == 'assistant' %}<final>{% endif %}{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+    )
+    without_thinking, _ = rewrites_of(tmp_path, jinja)
+    assert without_thinking.sampled == "<final>Vq3answer3Qv"
+    assert without_thinking.rendered.endswith("failed: use a field")
+
+
 WITHOUT_CALLS = HERMES.replace("message.tool_calls or []", "[]")
 WITHOUT_RESULTS = HERMES.replace("<tool_response>\n{{ message.content }}\n</tool_response>", "")
 REJECTING = "{% if messages[-1].role == 'tool' %}{{ raise_exception('unknown role') }}{% endif %}" + HERMES

@@ -68,7 +68,9 @@ class Environment(WireModel):
 
     rollout.maxNewTokens limits the sampled tokens among them. A conversation ends if the next message does not fit."""
     max_turn_tokens: PositiveCount | None = None
-    """Largest length of one turn in tokens. When unset, only rollout.maxNewTokens limits it."""
+    """Largest length of one turn in tokens. When unset, only rollout.maxNewTokens limits it.
+
+    A turn that reaches the limit is truncated and ends the rollout."""
     max_seconds: TimeLimit = 600.0
     """Largest duration of a rollout in seconds, with generation."""
     timeout_seconds: TimeLimit = 60.0

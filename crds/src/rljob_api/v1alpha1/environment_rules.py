@@ -92,6 +92,15 @@ TRAINING_ENVIRONMENT_RULES = (
     ),
     rule(
         Training,
+        "Training.environmentClasses",
+        field=".environment.classes",
+        cel="!has(self.environment) || size(self.environment.classes) == 1 || has(self.dataset)",
+        wrong="several classes require training.dataset, whose column `environment` names the class of each row",
+        advice="add a dataset, or use one class",
+        holds=lambda t: t.environment is None or len(t.environment.classes) == 1 or t.dataset is not None,
+    ),
+    rule(
+        Training,
         "Training.environmentPromptTokens",
         field=".environment.maxContextTokens",
         cel="!has(self.environment) || (!has(self.dataset)"

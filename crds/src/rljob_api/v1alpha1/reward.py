@@ -138,10 +138,10 @@ class Reward(WireModel):
     """Total number of scoring processes, rounded up so that all workers have the same number of them."""
     on_error: ErrorPolicy = ErrorPolicy.FAIL
     """What happens if the reward raises an exception or returns something other than a finite number. For type
-    Environment: any call of the environment except tools."""
+    Environment: in `reset`, `respond` or `get_reward`."""
     on_timeout: ErrorPolicy = ErrorPolicy.EXCLUDE
     """What happens if the reward exceeds `timeoutSeconds` or its process dies, and again in a second attempt. For type
-    Environment: if a rollout exceeds a time limit of training.environment.
+    Environment: if a call exceeds `timeoutSeconds` of training.environment.
 
     If a service that the reward calls stays unreachable, Fail ends the run, and the other values exclude the
     response."""

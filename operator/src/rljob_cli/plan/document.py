@@ -54,7 +54,7 @@ def print_document(document: Mapping[str, object], console: Console) -> None:
 
     Readers must reject a `formatVersion` with another major version. A new minor version only adds keys.
     """
-    whole = {"formatVersion": "1.0", "kind": "Plan", **document}
+    whole = {"formatVersion": "1.1", "kind": "Plan", **document}
     write_utf8(console.file, json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
 
 

@@ -43,7 +43,7 @@ from rljob_trainer.controller.training_step import TrainingStep
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.engines.rollout.base import Outcome, SamplingSettings
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
@@ -56,13 +56,13 @@ from rljob_trainer.weights.buckets import whole_tensors
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.columns import (
     HAS_ENGINE_ERROR,
-    IS_TRUNCATED,
     POLICY_VERSIONS,
     RESPONSE_LENGTHS,
     RESPONSE_MASK,
     ROLLOUT_LOGPROBS,
     SCORES,
     TOKENS,
+    outcome_columns,
     score_column,
 )
 from rljob_trainer.workers.critic import CriticSettings, CriticWorker
@@ -235,8 +235,12 @@ class ReplayedRollouts(RolloutPhase):
         batch = DataProto(
             {
                 RESPONSE_LENGTHS: lengths_B,
-                IS_TRUNCATED: lengths_B == LONGEST_RESPONSE,
-                HAS_ENGINE_ERROR: torch.zeros(len(repeated), dtype=torch.bool),
+                **outcome_columns(
+                    [
+                        Outcome.MAX_TOKENS if length == LONGEST_RESPONSE else Outcome.COMPLETED
+                        for length in lengths_B.tolist()
+                    ]
+                ),
             },
             ragged={
                 name: RaggedColumn.from_rows(column) for name, column in {**rows, POLICY_VERSIONS: versions}.items()

@@ -81,7 +81,8 @@ class Conversation:
         self._turn, self._turn_start, self._beginning = turn, len(self.token_ids), before.turn_beginning
         self._append(turn.token_ids, turn.logprobs, turn.policy_versions, sampled=True)
         self.num_turns += 1
-        self._parsed = self._parser.parse(before.text, before.turn_beginning, turn.text)
+        end = self._template.end_token(turn.token_ids)
+        self._parsed = self._parser.parse(before.text, before.turn_beginning, turn.text, end)
         self.messages.append(self._parsed.message)
         return self._parsed
 

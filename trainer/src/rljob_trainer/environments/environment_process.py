@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "rljob_trainer.environments.environment_program"
 START_TIMEOUT_SECONDS = 300.0
+_CANCELLED = "a call of another rollout was cancelled, so its process was killed"
 _SHOWN = {
     "load": "importing the environment's classes",
     "describe": "describing the environment's classes",
@@ -203,7 +204,7 @@ class EnvironmentProcess:
         if token is None or self._failure is not None:
             return
         if call is self._blocking:
-            self._fail(EnvironmentLostError("a call of another rollout was cancelled, so its process was killed"))
+            self._fail(EnvironmentLostError(_CANCELLED))
             return
         self._child.send(encode(["cancel", token]))
         self._watch()
@@ -219,6 +220,9 @@ class EnvironmentProcess:
                 return
         if self._child.has_ended():
             self._fail(None)
+        elif self._blocking is not None and self._blocking.future.cancelled():
+            # It was cancelled before its beginning was known.
+            self._fail(EnvironmentLostError(_CANCELLED))
         else:
             self._watch()
 

@@ -8,7 +8,7 @@ another text in training and in use than the template writes, or the earlier tur
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rljob_trainer.environments.tool_calls import TurnParser
@@ -19,9 +19,10 @@ from rljob_trainer.environments.turn_template import (
     TURN_PROBE,
     TurnTemplate,
     probe_call,
+    probe_turn,
 )
 from rljob_trainer.errors import ChatTemplateError, ConfigurationError
-from rljob_trainer.models.tokenizer import ChatMessage
+from rljob_trainer.models.tokenizer import ChatMessage, ToolCall
 
 NEXT_PROBE, THINKING_PROBE = "Wq7result7Qw", "Uq1thought1Qu"
 OPEN_TAG = re.compile(r"<(think|thinking|thought|reasoning)>\s*\Z")
@@ -99,70 +100,69 @@ def _rewrite_of(case: _Case, template: TurnTemplate, parser: TurnParser) -> Rewr
         answer |= {"name": TOOL_PROBE, "tool_call_id": probe_call()["id"]}
     try:
         prompt = template.prompt(messages)
-        for turn in _turns(case, template, prompt.turn_beginning):
-            parsed = parser.parse(prompt.text, prompt.turn_beginning, turn)
-            if case.role == "tool":
-                _check_call(template, turn, parsed.tool_calls and parsed.tool_calls[0]["function"]["arguments"])
-            suffix = template.suffix([answer], after_tool_calls=case.role == "tool")
-            if NEXT_PROBE not in suffix:
-                raise ConfigurationError(
-                    f"{TEMPLATE_FIELD}: the chat template of {template.tokenizer.folder} ignores messages with the "
-                    f"role {case.role!r} after a turn of the assistant; use a chat template that supports them"
-                )
-            messages += [parsed.message, answer]
-            whole = prompt.text + turn + suffix
-            prompt = template.prompt(messages)
-            if prompt.text != whole:
-                return _difference(case.kind, whole, prompt.text)
+        suffix = template.suffix([answer], after_tool_calls=case.role == "tool")
     except ChatTemplateError as error:
         raise ConfigurationError(
             f"{TEMPLATE_FIELD}: the chat template rejects {case.kind} ({error}); use a chat template that accepts "
             f"messages with the role {case.role!r} after a turn of the assistant"
         ) from error
+    if NEXT_PROBE not in suffix:
+        raise ConfigurationError(
+            f"{TEMPLATE_FIELD}: the chat template of {template.tokenizer.folder} ignores messages with the role "
+            f"{case.role!r} after a turn of the assistant; use a chat template that supports them"
+        )
+    turn = _turn(case, template, prompt.turn_beginning)
+    end = template.end_token(template.tokenizer.encode(suffix, add_special_tokens=False)[:1])
+    for _ in range(NUM_ROUNDS if turn else 0):
+        parsed = parser.parse(prompt.text, prompt.turn_beginning, turn, end)
+        if case.role == "tool":
+            _check_call(template, turn, parsed.tool_calls)
+        messages += [parsed.message, answer]
+        whole = prompt.text + turn + suffix
+        try:
+            prompt = template.prompt(messages)
+        except ChatTemplateError as error:
+            # It does not matter in a rollout, because what was sampled is not rendered again.
+            return Rewrite(case.kind, turn, f"an error: {error}")
+        if prompt.text != whole:
+            return _difference(case.kind, whole, prompt.text)
     return None
 
 
-def _turns(case: _Case, template: TurnTemplate, beginning: str) -> Iterator[str]:
-    """Yields the text of one turn per round, as the model would write it after the beginning; nothing if turns of this
-    kind do not exist."""
+def _turn(case: _Case, template: TurnTemplate, beginning: str) -> str:
+    """Returns the text of a turn as the model would write it after the beginning; empty if turns of this kind do not
+    exist, because the beginning already opens or closes the thinking."""
     opened = OPEN_TAG.search(beginning)
     if beginning and case.is_thinking != (opened is not None):
-        return
-    answer = template.written_turn([probe_call()]) if case.role == "tool" else template.written_turn() or TURN_PROBE
+        return ""
+    turn = probe_turn([probe_call()] if case.role == "tool" else [])
+    answer = template.written_turn(turn) or turn["content"]
     if not answer:
         raise ConfigurationError(
             f"{TEMPLATE_FIELD}: the chat template of {template.tokenizer.folder} ignores the tool calls of the "
             "assistant's turns; use a chat template with tools, or an environment without tools"
         )
-    thinking = _thinking(template, beginning, opened) if case.is_thinking else ""
-    for _ in range(NUM_ROUNDS):
-        yield thinking + answer
+    if not case.is_thinking:
+        return answer
+    tag = f"<{opened[1] if opened else 'think'}>"
+    thinking = f"{tag}\n{THINKING_PROBE}\n</{tag[1:]}\n\n"
+    as_field: ChatMessage = {**turn, "reasoning_content": THINKING_PROBE, "thinking": THINKING_PROBE}
+    as_content: ChatMessage = {**turn, "content": (thinking + turn["content"]).rstrip()}
+    for each in (as_field, as_content):
+        written = template.written_turn(each)
+        if THINKING_PROBE in written.partition(TURN_PROBE)[0] and not (opened and written.startswith(tag)):
+            return written
+    # The template does not write thinking, even in its last turn.
+    if opened:
+        thinking = thinking.removeprefix(tag)
+    return (thinking.removeprefix("\n") if beginning.endswith("\n") else thinking) + answer
 
 
-def _thinking(template: TurnTemplate, beginning: str, opened: re.Match[str] | None) -> str:
-    """Returns thinking as the template writes it in its last turn, or between tags if the template does not write it,
-    without what the beginning already contains."""
-    turn: ChatMessage = {
-        "role": "assistant",
-        "content": TURN_PROBE,
-        "reasoning_content": THINKING_PROBE,
-        "thinking": THINKING_PROBE,
-    }
-    try:
-        rendered = template.tokenizer.render_conversation([PROBE_MESSAGE, turn], template.tools)
-    except ChatTemplateError:
-        rendered = ""
-    prompt = template.prompt([PROBE_MESSAGE]).text
-    before = rendered.partition(TURN_PROBE)[0]
-    if THINKING_PROBE in before and before.startswith(prompt):
-        return before.removeprefix(prompt)
-    tag = opened[1] if opened else "think"
-    written = f"\n{THINKING_PROBE}\n</{tag}>\n\n"
-    return written.removeprefix("\n") if beginning.endswith("\n") else written if opened else f"<{tag}>{written}"
-
-
-def _check_call(template: TurnTemplate, turn: str, arguments: object) -> None:
-    if arguments != probe_call()["function"]["arguments"]:
+def _check_call(template: TurnTemplate, turn: str, calls: Sequence[ToolCall]) -> None:
+    """Raises ConfigurationError if the first call does not have the argument of the probe. The argument's name is not
+    compared: a model whose tools have one argument need not write it."""
+    arguments = calls[0]["function"]["arguments"].values() if calls else ()
+    if list(arguments) != list(probe_call()["function"]["arguments"].values()):
         raise ConfigurationError(
             f"spec.training.environment: the parser does not find the tool call that the chat template of "
             f"{template.tokenizer.folder} writes ({turn!r:.200}); set toolParser to the tool parser of this model, or "

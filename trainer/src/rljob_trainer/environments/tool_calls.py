@@ -44,13 +44,14 @@ class ParsedTurn:
 class TurnParser(Protocol):
     """Reads the assistant's turns."""
 
-    def parse(self, prompt: str, beginning: str, text: str) -> ParsedTurn:
+    def parse(self, prompt: str, beginning: str, text: str, end: str) -> ParsedTurn:
         """Converts a turn into a message. Never raises because of the text.
 
         Args:
             prompt: The text before the turn, at least from the header of the turn.
             beginning: The end of `prompt` that already belongs to the turn.
             text: The turn with its special tokens, without its end.
+            end: The end token that was sampled after `text`, such as `<|im_end|>`; empty if there is none.
         """
         ...
 
@@ -62,34 +63,38 @@ class BrokenCallError(ValueError):
 class ContentParser:
     """Takes the whole turn as the content of the message."""
 
-    def parse(self, prompt: str, beginning: str, text: str) -> ParsedTurn:
+    def parse(self, prompt: str, beginning: str, text: str, end: str) -> ParsedTurn:
         """See TurnParser.parse."""
-        del prompt
+        del prompt, end
         return _content_only(beginning + text)
 
 
 class ResponseTemplateParser:
-    """Reads turns by the response template of the tokenizer."""
+    """Reads turns by the response template of the tokenizer. It gets the end token, because some templates find the
+    end of a tool call by it."""
 
     def __init__(self, template: TurnTemplate) -> None:
+        """Raises ConfigurationError if the chat template cannot write tool calls."""
         self._template = template
+        self._marker = template.call_marker
 
-    def parse(self, prompt: str, beginning: str, text: str) -> ParsedTurn:
+    def parse(self, prompt: str, beginning: str, text: str, end: str) -> ParsedTurn:
         """See TurnParser.parse. Without tools, calls stay part of the content."""
         tools, whole = self._template.tools, beginning + text
         try:
-            fields = self._template.tokenizer.parse_response(text, prompt=prompt, tools=tools)
+            fields = self._template.tokenizer.parse_response(text + end, prompt=prompt, tools=tools)
             if not tools and fields.get("tool_calls"):
                 return _content_only(whole)
             calls = _checked_calls(_raw_calls(fields.get("tool_calls")))
             if not calls and tools:
-                _check_no_marker(self._template, whole)
+                _check_no_marker(self._marker, whole)
         except MemoryError:
             raise
         except Exception as error:  # the template is part of the model, and the text can be anything
             return _content_only(whole, error if tools else None)
         content = fields.get("content")
-        message: ChatMessage = {"role": "assistant", "content": content if isinstance(content, str) else ""}
+        content = content.removesuffix(end) if isinstance(content, str) else ""
+        message: ChatMessage = {"role": "assistant", "content": content}
         for key in REASONING_KEYS:
             if isinstance(reasoning := fields.get(key), str) and reasoning:
                 message["reasoning_content"] = message["thinking"] = reasoning
@@ -102,25 +107,27 @@ class ToolParserTurns:
     """Reads turns by a tool parser. Thinking stays part of the content; calls in it do not count."""
 
     def __init__(self, template: TurnTemplate, parser: ToolParser) -> None:
-        self._template = template
+        """Raises ConfigurationError if the chat template cannot write tool calls."""
+        self._marker = template.call_marker
         self._parser = parser
 
-    def parse(self, prompt: str, beginning: str, text: str) -> ParsedTurn:
+    def parse(self, prompt: str, beginning: str, text: str, end: str) -> ParsedTurn:
         """See TurnParser.parse."""
-        del prompt
+        del prompt, end
         whole = beginning + text
-        thinking, end, answer = whole.rpartition(END_OF_THINKING)
+        thinking, tag, answer = whole.rpartition(END_OF_THINKING)
         try:
             found = self._parser.find_calls(answer)
             calls = _checked_calls(_calls_of_parser(found))
             if not calls:
-                _check_no_marker(self._template, whole)
+                _check_no_marker(self._marker, whole)
                 return _content_only(whole)
         except MemoryError:
             raise
         except Exception as error:  # each parser fails in its own way
             return _content_only(whole, error)
-        return ParsedTurn({"role": "assistant", "content": thinking + end + found.content, "tool_calls": calls})
+        content = (thinking + tag + found.content).rstrip()
+        return ParsedTurn({"role": "assistant", "content": content, "tool_calls": calls})
 
 
 def turn_parser(template: TurnTemplate, tool_parser: str | None = None) -> TurnParser:
@@ -172,9 +179,8 @@ def _content_only(content: str, error: Exception | None = None) -> ParsedTurn:
     return ParsedTurn(message, f"The tool call cannot be read: {reason}")
 
 
-def _check_no_marker(template: TurnTemplate, text: str) -> None:
+def _check_no_marker(marker: str, text: str) -> None:
     """Raises BrokenCallError if a turn without usable calls contains the beginning of one."""
-    marker = template.call_marker
     if marker and marker in text.rpartition(END_OF_THINKING)[2]:
         raise BrokenCallError(f"the text contains {marker}, but no complete tool call follows it")
 

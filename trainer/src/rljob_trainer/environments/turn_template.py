@@ -98,9 +98,8 @@ class TurnTemplate:
         """
         text, beginning = self._suffix(messages, after_tool_calls)
         head = self._head(messages[0]["role"], after_tool_calls, text)
-        if turn and turn[-1] in self._end_tokens:
-            end = self.tokenizer.decode(turn[-1:], skip_special_tokens=False)
-            start = head.find(end) if end else -1
+        if end := self.end_token(turn):
+            start = head.find(end)
             if start >= 0:
                 token_ids = self.tokenizer.encode(text[start:], add_special_tokens=False)
                 text = text[start + len(end) :]
@@ -112,6 +111,11 @@ class TurnTemplate:
             text = text[common:]
         return TemplateText(text, tuple(self._encode_after_turn(text)), beginning)
 
+    def end_token(self, turn: Sequence[int]) -> str:
+        """Returns the text of the end token at the end of a turn; empty if the turn has none."""
+        is_ended = bool(turn) and turn[-1] in self._end_tokens
+        return self.tokenizer.decode(turn[-1:], skip_special_tokens=False) if is_ended else ""
+
     def rewrites(self, messages: Sequence[ChatMessage], text: str) -> bool:
         """Whether the template would write another text than `text` for these messages and the beginning of the next
         turn."""
@@ -120,27 +124,24 @@ class TurnTemplate:
         except ChatTemplateError:
             return True
 
-    def written_turn(self, calls: Sequence[ToolCall] = ()) -> str:
-        """Returns a turn without thinking as the template writes it at the end of a conversation, without its beginning
-        and its end; empty if it cannot be found.
-
-        Args:
-            calls: The tool calls of the turn, such as `[probe_call()]`. Without calls, its content is TURN_PROBE.
-        """
-        turn = probe_turn(calls)
+    def written_turn(self, turn: ChatMessage) -> str:
+        """Returns a turn as the template writes it at the end of a conversation, without its beginning, an empty
+        thinking and its end; empty if it cannot be found. `turn`: ends with the probe, like those of `probe_turn`."""
         prompt = self.prompt([PROBE_MESSAGE])
         header = prompt.text.removesuffix(prompt.turn_beginning)
         before, found, after = self._render_turn(turn).partition(TURN_PROBE)
         if not found or not before.startswith(header):
             return ""
         written = EMPTY_THINKING.sub("", before[len(header) :]).removeprefix(prompt.turn_beginning) + TURN_PROBE
-        return written + self._end_of_call(turn, after) if calls else written
+        return written + self._end_of_call(turn, after) if turn.get("tool_calls") else written
 
     @cached_property
     def call_marker(self) -> str:
         """The first tag or special token that the template writes for a tool call, such as `<tool_call>`; empty if it
-        writes none."""
-        found = CALL_MARKER.search(self.written_turn([probe_call()]))
+        writes none, or if there are no tools."""
+        if not self.tools:
+            return ""
+        found = CALL_MARKER.search(self.written_turn(probe_turn([probe_call()])))
         return found[0] if found else ""
 
     def _suffix(self, messages: Sequence[ChatMessage], after_tool_calls: bool) -> tuple[str, str]:

@@ -37,6 +37,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_E: _ENVIRONMENT, _R: [_REWARD | {"name": "won"}, _REWARD | {"name": "moves", "weight": -0.1}, _FUNCTION]},
     ],
     "Training.mathAnswer": [{_E: _ENVIRONMENT, _R: [{"type": "MathAnswer"}]}, {**_ALONE, _R: [_FUNCTION]}],
+    "Training.environmentClasses": [_ALONE, {_E: _ENVIRONMENT | {"classes": [_GAME, _GAME | {"name": "hard"}]}}],
     "Training.environmentPromptTokens": [
         {_E: _ENVIRONMENT | {"maxContextTokens": 65}, _T + "rollout.maxNewTokens": 64},
         {**_ALONE, _E: _ENVIRONMENT | {"maxContextTokens": 2}, _T + "rollout.maxNewTokens": 1},
@@ -71,6 +72,9 @@ BAD: dict[str, list[Bad]] = {
     ],
     "Training.mathAnswer": [
         Bad(_R, {**_ALONE, _R: [_FUNCTION, {"name": "answer", "type": "MathAnswer"}]}, places=(_R + "[1].type",)),
+    ],
+    "Training.environmentClasses": [
+        Bad(_E + ".classes", {**_ALONE, _E: _ENVIRONMENT | {"classes": [_GAME, _GAME | {"name": "hard"}]}}),
     ],
     "Training.environmentPromptTokens": [
         Bad(_E + ".maxContextTokens", {_E: _ENVIRONMENT | {"maxContextTokens": 64}, _T + "rollout.maxNewTokens": 63}),

@@ -25,7 +25,6 @@ and the other ranks follow (`follow`) until it releases them (`release`).
 from __future__ import annotations
 
 import math
-import pickle
 import sys
 import threading
 import time
@@ -35,6 +34,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -74,18 +74,11 @@ class ModelPeers:
         return int(number)
 
     def shared(self, commands: list[Command]) -> list[Command]:
-        """Collective. Returns the commands of the leader; `commands` of other ranks are ignored."""
-        data = torch.empty(0, dtype=torch.uint8)
-        if commands:
-            data = torch.frombuffer(bytearray(pickle.dumps(commands)), dtype=torch.uint8)
-        size = self.agreed(len(data))
-        if dist.get_rank() != self.leader:
-            data = torch.empty(size, dtype=torch.uint8)
-        if not size:
-            return []
-        dist.broadcast(data, src=self.leader, group=self.group)
-        found: list[Command] = pickle.loads(data.numpy().tobytes())
-        return found
+        """Collective. Returns the commands of the leader; other ranks pass an empty list."""
+        found: list[object] = [commands]
+        if self.agreed(len(commands)):
+            dist.broadcast_object_list(found, src=self.leader, group=self.group)
+        return cast("list[Command]", found[0])
 
 
 @dataclass(frozen=True)
@@ -360,9 +353,7 @@ class EngineLoop:
         with self._changed:
             commands = [self._inbox.popleft() for _ in range(min(number, len(self._inbox)))]
         if self._peers is not None and self._shares:
-            shared = self._peers.shared(commands)
-            if not self.is_leader:
-                commands = shared
+            commands = self._peers.shared(commands)
             with self._changed:
                 self._progress_at = self._clock()
         return commands

@@ -1,0 +1,126 @@
+"""What is found out about an environment's class, and the errors of classes that cannot be used."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rljob_testing.environments import WHERE, class_specs, probe, write_module
+from rljob_trainer.environments.description import ClassSpec, EnvironmentDescription, describe_class, load_class
+from rljob_trainer.environments.probe import Trial
+from rljob_trainer.errors import ConfigurationError, ResourceError
+
+RESET = "    def reset(self, **row): pass\n"
+NUMBERS = itertools.count()
+Describe = Callable[..., EnvironmentDescription]
+
+
+@pytest.fixture
+def describe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Describe:
+    """Describes a class `Game` with a body, without a process of its own."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def described(body: str, arguments: dict[str, object] | None = None) -> EnvironmentDescription:
+        module = f"described_game_{next(NUMBERS)}"
+        (tmp_path / f"{module}.py").write_text(body if "class" in body else f"class Game:\n{body}")
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        spec = ClassSpec("game", f"{module}:Game", arguments or {}, f"{WHERE}[0]")
+        return describe_class(load_class(spec), spec)
+
+    return described
+
+
+def test_public_methods_are_tools_except_the_special_ones(describe: Describe) -> None:
+    tools = "".join(
+        f'    {how}def {name}(self):\n        """Does."""\n' for how, name in [("", "step"), ("async ", "go")]
+    )
+    found = describe(
+        "    reusable = True\n    @property\n    def shown(self): raise AssertionError\n    def _private(self): pass\n"
+        "    def respond(self, message): pass\n    def get_reward(self): pass\n    def close(self): raise OSError\n"
+        f"    async def reset(self, *, seed=None): pass\n{tools}"
+    )
+    assert (found.tool_names, found.takes_seed, found.is_reusable) == (("go", "step"), True, True)
+    assert EnvironmentDescription.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_close_with_arguments_is_a_tool(describe: Describe) -> None:
+    close = '    def close(self, door: str):\n        """Closes.\n        Args:\n            door: One.\n        """\n'
+    found = describe(RESET + close)
+    assert (found.tool_names, found.takes_seed, found.has_reward) == (("close",), False, False)
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "texts"),
+    [
+        ("    pass\n", "path", ["has no method `reset`"]),
+        ("    reset = 3\n", "path", ["Game.reset is a int", "make it a method"]),
+        ("    def reset(self, **row):\n        yield 1\n", "path", ["reset is a generator", "use `return`"]),
+        (RESET + "    def respond(self): pass\n", "path", ["respond(self)", "write `def respond(self, message)`"]),
+        (RESET + "    def get_reward(self, x): pass\n", "path", ["get_reward(self, x)", "`def get_reward(self)`"]),
+        (
+            RESET + "    def step(self): pass\n",
+            "path",
+            ["is a public method", "no docstring", "name the method _"],
+        ),
+        (RESET + '    def step(self, x):\n        """Does."""\n', "path", ["Game.step", "x", "type hint"]),
+        (RESET + '    def step(self, x: int):\n        """Does."""\n', "path", ["no description for the argument 'x'"]),
+        (RESET + "    def __init__(self): raise OSError('disk')\n", "path", ["the constructor of", "OSError: disk"]),
+        (RESET + "    def __init__(self): raise SystemExit(3)\n", "path", ["the constructor of", "SystemExit: 3"]),
+        (RESET + "    def __init__(self, size): pass\n", "arguments", ["(size)", "{}", "missing a required argument"]),
+        ("# no class\ndef Game(): pass\n", "path", ["Game is a function; name a class"]),
+        ("# no class\nimport missing_package_of_a_game\n", "path", ["importing", "missing_package_of_a_game"]),
+    ],
+)
+def test_a_class_that_cannot_be_used_is_one_clear_error(
+    describe: Describe, body: str, field: str, texts: list[str]
+) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        describe(body)
+    assert str(raised.value).startswith(f"{WHERE}[0].{field}: ")
+    assert [text for text in texts if text not in str(raised.value)] == []
+
+
+def test_the_constructor_gets_the_arguments(describe: Describe) -> None:
+    assert describe(f"{RESET}    def __init__(self, size): self.size = size + 1\n", {"size": 3}).tools == ()
+    with pytest.raises(ConfigurationError, match=r"classes\[0\]\.arguments: .*unexpected keyword argument 'sise'"):
+        describe(f"{RESET}    def __init__(self, size=1): pass\n", {"sise": 3})
+
+
+PROBED = """
+import os, signal, time
+print("printed")
+
+class Game:
+    def reset(self, what, **row):
+        if what == "exit":
+            os._exit(3)
+        if what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {}[what]
+"""
+
+
+@pytest.mark.parametrize(
+    ("row", "kind", "text"),
+    [
+        (
+            {"what": "raises"},
+            ConfigurationError,
+            r"(?s)classes: reset raised KeyError: 'raises'.*games\.py",
+        ),
+        ({}, ConfigurationError, "missing 1 required positional argument: 'what'"),
+        ({"what": "exit"}, ConfigurationError, r"(?s)exit code 3.*environment-probe\.log\nprinted"),
+        ({"what": "kill"}, ResourceError, "may be out of memory"),
+    ],
+)
+def test_a_trial_that_fails_is_one_clear_error(
+    tmp_path: Path, row: dict[str, object], kind: type[Exception], text: str
+) -> None:
+    write_module(tmp_path, PROBED)
+    with pytest.raises(kind, match=text):
+        probe(tmp_path, *class_specs("Game"), trials=(Trial("Game", row, 0),))
