@@ -55,7 +55,8 @@ class RecordedRollouts(replays.ReplayedRollouts):
         begun = super().begin(
             prompts, num_responses, sampling, seeds, syncs=syncs, with_greedy=with_greedy, tickets=tickets
         )
-        return replace(begun, prompts=self.rollout.prompts, groups_B=self.rollout.groups_B, batch=self.rollout.batch)
+        fixed = self.rollout
+        return replace(begun, prompts=fixed.prompts, groups_B=fixed.groups_B, batch=fixed.batch, rows=fixed.rows)
 
     def scored(self, rollout: Rollout) -> Rollout:
         del rollout

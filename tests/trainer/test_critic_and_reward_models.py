@@ -27,11 +27,15 @@ from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import (
+    NUM_TOKENS,
     PLAIN_TURN_BEGINNINGS,
+    POLICY_VERSIONS,
     PROMPT_MESSAGES,
     PROMPT_TEXTS,
     RESPONSE_LENGTHS,
+    RESPONSE_MASK,
     RESPONSE_TEXTS,
+    ROLLOUT_LOGPROBS,
     SAMPLE_IDS,
     SCORES,
     TOKENS,
@@ -210,6 +214,7 @@ class Group(FinishedRollouts):
                 RESPONSE_LENGTHS: lengths_B,
                 **outcome_columns([Outcome.COMPLETED] * len(batch)),
                 TOKENS: torch.arange(len(batch)),
+                **dict.fromkeys((RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS, NUM_TOKENS), lengths_B),
             },
             objects={RESPONSE_TEXTS: tuple("abcde"[: len(batch)])},
         )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-import torch
-
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import RolloutEngine, SamplingSettings
@@ -57,16 +55,16 @@ class EnvironmentRolloutWorker(RolloutWorker):
         return DataProto()
 
     def take(self, max_seconds: float) -> DataProto:
-        """Returns the rollouts that have ended since the last call, with the columns of `conversation_columns` and
-        SAMPLE_IDS; see EnvironmentHost.take for the errors. Waits `max_seconds`, or until none is left."""
+        """Returns the rollouts that have ended since the last call, with the columns of `conversation_columns`;
+        see EnvironmentHost.take for the errors. Waits `max_seconds`, or until none is left."""
         if self.host is None:
             self.loop.check()
-            return conversation_columns([]).with_columns({SAMPLE_IDS: torch.zeros(0, dtype=torch.int64)})
+            return conversation_columns([], [])
         episodes = self.host.take(max_seconds)
         ids = [self._ids.pop(episode.number) for episode in episodes]
         if episodes and not self._ids:
             self._release()
-        return conversation_columns(episodes).with_columns({SAMPLE_IDS: torch.tensor(ids, dtype=torch.int64)})
+        return conversation_columns(episodes, ids)
 
     def abort(self) -> None:
         """Ends all rollouts that were not taken."""
