@@ -395,7 +395,6 @@ def _copied(failure: TrainerError) -> TrainerError:
 
 
 def _rows(value: object) -> Iterable[Mapping[str, object]]:
-    match value:
-        case [*rows]:
-            return [row for row in rows if isinstance(row, dict)]
+    if isinstance(value, list):
+        return [row for row in value if isinstance(row, dict)]
     raise ValueError(f"not a list of descriptions: {value!r:.200}")
