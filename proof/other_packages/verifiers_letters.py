@@ -24,7 +24,8 @@ class LetterTask(vf.Task):  # type: ignore[misc]
     @vf.reward  # type: ignore[untyped-decorator]
     async def is_found(self, trace: vf.Trace) -> float:
         """Scores a finished game."""
-        return float(trace.root_reply == self.data.name)
+        replies = [node.message.content for node in trace.nodes if node.sampled]
+        return float(bool(replies) and replies[-1] == self.data.name)
 
 
 async def play(base_url: str, model: str, seed: int, num_guesses: int) -> dict[str, object]:
