@@ -72,9 +72,9 @@ class Environment(WireModel):
 
     type: EnvironmentType
     classes: Annotated[tuple[EnvironmentClass, ...], Field(min_length=1, max_length=16)] | None = None
-    """The classes, for type Class."""
+    """The classes."""
     session: EnvironmentSession | None = None
-    """The agent, for type Session."""
+    """The agent."""
     max_turns: PositiveCount = 8
     """Largest number of the policy's turns in a rollout."""
     max_context_tokens: Annotated[Integer, Field(ge=2, le=MAX_COUNT)]
