@@ -147,7 +147,7 @@ def test_a_rollout_of_an_agent(tmp_path: Path, name: str) -> None:
     [
         ({"kind": "raises"}, Outcome.COMPLETED, RewardStatus.ERROR, "a typo", 2),
         ({"kind": "none"}, Outcome.COMPLETED, RewardStatus.ERROR, "returned None", 2),
-        ({"turns": 4}, Outcome.MAX_TURNS, RewardStatus.TIMEOUT, "session_limit", 3),
+        ({"turns": 4}, Outcome.MAX_TURNS, RewardStatus.TIMEOUT, "environment.maxTurns", 3),
         ({"kind": "gives up"}, Outcome.TIME_LIMIT, RewardStatus.TIMEOUT, "APITimeoutError", 2),
         ({"kind": "loses a service"}, Outcome.INFRASTRUCTURE, RewardStatus.OK, "", None),
         ({"kind": "dies"}, Outcome.INFRASTRUCTURE, RewardStatus.OK, "", None),

@@ -324,7 +324,7 @@ def test_limits_of_tokens(tmp_path: Path) -> None:
         assert session.limit is None
         cut = await ask(client, [user("three")])
         assert (cut.choices[0].finish_reason, session.limit) == ("length", Outcome.MAX_TOKENS)
-        with pytest.raises(openai.BadRequestError, match="has reached the limit spec.training.rollout.maxNew"):
+        with pytest.raises(openai.BadRequestError, match=r"limit spec\.training\.rollout\.maxNewTokens"):
             await ask(client, [user("four")])
         # A limit of the agent's own is none of the session.
         session = made.session()
