@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import subprocess
 import sys
 import tomllib
@@ -101,45 +100,29 @@ def test_the_starter_file_trains_like_the_measured_example(rljob: Rljob, folder:
     assert mine.rollout.group_size == example.rollout.group_size
 
 
-def test_the_starter_files_with_an_environment_are_valid_and_play_a_game(rljob: Rljob, folder: Path) -> None:
+def test_the_starter_files_with_an_environment_are_the_example_that_was_measured(rljob: Rljob, folder: Path) -> None:
     code, output, _ = rljob("init", "game.yaml", "--environment")
-    assert (code, output) == (0, Mentions("wrote game.yaml and guess_number.py; next: rljob validate game.yaml"))
+    assert (code, output) == (0, Mentions("wrote game.yaml and guess_letter.py; next: rljob validate game.yaml"))
     assert rljob("validate", "game.yaml")[0] == 0
-    environment = load_job_file(folder / "game.yaml").spec.training.environment
-    assert environment is not None
-    [game_class] = environment.classes
-    module, _, name = game_class.path.partition(":")
-    namespace = runpy.run_path(str(folder / f"{module}.py"))
-    game = namespace[name](**game_class.arguments)
-    namespace["random"].seed(3)
-    assert "from 1 to 10" in game.reset()
-    assert game.respond({"role": "assistant", "content": "What?"}) == Mentions("one number")
-    low, high, answers = 0, 11, []
-    while (reply := game.respond({"role": "assistant", "content": f"It is {(low + high) // 2}!"})) is not None:
-        guess = (low + high) // 2
-        low, high = (guess, high) if "larger" in reply else (low, guess)
-        assert game.get_reward() == 0.0
-        answers.append(guess)
-        assert len(answers) <= environment.max_turns
-    assert game.get_reward() == 1.0
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_plan_shows_the_turns_and_the_limit_of_a_conversation(rljob: Rljob) -> None:
-    rljob("init", "game.yaml", "--environment")
-    code, output, errors = rljob("plan", "game.yaml", "--gpu", "H100")
-    assert code == 0, errors
-    assert "  step         4 prompts x 8 rollouts of 2 turns, 1 update\n" in output
-    prompts, responses = "prompts with messages of 104 tokens (at most 255)", "responses of 24 (at most 48)"
-    assert f"  lengths      {prompts}, {responses}, together at most 256\n" in output
-    assert output == Mentions("assumed to have 2 turns", "environment's own time is not included")
+    mine = load_job_file(folder / "game.yaml").spec.training
+    example = load_job_file(REPOSITORY / "examples" / "guess_letter/guess-letter.yaml").spec.training
+    assert (folder / "guess_letter.py").read_text() == (
+        REPOSITORY / "examples" / "guess_letter/guess_letter.py"
+    ).read_text()
+    assert mine.model == example.model
+    assert mine.environment is not None
+    assert example.environment is not None
+    assert mine.environment.classes == example.environment.classes
+    assert mine.environment.max_turns == example.environment.max_turns
+    assert mine.rollout == example.rollout
+    assert mine.optimizer == example.optimizer
 
 
 def test_an_existing_environment_is_not_overwritten_and_no_job_is_written(rljob: Rljob, folder: Path) -> None:
-    (folder / "guess_number.py").write_text("mine")
+    (folder / "guess_letter.py").write_text("mine")
     code, _, errors = rljob("init", "game", "--environment")
-    assert (code, errors) == (2, Mentions("guess_number.py:", "exists", "another folder"))
-    assert (folder / "guess_number.py").read_text() == "mine"
+    assert (code, errors) == (2, Mentions("guess_letter.py:", "exists", "another folder"))
+    assert (folder / "guess_letter.py").read_text() == "mine"
     assert not (folder / "game.yaml").exists()
 
 

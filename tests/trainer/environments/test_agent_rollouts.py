@@ -121,6 +121,7 @@ def rollout(
                     name="session",
                     needs_reward=True,
                     may_rewrite=False,
+                    starts_new_rows=False,
                 ).run()
             finally:
                 processes.close()

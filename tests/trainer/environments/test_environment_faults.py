@@ -207,6 +207,26 @@ def test_time_of_another_rollout_is_not_counted(folder: Path) -> None:
     run(rollouts())
 
 
+def test_a_suspended_machine_is_not_counted(folder: Path) -> None:
+    """An event loop that stands still for longer than the limit looks like a suspended machine."""
+
+    async def rollout() -> None:
+        async with processes_for(folder, "Faulty", timeout_seconds=0.5) as pool, pool.place() as place:
+            await place.open("Faulty", {}, 0)
+            waiting = asyncio.create_task(place.call_tools([call("wait", flag="begun")]))
+            await until((folder / "begun").exists)
+            # The beginning of the call is known after this.
+            await asyncio.sleep(0.05)
+            time.sleep(1.5)
+            # The limit is checked now.
+            await asyncio.sleep(0.05)
+            (folder / "begun ends").touch()
+            [result] = await waiting
+            assert result.text == "begun"
+
+    run(rollout())
+
+
 def test_a_cancelled_call_ends(folder: Path) -> None:
     """An async call is cancelled in its process, a call that has not begun never begins, and a call that blocks the
     process is ended by a kill."""

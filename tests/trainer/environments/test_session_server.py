@@ -197,8 +197,8 @@ def test_branches_and_new_conversations_are_rows(tmp_path: Path) -> None:
         assert transcript.num_turns == len(made.policy.turns) == 8
         assert [sum(row.mask) > 0 for row in transcript.rows] == [True] * 6
         assert [message["content"] for message in transcript.messages][-2] == "more"
-        # The first row has the most turns: the first one, the branch and what follows.
-        assert sum(transcript.rows[0].mask) == sum(len(made.policy.turns[n].token_ids) for n in (0, 2, 4))
+        # The last row has the most turns: the first one, the branch and what follows.
+        assert sum(transcript.rows[-1].mask) == sum(len(made.policy.turns[n].token_ids) for n in (0, 2, 4))
         check_rows(made, transcript)
 
     run(tmp_path, numbered(), test)

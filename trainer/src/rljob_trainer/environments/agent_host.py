@@ -32,4 +32,5 @@ class AgentHost:
             name=self._description.name,
             needs_reward=self._description.has_reward,
             may_rewrite=self._settings.may_rewrite,
+            starts_new_rows=self._settings.starts_new_rows,
         )

@@ -48,12 +48,16 @@ class EngineClient:
 
     def _send(self) -> None:
         requests, self._unsent = self._unsent, []
+        if not requests:
+            return
         try:
             # A later turn continues an earlier one, whose keys and values the engine may still have.
             self._engine_loop.submit(requests, keeps_cache=True)
-        except TrainerError as error:
+        except Exception as error:
+            # Any error, because coroutines would wait for ever.
             for request in requests:
-                if (future := self._futures.pop(request.request_id, None)) is not None:
+                future = self._futures.pop(request.request_id, None)
+                if future is not None and not future.done():
                     future.set_exception(error)
 
     async def _abort_unwanted(self) -> None:

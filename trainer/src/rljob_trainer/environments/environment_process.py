@@ -320,12 +320,13 @@ class EnvironmentProcess:
         """Looks for the end of the process and for calls that have exceeded their limits."""
         self._timer = None
         now = time.monotonic()
+        seconds_late = now - self._timer_set_at - CHECK_SECONDS
         # First what has arrived: while this thread had no core, calls may have ended in time.
         self._read()
         if self._failure is not None:
             return
         for call, limit in self._limits():
-            limit.extend_after_standstill(now - self._timer_set_at - CHECK_SECONDS)
+            limit.extend_after_standstill(seconds_late)
             if now > limit.next_check and not limit.gets_more_time(self._child.core_use(), now):
                 if call.limit is None:
                     # Something that an earlier call has left behind occupies the process; it may be another rollout's.
@@ -394,7 +395,6 @@ def _copied(failure: TrainerError) -> TrainerError:
 
 
 def _rows(value: object) -> Iterable[Mapping[str, object]]:
-    match value:
-        case [*rows]:
-            return [row for row in rows if isinstance(row, dict)]
+    if isinstance(value, list):
+        return [row for row in value if isinstance(row, dict)]
     raise ValueError(f"not a list of descriptions: {value!r:.200}")

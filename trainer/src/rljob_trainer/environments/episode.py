@@ -10,6 +10,7 @@ starts again, with a fresh environment and the same seeds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,7 @@ from rljob_trainer.environments.kinds import EnvironmentKinds
 from rljob_trainer.environments.settings import EpisodeLimits
 from rljob_trainer.environments.tool_calls import ParsedTurn
 from rljob_trainer.environments.transcript import Transcript
+from rljob_trainer.errors import ChatTemplateError
 from rljob_trainer.models.tokenizer import ChatMessage
 from rljob_trainer.rewards.base import RewardStatus
 
@@ -122,7 +124,12 @@ class Episode:
 
     async def _attempt(self) -> FinishedEpisode:
         self.counts = Counts()
-        async with self.processes.place() as place:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                place = await stack.enter_async_context(self.processes.place())
+            except EnvironmentTimeoutError as error:
+                # The process did not import the classes in time.
+                raise EnvironmentLostError(str(error)) from error
             return await self._talk(place)
 
     async def _talk(self, place: RolloutPlace) -> FinishedEpisode:
@@ -170,7 +177,15 @@ class Episode:
                 return Outcome.MAX_TURNS if turn.parse_error is None else Outcome.PARSE_ERROR
             if asyncio.get_running_loop().time() >= ends_at:
                 return Outcome.TIME_LIMIT
-            if not conversation.add_messages(messages, self.limits.max_context_tokens - 1):
+            try:
+                # One token for the next turn.
+                fits = conversation.add_messages(messages, self.limits.max_context_tokens - 1)
+            except ChatTemplateError as error:
+                roles = ", ".join(message["role"] for message in messages)
+                raise EnvironmentCodeError(
+                    f"gave messages with the roles {roles}, which cannot be used: {error}"
+                ) from error
+            if not fits:
                 return Outcome.CONTEXT_FULL
 
     def _room_for_turn(self, conversation: Conversation) -> tuple[int, Outcome]:

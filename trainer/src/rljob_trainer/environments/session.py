@@ -104,12 +104,19 @@ class LiveSession:
     """The session of one rollout while its agent runs: keeps the limits, and samples turns."""
 
     def __init__(
-        self, request: EpisodeRequest, limits: EpisodeLimits, templates: SessionTemplates, engine: Engine
+        self,
+        request: EpisodeRequest,
+        limits: EpisodeLimits,
+        templates: SessionTemplates,
+        engine: Engine,
+        *,
+        starts_new_rows: bool = False,
     ) -> None:
+        """For `starts_new_rows` see SessionRecord."""
         loop = asyncio.get_running_loop()
         self.key = secrets.token_urlsafe(24)
         self.deadline = time.time() + limits.max_seconds
-        self.record = SessionRecord()
+        self.record = SessionRecord(starts_new_rows=starts_new_rows)
         self.counts = Counts()
         self.limit: Outcome | None = None
         """The limit that a request or a turn has reached, unless a later turn was completed."""
@@ -293,9 +300,10 @@ class AgentEpisode:
         name: str,
         needs_reward: bool,
         may_rewrite: bool,
+        starts_new_rows: bool,
     ) -> None:
         """`name`: of the agent's function in the job. `needs_reward`: whether its result counts as a reward. For
-        `may_rewrite` see EnvironmentSettings."""
+        `may_rewrite` and `starts_new_rows` see EnvironmentSettings."""
         self.request = request
         self.limits = limits
         self.templates = templates
@@ -305,6 +313,7 @@ class AgentEpisode:
         self.name = name
         self.needs_reward = needs_reward
         self.may_rewrite = may_rewrite
+        self.starts_new_rows = starts_new_rows
 
     async def run(self) -> FinishedEpisode:
         """Returns the rollout. It has the outcome INFRASTRUCTURE if all attempts failed, or if the agent asked for no
@@ -314,7 +323,9 @@ class AgentEpisode:
     async def _attempt(self) -> FinishedEpisode:
         """Raises EnvironmentLostError."""
         async with self.processes.place() as place:
-            session = LiveSession(self.request, self.limits, self.templates, self.engine)
+            session = LiveSession(
+                self.request, self.limits, self.templates, self.engine, starts_new_rows=self.starts_new_rows
+            )
             loop = asyncio.get_running_loop()
             begun = loop.time()
             self.server.open(session)

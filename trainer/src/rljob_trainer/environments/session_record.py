@@ -54,7 +54,9 @@ class SessionTurn:
 class SessionRecord:
     """The turns of one session."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, starts_new_rows: bool = False) -> None:
+        """`starts_new_rows`: begins a new conversation if the chat template rewrites the earlier turns of one."""
+        self._starts_new_rows = starts_new_rows
         self.turns: list[SessionTurn] = []
         """In the order of their requests."""
         self._prompt: Transcript | None = None
@@ -141,6 +143,8 @@ class SessionRecord:
                 return None, None
             if not has_room:
                 raise context_full(max_context_tokens, f"{len(conversation.token_ids)} tokens and the new messages")
+            if self._starts_new_rows and conversation.is_rewritten:
+                return None, None
             return conversation, parent
         return None, None
 

@@ -8,6 +8,7 @@ another text in training and in use than the template writes, or the earlier tur
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rljob_trainer.environments.tool_calls import TurnParser
@@ -21,7 +22,7 @@ from rljob_trainer.environments.turn_template import (
     probe_turn,
 )
 from rljob_trainer.errors import ChatTemplateError, ConfigurationError
-from rljob_trainer.models.tokenizer import ChatMessage
+from rljob_trainer.models.tokenizer import ChatMessage, ToolCall
 
 NEXT_PROBE, THINKING_PROBE = "Wq7result7Qw", "Uq1thought1Qu"
 OPEN_TAG = re.compile(r"<(think|thinking|thought|reasoning)>\s*\Z")
@@ -115,7 +116,7 @@ def _rewrite_of(case: _Case, template: TurnTemplate, parser: TurnParser) -> Rewr
     for _ in range(NUM_ROUNDS if turn else 0):
         parsed = parser.parse(prompt.text, prompt.turn_beginning, turn, end)
         if case.role == "tool":
-            _check_call(template, turn, parsed.tool_calls and parsed.tool_calls[0]["function"]["arguments"])
+            _check_call(template, turn, parsed.tool_calls)
         messages += [parsed.message, answer]
         whole = prompt.text + turn + suffix
         try:
@@ -157,8 +158,11 @@ def _turn(case: _Case, template: TurnTemplate, beginning: str) -> str:
     return (thinking.removeprefix("\n") if beginning.endswith("\n") else thinking) + answer
 
 
-def _check_call(template: TurnTemplate, turn: str, arguments: object) -> None:
-    if arguments != probe_call()["function"]["arguments"]:
+def _check_call(template: TurnTemplate, turn: str, calls: Sequence[ToolCall]) -> None:
+    """Raises ConfigurationError if the first call does not have the argument of the probe. The argument's name is not
+    compared: a model whose tools have one argument need not write it."""
+    arguments = calls[0]["function"]["arguments"].values() if calls else ()
+    if list(arguments) != list(probe_call()["function"]["arguments"].values()):
         raise ConfigurationError(
             f"spec.training.environment: the parser does not find the tool call that the chat template of "
             f"{template.tokenizer.folder} writes ({turn!r:.200}); set toolParser to the tool parser of this model, or "

@@ -194,8 +194,9 @@ class RewardWorker(Worker):
         results = batch.object_column(ENVIRONMENT_RESULTS)
         for result in results:
             # Without a reward of type Environment, no `onError` applies.
-            if not rewards and isinstance(result, tuple) and result[0] == RewardStatus.ERROR:
-                raise RewardError(f"spec.training.environment: the environment {result[2]}")
+            match result:
+                case ["ERROR", _, detail] if not rewards:
+                    raise RewardError(f"spec.training.environment: the environment {detail}")
         return [[reward.outcome(result) for reward in rewards] for result in results]
 
     @register(Dispatch.DP_COMPUTE_PROTO)
