@@ -158,7 +158,8 @@ def load_environment_rows(dataset: Dataset, tokenizer: Tokenizer, base_folder: P
         for offset, (raw, chat, length) in enumerate(zip(chunk, chats, lengths, strict=True)):
             if chat is None or _fits(length, raw, dataset, where):
                 prompt = "\n".join(message["content"] for message in chat or ())
-                source = json.dumps(dict(raw.columns), sort_keys=True, default=str)
+                # A row without a prompt is a task of its own.
+                source = prompt if chat else json.dumps(dict(raw.columns), sort_keys=True, default=str)
                 answer = _answer(raw, answer_field, dataset, where)
                 row = PromptRow(num_rows + offset, prompt, source, (), answer, raw.columns, chat, location=raw.location)
                 found.append(row)

@@ -16,7 +16,7 @@ from rljob_trainer.environments.environment_process import (
     ToolCall,
     ToolResult,
 )
-from rljob_trainer.environments.failures import EnvironmentLostError
+from rljob_trainer.environments.failures import EnvironmentLostError, EnvironmentTimeoutError
 from rljob_trainer.errors import TrainerError, described
 
 if TYPE_CHECKING:
@@ -114,8 +114,8 @@ class EnvironmentProcesses:
         """Waits for a free place in a process that has loaded the classes. When the block ends, the rollout is closed
         in the background, and then the place is free again.
 
-        Raises ConfigurationError if the classes cannot be loaded, and EnvironmentLostError or EnvironmentTimeoutError
-        if the process ends or hangs while it loads them.
+        Raises ConfigurationError if the classes cannot be loaded, and EnvironmentLostError if the process ends or hangs
+        while it loads them.
         """
         await self._free.acquire()
         try:
@@ -125,7 +125,10 @@ class EnvironmentProcesses:
             raise
         place = RolloutPlace(of.process, next(self._rollout_numbers))
         try:
-            await of.process.wait_until_loaded()
+            try:
+                await of.process.wait_until_loaded()
+            except EnvironmentTimeoutError as error:
+                raise EnvironmentLostError(str(error)) from error
             yield place
         finally:
             task = asyncio.get_running_loop().create_task(self._close(place, of))

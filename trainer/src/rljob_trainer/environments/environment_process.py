@@ -363,13 +363,16 @@ class EnvironmentProcess:
             lost = EnvironmentLostError(f"the environment process {self._child.describe_end()}")
             lost.was_killed = self._child.was_killed()
             self._failure = lost
-        self._fail_calls(guilty)
+        self._fail_calls(guilty, has_ended_itself=has_ended_itself)
 
-    def _fail_calls(self, guilty: _Call | None) -> None:
+    def _fail_calls(self, guilty: _Call | None, *, has_ended_itself: bool = False) -> None:
         assert self._failure is not None
         for call in self._calls.values():
             if not call.future.done():
-                call.future.set_exception(self._timeout(call) if call is guilty else _copied(self._failure))
+                failure = self._timeout(call) if call is guilty else _copied(self._failure)
+                if has_ended_itself and isinstance(failure, EnvironmentLostError):
+                    failure.is_own_call = call.limit is not None and call.rollout is not None
+                call.future.set_exception(failure)
                 # The future of `load` may have nobody who waits for it.
                 call.future.exception()
         self._calls.clear()

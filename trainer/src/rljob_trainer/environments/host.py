@@ -161,3 +161,5 @@ class EnvironmentHost:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # A rollout may have reached its time limit shortly before.
+        await self._engine.settle()

@@ -155,7 +155,8 @@ class Rollouts:
         try:
             call = UserCall(rollout, report, getattr(of.instance, method), arguments, named)
             return checked_result(result_of(await self._calls.run(call), method), method, check)
-        except CallError:
+        except BaseException:
+            # Also a cancelled call leaves an object that is not reused.
             of.has_failed = True
             raise
 

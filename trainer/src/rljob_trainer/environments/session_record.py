@@ -108,7 +108,7 @@ class SessionRecord:
         self._ends[_end_of(turn)].remove(turn)
 
     def transcript(self, *, may_be_rewritten: bool) -> Transcript | None:
-        """Returns the rollout with a row for each delivered turn that no delivered turn follows. The first row, which
+        """Returns the rollout with a row for each delivered turn that no delivered turn follows. The last row, which
         also gives messages and texts, is the one with the most turns; of equal ones the latest. Without a delivered
         turn it is the prompt of the first turn; None without any turn."""
         delivered = [turn for turn in self.turns if turn.is_delivered]
@@ -116,12 +116,13 @@ class SessionRecord:
             return self._prompt
         followed = {id(turn.parent) for turn in delivered}
         last = [turn for turn in delivered if id(turn) not in followed]
-        last.sort(key=lambda turn: (turn.num_turns, turn.number), reverse=True)
+        last.sort(key=lambda turn: (turn.num_turns, turn.number))
         branches = [_up_to(turn) for turn in last]
-        main = branches[0].transcript(may_be_rewritten=may_be_rewritten)
+        main = branches[-1].transcript(may_be_rewritten=may_be_rewritten)
         trained = set[str]()
-        rows = tuple(_row(branch, trained) for branch in branches)
-        return replace(main, rows=rows, num_turns=len(delivered))
+        # The row with the most turns trains all of them, so it is made first.
+        rows = [_row(branch, trained) for branch in reversed(branches)]
+        return replace(main, rows=tuple(reversed(rows)), num_turns=len(delivered))
 
     def _continued(
         self, request: ChatRequest, max_context_tokens: int

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_trainer.environments.description import ClassSpec, EnvironmentDescription
+from rljob_trainer.environments.environment_process import START_TIMEOUT_SECONDS
 
 
 @dataclass(frozen=True)
@@ -57,4 +58,4 @@ class EnvironmentSettings:
     @property
     def longest_wait_seconds(self) -> float:
         """The longest time in which all rollouts may wait for their environments, so that no turn is generated."""
-        return self.limits.max_seconds + (self.limits.retries + 2) * self.timeout_seconds
+        return (1 + self.limits.retries) * (START_TIMEOUT_SECONDS + self.run_seconds)

@@ -100,7 +100,7 @@ def conversation_columns(episodes: Sequence[FinishedEpisode], ids: Sequence[int]
         tensors={
             SAMPLE_IDS: numbers(ids),
             RESPONSE_LENGTHS: numbers([sum(sum(row.mask) for row in each.rows) for each in found]),
-            PROMPT_LENGTHS: numbers([each.rows[0].num_prompt_tokens for each in found]),
+            PROMPT_LENGTHS: numbers([min(row.num_prompt_tokens for row in each.rows) for each in found]),
             NUM_TOKENS: lengths_R,
             **{name: column[owners] for name, column in outcomes.items()},
             NUM_TURNS: numbers([each.num_turns for each in found]),

@@ -78,7 +78,8 @@ class EnvironmentRewardSettings:
         name = self.reward.name
         match result:
             case ("OK", None, _):
-                return RewardOutcome(0.0, RewardStatus.OK, "", 0.0)
+                # Only of a rollout that was lost.
+                return RewardOutcome(None, RewardStatus.OK, "", 0.0)
             case ("OK", int() | float() as score, _) if name == ENVIRONMENT_REWARD or not self.others:
                 return RewardOutcome(float(score), RewardStatus.OK, "", 0.0)
             case ("OK", Mapping() as scores, _) if name in scores:

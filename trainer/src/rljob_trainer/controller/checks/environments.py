@@ -211,7 +211,9 @@ def with_environment_reward(job: TrainerJob, descriptions: Sequence[EnvironmentD
 
 def _may_rewrite(kind: EnvironmentKind, policy: RewritePolicy) -> bool:
     """Whether the chat template rewrites turns. Raises ConfigurationError if the job does not allow it."""
-    rewrites = find_rewrites(kind.template, kind.parser, has_user_messages=kind.description.has_respond)
+    # A tool call that cannot be read is answered by a message of the user.
+    answers_as_user = kind.description.has_respond or bool(kind.template.tools)
+    rewrites = find_rewrites(kind.template, kind.parser, has_user_messages=answers_as_user)
     if not rewrites:
         return False
     text = "; ".join(map(str, rewrites))
