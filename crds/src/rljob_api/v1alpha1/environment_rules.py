@@ -142,8 +142,8 @@ TRAINING_ENVIRONMENT_RULES = (
         field=".environment",
         cel="!has(self.environment) || self.environment.onRewrite != 'NewRow' && self.environment.type != 'Session'"
         f" || !{is_chosen_cel('self.algorithm', 'advantage', (AdvantageType.GAE,))}",
-        wrong="GAE needs one row per rollout; type Session and onRewrite: NewRow may give several",
-        advice="choose another advantage, such as algorithm.type: GRPO",
+        wrong="GAE needs one row per rollout, unlike type Session and onRewrite NewRow",
+        advice="choose another advantage",
         holds=_has_rows_for_gae,
     ),
     rule(
