@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 from ruamel.yaml import YAML
 
@@ -41,6 +42,7 @@ from rljob_testing.training import training_runs
 NAMESPACE, CLAIM = "rljob-proof", "rljob-storage"
 NODE_SELECTOR = "scheduler.alpha.kubernetes.io/node-selector"
 CHECKPOINT_EVERY = 3
+GAME, CONFIG_MAP = repository() / "examples" / "guess_letter", "guess-letter"
 END_SECONDS = 900
 STALL_SECONDS, ELASTIC_SECONDS = 120, 15
 STOP_ALL_WORKERS = (
@@ -204,6 +206,8 @@ class Case:
     policy: training_runs.Document | None = None
     times_steps: int = 1
     on_both_nodes: bool = False
+    plays: bool = False
+    """The job of examples/guess_letter: rollouts of several turns with a game in processes of its own."""
 
 
 LOST = (Reason.HEAD_LOST, Reason.INFRASTRUCTURE_ERROR, Reason.DRIVER_LOST)
@@ -226,6 +230,7 @@ CASES = {
         times_steps=4,
     ),
     "fencing": Case(fencing, reasons=LOST, on_both_nodes=True),
+    "worker-pod-with-game": Case(worker_pod, reasons=LOST, plays=True),
 }
 
 
@@ -259,6 +264,15 @@ def row(place: Place, name: str, case: Case, num_steps: int) -> str:
     num_steps *= case.times_steps
     with nodes_of(place, case):
         kubectl = place.kubectl
+        if case.plays:
+            code = {"guess_letter.py": (GAME / "guess_letter.py").read_text()}
+            config_map = {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": CONFIG_MAP},
+                "data": code,
+            }
+            kubectl("apply", "-f", "-", stdin=json.dumps(config_map))
         kubectl("apply", "-f", "-", stdin=json.dumps(document(name, case, num_steps)))
         job, problems = Job(place, name), list[str]()
         job.wait(lambda status: status.checkpoint, "a checkpoint", 420)
@@ -298,8 +312,15 @@ def nodes_of(place: Place, case: Case) -> Iterator[None]:
 
 
 def document(name: str, case: Case, num_steps: int) -> training_runs.Document:
-    """The job of the end-to-end tests with more checkpoints."""
-    job = YAML(typ="safe", pure=True).load((repository() / "e2e" / "jobs" / "sort-digits.yaml").read_text())
+    """The job of the end-to-end tests, or the game, with more checkpoints."""
+    job = read_job(repository() / "e2e" / "jobs" / "sort-digits.yaml")
+    if case.plays:
+        game = cast("dict[str, training_runs.Document]", read_job(GAME / "guess-letter.yaml"))["spec"]
+        job["spec"] = {
+            **cast("training_runs.Document", job["spec"]),
+            "training": game["training"],
+            "code": {"configMap": CONFIG_MAP},
+        }
     return training_runs.merged(
         job,
         {
@@ -311,6 +332,12 @@ def document(name: str, case: Case, num_steps: int) -> training_runs.Document:
             },
         },
     )
+
+
+def read_job(path: Path) -> training_runs.Document:
+    """Reads a job file."""
+    job: training_runs.Document = YAML(typ="safe", pure=True).load(path.read_text())
+    return job
 
 
 def found_problems(
