@@ -266,12 +266,8 @@ def row(place: Place, name: str, case: Case, num_steps: int) -> str:
         kubectl = place.kubectl
         if case.plays:
             code = {"guess_letter.py": (GAME / "guess_letter.py").read_text()}
-            config_map = {
-                "apiVersion": "v1",
-                "kind": "ConfigMap",
-                "metadata": {"name": CONFIG_MAP},
-                "data": code,
-            }
+            metadata = {"name": CONFIG_MAP}
+            config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": code}
             kubectl("apply", "-f", "-", stdin=json.dumps(config_map))
         kubectl("apply", "-f", "-", stdin=json.dumps(document(name, case, num_steps)))
         job, problems = Job(place, name), list[str]()
@@ -316,11 +312,8 @@ def document(name: str, case: Case, num_steps: int) -> training_runs.Document:
     job = read_job(repository() / "e2e" / "jobs" / "sort-digits.yaml")
     if case.plays:
         game = cast("dict[str, training_runs.Document]", read_job(GAME / "guess-letter.yaml"))["spec"]
-        job["spec"] = {
-            **cast("training_runs.Document", job["spec"]),
-            "training": game["training"],
-            "code": {"configMap": CONFIG_MAP},
-        }
+        changed: training_runs.Document = {"training": game["training"], "code": {"configMap": CONFIG_MAP}}
+        job["spec"] = cast("training_runs.Document", job["spec"]) | changed
     return training_runs.merged(
         job,
         {
