@@ -19,9 +19,15 @@ from rljob_api.job_file import load_job_file
 from rljob_testing import pages
 from rljob_testing.cli.job_cluster import JobCluster, Json
 
-README, QUICKSTART, TUTORIAL, PLANNING = (
+README, QUICKSTART, TUTORIAL, PLANNING, OWN_ENVIRONMENT = (
     pages.REPOSITORY / name
-    for name in ("README.md", "docs/quickstart.md", "docs/tutorial-own-reward.md", "docs/planning.md")
+    for name in (
+        "README.md",
+        "docs/quickstart.md",
+        "docs/tutorial-own-reward.md",
+        "docs/planning.md",
+        "docs/tutorial-own-environment.md",
+    )
 )
 PARTS_OF_A_SPEC = ("spec", "pools", "roles", "training", "runPolicy", "checkpoint", "envFrom", "code")
 PARTS_OF_JOBS = [
@@ -83,6 +89,16 @@ def test_the_reward_of_readme_and_tutorial_works_as_documented(tmp_path: Path) -
     assert tuple(run.stdout.splitlines()) == shown.output
 
 
+def test_the_game_of_the_tutorial_is_played_as_documented(tmp_path: Path) -> None:
+    files = pages.saved_files(OWN_ENVIRONMENT)
+    for name in ("my_game.py", "try_game.py"):
+        (tmp_path / name).write_text(files[name])
+    [shown] = pages.shown_commands(OWN_ENVIRONMENT, "2. Play it yourself")
+    _, *arguments = shlex.split(shown.command)
+    run = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert tuple(run.stdout.splitlines()) == shown.output
+
+
 TROUBLESHOOTING = pages.REPOSITORY / "docs/troubleshooting.md"
 MESSAGES_OF_LIBRARIES = ("CUDA out of memory",)
 
@@ -125,10 +141,13 @@ def compare(rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytes
     return run
 
 
-def test_the_checks_of_the_tutorials_job_print_the_documented_output(compare: Compare, tmp_path: Path) -> None:
-    for name, text in pages.saved_files(TUTORIAL).items():
+@pytest.mark.parametrize("tutorial", [TUTORIAL, OWN_ENVIRONMENT], ids=lambda page: page.stem)
+def test_the_checks_of_the_tutorials_jobs_print_the_documented_output(
+    tutorial: Path, compare: Compare, tmp_path: Path
+) -> None:
+    for name, text in pages.saved_files(tutorial).items():
         (tmp_path / name).write_text(text)
-    compare(TUTORIAL, "3. Write the job")
+    compare(tutorial, "3. Write the job")
 
 
 def test_the_checks_of_the_first_jobs_print_the_documented_output(compare: Compare, tmp_path: Path) -> None:

@@ -49,13 +49,16 @@ class RecordedRollouts(replays.ReplayedRollouts):
         seeds: torch.Tensor,
         *,
         syncs: bool = True,
+        environment_seeds: torch.Tensor | None = None,
         with_greedy: bool = False,
         tickets: Sequence[Ticket] = (),
     ) -> Rollout:
+        del environment_seeds
         begun = super().begin(
             prompts, num_responses, sampling, seeds, syncs=syncs, with_greedy=with_greedy, tickets=tickets
         )
-        return replace(begun, prompts=self.rollout.prompts, groups_B=self.rollout.groups_B, batch=self.rollout.batch)
+        fixed = self.rollout
+        return replace(begun, prompts=fixed.prompts, groups_B=fixed.groups_B, batch=fixed.batch, rows=fixed.rows)
 
     def scored(self, rollout: Rollout) -> Rollout:
         del rollout

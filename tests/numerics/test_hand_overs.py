@@ -61,8 +61,8 @@ def generated(run: hybrid_runs.HybridRun, sampling: SamplingSettings = SAMPLING,
 
 
 def versions_of(rollout: Rollout) -> set[int]:
-    mask_L = rollout.batch.ragged_column(RESPONSE_MASK).values
-    return set(rollout.batch.ragged_column(POLICY_VERSIONS).values[mask_L].tolist())
+    mask_L = rollout.rows.ragged_column(RESPONSE_MASK).values
+    return set(rollout.rows.ragged_column(POLICY_VERSIONS).values[mask_L].tolist())
 
 
 def test_both_switches_mark_what_they_have_done(context: WorkerContext) -> None:

@@ -228,7 +228,7 @@ def test_the_kl_in_the_reward_is_that_of_the_rollout_engines_logprobs(context: W
 def test_kl_sums_are_those_of_the_old_logprobs_of_trained_rows(context: WorkerContext) -> None:
     run = replays.replayed_run(replays.Replay(), context)
     seeds = torch.tensor([replays.SEED])
-    batch = replays.ReplayedRollouts().run(replays.prompts_of(0, 1), 2, run.replay.plan(1).sampling, seeds).batch
+    batch = replays.ReplayedRollouts().run(replays.prompts_of(0, 1), 2, run.replay.plan(1).sampling, seeds).rows
     rollout = batch.ragged_column(ROLLOUT_LOGPROBS)
     reference = RaggedColumn(torch.full_like(rollout.values, -2.0), rollout.lengths)
     columns = {OLD_LOGPROBS: rollout, REF_LOGPROBS: reference, RESPONSE_MASK: batch.ragged_column(RESPONSE_MASK)}
@@ -253,7 +253,7 @@ def test_untrained_responses_are_not_rejected(context: WorkerContext) -> None:
     batch = (
         replays.ReplayedRollouts()
         .run(replays.prompts_of(0, 2), 2, run.replay.plan(1).sampling, torch.tensor([replays.SEED]))
-        .batch
+        .rows
     )
     batch = batch.with_columns({IS_TRAINED: torch.zeros(4, dtype=torch.bool)})
     batch = batch.union(run.actor.compute_logprobs(batch))

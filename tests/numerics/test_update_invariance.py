@@ -30,6 +30,7 @@ from rljob_trainer.observability.metrics import (
     TOKEN_IMBALANCE,
     WHOLE_PASS_SECONDS,
 )
+from rljob_trainer.workers.columns import NUM_TOKENS
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,7 @@ def test_untrained_responses_are_not_read(seen: Results) -> None:
     rollout = replays.ReplayedRollouts().run(
         replays.prompts_of(0, 4), 4, invariance_runs.REPLAY.plan(2).sampling, seeds
     )
-    lengths = rollout.lengths_B.tolist()
+    lengths = rollout.rows[NUM_TOKENS].tolist()
     trained = [length for row, length in enumerate(lengths) if row // 4 % 2 == 0]
     metrics = [rank.metrics[0] for rank in seen.long[2]]
     tokens_of_ranks = []

@@ -1,7 +1,9 @@
-"""Runs the tutorial's commands as its reader types them: a real training with a reward of one's own."""
+"""Runs the tutorials' commands as their readers type them: real trainings with a reward and a game of one's own."""
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,10 +16,15 @@ from rljob_testing.settings import inherited_environment
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
-TUTORIAL, QUICKSTART = pages.REPOSITORY / "docs/tutorial-own-reward.md", pages.REPOSITORY / "docs/quickstart.md"
+TUTORIAL, OWN_ENVIRONMENT, QUICKSTART = (
+    pages.REPOSITORY / "docs" / name
+    for name in ("tutorial-own-reward.md", "tutorial-own-environment.md", "quickstart.md")
+)
+GAME = re.compile(r"^(│ a-z: +│ )\S+ +", re.MULTILINE)
+"""The game in a row of a table of samples. Which letters are guessed depends on the machine's arithmetic."""
 
 
-def printed(shown: pages.ShownCommand, folder: Path) -> str:
+def printed(shown: pages.ShownCommand, folder: Path, exit_code: int = 0) -> str:
     """The lines that a command of the page prints in this folder."""
     environment = inherited_environment()
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
@@ -30,7 +37,7 @@ def printed(shown: pages.ShownCommand, folder: Path) -> str:
         text=True,
         check=False,
     )
-    assert run.returncode == 0, run.stdout
+    assert run.returncode == exit_code, run.stdout
     return run.stdout
 
 
@@ -47,6 +54,32 @@ def test_the_tutorial_trains_and_prints_the_documented_output(tmp_path: Path) ->
     assert pages.first_line_not_printed(replace(quickstart, output=renamed), without_note) is None, output
     [samples] = pages.shown_commands(TUTORIAL, "5. Look at samples")
     assert pages.first_line_not_printed(samples, printed(samples, tmp_path)) is None
-    scores = [line for line in output.splitlines() if "held-out score, step 0 -> 40" in line]
-    before, after = [float(word.rstrip("%,")) for word in scores[0].split() if "%" in word][:2]
+    before, after = greedy_scores(output)
     assert after > before + 50
+
+
+def greedy_scores(output: str) -> list[float]:
+    """The held-out scores before and after a training of 40 steps, in percent."""
+    [line] = [line for line in output.splitlines() if "held-out score, step 0 -> 40" in line]
+    return [float(word.rstrip("%,")) for word in line.split() if "%" in word][:2]
+
+
+def test_the_tutorial_of_a_game_trains_and_prints_the_documented_output(tmp_path: Path) -> None:
+    for name, text in pages.saved_files(OWN_ENVIRONMENT).items():
+        (tmp_path / name).write_text(text)
+    *changes, mistake = pages.shown_commands(OWN_ENVIRONMENT, "4. A mistake")
+    assert [printed(change, tmp_path) for change in changes] == ["", ""]
+    output = printed(mistake, tmp_path, exit_code=2)
+    assert pages.first_line_not_printed(mistake, output) is None, output
+    [train] = pages.shown_commands(OWN_ENVIRONMENT, "5. Train")
+    output = printed(train, tmp_path)
+    without_games = replace(train, output=tuple(GAME.sub(r"\1", line) for line in train.output))
+    assert pages.first_line_not_printed(without_games, GAME.sub(r"\1", output)) is None, output
+    before, after = greedy_scores(output)
+    assert after > before + 30
+    shown_sample, shown_metrics = pages.shown_commands(OWN_ENVIRONMENT, "6. Read the games")
+    sample, of_page = json.loads(printed(shown_sample, tmp_path)), json.loads(shown_sample.output[0])
+    assert sample.keys() == of_page.keys()
+    assert sample["messages"][0] == of_page["messages"][0]
+    assert [message["role"] for message in sample["messages"][1:3]] == ["assistant", "user"]
+    assert pages.first_line_not_printed(shown_metrics, printed(shown_metrics, tmp_path)) is None

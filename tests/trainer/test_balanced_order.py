@@ -15,7 +15,8 @@ TOKENS_ONLY = RowCosts(max_tokens=100_000, per_square=0.0)
 
 
 def order_of(lengths_B: torch.Tensor, num_workers: int, rows_per_update: int) -> torch.Tensor:
-    return planned_rows(lengths_B, num_workers, rows_per_update, TOKENS_ONLY).order_B
+    sizes = [rows_per_update] * -(-len(lengths_B) // rows_per_update)
+    return planned_rows(lengths_B, num_workers, sizes, TOKENS_ONLY).order_B
 
 
 def test_long_and_short_rows_are_distributed_in_every_update() -> None:
@@ -90,7 +91,7 @@ def test_rows_that_do_not_divide_are_rejected() -> None:
 def test_micro_batches_of_updates_and_passes_fit(lengths: list[int], num_workers: int, max_tokens: int) -> None:
     """Two updates. A pass has each row once; a micro-batch of a pass has whole micro-batches of updates."""
     lengths_B = torch.tensor(lengths)
-    plan = planned_rows(lengths_B, num_workers, 12, RowCosts(max_tokens, 1e-3))
+    plan = planned_rows(lengths_B, num_workers, [12] * (len(lengths_B) // 12), RowCosts(max_tokens, 1e-3))
     ordered_B = lengths_B[plan.order_B]
     assert torch.equal(plan.update_micro_batch_B == NONE, ordered_B == 0)
     assert torch.equal(plan.pass_micro_batch_B == NONE, ordered_B == 0)
@@ -108,21 +109,21 @@ def test_micro_batches_of_updates_and_passes_fit(lengths: list[int], num_workers
 
 
 def test_micro_batches_of_small_updates_are_one_of_a_pass() -> None:
-    plan = planned_rows(torch.tensor([10, 10, 10, 10, 60, 60, 10, 10]), 2, 4, RowCosts(95, 0.0))
+    plan = planned_rows(torch.tensor([10, 10, 10, 10, 60, 60, 10, 10]), 2, [4, 4], RowCosts(95, 0.0))
     assert plan.update_micro_batch_B.tolist() == [0] * 8
     assert plan.pass_micro_batch_B.tolist() == [0] * 8
-    plan = planned_rows(torch.tensor([10, 10, 10, 10, 60, 60, 10, 10]), 2, 4, RowCosts(85, 0.0))
+    plan = planned_rows(torch.tensor([10, 10, 10, 10, 60, 60, 10, 10]), 2, [4, 4], RowCosts(85, 0.0))
     assert plan.update_micro_batch_B.tolist() == [0] * 8
     assert plan.pass_micro_batch_B.tolist() == [0, 0, 1, 1] * 2
 
 
 def test_a_single_worker_packs_its_rows_itself() -> None:
-    plan = planned_rows(torch.tensor([5, 1, 9, 2]), 1, 2, TOKENS_ONLY)
+    plan = planned_rows(torch.tensor([5, 1, 9, 2]), 1, [2, 2], TOKENS_ONLY)
     assert plan.update_micro_batch_B.tolist() == plan.pass_micro_batch_B.tolist() == [NONE] * 4
     assert plan.imbalance == 1.0
 
 
 def test_imbalance_is_that_of_the_most_expensive_micro_batches() -> None:
     """Two workers, two micro-batches each: of 8 and 6, and of 5 and 5 tokens."""
-    plan = planned_rows(torch.tensor([8, 6, 5, 5]), 2, 4, RowCosts(10, 0.0))
+    plan = planned_rows(torch.tensor([8, 6, 5, 5]), 2, [4], RowCosts(10, 0.0))
     assert plan.imbalance == pytest.approx(13 / 12)

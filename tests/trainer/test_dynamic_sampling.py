@@ -37,7 +37,7 @@ from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.errors import BatchNotFullError, ResourceError
 from rljob_trainer.rewards.base import RewardStatus
-from rljob_trainer.workers.columns import HAS_ENGINE_ERROR, RESPONSE_LENGTHS, SCORES, score_column, status_column
+from rljob_trainer.workers.columns import HAS_ENGINE_ERROR, NUM_ROWS, NUM_TOKENS, SCORES, score_column, status_column
 from rljob_trainer.workers.reward import STATUSES
 
 GROUP_SIZE = 2
@@ -84,8 +84,8 @@ class World:
         scores_B = torch.tensor([float(self.differs(row) and i % GROUP_SIZE) for i, row in enumerate(rows)])
         right_B = torch.tensor([float(row % 3 > 0) for row in rows]) * scores_B
         numbers_B = torch.arange(num_drawn, num_drawn + len(prompts)).repeat_interleave(GROUP_SIZE)
-        columns = {RESPONSE_LENGTHS: torch.ones(len(rows), dtype=torch.int64), SCORES: scores_B.double()}
-        columns[HAS_ENGINE_ERROR] = torch.zeros(len(rows), dtype=torch.bool)
+        ones_B = torch.ones(len(rows), dtype=torch.int64)
+        columns = {NUM_ROWS: ones_B, SCORES: scores_B.double(), HAS_ENGINE_ERROR: ones_B < 1}
         columns |= {score_column("right"): right_B.double(), NUMBERS: numbers_B}
         statuses = [self.status_of(row, i % GROUP_SIZE) for i, row in enumerate(rows)]
         columns[status_column("right")] = torch.tensor([STATUSES.index(status) for status in statuses])
@@ -94,7 +94,8 @@ class World:
             columns[name] = columns[name].masked_fill(is_missing_B, math.nan)
         block = RemoteBlock.of_shard(Nowhere(len(self.rounds)), ["tokens"], len(rows))
         repeated = tuple(prompt for prompt in prompts for _ in range(GROUP_SIZE))
-        return Rollout(repeated, numbers_B, DataProto(columns, remote=(block,)), {"right": 1.0})
+        of_rows = DataProto({NUM_TOKENS: ones_B}, remote=(block,))
+        return Rollout(repeated, numbers_B, DataProto(columns), of_rows, {"right": 1.0})
 
     def filled(
         self,
@@ -148,8 +149,8 @@ def test_the_first_differing_groups_are_used_and_later_prompts_are_returned() ->
     assert rows_of(found.everything) == list(range(8))
     assert found.is_kept_B.tolist() == [True] * 8
     assert found.rollout.batch[NUMBERS].tolist() == [1, 1, 4, 4, 5, 5, 6, 6]
-    assert found.rollout.batch.is_remote("tokens")
-    [block] = found.rollout.batch.remote
+    assert found.rollout.rows.is_remote("tokens")
+    [block] = found.rollout.rows.remote
     assert [block.shards[shard] for shard in block.shard_of_row] == [Nowhere(1)] * 2 + [Nowhere(2)] * 6
     assert block.row_in_shard.tolist() == [2, 3, 0, 1, 2, 3, 4, 5]
     assert found.sampling_metrics == {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +22,11 @@ from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import (
     IS_TRUNCATED,
+    NUM_ROWS,
+    NUM_TOKENS,
     PLAIN_RESPONSE_TEXTS,
     POLICY_VERSIONS,
+    PROMPT_LENGTHS,
     RESPONSE_LENGTHS,
     RESPONSE_MASK,
     RESPONSE_TEXTS,
@@ -56,9 +60,9 @@ def _in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_phase, "stored", lambda batch: batch)
 
 
-def stopped(folder: Path) -> None:
+def stopped(folder: Path, num_rows: Sequence[int] = (1,)) -> None:
     """An attempt that is stopped when the first group, and half of the third, have finished."""
-    world = SimulatedRollouts([1, 1, 9, 9, 1, 9])
+    world = SimulatedRollouts([1, 1, 9, 9, 1, 9], num_rows=num_rows)
     poll = world.sampler.poll
 
     def poll_once() -> list[int]:
@@ -74,11 +78,12 @@ def stopped(folder: Path) -> None:
     kept.save(CHECKPOINT, STEP)
 
 
-def test_finished_groups_are_not_generated_again_but_scored_again(tmp_path: Path) -> None:
-    stopped(tmp_path)
-    whole = SimulatedRollouts([1] * 6)
+@pytest.mark.parametrize("num_rows", [(1,), (1, 3)])
+def test_finished_groups_are_not_generated_again_but_scored_again(tmp_path: Path, num_rows: Sequence[int]) -> None:
+    stopped(tmp_path, num_rows)
+    whole = SimulatedRollouts([1] * 6, num_rows=num_rows)
     expected = begun(phase_of(whole, None))
-    kept, world = kept_in(tmp_path), SimulatedRollouts([1] * 6)
+    kept, world = kept_in(tmp_path), SimulatedRollouts([1] * 6, num_rows=num_rows)
     kept.load(CHECKPOINT, STEP)
     phase = phase_of(world, kept)
     found = begun(phase)
@@ -86,8 +91,10 @@ def test_finished_groups_are_not_generated_again_but_scored_again(tmp_path: Path
     assert world.submitted == [[[2, 3, 4, 5]]]
     assert sorted(world.scored_pairs) == sorted(whole.scored_pairs)
     for name in (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS):
-        assert found.batch.ragged_column(name).same_as(expected.batch.ragged_column(name)), name
-    for name in (RESPONSE_LENGTHS, IS_TRUNCATED, SAMPLE_IDS):
+        assert found.rows.ragged_column(name).same_as(expected.rows.ragged_column(name)), name
+    assert torch.equal(found.rows[NUM_TOKENS], expected.rows[NUM_TOKENS])
+    assert len(found.rows) == 6 * sum(num_rows) // len(num_rows)
+    for name in (NUM_ROWS, RESPONSE_LENGTHS, PROMPT_LENGTHS, IS_TRUNCATED, SAMPLE_IDS):
         assert torch.equal(found.batch[name], expected.batch[name]), name
     for name in (RESPONSE_TEXTS, PLAIN_RESPONSE_TEXTS):
         assert found.batch.object_column(name) == expected.batch.object_column(name)
@@ -97,6 +104,17 @@ def test_finished_groups_are_not_generated_again_but_scored_again(tmp_path: Path
     assert not (tmp_path / FILE_NAME).exists()
     kept.save("step-00000008", STEP + 1)
     assert not (tmp_path / FILE_NAME).exists()
+
+
+def test_rows_of_greedy_responses_are_not_trained_on() -> None:
+    world = SimulatedRollouts([1] * 9, num_rows=(1, 3, 2))
+    phase = phase_of(world, None)
+    found = phase.scored(phase.begin(PROMPTS, 2, SAMPLING, SEEDS, with_greedy=True))
+    assert found.batch[NUM_ROWS].tolist() == [1, 3, 2, 1, 3, 2]
+    assert len(found.rows) == 12
+    assert found.rewards_B.tolist() == [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]
+    assert found.greedy_rewards_B is not None
+    assert found.greedy_rewards_B.tolist() == [60.0, 60.0, 70.0, 70.0, 80.0, 80.0]
 
 
 def test_a_stop_ends_as_usual_if_the_groups_cannot_be_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from rljob_api.v1alpha1.reward import ErrorPolicy, FormatReward, FunctionReward,
 from rljob_testing.training.finished_rollouts import FinishedRollouts
 from rljob_testing.training.joined_workers import FinishedCall
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.rollout import Rollout
+from rljob_trainer.controller.rollout import ROW_COLUMNS, Rollout
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.sampler import Engines, Sampler
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
@@ -34,6 +34,7 @@ from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
     HAS_ENGINE_ERROR,
+    PROMPT_LENGTHS,
     PROMPT_TEXTS,
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
@@ -131,7 +132,8 @@ class OneWorker(FinishedRollouts):
 
     def generate(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
         del batch, sampling
-        columns = outcome_columns([Outcome.MAX_TOKENS if each == 8 else Outcome.COMPLETED for each in LENGTHS])
+        columns = dict.fromkeys((*ROW_COLUMNS, PROMPT_LENGTHS), torch.tensor(LENGTHS))
+        columns |= outcome_columns([Outcome.MAX_TOKENS if each == 8 else Outcome.COMPLETED for each in LENGTHS])
         return responses(*self.texts).only([RESPONSE_TEXTS, RESPONSE_LENGTHS]).with_columns(columns)
 
     def start_scoring(self, batch: list[DataProto]) -> FinishedCall[DataProto]:

@@ -12,7 +12,7 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.sampler import Engines
 from rljob_trainer.controller.stop_request import StepAbandonedError
 from rljob_trainer.errors import RewardError
-from rljob_trainer.workers.columns import HAS_ENGINE_ERROR, RESPONSE_TEXTS, score_column
+from rljob_trainer.workers.columns import HAS_ENGINE_ERROR, RESPONSE_TEXTS, SAMPLE_IDS, score_column
 
 
 def test_engines_get_equal_parts_at_once_and_rows_come_back_in_order() -> None:
@@ -24,6 +24,19 @@ def test_engines_get_equal_parts_at_once_and_rows_come_back_in_order() -> None:
     order = torch.tensor([6, 0, 3])
     assert world.sampler.take_rows(order).object_column(RESPONSE_TEXTS) == ("text 6", "text 0", "text 3")
     assert world.sampler.finish_scoring(ids)[score_column("score")].tolist() == [10.0 * each for each in range(7)]
+
+
+def test_all_rows_of_a_response_come_together_and_its_last_row_is_scored_once() -> None:
+    world = SimulatedRollouts([3, 1, 2, 1], Engines(2, 1, 4), num_rows=(2, 1, 3))
+    world.failures.update({2: 1})
+    ids = world.submit_all()
+    world.sampler.drain()
+    assert world.submitted == [[[0, 1], [2, 3]], [[], [2]]]
+    assert sorted(world.scored_pairs) == [(f"prompt {each}", f"text {each}") for each in range(4)]
+    rows = world.sampler.take_rows(torch.tensor([2, 1, 3, 0]))
+    assert rows[SAMPLE_IDS].tolist() == [2, 2, 2, 1, 3, 3, 0, 0]
+    assert rows.object_column(RESPONSE_TEXTS)[:4] == ("row 0", "row 1", "text 2", "text 1")
+    assert world.sampler.finish_scoring(ids)[score_column("score")].tolist() == [0.0, 10.0, 20.0, 30.0]
 
 
 def test_each_response_is_scored_when_it_has_finished_by_a_rank_of_its_engine() -> None:

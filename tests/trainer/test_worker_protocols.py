@@ -50,7 +50,7 @@ def test_types_match_the_dispatch_mode(protocol: type, worker: type) -> None:
             allowed = {f"list[{annotation}]" if is_split else annotation}
             if registration.dispatch == Dispatch.DP_COMPUTE_PROTO and annotation == "DataProto":
                 # The caller may have split the batch.
-                allowed.add("list[DataProto]")
+                allowed |= {"list[DataProto]", "DataProto | list[DataProto]"}
             assert seen[parameter].annotation in allowed, (name, parameter)
 
 

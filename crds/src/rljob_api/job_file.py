@@ -34,6 +34,7 @@ a character has at most 4 bytes in UTF-8."""
 _FIELDS = "the fields"
 """What is not checked in a text that is not YAML."""
 _ENVIRONMENT_CLASSES = ("spec", "training", "environment", "classes")
+_AGENT = ("spec", "training", "environment", "session", "path")
 
 
 def load_job_file(path: FilePath) -> RLJob:
@@ -201,7 +202,8 @@ def _module_problems(document: Document) -> Iterator[Problem]:
     """Problems of user functions (rewards, advantages, losses) and environment classes whose module has the name of a
     module of the standard library."""
     for loc, (line, column) in document.value_positions.items():
-        if loc[-2:] == ("function", "path") or (loc[:4] == _ENVIRONMENT_CLASSES and loc[5:] == ("path",)):
+        is_of_class = loc[:4] == _ENVIRONMENT_CLASSES and loc[5:] == ("path",)
+        if loc[-2:] == ("function", "path") or is_of_class or loc == _AGENT:
             path = document.at(loc)
             if isinstance(path, str) and (problem := standard_library_clash(path)) is not None:
                 yield Problem(wire_path(loc), problem, line, column)

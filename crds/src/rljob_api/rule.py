@@ -236,6 +236,7 @@ def unique_rule(
     """The rule that no two entries of a list have the same key. `field` is the Python name of the list, `key` the wire
     name of the key; `read` returns the key of each entry."""
     wire = wire_name(on, field)
+    is_unset = f"!has(self.{wire}) || " if on.model_fields[field].default is None else ""
 
     def fault_paths(value: ContractT) -> list[Path]:
         keys = read(value)
@@ -245,7 +246,7 @@ def unique_rule(
         on,
         f"{on.__name__}.{wire}.{key}",
         field=f".{wire}",
-        cel=f"self.{wire}.all(a, self.{wire}.exists_one(b, b.{key} == a.{key}))",
+        cel=f"{is_unset}self.{wire}.all(a, self.{wire}.exists_one(b, b.{key} == a.{key}))",
         wrong=f"two entries have the same {key}",
         advice=advice,
         holds=lambda value: len(set(read(value))) == len(read(value)),

@@ -33,9 +33,11 @@ def refuse_missing(spec: RLJobSpec, job_folder: Path, *, runs_workers_here: bool
 
 def _functions(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
     """Field and import path of each of the user's functions and environment classes."""
-    if spec.training.environment is not None:
-        for index, each in enumerate(spec.training.environment.classes):
+    if (environment := spec.training.environment) is not None:
+        for index, each in enumerate(environment.classes or ()):
             yield f"spec.training.environment.classes[{index}].path ({each.name})", each.path
+        if environment.session is not None:
+            yield "spec.training.environment.session.path", environment.session.path
     for index, reward in enumerate(spec.training.rewards):
         if reward.function is not None:
             yield f"spec.training.rewards[{index}].function.path (reward {reward.name})", reward.function.path

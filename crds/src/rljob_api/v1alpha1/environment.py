@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, JsonValue, StrictStr
 
 from rljob_api.base import WireModel
-from rljob_api.rule import rule, unique_rule
+from rljob_api.rule import rule, union_rules, unique_rule
 from rljob_api.scalars import (
     MAX_COUNT,
     REWARD_NAME,
@@ -28,6 +28,8 @@ class EnvironmentType(StrEnum):
 
     CLASS = "Class"
     """Objects of a user-defined Python class, one for each rollout, in processes of their own."""
+    SESSION = "Session"
+    """A user-defined agent that asks the policy for turns over HTTP."""
 
 
 class EnvironmentClass(WireModel):
@@ -45,11 +47,23 @@ class EnvironmentClass(WireModel):
     """Keyword arguments of the class's constructor, for example `{highest: 100}`."""
 
 
+class EnvironmentSession(WireModel):
+    """A function in a module that Python can import. `run(session, row)` sends chat completions to `session.base_url`
+    with the key `session.api_key`, and returns the score."""
+
+    path: FunctionPath
+    """For example `my_agent:run`."""
+    arguments: Annotated[dict[str, JsonValue], Field(max_length=64)] = Field(default_factory=dict)
+    """Keyword arguments of the function."""
+
+
 class RewritePolicy(StrEnum):
     """What happens if the chat template changes earlier turns of a conversation, for example removes their thinking."""
 
     KEEP = "Keep"
     """The earlier turns stay as they were sampled."""
+    NEW_ROW = "NewRow"
+    """A new sequence begins, with the conversation as the template writes it. Not with the advantage GAE."""
     FAIL = "Fail"
     """The run fails at its start."""
 
@@ -59,8 +73,10 @@ class Environment(WireModel):
     trained, the environment's messages (user, tool) are not. Prompts always use the chat template."""
 
     type: EnvironmentType
-    classes: Annotated[tuple[EnvironmentClass, ...], Field(min_length=1, max_length=16)]
-    """The classes."""
+    classes: Annotated[tuple[EnvironmentClass, ...], Field(min_length=1, max_length=16)] | None = None
+    """The classes, for type Class."""
+    session: EnvironmentSession | None = None
+    """The agent, for type Session."""
     max_turns: PositiveCount = 8
     """Largest number of the policy's turns in a rollout."""
     max_context_tokens: Annotated[Integer, Field(ge=2, le=MAX_COUNT)]
@@ -76,7 +92,8 @@ class Environment(WireModel):
     timeout_seconds: TimeLimit = 60.0
     """Time limit for one call of the environment, in seconds.
 
-    Time in which the process waits for a CPU core does not count. The process is killed at the limit."""
+    Time in which the process waits for a CPU core does not count. The process is killed at the limit. An
+    agent has this time after maxSeconds."""
     rollouts_per_process: PositiveCount = 1
     """Number of rollouts that share an environment process.
 
@@ -84,7 +101,7 @@ class Environment(WireModel):
     retries: Count = 2
     """Number of further attempts of a rollout after a failure that the policy did not cause.
 
-    Such failures are a process that died, or the failure of another rollout in the same process. After the last attempt
+    Examples are a process that died, or the failure of another rollout in it. After the last attempt
     the rollout is excluded; see training.maxFailureRate."""
     on_rewrite: RewritePolicy = RewritePolicy.KEEP
     """What happens if the chat template changes earlier turns."""
@@ -94,11 +111,18 @@ class Environment(WireModel):
 
 
 ENVIRONMENT_RULES = (
+    *union_rules(
+        Environment,
+        (
+            ("Class", "classes", lambda environment: (environment.type, environment.classes)),
+            ("Session", "session", lambda environment: (environment.type, environment.session)),
+        ),
+    ),
     unique_rule(
         Environment,
         "classes",
         "name",
-        lambda environment: [each.name for each in environment.classes],
+        lambda environment: [each.name for each in environment.classes or ()],
         "give each class a different name (the default is environment)",
     ),
     rule(

@@ -4,7 +4,10 @@ tokens."""
 from __future__ import annotations
 
 from rljob_api.rule import Path, rule
+from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.dataset import Dataset
+from rljob_api.v1alpha1.environment import EnvironmentType, RewritePolicy
+from rljob_api.v1alpha1.recipes import advantage_type, is_chosen_cel
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.training import Training
 
@@ -35,6 +38,12 @@ def _types(training: Training, wanted: RewardType) -> list[Path]:
 def _new_tokens_fit(training: Training) -> bool:
     environment = training.environment
     return environment is None or training.rollout.max_new_tokens < environment.max_context_tokens
+
+
+def _has_rows_for_gae(training: Training) -> bool:
+    environment = training.environment
+    starts_rows = environment is not None and environment.on_rewrite is RewritePolicy.NEW_ROW
+    return not starts_rows or advantage_type(training.algorithm) is not AdvantageType.GAE
 
 
 def _turn_fits(training: Training) -> bool:
@@ -94,10 +103,11 @@ TRAINING_ENVIRONMENT_RULES = (
         Training,
         "Training.environmentClasses",
         field=".environment.classes",
-        cel="!has(self.environment) || size(self.environment.classes) == 1 || has(self.dataset)",
+        cel="!has(self.environment) || !has(self.environment.classes) || size(self.environment.classes) == 1"
+        " || has(self.dataset)",
         wrong="several classes require training.dataset, whose column `environment` names the class of each row",
         advice="add a dataset, or use one class",
-        holds=lambda t: t.environment is None or len(t.environment.classes) == 1 or t.dataset is not None,
+        holds=lambda t: t.environment is None or len(t.environment.classes or ()) <= 1 or t.dataset is not None,
     ),
     rule(
         Training,
@@ -126,6 +136,16 @@ TRAINING_ENVIRONMENT_RULES = (
     ),
     rule(
         Training,
+        "Training.environmentGae",
+        field=".environment.onRewrite",
+        cel="!has(self.environment) || self.environment.onRewrite != 'NewRow'"
+        f" || !{is_chosen_cel('self.algorithm', 'advantage', (AdvantageType.GAE,))}",
+        wrong="must not be NewRow with the advantage GAE, which needs the values of a rollout in one sequence",
+        advice="set Keep, or choose another advantage, such as algorithm.type: GRPO",
+        holds=_has_rows_for_gae,
+    ),
+    rule(
+        Training,
         "Training.environmentTurnTokens",
         field=".environment.maxTurnTokens",
         cel="!has(self.environment) || !has(self.environment.maxTurnTokens)"
@@ -133,5 +153,19 @@ TRAINING_ENVIRONMENT_RULES = (
         wrong="must be at most rollout.maxNewTokens, the limit of all turns together",
         advice="reduce maxTurnTokens, or increase rollout.maxNewTokens",
         holds=_turn_fits,
+    ),
+    rule(
+        Training,
+        "Training.sessionAdvantage",
+        field=".algorithm",
+        cel="!has(self.environment) || self.environment.type != 'Session' || !"
+        + is_chosen_cel("self.algorithm", "advantage", [AdvantageType.GAE]),
+        wrong="GAE cannot be used with an environment of type Session",
+        advice="choose another type, such as GRPO",
+        holds=lambda t: (
+            t.environment is None
+            or t.environment.type is not EnvironmentType.SESSION
+            or advantage_type(t.algorithm) is not AdvantageType.GAE
+        ),
     ),
 )

@@ -390,7 +390,7 @@ def uneven_update(context: WorkerContext) -> UnevenUpdate:
     """An update on sixteen rows of which only the first eight are used. With two ranks, the second has none of them."""
     run = replays.replayed_run(micro(replace(REPLAY, mini_batch_size=4), 40), context)
     rollouts, sampling = replays.ReplayedRollouts(), run.replay.plan(1).sampling
-    batch = rollouts.run(replays.prompts_of(0, 4), 4, sampling, torch.tensor([3])).batch
+    batch = rollouts.run(replays.prompts_of(0, 4), 4, sampling, torch.tensor([3])).rows
     columns = {IS_TRAINED: torch.arange(16) < 8, ADVANTAGES: torch.linspace(-1, 2, 16)}
     share = batch.with_columns(columns).chunk(context.world_size)[context.rank]
     with recorded_gradients(run.actor.engine) as gradients, recorded_passes(run.actor.engine) as passes:

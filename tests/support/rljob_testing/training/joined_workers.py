@@ -171,8 +171,13 @@ class JoinedActor(JoinedTrained):
     def compute_kl_sums(self, batch: DataProto) -> DataProto:
         return cast(DataProto, self.call(self.worker.compute_kl_sums, batch))
 
-    def compute_token_advantages(self, batch: DataProto, kl_coefficient: float | None = None) -> DataProto:
-        return cast(DataProto, self.call(self.worker.compute_token_advantages, batch, kl_coefficient))
+    def compute_token_advantages(
+        self, batch: DataProto | list[DataProto], kl_coefficient: float | None = None
+    ) -> DataProto:
+        unsplit = cast(
+            Callable[[DataProto | list[DataProto], float | None], DataProto], self.worker.compute_token_advantages
+        )
+        return cast(DataProto, self.call(unsplit, batch, kl_coefficient))
 
     def update_policy(self, batch: DataProto, step: int, kl_coefficient: float | None = None) -> FinishedCall[Metrics]:
         return FinishedCall(cast(Metrics, self.call(self.worker.update_policy, batch, step, kl_coefficient)))

@@ -22,7 +22,8 @@ def long_rows(num_rows: int, seed: int, spread: float = SPREAD) -> Integers:
 def imbalance_together(lengths_B: Integers, num_workers: int, num_updates: int, costs: RowCosts) -> float:
     """The cost of the most expensive micro-batches, summed over all updates of the plan, divided by the mean cost of a
     worker."""
-    return planned_rows(torch.from_numpy(lengths_B), num_workers, len(lengths_B) // num_updates, costs).imbalance
+    sizes = [len(lengths_B) // num_updates] * num_updates
+    return planned_rows(torch.from_numpy(lengths_B), num_workers, sizes, costs).imbalance
 
 
 def imbalance_alone(lengths_B: Integers, num_workers: int, num_updates: int, costs: RowCosts) -> float:

@@ -156,8 +156,6 @@ def dropout_logprobs(context: WorkerContext) -> list[torch.Tensor]:
 def rollout(run: replays.ReplayedRun) -> DataProto:
     """The same rollout on all ranks."""
     batch = (
-        replays.ReplayedRollouts()
-        .run(replays.prompts_of(0, 2), 4, run.replay.plan(1).sampling, torch.tensor([3]))
-        .batch
+        replays.ReplayedRollouts().run(replays.prompts_of(0, 2), 4, run.replay.plan(1).sampling, torch.tensor([3])).rows
     )
     return batch.with_columns({IS_TRAINED: torch.ones(len(batch), dtype=torch.bool)})

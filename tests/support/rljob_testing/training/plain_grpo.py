@@ -56,7 +56,8 @@ def rollout_of(replay: replays.Replay, step: int) -> DataProto:
     """The replayed responses of a step; those to the same prompt are adjacent."""
     seeds = sample_seeds(replays.SEED, TRAINING_STREAM, step, replay.batch_size * replay.group_size)
     prompts = replays.prompts_of(step, replay.batch_size)
-    return replays.ReplayedRollouts().run(prompts, replay.group_size, replay.plan(1).sampling, seeds).batch
+    found = replays.ReplayedRollouts().run(prompts, replay.group_size, replay.plan(1).sampling, seeds)
+    return found.batch.union(found.rows)
 
 
 def rows_of_step(replay: replays.Replay, step: int) -> list[Row]:

@@ -35,7 +35,7 @@ from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.checkpoints.layout import read_manifest
 from rljob_trainer.checkpoints.save import begin_save, commit
 from rljob_trainer.controller.balanced_order import RowCosts
-from rljob_trainer.controller.rollout import Rollout, Scoring
+from rljob_trainer.controller.rollout import ROW_COLUMNS, Rollout, Scoring, one_row_per_response
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.sampler import Ticket
 from rljob_trainer.controller.step_plan import StepPlan
@@ -55,11 +55,13 @@ from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.weights.buckets import whole_tensors
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.columns import (
-    HAS_ENGINE_ERROR,
+    NUM_TOKENS,
     POLICY_VERSIONS,
+    PROMPT_LENGTHS,
     RESPONSE_LENGTHS,
     RESPONSE_MASK,
     ROLLOUT_LOGPROBS,
+    SAMPLE_IDS,
     SCORES,
     TOKENS,
     outcome_columns,
@@ -241,6 +243,9 @@ class ReplayedRollouts(RolloutPhase):
                         for length in lengths_B.tolist()
                     ]
                 ),
+                PROMPT_LENGTHS: torch.tensor([len(prompt.token_ids) for prompt in repeated]),
+                NUM_TOKENS: torch.tensor([len(row) for row in rows[TOKENS]]),
+                SAMPLE_IDS: torch.arange(len(repeated)),
             },
             ragged={
                 name: RaggedColumn.from_rows(column) for name, column in {**rows, POLICY_VERSIONS: versions}.items()
@@ -248,13 +253,19 @@ class ReplayedRollouts(RolloutPhase):
         )
         scores = FinishedCall(DataProto({SCORES: scores_B, score_column("score"): scores_B}))
         groups_G = torch.tensor([ticket.number for ticket in tickets] or range(len(prompts)))
+        batch = self.cut(batch)
         return Rollout(
             repeated,
             groups_G.repeat_interleave(num_responses),
-            batch,
+            one_row_per_response(batch).without(ROW_COLUMNS),
+            batch.only(ROW_COLUMNS),
             {"score": 1.0},
-            Scoring(torch.arange(len(repeated)), batch[HAS_ENGINE_ERROR], scores),
+            Scoring(torch.arange(len(repeated)), torch.zeros(len(repeated), dtype=torch.bool), scores),
         )
+
+    def cut(self, batch: DataProto) -> DataProto:
+        """Returns the rows of the responses; here each response is one row."""
+        return batch
 
     def scored(self, rollout: Rollout) -> Rollout:
         """Adds the scores that `begin` has drawn."""

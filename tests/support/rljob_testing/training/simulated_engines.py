@@ -66,6 +66,8 @@ class SimulatedRollouts:
     scored_pairs: list[tuple[str, str]] = field(default_factory=list)
     """Prompt and response of each scoring."""
     num_aborts: int = 0
+    num_rows: Sequence[int] = (1,)
+    """Rows of the responses 0, 1, ..., and the same again for later ones."""
     failures: Counter[int] = field(default_factory=Counter)
     """For each response how often the engine fails to complete it."""
 
@@ -95,9 +97,17 @@ class SimulatedRollouts:
         ids = [sample_id for engine in self.simulated for _ in steps for sample_id in engine.advance()]
         responses = [response_of(each, self.seeds[each], has_failed=self.failures[each] > 0) for each in ids]
         self.failures.subtract(ids)
-        return rollout_columns([(1,)] * len(ids), responses).with_columns(
+        batch = rollout_columns([(1,)] * len(ids), responses).with_columns(
             {SAMPLE_IDS: torch.tensor(ids, dtype=torch.int64)}
         )
+        rows = [row for row, each in enumerate(ids) for _ in range(self.num_rows[each % len(self.num_rows)])]
+        texts = [text for each in ids for text in self.texts_of(each)]
+        return batch.rows(rows).with_columns(objects={RESPONSE_TEXTS: texts})
+
+    def texts_of(self, sample_id: int) -> list[str]:
+        """The texts of the rows of a response; the last one is that of the response."""
+        earlier = self.num_rows[sample_id % len(self.num_rows)] - 1
+        return [*(f"row {row}" for row in range(earlier)), f"text {self.seeds[sample_id]}"]
 
     def abort(self) -> list[None]:
         self.num_aborts += 1

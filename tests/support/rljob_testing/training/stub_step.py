@@ -132,8 +132,11 @@ class Actor:
     def compute_kl_sums(self, batch: DataProto) -> DataProto:
         return DataProto({KL_SUMS: torch.tensor(self.kl_sums or [0.0] * len(batch))})
 
-    def compute_token_advantages(self, batch: DataProto, kl_coefficient: float | None = None) -> DataProto:
+    def compute_token_advantages(
+        self, batch: DataProto | list[DataProto], kl_coefficient: float | None = None
+    ) -> DataProto:
         del kl_coefficient
+        assert isinstance(batch, DataProto)
         return DataProto(ragged={ADVANTAGES: zeros_of(batch), RETURNS: zeros_of(batch)})
 
     def skip_update(self, step: int) -> list[None]:

@@ -4,6 +4,9 @@ Legend: B responses (one per row), N response tokens of these rows, row after ro
 
 Advantages and losses see response tokens only: no prompt, no padding, no mask. Their results must not depend on how
 rows are distributed across workers and micro-batches. Statistics of the whole batch go through `Reduce`.
+
+A response may have several rows of tokens. Advantages see it as one response, whose tokens are those of its rows, one
+row after the other. Losses see its rows, which may be in different micro-batches and on different workers.
 """
 
 from __future__ import annotations
@@ -82,14 +85,14 @@ class ResponseInputs:
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """The responses of a step that one worker holds and that are trained on."""
+    """The responses of a step that one worker holds and that are trained on; each with all of its rows."""
 
     rewards_B: Tensor
     """float32: the score of each response. It never includes a KL penalty: see KL_PENALTIES."""
     groups_B: Tensor
     """int64: the group of each response, as in `ResponseInputs`. A group may be spread over several workers."""
     segments: Segments
-    """How the N tokens are divided into B rows."""
+    """How the N tokens are divided into B responses."""
     columns: Mapping[str, Tensor]
     """[N] each: the columns that the estimator declares in `needs`."""
 
@@ -158,7 +161,8 @@ class WholeInputs:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """One micro-batch on one worker. Rows are complete: no row is split between micro-batches."""
+    """One micro-batch on one worker. Rows are complete: no row is split between micro-batches. But a response with
+    several rows may be."""
 
     segments: Segments
     """How the N tokens are divided into rows."""

@@ -1,5 +1,7 @@
 """Off-policy correction for the mismatch between trainer and rollout engine (other kernels, rounding, older weights).
 
+Weights and estimates of whole responses are those of a row: if a response has several rows, each has its own.
+
 Legend: B rows, N response tokens of all rows. The log-ratio of a sampled token is its log-probability by the trainer
 before the step's updates minus its log-probability by the rollout engine.
 """

@@ -8,6 +8,9 @@ the aggregated loss is the papers' objective (one loss per response); with Token
 lengths. The tokens of a response may have different weights (rollout correction) or, in GSPO, different advantages.
 Then each token's gradient is scaled by the token's own weight or advantage.
 
+If a response has several rows, each row has a ratio of its own, and the aggregation gives all rows together the weight
+of one response.
+
 Legend: B rows, N response tokens of all rows.
 """
 
@@ -26,7 +29,7 @@ MAX_MEAN_LOG_RATIO = 10.0
 
 
 def clipped_sequence_ratio(inputs: LossInputs, settings: Gspo) -> TokenLosses:
-    """GSPO: max(-A s, -A clip(s, 1 - low, 1 + high)), [N], with s = exp(mean of the response's log-ratios).
+    """GSPO: max(-A s, -A clip(s, 1 - low, 1 + high)), [N], with s = exp(mean of the row's log-ratios).
 
     Source: Zheng et al. 2025, arXiv 2507.18071, sections 4.1 and 4.3. The mean is clamped to at most 10, beyond which
     no gradient flows. When to use: long responses and mixtures of experts, because clipping does not depend on the
@@ -41,7 +44,7 @@ def clipped_sequence_ratio(inputs: LossInputs, settings: Gspo) -> TokenLosses:
 
 
 def clipped_geometric_mean(inputs: LossInputs, settings: Gmpo) -> TokenLosses:
-    """GMPO: -A exp(mean of the response's clipped log-ratios), [N], with the response's mean advantage as A.
+    """GMPO: -A exp(mean of the row's clipped log-ratios), [N], with the row's mean advantage as A.
 
     A token's log-ratio is clipped to at most `clipLogRatioHigh` if its advantage is positive, to at least
     -`clipLogRatioLow` if it is negative, and counts as 0 if the advantage is 0. Log-ratios are clamped to +-20 first.

@@ -1,6 +1,9 @@
 """Advantages computed token by token. These functions run on the workers, each with its own rows; statistics over all
 workers go through `Reduce`.
 
+If a response has several rows, its tokens are those of its rows, one row after the other. So values of a critic, which
+are those of the next token in the same row, cannot be used then (`TrainingStep` refuses them).
+
 A response gets its reward at its last token, and each token's KL penalty is subtracted at that token. The reward of a
 response without tokens is ignored.
 

@@ -9,7 +9,9 @@ Legend: B rows of a batch, W workers, K micro-batches of each worker in all upda
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -52,25 +54,25 @@ class RowPlan:
     cost of a worker; 1.0 is perfect balance."""
 
 
-def planned_rows(lengths_B: torch.Tensor, num_workers: int, rows_per_update: int, costs: RowCosts) -> RowPlan:
+def planned_rows(lengths_B: torch.Tensor, num_workers: int, update_sizes: Sequence[int], costs: RowCosts) -> RowPlan:
     """Plans the rows of a batch. `lengths_B`: int64, tokens of each row, 0 for rows that need no computation.
-    `rows_per_update`: rows of an update over all workers.
+    `update_sizes`: the number of rows of each update over all workers.
 
-    With several workers, raises DataError if the rows of an update are not divisible by the number of workers, or those
-    of the batch by `rows_per_update`."""
+    With several workers, raises DataError if the rows of an update are not divisible by the number of workers, or if
+    the updates have another number of rows than the batch."""
     if num_workers == 1:
         numbers_B = torch.full((len(lengths_B),), NONE, dtype=torch.int32)
         return RowPlan(torch.arange(len(lengths_B)), numbers_B, numbers_B, 1.0)
-    if rows_per_update % num_workers or len(lengths_B) % rows_per_update:
+    if any(size % num_workers for size in update_sizes) or sum(update_sizes) != len(lengths_B):
         raise DataError(
-            f"batch: {len(lengths_B)} rows in updates of {rows_per_update} cannot be divided equally among "
+            f"batch: {len(lengths_B)} rows in updates of {sorted(set(update_sizes))} cannot be divided equally among "
             f"{num_workers} workers"
         )
     given_B = lengths_B.numpy()
     cost_B = costs.of(given_B)
     orders, numbers, tokens, loads = [], [], [], []
-    for start in range(0, len(given_B), rows_per_update):
-        rows = slice(start, start + rows_per_update)
+    for start, size in zip(accumulate(update_sizes, initial=0), update_sizes, strict=False):
+        rows = slice(start, start + size)
         packing = packed_jointly(given_B[rows], cost_B[rows], num_workers, costs.max_tokens)
         order = np.argsort(packing.worker_B, kind="stable")
         orders.append(start + order.reshape(num_workers, -1))

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, count
+from itertools import count
 
 import torch
 
 from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy, Refill
 from rljob_api.v1alpha1.recipes import resolved_value
-from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.outcomes import Reasons, reasons_text, too_many_excluded
+from rljob_trainer.controller.outcomes import reasons_text, too_many_excluded
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.rollout_phase import Requested, RolloutPhase
 from rljob_trainer.controller.step_plan import StepPlan
@@ -125,7 +124,7 @@ class DynamicSampling:
         is_kept_G: torch.Tensor,
     ) -> StepRows:
         """Takes the first groups that are kept. `found`: the groups by number, one or several in each rollout."""
-        everything, num_kept, num_returned = _concatenated(found), int(is_kept_G.sum()), 0
+        everything, num_kept, num_returned = Rollout.concat(found), int(is_kept_G.sum()), 0
         if num_kept >= num_wanted:
             taken = is_kept_G.nonzero().flatten()[:num_wanted]
             last = int(taken[-1])
@@ -135,7 +134,7 @@ class DynamicSampling:
             raise self._not_full_error(step, num_wanted, is_kept_G, everything)
         else:
             taken = spread_groups(is_kept_G, num_wanted, self.plan.rows_per_update // self.group_size)
-        batch = _rows_of_groups(everything, taken)
+        batch = everything.selected(torch.cat([(everything.groups_B == group).nonzero().flatten() for group in taken]))
         return StepRows.of(
             self.plan,
             batch,
@@ -222,22 +221,3 @@ def spread_groups(is_kept_G: torch.Tensor, num_wanted: int, groups_per_update: i
     kept groups in any two updates differ by at most one. Each `groups_per_update` consecutive groups are one update."""
     taken = torch.cat([is_kept_G.nonzero().flatten(), (~is_kept_G).nonzero().flatten()])[:num_wanted]
     return taken.view(groups_per_update, -1).T.flatten()
-
-
-def _concatenated(rollouts: Sequence[Rollout]) -> Rollout:
-    prompts = tuple(chain.from_iterable(each.prompts for each in rollouts))
-    groups_B = torch.cat([each.groups_B for each in rollouts])
-    return Rollout(
-        prompts,
-        groups_B,
-        DataProto.concat([each.batch for each in rollouts]),
-        rollouts[0].weights,
-        lost=sum((each.lost for each in rollouts), Reasons()),
-        num_lost=sum(each.num_lost for each in rollouts),
-    )
-
-
-def _rows_of_groups(rollout: Rollout, groups: torch.Tensor) -> Rollout:
-    rows_B = torch.cat([(rollout.groups_B == group).nonzero().flatten() for group in groups])
-    prompts = tuple(rollout.prompts[row] for row in rows_B.tolist())
-    return Rollout(prompts, rollout.groups_B[rows_B], rollout.batch.rows(rows_B), rollout.weights)

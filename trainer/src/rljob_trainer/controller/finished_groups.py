@@ -8,59 +8,58 @@ reached processes that a reward has started.
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 import logging
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
+import torch
 from pydantic import JsonValue
 
 from rljob_api.base import WireModel
 from rljob_api.constants import CONTRACT_VERSION
 from rljob_api.contract_documents import TrainerJob
-from rljob_api.scalars import Count, Flag, PositiveCount
+from rljob_api.scalars import Count, PositiveCount
 from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.checkpoints.errors import DamagedError
 from rljob_trainer.checkpoints.layout import read_sealed, seal
 from rljob_trainer.checkpoints.storage import durable_file, make_folder, storage_errors, write_all
 from rljob_trainer.controller.sampler import Ticket
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.datasets.prompts import PromptRow
-from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, SamplingSettings
+from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.errors import TrainerError
-from rljob_trainer.workers.columns import (
-    IS_TRUNCATED,
-    PLAIN_RESPONSE_TEXTS,
-    POLICY_VERSIONS,
-    RESPONSE_MASK,
-    RESPONSE_TEXTS,
-    ROLLOUT_LOGPROBS,
-    TOKENS,
-)
-from rljob_trainer.workers.rollout import rollout_columns
+from rljob_trainer.workers.columns import SAMPLE_IDS
 
 log = logging.getLogger(__name__)
 
 FILE_NAME = "finished-groups.json"
 """File name in the folder of the checkpoints."""
-COLUMNS = (
-    *(TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS),
-    *(IS_TRUNCATED, RESPONSE_TEXTS, PLAIN_RESPONSE_TEXTS),
-)
-"""The columns from which the responses can be made again."""
+DTYPES = {
+    torch.bool: "|b1",
+    torch.uint8: "|u1",
+    torch.int32: "<i4",
+    torch.int64: "<i8",
+    torch.float32: "<f4",
+}
+"""Tensors in the file, in NumPy's notation."""
 
 
-class SavedResponse(WireModel):
-    """A response. Numbers per token are base64 of little-endian int32 or float32."""
+class SavedColumn(WireModel):
+    """A column of the rows of a group: `data` and `dtype`, or `objects`."""
 
-    token_ids: str
-    logprobs: str
-    policy_versions: str
-    text: str
-    plain_text: str
-    is_truncated: Flag
+    data: str = ""
+    """Base64 of the numbers of all rows."""
+    dtype: str = ""
+    """One of DTYPES."""
+    lengths: tuple[Count, ...] = ()
+    """For a column with a value per token: the lengths of the rows."""
+    objects: tuple[JsonValue, ...] = ()
 
 
 class SavedGroup(WireModel):
@@ -69,8 +68,9 @@ class SavedGroup(WireModel):
     ordinal: Count
     number: Count
     prompt: str
-    """Token ids of the prompt, as in SavedResponse: another dataset may have another prompt at the same place."""
-    responses: tuple[SavedResponse, ...]
+    """Digest of the prompt: another dataset may have another prompt at the same place."""
+    columns: dict[str, SavedColumn]
+    """Everything that the worker returned; SAMPLE_IDS are the numbers of the responses in the group."""
 
 
 class SavedGroups(WireModel):
@@ -90,9 +90,10 @@ class SavedGroups(WireModel):
 
 @dataclass(frozen=True)
 class _Rows:
-    """The responses of a group."""
+    """The rows of the responses of a group."""
 
     ticket: Ticket
+    prompt: PromptRow
     batch: DataProto
 
 
@@ -133,18 +134,15 @@ class FinishedGroups:
         """Drops the groups of the previous step."""
         self._step.clear()
 
-    def add(self, ticket: Ticket, batch: DataProto) -> None:
-        """Adds a finished group of this step; `batch`: its responses."""
-        self._step.append(_Rows(ticket, batch.only(COLUMNS)))
+    def add(self, ticket: Ticket, prompt: PromptRow, batch: DataProto) -> None:
+        """Adds a finished group of this step; `batch`: the rows of its responses."""
+        self._step.append(_Rows(ticket, prompt, batch))
 
     def take(self, ticket: Ticket, prompt: PromptRow) -> DataProto | None:
-        """Returns the columns of a rollout of the group, if an earlier attempt has saved it for the same prompt. Each
-        group can be taken once."""
+        """Returns the columns of a rollout of the group, if an earlier attempt has saved it for the same prompt.
+        SAMPLE_IDS are the numbers of the responses in the group. Each group can be taken once."""
         group = self._saved.pop(ticket, None)
-        if group is None or group.prompt != _encoded(np.array(prompt.token_ids), "<i4"):
-            return None
-        responses = [_response(each) for each in group.responses]
-        return rollout_columns([tuple(prompt.token_ids)] * len(responses), responses)
+        return _columns(group.columns) if group is not None and group.prompt == _digest(prompt) else None
 
     def save(self, checkpoint: str, step: int) -> None:
         """Saves the finished groups of step `step`; `checkpoint` is the folder name of the newest checkpoint. If this
@@ -158,7 +156,7 @@ class FinishedGroups:
                 checkpoint=checkpoint,
                 step=step,
                 settings=self.settings,
-                groups=tuple(_saved_group(each.ticket, each.batch) for each in self._step),
+                groups=tuple(map(_saved_group, self._step)),
             )
             with storage_errors(self.path.parent, "saving finished groups"):
                 make_folder(self.path.parent)
@@ -206,44 +204,50 @@ class FinishedGroups:
             log.warning("%s: finished groups cannot be removed: %s", self.path, error.strerror)
 
 
-def _saved_group(ticket: Ticket, batch: DataProto) -> SavedGroup:
-    """The responses of a group; reads them from the workers. Raises TrainerError."""
-    rows = batch.fetched()
-    columns = [rows.ragged_column(name).row_tensors() for name in (TOKENS, ROLLOUT_LOGPROBS, POLICY_VERSIONS)]
-    masks = rows.ragged_column(RESPONSE_MASK).row_tensors()
-    texts = zip(*map(rows.object_column, (RESPONSE_TEXTS, PLAIN_RESPONSE_TEXTS)), strict=True)
-    prompt = columns[0][0][~masks[0]].numpy()
-    responses = tuple(
-        SavedResponse(
-            token_ids=_encoded(tokens[mask].numpy(), "<i4"),
-            logprobs=_encoded(logprobs[mask].numpy(), "<f4"),
-            policy_versions=_encoded(versions[mask].numpy(), "<i4"),
-            text=str(text),
-            plain_text=str(plain),
-            is_truncated=is_truncated,
-        )
-        for tokens, logprobs, versions, mask, (text, plain), is_truncated in zip(
-            *columns, masks, texts, rows[IS_TRUNCATED].tolist(), strict=True
-        )
-    )
-    return SavedGroup(ordinal=ticket.ordinal, number=ticket.number, prompt=_encoded(prompt, "<i4"), responses=responses)
+def _saved_group(group: _Rows) -> SavedGroup:
+    """The rows of a group; reads them from the workers. Raises TrainerError."""
+    rows = group.batch.fetched()
+    _, numbers = torch.unique_consecutive(rows[SAMPLE_IDS], return_inverse=True)
+    rows = rows.with_columns({SAMPLE_IDS: numbers})
+    columns = {
+        **{name: _saved_tensor(tensor) for name, tensor in rows.tensors.items()},
+        **{name: _saved_tensor(column.values, column.lengths) for name, column in rows.ragged.items()},
+        **{name: SavedColumn(objects=_as_json(column)) for name, column in rows.objects.items()},
+    }
+    ticket = group.ticket
+    return SavedGroup(ordinal=ticket.ordinal, number=ticket.number, prompt=_digest(group.prompt), columns=columns)
 
 
-def _response(saved: SavedResponse) -> FinishedSequence:
-    return FinishedSequence(
-        request_id="",
-        token_ids=tuple(_decoded(saved.token_ids, "<i4").tolist()),
-        logprobs=tuple(_decoded(saved.logprobs, "<f4").tolist()),
-        policy_versions=tuple(_decoded(saved.policy_versions, "<i4").tolist()),
-        text=saved.text,
-        plain_text=saved.plain_text,
-        finish_reason=FinishReason.LENGTH if saved.is_truncated else FinishReason.STOP,
-    )
+def _saved_tensor(values: torch.Tensor, lengths: torch.Tensor | None = None) -> SavedColumn:
+    dtype = DTYPES[values.dtype]
+    data = base64.b64encode(values.numpy().astype(dtype).tobytes()).decode()
+    return SavedColumn(data=data, dtype=dtype, lengths=() if lengths is None else tuple(lengths.tolist()))
 
 
-def _encoded(values: npt.NDArray[np.generic], dtype: str) -> str:
-    return base64.b64encode(values.astype(dtype).tobytes()).decode()
+def _as_json(column: Sequence[object]) -> tuple[JsonValue, ...]:
+    """The objects as JSON has them, where tuples are lists."""
+    values: list[JsonValue] = json.loads(json.dumps(list(column)))
+    return tuple(values)
 
 
-def _decoded(text: str, dtype: str) -> npt.NDArray[np.generic]:
-    return np.frombuffer(base64.b64decode(text), dtype)
+def _columns(columns: Mapping[str, SavedColumn]) -> DataProto:
+    tensors: dict[str, torch.Tensor] = {}
+    ragged: dict[str, RaggedColumn] = {}
+    objects: dict[str, tuple[object, ...]] = {}
+    for name, column in columns.items():
+        if not column.dtype:
+            objects[name] = column.objects
+            continue
+        values = torch.from_numpy(np.frombuffer(base64.b64decode(column.data), column.dtype).copy())
+        if column.lengths:
+            ragged[name] = RaggedColumn(values, torch.tensor(column.lengths))
+        else:
+            tensors[name] = values
+    return DataProto(tensors, objects, ragged=ragged)
+
+
+def _digest(prompt: PromptRow) -> str:
+    """SHA-256 of the prompt's tokens and text."""
+    digest = hashlib.sha256(array("q", prompt.token_ids).tobytes())
+    digest.update(prompt.source_prompt.encode(errors="surrogatepass"))
+    return digest.hexdigest()

@@ -72,10 +72,10 @@ OUTCOME_FRACTIONS: Mapping[Outcome, str] = {
 """The metric of each outcome."""
 OF_SINGLE_RESPONSES = (Outcome.COMPLETED, Outcome.MAX_TOKENS, Outcome.INFRASTRUCTURE)
 """The outcomes that a rollout without an environment can have."""
-ENGINE = "rollout engine"
-"""Names the engine in reasons."""
+ROLLOUT = "rollout"
+"""Names the engine and the environments in reasons."""
 Reasons = Counter[tuple[str, RewardStatus | Outcome]]
-"""Number of excluded responses by the reward that gave no score and the status of its scoring, or by ENGINE and
+"""Number of excluded responses by the reward that gave no score and the status of its scoring, or by ROLLOUT and
 INFRASTRUCTURE."""
 
 
@@ -100,13 +100,17 @@ def reasons_of(scores: DataProto, weights: Mapping[str, float]) -> Reasons:
     """Returns why responses are excluded; a response counts once for each reward without a score. Rewards with weight 0
     do not count."""
     found: Reasons = Counter()
-    if num_errors := int(scores[HAS_ENGINE_ERROR].sum()):
-        found[ENGINE, Outcome.INFRASTRUCTURE] = num_errors
+    is_lost = scores[HAS_ENGINE_ERROR].clone()
     for name, weight in weights.items():
         if weight != 0 and status_column(name) in scores:
-            is_of_reward = is_missing(scores, name) & ~scores[HAS_ENGINE_ERROR]
+            # A rollout that has no turn, because its environment raised an exception, has that status.
+            is_error = scores[status_column(name)] == STATUSES.index(RewardStatus.ERROR)
+            is_of_reward = is_missing(scores, name) & (~scores[HAS_ENGINE_ERROR] | is_error)
+            is_lost &= ~is_of_reward
             numbers = scores[status_column(name)][is_of_reward].tolist()
             found.update((name, STATUSES[number]) for number in numbers)
+    if num_lost := int(is_lost.sum()):
+        found[ROLLOUT, Outcome.INFRASTRUCTURE] = num_lost
     return found
 
 

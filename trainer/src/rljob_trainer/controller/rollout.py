@@ -1,12 +1,16 @@
 """The responses of a rollout with their scores, and what metrics say about them.
 
-Legend: B responses (prompts x group size), S scored responses: B, then one greedy response per prompt if requested.
+A response has one row of tokens, or several that are trained on together: they share its group, score and advantage.
+
+Legend: B responses (prompts x group size), R rows of these responses, S scored responses: B, then one greedy response
+per prompt if requested.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import torch
 
@@ -28,16 +32,31 @@ from rljob_trainer.observability.metrics import (
     RESPONSE_CLIP_RATIO,
     RESPONSE_LENGTH_PREFIX,
     REWARD_PREFIX,
+    ROWS_PER_RESPONSE_MAX,
+    ROWS_PER_RESPONSE_MEAN,
     spread,
 )
 from rljob_trainer.workers.columns import (
     HAS_ENGINE_ERROR,
     IS_TRUNCATED,
+    NUM_ROWS,
+    NUM_TOKENS,
+    POLICY_VERSIONS,
+    PROMPT_LENGTHS,
     RESPONSE_LENGTHS,
+    RESPONSE_MASK,
+    ROLLOUT_LOGPROBS,
+    SAMPLE_IDS,
     SCORES,
+    TOKENS,
     score_column,
 )
 from rljob_trainer.workers.protocols import PendingResult
+
+TOKEN_COLUMNS = (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS)
+"""Columns of a rollout that an update needs."""
+ROW_COLUMNS = (*TOKEN_COLUMNS, NUM_TOKENS)
+"""Columns of `Rollout.rows`."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +75,8 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Rollout:
-    """The responses of a rollout, and their scores once they are computed. Row i of all parts is the same response."""
+    """The responses of a rollout, and their scores once they are computed. Row i of all parts except `rows` is the same
+    response."""
 
     prompts: tuple[PromptRow, ...]
     """The prompt of each response."""
@@ -64,6 +84,8 @@ class Rollout:
     """int64: the number of each response's group in its step. The responses to one prompt are a group."""
     batch: DataProto
     """Columns of a rollout (see workers/columns) and scores. Only columns with one number per response are local."""
+    rows: DataProto
+    """[R]: ROW_COLUMNS of the rows of all responses, response after response (see NUM_ROWS)."""
     weights: Mapping[str, float]
     """Weights of the rewards, by name."""
     scoring: Scoring | None = None
@@ -78,15 +100,9 @@ class Rollout:
     num_lost: int = 0
     """The number of these responses."""
 
-    @property
-    def lengths_B(self) -> torch.Tensor:
-        """[B] int64: tokens of prompt and response."""
-        prompts_B = torch.tensor([len(prompt.token_ids) for prompt in self.prompts], dtype=torch.int64)
-        return prompts_B + self.batch[RESPONSE_LENGTHS]
-
     def num_tokens(self) -> int:
-        """Prompt and response tokens."""
-        return int(self.lengths_B.sum())
+        """All tokens of all rows."""
+        return int(self.rows[NUM_TOKENS].sum())
 
     @property
     def rewards_B(self) -> torch.Tensor:
@@ -124,8 +140,39 @@ class Rollout:
         greedy = self.greedy
         if greedy is not None and others.greedy is not None:
             greedy = DataProto.concat([greedy, others.greedy]).rows(index_B)
-        batch = DataProto.concat([self.batch, others.batch]).rows(index_B)
-        return replace(self, batch=batch, greedy=greedy, lost=self.reasons(), num_lost=self.num_lost + len(rows))
+        batch = DataProto.concat([self.batch, others.batch])
+        of_responses = DataProto.concat([self.rows, others.rows]).rows(row_numbers(batch[NUM_ROWS], index_B))
+        return replace(
+            self,
+            batch=batch.rows(index_B),
+            rows=of_responses,
+            greedy=greedy,
+            lost=self.reasons(),
+            num_lost=self.num_lost + len(rows),
+        )
+
+    def selected(self, responses: torch.Tensor) -> Rollout:
+        """Returns the responses with these numbers, int64, without greedy responses and without what was lost."""
+        return Rollout(
+            tuple(self.prompts[number] for number in responses.tolist()),
+            self.groups_B[responses],
+            self.batch.rows(responses),
+            self.rows.rows(row_numbers(self.batch[NUM_ROWS], responses)),
+            self.weights,
+        )
+
+    @staticmethod
+    def concat(rollouts: Sequence[Rollout]) -> Rollout:
+        """Returns the responses of several rollouts that have their scores and no greedy responses."""
+        return Rollout(
+            tuple(chain.from_iterable(each.prompts for each in rollouts)),
+            torch.cat([each.groups_B for each in rollouts]),
+            DataProto.concat([each.batch for each in rollouts]),
+            DataProto.concat([each.rows for each in rollouts]),
+            rollouts[0].weights,
+            lost=sum((each.lost for each in rollouts), Reasons()),
+            num_lost=sum(each.num_lost for each in rollouts),
+        )
 
     def is_counted(self, min_members: int) -> torch.Tensor:
         """Returns [B] bool: whether the response counts for the advantages of its group: it is not excluded, and its
@@ -160,15 +207,39 @@ class Rollout:
 
     def metrics(self) -> dict[str, float]:
         """Returns metrics: rewards in total and by name, lengths, outcomes, and error rates of the rewards."""
-        num_rows, is_excluded_B = len(self.prompts), self.is_excluded_B
+        num_responses, is_excluded_B = len(self.prompts), self.is_excluded_B
+        num_rows_B, prompts_B = self.batch[NUM_ROWS], self.batch[PROMPT_LENGTHS]
+        of_rows = {
+            ROWS_PER_RESPONSE_MEAN: float(num_rows_B.double().mean()),
+            ROWS_PER_RESPONSE_MAX: float(num_rows_B.max()),
+        }
         return {
             **spread(REWARD_PREFIX, self.rewards_B[~is_without_score(self.batch, self.weights)].tolist()),
             **spread(RESPONSE_LENGTH_PREFIX, self.batch[RESPONSE_LENGTHS].double().tolist()),
             RESPONSE_CLIP_RATIO: float(self.batch[IS_TRUNCATED].float().mean()),
-            PROMPT_LENGTH_MEAN: sum(len(prompt.token_ids) for prompt in self.prompts) / num_rows,
-            PROMPT_LENGTH_MAX: float(max(len(prompt.token_ids) for prompt in self.prompts)),
+            PROMPT_LENGTH_MEAN: int(prompts_B.sum()) / num_responses,
+            PROMPT_LENGTH_MAX: float(prompts_B.max()),
+            **(of_rows if len(self.rows) > num_responses else {}),
             **reward_metrics(self.batch, self.weights),
             **outcome_metrics(self.batch, is_excluded_B),
             **conversation_metrics(self.batch),
-            REPLACED_FRACTION: self.num_lost / num_rows,
+            REPLACED_FRACTION: self.num_lost / num_responses,
         }
+
+
+def one_row_per_response(rows: DataProto) -> DataProto:
+    """Returns the last row of each response, and NUM_ROWS. The rows of a response follow each other and have the same
+    SAMPLE_IDS."""
+    _, num_rows_B = torch.unique_consecutive(rows[SAMPLE_IDS], return_counts=True)
+    last = rows if len(num_rows_B) == len(rows) else rows.rows(num_rows_B.cumsum(0) - 1)
+    return last.with_columns({NUM_ROWS: num_rows_B})
+
+
+def row_numbers(num_rows_B: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+    """Returns int64: the numbers of the rows of these responses, response after response. `num_rows_B`: the number of
+    rows of each response; all rows are numbered in the order of the responses.
+
+    Example: if the first of two responses has two rows, the rows of the responses (1, 0) are (2, 0, 1)."""
+    firsts, counts = (num_rows_B.cumsum(0) - num_rows_B)[responses], num_rows_B[responses]
+    shifts = firsts - (counts.cumsum(0) - counts)
+    return torch.arange(int(counts.sum())) + shifts.repeat_interleave(counts)

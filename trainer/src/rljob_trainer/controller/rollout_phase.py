@@ -22,7 +22,7 @@ from rljob_trainer.controller.balanced_order import balanced_order
 from rljob_trainer.controller.finished_groups import FinishedGroups
 from rljob_trainer.controller.outcomes import refuse_not_finite, statuses_of, without_scores_of
 from rljob_trainer.controller.prompt_batches import environment_prompt_batch, prompt_batch
-from rljob_trainer.controller.rollout import Rollout, Scoring
+from rljob_trainer.controller.rollout import ROW_COLUMNS, Rollout, Scoring, one_row_per_response
 from rljob_trainer.controller.sampler import Sampler, Ticket
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.datasets.prompts import PromptRow
@@ -37,6 +37,7 @@ from rljob_trainer.workers.columns import (
     HAS_ENGINE_ERROR,
     IS_GREEDY,
     MESSAGES,
+    NUM_ROWS,
     OUTCOME_LIST,
     OUTCOMES,
     PLAIN_TURN_BEGINNINGS,
@@ -115,8 +116,8 @@ class RolloutPhase:
         self.sampler = sampler
         self.has_environment = has_environment
         self.finished_groups = finished_groups
-        self._uncollected: dict[Ticket, torch.Tensor] = {}
-        """SAMPLE_IDS of each group of training responses that was not collected."""
+        self._uncollected: dict[Ticket, tuple[PromptRow, torch.Tensor]] = {}
+        """Prompt and SAMPLE_IDS of each group of training responses that was not collected."""
         self.reward_model = reward_model
         self.weights = weights
         self.timer = timer
@@ -196,7 +197,7 @@ class RolloutPhase:
                 finished.append((number * num_responses, stored(rows)))
         ids_S = self.sampler.submit(inputs.with_columns(columns), finished)
         ids_GN = ids_S[: len(prompts) * num_responses].view(-1, num_responses)
-        self._uncollected |= dict(zip(tickets, ids_GN, strict=bool(tickets)))
+        self._uncollected |= dict(zip(tickets, zip(prompts, ids_GN, strict=True), strict=bool(tickets)))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
         groups_G = torch.tensor([ticket.number for ticket in tickets] or range(len(prompts)))
         groups_S = torch.cat([groups_G.repeat_interleave(num_responses), groups_G[: len(prompts) * with_greedy]])
@@ -213,15 +214,22 @@ class RolloutPhase:
 
     def collected(self, requested: Requested) -> Rollout:
         """Returns the rollout of responses that have all finished. Its scores are pending."""
-        batch = self.sampler.take_rows(requested.ids_S)
-        self._keep(batch)
+        rows = self.sampler.take_rows(requested.ids_S)
+        self._keep(rows)
+        batch = one_row_per_response(rows)
         inputs = requested.inputs
         # The environment's messages belong to the prompt, so the worker returns the prompts of conversations.
         inputs = inputs.without([name for name in inputs.column_names() if name in batch])
         scoring = self._scoring(requested.ids_S, batch.union(inputs))
-        num_rows = len(requested.prompts)
+        num_responses = len(requested.prompts)
+        batch = batch.slice(0, num_responses)
         return Rollout(
-            requested.prompts, requested.groups_S[:num_rows], batch.slice(0, num_rows), self.weights, scoring
+            requested.prompts,
+            requested.groups_S[:num_responses],
+            batch.without(ROW_COLUMNS),
+            rows.only(ROW_COLUMNS).slice(0, int(batch[NUM_ROWS].sum())),
+            self.weights,
+            scoring,
         )
 
     def _scoring(self, ids_S: torch.Tensor, batch: DataProto) -> Scoring:
@@ -276,7 +284,7 @@ class RolloutPhase:
         try:
             yield
         except StepAbandonedError:
-            finished = [ids_N for ids_N in self._uncollected.values() if self.sampler.are_finished(ids_N)]
+            finished = [ids_N for _, ids_N in self._uncollected.values() if self.sampler.are_finished(ids_N)]
             if finished and self.finished_groups is not None:
                 self._keep(self.sampler.take_rows(torch.cat(finished)))
             self.abandon()
@@ -285,13 +293,15 @@ class RolloutPhase:
     def _keep(self, batch: DataProto) -> None:
         """Adds the groups of training responses that are complete in this batch to `finished_groups`. A group with a
         response that an engine did not complete is not added."""
-        row_of = {sample_id: row for row, sample_id in enumerate(batch[SAMPLE_IDS].tolist())}
-        for ticket, ids_N in list(self._uncollected.items()):
-            if row_of.keys() >= set(ids_N.tolist()):
+        rows_of: dict[int, list[int]] = {}
+        for row, sample_id in enumerate(batch[SAMPLE_IDS].tolist()):
+            rows_of.setdefault(sample_id, []).append(row)
+        for ticket, (prompt, ids_N) in list(self._uncollected.items()):
+            if rows_of.keys() >= set(ids_N.tolist()):
                 del self._uncollected[ticket]
-                group = batch.rows([row_of[sample_id] for sample_id in ids_N.tolist()])
+                group = batch.rows([row for sample_id in ids_N.tolist() for row in rows_of[sample_id]])
                 if self.finished_groups is not None and not group[HAS_ENGINE_ERROR].any():
-                    self.finished_groups.add(ticket, group)
+                    self.finished_groups.add(ticket, prompt, group)
 
     def samples(self, rollout: Rollout, step: int, kind: SampleKind, max_samples: int | None = None) -> list[Sample]:
         """Returns one sample per response, or only for the first `max_samples`, with the texts that the rewards have
@@ -318,7 +328,7 @@ class RolloutPhase:
                 kind,
                 prompt_texts[index],
                 f"{beginnings[index]}{text}",
-                str(prompt.answer),
+                "" if prompt.answer is None else str(prompt.answer),
                 scores[index],
                 {name: named[index] for name, named in by_name.items()},
                 _by_reward(found[index]),

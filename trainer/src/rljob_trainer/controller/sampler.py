@@ -116,8 +116,8 @@ class Sampler:
         """Polls since `prepare`."""
         self._num_finished: Counter[int] = Counter()
         """By engine: responses that finished since `prepare`."""
-        self._finished: dict[int, _Sample] = {}
-        """Finished responses whose rows were not collected, as rows of what an engine has returned."""
+        self._finished: dict[int, list[_Sample]] = {}
+        """The rows of finished responses that were not collected, as rows of what an engine has returned."""
         self._rank_of: dict[int, int] = {}
         """The rank that scores each finished response whose score was not collected."""
         self._started: list[PendingResult[DataProto]] = []
@@ -145,14 +145,14 @@ class Sampler:
         """Requests one response per row, and returns their SAMPLE_IDS, int64. Needs PROMPT_TOKEN_IDS, SAMPLE_SEEDS and
         REWARD_COLUMNS; IS_GREEDY is optional.
 
-        `finished`: responses that are already generated, and are only scored. The pair (8, batch) with 4 responses has
-        the responses for the rows 8 to 11."""
+        `finished`: responses that are already generated, and are only scored. In the pair (8, batch), SAMPLE_IDS 0 to 3
+        are the responses for the rows 8 to 11."""
         ids = torch.arange(self.num_samples, self.num_samples + len(inputs))
         self.num_samples += len(inputs)
         inputs = inputs.with_columns({SAMPLE_IDS: ids})
         self._samples |= {sample_id: _Sample(inputs, row) for row, sample_id in enumerate(ids.tolist())}
         for number, (row, batch) in enumerate(finished):
-            ids_of_batch = ids[row : row + len(batch)]
+            ids_of_batch = ids[row + batch[SAMPLE_IDS]]
             self._engine_of |= dict.fromkeys(ids_of_batch.tolist(), number % self.engines.num_engines)
             self._accept(batch.with_columns({SAMPLE_IDS: ids_of_batch}))
         self._waiting.extend(sample_id for sample_id in ids.tolist() if sample_id in self._samples)
@@ -177,8 +177,7 @@ class Sampler:
             raise StepAbandonedError
         self._num_polls += 1
         self._distribute_waiting()
-        ids: list[int] = batch[SAMPLE_IDS].tolist()
-        return ids
+        return list(dict.fromkeys(batch[SAMPLE_IDS].tolist()))
 
     def drain(self) -> None:
         """Polls until no response is in flight. Raises StepAbandonedError."""
@@ -217,9 +216,9 @@ class Sampler:
         return self._finished.keys() >= set(ids.tolist())
 
     def take_rows(self, ids: torch.Tensor) -> DataProto:
-        """Returns the rows of these finished responses, in this order, with the columns of a rollout. Each row can be
-        collected once."""
-        return _rows([self._finished.pop(sample_id) for sample_id in ids.tolist()])
+        """Returns the rows of these finished responses, in this order, with the columns of a rollout. Each response can
+        be collected once."""
+        return _rows(row for sample_id in ids.tolist() for row in self._finished.pop(sample_id))
 
     def finish_scoring(self, ids: torch.Tensor) -> DataProto:
         """Waits for the scores of these finished responses, and returns them in this order; see
@@ -266,7 +265,10 @@ class Sampler:
 
     def _retry_failed(self, batch: DataProto) -> DataProto:
         """Requests the responses that an engine did not complete once more, from the same engine. Returns the others,
-        and those that an engine did not complete for the second time."""
+        and those that an engine did not complete for the second time. Rollouts with an environment are not requested
+        again: their workers have tried as often as the job allows."""
+        if ENVIRONMENT_RESULTS in batch:
+            return batch
         failed = batch[SAMPLE_IDS][batch[HAS_ENGINE_ERROR]].tolist()
         again = set(failed) - self._requested_again
         if not again:
@@ -282,20 +284,25 @@ class Sampler:
         return batch.rows([each not in again for each in batch[SAMPLE_IDS].tolist()])
 
     def _accept(self, batch: DataProto) -> None:
-        """Stores finished responses, and starts their scoring. The ranks that share an engine score them in turns."""
-        size, ids = self.engines.ranks_per_engine, batch[SAMPLE_IDS].tolist()
-        for sample_id in ids:
+        """Stores finished responses, and starts their scoring. The ranks that share an engine score them in turns. The
+        last row of a response is scored."""
+        finished: dict[int, list[_Sample]] = {}
+        for row, sample_id in enumerate(batch[SAMPLE_IDS].tolist()):
+            finished.setdefault(sample_id, []).append(_Sample(batch, row))
+        size = self.engines.ranks_per_engine
+        for sample_id in finished:
             self._rank_of[sample_id] = self._engine_of[sample_id] * size + sample_id % size
-        inputs = _rows([self._samples.pop(sample_id) for sample_id in ids])
+        inputs = _rows([self._samples.pop(sample_id) for sample_id in finished])
         of_response = [name for name in (*RESPONSE_COLUMNS, *REWARD_COLUMNS) if name in batch]
         of_prompt = [name for name in REWARD_COLUMNS if name not in batch]
-        rows = batch.only(of_response).union(inputs.only(of_prompt))
-        ranks_S = torch.tensor([self._rank_of[sample_id] for sample_id in ids])
+        scored = batch.only(of_response).rows([samples[-1].row for samples in finished.values()])
+        rows = scored.union(inputs.only(of_prompt))
+        ranks_S = torch.tensor([self._rank_of[sample_id] for sample_id in finished])
         self._started.append(
             self.reward.start_scoring([rows.rows(ranks_S == rank) for rank in range(self.engines.num_ranks)])
         )
-        self._finished |= {sample_id: _Sample(batch, row) for row, sample_id in enumerate(ids)}
-        self._num_finished.update(self._engine_of.pop(sample_id) for sample_id in ids)
+        self._finished |= finished
+        self._num_finished.update(self._engine_of.pop(sample_id) for sample_id in finished)
 
 
 def equal_parts(ids: Sequence[int], num_parts: int) -> list[Sequence[int]]:

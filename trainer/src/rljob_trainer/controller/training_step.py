@@ -14,7 +14,8 @@ work in every micro-batch. Policy filtration draws the rows of the updates after
 Independent calls are started together: they run at the same time on different pools, and one after the other on the
 same pool.
 
-Legend: B responses (prompts x group size).
+Legend: B responses (prompts x group size), P rows of a batch for the workers: the rows of these responses, and padding
+rows.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows, filtered_rows
 from rljob_trainer.datasets.cursor import DrawnRow, PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, DISTINCT_FRACTION, KL_COEFFICIENT, KL_LOSS, Metrics
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import (
@@ -123,6 +125,12 @@ class TrainingStep:
 
     def _run(self, prompts: Sequence[DrawnRow[PromptRow]], step: int) -> tuple[Rollout, dict[str, float]]:
         rows = self._generated(prompts, step)
+        if rows.has_several_rows and VALUES in self.advantages.needs:
+            raise ConfigurationError(
+                f"spec.training.algorithm.advantage: {self.advantages.name} compares the values of successive tokens, "
+                f"but responses of step {step + 1} have several rows of tokens ({len(rows.tokens_R)} rows, "
+                f"{len(rows.num_rows_B)} responses); choose an advantage without a critic"
+            )
         batch = self._with_forward_passes(rows.distributed_batch(), step)
         rows.rollout = self.rollout.scored(rows.rollout)
         batch, rows = rows.without_uncounted(batch, self.min_members)
@@ -248,21 +256,25 @@ class TrainingStep:
         """Adds the advantages to the batch, and marks the rows that are used in the update. Also returns metrics."""
         rollout = rows.rollout
         coefficient, metrics = self.kl_coefficient.value, dict[str, float]()
-        kl_B = self._kl_for_reward(batch)[rows.order_B.argsort()]
-        batch = batch.with_columns({IS_TRAINED: rows.is_trained_B[rows.order_B]})
+        kl_B = rows.sums(self._kl_for_reward(batch))
+        batch = batch.with_columns({IS_TRAINED: rows.spread(rows.is_trained_B)})
         if self.advantages.for_responses is not None:
             rewards_B = kl_in_reward(rollout.rewards_B, kl_B, coefficient)
             advantages_B = torch.zeros_like(rewards_B)
             if rows.is_kept_B.any():
                 inputs = self._inputs(rewards_B, rows)
                 advantages_B[rows.is_kept_B] = self.advantages.for_responses(inputs).float()
-            batch = batch.with_columns({ADVANTAGES: advantages_B[rows.order_B]})
+            batch = batch.with_columns({ADVANTAGES: rows.spread(advantages_B)})
             if rows.has_trained_rows:
                 metrics[ADVANTAGE_MEAN] = float(advantages_B[rows.is_trained_B].mean())
         else:
-            columns_B = {REWARDS: rollout.rewards_B[rows.order_B], GROUPS: rows.groups_B[rows.order_B]}
-            token_inputs = batch.without([TOKENS]).with_columns(columns_B)
-            batch = batch.union(self.actor.compute_token_advantages(token_inputs, coefficient))
+            columns_P = {REWARDS: rows.spread(rollout.rewards_B), GROUPS: rows.spread(rows.groups_B)}
+            inputs_P = batch.without([TOKENS]).with_columns(columns_P)
+            if rows.has_several_rows:
+                found = self.actor.compute_token_advantages(rows.by_response(inputs_P), coefficient)
+                batch = batch.union(rows.for_workers(found))
+            else:
+                batch = batch.union(self.actor.compute_token_advantages(inputs_P, coefficient))
         if self.plan.algorithm.kl.is_in_reward and rows.has_trained_rows:
             lengths_B = rollout.batch[RESPONSE_LENGTHS][rows.is_trained_B]
             metrics[KL_LOSS] = float(kl_B[rows.is_trained_B].sum() / lengths_B.sum())
@@ -285,21 +297,21 @@ class TrainingStep:
         )
 
     def _kl_for_reward(self, batch: DataProto) -> torch.Tensor:
-        """Returns [B]: the KL of each response; 0 if the job has no KL in the reward, and for responses without a
-        forward pass."""
+        """Returns [P]: the KL of each row of the workers' batch; 0 if the job has no KL in the reward, and for rows
+        without a forward pass."""
         if not self.plan.algorithm.kl.is_in_reward:
             return torch.zeros(len(batch))
         return self.actor.compute_kl_sums(batch.only([RESPONSE_MASK, IS_TRAINED, OLD_LOGPROBS, REF_LOGPROBS]))[KL_SUMS]
 
     def _filtered(self, batch: DataProto, rows: StepRows, step: int) -> tuple[DataProto, StepRows, dict[str, float]]:
-        """Applies policy filtration, which draws rows of the batch by their scores, if the job sets it."""
+        """Applies policy filtration, which draws responses of the batch by their scores, if the job sets it."""
         filtration, seed = self.plan.algorithm.policy_filtration, self.plan.seed
         if filtration.type is PolicyFiltrationType.NONE or not rows.has_trained_rows:
             return batch, rows, {}
         scores_B = rows.rollout.batch[SCORES]
         drawn_B = filtered_rows(filtration, scores_B, rows.groups_B, rows.is_trained_B, seed, step)
         trained_B = drawn_B[rows.is_trained_B]
-        return *rows.with_rows_replaced(batch, drawn_B), {
+        return *rows.with_responses_replaced(batch, drawn_B), {
             DISTINCT_FRACTION: len(set(trained_B.tolist())) / len(trained_B)
         }
 

@@ -9,9 +9,11 @@ Legend: P tokens of the prompt, R tokens after the prompt (turns, their ends, me
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from copy import copy
+from dataclasses import dataclass, replace
 
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason
+from rljob_trainer.environments.returned_values import REPLY_ROLES
 from rljob_trainer.environments.tool_calls import ParsedTurn, TurnParser
 from rljob_trainer.environments.transcript import TokenRow, Transcript
 from rljob_trainer.environments.turn_template import TemplateText, TurnTemplate
@@ -20,42 +22,75 @@ from rljob_trainer.models.tokenizer import ChatMessage
 
 NOT_SAMPLED_VERSION = -1
 """Policy version of tokens that were not sampled."""
-ENVIRONMENT_ROLES = ("user", "tool", "system")
-"""Roles of messages that may follow a turn of the assistant."""
+
+
+@dataclass(frozen=True)
+class RecordedTurn:
+    """A turn of the assistant in a conversation."""
+
+    sequence: FinishedSequence
+    parsed: ParsedTurn
+    beginning: str
+    """What the template has written before the turn that already belongs to it."""
+    start: int
+    """The position of its first token in the tokens of the conversation."""
+    num_messages: int
+    """The number of messages up to and including the turn."""
+
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return self.start + len(self.sequence.token_ids)
 
 
 class Conversation:
     """A conversation that grows by turns of the assistant and messages of the environment."""
 
-    def __init__(self, template: TurnTemplate, parser: TurnParser, messages: Sequence[ChatMessage]) -> None:
+    def __init__(
+        self,
+        template: TurnTemplate,
+        parser: TurnParser,
+        messages: Sequence[ChatMessage],
+        *,
+        starts_new_rows: bool = False,
+    ) -> None:
         """Begins with the messages of the prompt; see `first_messages`. Raises ChatTemplateError if the template
-        rejects them."""
+        rejects them.
+
+        `starts_new_rows`: what happens when the template rewrites earlier turns. True: a new row begins, whose prompt
+        is the whole conversation as the template writes it. False: the tokens stay as they were sampled."""
         self._template = template
         self._parser = parser
+        self._starts_new_rows = starts_new_rows
+        self._rows: list[TokenRow] = []
+        """The rows before the current one, to which everything below belongs unless it says otherwise."""
+        self._num_sampled_before = 0
+        """Sampled tokens of these rows."""
         self.messages: list[ChatMessage] = [_encodable(message) for message in messages]
         """All messages so far, including the parsed turns of the assistant."""
         prompt = template.prompt(self.messages)
         self.prompt_text = prompt.text.removesuffix(prompt.turn_beginning)
-        """The text of the prompt without the beginning of the assistant's turn."""
+        """The text of the first row's prompt without the beginning of the assistant's turn."""
         self.token_ids: list[int] = list(prompt.token_ids)
-        """P + R: the tokens of the whole conversation; the prompt of the next request."""
+        """P + R: the tokens of the row; the prompt of the next request."""
         self.num_prompt_tokens = len(prompt.token_ids)
         """P."""
+        self._num_sampled = 0
         self.mask: list[bool] = []
         """R: whether the token was sampled."""
         self.logprobs: list[float] = []
         """R: log-probabilities of the sampled tokens; 0 for other tokens."""
         self.policy_versions: list[int] = []
         """R: the engine's policy version for the sampled tokens; NOT_SAMPLED_VERSION for other tokens."""
-        self.num_turns = 0
+        self.turns: list[RecordedTurn] = []
         self._before_turn: TemplateText | None = prompt
         """What the template has written before the turn that comes next; None after a turn."""
-        self._first_beginning = prompt.turn_beginning
-        self._beginning = ""
-        self._turn: FinishedSequence | None = None
-        self._parsed: ParsedTurn | None = None
-        self._turn_start = self.num_prompt_tokens
-        """The position in `token_ids` of the last turn."""
+        self._row_prompt = prompt.text
+
+    @property
+    def num_turns(self) -> int:
+        """The number of turns, in all rows."""
+        return len(self.turns)
 
     @property
     def response_token_ids(self) -> list[int]:
@@ -65,7 +100,7 @@ class Conversation:
     @property
     def num_sampled_tokens(self) -> int:
         """The number of tokens that the policy sampled, in all turns."""
-        return sum(self.mask)
+        return self._num_sampled_before + self._num_sampled
 
     def add_turn(self, turn: FinishedSequence) -> ParsedTurn:
         """Appends a turn that the engine sampled with `token_ids` as its prompt. Returns it as a message. Raises
@@ -78,13 +113,33 @@ class Conversation:
                 f"{len(turn.policy_versions)} policy versions"
             )
         before, self._before_turn = self._before_turn, None
-        self._turn, self._turn_start, self._beginning = turn, len(self.token_ids), before.turn_beginning
+        start = len(self.token_ids)
         self._append(turn.token_ids, turn.logprobs, turn.policy_versions, sampled=True)
-        self.num_turns += 1
         end = self._template.end_token(turn.token_ids)
-        self._parsed = self._parser.parse(before.text, before.turn_beginning, turn.text, end)
-        self.messages.append(self._parsed.message)
-        return self._parsed
+        parsed = self._parser.parse(before.text, before.turn_beginning, turn.text, end)
+        self.messages.append(parsed.message)
+        self.turns.append(RecordedTurn(turn, parsed, before.turn_beginning, start, len(self.messages)))
+        return parsed
+
+    def ends_with_turn(self, num_turns: int) -> bool:
+        """Whether the conversation has this number of turns, and nothing after the last one."""
+        return self._before_turn is None and num_turns == len(self.turns)
+
+    def branch(self, num_turns: int) -> Conversation:
+        """Returns a copy of the conversation up to the end of its `num_turns`-th turn (at least 1), which can go on in
+        another way. Only for conversations that do not start new rows."""
+        assert not self._starts_new_rows, "earlier rows have other tokens"
+        other = copy(self)
+        other.turns = self.turns[:num_turns]
+        last = other.turns[-1]
+        num_added = last.end - self.num_prompt_tokens
+        other.messages = self.messages[: last.num_messages]
+        other.token_ids = self.token_ids[: last.end]
+        other.mask, other.logprobs = self.mask[:num_added], self.logprobs[:num_added]
+        other.policy_versions = self.policy_versions[:num_added]
+        other._num_sampled = sum(other.mask)
+        other._before_turn = None
+        return other
 
     def add_messages(self, messages: Sequence[ChatMessage], max_tokens: int | None = None) -> bool:
         """Appends messages of the environment and the beginning of the next turn.
@@ -96,15 +151,19 @@ class Conversation:
         Returns False, and changes nothing, if the conversation would have more than `max_tokens` tokens. Raises
         ChatTemplateError if the template rejects the messages, and DataError if no turn precedes them.
         """
-        if self._turn is None or self._parsed is None or self._before_turn is not None or not messages:
+        if not self.turns or self._before_turn is not None or not messages:
             raise DataError(f"{len(messages)} messages cannot be added: they must follow a turn of the assistant")
-        added = [_encodable(message) for message in messages]
+        added, last = [_encodable(message) for message in messages], self.turns[-1]
         written = self._template.after_turn(
-            self._turn.token_ids,
+            last.sequence.token_ids,
             added,
-            after_tool_calls=bool(self._parsed.tool_calls),
-            is_stopped=self._turn.finish_reason is FinishReason.STOP,
+            after_tool_calls=bool(last.parsed.tool_calls),
+            is_stopped=last.sequence.finish_reason is FinishReason.STOP,
         )
+        if self._starts_new_rows:
+            conversation = [*self.messages, *added]
+            if self._template.rewrites(conversation, self._row_text(len(self.token_ids)) + written.text):
+                return self._start_row(conversation, max_tokens)
         num_added = len(written.token_ids)
         if max_tokens is not None and len(self.token_ids) + num_added > max_tokens:
             return False
@@ -113,54 +172,69 @@ class Conversation:
         self._before_turn = written
         return True
 
+    def _start_row(self, conversation: list[ChatMessage], max_tokens: int | None) -> bool:
+        """Ends the current row, and begins one whose prompt is the whole conversation. Returns False, and changes
+        nothing, if it has more than `max_tokens` tokens."""
+        prompt = self._template.prompt(conversation)
+        if max_tokens is not None and len(prompt.token_ids) > max_tokens:
+            return False
+        self._rows.append(self._row())
+        self._num_sampled_before, self._num_sampled = self.num_sampled_tokens, 0
+        self.token_ids, self.num_prompt_tokens = list(prompt.token_ids), len(prompt.token_ids)
+        self.mask, self.logprobs, self.policy_versions = [], [], []
+        self.messages, self._before_turn, self._row_prompt = conversation, prompt, prompt.text
+        return True
+
     @property
     def prompt_with_beginning(self) -> str:
-        """The text of the prompt as the engine saw it."""
-        return self.prompt_text + self._first_beginning
+        """The text of the row's prompt as the engine saw it."""
+        return self._row_prompt
 
     @property
     def response_text(self) -> str:
         """The text after `prompt_text`: all turns and messages with special tokens, without the end of the last turn.
-        It begins with the beginning of the first turn, if the template writes one."""
-        if self._turn is None:
-            return self._first_beginning
-        if self._before_turn is not None:
-            return self._first_beginning + self._decoded(len(self.token_ids))
-        return self._first_beginning + self._decoded(self._turn_start) + self._turn.text
+        It begins with the beginning of the first turn, if the template writes one. With several rows it is that of the
+        last one."""
+        if not self.turns or self._before_turn is not None:
+            whole = self._row_text(len(self.token_ids))
+        else:
+            last = self.turns[-1]
+            whole = self._row_text(last.start) + last.sequence.text
+        return whole.removeprefix(self.prompt_text)
 
     @property
     def last_turn_text(self) -> str:
         """The last turn with special tokens and its beginning, without its end; empty before the first turn."""
-        return self._beginning + self._turn.text if self._turn else ""
+        return self.turns[-1].beginning + self.turns[-1].sequence.text if self.turns else ""
 
     @property
     def last_turn_plain_text(self) -> str:
         """The last turn without special tokens; empty before the first turn."""
-        return self._template.plain_beginning(self._beginning) + self._turn.plain_text if self._turn else ""
+        if not self.turns:
+            return ""
+        last = self.turns[-1]
+        return self._template.plain_beginning(last.beginning) + last.sequence.plain_text
 
     @property
     def is_rewritten(self) -> bool:
         """Whether the template would have written another text than this conversation's, up to the beginning of its
         last turn. It is an estimate by text: a template that writes the JSON of a tool call with other spaces rewrites
-        this call."""
+        this call. With several rows it is true."""
+        if self._rows:
+            return True
         ends_with_turn = self._before_turn is None
         messages = self.messages[:-1] if ends_with_turn else self.messages
-        end = self._turn_start if ends_with_turn else len(self.token_ids)
+        end = self.turns[-1].start if ends_with_turn else len(self.token_ids)
         if end == self.num_prompt_tokens:
             return False
-        return self._template.rewrites(messages, self.prompt_with_beginning + self._decoded(end))
+        return self._template.rewrites(messages, self._row_text(end))
 
     def transcript(self, *, may_be_rewritten: bool) -> Transcript:
         """Returns the conversation so far. `may_be_rewritten`: whether to find out `is_rewritten`, which takes time."""
-        row = TokenRow(
-            tuple(self.token_ids),
-            self.num_prompt_tokens,
-            tuple(self.mask),
-            tuple(self.logprobs),
-            tuple(self.policy_versions),
-        )
+        # A row without a turn has nothing to train on.
+        rows = [*self._rows, self._row()] if self._num_sampled or not self._rows else self._rows
         return Transcript(
-            (row,),
+            tuple(rows),
             tuple(self.messages),
             self.prompt_text,
             self.response_text,
@@ -175,14 +249,28 @@ class Conversation:
         self.token_ids += token_ids
         self.logprobs += logprobs
         self.policy_versions += versions
-        self.mask += [sampled] * (len(self.token_ids) - self.num_prompt_tokens - len(self.mask))
+        num_added = len(self.token_ids) - self.num_prompt_tokens - len(self.mask)
+        self.mask += [sampled] * num_added
+        self._num_sampled += num_added * sampled
 
-    def _decoded(self, end: int) -> str:
-        """The text of the tokens between the prompt and position `end`, with all special tokens."""
+    def _row(self) -> TokenRow:
+        return TokenRow(
+            tuple(self.token_ids),
+            self.num_prompt_tokens,
+            tuple(self.mask),
+            tuple(self.logprobs),
+            tuple(self.policy_versions),
+        )
+
+    def _row_text(self, end: int) -> str:
+        """The text of the row up to position `end`, with all special tokens."""
         decoder = replace(self._template.decoder, removed=frozenset(), removed_at_end=frozenset())
-        return decoder.response_text(
-            self.token_ids[: self.num_prompt_tokens], self.token_ids[self.num_prompt_tokens : end]
-        ).text
+        return (
+            self._row_prompt
+            + decoder.response_text(
+                self.token_ids[: self.num_prompt_tokens], self.token_ids[self.num_prompt_tokens : end]
+            ).text
+        )
 
 
 def first_messages(row_messages: Sequence[ChatMessage] | None, reset_result: object, where: str) -> list[ChatMessage]:
@@ -231,7 +319,7 @@ def checked_messages(value: object, where: str, *, any_role: bool = False) -> li
 
     Args:
         where: What returned the value, for messages.
-        any_role: Also accept roles other than those of ENVIRONMENT_ROLES, such as `assistant`, for a prompt.
+        any_role: Also accept roles other than those of REPLY_ROLES, such as `assistant`, for a prompt.
 
     Raises EnvironmentMessageError if the value is something else, an empty list, or has other keys.
     """
@@ -251,9 +339,9 @@ def checked_messages(value: object, where: str, *, any_role: bool = False) -> li
                     f"{where}: message {number} must be a mapping with the strings role and content "
                     f"(seen: {item!r:.80})"
                 )
-        if not any_role and role not in ENVIRONMENT_ROLES:
+        if not any_role and role not in REPLY_ROLES:
             raise EnvironmentMessageError(
-                f"{where}: message {number} has the role {role!r}; use one of {', '.join(ENVIRONMENT_ROLES)}"
+                f"{where}: message {number} has the role {role!r}; use one of {', '.join(REPLY_ROLES)}"
             )
         _copy_names(message, others, f"{where}: message {number}")
         messages.append(message)

@@ -23,12 +23,13 @@ RESET = "reset"
 RESPOND = "respond"
 GET_REWARD = "get_reward"
 CLOSE = "close"
+_FLAGS = ("has_respond", "has_reward", "is_reusable", "takes_seed", "is_async")
 _GENERATORS = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
 @dataclass(frozen=True)
 class ClassSpec:
-    """One of the job's environment classes."""
+    """One of the job's environment classes, or its agent's function."""
 
     name: str
     path: str
@@ -37,6 +38,12 @@ class ClassSpec:
     """Keyword arguments of the constructor."""
     where: str
     """The field of the job, for messages: `spec.training.environment.classes[0]`."""
+    is_agent: bool = False
+    """True: not a class, but an agent's function `run(session, row)`; the arguments are those of the function."""
+
+    def to_list(self) -> list[object]:
+        """The fields as values that can be sent."""
+        return [self.name, self.path, dict(self.arguments), self.where, self.is_agent]
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,8 @@ class EnvironmentDescription:
     is_reusable: bool
     takes_seed: bool
     """Whether `reset` has a parameter named `seed`."""
+    is_async: bool = False
+    """Of an agent's function: whether it is async, so that several rollouts can share a process."""
 
     def to_json(self) -> dict[str, object]:
         """The fields as JSON values."""
@@ -65,7 +74,7 @@ class EnvironmentDescription:
         match value:
             case {"name": str() as name, "tools": [*tools], "tool_names": [*tool_names]}:
                 schemas = tuple(dict(tool) for tool in tools if isinstance(tool, Mapping))
-                flags = [value.get(flag) is True for flag in ("has_respond", "has_reward", "is_reusable", "takes_seed")]
+                flags = [value.get(flag) is True for flag in _FLAGS]
                 return cls(name, schemas, tuple(map(str, tool_names)), *flags)
         raise ValueError(f"not a description of an environment: {value!r:.200}")
 
@@ -86,6 +95,31 @@ def load_class(spec: ClassSpec) -> type:
         if hasattr(found, name):
             _check_method(found, name, arguments, f"{where}: {spec.path}.{name}")
     return found
+
+
+def load_function(spec: ClassSpec) -> Callable[..., object]:
+    """Imports an agent's function. Raises ConfigurationError if it cannot be imported, or if it cannot be called with
+    a session, a row and the job's arguments."""
+    where = f"{spec.where}.path"
+    found = find_named(spec.path, where)
+    if isinstance(found, type) or not callable(found) or any(is_generator(found) for is_generator in _GENERATORS):
+        raise ConfigurationError(
+            f"{where}: {spec.path} is {kind_of(found)}; name a function `def run(session, row)`, which may be async"
+        )
+    try:
+        signature = inspect.signature(found)
+        signature.bind("session", {}, **spec.arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{where}: {spec.path} cannot be called with a session, a row and the arguments "
+            f"{dict(spec.arguments)!r:.200} ({error}); write `def run(session, row)`, with a parameter for each"
+        ) from error
+    return found
+
+
+def describe_function(function: Callable[..., object], spec: ClassSpec) -> EnvironmentDescription:
+    """Describes an agent's function."""
+    return EnvironmentDescription(spec.name, (), (), True, True, False, False, inspect.iscoroutinefunction(function))
 
 
 def tool_names(cls: type) -> tuple[str, ...]:

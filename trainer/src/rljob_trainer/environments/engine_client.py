@@ -22,7 +22,10 @@ class EngineClient:
         self._unsent: list[GenerationRequest] = []
         self._unwanted: list[str] = []
         """Requests that are aborted next."""
-        self._aborting: asyncio.Task[None] | None = None
+        self._next_abort: asyncio.Task[None] | None = None
+        """The task that will abort them, until it begins."""
+        self._aborts: set[asyncio.Task[None]] = set()
+        """All such tasks that have not ended."""
         engine_loop.on_finished = self._on_finished
 
     async def generate(self, request: GenerationRequest) -> FinishedSequence:
@@ -41,25 +44,36 @@ class EngineClient:
             self._unsent = [each for each in self._unsent if each is not request]
             if self._futures.pop(request.request_id, None) is not None:
                 self._unwanted.append(request.request_id)
-                if self._aborting is None:
-                    self._aborting = self._asyncio_loop.create_task(self._abort_unwanted())
-                await asyncio.shield(self._aborting)
+                if self._next_abort is None:
+                    self._next_abort = self._asyncio_loop.create_task(self._abort_unwanted())
+                    self._aborts.add(self._next_abort)
+                    self._next_abort.add_done_callback(self._aborts.discard)
+                await asyncio.shield(self._next_abort)
             raise
+
+    async def settle(self) -> None:
+        """Waits for the requests that are being aborted."""
+        while self._aborts:
+            await asyncio.gather(*self._aborts, return_exceptions=True)
 
     def _send(self) -> None:
         requests, self._unsent = self._unsent, []
+        if not requests:
+            return
         try:
             # A later turn continues an earlier one, whose keys and values the engine may still have.
             self._engine_loop.submit(requests, keeps_cache=True)
-        except TrainerError as error:
+        except Exception as error:
+            # Any error, because coroutines would wait for ever.
             for request in requests:
-                if (future := self._futures.pop(request.request_id, None)) is not None:
+                future = self._futures.pop(request.request_id, None)
+                if future is not None and not future.done():
                     future.set_exception(error)
 
     async def _abort_unwanted(self) -> None:
         """Aborts all requests whose coroutines are cancelled at the same time."""
         await asyncio.sleep(0)
-        ids, self._unwanted, self._aborting = self._unwanted, [], None
+        ids, self._unwanted, self._next_abort = self._unwanted, [], None
         # The call waits for the current step of the engine. A failed engine has no requests any more.
         with contextlib.suppress(TrainerError):
             await asyncio.to_thread(self._engine_loop.abort, ids)

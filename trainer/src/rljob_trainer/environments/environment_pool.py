@@ -16,7 +16,7 @@ from rljob_trainer.environments.environment_process import (
     ToolCall,
     ToolResult,
 )
-from rljob_trainer.environments.failures import EnvironmentLostError
+from rljob_trainer.environments.failures import EnvironmentLostError, EnvironmentTimeoutError
 from rljob_trainer.errors import TrainerError, described
 
 if TYPE_CHECKING:
@@ -45,6 +45,12 @@ class RolloutPlace:
     async def reward(self) -> float | dict[str, float]:
         """What `get_reward` returns; see `EnvironmentProcess.reward`."""
         return await self.process.reward(self._number)
+
+    async def run(
+        self, name: str, session: Mapping[str, object], row: Mapping[str, object], seed: int
+    ) -> float | dict[str, float] | None:
+        """Runs the agent's function; see `EnvironmentProcess.run`."""
+        return await self.process.run(self._number, name, session, row, seed)
 
     async def close(self) -> None:
         """Ends the rollout; `EnvironmentProcesses.place` does this by itself."""
@@ -75,6 +81,7 @@ class EnvironmentProcesses:
         max_rollouts: int,
         first_number: int = 0,
         start_timeout_seconds: float = START_TIMEOUT_SECONDS,
+        run_seconds: float = 0.0,
     ) -> None:
         """Starts nothing yet.
 
@@ -83,12 +90,14 @@ class EnvironmentProcesses:
             environment: all environment variables of the processes.
             timeout_seconds: the time limit of a call; time without a core does not count.
             max_rollouts: the number of rollouts that are open at the same time at most.
+            run_seconds: the time limit of an agent's function.
         """
         self._classes = tuple(classes)
         self._log_folder = log_folder
         self._environment = dict(environment)
         self._timeout_seconds = timeout_seconds
         self._start_timeout_seconds = start_timeout_seconds
+        self._run_seconds = run_seconds
         self._rollouts_per_process = rollouts_per_process
         num_processes = -(-max_rollouts // rollouts_per_process)
         self._numbers = range(first_number, first_number + num_processes)
@@ -105,8 +114,8 @@ class EnvironmentProcesses:
         """Waits for a free place in a process that has loaded the classes. When the block ends, the rollout is closed
         in the background, and then the place is free again.
 
-        Raises ConfigurationError if the classes cannot be loaded, and EnvironmentLostError or EnvironmentTimeoutError
-        if the process ends or hangs while it loads them.
+        Raises ConfigurationError if the classes cannot be loaded, and EnvironmentLostError if the process ends or hangs
+        while it loads them.
         """
         await self._free.acquire()
         try:
@@ -116,7 +125,10 @@ class EnvironmentProcesses:
             raise
         place = RolloutPlace(of.process, next(self._rollout_numbers))
         try:
-            await of.process.wait_until_loaded()
+            try:
+                await of.process.wait_until_loaded()
+            except EnvironmentTimeoutError as error:
+                raise EnvironmentLostError(str(error)) from error
             yield place
         finally:
             task = asyncio.get_running_loop().create_task(self._close(place, of))
@@ -156,6 +168,7 @@ class EnvironmentProcesses:
                 environment=self._environment,
                 timeout_seconds=self._timeout_seconds,
                 start_timeout_seconds=self._start_timeout_seconds,
+                run_seconds=self._run_seconds,
             )
         except OSError as error:
             raise EnvironmentLostError(f"an environment process cannot be started: {described(error)}") from error

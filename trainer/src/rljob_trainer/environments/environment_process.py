@@ -3,7 +3,8 @@
 A call that exceeds the time limit can only be ended with its process. So the other rollouts of the process are lost,
 and begin again elsewhere. The time limit of a call starts at its beginning, which the process reports, and does not
 count the time in which a call of another rollout blocks the process. While nothing has begun, the limit applies to the
-call that waits longest, because code of an earlier call may still occupy the process.
+call that waits longest, because code that an earlier call has left behind may occupy the process; then no call is to
+blame.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rljob_trainer.environments.failures import (
     EnvironmentFailure,
     EnvironmentLostError,
     EnvironmentTimeoutError,
+    ServiceUnreachableError,
 )
 from rljob_trainer.errors import ConfigurationError, TrainerError
 from rljob_trainer.processes.child_process import ChildProcess, InvalidReply, Reply
@@ -41,6 +43,7 @@ _SHOWN = {
     "respond": "the environment's respond",
     "reward": "the environment's get_reward",
     "close": "the environment's close",
+    "run": "the agent's function",
 }
 """The kinds of requests in messages."""
 
@@ -89,17 +92,20 @@ class EnvironmentProcess:
         environment: Mapping[str, str],
         timeout_seconds: float,
         start_timeout_seconds: float = START_TIMEOUT_SECONDS,
+        run_seconds: float = 0.0,
     ) -> None:
         """Starts the process without waiting for it.
 
         Args:
             environment: all environment variables of the process.
             timeout_seconds: the time limit of a call; time without a core does not count.
+            run_seconds: the time limit of `run`.
             start_timeout_seconds: the time limit of importing the classes.
         """
         self._loop = asyncio.get_running_loop()
         self._timeout_seconds = timeout_seconds
         self._start_timeout_seconds = start_timeout_seconds
+        self._run_seconds = run_seconds
         self._classes = {each.name: each for each in classes}
         self._calls: dict[str, _Call] = {}
         """By token, in the order in which they were sent."""
@@ -115,7 +121,7 @@ class EnvironmentProcess:
         self._ending: asyncio.Task[None] | None = None
         self._child = ChildProcess(PROGRAM, log_file, environment, "results")
         self._loop.add_reader(self._child.connection, self._read)
-        frame = encode(["load", [[each.name, each.path, each.arguments, each.where] for each in classes]])
+        frame = encode(["load", [each.to_list() for each in classes]])
         self._loaded = self._send(_Call("load", None, self._loop.create_future()), frame)
         self._loaded.limit = TimeLimit(start_timeout_seconds, time.monotonic(), None)
 
@@ -162,6 +168,14 @@ class EnvironmentProcess:
     async def reward(self, rollout: int) -> float | dict[str, float]:
         """What `get_reward` returns."""
         return cast("float | dict[str, float]", await self._call("reward", rollout))
+
+    async def run(
+        self, rollout: int, name: str, session: Mapping[str, object], row: Mapping[str, object], seed: int
+    ) -> float | dict[str, float] | None:
+        """Runs the agent's function `name` for a whole rollout, and returns its result. `session`: the fields of
+        AgentSession."""
+        arguments = (name, dict(session), dict(row), seed)
+        return cast("float | dict[str, float] | None", await self._call("run", rollout, *arguments))
 
     async def close(self, rollout: int) -> None:
         """Ends a rollout, also one that was never opened."""
@@ -241,7 +255,7 @@ class EnvironmentProcess:
             case ["ERROR", str() as detail]:
                 result = EnvironmentCodeError(detail)
             case ["UNREACHABLE", str() as detail]:
-                result = EnvironmentLostError(detail)
+                result = ServiceUnreachableError(detail)
             case ["REFUSED", str() as text]:
                 result = ConfigurationError(text)
             case _:
@@ -270,6 +284,8 @@ class EnvironmentProcess:
         return TimeLimit(self._limit_seconds(kind), time.monotonic(), self._child.core_use())
 
     def _limit_seconds(self, kind: str) -> float:
+        if kind == "run":
+            return self._run_seconds
         # To describe classes, the process imports transformers.
         return self._start_timeout_seconds if kind in ("load", "describe") else self._timeout_seconds
 
@@ -304,14 +320,20 @@ class EnvironmentProcess:
         """Looks for the end of the process and for calls that have exceeded their limits."""
         self._timer = None
         now = time.monotonic()
+        seconds_late = now - self._timer_set_at - CHECK_SECONDS
         # First what has arrived: while this thread had no core, calls may have ended in time.
         self._read()
         if self._failure is not None:
             return
         for call, limit in self._limits():
-            limit.extend_after_standstill(now - self._timer_set_at - CHECK_SECONDS)
+            limit.extend_after_standstill(seconds_late)
             if now > limit.next_check and not limit.gets_more_time(self._child.core_use(), now):
-                self._fail(EnvironmentLostError("a call of another rollout exceeded the time limit"), call)
+                if call.limit is None:
+                    # Something that an earlier call has left behind occupies the process; it may be another rollout's.
+                    seconds = self._timeout_seconds
+                    self._fail(EnvironmentLostError(f"the environment process did not begin a call for {seconds:g} s"))
+                else:
+                    self._fail(EnvironmentLostError("a call of another rollout exceeded the time limit"), call)
                 return
         self._watch()
 
@@ -341,13 +363,16 @@ class EnvironmentProcess:
             lost = EnvironmentLostError(f"the environment process {self._child.describe_end()}")
             lost.was_killed = self._child.was_killed()
             self._failure = lost
-        self._fail_calls(guilty)
+        self._fail_calls(guilty, has_ended_itself=has_ended_itself)
 
-    def _fail_calls(self, guilty: _Call | None) -> None:
+    def _fail_calls(self, guilty: _Call | None, *, has_ended_itself: bool = False) -> None:
         assert self._failure is not None
         for call in self._calls.values():
             if not call.future.done():
-                call.future.set_exception(self._timeout(call) if call is guilty else _copied(self._failure))
+                failure = self._timeout(call) if call is guilty else _copied(self._failure)
+                if has_ended_itself and isinstance(failure, EnvironmentLostError):
+                    failure.is_own_call = call.limit is not None and call.rollout is not None
+                call.future.set_exception(failure)
                 # The future of `load` may have nobody who waits for it.
                 call.future.exception()
         self._calls.clear()
@@ -373,7 +398,6 @@ def _copied(failure: TrainerError) -> TrainerError:
 
 
 def _rows(value: object) -> Iterable[Mapping[str, object]]:
-    match value:
-        case [*rows]:
-            return [row for row in rows if isinstance(row, dict)]
+    if isinstance(value, list):
+        return [row for row in value if isinstance(row, dict)]
     raise ValueError(f"not a list of descriptions: {value!r:.200}")

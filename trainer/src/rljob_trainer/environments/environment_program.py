@@ -14,6 +14,7 @@ if nothing else can run in the process meanwhile, and one result:
 | `call_tools`, rollout, [[name, arguments], ...] | `["OK", [[text, is an error], ...]]` |
 | `respond`, rollout, message | `["OK", messages or null]` or a failure |
 | `reward`, rollout | `["OK", number or mapping]` or a failure |
+| `run`, rollout, name, fields of the session, row, seed | `["OK", number, mapping or null]` or a failure |
 | `close`, rollout | `["OK", null]` |
 | `cancel`, token of an earlier frame | nothing; the earlier one gets a failure |
 
@@ -26,7 +27,8 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from rljob_trainer.environments.description import ClassSpec, describe_class
+from rljob_trainer.environments.agent_runs import AgentRuns, LoadedAgent
+from rljob_trainer.environments.description import ClassSpec, describe_class, describe_function
 from rljob_trainer.environments.rollouts import ERROR, OK, CallError, LoadedClass, Rollouts
 from rljob_trainer.environments.user_calls import UserCall, UserCalls
 from rljob_trainer.errors import ConfigurationError
@@ -46,14 +48,16 @@ def main() -> None:
     token, frame = next(iter(reader))
     try:
         # Before a loop runs, because code that runs at import may start one.
-        classes = [LoadedClass.load(spec) for spec in _class_specs(frame)]
+        specs = _class_specs(frame)
+        classes = [LoadedClass.load(spec) for spec in specs if not spec.is_agent]
+        agents = [LoadedAgent.load(spec) for spec in specs if spec.is_agent]
     except ConfigurationError as error:
         send(descriptor, token, [REFUSED, printable(str(error))])
         return
     send(descriptor, token, [OK, None])
     # Not the thread's current loop, so that user code does not stop it by accident.
     loop = asyncio.new_event_loop()
-    program = _Program(descriptor, classes, loop)
+    program = _Program(descriptor, classes, agents, loop)
     # Frames that arrived together with the first one are in the reader already.
     loop.call_soon(program.read, reader)
     loop.add_reader(descriptor, program.read, reader)
@@ -63,12 +67,16 @@ def main() -> None:
 class _Program:
     """Starts a task for each request."""
 
-    def __init__(self, descriptor: int, classes: list[LoadedClass], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, descriptor: int, classes: list[LoadedClass], agents: list[LoadedAgent], loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.calls = UserCalls(loop)
         self._descriptor = descriptor
         self._classes = classes
+        self._agents = agents
         self._loop = loop
         self._rollouts = Rollouts(classes, self.calls)
+        self._runs = AgentRuns(agents, self.calls)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """Requests that have no result yet, by their tokens."""
 
@@ -121,13 +129,19 @@ class _Program:
                 return await self._rollouts.respond(rollout, message, report)
             case ["reward", int() as rollout]:
                 return await self._rollouts.reward(rollout, report)
+            case ["run", int() as rollout, str() as name, dict() as session, dict() as row, int() as seed]:
+                return await self._runs.run(rollout, name, session, row, seed, report)
             case ["close", int() as rollout]:
                 await self._rollouts.close(rollout, report)
                 return None
         raise CallError(ERROR, f"not a request: {request!r:.200}")
 
     def _descriptions(self) -> list[dict[str, object]]:
-        return [describe_class(each.cls, each.spec).to_json() for each in self._classes]
+        descriptions = [
+            *(describe_class(each.cls, each.spec) for each in self._classes),
+            *(describe_function(each.function, each.spec) for each in self._agents),
+        ]
+        return [each.to_json() for each in descriptions]
 
 
 def _class_specs(frame: bytes) -> list[ClassSpec]:
@@ -139,8 +153,8 @@ def _class_specs(frame: bytes) -> list[ClassSpec]:
 
 def _class_spec(value: object) -> ClassSpec:
     match value:
-        case [str() as name, str() as path, dict() as arguments, str() as where]:
-            return ClassSpec(name, path, arguments, where)
+        case [str() as name, str() as path, dict() as arguments, str() as where, bool() as is_agent]:
+            return ClassSpec(name, path, arguments, where, is_agent)
     raise ConfigurationError(f"spec.training.environment.classes: not a class: {value!r:.200}")
 
 

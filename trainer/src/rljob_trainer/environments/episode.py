@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ from rljob_trainer.environments.kinds import EnvironmentKinds
 from rljob_trainer.environments.settings import EpisodeLimits
 from rljob_trainer.environments.tool_calls import ParsedTurn
 from rljob_trainer.environments.transcript import Transcript
+from rljob_trainer.errors import ChatTemplateError, DatasetError, EnvironmentMessageError
 from rljob_trainer.models.tokenizer import ChatMessage
 from rljob_trainer.rewards.base import RewardStatus
 
@@ -112,19 +113,14 @@ class Episode:
         self.engine = engine
         self.may_rewrite = may_rewrite
         self.counts = Counts()
+        self._has_died = False
+        """Whether the process has died in a call of this rollout, in the last attempt."""
 
     async def run(self) -> FinishedEpisode:
         """Returns the rollout. It has the outcome INFRASTRUCTURE if all attempts failed.
 
-        Raises ConfigurationError or DatasetError if the job cannot work, such as a prompt without room for a turn, and
-        the errors of EngineLoop."""
-        for attempt in range(1 + self.limits.retries):
-            try:
-                return await self._attempt()
-            except EnvironmentLostError as error:
-                level = logging.INFO if attempt < self.limits.retries else logging.WARNING
-                log.log(level, "a rollout failed (attempt %d of %d): %s", attempt + 1, 1 + self.limits.retries, error)
-        return FinishedEpisode(self.request.number, Outcome.INFRASTRUCTURE, None)
+        Raises ConfigurationError if the job cannot work, and the errors of EngineLoop."""
+        return await with_retries(self.request.number, self.limits.retries, self._attempt)
 
     async def _attempt(self) -> FinishedEpisode:
         self.counts = Counts()
@@ -141,19 +137,35 @@ class Episode:
             # The policy has not done anything yet.
             raise EnvironmentLostError(str(error)) from error
         except EnvironmentCodeError as error:
-            reward = EnvironmentReward(RewardStatus.ERROR, None, str(error))
-            return FinishedEpisode(request.number, Outcome.INFRASTRUCTURE, None, reward, self.counts)
-        conversation = self.kind.conversation(request.messages, observation, self.limits.max_context_tokens)
+            return self._without_turns(str(error))
+        try:
+            conversation = self.kind.conversation(request.messages, observation, self.limits.max_context_tokens)
+        except (EnvironmentMessageError, ChatTemplateError) as error:
+            return self._without_turns(f"gave a prompt that cannot be used: {error}")
+        except DatasetError as error:
+            log.warning("a rollout is excluded: %s", error)
+            return FinishedEpisode(request.number, Outcome.INFRASTRUCTURE, None, counts=self.counts)
         try:
             outcome = await self._turns(place, conversation)
+            reward = await self._reward(place)
         except EnvironmentTimeoutError as error:
             outcome, reward = Outcome.TIME_LIMIT, EnvironmentReward(RewardStatus.TIMEOUT, None, str(error))
         except EnvironmentCodeError as error:
             outcome, reward = Outcome.COMPLETED, EnvironmentReward(RewardStatus.ERROR, None, str(error))
-        else:
-            reward = await self._reward(place)
+        except EnvironmentLostError as error:
+            # As with rewards, the second time the policy is held to have ended the process, with what it wrote.
+            is_own = error.is_own_call and not error.was_killed and conversation.num_turns > 0
+            if not (is_own and self._has_died):
+                self._has_died = is_own
+                raise
+            outcome, reward = Outcome.COMPLETED, EnvironmentReward(RewardStatus.DIED, None, str(error))
         transcript = conversation.transcript(may_be_rewritten=self.may_rewrite)
         return FinishedEpisode(request.number, outcome, transcript, reward, self.counts)
+
+    def _without_turns(self, detail: str) -> FinishedEpisode:
+        """The rollout if the environment failed before the first turn, so that there is nothing to train on."""
+        reward = EnvironmentReward(RewardStatus.ERROR, None, detail)
+        return FinishedEpisode(self.request.number, Outcome.INFRASTRUCTURE, None, reward, self.counts)
 
     async def _turns(self, place: RolloutPlace, conversation: Conversation) -> Outcome:
         """Raises EnvironmentCodeError, EnvironmentTimeoutError and EnvironmentLostError."""
@@ -164,7 +176,9 @@ class Episode:
                 return outcome
             try:
                 sequence = await self._generated(conversation, max_tokens, ends_at)
-            except TimeoutError:
+            except TimeoutError as error:
+                if not conversation.num_turns:
+                    raise EnvironmentLostError("the first turn was not generated within maxSeconds") from error
                 return Outcome.TIME_LIMIT
             turn = conversation.add_turn(sequence)
             if sequence.finish_reason is FinishReason.LENGTH:
@@ -176,8 +190,30 @@ class Episode:
                 return Outcome.MAX_TURNS if turn.parse_error is None else Outcome.PARSE_ERROR
             if asyncio.get_running_loop().time() >= ends_at:
                 return Outcome.TIME_LIMIT
-            if not conversation.add_messages(messages, self.limits.max_context_tokens - 1):
-                return Outcome.CONTEXT_FULL
+            if (end := self._end_after(conversation, turn, messages)) is not None:
+                return end
+
+    def _end_after(
+        self, conversation: Conversation, turn: ParsedTurn, messages: Sequence[ChatMessage]
+    ) -> Outcome | None:
+        """Adds the messages after a turn; returns the outcome if the rollout ends instead. Raises
+        EnvironmentCodeError if the template rejects messages of `respond`."""
+        max_tokens = self.limits.max_context_tokens - 1  # One token for the next turn.
+        try:
+            return None if conversation.add_messages(messages, max_tokens) else Outcome.CONTEXT_FULL
+        except ChatTemplateError as error:
+            if not turn.tool_calls:
+                roles = ", ".join(message["role"] for message in messages)
+                detail = f"gave messages with the roles {roles}, which cannot be used: {error}"
+                raise EnvironmentCodeError(detail) from error
+            # Some templates accept only one call in a turn.
+            explanation = f"The tool calls cannot be used: {error}. Make one call at a time."
+        self.counts.num_tool_errors += len(turn.tool_calls)
+        try:
+            fits = conversation.add_messages([{"role": "user", "content": explanation}], max_tokens)
+        except ChatTemplateError:
+            return Outcome.PARSE_ERROR
+        return None if fits else Outcome.CONTEXT_FULL
 
     def _room_for_turn(self, conversation: Conversation) -> tuple[int, Outcome]:
         """Returns the largest number of tokens of the next turn, and the outcome if the turn reaches it."""
@@ -249,6 +285,18 @@ class Episode:
             return await call
         finally:
             self.counts.environment_seconds += loop.time() - begun
+
+
+async def with_retries(number: int, retries: int, attempt: Callable[[], Awaitable[FinishedEpisode]]) -> FinishedEpisode:
+    """Makes attempts of the rollout `number` until one raises no EnvironmentLostError. Returns the rollout; it has the
+    outcome INFRASTRUCTURE if all `1 + retries` attempts failed."""
+    for failed in range(1 + retries):
+        try:
+            return await attempt()
+        except EnvironmentLostError as error:
+            level = logging.INFO if failed < retries else logging.WARNING
+            log.log(level, "a rollout failed (attempt %d of %d): %s", failed + 1, 1 + retries, error)
+    return FinishedEpisode(number, Outcome.INFRASTRUCTURE, None)
 
 
 def turn_seed(seed: int, turn: int) -> int:

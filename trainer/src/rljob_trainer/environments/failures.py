@@ -21,5 +21,11 @@ class EnvironmentLostError(EnvironmentFailure):
     """A failure of the infrastructure: the process died, was killed because of another rollout, or the environment
     could not reach a service. A new attempt in another process may work."""
 
+    is_own_call: bool = False
+    """True if the process died by itself while it ran this call. The policy may have caused it."""
     was_killed: bool = False
     """True if SIGKILL ended the process from outside, as when memory runs out."""
+
+
+class ServiceUnreachableError(EnvironmentLostError):
+    """The environment's code could not reach a service, or waited too long for it."""

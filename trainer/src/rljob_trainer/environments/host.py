@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Coroutine, Iterable
 from copy import copy
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rljob_trainer.engines.rollout.loop import CHECK_SECONDS, EngineLoop, as_trainer_error
 from rljob_trainer.environments.engine_client import EngineClient
@@ -23,6 +23,10 @@ from rljob_trainer.environments.kinds import EnvironmentKinds
 from rljob_trainer.environments.settings import EnvironmentSettings
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from rljob_trainer.environments.agent_host import AgentHost
+    from rljob_trainer.environments.session import AgentEpisode
 
 THREAD_NAME = "environments"
 Result = TypeVar("Result")
@@ -37,7 +41,8 @@ class EnvironmentHost:
         self._engine_loop = engine_loop
         self._limits = settings.limits
         self._may_rewrite = settings.may_rewrite
-        self._kinds = EnvironmentKinds(Tokenizer(settings.model_folder), settings)
+        tokenizer = Tokenizer(settings.model_folder)
+        self._kinds = EnvironmentKinds(tokenizer, settings)
         self._asyncio_loop = asyncio.new_event_loop()
         self._engine = EngineClient(engine_loop, self._asyncio_loop)
         self._processes = EnvironmentProcesses(
@@ -48,7 +53,14 @@ class EnvironmentHost:
             rollouts_per_process=settings.rollouts_per_process,
             max_rollouts=settings.max_open,
             first_number=rank * settings.max_open,
+            run_seconds=settings.run_seconds,
         )
+        self._agents: AgentHost | None = None
+        if settings.is_agent:
+            # Imported here, because its HTTP server takes time to load and other jobs do not need it.
+            from rljob_trainer.environments.agent_host import AgentHost
+
+            self._agents = AgentHost(tokenizer, settings)
         self._tasks: set[asyncio.Task[None]] = set()
         """The rollouts that have not ended; only used in the thread."""
         # The condition protects everything below.
@@ -58,6 +70,8 @@ class EnvironmentHost:
         self._failure: TrainerError | None = None
         self._thread = threading.Thread(target=self._asyncio_loop.run_forever, name=THREAD_NAME, daemon=True)
         self._thread.start()
+        if self._agents is not None:
+            self._in_thread(self._agents.server.start())
 
     @property
     def num_open(self) -> int:
@@ -114,10 +128,7 @@ class EnvironmentHost:
 
     async def _run(self, request: EpisodeRequest) -> None:
         try:
-            episode = Episode(
-                request, self._limits, self._kinds, self._processes, self._engine, may_rewrite=self._may_rewrite
-            )
-            finished = await episode.run()
+            finished = await self._episode(request).run()
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -129,6 +140,11 @@ class EnvironmentHost:
             if not self._num_open:
                 self._changed.notify_all()
 
+    def _episode(self, request: EpisodeRequest) -> Episode | AgentEpisode:
+        if self._agents is not None:
+            return self._agents.episode(request, self._processes, self._engine)
+        return Episode(request, self._limits, self._kinds, self._processes, self._engine, may_rewrite=self._may_rewrite)
+
     def _fail(self, error: Exception) -> None:
         with self._changed:
             if self._failure is None:
@@ -137,9 +153,13 @@ class EnvironmentHost:
 
     async def _close_processes(self) -> None:
         self._processes.close()
+        if self._agents is not None:
+            await self._agents.server.stop()
 
     async def _cancel_all(self) -> None:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # A rollout may have reached its time limit shortly before.
+        await self._engine.settle()

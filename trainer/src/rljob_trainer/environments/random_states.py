@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import random
-import sys
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -15,14 +14,13 @@ SEEDS_OF_NUMPY = 1 << 32
 class _State:
     python: tuple[object, ...]
     numpy: object
-    """None if NumPy was not imported."""
+    """None if NumPy is not installed."""
 
 
 class RandomStates:
     """Keeps the states of `random` and NumPy's global generator of each rollout. They change only when another rollout
     gets the process, so nothing is copied while a single rollout runs.
-
-    NumPy counts only if user code has imported it."""
+    """
 
     def __init__(self) -> None:
         self._current: int | None = None
@@ -64,5 +62,6 @@ class RandomStates:
 
 
 def _numpy_random() -> ModuleType | None:
-    """NumPy's module of generators, which `import numpy` alone may not load yet; None if NumPy was not imported."""
-    return importlib.import_module("numpy.random") if "numpy" in sys.modules else None
+    """NumPy's module of generators; None if NumPy is not installed. It is imported here, because user code may import
+    it only in a method, after the rollout was seeded."""
+    return importlib.import_module("numpy.random") if importlib.util.find_spec("numpy") is not None else None

@@ -17,6 +17,8 @@ process may have."""
 MAX_NAMES = 256
 """The maximum number of named rewards."""
 MAX_NAME_CHARACTERS = 256
+REPLY_ROLES = ("user", "tool", "system")
+"""Roles of messages that may follow a turn of the policy."""
 MESSAGE_CHARACTERS = 32
 """What a message costs besides its text, so that the number of messages is limited, too."""
 
@@ -32,7 +34,13 @@ def as_opening(value: object) -> str | list[ChatMessage] | None:
     if isinstance(value, list | tuple) and value:
         if all(isinstance(each, Mapping) and "type" in each for each in value):
             return _text("".join(map(_block_text, value)), MAX_CHARACTERS)
-        return _messages(value)
+        messages = _messages(value)
+        if messages[-1]["role"] == "assistant":
+            raise ValueError(
+                f"returned messages that end with a turn of the assistant ({messages[-1]['content']!r:.80}), but the "
+                "policy writes the next turn; end with another role"
+            )
+        return messages
     raise TypeError(f"returned {_shown(value)}; return a string, a list of messages, or None")
 
 
@@ -43,11 +51,16 @@ def as_reply(value: object) -> list[ChatMessage] | None:
         return None
     if isinstance(value, str):
         return [{"role": "user", "content": _text(value, MAX_CHARACTERS)}]
-    if isinstance(value, Mapping):
-        return _messages([value])
-    if isinstance(value, list | tuple) and value:
-        return _messages(value)
-    raise TypeError(f"returned {_shown(value)}; return a string, a message, a list of messages, or None for the end")
+    values = [value] if isinstance(value, Mapping) else value
+    if not isinstance(values, list | tuple) or not values:
+        raise TypeError(
+            f"returned {_shown(value)}; return a string, a message, a list of messages, or None for the end"
+        )
+    messages = _messages(values)
+    for message in messages:
+        if message["role"] not in REPLY_ROLES:
+            raise ValueError(f"returned a message with the role {message['role']!r}; use {', '.join(REPLY_ROLES)}")
+    return messages
 
 
 def as_reward(value: object) -> float | dict[str, float]:
@@ -58,6 +71,11 @@ def as_reward(value: object) -> float | dict[str, float]:
     if not 0 < len(value) <= MAX_NAMES or not all(isinstance(name, str) for name in value):
         raise TypeError(f"returned {_shown(value)}; return a number, or up to {MAX_NAMES} names with numbers")
     return {_text(name, MAX_NAME_CHARACTERS): _named_score(name, score) for name, score in value.items()}
+
+
+def as_result(value: object) -> float | dict[str, float] | None:
+    """What an agent's function returned: as `as_reward`, or None. Raises TypeError or ValueError for anything else."""
+    return None if value is None else as_reward(value)
 
 
 def as_tool_text(value: object, max_characters: int) -> str:

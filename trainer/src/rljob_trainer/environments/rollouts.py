@@ -91,7 +91,7 @@ class Rollouts:
             instance = self._reusable[name].pop()
         else:
             made = await self._calls.run(UserCall(rollout, report, of.cls, (), dict(of.spec.arguments)))
-            instance = _value(made, "the constructor")
+            instance = result_of(made, "the constructor")
         self._open[rollout] = _Rollout(of, instance)
         columns = dict(row)
         if len(self._classes) > 1:
@@ -154,8 +154,9 @@ class Rollouts:
         of = self._open[rollout]
         try:
             call = UserCall(rollout, report, getattr(of.instance, method), arguments, named)
-            return _check(_value(await self._calls.run(call), method), method, check)
-        except CallError:
+            return checked_result(result_of(await self._calls.run(call), method), method, check)
+        except BaseException:
+            # Also a cancelled call leaves an object that is not reused.
             of.has_failed = True
             raise
 
@@ -176,13 +177,15 @@ class Rollouts:
         raise TypeError(f"not a call of a tool: {tool_call!r:.200}")
 
 
-def _value(outcome: Outcome, method: str) -> object:
+def result_of(outcome: Outcome, method: str) -> object:
+    """What a call returned. Raises CallError if it raised an exception; `method` names what was called."""
     if outcome.error is None:
         return outcome.value
     raise CallError(_status_of(outcome.error), f"{method} {describe_error(outcome.error, TRAINER_FOLDER)}")
 
 
-def _check(value: object, method: str, check: Callable[[object], Value]) -> Value:
+def checked_result(value: object, method: str, check: Callable[[object], Value]) -> Value:
+    """The value that `check` makes of a result. Raises CallError if it rejects the result."""
     try:
         return check(value)
     except (TypeError, ValueError) as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_trainer.environments.description import ClassSpec, EnvironmentDescription
+from rljob_trainer.environments.environment_process import START_TIMEOUT_SECONDS
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class EnvironmentSettings:
     timeout_seconds: float
     """Time limit of one call of the environment."""
     tool_parser: str | None
+    starts_new_rows: bool
+    """See Conversation; `onRewrite: NewRow`."""
     may_rewrite: bool
     """Whether the chat template may write earlier turns in another way once messages follow. False saves the time to
     count such conversations."""
@@ -43,6 +46,16 @@ class EnvironmentSettings:
     """Environment variables of the processes."""
 
     @property
+    def is_agent(self) -> bool:
+        """Whether the rollouts are sessions of an agent."""
+        return self.classes[0].is_agent
+
+    @property
+    def run_seconds(self) -> float:
+        """Time limit of an agent's function: after the last turn it gets the time of one call for its reward."""
+        return self.limits.max_seconds + self.timeout_seconds
+
+    @property
     def longest_wait_seconds(self) -> float:
         """The longest time in which all rollouts may wait for their environments, so that no turn is generated."""
-        return self.limits.max_seconds + (self.limits.retries + 2) * self.timeout_seconds
+        return (1 + self.limits.retries) * (START_TIMEOUT_SECONDS + self.run_seconds)

@@ -27,7 +27,7 @@ class Transcript:
     """A rollout."""
 
     rows: tuple[TokenRow, ...]
-    """At least one. Each sampled token is True in the mask of exactly one row."""
+    """At least one. Each sampled token is True in the mask of exactly one row. A reward model reads the last row."""
     messages: tuple[Mapping[str, object], ...]
     """The whole conversation, including the policy's turns."""
     prompt_text: str

@@ -20,6 +20,7 @@ from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
 from rljob_api.v1alpha1.policy_loss import LossType
 from rljob_api.v1alpha1.rollout_correction import OldLogprobs, RolloutCorrectionType
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
+from rljob_trainer.algorithms.aggregation import Denominators
 from rljob_trainer.algorithms.functions import refuse_not_finite
 from rljob_trainer.algorithms.interfaces import KL_PENALTIES, TokenInputs, WholeInputs
 from rljob_trainer.algorithms.kl import kl_estimate, kl_sums
@@ -54,11 +55,12 @@ from rljob_trainer.workers.columns import (
     KL_SUMS,
     OLD_LOGPROBS,
     REF_LOGPROBS,
+    RESPONSE_NUMBERS,
     RETURNS,
     REWARDS,
     ROLLOUT_LOGPROBS,
     SQUARES,
-    UPDATE_MICRO_BATCHES,
+    num_marked,
     token_batch,
     trained_mask,
 )
@@ -66,19 +68,22 @@ from rljob_trainer.workers.rollout_mismatch import (
     add_agreement,
     agreement_metrics,
     log_ratios,
-    num_marked,
     staleness,
     with_correction_weights,
     without_rejected,
 )
 from rljob_trainer.workers.trained_worker import TrainedWorker
 from rljob_trainer.workers.update_loss import UpdateLoss, update_metrics
-from rljob_trainer.workers.update_sums import RankReduce, UpdateSums, token_denominators
+from rljob_trainer.workers.update_sums import (
+    RankReduce,
+    UpdateSums,
+    mini_batches,
+)
 
 
 @dataclass(frozen=True)
 class ActorSettings:
-    """The settings of an actor. `mini_batch_rows` is the number of rows that this worker gets of each mini-batch;
+    """The settings of an actor. `mini_batch_rows` is the number of responses of a mini-batch per worker;
     `num_steps` is the number of training steps of the run."""
 
     engine: TrainEngineSettings
@@ -153,14 +158,22 @@ class ActorWorker(TrainedWorker):
         estimator computes them for a critic.
 
         Needs REWARDS, GROUPS, RESPONSE_MASK, IS_TRAINED and the columns that the estimator declares; also OLD_LOGPROBS
-        and REF_LOGPROBS if the job puts KL into the reward. For `kl_coefficient` see `update_policy`."""
+        and REF_LOGPROBS if the job puts KL into the reward. With RESPONSE_NUMBERS the worker must have all rows of each
+        of its responses, one after the other: the estimator sees their tokens as those of one response. For
+        `kl_coefficient` see `update_policy`."""
         assert self.advantages.for_tokens is not None, "this estimator works on one number per response"
-        mask, is_trained_B = trained_mask(batch), batch[IS_TRAINED]
-        lengths_B = torch.tensor(num_marked(mask), dtype=torch.int64)[is_trained_B]
+        mask, is_trained_R = trained_mask(batch), batch[IS_TRAINED]
+        lengths_B = torch.tensor(num_marked(mask), dtype=torch.int64)[is_trained_R]
+        rewards_B, groups_B = batch[REWARDS][is_trained_R], batch[GROUPS][is_trained_R]
+        if RESPONSE_NUMBERS in batch.tensors:
+            _, num_rows_B = torch.unique_consecutive(batch[RESPONSE_NUMBERS][is_trained_R], return_counts=True)
+            last_B = num_rows_B.cumsum(0) - 1
+            rewards_B, groups_B = rewards_B[last_B], groups_B[last_B]
+            lengths_B = lengths_B.cumsum(0)[last_B].diff(prepend=lengths_B.new_zeros(1))
         coefficient = self._kl_coefficient(kl_coefficient)
         inputs = TokenInputs(
-            rewards_B=batch[REWARDS][is_trained_B],
-            groups_B=batch[GROUPS][is_trained_B],
+            rewards_B=rewards_B,
+            groups_B=groups_B,
             segments=Segments.of(lengths_B.tolist(), torch.device("cpu")),
             columns={name: self._advantage_column(name, batch, mask, coefficient) for name in self.advantages.needs},
         )
@@ -198,12 +211,12 @@ class ActorWorker(TrainedWorker):
         self._whole_pass_seconds = 0.0
         coefficient, before = self._kl_coefficient(kl_coefficient), self.engine.weight_version
         norms = []
-        for mini_batch in self._mini_batches(batch):
+        for mini_batch, denominators in self._mini_batches(batch):
             # Without a pass before the updates, the first update with tokens computes the agreement, because later ones
             # have other weights.
             has_other_weights = self.engine.weight_version != before
             wanted = None if has_pass_before or has_other_weights else agreement
-            norms.append(self._update(mini_batch, step, rate, coefficient, sums, wanted))
+            norms.append(self._update(mini_batch, denominators, step, rate, coefficient, sums, wanted))
         MEMORY.mark(Boundary.UPDATE)
         self.policy_version = step + 1
         metrics = update_metrics(sums, self.engine, len(norms)) | other_metrics | self.engine.take_routing()
@@ -272,16 +285,17 @@ class ActorWorker(TrainedWorker):
         old_N, ref_N = (batch.ragged_column(each).values[mask.values] for each in (OLD_LOGPROBS, REF_LOGPROBS))
         return kl_coefficient * kl_estimate(old_N, ref_N, self.settings.algorithm.kl.estimator)
 
-    def _mini_batches(self, batch: DataProto) -> Iterator[TokenBatch]:
+    def _mini_batches(self, batch: DataProto) -> Iterator[tuple[TokenBatch, Denominators]]:
+        """Collective."""
         names = {ADVANTAGES, ROLLOUT_LOGPROBS, *self.policy_loss.needs}
         names |= {name for name in (OLD_LOGPROBS, REF_LOGPROBS, CORRECTION_WEIGHTS) if name in batch.ragged}
         for _ in range(self.settings.num_epochs_per_batch):
-            for rows in batch.split(self.settings.mini_batch_rows):
-                yield token_batch(rows, sorted(names), UPDATE_MICRO_BATCHES)
+            yield from mini_batches(batch, sorted(names), self.settings.mini_batch_rows, self.engine)
 
     def _update(
         self,
         mini_batch: TokenBatch,
+        denominators: Denominators,
         step: int,
         rate: float,
         kl_coefficient: float,
@@ -290,7 +304,6 @@ class ActorWorker(TrainedWorker):
     ) -> float:
         """Makes one optimizer update and returns the gradient norm. Without a token to train on, changes nothing and
         returns 0."""
-        denominators = token_denominators(mini_batch, self.engine)
         if denominators.num_tokens == 0:
             return 0.0
         mini_batch, whole, whole_columns = self._whole_pass(mini_batch)

@@ -4,7 +4,10 @@ Columns with a value per token are ragged: one row per sequence, of the length o
 prompt alone in PROMPT_TOKEN_IDS), never padded.
 They stay on the workers; the controller reads columns with one value per sequence.
 
-Legend: B sequences (prompt and response).
+A response may have several rows, one after the other, with the same SAMPLE_IDS. Each of its sampled tokens is trained
+on in exactly one of them. Numbers of the response are the same in all of its rows, texts are those of the last row.
+
+Legend: B responses, R rows of responses.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ IS_GREEDY = "is_greedy"
 TOKENS = "tokens"
 """Ragged int64: the prompt's tokens, then the response's."""
 RESPONSE_MASK = "response_mask"
-"""Ragged bool: True for response tokens, including the end token; False for prompts. See also IS_TRAINED."""
+"""Ragged bool: True for response tokens, including the end token; False for prompts, for messages between the turns of
+a response, and for sampled tokens that another row of the response trains on. See also IS_TRAINED."""
 ROLLOUT_LOGPROBS = interfaces.ROLLOUT_LOGPROBS
 """Ragged float32: log-probability of each response token by the rollout engine when it sampled the token; 0 for
 prompts."""
@@ -69,7 +73,18 @@ response. Rewards that do not report an answer are missing."""
 PROMPT_MESSAGES = "prompt_messages"
 """Object column: the chat from which the prompt was rendered, as a list of messages; None if the prompt is no chat."""
 RESPONSE_LENGTHS = "response_lengths"
-"""[B] int64: the number of response tokens."""
+"""[B] int64: the number of response tokens, which are all sampled tokens of the response."""
+PROMPT_LENGTHS = "prompt_lengths"
+"""[B] int64: the number of tokens before the response's first sampled token."""
+NUM_TOKENS = "num_tokens"
+"""[R] int64: the number of tokens of a row."""
+NUM_ROWS = "num_rows"
+"""[B] int64: the number of rows of a response."""
+RESPONSE_NUMBERS = "response_numbers"
+"""[R] int64: the number of the row's response in the step, from 0. Absent if each response has one row."""
+TRAINED_LENGTHS = "trained_lengths"
+"""[R] int64: the number of tokens of the row's response that are trained on, in all of its rows. Absent if each
+response has one row."""
 OUTCOMES = "outcomes"
 """[B] uint8: how the rollout ended, an index into OUTCOME_LIST."""
 OUTCOME_LIST = tuple(Outcome)
@@ -167,6 +182,11 @@ def trained_mask(batch: DataProto) -> RaggedColumn:
     if IS_TRAINED not in batch.tensors:
         return mask
     return RaggedColumn(mask.values & torch.repeat_interleave(batch[IS_TRAINED], mask.lengths), mask.lengths)
+
+
+def num_marked(mask: RaggedColumn) -> tuple[int, ...]:
+    """[B]: the number of marked tokens of each row."""
+    return tuple(int(row.sum()) for row in mask.row_tensors())
 
 
 def _per_token(batch: DataProto, name: str, lengths_B: torch.Tensor) -> RaggedColumn:

@@ -26,18 +26,21 @@ from rljob_trainer.workers.columns import (
     IS_GREEDY,
     IS_REWRITTEN,
     MESSAGES,
+    NUM_TOKENS,
     NUM_TOOL_CALLS,
     NUM_TOOL_ERRORS,
     NUM_TURNS,
     PLAIN_RESPONSE_TEXTS,
     PLAIN_TURN_BEGINNINGS,
     POLICY_VERSIONS,
+    PROMPT_LENGTHS,
     PROMPT_MESSAGES,
     PROMPT_TEXTS,
     RESPONSE_LENGTHS,
     RESPONSE_MASK,
     RESPONSE_TEXTS,
     ROLLOUT_LOGPROBS,
+    SAMPLE_IDS,
     SAMPLE_SEEDS,
     TOKENS,
     TURN_BEGINNINGS,
@@ -46,6 +49,8 @@ from rljob_trainer.workers.columns import (
 
 LOST = Transcript((TokenRow((0,), 1, (), (), ()),), (), "", "", "", 0)
 """Stands for a rollout that was lost: a row with a token that was not sampled."""
+LOST_CHAT: tuple[ChatMessage, ...] = ({"role": "user", "content": "lost"},)
+"""What a reward model reads for it, because its batches have all rows."""
 
 
 def episode_requests(batch: DataProto, sampling: SamplingSettings, numbers: Iterator[int]) -> list[EpisodeRequest]:
@@ -68,48 +73,71 @@ def episode_requests(batch: DataProto, sampling: SamplingSettings, numbers: Iter
     ]
 
 
-def conversation_columns(episodes: Sequence[FinishedEpisode]) -> DataProto:
-    """Returns the columns of finished rollouts: those of `rollout_columns`, the prompts, and what happened in the
-    conversations. A rollout that was lost has a row of one token that was not sampled."""
-    found = [episode.transcript or LOST for episode in episodes]
-    rows = [transcript.rows[0] for transcript in found]
-    lengths_B = torch.tensor([len(row.token_ids) for row in rows], dtype=torch.int64)
+def conversation_columns(episodes: Sequence[FinishedEpisode], ids: Sequence[int]) -> DataProto:
+    """Returns the columns of finished rollouts: SAMPLE_IDS (`ids`, one per rollout), those of `rollout_columns`, the
+    prompts, and what happened in the conversations. Legend: R rows.
 
-    def column(of_row: Callable[[TokenRow], Sequence[int | float]], before: int, dtype: torch.dtype) -> RaggedColumn:
+    The rows of a rollout follow each other, and values per rollout are the same in all of them. A rollout that was lost
+    has one row, of a token that was not sampled."""
+    found = [episode.transcript or LOST for episode in episodes]
+    rows = [row for transcript in found for row in transcript.rows]
+    owners = [number for number, transcript in enumerate(found) for _ in transcript.rows]
+    lengths_R = torch.tensor([len(row.token_ids) for row in rows], dtype=torch.int64)
+
+    def per_token(of_row: Callable[[TokenRow], Sequence[int | float]], before: int, dtype: torch.dtype) -> RaggedColumn:
         """`of_row`: values of the tokens after the prompt; `before`: the value of the prompt's tokens."""
         values = chain.from_iterable(chain([before] * row.num_prompt_tokens, of_row(row)) for row in rows)
-        return RaggedColumn(torch.tensor(list(values), dtype=dtype), lengths_B)
+        return RaggedColumn(torch.tensor(list(values), dtype=dtype), lengths_R)
 
+    def numbers(values: Sequence[int | float], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype)[owners]
+
+    def objects(values: Sequence[object]) -> tuple[object, ...]:
+        return tuple(values[owner] for owner in owners)
+
+    outcomes = outcome_columns([episode.outcome for episode in episodes])
     return DataProto(
         tensors={
-            RESPONSE_LENGTHS: torch.tensor([sum(row.mask) for row in rows], dtype=torch.int64),
-            **outcome_columns([episode.outcome for episode in episodes]),
-            NUM_TURNS: torch.tensor([each.num_turns for each in found], dtype=torch.int64),
-            NUM_TOOL_CALLS: torch.tensor([each.counts.num_tool_calls for each in episodes], dtype=torch.int64),
-            NUM_TOOL_ERRORS: torch.tensor([each.counts.num_tool_errors for each in episodes], dtype=torch.int64),
-            IS_REWRITTEN: torch.tensor([each.is_rewritten for each in found], dtype=torch.bool),
-            ENVIRONMENT_SECONDS: torch.tensor([each.counts.environment_seconds for each in episodes]),
-            GENERATION_SECONDS: torch.tensor([each.counts.generation_seconds for each in episodes]),
+            SAMPLE_IDS: numbers(ids),
+            RESPONSE_LENGTHS: numbers([sum(sum(row.mask) for row in each.rows) for each in found]),
+            PROMPT_LENGTHS: numbers([min(row.num_prompt_tokens for row in each.rows) for each in found]),
+            NUM_TOKENS: lengths_R,
+            **{name: column[owners] for name, column in outcomes.items()},
+            NUM_TURNS: numbers([each.num_turns for each in found]),
+            NUM_TOOL_CALLS: numbers([each.counts.num_tool_calls for each in episodes]),
+            NUM_TOOL_ERRORS: numbers([each.counts.num_tool_errors for each in episodes]),
+            IS_REWRITTEN: numbers([each.is_rewritten for each in found], torch.bool),
+            ENVIRONMENT_SECONDS: numbers([each.counts.environment_seconds for each in episodes], torch.float32),
+            GENERATION_SECONDS: numbers([each.counts.generation_seconds for each in episodes], torch.float32),
         },
         ragged={
             TOKENS: RaggedColumn.from_rows([row.token_ids for row in rows], torch.int64),
-            RESPONSE_MASK: column(lambda row: row.mask, False, torch.bool),
-            ROLLOUT_LOGPROBS: column(lambda row: row.logprobs, 0, torch.float32),
-            POLICY_VERSIONS: column(lambda row: row.policy_versions, -1, torch.int32),
+            RESPONSE_MASK: per_token(lambda row: row.mask, False, torch.bool),
+            ROLLOUT_LOGPROBS: per_token(lambda row: row.logprobs, 0, torch.float32),
+            POLICY_VERSIONS: per_token(lambda row: row.policy_versions, -1, torch.int32),
         },
         objects={
-            PROMPT_TEXTS: tuple(each.prompt_text for each in found),
+            PROMPT_TEXTS: objects([each.prompt_text for each in found]),
             TURN_BEGINNINGS: ("",) * len(rows),
-            RESPONSE_TEXTS: tuple(each.response_text for each in found),
-            PROMPT_MESSAGES: tuple(each.messages[:-1] for each in found),
+            RESPONSE_TEXTS: objects([each.response_text for each in found]),
+            PROMPT_MESSAGES: objects([_before_last_turn(each) for each in found]),
             PLAIN_TURN_BEGINNINGS: ("",) * len(rows),
-            PLAIN_RESPONSE_TEXTS: tuple(each.last_turn for each in found),
-            MESSAGES: tuple(each.messages for each in found),
-            ENVIRONMENT_RESULTS: tuple(
-                (each.reward.status.value, each.reward.value, each.reward.detail) for each in episodes
+            PLAIN_RESPONSE_TEXTS: objects([each.last_turn for each in found]),
+            MESSAGES: objects([each.messages for each in found]),
+            ENVIRONMENT_RESULTS: objects(
+                [(each.reward.status.value, each.reward.value, each.reward.detail) for each in episodes]
             ),
         },
     )
+
+
+def _before_last_turn(transcript: Transcript) -> tuple[Mapping[str, object], ...]:
+    """The messages before the policy's last turn: what a reward model reads as the prompt. If the rollout ended before
+    the policy answered, messages of the environment follow the last turn, and are left out."""
+    turns = [place for place, message in enumerate(transcript.messages) if message["role"] == "assistant"]
+    if transcript.num_turns:
+        return transcript.messages[: turns[-1]]
+    return transcript.messages or LOST_CHAT
 
 
 def _messages(value: object) -> tuple[ChatMessage, ...] | None:

@@ -33,9 +33,9 @@ from rljob_trainer.observability.metrics import (
     Metrics,
 )
 from rljob_trainer.observability.spans import SPANS
-from rljob_trainer.workers.columns import RETURNS, UPDATE_MICRO_BATCHES, VALUES, token_batch, trained_mask
+from rljob_trainer.workers.columns import RETURNS, VALUES, token_batch, trained_mask
 from rljob_trainer.workers.trained_worker import TrainedWorker
-from rljob_trainer.workers.update_sums import RankReduce, UpdateSums, token_denominators
+from rljob_trainer.workers.update_sums import RankReduce, UpdateSums, mini_batches
 
 CRITIC_PREFIX = "critic."
 """The prefix of the critic's tensor names in checkpoints."""
@@ -45,7 +45,7 @@ METRIC_PREFIX = "critic/"
 
 @dataclass(frozen=True)
 class CriticSettings:
-    """The settings of a critic. `mini_batch_rows` is the number of rows that this worker gets of each mini-batch;
+    """The settings of a critic. `mini_batch_rows` is the number of responses of a mini-batch per worker;
     `num_steps` is the number of training steps of the run."""
 
     engine: TrainEngineSettings
@@ -100,7 +100,7 @@ class CriticWorker(TrainedWorker):
         rate = learning_rate(self.settings.optimizer, step, self.settings.num_steps)
         sums = UpdateSums()
         explained = self._explained_variance(batch)
-        norms = [self._update(mini_batch, rate, sums) for mini_batch in self._mini_batches(batch)]
+        norms = [self._update(*mini_batch, rate, sums) for mini_batch in self._mini_batches(batch)]
         self.engine.offload_state()
         MEMORY.mark(Boundary.UPDATE_CRITIC)
         return {
@@ -116,15 +116,13 @@ class CriticWorker(TrainedWorker):
         values_N, returns_N = (batch.ragged_column(name).values[mask_L] for name in (VALUES, RETURNS))
         return explained_variance(values_N, returns_N, RankReduce(self.engine))
 
-    def _mini_batches(self, batch: DataProto) -> Iterator[TokenBatch]:
+    def _mini_batches(self, batch: DataProto) -> Iterator[tuple[TokenBatch, Denominators]]:
         for _ in range(self.settings.num_epochs_per_batch):
-            for rows in batch.split(self.settings.mini_batch_rows):
-                yield token_batch(rows, (VALUES, RETURNS), UPDATE_MICRO_BATCHES)
+            yield from mini_batches(batch, (VALUES, RETURNS), self.settings.mini_batch_rows, self.engine)
 
-    def _update(self, mini_batch: TokenBatch, rate: float, sums: UpdateSums) -> float:
+    def _update(self, mini_batch: TokenBatch, denominators: Denominators, rate: float, sums: UpdateSums) -> float:
         """Makes one optimizer update and returns the gradient norm. Without a token to train on, changes nothing and
         returns 0."""
-        denominators = token_denominators(mini_batch, self.engine)
         if denominators.num_tokens == 0:
             return 0.0
         loss = ValueUpdate(self.settings.clip_range, self.engine.layout.gradient_divisor, denominators, sums)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-import torch
-
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import RolloutEngine, SamplingSettings
@@ -42,6 +40,8 @@ class EnvironmentRolloutWorker(RolloutWorker):
         """SAMPLE_IDS of the rollouts that were submitted and not taken or aborted, by the number of the request."""
         self._numbers = count()
         self._num_submits = 0
+        self._num_released = 0
+        """The value of `_num_submits` at the last release."""
 
     def submit(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
         """Begins one rollout per row; see `episode_requests` for the columns. Returns a batch without columns."""
@@ -57,16 +57,16 @@ class EnvironmentRolloutWorker(RolloutWorker):
         return DataProto()
 
     def take(self, max_seconds: float) -> DataProto:
-        """Returns the rollouts that have ended since the last call, with the columns of `conversation_columns` and
-        SAMPLE_IDS; see EnvironmentHost.take for the errors. Waits `max_seconds`, or until none is left."""
+        """Returns the rollouts that have ended since the last call, with the columns of `conversation_columns`;
+        see EnvironmentHost.take for the errors. Waits `max_seconds`, or until none is left."""
         if self.host is None:
             self.loop.check()
-            return conversation_columns([]).with_columns({SAMPLE_IDS: torch.zeros(0, dtype=torch.int64)})
+            return conversation_columns([], [])
         episodes = self.host.take(max_seconds)
         ids = [self._ids.pop(episode.number) for episode in episodes]
         if episodes and not self._ids:
             self._release()
-        return conversation_columns(episodes).with_columns({SAMPLE_IDS: torch.tensor(ids, dtype=torch.int64)})
+        return conversation_columns(episodes, ids)
 
     def abort(self) -> None:
         """Ends all rollouts that were not taken."""
@@ -78,5 +78,8 @@ class EnvironmentRolloutWorker(RolloutWorker):
 
     def _release(self) -> None:
         """Lets the ranks that follow this one stop, and waits until the loop's thread does not use the engine."""
-        self.loop.release(self._num_submits)
+        if self._num_released < self._num_submits:
+            # Otherwise no rank follows, and this rank would wait for them in a collective.
+            self.loop.release(self._num_submits)
+            self._num_released = self._num_submits
         self.loop.wait_until_idle()

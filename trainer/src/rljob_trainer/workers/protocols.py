@@ -60,8 +60,10 @@ class ActorGroup(TrainedGroup, Protocol):
     def compute_kl_sums(self, batch: DataProto) -> DataProto:
         """See ActorWorker.compute_kl_sums."""
 
-    def compute_token_advantages(self, batch: DataProto, kl_coefficient: float | None = None) -> DataProto:
-        """See ActorWorker.compute_token_advantages."""
+    def compute_token_advantages(
+        self, batch: DataProto | list[DataProto], kl_coefficient: float | None = None
+    ) -> DataProto:
+        """A list has one batch per worker; see ActorWorker.compute_token_advantages."""
 
     def update_policy(self, batch: DataProto, step: int, kl_coefficient: float | None = None) -> PendingResult[Metrics]:
         """See ActorWorker.update_policy."""

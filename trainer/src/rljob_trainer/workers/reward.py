@@ -78,7 +78,8 @@ class EnvironmentRewardSettings:
         name = self.reward.name
         match result:
             case ("OK", None, _):
-                return RewardOutcome(0.0, RewardStatus.OK, "", 0.0)
+                # Only of a rollout that was lost.
+                return RewardOutcome(None, RewardStatus.OK, "", 0.0)
             case ("OK", int() | float() as score, _) if name == ENVIRONMENT_REWARD or not self.others:
                 return RewardOutcome(float(score), RewardStatus.OK, "", 0.0)
             case ("OK", Mapping() as scores, _) if name in scores:
@@ -194,8 +195,9 @@ class RewardWorker(Worker):
         results = batch.object_column(ENVIRONMENT_RESULTS)
         for result in results:
             # Without a reward of type Environment, no `onError` applies.
-            if not rewards and isinstance(result, tuple) and result[0] == RewardStatus.ERROR:
-                raise RewardError(f"spec.training.environment: the environment {result[2]}")
+            match result:
+                case ["ERROR", _, detail] if not rewards:
+                    raise RewardError(f"spec.training.environment: the environment {detail}")
         return [[reward.outcome(result) for reward in rewards] for result in results]
 
     @register(Dispatch.DP_COMPUTE_PROTO)

@@ -29,8 +29,10 @@ from rljob_trainer.engines.rollout.loop import DEFAULT_STALL_SECONDS, EngineLoop
 from rljob_trainer.observability.memory import MEMORY, Bytes, Owner
 from rljob_trainer.workers.columns import (
     IS_GREEDY,
+    NUM_TOKENS,
     PLAIN_RESPONSE_TEXTS,
     POLICY_VERSIONS,
+    PROMPT_LENGTHS,
     PROMPT_TOKEN_IDS,
     RESPONSE_LENGTHS,
     RESPONSE_MASK,
@@ -165,8 +167,8 @@ def requests_of(batch: DataProto, sampling: SamplingSettings, ids: Sequence[str]
 
 
 def rollout_columns(prompts: list[tuple[int, ...]], responses: list[FinishedSequence]) -> DataProto:
-    """Returns the columns of a rollout: tokens, masks, log-probabilities, policy versions, lengths, texts, and whether
-    each response was truncated or the engine did not complete it."""
+    """Returns the columns of a rollout, with one row per response: tokens, masks, log-probabilities, policy versions,
+    lengths, texts, and whether each response was truncated or the engine did not complete it."""
     pairs = list(zip(prompts, responses, strict=True))
     lengths_B = torch.tensor([len(prompt) + len(response.token_ids) for prompt, response in pairs], dtype=torch.int64)
 
@@ -176,6 +178,8 @@ def rollout_columns(prompts: list[tuple[int, ...]], responses: list[FinishedSequ
     return DataProto(
         tensors={
             RESPONSE_LENGTHS: torch.tensor([len(response.token_ids) for response in responses], dtype=torch.int64),
+            PROMPT_LENGTHS: torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64),
+            NUM_TOKENS: lengths_B,
             **outcome_columns([Outcome.of(response.finish_reason) for response in responses]),
         },
         ragged={

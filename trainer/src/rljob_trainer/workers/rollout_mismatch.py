@@ -33,6 +33,7 @@ from rljob_trainer.workers.columns import (
     POLICY_VERSIONS,
     RESPONSE_MASK,
     ROLLOUT_LOGPROBS,
+    num_marked,
     trained_mask,
 )
 from rljob_trainer.workers.update_sums import UpdateSums
@@ -104,8 +105,3 @@ def without_rejected(
     kept = DataProto(ragged={RESPONSE_MASK: RaggedColumn(values_L, mask.lengths)})
     rejected = {REJECTED_FRACTION: (num_tokens - num_kept) / num_tokens} if num_tokens else {}
     return batch.without([RESPONSE_MASK]).union(kept), rejected
-
-
-def num_marked(mask: RaggedColumn) -> tuple[int, ...]:
-    """[B]: the number of marked tokens of each row."""
-    return tuple(int(row.sum()) for row in mask.row_tensors())

@@ -32,7 +32,14 @@ from rljob_trainer.observability.metrics import (
     KL_LOSS,
     POLICY_LOSS,
 )
-from rljob_trainer.workers.columns import ADVANTAGES, CORRECTION_WEIGHTS, OLD_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
+from rljob_trainer.workers.columns import (
+    ADVANTAGES,
+    CORRECTION_WEIGHTS,
+    OLD_LOGPROBS,
+    REF_LOGPROBS,
+    ROLLOUT_LOGPROBS,
+    TRAINED_LENGTHS,
+)
 from rljob_trainer.workers.rollout_mismatch import add_agreement
 from rljob_trainer.workers.update_sums import UpdateSums
 
@@ -100,15 +107,17 @@ class UpdateLoss:
                 weights_N = correction_weights(log_ratios_N, segments, correction)
             losses_N = losses_N * weights_N
             self.sums.add(weight_sums(weights_N, resolved_value(correction.max_ratio)))
-        policy_loss = self._aggregated(losses_N, segments)
+        lengths_N = columns.get(TRAINED_LENGTHS)
+        policy_loss = self._aggregated(losses_N, segments, lengths_N)
         loss = policy_loss
         if self.algorithm.entropy_coefficient:
             assert distribution.entropy_N is not None
-            loss = loss - self.algorithm.entropy_coefficient * self._aggregated(distribution.entropy_N, segments)
+            entropy = self._aggregated(distribution.entropy_N, segments, lengths_N)
+            loss = loss - self.algorithm.entropy_coefficient * entropy
         kl = self.algorithm.kl
         if kl.coefficient and kl.placement is KlPlacement.LOSS:
             kl_N = kl_estimate(logprobs_N, columns[REF_LOGPROBS], kl.estimator, straight_through=kl.straight_through)
-            loss = loss + self.kl_coefficient * self._aggregated(kl_N, segments)
+            loss = loss + self.kl_coefficient * self._aggregated(kl_N, segments, lengths_N)
             self.sums.add({KL_LOSS: kl_N.detach().sum()})
         other_sums = {METRIC_PREFIX + name: value for name, value in found.sums.items()}
         if entropy_N is not None:
@@ -116,7 +125,7 @@ class UpdateLoss:
         self.sums.add({POLICY_LOSS: policy_loss.detach() / self.gradient_divisor, **other_sums}, len(logprobs_N))
         return loss
 
-    def _aggregated(self, values_N: Tensor, segments: Segments) -> Tensor:
+    def _aggregated(self, values_N: Tensor, segments: Segments, lengths_N: Tensor | None) -> Tensor:
         return aggregate_loss(
             values_N,
             segments,
@@ -124,6 +133,7 @@ class UpdateLoss:
             self.denominators,
             dp_size=self.gradient_divisor,
             max_new_tokens=self.max_new_tokens,
+            lengths_N=lengths_N,
         )
 
 

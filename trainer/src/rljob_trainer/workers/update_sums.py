@@ -1,19 +1,29 @@
-"""Sums over data-parallel ranks: `RankReduce` for algorithms, and the metrics of the updates of one training step.
+"""The updates of one training step: their rows, and sums over data-parallel ranks for algorithms and metrics.
 
 The sums stay on the device until the end of the step, because reading a sum makes the host wait for the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from rljob_trainer.algorithms.aggregation import Denominators, count_denominators
 from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.token_batch import TokenBatch
+from rljob_trainer.workers.columns import (
+    RESPONSE_NUMBERS,
+    TRAINED_LENGTHS,
+    UPDATE_MICRO_BATCHES,
+    num_marked,
+    token_batch,
+    trained_mask,
+)
 
 
 class RankReduce:
@@ -65,9 +75,35 @@ class UpdateSums:
         return float(engine.max_over_ranks(self.largest.get(name, zero)).item())
 
 
-def token_denominators(mini_batch: TokenBatch, engine: TrainEngine) -> Denominators:
-    """Collective. The numbers of response tokens, and of rows with response tokens, in the mini-batch on all
-    workers."""
+def mini_batches(
+    batch: DataProto, columns: Sequence[str], rows_of_worker: int, engine: TrainEngine
+) -> Iterator[tuple[TokenBatch, Denominators]]:
+    """Collective. Splits this worker's rows of a step into those of each update, with these columns. An update has
+    `rows_of_worker` responses per worker. If a response has several rows (RESPONSE_NUMBERS), an update may have more
+    rows, and a column TRAINED_LENGTHS."""
+    if RESPONSE_NUMBERS not in batch.tensors:
+        for rows in batch.split(rows_of_worker):
+            mini_batch = token_batch(rows, columns, UPDATE_MICRO_BATCHES)
+            yield mini_batch, _denominators(mini_batch, engine)
+        return
+    num_responses = rows_of_worker * engine.layout.num_data_ranks
+    sizes: list[int] = (batch[RESPONSE_NUMBERS] // num_responses).bincount().tolist()
+    for start, end in pairwise(accumulate(sizes, initial=0)):
+        rows, denominators = _with_trained_lengths(batch.slice(start, end), num_responses, engine)
+        yield token_batch(rows, [*columns, TRAINED_LENGTHS], UPDATE_MICRO_BATCHES), denominators
+
+
+def _denominators(mini_batch: TokenBatch, engine: TrainEngine) -> Denominators:
     mine = count_denominators(Segments.of(mini_batch.response_lengths, torch.device("cpu")))
     counts = torch.tensor([mine.num_tokens, mine.num_sequences], dtype=torch.float64)
     return Denominators(*engine.sum_over_ranks(counts).tolist())
+
+
+def _with_trained_lengths(rows: DataProto, num_responses: int, engine: TrainEngine) -> tuple[DataProto, Denominators]:
+    """Adds TRAINED_LENGTHS to this worker's rows of an update, which has `num_responses` responses on all workers."""
+    numbers_R = rows[RESPONSE_NUMBERS] % num_responses
+    lengths_R = torch.tensor(num_marked(trained_mask(rows)), dtype=torch.float64)
+    mine = torch.zeros(num_responses, dtype=torch.float64).index_add_(0, numbers_R, lengths_R)
+    lengths = engine.sum_over_ranks(mine)
+    columns = {TRAINED_LENGTHS: lengths.long()[numbers_R]}
+    return rows.with_columns(columns), Denominators(float(lengths.sum()), float((lengths > 0).sum()))

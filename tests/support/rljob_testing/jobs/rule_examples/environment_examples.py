@@ -11,6 +11,8 @@ _E = _T + "environment"
 _R = _T + "rewards"
 _GAME = {"path": "my_games:GuessNumber"}
 _ENVIRONMENT = {"type": "Class", "classes": [_GAME], "maxContextTokens": 256}
+_AGENT = {"type": "Session", "session": {"path": "my_agent:run"}, "maxContextTokens": 256}
+_A = _T + "algorithm"
 _REWARD = {"type": "Environment"}
 _FUNCTION = {"type": "Function", "function": {"path": "rewards.mine:score"}}
 _FILE = {"type": "File", "file": {"path": "held_out.jsonl"}, "maxPromptTokens": 64}
@@ -43,10 +45,23 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {**_ALONE, _E: _ENVIRONMENT | {"maxContextTokens": 2}, _T + "rollout.maxNewTokens": 1},
     ],
     "Training.environmentNewTokens": [{_E: _ENVIRONMENT, _T + "rollout.maxNewTokens": 255}],
+    "Training.environmentGae": [
+        {_E: _ENVIRONMENT | {"onRewrite": "NewRow"}},
+        {_E: _ENVIRONMENT, _T + "algorithm.type": "PPO"},
+    ],
     "Training.environmentTurnTokens": [{_E: _ENVIRONMENT | {"maxTurnTokens": 64}}],
+    "Training.sessionAdvantage": [
+        {**_ALONE, _E: _AGENT},
+        {_E: _AGENT, _A: {"type": "PPO", "advantage": {"type": "GroupRelative"}}},
+        {_E: _ENVIRONMENT, _A: {"type": "PPO"}},
+    ],
 }
 
 BAD: dict[str, list[Bad]] = {
+    "Training.sessionAdvantage": [
+        Bad(_A, {_E: _AGENT, _A: {"type": "PPO"}}),
+        Bad(_A, {**_ALONE, _E: _AGENT, _A: {"advantage": {"type": "GAE"}}}),
+    ],
     "Environment.classes.name": [
         Bad(
             _E + ".classes",
@@ -85,6 +100,9 @@ BAD: dict[str, list[Bad]] = {
     ],
     "Training.environmentNewTokens": [
         Bad(_T + "rollout.maxNewTokens", {_E: _ENVIRONMENT, _T + "rollout.maxNewTokens": 256}),
+    ],
+    "Training.environmentGae": [
+        Bad(_E + ".onRewrite", {_E: _ENVIRONMENT | {"onRewrite": "NewRow"}, _T + "algorithm.type": "PPO"}),
     ],
     "Training.environmentTurnTokens": [
         Bad(_E + ".maxTurnTokens", {_E: _ENVIRONMENT | {"maxTurnTokens": 65}}),

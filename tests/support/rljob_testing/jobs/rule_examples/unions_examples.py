@@ -17,7 +17,7 @@ class _Union:
 
     name: str
     path: str
-    blocks: Mapping[str, tuple[str, Mapping[str, object]]]
+    blocks: Mapping[str, tuple[str, object]]
     """For each type: the name of its block and a valid content of the block."""
     others: tuple[Mapping[str, object], ...] = ()
     """Valid objects of types that have no block."""
@@ -53,6 +53,15 @@ _UNIONS = (
             "RewardModel": ("rewardModel", {"source": "owner/reward"}),
         },
         ({"type": "MathAnswer"},),
+    ),
+    _Union(
+        "Environment",
+        _T + "environment",
+        {
+            "Class": ("classes", [{"path": "my_games:Guess"}]),
+            "Session": ("session", {"path": "my_agent:run"}),
+        },
+        beside={_T + "environment.maxContextTokens": 4096},
     ),
     _Union(
         "Advantage",

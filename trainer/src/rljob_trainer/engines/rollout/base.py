@@ -49,7 +49,8 @@ class Outcome(StrEnum):
     PARSE_ERROR = "PARSE_ERROR"
     """The last turn has a tool call that cannot be read, and no turn is left in which the policy could correct it."""
     TIME_LIMIT = "TIME_LIMIT"
-    """The conversation reached environment.maxSeconds, or a call of the environment reached timeoutSeconds."""
+    """The conversation reached environment.maxSeconds, or a call of the environment before `get_reward` reached
+    timeoutSeconds."""
     INFRASTRUCTURE = "INFRASTRUCTURE"
     """The rollout engine or the environment's process failed, also in further attempts. It is excluded."""
 

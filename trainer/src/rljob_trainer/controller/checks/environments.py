@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,11 +15,13 @@ from rljob_api.v1alpha1.training import Training
 from rljob_trainer.controller.model_roles import user_code_variables
 from rljob_trainer.controller.prompt_sets import Prompts
 from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.environments.conversation import Conversation
 from rljob_trainer.environments.description import ClassSpec, EnvironmentDescription
 from rljob_trainer.environments.kinds import NAME_COLUMN, WHERE, EnvironmentKind, EnvironmentKinds
 from rljob_trainer.environments.probe import Trial, describe_environments
 from rljob_trainer.environments.settings import EnvironmentSettings, EpisodeLimits
 from rljob_trainer.environments.template_check import find_rewrites
+from rljob_trainer.environments.turn_template import PROBE_MESSAGE
 from rljob_trainer.errors import ConfigurationError, DatasetError
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.settings import Settings
@@ -42,18 +44,19 @@ def found_environment(
     job: TrainerJob, settings: Settings, model_folder: Path, prompts: Prompts
 ) -> FoundEnvironment | None:
     """Describes the classes in a process of their own, begins a rollout with the first row of each class, and tests the
-    model's chat template. Returns None for a job without an environment.
+    model's chat template. An agent's function is only described, because it needs the policy. Returns None for a job
+    without an environment.
 
     Raises ConfigurationError, DatasetError or ResourceError."""
     environment = job.spec.training.environment
     if environment is None:
         return None
-    classes = tuple(
-        ClassSpec(each.name, each.path, dict(each.arguments), f"{WHERE}.classes[{index}]")
-        for index, each in enumerate(environment.classes)
-    )
-    rows = first_rows(prompts.rows, [each.name for each in classes])
+    classes = _class_specs(environment)
+    is_agent = environment.session is not None
+    rows = {} if is_agent else first_rows(prompts.rows, [each.name for each in classes])
     variables, log_folder = user_code_variables(job, settings), settings.run_folder / LOGS_FOLDER
+    if is_agent:
+        variables = without_proxy(variables)
     probed = describe_environments(
         classes,
         environment=variables,
@@ -61,15 +64,19 @@ def found_environment(
         timeout_seconds=environment.timeout_seconds,
         trials=[Trial(name, row.row, job.spec.training.seed) for name, row in rows.items()],
     )
-    check_rewards_of(job.spec.training, probed.descriptions)
+    descriptions = probed.descriptions
+    if is_agent:
+        descriptions = (_checked_agent(descriptions[0], job.spec.training, environment),)
+    check_rewards_of(job.spec.training, descriptions)
     found = EnvironmentSettings(
         classes=classes,
-        descriptions=probed.descriptions,
+        descriptions=descriptions,
         limits=limits_of(environment),
         max_open=job.spec.training.rollout.max_num_sequences,
         rollouts_per_process=environment.rollouts_per_process,
         timeout_seconds=environment.timeout_seconds,
         tool_parser=environment.tool_parser,
+        starts_new_rows=False,
         may_rewrite=False,
         model_folder=model_folder,
         log_folder=log_folder,
@@ -81,7 +88,56 @@ def found_environment(
         _trial_prompt(kinds.named(name), row, opening, environment.max_context_tokens)
         for (name, row), opening in zip(rows.items(), probed.openings, strict=True)
     ]
-    return FoundEnvironment(replace(found, may_rewrite=bool(rewriting)), tuple(trials))
+    if is_agent:
+        trials = [_agent_prompt(next(iter(kinds)), prompts.rows[0], environment.max_context_tokens)]
+    may_rewrite = bool(rewriting)
+    starts_new_rows = may_rewrite and environment.on_rewrite is RewritePolicy.NEW_ROW
+    return FoundEnvironment(replace(found, may_rewrite=may_rewrite, starts_new_rows=starts_new_rows), tuple(trials))
+
+
+def _class_specs(environment: Environment) -> tuple[ClassSpec, ...]:
+    if (agent := environment.session) is not None:
+        return (ClassSpec("session", agent.path, dict(agent.arguments), f"{WHERE}.session", is_agent=True),)
+    return tuple(
+        ClassSpec(each.name, each.path, dict(each.arguments), f"{WHERE}.classes[{index}]")
+        for index, each in enumerate(environment.classes or ())
+    )
+
+
+def without_proxy(variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment variables of an agent's process: its requests to this machine use no proxy."""
+    found = dict(variables)
+    for name in ("NO_PROXY", "no_proxy"):
+        hosts = [*filter(None, found.get(name, "").split(",")), "127.0.0.1", "localhost"]
+        found[name] = ",".join(dict.fromkeys(hosts))
+    return found
+
+
+def _checked_agent(
+    description: EnvironmentDescription, training: Training, environment: Environment
+) -> EnvironmentDescription:
+    """Returns the description of an agent's function, with whether its result is a reward: if it is listed as one, or
+    if there are no others. Raises ConfigurationError if rollouts of a function that is not async share a process."""
+    if environment.rollouts_per_process > 1 and not description.is_async:
+        raise ConfigurationError(
+            f"{WHERE}.rolloutsPerProcess ({environment.rollouts_per_process}): rollouts can only share a process if "
+            "the function of the agent is async; set 1, or write `async def run(session, row)`"
+        )
+    is_listed = any(reward.type is RewardType.ENVIRONMENT for reward in training.rewards)
+    if training.rewards and not is_listed:
+        log.warning(
+            "%s.session: the job lists rewards, and none has the type Environment, so what the function returns does "
+            "not count",
+            WHERE,
+        )
+    return replace(description, has_reward=is_listed or not training.rewards)
+
+
+def _agent_prompt(kind: EnvironmentKind, row: PromptRow, max_context_tokens: int) -> PromptRow:
+    """Returns a prompt for checks. The prompts of an agent are known only when it runs, so this is the row's, or else
+    a message that stands for one."""
+    opening = None if row.messages else [PROBE_MESSAGE]
+    return _prompt_row(row, kind.conversation(row.messages, opening, max_context_tokens))
 
 
 def limits_of(environment: Environment) -> EpisodeLimits:
@@ -155,20 +211,21 @@ def with_environment_reward(job: TrainerJob, descriptions: Sequence[EnvironmentD
 
 def _may_rewrite(kind: EnvironmentKind, policy: RewritePolicy) -> bool:
     """Whether the chat template rewrites turns. Raises ConfigurationError if the job does not allow it."""
-    rewrites = find_rewrites(kind.template, kind.parser, has_user_messages=kind.description.has_respond)
+    # A tool call that cannot be read is answered by a message of the user.
+    answers_as_user = kind.description.has_respond or bool(kind.template.tools)
+    rewrites = find_rewrites(kind.template, kind.parser, has_user_messages=answers_as_user)
     if not rewrites:
         return False
     text = "; ".join(map(str, rewrites))
     if policy is RewritePolicy.FAIL:
         raise ConfigurationError(
             f"{WHERE}.onRewrite: Fail, and the model's chat template rewrites earlier turns ({text}); use a template "
-            "that only appends, or set Keep"
+            "that only appends, or set Keep or NewRow"
         )
     log.warning(
-        "%s.onRewrite: the model's chat template rewrites earlier turns of a conversation (%s); they stay as they were "
-        "sampled",
-        WHERE,
-        text,
+        "%s.onRewrite: the model's chat template rewrites earlier turns of a conversation (%s); %s",
+        *(WHERE, text),
+        "a new row of tokens begins then" if policy is RewritePolicy.NEW_ROW else "they stay as they were sampled",
     )
     return True
 
@@ -183,6 +240,10 @@ def _trial_prompt(kind: EnvironmentKind, row: PromptRow, opening: object, max_co
         "" if kind.description.has_reward else "no ",
         conversation.num_prompt_tokens,
     )
+    return _prompt_row(row, conversation)
+
+
+def _prompt_row(row: PromptRow, conversation: Conversation) -> PromptRow:
     text = conversation.prompt_with_beginning
     return PromptRow(
         row.index,

@@ -1,0 +1,111 @@
+"""Responses that are cut into several rows train the policy as if each was one row: with the same loss, gradient and
+metrics, whatever the number of workers and the size of micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.model import Critic
+from rljob_testing import compare
+from rljob_testing.training import cut_rollouts, gloo_ranks, plain_grpo, recorders, replays
+from rljob_trainer.controller.rollout_phase import sample_seeds
+from rljob_trainer.controller.training_step import TRAINING_STREAM
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.train.token_model import NAME_PREFIX
+from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.observability.metrics import (
+    RESPONSE_LENGTH_MEAN,
+    ROWS_PER_RESPONSE_MAX,
+    ROWS_PER_RESPONSE_MEAN,
+    SAMPLING_KEPT,
+)
+from rljob_trainer.workers.columns import RESPONSE_LENGTHS, RESPONSE_MASK, ROLLOUT_LOGPROBS, SCORES, TOKENS
+
+NUM_RESPONSES = 16
+NUM_ROWS = sum(number % 3 + 1 for number in range(NUM_RESPONSES))
+
+
+def assert_same(found: cut_rollouts.Outcome, expected: cut_rollouts.Outcome) -> None:
+    assert len(found.gradients) == len(expected.gradients)
+    assert max(map(compare.relative_difference, found.gradients, expected.gradients)) < compare.RELATIVE
+    of_rows = {ROWS_PER_RESPONSE_MEAN, ROWS_PER_RESPONSE_MAX}
+    assert not of_rows & expected.metrics.keys()
+    metrics = {name: value for name, value in found.metrics.items() if name not in of_rows}
+    compare.assert_same_metrics(metrics, expected.metrics)
+
+
+@pytest.fixture(scope="module")
+def on_ranks() -> Mapping[int, list[dict[str, cut_rollouts.Outcome]]]:
+    """The steps on cut responses by each rank of two and of four."""
+    runs = [gloo_ranks.RankedRun(cut_rollouts.steps_of_rank, num_ranks) for num_ranks in (2, 4)]
+    two, four = gloo_ranks.run_on_ranks(runs)
+    return {2: two, 4: four}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("name", cut_rollouts.CASES)
+def test_cut_responses_are_trained_on_like_whole_ones(
+    name: str, context: WorkerContext, on_ranks: Mapping[int, list[dict[str, cut_rollouts.Outcome]]]
+) -> None:
+    expected = cut_rollouts.one_step(name, cut_rollouts.Turns(), context)
+    cut = cut_rollouts.one_step(name, cut_rollouts.CutTurns(), context)
+    assert cut.metrics[ROWS_PER_RESPONSE_MEAN] == NUM_ROWS / NUM_RESPONSES
+    assert cut.metrics[ROWS_PER_RESPONSE_MAX] == 3
+    assert_same(cut, expected)
+    for num_ranks, ranks in on_ranks.items():
+        assert len(ranks) == num_ranks
+        for rank in ranks:
+            if num_ranks == 2 or name in cut_rollouts.FEW:
+                assert_same(rank[name], expected)
+            if num_ranks == 2 and name == cut_rollouts.FEW[0]:
+                assert_same(rank[cut_rollouts.SHARED], expected)
+
+
+def test_dynamic_sampling_takes_all_rows_of_a_group(context: WorkerContext) -> None:
+    expected, cut = (
+        cut_rollouts.sampled_step(rollouts, context) for rollouts in (cut_rollouts.Turns(), cut_rollouts.CutTurns())
+    )
+    assert 0 < expected.metrics[SAMPLING_KEPT] < 1
+    assert_same(cut, expected)
+
+
+def test_a_row_of_several_turns_has_the_loss_of_its_sampled_tokens(context: WorkerContext) -> None:
+    """Compared with a plain loop over responses. The mean over a response's tokens runs over all of its turns."""
+    replay = replays.Replay(Algorithm.from_wire({"aggregation": "SequenceMeanTokenMean"}), num_steps=1)
+    seeds = sample_seeds(replays.SEED, TRAINING_STREAM, 0, NUM_RESPONSES)
+    turns = cut_rollouts.Turns().run(replays.prompts_of(0, 4), 4, replay.plan(1).sampling, seeds)
+    tokens, masks, logprobs = (
+        turns.rows.ragged_column(name).row_tensors() for name in (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS)
+    )
+    rows = [
+        plain_grpo.Row(row, mask, score, before[mask])
+        for row, mask, score, before in zip(tokens, masks, turns.batch[SCORES].tolist(), logprobs, strict=True)
+    ]
+    # Some have a message between two turns.
+    assert any((~row.is_response_T[row.is_response_T.long().argmax() :]).any() for row in rows)
+    model = plain_grpo.initial_policy()
+    losses = [
+        plain_grpo.clipped_losses(new_N, new_N.detach(), advantage).mean()
+        for row, advantage in zip(rows, plain_grpo.group_advantages(rows, 4), strict=True)
+        for new_N in [row.logprobs_N(model, 1.0)]
+    ]
+    torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
+    expected = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    run = replays.replayed_run(replay, context, rollout=cut_rollouts.Turns())
+    with recorders.recorded_gradients(run.actor.engine) as gradients:
+        metrics = run.step(0)
+    assert compare.relative_difference(gradients[0], expected) < compare.RELATIVE
+    lengths = [int(mask.sum()) for mask in masks]
+    assert turns.batch[RESPONSE_LENGTHS].tolist() == lengths
+    assert metrics[RESPONSE_LENGTH_MEAN] == pytest.approx(sum(lengths) / NUM_RESPONSES)
+
+
+def test_values_of_tokens_are_refused_if_a_response_has_several_rows(context: WorkerContext) -> None:
+    algorithm = Algorithm.from_wire({"type": "PPO"})
+    replay = replays.Replay(algorithm, critic=Critic())
+    run = replays.replayed_run(replay, context, rollout=cut_rollouts.CutTurns())
+    with pytest.raises(ConfigurationError, match=rf"step 1 have several rows of tokens \({NUM_ROWS} rows, 16 "):
+        run.step(0)
