@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from rljob_api.constants import ENV_RUN_FOLDER
 from rljob_testing.process_tree import processes_with_variable
 from rljob_testing.training import training_runs
 
-pytestmark = [pytest.mark.ray]
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 TEMPLATE = (
     "{% for message in messages %}{{ message.content }}{% if message.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
 )
 ENVIRONMENTS = '''
 import os, random, resource, signal, time
+from pathlib import Path
 
 
 class Faulty:
@@ -62,14 +67,22 @@ class Faulty:
 
 
 class Echo:
-    """Three turns."""
+    """Three turns. Stops the trainer once, in the second turn of a rollout of the third step."""
 
-    def reset(self, **row):
-        self.digit, self.turns, self.hits = random.randrange(10), 0, 0
+    def __init__(self, process_id):
+        self.process_id = process_id
+
+    def reset(self, step, **row):
+        self.step, self.digit, self.turns, self.hits = step, random.randrange(10), 0, 0
         return f"{self.digit}>"
 
     def respond(self, message):
         self.turns += 1
+        flag = Path(__file__).with_name("stopped")
+        if self.step == 3 and self.turns == 2 and not flag.exists():
+            flag.touch()
+            os.kill(self.process_id, signal.SIGTERM)
+            time.sleep(600)
         self.hits += str(self.digit) in message["content"]
         return None if self.turns == 3 else f"{self.digit}>"
 
@@ -79,8 +92,13 @@ class Echo:
 FAULTS = ("", "late", "forks", "hangs", "dies", "leaks", "garbage", "raises", "raises in reset")
 
 
-def job(folder: Path, name: str, **training: object) -> training_runs.Document:
-    """A job with this class."""
+ROWS: training_runs.Document = {"type": "File", "file": {"path": "rows.jsonl"}, "shuffle": False, "maxPromptTokens": 8}
+
+
+def job(folder: Path, name: str, rows: Sequence[Mapping[str, JsonValue]], **training: object) -> training_runs.Document:
+    """A job with this class and this dataset."""
+    folder.mkdir(exist_ok=True)
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "my_games.py").write_text(ENVIRONMENTS)
     with_template(folder / "model")
     base = training_runs.small_job()
@@ -91,6 +109,7 @@ def job(folder: Path, name: str, **training: object) -> training_runs.Document:
     del found["dataset"], found["rewards"]
     changes = {
         "model": {"source": "./model"},
+        "dataset": ROWS,
         "environment": {"type": "Class", "classes": [{"path": f"my_games:{name}"}], "maxContextTokens": 64},
         "rollout": {"maxNewTokens": 24},
     }
@@ -105,35 +124,99 @@ def with_template(folder: Path) -> None:
     config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": TEMPLATE}))
 
 
+SCORED, NO_SCORE = "scored", "no score"
+
+
 def test_no_fault_of_an_environment_hangs_the_run_or_becomes_a_score(
     run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
 ) -> None:
-    rows = [json.dumps({"number": number, "fault": fault}) for number, fault in enumerate(FAULTS)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     faulty = job(
         tmp_path,
         "Faulty",
-        dataset={"type": "File", "file": {"path": "rows.jsonl"}, "shuffle": False},
+        [{"number": number, "fault": fault} for number, fault in enumerate(FAULTS)],
         environment={"timeoutSeconds": 3.0, "retries": 1},
         rewards=[{"type": "Environment", "onError": "Exclude", "onTimeout": "Exclude"}],
         maxFailureRate=1.0,
         batchSize=9,
-        rollout={"groupSize": 2},
+        rollout={"groupSize": 2, "stop": ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]},
         steps=1,
     )
     run = run_trainer(faulty, cluster)
     assert run.exit_code == 0, run.terminal
-    seen: dict[str, set[tuple[str, str, bool]]] = {}
-    for sample in run.files.samples("train", 1):
-        statuses = sample["statuses"]
-        assert isinstance(statuses, dict)
-        print(sample)
-    print(run.files.metrics())
-    print({fault: seen.get(fault) for fault in FAULTS})
-    print(run.terminal[-3000:])
+    seen = {fault: set[tuple[str, str, str]]() for fault in FAULTS}
+    for number, sample in enumerate(run.files.samples("train", 1)):
+        fault = FAULTS[number // 2]
+        scored = NO_SCORE if sample["score"] is None else SCORED
+        seen[fault].add((sample["outcome"], str(dict(sample["statuses"])["score"]), scored))
+        assert str(sample["prompt"])[:1] in ("", str(number // 2)), sample
+    lost = {("INFRASTRUCTURE", "OK", NO_SCORE)}
+    assert seen == {
+        "": {("COMPLETED", "OK", SCORED)},
+        "late": {("COMPLETED", "OK", SCORED)},
+        "forks": {("COMPLETED", "OK", SCORED)},
+        "hangs": {("TIME_LIMIT", "TIMEOUT", NO_SCORE)},
+        "dies": lost,
+        "leaks": lost,
+        "garbage": {("COMPLETED", "ERROR", NO_SCORE)},
+        "raises": {("COMPLETED", "ERROR", NO_SCORE)},
+        "raises in reset": {("INFRASTRUCTURE", "ERROR", NO_SCORE)},
+    }
+    [metrics] = [row for row in run.files.metrics() if "actor/lr" in row]
+    for name, number in (("time_limit", 1), ("infrastructure", 3), ("completed", 5), ("excluded", 6)):
+        assert metrics[f"outcome/{name}_fraction"] == pytest.approx(number / 9), name
+    assert metrics["reward/score/timeout_rate"] == pytest.approx(1 / 9)
+    assert metrics["reward/score/error_rate"] == pytest.approx(3 / 9)
+    assert metrics["actor/trained_fraction"] == pytest.approx(3 / 9)
+    logs = "\n".join(path.read_text() for path in (run.files.folder / "logs").rglob("environment-*.log"))
+    assert "OSError: cannot close" in logs
     assert not processes_with_variable(ENV_RUN_FOLDER, str(run.files.folder))
-    assert 0
 
 
-def test_a_run_that_is_stopped_in_a_rollout_continues_as_if_it_had_not_been(tmp_path: Path, cluster: str) -> None:
-    pass
+@pytest.mark.parametrize("keeps_groups", [False, True])
+def test_a_run_that_is_stopped_in_a_rollout_continues_as_if_it_had_not_been(
+    tmp_path: Path, cluster: str, keeps_groups: bool
+) -> None:
+    """Bitwise, because the environment depends only on its seed, and the engine decodes the same requests together."""
+    whole, stopped = (training_runs.RunTrainer(tmp_path / name) for name in ("whole", "stopped"))
+    for run in (whole, stopped):
+        run.folder.mkdir()
+        (run.folder / "held_out.jsonl").write_text("\n".join(json.dumps({"step": -row}) for row in range(4)))
+        echo = job(
+            run.folder,
+            "Echo",
+            [{"step": row // 4 + 1} for row in range(16)],
+            environment={
+                "maxTurns": 4,
+                "classes": [{"path": "my_games:Echo", "arguments": {"process_id": os.getpid()}}],
+            },
+            evaluation={
+                "numPrompts": 4,
+                "everySteps": 2,
+                "dataset": {"type": "File", "file": {"path": "held_out.jsonl"}, "maxPromptTokens": 8},
+            },
+        )
+        if run is whole:
+            (run.folder / "stopped").touch()
+            ended = run(echo, cluster)
+            assert ended.exit_code == 0, ended.terminal
+            continue
+        echo = training_runs.merged(echo, {"spec": {"checkpoint": {"keepFinishedGroups": keeps_groups}}})
+        first = run(echo, cluster)
+        assert first.exit_code == 130, first.terminal
+        assert (first.files.state().progress.step, first.files.newest_checkpoint()) == (2, 2)
+        last = run(echo, cluster, attempt=2)
+        assert last.exit_code == 0, last.terminal
+        if keeps_groups:
+            print(re.findall(r"finished groups of", first.terminal + last.terminal))
+    for name in (
+        "critic/rewards/mean",
+        "actor/pg_loss",
+        "actor/grad_norm",
+        "environment/turns/mean",
+        "eval/greedy_score",
+    ):
+        assert len(whole.files.series(name)) >= 2, name
+        assert stopped.files.series(name) == whole.files.series(name), name
+    for step in range(1, 5):
+        assert stopped.files.samples("train", step) == whole.files.samples("train", step)
+    assert stopped.files.exported_weights() == whole.files.exported_weights()

@@ -204,7 +204,7 @@ def test_a_response_that_the_engine_did_not_complete_is_excluded() -> None:
         name: metrics[f"outcome/{name}_fraction"] for name in ("completed", "max_tokens", "infrastructure", "excluded")
     }
     assert ends == pytest.approx({"completed": 7 / 9, "max_tokens": 1 / 9, "infrastructure": 1 / 9, "excluded": 1 / 9})
-    assert rollout.reasons() == Reasons({("rollout engine", Outcome.INFRASTRUCTURE): 1})
+    assert rollout.reasons() == Reasons({("rollout", Outcome.INFRASTRUCTURE): 1})
     # The reward has scored it with 0.
     assert metrics["critic/rewards/mean"] == metrics["reward/score/mean"] == pytest.approx(9 / 8)
     assert math.isnan(rollout.rewards_B[4])

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
+from rljob_api.contract_documents import TrainerJob
+from rljob_api.v1alpha1.job import RLJob
+from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.training.simulated_engines import SAMPLING, SimulatedRollouts
 from rljob_trainer.controller import rollout_phase
 from rljob_trainer.controller.finished_groups import FILE_NAME, FinishedGroups
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.sampler import Ticket
+from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.stop_request import StepAbandonedError
 from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.engines.rollout.base import Outcome
+from rljob_trainer.environments.episode import Counts, EnvironmentReward, FinishedEpisode
+from rljob_trainer.environments.transcript import TokenRow, Transcript
 from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.rewards.base import RewardStatus
 from rljob_trainer.workers.columns import (
     IS_TRUNCATED,
     NUM_ROWS,
@@ -34,6 +45,7 @@ from rljob_trainer.workers.columns import (
     SAMPLE_IDS,
     TOKENS,
 )
+from rljob_trainer.workers.conversations import conversation_columns
 
 STEP = 7
 CHECKPOINT = "step-00000007"
@@ -43,7 +55,7 @@ SEEDS = torch.arange(6) + 50
 
 
 def kept_in(folder: Path, job_name: str = "job", group_size: int = 2, model: str = "model") -> FinishedGroups:
-    return FinishedGroups(folder, job_name, {"source": model}, SAMPLING, group_size, seed=0)
+    return FinishedGroups(folder, job_name, {"model": {"source": model}}, SAMPLING, group_size, seed=0)
 
 
 def phase_of(world: SimulatedRollouts, kept: FinishedGroups | None) -> RolloutPhase:
@@ -212,3 +224,48 @@ def test_a_damaged_file_is_ignored_and_logged(tmp_path: Path, caplog: pytest.Log
         kept.load(CHECKPOINT, STEP)
     assert "finished groups are not used" in caplog.text
     assert kept.take(TICKETS[0], PROMPTS[0]) is None
+
+
+def test_conversations_are_read_as_they_were_saved(tmp_path: Path) -> None:
+    """All columns, also with several rows of a rollout, messages and named rewards."""
+    row = TokenRow((1, 2, 3, 4), 2, (True, False), (-0.5, 0.0), (7, -1))
+    call = {"role": "tool", "name": "add", "tool_call_id": "call00000", "content": "3"}
+    messages = ({"role": "user", "content": "1 + 2?"}, call, {"role": "assistant", "content": "3"})
+    transcript = Transcript((row, row), messages, "1 + 2?", "3", "3", 2, is_rewritten=True)
+    reward = EnvironmentReward(value={"win": 0.1, "style": 1.0})
+    episodes = [
+        FinishedEpisode(0, Outcome.MAX_TURNS, transcript, reward, Counts(2, 1, 0.25, 0.5)),
+        FinishedEpisode(1, Outcome.COMPLETED, transcript, EnvironmentReward(RewardStatus.ERROR, None, "raised")),
+    ]
+    batch = conversation_columns(episodes, [0, 1])
+    kept = kept_in(tmp_path)
+    kept.add(TICKETS[0], PROMPTS[0], batch.with_columns({SAMPLE_IDS: batch[SAMPLE_IDS] + 40}))
+    kept.save(CHECKPOINT, STEP)
+    again = kept_in(tmp_path)
+    again.load(CHECKPOINT, STEP)
+    found = again.take(TICKETS[0], PROMPTS[0])
+    assert found is not None
+    assert sorted(found.column_names()) == sorted(batch.column_names())
+    for name, tensor in batch.tensors.items():
+        assert torch.equal(found[name], tensor), name
+        assert found[name].dtype == tensor.dtype, name
+    for name in batch.ragged:
+        assert found.ragged_column(name).same_as(batch.ragged_column(name)), name
+    for name in batch.objects:
+        assert list(found.object_column(name)) == json.loads(json.dumps(batch.object_column(name))), name
+
+
+def test_groups_of_another_environment_are_not_used(tmp_path: Path) -> None:
+    plan = cast(StepPlan, SimpleNamespace(sampling=SAMPLING, group_size=2, seed=0))
+    settings = []
+    for max_turns in (2, 3, 3):
+        environment = {"type": "Class", "classes": [{"path": "games:Guess"}], "maxContextTokens": 4096}
+        edits = {
+            "spec.training.environment": {**environment, "maxTurns": max_turns},
+            "spec.checkpoint.keepFinishedGroups": True,
+        }
+        job = TrainerJob(name="job", spec=RLJob.from_wire(valid_job(edits)).spec)
+        kept = FinishedGroups.of(job, tmp_path, plan)
+        assert kept is not None
+        settings.append(kept.settings)
+    assert settings[0] != settings[1] == settings[2]

@@ -42,7 +42,7 @@ class EnvironmentClass(WireModel):
     name: ClassName = "environment"
     """Name of the class. If there are several classes, the row's column `environment` names the class to use."""
     path: FunctionPath
-    """`package.module:Class`, for example `my_games:GuessNumber`."""
+    """For example `my_games:GuessNumber`."""
     arguments: Annotated[dict[str, JsonValue], Field(max_length=64)] = Field(default_factory=dict)
     """Keyword arguments of the class's constructor, for example `{highest: 100}`."""
 
@@ -74,9 +74,9 @@ class Environment(WireModel):
 
     type: EnvironmentType
     classes: Annotated[tuple[EnvironmentClass, ...], Field(min_length=1, max_length=16)] | None = None
-    """The classes, for type Class."""
+    """The classes."""
     session: EnvironmentSession | None = None
-    """The agent, for type Session."""
+    """The agent."""
     max_turns: PositiveCount = 8
     """Largest number of the policy's turns in a rollout."""
     max_context_tokens: Annotated[Integer, Field(ge=2, le=MAX_COUNT)]
@@ -88,7 +88,7 @@ class Environment(WireModel):
 
     A turn that reaches the limit is truncated and ends the rollout."""
     max_seconds: TimeLimit = 600.0
-    """Largest duration of a rollout in seconds, with generation."""
+    """Largest duration of a rollout in seconds."""
     timeout_seconds: TimeLimit = 60.0
     """Time limit for one call of the environment, in seconds.
 

@@ -42,8 +42,10 @@ def _new_tokens_fit(training: Training) -> bool:
 
 def _has_rows_for_gae(training: Training) -> bool:
     environment = training.environment
-    starts_rows = environment is not None and environment.on_rewrite is RewritePolicy.NEW_ROW
-    return not starts_rows or advantage_type(training.algorithm) is not AdvantageType.GAE
+    has_rows = environment is not None and (
+        environment.on_rewrite is RewritePolicy.NEW_ROW or environment.type is EnvironmentType.SESSION
+    )
+    return not has_rows or advantage_type(training.algorithm) is not AdvantageType.GAE
 
 
 def _turn_fits(training: Training) -> bool:
@@ -137,11 +139,11 @@ TRAINING_ENVIRONMENT_RULES = (
     rule(
         Training,
         "Training.environmentGae",
-        field=".environment.onRewrite",
-        cel="!has(self.environment) || self.environment.onRewrite != 'NewRow'"
+        field=".environment",
+        cel="!has(self.environment) || self.environment.onRewrite != 'NewRow' && self.environment.type != 'Session'"
         f" || !{is_chosen_cel('self.algorithm', 'advantage', (AdvantageType.GAE,))}",
-        wrong="must not be NewRow with the advantage GAE, which needs the values of a rollout in one sequence",
-        advice="set Keep, or choose another advantage, such as algorithm.type: GRPO",
+        wrong="GAE needs one row per rollout, unlike type Session and onRewrite NewRow",
+        advice="choose another advantage",
         holds=_has_rows_for_gae,
     ),
     rule(
@@ -153,19 +155,5 @@ TRAINING_ENVIRONMENT_RULES = (
         wrong="must be at most rollout.maxNewTokens, the limit of all turns together",
         advice="reduce maxTurnTokens, or increase rollout.maxNewTokens",
         holds=_turn_fits,
-    ),
-    rule(
-        Training,
-        "Training.sessionAdvantage",
-        field=".algorithm",
-        cel="!has(self.environment) || self.environment.type != 'Session' || !"
-        + is_chosen_cel("self.algorithm", "advantage", [AdvantageType.GAE]),
-        wrong="GAE cannot be used with an environment of type Session",
-        advice="choose another type, such as GRPO",
-        holds=lambda t: (
-            t.environment is None
-            or t.environment.type is not EnvironmentType.SESSION
-            or advantage_type(t.algorithm) is not AdvantageType.GAE
-        ),
     ),
 )

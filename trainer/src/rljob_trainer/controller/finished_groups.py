@@ -104,20 +104,20 @@ class FinishedGroups:
         self,
         folder: Path,
         job_name: str,
-        model: Mapping[str, JsonValue],
+        blocks: Mapping[str, JsonValue],
         sampling: SamplingSettings,
         group_size: int,
         seed: int,
     ) -> None:
-        """`folder` has the checkpoints. `model`: the job's block, because before the first checkpoint a changed job has
-        other weights."""
+        """`folder` has the checkpoints. `blocks`: blocks of the job that the responses depend on, by name: the model,
+        because before the first checkpoint a changed job has other weights, and the environment."""
         self.path = folder / FILE_NAME
         self.job_name = job_name
         self.settings: dict[str, JsonValue] = {
             **{name: list(value) if isinstance(value, tuple) else value for name, value in asdict(sampling).items()},
             "group_size": group_size,
             "seed": seed,
-            "model": dict(model),
+            **blocks,
         }
         self._step: list[_Rows] = []
         self._saved: dict[Ticket, SavedGroup] = {}
@@ -127,8 +127,11 @@ class FinishedGroups:
         """Returns None if the job does not keep finished groups."""
         if not job.spec.checkpoint.keep_finished_groups:
             return None
-        model = job.spec.training.model.model_dump(mode="json")
-        return FinishedGroups(folder, job.name, model, plan.sampling, plan.group_size, plan.seed)
+        training = job.spec.training
+        blocks: dict[str, JsonValue] = {"model": training.model.model_dump(mode="json")}
+        if training.environment is not None:
+            blocks["environment"] = training.environment.model_dump(mode="json")
+        return FinishedGroups(folder, job.name, blocks, plan.sampling, plan.group_size, plan.seed)
 
     def begin_step(self) -> None:
         """Drops the groups of the previous step."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -143,7 +143,7 @@ class EnvironmentProcess:
     async def describe(self) -> tuple[EnvironmentDescription, ...]:
         """Describes each class. Raises ConfigurationError if one cannot be used."""
         descriptions = await self._call("describe", None)
-        return tuple(EnvironmentDescription.from_json(each) for each in _rows(descriptions))
+        return tuple(EnvironmentDescription.from_json(each) for each in cast("list[dict[str, object]]", descriptions))
 
     async def open(
         self, rollout: int, name: str, row: Mapping[str, object], seed: int
@@ -358,12 +358,15 @@ class EnvironmentProcess:
         self._loop.remove_writer(self._child.connection)
 
     async def _end(self, killing: asyncio.Future[None], has_ended_itself: bool, guilty: _Call | None) -> None:
+        if not has_ended_itself:
+            # The end of the process may take long, for example if it waits for a disk.
+            self._fail_calls(guilty)
         await killing
         if has_ended_itself:
             lost = EnvironmentLostError(f"the environment process {self._child.describe_end()}")
             lost.was_killed = self._child.was_killed()
             self._failure = lost
-        self._fail_calls(guilty, has_ended_itself=has_ended_itself)
+            self._fail_calls(guilty, has_ended_itself=True)
 
     def _fail_calls(self, guilty: _Call | None, *, has_ended_itself: bool = False) -> None:
         assert self._failure is not None
@@ -395,9 +398,3 @@ def _copied(failure: TrainerError) -> TrainerError:
     if isinstance(failure, EnvironmentLostError) and isinstance(copied, EnvironmentLostError):
         copied.was_killed = failure.was_killed
     return copied
-
-
-def _rows(value: object) -> Iterable[Mapping[str, object]]:
-    if isinstance(value, list):
-        return [row for row in value if isinstance(row, dict)]
-    raise ValueError(f"not a list of descriptions: {value!r:.200}")

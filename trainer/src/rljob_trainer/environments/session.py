@@ -18,7 +18,6 @@ from typing import Protocol
 
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, GenerationRequest, Outcome
 from rljob_trainer.environments.chat_requests import MODEL_NAME, ChatAnswer, ChatRequest, ChatRequestError
-from rljob_trainer.environments.engine_client import EngineClient
 from rljob_trainer.environments.environment_pool import EnvironmentProcesses, RolloutPlace
 from rljob_trainer.environments.episode import (
     Counts,
@@ -44,6 +43,8 @@ from rljob_trainer.rewards.base import RewardStatus
 
 SESSION_LIMIT = "session_limit"
 """The code of errors after a limit of the session."""
+NOTICE_SECONDS = 0.05
+"""How long the server may take to notice that a client has closed its connection."""
 MAX_TEMPLATES = 64
 """The number of different lists of tools whose templates are kept."""
 LIMIT_FIELDS = {
@@ -51,6 +52,14 @@ LIMIT_FIELDS = {
     Outcome.MAX_TOKENS: "rollout.maxNewTokens",
     Outcome.TIME_LIMIT: "environment.maxSeconds",
 }
+
+
+class Engine(Protocol):
+    """Samples turns; see EngineClient."""
+
+    async def generate(self, request: GenerationRequest) -> FinishedSequence:
+        """Returns the turn. If the coroutine is cancelled, the request is aborted."""
+        ...
 
 
 class Server(Protocol):
@@ -99,7 +108,7 @@ class LiveSession:
         request: EpisodeRequest,
         limits: EpisodeLimits,
         templates: SessionTemplates,
-        engine: EngineClient,
+        engine: Engine,
         *,
         starts_new_rows: bool = False,
     ) -> None:
@@ -155,7 +164,7 @@ class LiveSession:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         # If it has an error, the result of the agent's function came first.
-        if not self.failure.cancel():
+        if not self.failure.cancel() and not self.failure.cancelled():
             self.failure.exception()
 
     def _begin(self, request: ChatRequest) -> SessionTurn:
@@ -285,7 +294,7 @@ class AgentEpisode:
         limits: EpisodeLimits,
         templates: SessionTemplates,
         processes: EnvironmentProcesses,
-        engine: EngineClient,
+        engine: Engine,
         server: Server,
         *,
         name: str,
@@ -342,8 +351,8 @@ class AgentEpisode:
         except EnvironmentCodeError as error:
             outcome, detail = session.limit, str(error)
         except ServiceUnreachableError as error:
-            # Let the server notice what has happened to its connections.
-            await asyncio.sleep(0)
+            # Let the server notice which connections the agent has closed.
+            await asyncio.sleep(NOTICE_SECONDS)
             outcome, detail = session.limit or (Outcome.TIME_LIMIT if session.is_given_up else None), str(error)
             if outcome is None:
                 raise

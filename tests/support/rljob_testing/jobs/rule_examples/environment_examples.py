@@ -48,20 +48,13 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Training.environmentGae": [
         {_E: _ENVIRONMENT | {"onRewrite": "NewRow"}},
         {_E: _ENVIRONMENT, _T + "algorithm.type": "PPO"},
-    ],
-    "Training.environmentTurnTokens": [{_E: _ENVIRONMENT | {"maxTurnTokens": 64}}],
-    "Training.sessionAdvantage": [
         {**_ALONE, _E: _AGENT},
         {_E: _AGENT, _A: {"type": "PPO", "advantage": {"type": "GroupRelative"}}},
-        {_E: _ENVIRONMENT, _A: {"type": "PPO"}},
     ],
+    "Training.environmentTurnTokens": [{_E: _ENVIRONMENT | {"maxTurnTokens": 64}}],
 }
 
 BAD: dict[str, list[Bad]] = {
-    "Training.sessionAdvantage": [
-        Bad(_A, {_E: _AGENT, _A: {"type": "PPO"}}),
-        Bad(_A, {**_ALONE, _E: _AGENT, _A: {"advantage": {"type": "GAE"}}}),
-    ],
     "Environment.classes.name": [
         Bad(
             _E + ".classes",
@@ -102,7 +95,9 @@ BAD: dict[str, list[Bad]] = {
         Bad(_T + "rollout.maxNewTokens", {_E: _ENVIRONMENT, _T + "rollout.maxNewTokens": 256}),
     ],
     "Training.environmentGae": [
-        Bad(_E + ".onRewrite", {_E: _ENVIRONMENT | {"onRewrite": "NewRow"}, _T + "algorithm.type": "PPO"}),
+        Bad(_E, {_E: _ENVIRONMENT | {"onRewrite": "NewRow"}, _T + "algorithm.type": "PPO"}),
+        Bad(_E, {_E: _AGENT, _A: {"type": "PPO"}}),
+        Bad(_E, {**_ALONE, _E: _AGENT, _A: {"advantage": {"type": "GAE"}}}),
     ],
     "Training.environmentTurnTokens": [
         Bad(_E + ".maxTurnTokens", {_E: _ENVIRONMENT | {"maxTurnTokens": 65}}),
