@@ -26,7 +26,7 @@ from rljob_trainer.environments.failures import (
 )
 from rljob_trainer.errors import ConfigurationError, TrainerError
 from rljob_trainer.processes.child_process import ChildProcess, InvalidReply, Reply
-from rljob_trainer.processes.time_limit import CHECK_SECONDS, TimeLimit
+from rljob_trainer.processes.time_limit import CHECK_SECONDS, UNCOUNTED_SECONDS, TimeLimit
 from rljob_trainer.processes.wire import encode
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ class EnvironmentProcess:
         self._blocking, self._blocking_since = call, now
 
     def _new_limit(self, kind: str) -> TimeLimit:
-        return TimeLimit(self._limit_seconds(kind), time.monotonic(), self._child.core_use())
+        return TimeLimit(self._limit_seconds(kind), time.monotonic(), self._child.core_use(UNCOUNTED_SECONDS))
 
     def _limit_seconds(self, kind: str) -> float:
         if kind == "run":

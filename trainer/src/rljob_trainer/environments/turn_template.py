@@ -27,6 +27,7 @@ TOOL_PROBE = "probe_tool"
 EMPTY_THINKING = re.compile(r"\A\s*<(\w+)>\s*</\1>\s*")
 """Some templates write this before the content of a turn without thinking."""
 CALL_MARKER = re.compile(r"<[^<>\s]{2,40}>|\[[A-Z_]{3,40}\]")
+MAX_KEPT_LENGTH, MAX_KEPT_TEXTS = 200, 10_000
 TEMPLATE_FIELD = "spec.training.model.source"
 
 
@@ -55,6 +56,8 @@ class TurnTemplate:
         self.decoder: ResponseDecoder = response_decoder(tokenizer)
         self._turn = AssistantTurn(tokenizer, self.tools)
         self._end_tokens = frozenset(tokenizer.eos_token_ids) | self.decoder.removed_at_end
+        self._token_ids: dict[str, tuple[int, ...]] = {}
+        """The tokens of short texts after turns."""
         self._heads: dict[tuple[str, bool], str] = {}
         """The beginning of a suffix by the role of its first message, and whether the turn had tool calls."""
 
@@ -101,10 +104,10 @@ class TurnTemplate:
         if end := self.end_token(turn):
             start = head.find(end)
             if start >= 0:
-                token_ids = self.tokenizer.encode(text[start:], add_special_tokens=False)
+                token_ids = self._encoded(text[start:])
                 text = text[start + len(end) :]
-                if token_ids[:1] == [turn[-1]]:
-                    return TemplateText(text, tuple(token_ids[1:]), beginning)
+                if token_ids[:1] == (turn[-1],):
+                    return TemplateText(text, token_ids[1:], beginning)
         elif turn and is_stopped:
             written = self.tokenizer.decode(turn, skip_special_tokens=False)
             common = next((n for n in range(len(head), 0, -1) if written.endswith(head[:n])), 0)
@@ -200,6 +203,15 @@ class TurnTemplate:
         head = self._heads[role, after_tool_calls]
         same = next((n for n, (a, b) in enumerate(zip(head, suffix, strict=False)) if a != b), len(head))
         return head[:same]
+
+    def _encoded(self, text: str) -> tuple[int, ...]:
+        """Encodes a text. The ids of short texts are kept, because many answers of games are equal."""
+        if (known := self._token_ids.get(text)) is not None:
+            return known
+        token_ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        if len(text) <= MAX_KEPT_LENGTH and len(self._token_ids) < MAX_KEPT_TEXTS:
+            self._token_ids[text] = token_ids
+        return token_ids
 
     def _encode_after_turn(self, text: str) -> list[int]:
         """Encodes a text as after a letter. Encoded alone, it could get a space in front (SentencePiece)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import signal
@@ -12,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +74,10 @@ class ChildProcess:
         self.connection.setblocking(False)
         self._log_file = log_file
         self._unsent = bytearray()
+        self._tokens = _random_tokens()
+        self._core_use: CoreUse | None = None
+        """CPU use at `_core_use_read_at`."""
+        self._core_use_read_at = -math.inf
         self._unread = b""
         self._was_killed = False
         self._closed_while_running = False
@@ -108,7 +113,7 @@ class ChildProcess:
     def send(self, *frames: bytes) -> list[str]:
         """Queues frames and writes as much as the connection accepts without blocking. Returns the token of each frame;
         the replies to it have the same token."""
-        tokens = [secrets.token_hex(TOKEN_BYTES) for _ in frames]
+        tokens = [next(self._tokens) for _ in frames]
         for token, frame in zip(tokens, frames, strict=True):
             self._unsent += (len(token) + len(frame)).to_bytes(8, "little") + token.encode() + frame
         self.flush()
@@ -162,15 +167,13 @@ class ChildProcess:
         self.connection.close()
         os.close(self._lifeline)
 
-    def core_use(self) -> CoreUse | None:
-        """CPU use of the main thread; None if the kernel does not report it."""
-        folder = Path(f"/proc/{self.pid}")
-        try:
-            ran, waited, *_ = (folder / "schedstat").read_text().split()
-            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-            return CoreUse(int(ran) / 1e9, int(waited) / 1e9, state == "R")
-        except (OSError, IndexError, ValueError):
-            return None
+    def core_use(self, max_age: float = 0.0) -> CoreUse | None:
+        """CPU use of the main thread; None if the kernel does not report it. `max_age`: the result may be this many
+        seconds old. Reading it takes longer than a short call."""
+        now = time.monotonic()
+        if not max_age or now - self._core_use_read_at > max_age:
+            self._core_use, self._core_use_read_at = _read_core_use(self.pid), now
+        return self._core_use
 
     def was_killed(self) -> bool:
         """Whether SIGKILL ended the process before `kill` did, as the kernel's out-of-memory killer does. Call it after
@@ -187,6 +190,24 @@ class ChildProcess:
             log.seek(self._log_start)
             lines = log.read().decode(errors="replace").splitlines()[-NUM_LOG_LINES:]
         return "\n".join([f"ended its process ({ending}); its last output is in {self._log_file}", *lines])
+
+
+def _random_tokens() -> Iterator[str]:
+    """Many at a time: for each request to the kernel, this thread may have to wait for another thread of Python."""
+    while True:
+        block = secrets.token_hex(256 * TOKEN_BYTES)
+        for start in range(0, len(block), 2 * TOKEN_BYTES):
+            yield block[start : start + 2 * TOKEN_BYTES]
+
+
+def _read_core_use(pid: int) -> CoreUse | None:
+    folder = Path(f"/proc/{pid}")
+    try:
+        ran, waited, *_ = (folder / "schedstat").read_text().split()
+        state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+        return CoreUse(int(ran) / 1e9, int(waited) / 1e9, state == "R")
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def _reply(line: bytes) -> Reply | InvalidReply:
