@@ -49,9 +49,11 @@ class RecordedRollouts(replays.ReplayedRollouts):
         seeds: torch.Tensor,
         *,
         syncs: bool = True,
+        environment_seeds: torch.Tensor | None = None,
         with_greedy: bool = False,
         tickets: Sequence[Ticket] = (),
     ) -> Rollout:
+        del environment_seeds
         begun = super().begin(
             prompts, num_responses, sampling, seeds, syncs=syncs, with_greedy=with_greedy, tickets=tickets
         )

@@ -10,8 +10,8 @@ from transformers import GptOssConfig, LlamaConfig, PreTrainedConfig
 from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.models import tiny_models
 from rljob_testing.training import training_runs
+from rljob_trainer.controller.checks.fit import check_layouts, check_tensor_parallel
 from rljob_trainer.controller.model_roles import layout_of
-from rljob_trainer.controller.run_checks import check_layouts, check_tensor_parallel
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
 from rljob_trainer.errors import ConfigurationError

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from rljob_testing.messages import Mentions
 from rljob_testing.training import training_runs
-from rljob_trainer.controller import answer_checks
+from rljob_trainer.controller.checks import answers as answer_checks
 
 pytestmark = [pytest.mark.ray]
 

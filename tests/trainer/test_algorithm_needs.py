@@ -24,7 +24,7 @@ from rljob_trainer.algorithms.interfaces import (
     TokenLosses,
 )
 from rljob_trainer.algorithms.loss_registry import _with_settings as with_settings
-from rljob_trainer.controller.run_checks import check_algorithm, needs_reference
+from rljob_trainer.controller.checks.fit import check_algorithm, needs_reference
 from rljob_trainer.errors import ConfigurationError
 
 APART: training_runs.Document = {

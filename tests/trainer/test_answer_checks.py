@@ -16,8 +16,8 @@ import pytest
 
 from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_testing.messages import Mentions
-from rljob_trainer.controller import answer_checks
-from rljob_trainer.controller.answer_checks import (
+from rljob_trainer.controller.checks import answers as answer_checks
+from rljob_trainer.controller.checks.answers import (
     ADVICE,
     DrawnRowFilter,
     check_rewards,

@@ -24,8 +24,8 @@ from rljob_trainer.controller.auto_settings import (
     resolved_spec,
 )
 from rljob_trainer.controller.build_run import adapted_model, found_policy
+from rljob_trainer.controller.checks.fit import check_lora
 from rljob_trainer.controller.hub_models import hub_model_of
-from rljob_trainer.controller.run_checks import check_lora
 from rljob_trainer.engines.rollout import select
 from rljob_trainer.engines.rollout.select import select_lora_sync, vllm_supports_adapters
 from rljob_trainer.errors import ConfigurationError

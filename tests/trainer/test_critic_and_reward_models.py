@@ -198,10 +198,12 @@ def test_a_critic_that_reads_only_shorter_rows_is_rejected(tmp_path: Path) -> No
 
 
 class Group(FinishedRollouts):
-    """Four responses; functions give 1 to each, the model gives the first token of its input."""
+    """Four responses; functions give 1 to each, the model gives the first token of its input. With `has_two_rows` each
+    response has another row before."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_two_rows: bool = False) -> None:
         super().__init__()
+        self.has_two_rows = has_two_rows
         self.given: list[list[int]] = []
         self.beginnings: list[tuple[object, ...]] = []
         self.asked: list[int] = []
@@ -218,6 +220,13 @@ class Group(FinishedRollouts):
             },
             objects={RESPONSE_TEXTS: tuple("abcde"[: len(batch)])},
         )
+
+    def take(self, max_seconds: float) -> DataProto:
+        batch = super().take(max_seconds)
+        if not self.has_two_rows:
+            return batch
+        tokens = torch.stack([torch.full((len(batch),), 99), batch[TOKENS]], dim=1).flatten()
+        return batch.repeat(2).with_columns({TOKENS: tokens})
 
     def start_scoring(self, batch: list[DataProto]) -> FinishedCall[DataProto]:
         assert PROMPT_MESSAGES not in batch[0]
@@ -241,15 +250,17 @@ class Group(FinishedRollouts):
         return FinishedCall(DataProto({score_column("model"): batch[TOKENS].double()}))
 
 
+@pytest.mark.parametrize("has_two_rows", [False, True])
 @pytest.mark.parametrize(
     ("num_ranks", "num_rows", "given"), [(1, 4, [0, 1, 2, 3]), (2, 4, [1, 0, 3, 2]), (2, 5, [0, 1, 2, 3, 4])]
 )
 def test_rows_are_distributed_evenly_and_scores_come_back_in_order(
-    monkeypatch: pytest.MonkeyPatch, num_ranks: int, num_rows: int, given: list[int]
+    monkeypatch: pytest.MonkeyPatch, num_ranks: int, num_rows: int, given: list[int], has_two_rows: bool
 ) -> None:
-    """6 and 1, 5 and 2 tokens. Rows that do not divide evenly keep their order."""
+    """6 and 1, 5 and 2 tokens. Rows that do not divide evenly keep their order. Of a response with several rows, the
+    model scores the last one."""
     monkeypatch.setattr("rljob_trainer.controller.rollout_phase.stored", lambda batch: batch)
-    group = Group()
+    group = Group(has_two_rows=has_two_rows)
     model = RewardModelWorkers(group, (TOKENS, PROMPT_TEXTS, PLAIN_TURN_BEGINNINGS), num_ranks)
     weights = {"one": 0.5, "model": 2.0}
     stop = StopRequest()

@@ -106,6 +106,17 @@ def test_finished_groups_are_not_generated_again_but_scored_again(tmp_path: Path
     assert not (tmp_path / FILE_NAME).exists()
 
 
+def test_rows_of_greedy_responses_are_not_trained_on() -> None:
+    world = SimulatedRollouts([1] * 9, num_rows=(1, 3, 2))
+    phase = phase_of(world, None)
+    found = phase.scored(phase.begin(PROMPTS, 2, SAMPLING, SEEDS, with_greedy=True))
+    assert found.batch[NUM_ROWS].tolist() == [1, 3, 2, 1, 3, 2]
+    assert len(found.rows) == 12
+    assert found.rewards_B.tolist() == [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]
+    assert found.greedy_rewards_B is not None
+    assert found.greedy_rewards_B.tolist() == [60.0, 60.0, 70.0, 70.0, 80.0, 80.0]
+
+
 def test_a_stop_ends_as_usual_if_the_groups_cannot_be_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     with caplog.at_level(logging.WARNING):

@@ -9,8 +9,8 @@ import pytest
 
 from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.jobs.valid_job import valid_job
+from rljob_trainer.controller.checks.fit import check_algorithm
 from rljob_trainer.controller.mismatch_watch import MismatchWatch
-from rljob_trainer.controller.run_checks import check_algorithm
 from rljob_trainer.observability.metrics import (
     LOGPROB_DIFF_MAX,
     LOGPROB_DIFF_MEAN,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_testing.models import tiny_models
-from rljob_trainer.controller.run_checks import position_limit
+from rljob_trainer.controller.checks.fit import position_limit
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
 from rljob_trainer.engines.train.model import build_on_meta, read_config

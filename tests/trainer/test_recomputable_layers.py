@@ -10,7 +10,7 @@ import torch
 from transformers import GPT2Config, LlamaConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rljob_trainer.controller.run_checks import check_recomputation
+from rljob_trainer.controller.checks.fit import check_recomputation
 from rljob_trainer.engines.train.model import build_on_meta, transformer_layers
 from rljob_trainer.engines.train.sharded_model import recompute_activations
 from rljob_trainer.errors import ConfigurationError

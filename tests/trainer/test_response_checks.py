@@ -12,7 +12,7 @@ import pytest
 from rljob_api.v1alpha1.training import Training
 from rljob_testing.models import chat_models
 from rljob_testing.training import training_runs
-from rljob_trainer.controller.response_checks import check_responses
+from rljob_trainer.controller.checks.responses import check_responses
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.rewards.format import first_impossible_part, literal_beginning

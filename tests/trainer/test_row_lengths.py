@@ -12,8 +12,8 @@ from rljob_api.v1alpha1.rollout import RolloutEngine
 from rljob_api.v1alpha1.training import Training
 from rljob_testing.models import tiny_models
 from rljob_testing.training import training_runs
+from rljob_trainer.controller.checks.fit import check_row_lengths, position_limit
 from rljob_trainer.controller.prompt_sets import Prompts
-from rljob_trainer.controller.run_checks import check_row_lengths, position_limit
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.errors import ConfigurationError
 

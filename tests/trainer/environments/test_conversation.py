@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 
 from rljob_api.v1alpha1.model import Model
 from rljob_testing.models import chat_models, tiny_models
+from rljob_testing.models.scripted_policies import Policy, conversation_of, text_of, user
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason
-from rljob_trainer.engines.rollout.response_text import response_decoder
 from rljob_trainer.environments.conversation import (
     NOT_SAMPLED_VERSION,
     Conversation,
@@ -43,43 +43,10 @@ THINKING = chat_models.TEMPLATES["ChatML, thinking"]
 HERMES = chat_models.HERMES.replace("THINKING", "").replace("BEGINNING", "")
 WITHOUT_END = chat_models.TEMPLATES["colon"].replace("ASSISTANT:", "ASSISTANT: ")
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-KNOWN_TEXT = st.text(st.characters(exclude_categories=["Cs"], max_codepoint=0xFFFF), max_size=30)
-"""SmolLM2 has no tokens for some bytes of rarer characters."""
-
-
-class Policy:
-    """A policy whose turns a test chooses."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        self.tokenizer = tokenizer
-        self.stop = stop
-        self.decoder = response_decoder(tokenizer)
-
-    def turn(self, conversation: Conversation, text: str, reason: FinishReason = FinishReason.STOP) -> FinishedSequence:
-        """A turn of these characters; special tokens are written as in templates."""
-        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
-        found = self.decoder.response_text(conversation.token_ids, token_ids, self.stop)
-        logprobs = tuple(-1.0 - n for n in range(len(token_ids)))
-        versions = tuple(7 for _ in token_ids)
-        return FinishedSequence("1", tuple(token_ids), logprobs, versions, found.text, found.plain, reason)
-
-
-def conversation_of(
-    folder: Path, template: str, messages: list[ChatMessage], *, tools: Sequence[ToolSchema] = ()
-) -> tuple[Conversation, Policy]:
-    responses = chat_models.HERMES_RESPONSES if tools else None
-    eos = "<|im_end|>" if "<|im_end|>" in template else "<|eot_id|>"
-    saved = chat_models.save(folder, template, eos_token=eos, are_special=False, response_template=responses)
-    turn_template = TurnTemplate(Tokenizer(saved), tools)
-    return Conversation(turn_template, turn_parser(turn_template), messages), Policy(turn_template.tokenizer)
-
-
-def user(content: str) -> ChatMessage:
-    return {"role": "user", "content": content}
-
-
-def text_of(conversation: Conversation, policy: Policy) -> str:
-    return policy.tokenizer.decode(conversation.token_ids, skip_special_tokens=False)
+ANSWER = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=30)
+"""The engine ends a turn at the first end token, so no answer contains one."""
+KNOWN_TEXT = st.text("aeintX019.,:!?-\n\t é漢字", max_size=30)
+"""SmolLM2 has no tokens for some control characters and bytes."""
 
 
 def check_columns(conversation: Conversation, turns: Sequence[FinishedSequence]) -> None:
@@ -123,7 +90,7 @@ def test_a_conversation_has_the_tokens_of_its_rendering(tmp_path: Path, template
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(first=ANY_TEXT, contents=st.lists(st.tuples(ANY_TEXT, ANY_TEXT), max_size=3))
+@given(first=ANY_TEXT, contents=st.lists(st.tuples(ANSWER, ANY_TEXT), max_size=3))
 @pytest.mark.parametrize("template", [CHATML, THINKING, HERMES])
 def test_any_contents_decode_to_the_rendering(
     tmp_path_factory: pytest.TempPathFactory, template: str, first: str, contents: list[tuple[str, str]]
@@ -273,18 +240,6 @@ def test_unpaired_surrogates_of_messages_are_replaced(tmp_path: Path) -> None:
     assert conversation.add_messages([user("é\udfff\ud83d\ude00")])
     assert "a\ufffd<|im_end|>" in text_of(conversation, policy)
     assert "é\ufffd\U0001f600<|im_end|>" in text_of(conversation, policy)
-
-
-def test_a_template_that_removes_thinking_is_noticed_in_a_conversation(tmp_path: Path) -> None:
-    conversation, policy = conversation_of(tmp_path, chat_models.TEMPLATES["Qwen3"], [user("2 + 2?")])
-    for answer, is_rewritten in (("4", False), ("<think>\nadd\n</think>\n\n5", True)):
-        assert not conversation.is_rewritten
-        turn = policy.turn(conversation, f"{answer}<|im_end|>")
-        conversation.add_turn(turn)
-        assert not conversation.is_rewritten
-        assert conversation.add_messages([user("next")])
-        assert conversation.is_rewritten is is_rewritten
-    assert "<think>\nadd\n</think>\n\n5<|im_end|>\n<|im_start|>user\nnext" in text_of(conversation, policy)
 
 
 SYSTEM: ChatMessage = {"role": "system", "content": "Be brief."}

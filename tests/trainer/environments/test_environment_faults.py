@@ -54,8 +54,8 @@ class Faulty:
         if what == "closes":
             os.closerange(3, 10_000)
             time.sleep(600)
-        if what == "takes a second":
-            time.sleep(1)
+        if what == "takes a while":
+            time.sleep(0.6)
         return what
 
     async def wait(self, flag: str) -> str:
@@ -69,6 +69,22 @@ class Faulty:
         """Sleeps."""
         await asyncio.sleep(seconds)
         return "slept"
+
+    async def leave(self) -> str:
+        """Leaves code behind that blocks the process."""
+        async def occupy():
+            await self.wait("left")
+            (FOLDER / "occupied").touch()
+            time.sleep(600)
+        self.task = asyncio.create_task(occupy())
+        return "left"
+
+    async def ignore(self) -> str:
+        """Answers although it is cancelled."""
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            return "late"
 
     async def block(self) -> str:
         """Blocks although it is async."""
@@ -174,21 +190,41 @@ def test_a_process_that_ends_is_infrastructure(folder: Path, what: str, text: st
 
 def test_time_of_another_rollout_is_not_counted(folder: Path) -> None:
     async def rollouts() -> None:
-        processes = processes_for(folder, "Faulty", rollouts_per_process=2, max_rollouts=2, timeout_seconds=1.5)
+        processes = processes_for(folder, "Faulty", rollouts_per_process=2, max_rollouts=2, timeout_seconds=1.0)
         async with processes as pool, pool.place() as first, pool.place() as second:
             for place in (first, second):
                 await place.open("Faulty", {}, 0)
             sleeping = asyncio.create_task(first.call_tools([call("wait", flag="begun")]))
             await until((folder / "begun").exists)
-            # Two calls of a second each block the process. After that, the limit is checked a few times.
+            # Two calls of 0.6 s each block the process. After that, the limit is checked a few times.
             for _ in range(2):
-                assert await act(second, "takes a second") == "takes a second"
+                assert await act(second, "takes a while") == "takes a while"
             await second.call_tools([call("sleep", seconds=0.3)])
             (folder / "begun ends").touch()
             [result] = await sleeping
             assert result.text == "begun"
 
     run(rollouts())
+
+
+def test_a_suspended_machine_is_not_counted(folder: Path) -> None:
+    """An event loop that stands still for longer than the limit looks like a suspended machine."""
+
+    async def rollout() -> None:
+        async with processes_for(folder, "Faulty", timeout_seconds=0.5) as pool, pool.place() as place:
+            await place.open("Faulty", {}, 0)
+            waiting = asyncio.create_task(place.call_tools([call("wait", flag="begun")]))
+            await until((folder / "begun").exists)
+            # The beginning of the call is known after this.
+            await asyncio.sleep(0.05)
+            time.sleep(1.5)
+            # The limit is checked now.
+            await asyncio.sleep(0.05)
+            (folder / "begun ends").touch()
+            [result] = await waiting
+            assert result.text == "begun"
+
+    run(rollout())
 
 
 def test_a_cancelled_call_ends(folder: Path) -> None:
@@ -200,18 +236,19 @@ def test_a_cancelled_call_ends(folder: Path) -> None:
         async with processes as pool, pool.place() as first, pool.place() as second:
             for place in (first, second):
                 await place.open("Faulty", {}, 0)
-            waiting = asyncio.create_task(first.call_tools([call("wait", flag="a"), call("wait", flag="b")]))
+            calls = [call("wait", flag="a"), call("ignore"), call("wait", flag="b")]
+            waiting = asyncio.create_task(first.call_tools(calls))
             await until((folder / "b").exists)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             assert await act(first, "goes on") == "goes on"
-            slow = asyncio.create_task(act(second, "takes a second"))
+            slow = asyncio.create_task(act(second, "takes a while"))
             unbegun = asyncio.create_task(act(first, "hangs"))
             # Both are sent now.
             await asyncio.sleep(0)
             unbegun.cancel()
-            assert await slow == "takes a second"
+            assert await slow == "takes a while"
             assert await act(second, "goes on") == "goes on"
             assert not (folder / "hangs").exists()
             [before] = pool.process_ids()
@@ -223,6 +260,19 @@ def test_a_cancelled_call_ends(folder: Path) -> None:
             with pytest.raises(EnvironmentLostError, match="was cancelled"):
                 await act(second, "x")
             await until(lambda: not is_running(before))
+
+    run(rollouts())
+
+
+def test_code_that_an_earlier_call_left_behind_is_no_time_limit(folder: Path) -> None:
+    async def rollouts() -> None:
+        async with processes_for(folder, "Faulty", timeout_seconds=0.5) as pool, pool.place() as place:
+            await place.open("Faulty", {}, 0)
+            await place.call_tools([call("leave")])
+            (folder / "left ends").touch()
+            await until((folder / "occupied").exists)
+            with pytest.raises(EnvironmentLostError, match=r"did not begin a call for 0\.5 s"):
+                await act(place, "lives")
 
     run(rollouts())
 
@@ -284,7 +334,8 @@ def test_rows_that_do_not_fit_are_rejected(folder: Path) -> None:
                 await place.open("Chess", {}, 0)
             with pytest.raises(ConfigurationError, match="open: this cannot be sent"):
                 await place.open("Faulty", {"x": object()}, 0)
-            await place.open("Faulty", {"x": (1, {2: "tuple"})}, 0)
+            # More than the connection's buffer holds.
+            await place.open("Faulty", {"x": (1, {2: "tuple"}), "long": "x" * 5_000_000}, 0)
 
     run(rollouts())
 

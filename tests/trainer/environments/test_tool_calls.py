@@ -174,7 +174,7 @@ def test_the_end_token_helps_a_response_template(tmp_path: Path) -> None:
         "repeats": True,
         "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
     }
-    responses = {"start_anchor": "<|User|>", "fields": {"tool_calls": call_field, "content": {}}}
+    responses: dict[str, object] = {"start_anchor": "<|User|>", "fields": {"tool_calls": call_field, "content": {}}}
     folder = chat_models.save(tmp_path, jinja, eos_token="<|eot_id|>", response_template=responses)
     template = TurnTemplate(Tokenizer(folder), [ADD])
     parser = turn_parser(template)
@@ -183,6 +183,24 @@ def test_the_end_token_helps_a_response_template(tmp_path: Path) -> None:
     assert [each["function"] for each in turn.tool_calls] == [{"name": "add", "arguments": {"a": 1}}]
     # The end token is not part of the content.
     assert parser.parse("<|User|>", "", "3", "<|eot_id|>").message["content"] == "3"
+
+
+def test_a_call_that_the_response_template_does_not_recognize_is_broken(tmp_path: Path) -> None:
+    call_field = {
+        "open_pattern": r'<tool_call>\s*\{"name": "(?P<name>\w+)", "arguments": ',
+        "close_pattern": r"\}\s*</tool_call>",
+        "content": "json",
+        "repeats": True,
+        "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+    }
+    responses = {**chat_models.HERMES_RESPONSES, "fields": {"tool_calls": call_field, "content": {}}}
+    jinja = chat_models.HERMES.replace("THINKING", "").replace("BEGINNING", "")
+    folder = chat_models.save(tmp_path, jinja, are_special=False, response_template=responses)
+    parser = turn_parser(TurnTemplate(Tokenizer(folder), [ADD]))
+    assert [each["function"]["name"] for each in parser.parse(PROMPT, "", ADD_CALL, "").tool_calls] == ["add"]
+    broken = parser.parse(PROMPT, "", call('{"arguments": {}}'), "")
+    assert broken.parse_error is not None
+    assert broken.parse_error.endswith("contains <tool_call>, but no complete tool call follows it")
 
 
 ANYTHING = st.lists(

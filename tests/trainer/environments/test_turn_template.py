@@ -82,6 +82,16 @@ def test_a_turn_with_tool_calls_may_end_differently(tmp_path: Path) -> None:
     assert template.suffix([WHY], after_tool_calls=False) == user
 
 
+def test_a_turn_with_tool_calls_needs_no_end_token(tmp_path: Path) -> None:
+    jinja = (
+        "{% for m in messages %}{{ m.role | upper }}: {{ m.content }}{% for call in m.tool_calls or [] %}"
+        "[CALL]{{ call.function.arguments | tojson }}[/CALL]{% endfor %}{{ '\n' }}{% endfor %}ASSISTANT: "
+    )
+    template = template_of(tmp_path, jinja, tools=[ADD])
+    assert template.suffix([result("3")], after_tool_calls=True) == "\nTOOL: 3\nASSISTANT: "
+    assert template.call_marker == "[CALL]"
+
+
 # Like Mistral: there must be one result for each call, with its id. Like gpt-oss: a result names the call.
 STRICT = (
     "{% set seen = namespace(calls=0, results=0, name='') %}{% for m in messages %}{% if m.role == 'tool' %}"
@@ -118,6 +128,19 @@ def test_the_beginning_of_the_next_turn_is_known(tmp_path: Path) -> None:
             assert found.text.startswith("<|im_end|>\n<|im_start|>user\n")
             assert found.text.endswith("<|im_start|>assistant\n<think>\n")
             assert found.turn_beginning == "<think>\n"
+
+
+def test_the_beginning_is_found_after_other_roles(tmp_path: Path) -> None:
+    jinja = (
+        "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}"
+        "{% if m.role == 'tool' %}<answer>{{ m.content }}</answer>{% else %}<|im_start|>{{ m.role }}:{{ m.content }}"
+        "{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}<|im_end|>{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant:<think>{% endif %}"
+    )
+    template = template_of(tmp_path, jinja, tools=[ADD])
+    found = template.after_turn([], [result("3")], after_tool_calls=True, is_stopped=False)
+    assert found.text == "<|im_end|><answer>3</answer><|im_start|>assistant:<think>"
+    assert found.turn_beginning == "<think>"
 
 
 @pytest.mark.parametrize("content", ["", " ", "x", "Vq3answer3Qv", "<|im_end|>", "assistant", "\n\n"])

@@ -50,6 +50,8 @@ class RewritePolicy(StrEnum):
 
     KEEP = "Keep"
     """The earlier turns stay as they were sampled."""
+    NEW_ROW = "NewRow"
+    """A new sequence begins, with the conversation as the template writes it. Not with the advantage GAE."""
     FAIL = "Fail"
     """The run fails at its start."""
 

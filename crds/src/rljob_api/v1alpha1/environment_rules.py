@@ -4,7 +4,10 @@ tokens."""
 from __future__ import annotations
 
 from rljob_api.rule import Path, rule
+from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.dataset import Dataset
+from rljob_api.v1alpha1.environment import RewritePolicy
+from rljob_api.v1alpha1.recipes import advantage_type, is_chosen_cel
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.training import Training
 
@@ -35,6 +38,12 @@ def _types(training: Training, wanted: RewardType) -> list[Path]:
 def _new_tokens_fit(training: Training) -> bool:
     environment = training.environment
     return environment is None or training.rollout.max_new_tokens < environment.max_context_tokens
+
+
+def _has_rows_for_gae(training: Training) -> bool:
+    environment = training.environment
+    starts_rows = environment is not None and environment.on_rewrite is RewritePolicy.NEW_ROW
+    return not starts_rows or advantage_type(training.algorithm) is not AdvantageType.GAE
 
 
 def _turn_fits(training: Training) -> bool:
@@ -123,6 +132,16 @@ TRAINING_ENVIRONMENT_RULES = (
         wrong="must be below environment.maxContextTokens, which also counts the prompt, or it could never be reached",
         advice="reduce maxNewTokens, or increase maxContextTokens",
         holds=_new_tokens_fit,
+    ),
+    rule(
+        Training,
+        "Training.environmentGae",
+        field=".environment.onRewrite",
+        cel="!has(self.environment) || self.environment.onRewrite != 'NewRow'"
+        f" || !{is_chosen_cel('self.algorithm', 'advantage', (AdvantageType.GAE,))}",
+        wrong="must not be NewRow with the advantage GAE, which needs the values of a rollout in one sequence",
+        advice="set Keep, or choose another advantage, such as algorithm.type: GRPO",
+        holds=_has_rows_for_gae,
     ),
     rule(
         Training,

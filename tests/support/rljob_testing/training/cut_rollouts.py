@@ -3,7 +3,7 @@ in."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +20,7 @@ from rljob_trainer.workers.columns import (
     HAS_ENGINE_ERROR,
     IS_TRUNCATED,
     NUM_TOKENS,
+    OUTCOMES,
     POLICY_VERSIONS,
     PROMPT_LENGTHS,
     RESPONSE_LENGTHS,
@@ -31,7 +32,7 @@ from rljob_trainer.workers.columns import (
 
 TURN = 3
 """Sampled tokens of a turn; one token of a message follows."""
-NUMBERS = (SAMPLE_IDS, PROMPT_LENGTHS, IS_TRUNCATED, HAS_ENGINE_ERROR)
+NUMBERS = (SAMPLE_IDS, PROMPT_LENGTHS, OUTCOMES, IS_TRUNCATED, HAS_ENGINE_ERROR)
 
 
 class Turns(replays.ReplayedRollouts):
@@ -121,12 +122,14 @@ FIRST_UPDATE: Mapping[str, replays.Replay] = {
 """Losses with a ratio per row, which only in a step's first update is the same for all rows of a response."""
 DAPO = _replay({"type": "DAPO", "aggregation": "SequenceMeanTokenMean"})
 CASES = {**SECOND_STEP, **FIRST_UPDATE}
+SHARED = "two sequence ranks"
+"""The first case of FEW on two ranks that share the tokens of their rows."""
 FEW = ("GRPO, SequenceMeanTokenMean", "RLOO, KL in the reward", "REINFORCE++", "policy filtration", "GSPO")
 
 
-def one_step(name: str, rollouts: replays.ReplayedRollouts, context: WorkerContext, max_tokens: int = 4096) -> Outcome:
-    """The compared step of a case. Collective."""
-    replay = replace(CASES[name], max_tokens_per_micro_batch=max_tokens)
+def one_step(name: str, rollouts: replays.ReplayedRollouts, context: WorkerContext, **settings: int) -> Outcome:
+    """The compared step of a case. `settings`: of the replay. Collective."""
+    replay = replace(CASES[name], **settings)  # type: ignore[arg-type]
     run = replays.replayed_run(replay, context, rollout=rollouts)
     step = 1 if name in SECOND_STEP else 0
     run.steps(0, step)
@@ -143,6 +146,10 @@ def sampled_step(rollouts: replays.ReplayedRollouts, context: WorkerContext) -> 
 
 
 def steps_of_rank(context: WorkerContext) -> dict[str, Outcome]:
-    """The steps on cut responses, in small micro-batches; on four ranks only FEW of them. Collective."""
-    names = FEW if context.world_size == 4 else CASES
-    return {name: one_step(name, CutTurns(), context, max_tokens=30) for name in names}
+    """The steps on cut responses, in small micro-batches; on four ranks only FEW of them. Two ranks also make one step
+    in which they share the tokens of their rows. Collective."""
+    names: Iterable[str] = FEW if context.world_size == 4 else CASES
+    found = {name: one_step(name, CutTurns(), context, max_tokens_per_micro_batch=30) for name in names}
+    if context.world_size == 2:
+        found[SHARED] = one_step(FEW[0], CutTurns(), context, max_tokens_per_micro_batch=15, sequence_parallel=2)
+    return found

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_trainer.controller.answer_checks import DrawnRowFilter, check_rewards, start_check_pools
 from rljob_trainer.controller.auto_settings import (
     AdaptedModel,
     AutoSettings,
@@ -22,8 +21,15 @@ from rljob_trainer.controller.auto_settings import (
     resolved_spec,
     selected_engine,
 )
+from rljob_trainer.controller.checks.answers import DrawnRowFilter, check_rewards, start_check_pools
+from rljob_trainer.controller.checks.environments import found_environment, with_environment_reward
+from rljob_trainer.controller.checks.fit import (
+    check_algorithm,
+    check_fit,
+    check_row_lengths,
+    needs_critic,
+)
 from rljob_trainer.controller.critic_and_reward_models import critic_model, found_reward_model
-from rljob_trainer.controller.environment_checks import found_environment, with_environment_reward
 from rljob_trainer.controller.hub_models import (
     HubModel,
     HubRoleModels,
@@ -40,12 +46,6 @@ from rljob_trainer.controller.model_roles import (
     roles_with_policy_model,
 )
 from rljob_trainer.controller.prompt_sets import Prompts, load_all_prompts
-from rljob_trainer.controller.run_checks import (
-    check_algorithm,
-    check_fit,
-    check_row_lengths,
-    needs_critic,
-)
 from rljob_trainer.controller.run_workers import ReportActivity, Workers, connected_ray, started_workers
 from rljob_trainer.engines.rollout.select import vllm_supports_adapters
 from rljob_trainer.engines.train.kernels import check_kernel_device

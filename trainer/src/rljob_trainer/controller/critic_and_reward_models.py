@@ -14,16 +14,16 @@ from transformers import PreTrainedConfig
 from rljob_api.v1alpha1.model import Model
 from rljob_api.v1alpha1.reward import Reward, RewardModel
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_trainer.controller.engine_settings import critic_of, reward_model_engine
-from rljob_trainer.controller.model_roles import FoundRewardModel
-from rljob_trainer.controller.prompt_sets import Prompts
-from rljob_trainer.controller.run_checks import (
+from rljob_trainer.controller.checks.fit import (
     check_layouts,
     check_row_lengths,
     check_vocabulary,
     check_vocabulary_size,
     position_limit,
 )
+from rljob_trainer.controller.engine_settings import critic_of, reward_model_engine
+from rljob_trainer.controller.model_roles import FoundRewardModel
+from rljob_trainer.controller.prompt_sets import Prompts
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.model import read_config

@@ -20,8 +20,8 @@ from rljob_api.v1alpha1.rollout import Compile, LoadBalancing
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import IncompleteGroup
 from rljob_trainer.controller.balanced_order import RowCosts
+from rljob_trainer.controller.checks.fit import needs_critic, needs_reference, samples_all_tokens
 from rljob_trainer.controller.engine_settings import actor_engine, critic_engine, critic_of, reference_engine
-from rljob_trainer.controller.run_checks import needs_critic, needs_reference, samples_all_tokens
 from rljob_trainer.controller.sampler import Engines
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.engines.rollout.base import SamplingSettings

@@ -12,7 +12,7 @@ from pathlib import Path
 from rljob_api.v1alpha1.dataset import Dataset
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.training import Training
-from rljob_trainer.controller.answer_checks import refuse_unusable
+from rljob_trainer.controller.checks.answers import refuse_unusable
 from rljob_trainer.datasets.prompts import (
     DATASET,
     EVALUATION_DATASET,
@@ -77,15 +77,13 @@ class Prompts:
 def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -> Prompts:
     """Loads the training prompts and the held-out prompts. Without a dataset, rollouts begin with the environment, and
     training has a single row without columns. Raises DatasetError."""
-    tokenizer = Tokenizer(model_folder) if training.environment is None else None
+    tokenizer = Tokenizer(model_folder)
 
     def rows_of(dataset: Dataset | None, where: str, num_rows: int) -> list[PromptRow]:
-        if tokenizer is not None:
-            assert dataset is not None, "a job without an environment has a dataset"
-            return load_prompts(dataset, tokenizer, job_folder, where)
         if dataset is None:
             return [PromptRow(index, "", str(index), (), None, {}) for index in range(num_rows)]
-        return load_environment_rows(dataset, job_folder, where)
+        load = load_prompts if training.environment is None else load_environment_rows
+        return load(dataset, tokenizer, job_folder, where)
 
     rows = rows_of(training.dataset, DATASET, 1)
     held_out = list[PromptRow]()

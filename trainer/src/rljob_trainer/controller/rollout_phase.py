@@ -328,7 +328,7 @@ class RolloutPhase:
                 kind,
                 prompt_texts[index],
                 f"{beginnings[index]}{text}",
-                str(prompt.answer),
+                "" if prompt.answer is None else str(prompt.answer),
                 scores[index],
                 {name: named[index] for name, named in by_name.items()},
                 _by_reward(found[index]),

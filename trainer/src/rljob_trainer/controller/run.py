@@ -14,9 +14,9 @@ from rljob_trainer.attempt_logs import prune_attempts
 from rljob_trainer.checkpoints.layout import read_manifest
 from rljob_trainer.controller.build_run import Run, built_run
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
+from rljob_trainer.controller.checks.fit import needs_critic
 from rljob_trainer.controller.controller import Controller
 from rljob_trainer.controller.model_roles import num_workers_of
-from rljob_trainer.controller.run_checks import needs_critic
 from rljob_trainer.controller.run_files import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest

@@ -116,13 +116,8 @@ def started_workers(
     num_workers = sum(each.nodes * each.gpus_per_node for each in job.spec.pools)
     log_folder = settings.run_folder / LOGS_FOLDER
     with ExitStack() as stack:
-        roles = {
-            role.name: role
-            for role in (
-                RoleSpec(REWARD, RewardWorker, partial(make_reward, reward)),
-                *model_roles(job, models, longest_prompt, environment),
-            )
-        }
+        found = model_roles(job, models, longest_prompt, environment)
+        roles = {role.name: role for role in (RoleSpec(REWARD, RewardWorker, partial(make_reward, reward)), *found)}
         # GPUs are reserved even if workers compute on CPUs: this keeps workers off the head node, which has no GPU.
         pools = pool_settings_of(job.spec, num_cpus_per_device=1, cluster_resources=cluster_resources())
         plan = plan_roles([pool.name for pool in pools], placed_roles(job.spec, tuple(roles)))

@@ -218,7 +218,7 @@ class StepRows:
 
     def for_critic(self, batch: DataProto) -> DataProto:
         """Returns the actor's batch in the order for the critic's workers, which differs if the critic has another
-        number of data ranks or larger micro-batches."""
+        number of data ranks or larger micro-batches. Each response must have one row."""
         if self.plan.critic_follows_actor:
             return batch
         plan = self._planned_for(self.plan.num_critic_ranks, self.plan.critic_row_costs)

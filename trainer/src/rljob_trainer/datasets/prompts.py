@@ -113,6 +113,12 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
                     )
                 )
         num_rows += len(chunk)
+    return _not_empty(prompts, num_rows, dataset, where)
+
+
+def _not_empty(prompts: list[PromptRow], num_rows: int, dataset: Dataset, where: str) -> list[PromptRow]:
+    """Returns the prompts of a dataset with `num_rows` rows, and logs how many were dropped. Raises DatasetError if
+    none is left."""
     if not prompts:
         raise DatasetError(
             f"{where}: all {num_rows} prompts have more than {dataset.max_prompt_tokens} tokens; increase "
@@ -131,25 +137,33 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
     return prompts
 
 
-def load_environment_rows(dataset: Dataset, base_folder: Path, where: str) -> list[PromptRow]:
+def load_environment_rows(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, where: str) -> list[PromptRow]:
     """Loads the rows of a dataset for rollouts with an environment. They have no tokens, because the environment may
-    add to their prompts or replace them. A row may have no prompt: then it has no messages, and its prompt is empty.
+    add to their prompts or replace them; the limits of the dataset apply to the row's own prompt. A row may have no
+    prompt: then it has no messages, and its prompt is empty.
 
     Raises DatasetError as `load_prompts` does."""
     prompt_field, answer_field = _fields(dataset)
     needs_prompt = "prompt_field" in dataset.model_fields_set
-    rows: list[PromptRow] = []
-    for index, raw in enumerate(read_rows(dataset, base_folder, where)):
-        messages: tuple[ChatMessage, ...] | None = None
-        if needs_prompt or prompt_field in raw.columns:
-            messages = tuple(_checked_messages(raw, prompt_field, dataset, where))
-        prompt = "\n".join(message["content"] for message in messages or ())
-        source = json.dumps(dict(raw.columns), sort_keys=True, default=str)
-        answer = _answer(raw, answer_field, dataset, where)
-        rows.append(PromptRow(index, prompt, source, (), answer, raw.columns, messages, location=raw.location))
-    if not rows:
-        raise DatasetError(f"{where}: the dataset has no rows; name another file, split or dataset")
-    return rows
+    template = ChatTemplate(tokenizer, prompt_field)
+    found: list[PromptRow] = []
+    num_rows = 0
+    for chunk in _chunks(read_rows(dataset, base_folder, where)):
+        chats = [
+            tuple(_chat_of(raw, prompt_field, dataset, where)) if needs_prompt or prompt_field in raw.columns else None
+            for raw in chunk
+        ]
+        texts = [template.render(chat, raw.location) if chat else "" for raw, chat in zip(chunk, chats, strict=True)]
+        lengths = map(len, tokenizer.encode_all(texts, add_special_tokens=False))
+        for offset, (raw, chat, length) in enumerate(zip(chunk, chats, lengths, strict=True)):
+            if chat is None or _fits(length, raw, dataset, where):
+                prompt = "\n".join(message["content"] for message in chat or ())
+                source = json.dumps(dict(raw.columns), sort_keys=True, default=str)
+                answer = _answer(raw, answer_field, dataset, where)
+                row = PromptRow(num_rows + offset, prompt, source, (), answer, raw.columns, chat, location=raw.location)
+                found.append(row)
+        num_rows += len(chunk)
+    return _not_empty(found, num_rows, dataset, where)
 
 
 def _fields(dataset: Dataset) -> tuple[str, str]:
@@ -190,7 +204,7 @@ def _rendered_prompt(
     return _RenderedPrompt(prompt, source_prompt, tuple(messages), beginning, turn.plain(beginning))
 
 
-def _checked_messages(raw: RawRow, prompt_field: str, dataset: Dataset, where: str) -> list[ChatMessage]:
+def _chat_of(raw: RawRow, prompt_field: str, dataset: Dataset, where: str) -> list[ChatMessage]:
     """Returns the row's prompt as chat messages; a string is a message of the user. Raises DatasetError."""
     value = _value_at(raw, prompt_field, f"{where}.promptField")
     messages = _checked_messages_or_text(value, raw, prompt_field, dataset, where)

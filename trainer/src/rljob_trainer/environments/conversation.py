@@ -27,20 +27,36 @@ ENVIRONMENT_ROLES = ("user", "tool", "system")
 class Conversation:
     """A conversation that grows by turns of the assistant and messages of the environment."""
 
-    def __init__(self, template: TurnTemplate, parser: TurnParser, messages: Sequence[ChatMessage]) -> None:
+    def __init__(
+        self,
+        template: TurnTemplate,
+        parser: TurnParser,
+        messages: Sequence[ChatMessage],
+        *,
+        starts_new_rows: bool = False,
+    ) -> None:
         """Begins with the messages of the prompt; see `first_messages`. Raises ChatTemplateError if the template
-        rejects them."""
+        rejects them.
+
+        `starts_new_rows`: what happens when the template rewrites earlier turns. True: a new row begins, whose prompt
+        is the whole conversation as the template writes it. False: the tokens stay as they were sampled."""
         self._template = template
         self._parser = parser
+        self._starts_new_rows = starts_new_rows
+        self._rows: list[TokenRow] = []
+        """The rows before the current one, to which everything below belongs unless it says otherwise."""
+        self._num_sampled_before = 0
+        """Sampled tokens of these rows."""
         self.messages: list[ChatMessage] = [_encodable(message) for message in messages]
         """All messages so far, including the parsed turns of the assistant."""
         prompt = template.prompt(self.messages)
         self.prompt_text = prompt.text.removesuffix(prompt.turn_beginning)
-        """The text of the prompt without the beginning of the assistant's turn."""
+        """The text of the first row's prompt without the beginning of the assistant's turn."""
         self.token_ids: list[int] = list(prompt.token_ids)
-        """P + R: the tokens of the whole conversation; the prompt of the next request."""
+        """P + R: the tokens of the row; the prompt of the next request."""
         self.num_prompt_tokens = len(prompt.token_ids)
         """P."""
+        self._num_sampled = 0
         self.mask: list[bool] = []
         """R: whether the token was sampled."""
         self.logprobs: list[float] = []
@@ -50,7 +66,7 @@ class Conversation:
         self.num_turns = 0
         self._before_turn: TemplateText | None = prompt
         """What the template has written before the turn that comes next; None after a turn."""
-        self._first_beginning = prompt.turn_beginning
+        self._row_prompt = prompt.text
         self._beginning = ""
         self._turn: FinishedSequence | None = None
         self._parsed: ParsedTurn | None = None
@@ -65,7 +81,7 @@ class Conversation:
     @property
     def num_sampled_tokens(self) -> int:
         """The number of tokens that the policy sampled, in all turns."""
-        return sum(self.mask)
+        return self._num_sampled_before + self._num_sampled
 
     def add_turn(self, turn: FinishedSequence) -> ParsedTurn:
         """Appends a turn that the engine sampled with `token_ids` as its prompt. Returns it as a message. Raises
@@ -105,6 +121,10 @@ class Conversation:
             after_tool_calls=bool(self._parsed.tool_calls),
             is_stopped=self._turn.finish_reason is FinishReason.STOP,
         )
+        if self._starts_new_rows:
+            conversation = [*self.messages, *added]
+            if self._template.rewrites(conversation, self._row_text(len(self.token_ids)) + written.text):
+                return self._start_row(conversation, max_tokens)
         num_added = len(written.token_ids)
         if max_tokens is not None and len(self.token_ids) + num_added > max_tokens:
             return False
@@ -113,20 +133,35 @@ class Conversation:
         self._before_turn = written
         return True
 
+    def _start_row(self, conversation: list[ChatMessage], max_tokens: int | None) -> bool:
+        """Ends the current row, and begins one whose prompt is the whole conversation. Returns False, and changes
+        nothing, if it has more than `max_tokens` tokens."""
+        prompt = self._template.prompt(conversation)
+        if max_tokens is not None and len(prompt.token_ids) > max_tokens:
+            return False
+        self._rows.append(self._row())
+        self._num_sampled_before, self._num_sampled = self.num_sampled_tokens, 0
+        self.token_ids, self.num_prompt_tokens = list(prompt.token_ids), len(prompt.token_ids)
+        self.mask, self.logprobs, self.policy_versions = [], [], []
+        self.messages, self._before_turn, self._row_prompt = conversation, prompt, prompt.text
+        self._turn_start = self.num_prompt_tokens
+        return True
+
     @property
     def prompt_with_beginning(self) -> str:
-        """The text of the prompt as the engine saw it."""
-        return self.prompt_text + self._first_beginning
+        """The text of the row's prompt as the engine saw it."""
+        return self._row_prompt
 
     @property
     def response_text(self) -> str:
         """The text after `prompt_text`: all turns and messages with special tokens, without the end of the last turn.
-        It begins with the beginning of the first turn, if the template writes one."""
-        if self._turn is None:
-            return self._first_beginning
-        if self._before_turn is not None:
-            return self._first_beginning + self._decoded(len(self.token_ids))
-        return self._first_beginning + self._decoded(self._turn_start) + self._turn.text
+        It begins with the beginning of the first turn, if the template writes one. With several rows it is that of the
+        last one."""
+        if self._turn is None or self._before_turn is not None:
+            whole = self._row_text(len(self.token_ids))
+        else:
+            whole = self._row_text(self._turn_start) + self._turn.text
+        return whole.removeprefix(self.prompt_text)
 
     @property
     def last_turn_text(self) -> str:
@@ -142,25 +177,22 @@ class Conversation:
     def is_rewritten(self) -> bool:
         """Whether the template would have written another text than this conversation's, up to the beginning of its
         last turn. It is an estimate by text: a template that writes the JSON of a tool call with other spaces rewrites
-        this call."""
+        this call. With several rows it is true."""
+        if self._rows:
+            return True
         ends_with_turn = self._before_turn is None
         messages = self.messages[:-1] if ends_with_turn else self.messages
         end = self._turn_start if ends_with_turn else len(self.token_ids)
         if end == self.num_prompt_tokens:
             return False
-        return self._template.rewrites(messages, self.prompt_with_beginning + self._decoded(end))
+        return self._template.rewrites(messages, self._row_text(end))
 
     def transcript(self, *, may_be_rewritten: bool) -> Transcript:
         """Returns the conversation so far. `may_be_rewritten`: whether to find out `is_rewritten`, which takes time."""
-        row = TokenRow(
-            tuple(self.token_ids),
-            self.num_prompt_tokens,
-            tuple(self.mask),
-            tuple(self.logprobs),
-            tuple(self.policy_versions),
-        )
+        # A row without a turn has nothing to train on.
+        rows = [*self._rows, self._row()] if self._num_sampled or not self._rows else self._rows
         return Transcript(
-            (row,),
+            tuple(rows),
             tuple(self.messages),
             self.prompt_text,
             self.response_text,
@@ -175,14 +207,28 @@ class Conversation:
         self.token_ids += token_ids
         self.logprobs += logprobs
         self.policy_versions += versions
-        self.mask += [sampled] * (len(self.token_ids) - self.num_prompt_tokens - len(self.mask))
+        num_added = len(self.token_ids) - self.num_prompt_tokens - len(self.mask)
+        self.mask += [sampled] * num_added
+        self._num_sampled += num_added * sampled
 
-    def _decoded(self, end: int) -> str:
-        """The text of the tokens between the prompt and position `end`, with all special tokens."""
+    def _row(self) -> TokenRow:
+        return TokenRow(
+            tuple(self.token_ids),
+            self.num_prompt_tokens,
+            tuple(self.mask),
+            tuple(self.logprobs),
+            tuple(self.policy_versions),
+        )
+
+    def _row_text(self, end: int) -> str:
+        """The text of the row up to position `end`, with all special tokens."""
         decoder = replace(self._template.decoder, removed=frozenset(), removed_at_end=frozenset())
-        return decoder.response_text(
-            self.token_ids[: self.num_prompt_tokens], self.token_ids[self.num_prompt_tokens : end]
-        ).text
+        return (
+            self._row_prompt
+            + decoder.response_text(
+                self.token_ids[: self.num_prompt_tokens], self.token_ids[self.num_prompt_tokens : end]
+            ).text
+        )
 
 
 def first_messages(row_messages: Sequence[ChatMessage] | None, reset_result: object, where: str) -> list[ChatMessage]:

@@ -3,7 +3,8 @@
 A call that exceeds the time limit can only be ended with its process. So the other rollouts of the process are lost,
 and begin again elsewhere. The time limit of a call starts at its beginning, which the process reports, and does not
 count the time in which a call of another rollout blocks the process. While nothing has begun, the limit applies to the
-call that waits longest, because code of an earlier call may still occupy the process.
+call that waits longest, because code that an earlier call has left behind may occupy the process; then no call is to
+blame.
 """
 
 from __future__ import annotations
@@ -304,14 +305,20 @@ class EnvironmentProcess:
         """Looks for the end of the process and for calls that have exceeded their limits."""
         self._timer = None
         now = time.monotonic()
+        seconds_late = now - self._timer_set_at - CHECK_SECONDS
         # First what has arrived: while this thread had no core, calls may have ended in time.
         self._read()
         if self._failure is not None:
             return
         for call, limit in self._limits():
-            limit.extend_after_standstill(now - self._timer_set_at - CHECK_SECONDS)
+            limit.extend_after_standstill(seconds_late)
             if now > limit.next_check and not limit.gets_more_time(self._child.core_use(), now):
-                self._fail(EnvironmentLostError("a call of another rollout exceeded the time limit"), call)
+                if call.limit is None:
+                    # Something that an earlier call has left behind occupies the process; it may be another rollout's.
+                    seconds = self._timeout_seconds
+                    self._fail(EnvironmentLostError(f"the environment process did not begin a call for {seconds:g} s"))
+                else:
+                    self._fail(EnvironmentLostError("a call of another rollout exceeded the time limit"), call)
                 return
         self._watch()
 

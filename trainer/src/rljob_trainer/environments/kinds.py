@@ -25,6 +25,8 @@ class EnvironmentKind:
     description: EnvironmentDescription
     template: TurnTemplate
     parser: TurnParser
+    starts_new_rows: bool
+    """See Conversation."""
 
     def conversation(
         self, messages: Sequence[ChatMessage] | None, observation: object, max_context_tokens: int
@@ -32,7 +34,8 @@ class EnvironmentKind:
         """Begins a conversation. `observation`: what `reset` returned. Raises EnvironmentMessageError, and
         DatasetError if no turn fits after the prompt."""
         where = f"{WHERE}.classes (name {self.description.name})"
-        conversation = Conversation(self.template, self.parser, first_messages(messages, observation, where))
+        begun = first_messages(messages, observation, where)
+        conversation = Conversation(self.template, self.parser, begun, starts_new_rows=self.starts_new_rows)
         if conversation.num_prompt_tokens >= max_context_tokens:
             raise DatasetError(
                 f"{WHERE}.maxContextTokens ({max_context_tokens}): the prompt of a rollout has "
@@ -50,9 +53,8 @@ class EnvironmentKinds:
         self._kinds: dict[str, EnvironmentKind] = {}
         for description in settings.descriptions:
             template = TurnTemplate(tokenizer, [dict(tool) for tool in description.tools])
-            self._kinds[description.name] = EnvironmentKind(
-                description, template, turn_parser(template, settings.tool_parser)
-            )
+            parser = turn_parser(template, settings.tool_parser)
+            self._kinds[description.name] = EnvironmentKind(description, template, parser, settings.starts_new_rows)
 
     def __iter__(self) -> Iterator[EnvironmentKind]:
         return iter(self._kinds.values())

@@ -33,6 +33,8 @@ class EnvironmentSettings:
     timeout_seconds: float
     """Time limit of one call of the environment."""
     tool_parser: str | None
+    starts_new_rows: bool
+    """See Conversation; `onRewrite: NewRow`."""
     may_rewrite: bool
     """Whether the chat template may write earlier turns in another way once messages follow. False saves the time to
     count such conversations."""

@@ -83,7 +83,7 @@ from rljob_trainer.workers.update_sums import (
 
 @dataclass(frozen=True)
 class ActorSettings:
-    """The settings of an actor. `mini_batch_rows` is the number of rows that this worker gets of each mini-batch;
+    """The settings of an actor. `mini_batch_rows` is the number of responses of a mini-batch per worker;
     `num_steps` is the number of training steps of the run."""
 
     engine: TrainEngineSettings

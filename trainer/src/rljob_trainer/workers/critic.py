@@ -45,7 +45,7 @@ METRIC_PREFIX = "critic/"
 
 @dataclass(frozen=True)
 class CriticSettings:
-    """The settings of a critic. `mini_batch_rows` is the number of rows that this worker gets of each mini-batch;
+    """The settings of a critic. `mini_batch_rows` is the number of responses of a mini-batch per worker;
     `num_steps` is the number of training steps of the run."""
 
     engine: TrainEngineSettings

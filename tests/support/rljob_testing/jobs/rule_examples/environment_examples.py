@@ -43,6 +43,10 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {**_ALONE, _E: _ENVIRONMENT | {"maxContextTokens": 2}, _T + "rollout.maxNewTokens": 1},
     ],
     "Training.environmentNewTokens": [{_E: _ENVIRONMENT, _T + "rollout.maxNewTokens": 255}],
+    "Training.environmentGae": [
+        {_E: _ENVIRONMENT | {"onRewrite": "NewRow"}},
+        {_E: _ENVIRONMENT, _T + "algorithm.type": "PPO"},
+    ],
     "Training.environmentTurnTokens": [{_E: _ENVIRONMENT | {"maxTurnTokens": 64}}],
 }
 
@@ -85,6 +89,9 @@ BAD: dict[str, list[Bad]] = {
     ],
     "Training.environmentNewTokens": [
         Bad(_T + "rollout.maxNewTokens", {_E: _ENVIRONMENT, _T + "rollout.maxNewTokens": 256}),
+    ],
+    "Training.environmentGae": [
+        Bad(_E + ".onRewrite", {_E: _ENVIRONMENT | {"onRewrite": "NewRow"}, _T + "algorithm.type": "PPO"}),
     ],
     "Training.environmentTurnTokens": [
         Bad(_E + ".maxTurnTokens", {_E: _ENVIRONMENT | {"maxTurnTokens": 65}}),

@@ -21,8 +21,8 @@ from rljob_api.v1alpha1.training import Training
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import REF_LOGPROBS, ROLLOUT_LOGPROBS, VALUES
 from rljob_trainer.algorithms.loss_registry import policy_loss
+from rljob_trainer.controller.checks.responses import check_responses
 from rljob_trainer.controller.prompt_sets import Prompts
-from rljob_trainer.controller.response_checks import check_responses
 from rljob_trainer.datasets.prompts import DATASET
 from rljob_trainer.engines.rollout.select import check_separate_adapters
 from rljob_trainer.engines.train.attention import choose_attention

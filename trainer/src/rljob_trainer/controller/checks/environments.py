@@ -70,6 +70,7 @@ def found_environment(
         rollouts_per_process=environment.rollouts_per_process,
         timeout_seconds=environment.timeout_seconds,
         tool_parser=environment.tool_parser,
+        starts_new_rows=False,
         may_rewrite=False,
         model_folder=model_folder,
         log_folder=log_folder,
@@ -81,7 +82,9 @@ def found_environment(
         _trial_prompt(kinds.named(name), row, opening, environment.max_context_tokens)
         for (name, row), opening in zip(rows.items(), probed.openings, strict=True)
     ]
-    return FoundEnvironment(replace(found, may_rewrite=bool(rewriting)), tuple(trials))
+    may_rewrite = bool(rewriting)
+    starts_new_rows = may_rewrite and environment.on_rewrite is RewritePolicy.NEW_ROW
+    return FoundEnvironment(replace(found, may_rewrite=may_rewrite, starts_new_rows=starts_new_rows), tuple(trials))
 
 
 def limits_of(environment: Environment) -> EpisodeLimits:
@@ -162,13 +165,12 @@ def _may_rewrite(kind: EnvironmentKind, policy: RewritePolicy) -> bool:
     if policy is RewritePolicy.FAIL:
         raise ConfigurationError(
             f"{WHERE}.onRewrite: Fail, and the model's chat template rewrites earlier turns ({text}); use a template "
-            "that only appends, or set Keep"
+            "that only appends, or set Keep or NewRow"
         )
     log.warning(
-        "%s.onRewrite: the model's chat template rewrites earlier turns of a conversation (%s); they stay as they were "
-        "sampled",
-        WHERE,
-        text,
+        "%s.onRewrite: the model's chat template rewrites earlier turns of a conversation (%s); %s",
+        *(WHERE, text),
+        "a new row of tokens begins then" if policy is RewritePolicy.NEW_ROW else "they stay as they were sampled",
     )
     return True
 
