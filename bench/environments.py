@@ -18,7 +18,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -45,7 +45,8 @@ TRL_ENGINES = {HF: "hf", VLLM: "vllm, uncorrected"}
 """Names of `peers/trl_peer.build`."""
 SHOWN = {HF: "transformers", VLLM: "vLLM"}
 TOOL_SECONDS = (0.0, 0.1)
-CACHE_BYTES = 1 << 29
+WHOLE = Conversations(num_calls=4, call_tokens=32, tool_seconds=0.0, num_layers=4)
+QUICK = Conversations(num_calls=2, call_tokens=8, tool_seconds=0.0, num_layers=2)
 NOTE = (
     "TRL with vLLM is not TRL as it comes: see the note of bench/training_step.py. It has no second forward pass for "
     "importance sampling."
@@ -245,7 +246,8 @@ def main() -> None:
         report.notes.append(f"trl is not measured: {error}")
     report.print_head()
     for tool_seconds in options.tool_seconds:
-        measure(Conversations(4, 32, tool_seconds, 2 if options.is_quick else 4), options, packages, report)
+        conversations = QUICK if options.is_quick else WHOLE
+        measure(replace(conversations, tool_seconds=tool_seconds), options, packages, report)
     report.write(options.json_path)
 
 
