@@ -39,7 +39,7 @@ class EnvironmentHost:
         self._may_rewrite = settings.may_rewrite
         self._kinds = EnvironmentKinds(Tokenizer(settings.model_folder), settings)
         self._asyncio_loop = asyncio.new_event_loop()
-        self._engine = EngineClient(engine_loop, self._asyncio_loop)
+        self._engine = EngineClient(engine_loop, self._asyncio_loop, lambda: len(self._tasks))
         self._processes = EnvironmentProcesses(
             settings.classes,
             log_folder=settings.log_folder,
