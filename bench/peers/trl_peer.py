@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import traceback
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -54,7 +55,8 @@ class Parts:
 
 def build(model: str, prompts: str, dtype: str, engine: str, details: dict) -> object:
     """Builds a trainer. `engine`: `hf`, `vllm`, or `vllm, uncorrected`, which skips the second forward pass that
-    corrects for the difference between the log-probabilities of vLLM and of the trainer."""
+    corrects for the difference between the log-probabilities of vLLM and of the trainer. In `details`, `new_tokens`
+    limits a response, with the messages of tools, and `environment` has the arguments of a CountingGame, or is None."""
     on_cpu = details["device_type"] == "cpu"
     if engine != "hf" and on_cpu:
         patch_vllm(dtype)
@@ -94,7 +96,14 @@ def build(model: str, prompts: str, dtype: str, engine: str, details: dict) -> o
         disable_tqdm=True,
         dataloader_pin_memory=not on_cpu,
     )
-    return GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=Dataset.from_list(rows))
+    dataset = Dataset.from_list(rows)
+    if details["environment"] is None:
+        return GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=dataset)
+    from rljob_bench.counting_game import CountingGame
+
+    # The reward is that of the environment.
+    game = partial(CountingGame, **details["environment"])
+    return GRPOTrainer(model=model, args=config, train_dataset=dataset, environment_factory=game)
 
 
 def patch_vllm(dtype: str) -> None:
@@ -103,8 +112,6 @@ def patch_vllm(dtype: str) -> None:
     There vLLM packs the weights of its layers, so they cannot be loaded one by one, as TRL does, but only by vLLM's own
     reloading. And TRL leaves the precision to vLLM, which would use 16 bits for every model.
     """
-    from functools import partial
-
     from trl.generation import vllm_generation
 
     def sync_weights(generation: vllm_generation.VLLMGeneration) -> None:
@@ -122,7 +129,7 @@ def pack_head_again(model: object) -> None:
     model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
 
-def turn_taking(conversation: Conversation, parts: Parts, new_tokens: int) -> object:
+def turn_taking(conversation: Conversation, parts: Parts, sampled_tokens: int) -> object:
     """A callback that stops the trainer between its turns and measures the steps of each turn."""
     from transformers import TrainerCallback
 
@@ -149,7 +156,9 @@ def turn_taking(conversation: Conversation, parts: Parts, new_tokens: int) -> ob
             """Sends the response to the last request, if there was one, and waits for the next."""
             if self.num_steps:
                 lengths = self.trainer._metrics["train"]["completions/mean_length"]
-                assert all(length == new_tokens for length in lengths), f"response lengths {lengths}, not {new_tokens}"
+                assert all(length == sampled_tokens for length in lengths), (
+                    f"response lengths {lengths}, not {sampled_tokens}"
+                )
                 lengths.clear()
                 conversation.answer({"seconds": self.seconds, "parts": self.parts})
             else:
@@ -179,7 +188,7 @@ def main() -> None:
             trainer = build(
                 request["model"], request["prompts"], request["dtype"], request["engine"], request["details"]
             )
-            callback = turn_taking(conversation, parts, request["details"]["new_tokens"])
+            callback = turn_taking(conversation, parts, request["details"]["sampled_tokens"])
             callback.trainer = trainer
             trainer.add_callback(callback)
             trainer.train()

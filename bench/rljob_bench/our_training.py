@@ -22,7 +22,6 @@ from rljob_bench.step_case import (
     NUM_PROMPTS,
     PROMPT_TOKENS,
     CaseFolder,
-    random_prompts,
 )
 from rljob_bench.step_reward import TURNS_COLUMN, released_file, waiting_file
 
@@ -38,13 +37,14 @@ WARM_UP_STEPS = 1
 """Steps at the beginning of every turn that do not count, because everything was idle before."""
 METRICS = {
     "step": "timing_s/step",
+    "rollout": "timing_s/rollout",
     "generate": "timing_s/generate",
     "weight sync": "timing_s/weight_sync",
     "reward": "timing_s/reward",
     "update": "timing_s/update_actor",
 }
 """Metrics with the seconds of a step's parts. `generate` and `weight sync` are measured in the worker, the others in
-the controller."""
+the controller. `rollout` contains `generate`."""
 UPDATE_SPANS = ("forward", "backward", "forward_backward", "optimizer_step")
 """Names of the worker's spans in an update. Not every version has all of them."""
 BETWEEN_STEPS = "between steps"
@@ -67,6 +67,10 @@ class OurDetails:
     roles: Mapping[str, object] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     """Additional options of `rljob run`."""
+    max_prompt_tokens: int = PROMPT_TOKENS
+    """No prompt of the datasets has more."""
+    response_tokens: int = NEW_TOKENS
+    """Number of sampled tokens of every response, which is checked."""
 
 
 class OurTraining:
@@ -82,6 +86,7 @@ class OurTraining:
         does not start."""
         self.folder = folder
         self._num_steps = num_steps
+        self._response_tokens = details.response_tokens
         self._parts = PartsOfSteps()
         self._turns = folder / "turns"
         self._run = folder / "run"
@@ -118,7 +123,7 @@ class OurTraining:
         rows = self._steps()[-self._steps_per_turn :]
         assert len(rows) == self._steps_per_turn, f"{len(rows)} steps:\n{self._end_of_log()}"
         lengths = {row["response_length/mean"] for row in rows}
-        assert lengths == {NEW_TOKENS}, f"response lengths {lengths}, not {NEW_TOKENS}"
+        assert lengths == {self._response_tokens}, f"response lengths {lengths}, not {self._response_tokens}"
         moments = [row["wall_time"] for row in rows]
         seconds = [moments[i] - moments[i - 1] for i in range(WARM_UP_STEPS, WARM_UP_STEPS + self._num_steps)]
         parts: list[Mapping[str, float]] = []
@@ -160,9 +165,8 @@ class OurTraining:
         """The job file; fields that it does not contain have their defaults."""
         held_out = self.folder / "held_out.jsonl"
         # One row per worker, so that no row is repeated; the first row waits for the next turn.
-        rows = [
-            {"prompt": prompt} for prompt in random_prompts(case.model, next(iter(details.num_workers.values())), 1)
-        ]
+        num_workers = next(iter(details.num_workers.values()))
+        rows = [json.loads(line) for line in case.prompts.read_text().splitlines()[-num_workers:]]
         rows[0][TURNS_COLUMN] = str(self._turns)
         held_out.write_text("".join(json.dumps(row) + "\n" for row in rows))
         timeline_steps = [self._steps_per_turn * turn for turn in range(1, MAX_TIMELINES + 1)]
@@ -177,12 +181,12 @@ class OurTraining:
                 "roles": details.roles,
                 "training": {
                     "model": {"source": str(case.model), "dtype": dtype},
-                    "dataset": _file_dataset(case.prompts) | {"shuffle": False},
+                    "dataset": _file_dataset(case.prompts, details.max_prompt_tokens) | {"shuffle": False},
                     **_rewards(tree),
                     "optimizer": {"learningRate": LEARNING_RATE},
                     "rollout": {"groupSize": GROUP_SIZE, "maxNewTokens": NEW_TOKENS, **details.rollout},
                     "evaluation": {
-                        "dataset": _file_dataset(held_out),
+                        "dataset": _file_dataset(held_out, details.max_prompt_tokens),
                         "everySteps": self._steps_per_turn,
                         "numSamples": 0,
                     },
@@ -233,5 +237,5 @@ def _rewards(tree: Path) -> dict[str, object]:
     return {"rewards": [reward]} if knows_many else {"reward": reward}
 
 
-def _file_dataset(path: Path) -> dict[str, object]:
-    return {"type": "File", "file": {"path": str(path)}, "maxPromptTokens": PROMPT_TOKENS}
+def _file_dataset(path: Path, max_prompt_tokens: int) -> dict[str, object]:
+    return {"type": "File", "file": {"path": str(path)}, "maxPromptTokens": max_prompt_tokens}

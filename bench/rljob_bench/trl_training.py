@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rljob_bench.parts_of_steps import PartsOfSteps
@@ -17,15 +18,16 @@ from rljob_bench.step_case import (
 
 WARM_UP_STEPS = 1
 """Steps at the beginning of every turn that do not count, because the process was idle before."""
+BEFORE_THE_UPDATE = "_prepare_inputs"
 PARTS = {
+    "rollout": (BEFORE_THE_UPDATE,),
     "generate": ("transformers.generate", "vLLM.generate"),
     "weight sync": ("sync_weights",),
     "reward": ("_calculate_rewards",),
     "update": ("update",),
     "forward": ("compute_loss",),
 }
-"""TRL's names for its own measurements, by our names."""
-BEFORE_THE_UPDATE = "_prepare_inputs"
+"""TRL's names for its own measurements, by our names. `rollout` is everything until the batch is complete."""
 
 
 class TrlTraining:
@@ -42,8 +44,10 @@ class TrlTraining:
         *,
         device_type: str,
         gpu_memory_utilization: float,
+        changed: Mapping[str, object] | None = None,
     ) -> None:
-        """`engine`: see `peers/trl_peer.build`. Raises PeerError if the trainer cannot start."""
+        """`engine`: see `peers/trl_peer.build`. `changed`: details below with other values. Raises PeerError if the
+        trainer cannot start."""
         self._peer = peer
         self._num_steps = num_steps
         self._parts = PartsOfSteps()
@@ -58,10 +62,13 @@ class TrlTraining:
                 "num_rows": NUM_ROWS,
                 "group_size": GROUP_SIZE,
                 "new_tokens": NEW_TOKENS,
+                "sampled_tokens": NEW_TOKENS,
                 "max_tokens": PROMPT_TOKENS + NEW_TOKENS,
                 "learning_rate": LEARNING_RATE,
                 "device_type": device_type,
                 "gpu_memory_utilization": gpu_memory_utilization,
+                "environment": None,
+                **(changed or {}),
             },
         )
 

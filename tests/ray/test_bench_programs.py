@@ -24,6 +24,7 @@ WITHOUT_VERL = ("checkpoints",)
 LONG_PROGRAMS = (
     "algorithms",
     "arrangements",
+    "environments",
     "jobs_to_clusters",
     "planner",
     "rollout_overlap",

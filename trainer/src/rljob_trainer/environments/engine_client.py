@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest
 from rljob_trainer.engines.rollout.loop import EngineLoop
 from rljob_trainer.errors import TrainerError
 
+PAUSE_SECONDS = 0.01
+"""If the engine is idle, requests are sent when no other has come for so long."""
+LONGEST_WAIT_SECONDS = 0.05
+"""The longest time that a request waits for others while the engine is idle."""
+
 
 class EngineClient:
-    """All methods are for the thread of `asyncio_loop`."""
+    """All methods are for the thread of `asyncio_loop`.
 
-    def __init__(self, engine_loop: EngineLoop, asyncio_loop: asyncio.AbstractEventLoop) -> None:
+    Requests that come while the engine is busy are sent at once. If it is idle, the first requests wait some
+    milliseconds for those of other rollouts: an engine that decodes batches would begin with only a few, and the others
+    would wait until these have ended. In a measurement with 32 rollouts, such an engine needed twice as many steps."""
+
+    def __init__(
+        self, engine_loop: EngineLoop, asyncio_loop: asyncio.AbstractEventLoop, count_open: Callable[[], int]
+    ) -> None:
+        """`count_open`: returns the number of rollouts that have not ended. Once all of them wait for the engine,
+        nothing waits for others."""
         self._engine_loop = engine_loop
         self._asyncio_loop = asyncio_loop
+        self._count_open = count_open
         self._futures: dict[str, asyncio.Future[FinishedSequence]] = {}
         """The unfinished requests, by request id."""
         self._unsent: list[GenerationRequest] = []
+        self._sending: asyncio.TimerHandle | None = None
+        """Sends the unsent requests."""
+        self._send_by = 0.0
+        """When the unsent requests are sent at the latest, in the loop's time."""
         self._unwanted: list[str] = []
         """Requests that are aborted next."""
         self._next_abort: asyncio.Task[None] | None = None
@@ -35,9 +53,8 @@ class EngineClient:
         Raises the errors of EngineLoop."""
         future: asyncio.Future[FinishedSequence] = self._asyncio_loop.create_future()
         self._futures[request.request_id] = future
-        if not self._unsent:
-            self._asyncio_loop.call_soon(self._send)
         self._unsent.append(request)
+        self._send_soon()
         try:
             return await future
         except asyncio.CancelledError:
@@ -56,7 +73,22 @@ class EngineClient:
         while self._aborts:
             await asyncio.gather(*self._aborts, return_exceptions=True)
 
+    def _send_soon(self) -> None:
+        now = self._asyncio_loop.time()
+        if self._sending is None:
+            self._send_by = now + LONGEST_WAIT_SECONDS
+        elif self._sending.when() <= now:
+            return
+        else:
+            self._sending.cancel()
+        is_busy = len(self._futures) > len(self._unsent)
+        waits = not is_busy and len(self._futures) < self._count_open()
+        self._sending = self._asyncio_loop.call_at(
+            min(now + PAUSE_SECONDS, self._send_by) if waits else now, self._send
+        )
+
     def _send(self) -> None:
+        self._sending = None
         requests, self._unsent = self._unsent, []
         if not requests:
             return

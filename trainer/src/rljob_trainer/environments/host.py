@@ -44,7 +44,7 @@ class EnvironmentHost:
         tokenizer = Tokenizer(settings.model_folder)
         self._kinds = EnvironmentKinds(tokenizer, settings)
         self._asyncio_loop = asyncio.new_event_loop()
-        self._engine = EngineClient(engine_loop, self._asyncio_loop)
+        self._engine = EngineClient(engine_loop, self._asyncio_loop, lambda: len(self._tasks))
         self._processes = EnvironmentProcesses(
             settings.classes,
             log_folder=settings.log_folder,

@@ -28,6 +28,7 @@ EMPTY_THINKING = re.compile(r"\A\s*<(\w+)>\s*</\1>\s*")
 """Some templates write this before the content of a turn without thinking."""
 CALL_MARKER = re.compile(r"<[^<>\s]{2,40}>|\[[A-Z_]{3,40}\]")
 MAX_KEPT_LENGTH, MAX_KEPT_TEXTS = 200, 10_000
+MAX_RENDERED_CALLS = 256
 TEMPLATE_FIELD = "spec.training.model.source"
 
 
@@ -60,6 +61,8 @@ class TurnTemplate:
         """The tokens of short texts after turns."""
         self._heads: dict[tuple[str, bool], str] = {}
         """The beginning of a suffix by the role of its first message, and whether the turn had tool calls."""
+        self._rendered_calls: dict[tuple[tuple[str, str], ...], str] = {}
+        """Turns with probes, as `_render_turn` writes them, by the names and ids of their calls."""
 
     def prompt(self, messages: Sequence[ChatMessage]) -> TemplateText:
         """Renders the beginning of a conversation, up to the first turn of the assistant. Raises ChatTemplateError if
@@ -166,7 +169,13 @@ class TurnTemplate:
     def _end_of_call(self, turn: ChatMessage, after: str) -> str:
         """Returns the part of `after`, the text after the probe in the last tool call of `turn`, that belongs to the
         call. The end of the turn follows."""
-        _, found, written = self._render_turn(turn).partition(TURN_PROBE)
+        calls = tuple((call["function"]["name"], call["id"]) for call in turn["tool_calls"])
+        if calls not in self._rendered_calls:
+            if len(self._rendered_calls) >= MAX_RENDERED_CALLS:
+                # The policy may write any name.
+                self._rendered_calls.clear()
+            self._rendered_calls[calls] = self._render_turn(turn)
+        _, found, written = self._rendered_calls[calls].partition(TURN_PROBE)
         end_of_call = written.removesuffix(self._end_of_turn)
         if found and written.endswith(self._end_of_turn) and after.startswith(end_of_call):
             return end_of_call
