@@ -1,0 +1,143 @@
+"""Limits of sessions, and requests that nobody expects."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import openai
+import pytest
+
+from rljob_testing.session_clients import Messages, ask, check_rows, client_of, numbered, post, run, transcript_of, user
+from rljob_testing.sessions import LIMITS, Endpoint
+from rljob_trainer.engines.rollout.base import Outcome
+
+
+def test_limits_of_tokens(tmp_path: Path) -> None:
+    async def test(made: Endpoint) -> None:
+        num_tokens = len(made.policy.tokenizer.encode("answer 0<|im_end|>", add_special_tokens=False))
+        session = made.session(max_new_tokens=2 * num_tokens + 2)
+        client = client_of(made, session)
+        # Both wait for each other's tokens, so they never sample more than the limit.
+        await asyncio.gather(ask(client, [user("one")]), ask(client, [user("two")]))
+        assert session.limit is None
+        cut = await ask(client, [user("three")])
+        assert (cut.choices[0].finish_reason, session.limit) == ("length", Outcome.MAX_TOKENS)
+        with pytest.raises(openai.BadRequestError, match=r"limit spec\.training\.rollout\.maxNewTokens"):
+            await ask(client, [user("four")])
+        # A limit of the agent's own is none of the session.
+        session = made.session()
+        cut = await ask(client_of(made, session), [user("one")], max_completion_tokens=2, max_tokens=3)
+        assert (cut.choices[0].finish_reason, session.limit) == ("length", None)
+        assert len(made.policy.turns[-1].token_ids) == 2
+        long = await ask(client_of(made, session), [user("one")], stop=["wer"])
+        assert long.choices[0].message.content == "ans"
+
+    run(tmp_path, numbered(), test)
+
+
+def test_a_full_context(tmp_path: Path) -> None:
+    async def test(made: Endpoint) -> None:
+        session = made.session(replace(LIMITS, max_context_tokens=120))
+        client = client_of(made, session)
+        messages: Messages = [user("one")]
+        messages.append((await ask(client, messages)).choices[0].message.model_dump())
+        for too_long in ([*messages, user("x" * 120)], [user("x" * 120)]):
+            with pytest.raises(openai.BadRequestError, match="no room for a turn") as error:
+                await ask(client, too_long)
+            assert (error.value.code, session.limit) == ("context_length_exceeded", Outcome.CONTEXT_FULL)
+        # An agent may go on with less.
+        await ask(client, [*messages, user("two")])
+        assert session.limit is None
+        check_rows(made, transcript_of(session))
+
+    run(tmp_path, numbered(), test)
+
+
+def test_the_limit_of_time(tmp_path: Path) -> None:
+    async def write(_: str) -> str:
+        await asyncio.sleep(600)
+        return ""
+
+    async def test(made: Endpoint) -> None:
+        session = made.session(replace(LIMITS, max_seconds=0.3))
+        for _ in range(2):
+            with pytest.raises(openai.BadRequestError, match="maxSeconds"):
+                await ask(client_of(made, session), [user("one")])
+        assert session.limit is Outcome.TIME_LIMIT
+        assert (len(made.policy.requests), made.policy.num_cancelled) == (1, 1)
+        transcript = transcript_of(session)
+        assert (transcript.num_turns, sum(transcript.rows[0].mask)) == (0, 0)
+
+    run(tmp_path, write, test)
+
+
+def test_keys_belong_to_one_running_session(tmp_path: Path) -> None:
+    begun = asyncio.Event()
+
+    async def write(prompt: str) -> str:
+        if "wait" in prompt:
+            begun.set()
+            await asyncio.sleep(600)
+        return "an answer"
+
+    async def test(made: Endpoint) -> None:
+        one, two = made.session(), made.session()
+        messages: Messages = [user("secret")]
+        messages.append((await ask(client_of(made, one), messages)).choices[0].message.model_dump())
+        # The same messages in another session are a new conversation.
+        await ask(client_of(made, two), [*messages, user("and?")])
+        assert [len(session.record.turns) for session in (one, two)] == [1, 1]
+        waiting = asyncio.create_task(ask(client_of(made, one), [user("wait")]))
+        await begun.wait()
+        await made.end(one)
+        with pytest.raises(openai.AuthenticationError, match="session has ended"):
+            await waiting
+        assert made.policy.num_cancelled == 1
+        with pytest.raises(openai.AuthenticationError, match="belongs to no running session"):
+            await ask(client_of(made, one), [user("again")])
+        for key in ("", "wrong", two.key[:-1], two.key.lower()):
+            status, _ = await post(made, key, {"messages": [user("x")]})
+            assert status == 401
+        assert made.server.base_url.startswith("http://127.0.0.1:")
+
+    run(tmp_path, write, test)
+
+
+BAD: list[tuple[object, str | None, str]] = [
+    (b"{", None, "not valid JSON"),
+    (b"[" * 100_000, None, "not valid JSON"),
+    ([], None, "JSON object"),
+    ({}, "messages", "at least one message"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages", "messages[0] must be an object with a role"),
+    ({"messages": [user(None)]}, "messages", "messages[0].content must be a text"),
+    ({"messages": [user([{"type": "image_url", "image_url": {}}])]}, "messages", "images"),
+    ({"messages": [user("x"), {"role": "assistant", "content": "y"}]}, "messages", "end with a message of the user"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}, user("x")]}, "messages", "tool_calls[0] must"),
+    ({"messages": [user("x")], "n": 2}, "n", "n must be 1 (seen: 2)"),
+    ({"messages": [user("x")], "logprobs": True}, "logprobs", "not supported"),
+    ({"messages": [user("x")], "max_tokens": 0}, "max_tokens", "whole number from 1 (seen: 0)"),
+    ({"messages": [user("x")], "stream": "yes"}, "stream", "true or false"),
+    ({"messages": [user("x")], "stop": [1]}, "stop", "list of up to 16 texts"),
+    ({"messages": [user("x")], "tools": [{"type": "web"}]}, "tools", "tools[0] must be a function"),
+    ({"messages": [user("x")], "response_format": {"type": "json_object"}}, "response_format", "must be text"),
+]
+
+
+def test_bad_requests_get_errors_in_openais_form(tmp_path: Path) -> None:
+    async def test(made: Endpoint) -> None:
+        session = made.session()
+        for body, field, message in BAD:
+            status, answer = await post(made, session.key, body)
+            error = answer["error"]
+            assert isinstance(error, dict)
+            assert (status, error["param"], error["type"]) == (400, field, "invalid_request_error"), body
+            assert message in error["message"]
+        # Unpaired surrogates are no error.
+        status, _ = await post(made, session.key, b'{"messages": [{"role": "user", "content": "\\ud800"}]}')
+        assert (status, len(session.record.turns)) == (200, 1)
+        with pytest.raises(openai.NotFoundError, match="use POST /v1/chat/completions"):
+            await client_of(made, session).embeddings.create(model="policy", input="x")
+
+    run(tmp_path, numbered(), test)
