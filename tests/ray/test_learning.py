@@ -119,7 +119,8 @@ def test_a_game_of_several_turns_is_learned_from_its_feedback(
     run = run_trainer(training_runs.merged(job, {"spec": {"training": changes, "checkpoint": checkpoint}}), cluster)
     assert run.exit_code == 0, run.terminal
     before, after = run.files.series("eval/sampled_score")
-    # Three seeds of the example reached 51 to SECOND %, and 20 to THIRD % without feedback. Before it was 24 to 28 %.
+    # In this number of steps, seeds 0 and 1 rose from 24.2 to 50.8 % and from 26.6 to 53.5 %. A player who ignores the
+    # feedback finds 6 of 26 letters, 23 %. Two standard errors of a difference are 8 points.
     if path == "guess_letter:GuessLetter":
         assert after > before + 0.15, (before, after)
     else:
