@@ -122,7 +122,7 @@ def test_the_server_object_reads_back_as_the_same_job(api: httpx.Client) -> None
         {"spec.training.environment": ENVIRONMENT | {"classes": []}},
         {"spec.training.environment": ENVIRONMENT | {"classes": [{"path": "my_games"}]}},
         {"spec.training.environment": ENVIRONMENT | {"maxContextTokens": 1}},
-        {"spec.training.environment": ENVIRONMENT | {"onRewrite": "NewRow"}},
+        {"spec.training.environment": ENVIRONMENT | {"onRewrite": "Redo"}},
         {"spec.training.environment": {"type": "Class", "classes": ENVIRONMENT["classes"]}},
         {"spec.pools": []},
         {"spec.pools[0].nodes": 1025},

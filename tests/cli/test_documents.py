@@ -53,6 +53,7 @@ def test_every_metric_is_documented_by_its_name() -> None:
         metrics.REWARD_PREFIX,
         metrics.SAMPLING_REWARD_PREFIX,
         metrics.RESPONSE_LENGTH_PREFIX,
+        metrics.TURNS_PREFIX,
         metrics.TIMING_PREFIX,
         metrics.MEMORY_PREFIX,
     }
