@@ -63,6 +63,7 @@ def start(described: Described, folder: Path) -> Iterator[Start]:
             rollouts_per_process=rollouts_per_process,
             timeout_seconds=timeout_seconds,
             tool_parser=None,
+            starts_new_rows=False,
             may_rewrite=False,
             model_folder=folder / "model",
             log_folder=folder / "logs",

@@ -66,6 +66,7 @@ def settings_in(folder: Path) -> EnvironmentSettings:
         rollouts_per_process=2,
         timeout_seconds=SECONDS,
         tool_parser=None,
+        starts_new_rows=False,
         may_rewrite=False,
         model_folder=folder / "model",
         log_folder=folder / "logs",

@@ -114,10 +114,20 @@ def test_a_broken_call_in_the_last_turn_is_a_parse_error(start: Start) -> None:
     assert (episode.counts.num_tool_calls, episode.counts.num_tool_errors) == (2, 2)
 
 
-@pytest.mark.parametrize("turn", [0, 1])
-def test_a_turn_that_is_generated_too_long_is_dropped(start: Start, turn: int) -> None:
+def test_a_rollout_without_a_first_turn_in_time_has_no_reward(start: Start) -> None:
+    """The policy has done nothing that could be scored."""
+    running = start(lambda _: NEVER, max_seconds=0.5, retries=1)
+    [episode] = running.run(request(0, "a", "b"))
+    assert (episode.outcome, episode.transcript) == (Outcome.INFRASTRUCTURE, None)
+    assert episode.reward.value is None
+    assert running.engine.aborted == ["0/0", "0/0"]
+    running.assert_nothing_is_open()
+
+
+def test_a_turn_that_is_generated_too_long_is_dropped(start: Start) -> None:
     """The environment still gives a reward for what came before."""
-    running = start(turns(*["first"] * turn, NEVER), max_seconds=0.5)
+    turn = 1
+    running = start(turns("first", NEVER), max_seconds=0.5)
     asked = request(0, "a", "b")
     [episode] = running.run(asked)
     assert (episode.outcome, episode.reward.status) == (Outcome.TIME_LIMIT, RewardStatus.OK)
@@ -187,12 +197,24 @@ def test_a_process_that_dies_is_replaced_and_the_rollout_begins_again(start: Sta
 
 
 @pytest.mark.parametrize("retries", [0, 2])
-def test_a_rollout_whose_process_always_dies_is_lost(start: Start, retries: int) -> None:
+def test_a_rollout_whose_process_always_dies_has_no_reward(start: Start, retries: int) -> None:
+    """With what the policy wrote, its process has died twice: that is held to be the cause, as with rewards."""
     running = start(say, retries=retries)
     died, well = running.run(request(0, "a", "die"), request(1, "a"))
-    assert (died.outcome, died.transcript) == (Outcome.INFRASTRUCTURE, None)
+    assert died.reward.value is None
+    if retries:
+        assert (died.outcome, died.reward.status) == (Outcome.COMPLETED, RewardStatus.DIED)
+    else:
+        assert (died.outcome, died.transcript) == (Outcome.INFRASTRUCTURE, None)
     assert well.outcome is Outcome.COMPLETED
-    assert sum(each.request_id == "0/0" for each in running.engine.requests) == 1 + retries
+    assert sum(each.request_id == "0/0" for each in running.engine.requests) == 1 + bool(retries)
+    running.assert_nothing_is_open()
+
+
+def test_a_process_that_dies_before_the_first_turn_is_lost(start: Start) -> None:
+    running = start(say, retries=2)
+    [episode] = running.run(request(0, "die"))
+    assert (episode.outcome, episode.transcript) == (Outcome.INFRASTRUCTURE, None)
     running.assert_nothing_is_open()
 
 

@@ -12,27 +12,28 @@ from rljob_testing.training.scripted_engine import NEVER, Prompt
 from rljob_testing.training.scripted_rollouts import SECONDS, Start, request, say, wait_for
 from rljob_trainer.engines.rollout.base import Outcome
 from rljob_trainer.environments.episode import EpisodeRequest, FinishedEpisode
-from rljob_trainer.errors import DatasetError, EnvironmentMessageError, WorkerError
+from rljob_trainer.errors import WorkerError
 from rljob_trainer.rewards.base import RewardStatus
 
 
 @pytest.mark.parametrize(
-    ("asked", "limits", "error", "text"),
+    ("asked", "limits", "status", "text"),
     [
-        (replace(request(0), row={"plan": [None]}), {}, EnvironmentMessageError, "the row has no prompt"),
-        (request(0, "a" * 100), {"max_context_tokens": 100}, DatasetError, r"maxContextTokens \(100\): the prompt"),
+        (replace(request(0), row={"plan": [None]}), {}, RewardStatus.ERROR, "the row has no prompt"),
+        (request(0, "a" * 100), {"max_context_tokens": 100}, RewardStatus.OK, ""),
     ],
 )
-def test_a_rollout_that_cannot_begin_fails_the_run(
-    start: Start, asked: EpisodeRequest, limits: dict[str, object], error: type[Exception], text: str
+def test_a_rollout_that_cannot_begin_is_excluded(
+    start: Start, asked: EpisodeRequest, limits: dict[str, object], status: RewardStatus, text: str
 ) -> None:
-    """Also while others are open."""
-    running = start(lambda _: NEVER, **limits)
-    running.host.submit([request(1, "a"), asked])
-    for _ in range(2):
-        with pytest.raises(error, match=text):
-            running.host.take(SECONDS)
-    running.host.abort()
+    """A prompt of the environment that is too long now and then does not end the run; an exception is an error of the
+    reward. The first rollout with each class was tried before the run."""
+    running = start(say, **limits)
+    [episode] = running.run(asked)
+    assert (episode.outcome, episode.transcript) == (Outcome.INFRASTRUCTURE, None)
+    assert (episode.reward.status, episode.reward.value) == (status, None)
+    assert text in episode.reward.detail
+    assert not running.engine.requests
     running.assert_nothing_is_open()
 
 

@@ -43,7 +43,8 @@ class EnvironmentHost:
         self._may_rewrite = settings.may_rewrite
         tokenizer = Tokenizer(settings.model_folder)
         self._kinds = EnvironmentKinds(tokenizer, settings)
-        self._asyncio_loop = asyncio.new_event_loop()
+        # Not `new_event_loop`, which gives another kind of loop in the processes of Ray (uvloop).
+        self._asyncio_loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop()
         self._engine = EngineClient(engine_loop, self._asyncio_loop, lambda: len(self._tasks))
         self._processes = EnvironmentProcesses(
             settings.classes,
