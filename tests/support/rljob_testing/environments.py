@@ -45,7 +45,7 @@ async def processes_for(
     processes = EnvironmentProcesses(
         class_specs(*names),
         log_folder=folder / "logs",
-        environment=scorer_environment(os.environ, [], [folder]),
+        variables=scorer_environment(os.environ, [], [folder]),
         timeout_seconds=timeout_seconds,
         rollouts_per_process=rollouts_per_process,
         max_rollouts=max_rollouts,
@@ -62,7 +62,7 @@ def probe(
     """Describes classes of the module in `folder`."""
     return describe_environments(
         specs,
-        environment=scorer_environment(os.environ, [], [folder]),
+        variables=scorer_environment(os.environ, [], [folder]),
         log_file=folder / "logs" / "environment-probe.log",
         timeout_seconds=timeout_seconds,
         trials=trials,

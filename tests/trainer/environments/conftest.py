@@ -67,7 +67,7 @@ def start(described: Described, folder: Path) -> Iterator[Start]:
             may_rewrite=False,
             model_folder=folder / "model",
             log_folder=folder / "logs",
-            environment=scorer_environment(os.environ, [], [folder]),
+            variables=scorer_environment(os.environ, [], [folder]),
         )
         engine = ScriptedEngine(folder / "model", script)
         loop = EngineLoop(engine, stall_seconds=SECONDS)

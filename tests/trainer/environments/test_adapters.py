@@ -36,7 +36,7 @@ def described(of: ClassSpec, tmp_path: Path, rows: Mapping[int, Mapping[str, obj
     """What a process of the trainer finds out about a class, and how it begins a rollout for each seed and its row."""
     return describe_environments(
         [of],
-        environment=inherited_environment(),
+        variables=inherited_environment(),
         log_file=tmp_path / "environment.log",
         timeout_seconds=60,
         trials=[Trial(of.name, row, seed) for seed, row in rows.items()],

@@ -103,7 +103,7 @@ def rollout(
             processes = EnvironmentProcesses(
                 [spec(name)],
                 log_folder=folder / "logs",
-                environment=scorer_environment(os.environ, [], [folder]),
+                variables=scorer_environment(os.environ, [], [folder]),
                 timeout_seconds=60.0,
                 rollouts_per_process=1,
                 max_rollouts=1,

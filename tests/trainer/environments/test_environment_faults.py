@@ -347,7 +347,7 @@ def test_a_process_loads_within_its_limit(folder: Path) -> None:
         process = EnvironmentProcess(
             class_specs("Faulty"),
             log_file=folder / "environment.log",
-            environment=scorer_environment(os.environ, [], [folder]),
+            variables=scorer_environment(os.environ, [], [folder]),
             timeout_seconds=60,
             start_timeout_seconds=0.5,
         )

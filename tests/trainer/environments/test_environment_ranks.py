@@ -70,7 +70,7 @@ def settings_in(folder: Path) -> EnvironmentSettings:
         may_rewrite=False,
         model_folder=folder / "model",
         log_folder=folder / "logs",
-        environment=scorer_environment(os.environ, [], [folder]),
+        variables=scorer_environment(os.environ, [], [folder]),
     )
 
 

@@ -1,8 +1,11 @@
-"""Environments: conversations of several turns between the policy and an object of a user's class.
+"""Rollouts of several turns with environments: the user's classes and agents.
 
-How the user's code runs: `environment_pool.py` gives each rollout a place in a process, `environment_process.py` is the
-parent's side of one process, and `environment_program.py` the program of a process. Parts of the program: `rollouts.py`
-answers requests, `user_calls.py` calls the user's methods, `returned_values.py` checks what they return, and
-`random_states.py` separates the random numbers of rollouts. `description.py` finds out what a class offers, `probe.py`
-does this at the start of a run. `failures.py` has the errors.
+- A rollout: `host`, `episode`, `engine_client`, `kinds`, `settings`.
+- Tokens: `conversation`, `turn_template`, `template_check`, `tool_calls`, `transcript`.
+- Processes of the user's code: `environment_pool` and `environment_process` (here), `environment_program`, `rollouts`,
+  `user_calls`, `agent_runs` (there), `description`, `probe`.
+- Agents behind an endpoint: `agent_host`, `session`, `session_record`, `session_server`, `chat_requests`.
+- Other libraries: `adapters`.
+
+In the code a rollout with an environment is called an episode, because the controller's `Rollout` is a whole batch.
 """

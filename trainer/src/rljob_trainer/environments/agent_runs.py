@@ -22,7 +22,7 @@ class AgentSession:
     model: str
     """The name to use for the policy."""
     deadline: float
-    """Unix time at which the policy stops to answer."""
+    """Unix time at which the policy stops answering."""
     seed: int
     """The same in all rollouts of a group. `random` and NumPy are seeded with it."""
 

@@ -75,7 +75,7 @@ class EnvironmentProcesses:
         classes: Sequence[ClassSpec],
         *,
         log_folder: Path,
-        environment: Mapping[str, str],
+        variables: Mapping[str, str],
         timeout_seconds: float,
         rollouts_per_process: int,
         max_rollouts: int,
@@ -87,14 +87,14 @@ class EnvironmentProcesses:
 
         Args:
             log_folder: the processes log to `environment-<n>.log` in it, where n counts from `first_number`.
-            environment: all environment variables of the processes.
+            variables: all environment variables of the processes.
             timeout_seconds: the time limit of a call; time without a core does not count.
             max_rollouts: the number of rollouts that are open at the same time at most.
             run_seconds: the time limit of an agent's function.
         """
         self._classes = tuple(classes)
         self._log_folder = log_folder
-        self._environment = dict(environment)
+        self._variables = dict(variables)
         self._timeout_seconds = timeout_seconds
         self._start_timeout_seconds = start_timeout_seconds
         self._run_seconds = run_seconds
@@ -165,7 +165,7 @@ class EnvironmentProcesses:
             process = EnvironmentProcess(
                 self._classes,
                 log_file=self._log_folder / f"environment-{number}.log",
-                environment=self._environment,
+                variables=self._variables,
                 timeout_seconds=self._timeout_seconds,
                 start_timeout_seconds=self._start_timeout_seconds,
                 run_seconds=self._run_seconds,

@@ -89,7 +89,7 @@ class EnvironmentProcess:
         classes: Sequence[ClassSpec],
         *,
         log_file: Path,
-        environment: Mapping[str, str],
+        variables: Mapping[str, str],
         timeout_seconds: float,
         start_timeout_seconds: float = START_TIMEOUT_SECONDS,
         run_seconds: float = 0.0,
@@ -97,7 +97,7 @@ class EnvironmentProcess:
         """Starts the process without waiting for it.
 
         Args:
-            environment: all environment variables of the process.
+            variables: all environment variables of the process.
             timeout_seconds: the time limit of a call; time without a core does not count.
             run_seconds: the time limit of `run`.
             start_timeout_seconds: the time limit of importing the classes.
@@ -119,7 +119,7 @@ class EnvironmentProcess:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_set_at = 0.0
         self._ending: asyncio.Task[None] | None = None
-        self._child = ChildProcess(PROGRAM, log_file, environment, "results")
+        self._child = ChildProcess(PROGRAM, log_file, variables, "results")
         self._loop.add_reader(self._child.connection, self._read)
         frame = encode(["load", [each.to_list() for each in classes]])
         self._loaded = self._send(_Call("load", None, self._loop.create_future()), frame)

@@ -143,7 +143,7 @@ class Episode:
         except (EnvironmentMessageError, ChatTemplateError) as error:
             return self._without_turns(f"gave a prompt that cannot be used: {error}")
         except DatasetError as error:
-            log.warning("a rollout is excluded: %s", error)
+            log.warning("rollout %d is excluded: %s", request.number, error)
             return FinishedEpisode(request.number, Outcome.INFRASTRUCTURE, None, counts=self.counts)
         try:
             outcome = await self._turns(place, conversation)
@@ -153,7 +153,7 @@ class Episode:
         except EnvironmentCodeError as error:
             outcome, reward = Outcome.COMPLETED, EnvironmentReward(RewardStatus.ERROR, None, str(error))
         except EnvironmentLostError as error:
-            # As with rewards, the second time the policy is held to have ended the process, with what it wrote.
+            # As with rewards: the second time it is assumed that what the policy wrote has ended the process.
             is_own = error.is_own_call and not error.was_killed and conversation.num_turns > 0
             if not (is_own and self._has_died):
                 self._has_died = is_own
@@ -295,7 +295,7 @@ async def with_retries(number: int, retries: int, attempt: Callable[[], Awaitabl
             return await attempt()
         except EnvironmentLostError as error:
             level = logging.INFO if failed < retries else logging.WARNING
-            log.log(level, "a rollout failed (attempt %d of %d): %s", failed + 1, 1 + retries, error)
+            log.log(level, "rollout %d: attempt %d of %d failed: %s", number, failed + 1, 1 + retries, error)
     return FinishedEpisode(number, Outcome.INFRASTRUCTURE, None)
 
 

@@ -49,7 +49,7 @@ class EnvironmentHost:
         self._processes = EnvironmentProcesses(
             settings.classes,
             log_folder=settings.log_folder,
-            environment=settings.environment,
+            variables=settings.variables,
             timeout_seconds=settings.timeout_seconds,
             rollouts_per_process=settings.rollouts_per_process,
             max_rollouts=settings.max_open,
@@ -88,7 +88,8 @@ class EnvironmentHost:
         self._asyncio_loop.call_soon_threadsafe(self._begin, added)
 
     def take(self, max_seconds: float) -> list[FinishedEpisode]:
-        """Returns the rollouts that have ended since the last call. Waits `max_seconds`, or until none is open.
+        """Returns the rollouts that have ended since the last call. Waits at most `max_seconds`, and not longer than
+        until none is open.
 
         Raises the error of a rollout, and the errors of EngineLoop."""
         end = time.monotonic() + max_seconds

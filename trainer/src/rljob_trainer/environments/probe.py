@@ -40,7 +40,7 @@ class ProbeResult:
 def describe_environments(
     classes: Sequence[ClassSpec],
     *,
-    environment: Mapping[str, str],
+    variables: Mapping[str, str],
     log_file: Path,
     timeout_seconds: float,
     trials: Sequence[Trial] = (),
@@ -49,7 +49,7 @@ def describe_environments(
     """Starts one environment process, describes all classes, and makes the trials. Call it where no event loop runs.
 
     Args:
-        environment: all environment variables of the process.
+        variables: all environment variables of the process.
         timeout_seconds: the time limit of a call; describing the classes has `start_timeout_seconds`.
 
     Raises ConfigurationError if a class cannot be used, or if its code fails, hangs or ends the process; ResourceError
@@ -62,7 +62,7 @@ def describe_environments(
         process = EnvironmentProcess(
             classes,
             log_file=log_file,
-            environment=environment,
+            variables=variables,
             timeout_seconds=timeout_seconds,
             start_timeout_seconds=start_timeout_seconds,
         )

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from types import ModuleType
 
-SEEDS_OF_NUMPY = 1 << 32
+NUM_NUMPY_SEEDS = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RandomStates:
         self._current = rollout
         random.seed(seed)
         if (numpy_random := _numpy_random()) is not None:
-            numpy_random.seed(seed % SEEDS_OF_NUMPY)
+            numpy_random.seed(seed % NUM_NUMPY_SEEDS)
 
     def switch_to(self, rollout: int) -> None:
         """Gives the generators the state of this rollout; call it before each piece of its code."""

@@ -29,7 +29,7 @@ from rljob_trainer.environments.returned_values import (
     as_reward,
     as_tool_text,
 )
-from rljob_trainer.environments.user_calls import Outcome, UserCall, UserCalls
+from rljob_trainer.environments.user_calls import CallResult, UserCall, UserCalls
 from rljob_trainer.processes.child_program import MAX_DETAIL_CHARACTERS, describe_error, printable
 from rljob_trainer.rewards.unreachable import is_unreachable
 from rljob_trainer.user_functions import TRAINER_FOLDER
@@ -177,7 +177,7 @@ class Rollouts:
         raise TypeError(f"not a call of a tool: {tool_call!r:.200}")
 
 
-def result_of(outcome: Outcome, method: str) -> object:
+def result_of(outcome: CallResult, method: str) -> object:
     """What a call returned. Raises CallError if it raised an exception; `method` names what was called."""
     if outcome.error is None:
         return outcome.value
@@ -203,7 +203,7 @@ def _status_of(error: BaseException) -> str:
         return ERROR
 
 
-def _tool_text(outcome: Outcome, max_characters: int) -> list[object]:
+def _tool_text(outcome: CallResult, max_characters: int) -> list[object]:
     if outcome.error is not None:
         return _error_text(outcome.error)
     try:

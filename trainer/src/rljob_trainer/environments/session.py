@@ -154,7 +154,7 @@ class LiveSession:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the agent has stopped to wait for an answer."""
+        """Whether the agent has stopped waiting for an answer."""
         return any(turn.is_abandoned for turn in self.record.turns)
 
     async def end(self) -> None:

@@ -2,7 +2,7 @@
 
 The messages of each request are compared with those of earlier turns. If they begin with all messages up to one of
 these turns, the conversation goes on from there with the tokens that the engine saw and sampled. Otherwise a new
-conversation begins, which the chat template writes as a whole. Nothing is ever tokenized again to fit.
+conversation begins, which the chat template writes as a whole. Sampled tokens are never tokenized again.
 
     turn 1 -> turn 2 -> turn 3        one row
                    \\-> turn 4         a branch: another row; turns 1 and 2 are trained in the first row only

@@ -42,7 +42,7 @@ class EnvironmentSettings:
     model_folder: Path
     """The folder of the policy's tokenizer."""
     log_folder: Path
-    environment: Mapping[str, str]
+    variables: Mapping[str, str]
     """Environment variables of the processes."""
 
     @property

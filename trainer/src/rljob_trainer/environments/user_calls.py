@@ -17,7 +17,7 @@ from rljob_trainer.environments.random_states import RandomStates
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CallResult:
     """What a call returned, or the error that it raised (also SystemExit, so that user code cannot end the process by
     accident)."""
 
@@ -43,7 +43,7 @@ class UserCalls:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.random_states = RandomStates()
         self._loop = loop
-        self._blocking: deque[tuple[UserCall, asyncio.Future[Outcome]]] = deque()
+        self._blocking: deque[tuple[UserCall, asyncio.Future[CallResult]]] = deque()
         """Calls that wait until no event loop runs."""
         self._is_ending = False
 
@@ -64,13 +64,13 @@ class UserCalls:
         self._is_ending = True
         self._loop.stop()
 
-    async def run(self, call: UserCall) -> Outcome:
+    async def run(self, call: UserCall) -> CallResult:
         """Makes the call and waits for its outcome."""
         if inspect.iscoroutinefunction(call.function):
             call.report(False)
             outcome = self._call(call)
         else:
-            future: asyncio.Future[Outcome] = self._loop.create_future()
+            future: asyncio.Future[CallResult] = self._loop.create_future()
             self._blocking.append((call, future))
             self._loop.stop()
             outcome = await future
@@ -79,18 +79,18 @@ class UserCalls:
         if outcome.error is not None or not inspect.isawaitable(outcome.value):
             return outcome
         try:
-            return Outcome(await _WithRandomState(_awaited(outcome.value), call.rollout, self.random_states))
+            return CallResult(await _WithRandomState(_awaited(outcome.value), call.rollout, self.random_states))
         except BaseException as error:
-            return Outcome(error=error)
+            return CallResult(error=error)
 
-    def _call(self, call: UserCall) -> Outcome:
+    def _call(self, call: UserCall) -> CallResult:
         if not inspect.iscoroutinefunction(call.function):
             call.report(True)
         self.random_states.switch_to(call.rollout)
         try:
-            return Outcome(call.function(*call.arguments, **call.named))
+            return CallResult(call.function(*call.arguments, **call.named))
         except BaseException as error:
-            return Outcome(error=error)
+            return CallResult(error=error)
 
 
 class _WithRandomState:

@@ -144,8 +144,8 @@ def make_rollout(settings: RolloutSettings, context: WorkerContext, _others: Map
     )
     if settings.environment is None:
         return RolloutWorker(*common)
-    variables = {**settings.environment.environment, **variables_named(["PYTHONPATH"])}
-    environment = replace(settings.environment, environment=variables, model_folder=settings.model.folder())
+    variables = {**settings.environment.variables, **variables_named(["PYTHONPATH"])}
+    environment = replace(settings.environment, variables=variables, model_folder=settings.model.folder())
     return EnvironmentRolloutWorker(*common, environment)
 
 

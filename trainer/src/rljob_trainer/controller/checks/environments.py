@@ -59,7 +59,7 @@ def found_environment(
         variables = without_proxy(variables)
     probed = describe_environments(
         classes,
-        environment=variables,
+        variables=variables,
         log_file=log_folder / "environment-check.log",
         timeout_seconds=environment.timeout_seconds,
         trials=[Trial(name, row.row, job.spec.training.seed) for name, row in rows.items()],
@@ -80,7 +80,7 @@ def found_environment(
         may_rewrite=False,
         model_folder=model_folder,
         log_folder=log_folder,
-        environment=variables,
+        variables=variables,
     )
     kinds = EnvironmentKinds(Tokenizer(model_folder), found)
     rewriting = [kind for kind in kinds if _may_rewrite(kind, environment.on_rewrite)]
@@ -233,7 +233,7 @@ def _may_rewrite(kind: EnvironmentKind, policy: RewritePolicy) -> bool:
 def _trial_prompt(kind: EnvironmentKind, row: PromptRow, opening: object, max_context_tokens: int) -> PromptRow:
     conversation = kind.conversation(row.messages, opening, max_context_tokens)
     log.info(
-        "environment %s: tools: %s; %s`respond`, %s`get_reward`; the first prompt has %d tokens",
+        "environment class %s: tools: %s; has %srespond, has %sget_reward; the first prompt has %d tokens",
         kind.description.name,
         ", ".join(kind.description.tool_names) or "none",
         "" if kind.description.has_respond else "no ",
