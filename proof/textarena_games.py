@@ -58,7 +58,7 @@ def begins_by_seed(log_file: Path) -> bool:
         trials = [Trial("environment", {}, seed) for seed in (5, 5, 6)]
         probed = describe_environments(
             [spec(game)],
-            environment=inherited_environment(),
+            variables=inherited_environment(),
             log_file=log_file,
             timeout_seconds=TIMEOUT_SECONDS,
             trials=trials,
@@ -75,7 +75,7 @@ def refused_text(game: str, log_file: Path) -> str | None:
     """The message if the game is refused."""
     try:
         describe_environments(
-            [spec(game)], environment=inherited_environment(), log_file=log_file, timeout_seconds=TIMEOUT_SECONDS
+            [spec(game)], variables=inherited_environment(), log_file=log_file, timeout_seconds=TIMEOUT_SECONDS
         )
     except ConfigurationError as error:
         print(error)
@@ -86,7 +86,7 @@ def refused_text(game: str, log_file: Path) -> str | None:
 async def is_won(log_file: Path) -> bool:
     """Whether halving finds the number, for several seeds."""
     process = EnvironmentProcess(
-        [spec(NUMBER)], log_file=log_file, environment=inherited_environment(), timeout_seconds=TIMEOUT_SECONDS
+        [spec(NUMBER)], log_file=log_file, variables=inherited_environment(), timeout_seconds=TIMEOUT_SECONDS
     )
     try:
         rewards = [await _halving(process, seed) for seed in range(8)]
@@ -116,7 +116,7 @@ async def are_separate(log_file: Path) -> bool:
 async def _played(log_file: Path, seeds: Sequence[int]) -> list[list[str | None]]:
     """What the games of one process say to the same moves, which are made in turn."""
     process = EnvironmentProcess(
-        [spec(TILES)], log_file=log_file, environment=inherited_environment(), timeout_seconds=TIMEOUT_SECONDS
+        [spec(TILES)], log_file=log_file, variables=inherited_environment(), timeout_seconds=TIMEOUT_SECONDS
     )
     said: list[list[str | None]] = [[] for _ in seeds]
     try:
