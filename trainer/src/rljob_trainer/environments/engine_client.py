@@ -58,8 +58,10 @@ class EngineClient:
         try:
             return await future
         except asyncio.CancelledError:
+            is_sent = all(each is not request for each in self._unsent)
             self._unsent = [each for each in self._unsent if each is not request]
-            if self._futures.pop(request.request_id, None) is not None:
+            # The engine does not know a request that was not sent.
+            if self._futures.pop(request.request_id, None) is not None and is_sent:
                 self._unwanted.append(request.request_id)
                 if self._next_abort is None:
                     self._next_abort = self._asyncio_loop.create_task(self._abort_unwanted())
