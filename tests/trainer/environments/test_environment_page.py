@@ -11,6 +11,7 @@ import pytest
 
 from rljob_testing import pages
 from rljob_trainer.environments.description import ClassSpec, describe_class, load_class
+from rljob_trainer.environments.returned_values import as_reward
 
 PAGE = pages.REPOSITORY / "docs" / "environments.md"
 
@@ -43,6 +44,15 @@ def test_a_class_of_the_page_is_described_without_a_mistake(name: str, monkeypat
     assert described.tool_names == TOOLS[name]
     assert described.takes_seed == (name == "Dice")
     assert described.has_reward
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_class_of_the_page_gives_a_reward_although_its_first_turn_was_cut_off(name: str) -> None:
+    rollout = CLASSES[name]()
+    rollout.reset(**({"seed": 0} if name == "Dice" else {}))
+    # `respond` was not called.
+    reward = rollout.get_reward()
+    assert as_reward(reward) == reward
 
 
 def test_the_game_of_the_page_is_won_by_halving() -> None:
