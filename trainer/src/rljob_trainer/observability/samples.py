@@ -68,13 +68,16 @@ class SampleLog:
         self._writer = JsonlWriter(path)
 
     def write(self, samples: Sequence[Sample]) -> None:
-        """Appends the samples.
+        """Appends the samples. `messages` is left out if there are none.
 
         Raises:
             OSError: the samples cannot be written.
         """
         for sample in samples:
-            self._writer.append(asdict(sample))
+            fields = asdict(sample)
+            if not sample.messages:
+                del fields["messages"]
+            self._writer.append(fields)
 
     def close(self) -> None:
         """Closes the file."""
