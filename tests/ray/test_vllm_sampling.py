@@ -44,6 +44,8 @@ FREELY = SamplingSettings(1.5, 1.0, 0, 24, ())
 """The temperature makes most tokens uncertain, and responses long."""
 NUM_ROWS, NUM_STEPS = 8, 3
 """Requests of the test of `abort`, and the steps before it."""
+NUM_READ = 10
+"""One more than the longest of PROMPTS has, so that another one fits in part."""
 DIGITS = (10, 5, 7, 12, 2)
 """7249>"""
 STOPS: dict[tuple[str, ...], tuple[str, str]] = {
@@ -101,6 +103,9 @@ class Generated:
     others: list[FinishedSequence]
     whole: list[FinishedSequence]
     """The responses to the same requests, none of them aborted."""
+    in_few_steps: list[FinishedSequence]
+    in_many_steps: list[FinishedSequence]
+    """Responses to PROMPTS, read in one step, and read with at most NUM_READ tokens in a step."""
 
 
 @contextmanager
@@ -148,6 +153,18 @@ def aborted_and_others(
     assert engine.abort(unfinished[1:]) == []
     remaining = list(engine.generate([]).values())
     return aborted, [*ended, *remaining], list(engine.generate(requests).values())
+
+
+def in_few_and_many_steps(engine: VllmEngine) -> tuple[list[FinishedSequence], list[FinishedSequence]]:
+    """Responses to PROMPTS without and with a limit of tokens per step."""
+    requests = [GenerationRequest(str(row), prompt, FREELY, row) for row, prompt in enumerate(PROMPTS)]
+    found = engine.generate(requests)
+    scheduler = engine.engine.engine_core.engine_core.scheduler
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "max_num_scheduled_tokens", NUM_READ)
+        limited = engine.generate(requests)
+    in_order = [each.request_id for each in requests]
+    return [found[each] for each in in_order], [limited[each] for each in in_order]
 
 
 def transformers_engine(folder: Path) -> HfEngine:
@@ -223,6 +240,7 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
         errors_of_unexpected_reasons(),
         reasons_of_broken_off_responses(),
         *aborted_and_others(engines[0]),
+        *in_few_and_many_steps(engines[0]),
     )
 
 
@@ -268,6 +286,12 @@ def test_aborted_requests_return_their_tokens_so_far(found: Generated) -> None:
         assert len(each.token_ids) == len(each.logprobs) == NUM_STEPS
         assert each.policy_versions == (0,) * NUM_STEPS
     assert (waiting.token_ids, waiting.logprobs, waiting.policy_versions) == ((), (), ())
+
+
+def test_prompts_that_do_not_fit_into_a_step_change_no_response(found: Generated) -> None:
+    """On a CPU, vLLM cannot read a part of a prompt if the request has a seed of its own."""
+    assert max(map(len, PROMPTS)) < NUM_READ < sum(map(len, PROMPTS))
+    assert [each.token_ids for each in found.in_many_steps] == [each.token_ids for each in found.in_few_steps]
 
 
 def test_each_token_has_the_version_that_sampled_it(found: Generated) -> None:

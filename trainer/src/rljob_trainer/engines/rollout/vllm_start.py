@@ -102,6 +102,9 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         max_model_len=settings.max_model_length,
         max_num_seqs=settings.max_num_sequences,
         max_num_batched_tokens=max(8192, settings.max_model_length),
+        # Symptom without this, if the prompts of a step have more tokens: `CPU Generator does not use offset`, because
+        # vLLM 0.32.0 samples a token after a part of a prompt, and then cannot set a request's generator back.
+        enable_chunked_prefill=False if on_cpu else None,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         kv_cache_memory_bytes=settings.cpu_kv_cache_bytes if on_cpu else None,
         enable_sleep_mode=not on_cpu,
