@@ -129,7 +129,7 @@ GAME = rf"(?s)^{re.escape(WHERE)}\[0\] \(games:Game\): "
         ),
         ("constructor", {}, ConfigurationError, r"the environment's constructor or close ended .*\(exit code 4\)"),
         ("import", {}, ConfigurationError, r"importing the environment's classes ended .*\(exit code 0\)"),
-        ("", {"what": "kill"}, ResourceError, r"the environment's constructor or reset .*signal SIGKILL.*may be out of memory"),
+        ("", {"what": "kill"}, ResourceError, r"the environment's constructor or reset .*SIGKILL.*out of memory"),
         ("", {"what": "connect"}, ResourceError, r"reset raised .* no server.*check that it runs"),
     ],
 )
