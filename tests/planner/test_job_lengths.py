@@ -50,6 +50,8 @@ def test_the_longest_row_of_a_job_with_an_environment_is_a_whole_conversation() 
     assert (lengths.prompt_mean, lengths.prompt_max) == ((1000 - 64) / 2, 999)
     assert (lengths.response_mean, lengths.response_max, lengths.num_turns) == (32, 64, 3)
     assert any("3 turns on average" in each for each in found.assumptions)
+    # All rollouts of a step are open at the same time.
+    assert any("up to 32 for each rollout engine, about 1.4 GiB" in each for each in found.assumptions)
     with_rows = made({f"{T}.environment": environment | {"maxTurns": 1}})
     assert with_rows.lengths == replace(lengths, num_turns=1.0)
     assert (made({}).lengths.longest_row, made({}).lengths.num_turns) == (128, 1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +17,7 @@ from pydantic import JsonValue
 from rljob_api.constants import ENV_RUN_FOLDER
 from rljob_testing.process_tree import processes_with_variable
 from rljob_testing.training import training_runs
+from rljob_trainer.environments.environment_process import PROGRAM
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
@@ -87,6 +90,35 @@ class Echo:
 
     def get_reward(self):
         return self.hits / 3
+
+
+class Draw:
+    """Two turns. The score is the sum of the digits that the policy writes, and always 0 if the first digit of the
+    prompt is above 4."""
+
+    def __init__(self, log, seconds=0.0):
+        self.log, self.seconds = log, seconds
+
+    def reset(self):
+        self.turns, self.sum = 0, 0
+        return self._next()
+
+    def respond(self, message):
+        time.sleep(self.seconds)
+        self.turns += 1
+        self.sum += sum(int(each) for each in message["content"] if each.isdigit())
+        return None if self.turns == 2 else self._next()
+
+    def get_reward(self):
+        return self.sum / 50 if self.first[0] < "5" else 0
+
+    def _next(self):
+        self.digits = "".join(random.choices("0123456789", k=4))
+        if not self.turns:
+            self.first = self.digits
+            with open(self.log, "a") as log:
+                print(f"{self.digits}>", file=log)
+        return f"{self.digits}>"
 '''
 FAULTS = ("late", "hangs", "dies", "garbage", "forks", "leaks", "raises", "raises in reset")
 """Four in each of two steps."""
@@ -96,7 +128,7 @@ ROWS: training_runs.Document = {"type": "File", "file": {"path": "rows.jsonl"}, 
 
 
 def job(folder: Path, name: str, rows: Sequence[Mapping[str, JsonValue]], **training: object) -> training_runs.Document:
-    """A job with this class and this dataset."""
+    """A job with this class and this dataset; without a dataset if there are no rows."""
     folder.mkdir(exist_ok=True)
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "my_games.py").write_text(ENVIRONMENTS)
@@ -109,7 +141,7 @@ def job(folder: Path, name: str, rows: Sequence[Mapping[str, JsonValue]], **trai
     del found["dataset"], found["rewards"]
     changes = {
         "model": {"source": "./model"},
-        "dataset": ROWS,
+        **({"dataset": ROWS} if rows else {}),
         "environment": {"type": "Class", "classes": [{"path": f"my_games:{name}"}], "maxContextTokens": 64},
         "rollout": {"maxNewTokens": 24},
     }
@@ -153,19 +185,21 @@ def test_no_fault_of_an_environment_hangs_the_run_or_becomes_a_score(
     assert seen == {
         "late": {("COMPLETED", "OK", SCORED)},
         "hangs": {("TIME_LIMIT", "TIMEOUT", NO_SCORE)},
-        "dies": {("INFRASTRUCTURE", "OK", NO_SCORE)},
-        "garbage": {("COMPLETED", "ERROR", NO_SCORE)},
+        "dies": {("ERROR", "DIED", NO_SCORE)},
+        "garbage": {("ERROR", "ERROR", NO_SCORE)},
         "forks": {("COMPLETED", "OK", SCORED)},
         "leaks": {("INFRASTRUCTURE", "OK", NO_SCORE)},
-        "raises": {("COMPLETED", "ERROR", NO_SCORE)},
+        "raises": {("ERROR", "ERROR", NO_SCORE)},
         "raises in reset": {("INFRASTRUCTURE", "ERROR", NO_SCORE)},
     }
     for name, fractions in (
-        ("outcome/completed_fraction", [0.5, 0.5]),
+        ("outcome/completed_fraction", [0.25, 0.25]),
+        ("outcome/error_fraction", [0.5, 0.25]),
         ("outcome/time_limit_fraction", [0.25, 0.0]),
-        ("outcome/infrastructure_fraction", [0.25, 0.5]),
+        ("outcome/infrastructure_fraction", [0.0, 0.5]),
         ("outcome/excluded_fraction", [0.75, 0.75]),
         ("reward/score/timeout_rate", [0.25, 0.0]),
+        ("reward/score/died_rate", [0.25, 0.0]),
         ("reward/score/error_rate", [0.25, 0.5]),
         ("actor/trained_fraction", [0.25, 0.25]),
     ):
@@ -173,6 +207,81 @@ def test_no_fault_of_an_environment_hangs_the_run_or_becomes_a_score(
     logs = "\n".join(path.read_text() for path in (run.files.folder / "logs").rglob("environment-*.log"))
     assert "OSError: cannot close" in logs
     assert not processes_with_variable(ENV_RUN_FOLDER, str(run.files.folder))
+
+
+def draw_job(folder: Path, *, num_workers: int = 1, **training: object) -> training_runs.Document:
+    """A job without a dataset whose class writes the first message of each rollout into the file `opened`."""
+    arguments = {"log": str(folder / "opened")}
+    environment = {"classes": [{"path": "my_games:Draw", "arguments": arguments}], "rolloutsPerProcess": 4}
+    document = training_runs.merged(
+        job(folder, "Draw", (), environment=environment, steps=2),
+        {"spec": {"training": training}},  # type: ignore[dict-item]
+    )
+    pools: training_runs.Document = {"spec": {"pools": [{"name": "main", "nodes": 1, "gpusPerNode": num_workers}]}}
+    return training_runs.merged(document, pools)
+
+
+def opened(folder: Path) -> Counter[str]:
+    """The number of rollouts by their first message, without the rollout of the check at the start."""
+    return Counter((folder / "opened").read_text().split()[1:])
+
+
+def test_evaluations_without_a_dataset_have_the_same_seeds_and_training_has_others(
+    run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
+) -> None:
+    document = draw_job(
+        tmp_path, algorithm={"type": "RLOO"}, evaluation={"numPrompts": 4, "everySteps": 1, "numSamples": 1}
+    )
+    run = run_trainer(document, cluster)
+    assert run.exit_code == 0, run.terminal
+    held_out = [sample["prompt"] for sample in run.files.samples("eval_greedy", 0)]
+    assert len(set(held_out)) == 4
+    for step in range(3):
+        for kind in ("eval_greedy", "eval_sampled"):
+            assert [sample["prompt"] for sample in run.files.samples(kind, step)] == held_out
+    trained = {each: number for each, number in opened(tmp_path).items() if each not in held_out}
+    # Two steps with four groups of four.
+    assert list(trained.values()) == [4] * 8
+    assert all(value > 0 for value in run.files.series("actor/grad_norm"))
+
+
+def test_greedy_rollouts_on_two_workers_begin_as_their_group(
+    run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
+) -> None:
+    document = draw_job(tmp_path, num_workers=2, algorithm={"type": "ReMax"}, rollout={"groupSize": 2})
+    run = run_trainer(document, cluster)
+    assert run.exit_code == 0, run.terminal
+    # Two steps with four groups of two, and a greedy rollout for each.
+    assert list(opened(tmp_path).values()) == [3] * 8
+    assert len(run.files.series("actor/grad_norm")) == 2
+
+
+@pytest.mark.parametrize("refill", ["Round", "Continuous"])
+def test_dynamic_sampling_replaces_groups_of_an_environment_with_equal_scores(
+    run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path, refill: str
+) -> None:
+    sampling = {"refill": refill, "maxRounds": 8, "onMaxRounds": "TrainOnFewer"}
+    document = draw_job(tmp_path, algorithm={"type": "DAPO", "dynamicSampling": sampling})
+    run = run_trainer(document, cluster)
+    assert run.exit_code == 0, run.terminal
+    assert max(run.files.series("dynamic_sampling/prompts")) > 4
+    assert min(run.files.series("dynamic_sampling/kept_fraction")) < 1
+    assert run.files.series("actor/trained_fraction") == [1.0, 1.0]
+    # With Continuous, rollouts of a group that is not needed any more may not have begun.
+    assert set(opened(tmp_path).values()) <= ({4} if refill == "Round" else {1, 2, 3, 4})
+
+
+def test_ctrl_c_leaves_no_process_of_an_environment(tmp_path: Path) -> None:
+    document = draw_job(tmp_path, steps=1000)
+    classes = [{"path": "my_games:Draw", "arguments": {"log": str(tmp_path / "opened"), "seconds": 0.1}}]
+    document = training_runs.merged(document, {"spec": {"training": {"environment": {"classes": classes}}}})  # type: ignore[dict-item]
+    run = training_runs.LocalRun(tmp_path, document)
+    run.wait_for(lambda: bool(run.files.training_steps()))
+    programs = [each for each in run.processes_of_run() if PROGRAM in each.title]
+    assert len(programs) >= 2
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130, run.output
+    assert run.leftover_processes() == []
 
 
 @pytest.mark.parametrize("keeps_groups", [False, True])

@@ -210,6 +210,19 @@ def test_a_response_that_the_engine_did_not_complete_is_excluded() -> None:
     assert math.isnan(rollout.rewards_B[4])
 
 
+def test_a_rollout_whose_environment_raised_is_trained_only_with_a_score_by_a_policy() -> None:
+    """Also if the weight of the environment's reward is 0. Response 2 has a score by `onError: Score`; response 4 has
+    only no score from a reward with weight 0."""
+    scores: dict[str, Scores] = {"game": [1, ERROR, -1, 1, ERROR, 1], "form": [1, 2, 3, 4, 5, 6]}
+    found = stub_step.step_of({"advantage": PLAIN}, {"game": 0.0, "form": 1.0}, dict(scores), group_size=2)
+    found.generator.raised = frozenset([1, 2])
+    rollout, metrics = found.step.run(stub_step.PROMPTS, 0)
+    # Response 0 is left alone in its group.
+    assert trained(found) == [2, 3, 4, 5]
+    assert metrics["outcome/excluded_fraction"] == pytest.approx(1 / 6)
+    assert rollout.reasons() == Reasons({("game", ERROR): 1})
+
+
 def test_excluded_responses_are_replaced_if_the_job_says_so() -> None:
     """Response 1 has no score, nor has its first replacement, number 6; the second one, number 7, has score 5."""
     scores: Scores = [1, TIMEOUT, 1, 0, 0, 1, UNREACHABLE, 5]

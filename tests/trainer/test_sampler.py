@@ -12,7 +12,13 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.sampler import Engines
 from rljob_trainer.controller.stop_request import StepAbandonedError
 from rljob_trainer.errors import RewardError
-from rljob_trainer.workers.columns import HAS_ENGINE_ERROR, RESPONSE_TEXTS, SAMPLE_IDS, score_column
+from rljob_trainer.workers.columns import (
+    ENVIRONMENT_RESULTS,
+    HAS_ENGINE_ERROR,
+    RESPONSE_TEXTS,
+    SAMPLE_IDS,
+    score_column,
+)
 
 
 def test_engines_get_equal_parts_at_once_and_rows_come_back_in_order() -> None:
@@ -100,6 +106,25 @@ def test_a_stop_request_drops_what_has_not_finished() -> None:
     world.sampler.abandon()
     assert world.num_aborts == 1
     assert not world.sampler.num_in_flight
+
+
+def test_rollouts_of_an_environment_that_end_after_a_stop_request_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stop signal may have reached what the environment had started, so its reward may be wrong."""
+    world = SimulatedRollouts([1, 2])
+    take = world.take
+
+    def with_results(seconds: float) -> DataProto:
+        batch = take(seconds)
+        results: tuple[object, ...] = (("OK", 1.0, ""),) * len(batch)
+        return batch.with_columns(objects={ENVIRONMENT_RESULTS: results})
+
+    monkeypatch.setattr(world, "take", with_results)
+    ids = world.submit_all()
+    assert world.sampler.poll() == [0]
+    world.stop.is_requested = True
+    with pytest.raises(StepAbandonedError):
+        world.sampler.poll()
+    assert [world.sampler.are_finished(each) for each in ids.split(1)] == [True, False]
 
 
 def test_a_response_that_an_engine_does_not_complete_is_requested_once_more() -> None:

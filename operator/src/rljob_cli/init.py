@@ -191,6 +191,7 @@ class GuessLetter:
         guess = message["content"]
         self.num_guesses += 1
         self.is_found = guess == self.letter
+        # The game ends itself after the last guess, so the outcome is COMPLETED, not MAX_TURNS.
         if self.is_found or self.num_guesses == NUM_GUESSES:
             return None
         return self._feedback(guess) if len(guess) == 1 and guess in LETTERS else "?"

@@ -27,6 +27,7 @@ from rljob_api.v1alpha1.rollout_correction import OldLogprobs
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
 from rljob_planner.job_lengths import LengthOptions, assumed_turns, token_lengths
+from rljob_planner.kv_cache import GIB
 from rljob_planner.model_shape import ModelShape, TensorSize
 from rljob_planner.workload import (
     Head,
@@ -50,6 +51,9 @@ LIGER_MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3
 """Model types that `kernels: Liger` supports (trainer, engines/train/kernels.py)."""
 MIN_STEPS_TO_COMPILE = 300
 """A job on CPUs with at least this many steps compiles its rollout model (trainer, engines/rollout/select.py)."""
+
+ENVIRONMENT_PROCESS_BYTES = 45 * 2**20
+"""Memory of a process that runs environments, without the user's code: 30 to 60 MiB (docs/environments.md)."""
 
 
 @dataclass(frozen=True)
@@ -296,6 +300,13 @@ def _assumptions(spec: RLJobSpec, models: Mapping[Role, TrainModel]) -> Iterator
         yield (
             f"Rollouts are assumed to have {assumed_turns(environment):.3g} turns on average, half of maxTurns. The"
             " environment's own time is not included."
+        )
+        most = min(spec.training.rollout.max_num_sequences, spec.training.batch_size * spec.training.rollout.group_size)
+        processes = -(-most // environment.rollouts_per_process)
+        yield (
+            f"Host memory does not include the processes of environments: up to {processes} for each rollout engine,"
+            f" about {processes * ENVIRONMENT_PROCESS_BYTES / GIB:.1f} GiB, and what your code needs in each. A larger"
+            " environment.rolloutsPerProcess makes them fewer."
         )
     for role in (Role.ACTOR, Role.CRITIC):
         positions = models[role].shape.max_positions if role in models else None

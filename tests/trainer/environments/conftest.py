@@ -31,7 +31,7 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Described:
         are_special=False,
         response_template=chat_models.HERMES_RESPONSES,
     )
-    found = probe(folder, *class_specs("Game", "Calculator")).descriptions
+    found = probe(folder, *class_specs("Game", "Calculator", "Chat")).descriptions
     return Described(folder, {each.name: each for each in found})
 
 

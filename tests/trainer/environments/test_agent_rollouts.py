@@ -146,8 +146,8 @@ def test_a_rollout_of_an_agent(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("row", "outcome", "status", "detail", "num_turns"),
     [
-        ({"kind": "raises"}, Outcome.COMPLETED, RewardStatus.ERROR, "a typo", 2),
-        ({"kind": "none"}, Outcome.COMPLETED, RewardStatus.ERROR, "returned None", 2),
+        ({"kind": "raises"}, Outcome.ERROR, RewardStatus.ERROR, "a typo", 2),
+        ({"kind": "none"}, Outcome.ERROR, RewardStatus.ERROR, "returned None", 2),
         ({"turns": 4}, Outcome.MAX_TURNS, RewardStatus.TIMEOUT, "environment.maxTurns", 3),
         ({"kind": "gives up"}, Outcome.TIME_LIMIT, RewardStatus.TIMEOUT, "APITimeoutError", 2),
         ({"kind": "loses a service"}, Outcome.INFRASTRUCTURE, RewardStatus.OK, "", None),

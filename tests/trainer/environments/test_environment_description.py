@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -92,35 +93,49 @@ def test_the_constructor_gets_the_arguments(describe: Describe) -> None:
 
 
 PROBED = """
-import os, signal, time
+import os, signal
 print("printed")
+if "WHEN" == "import":
+    os._exit(0)
 
 class Game:
+    def __init__(self):
+        if "WHEN" == "constructor":
+            os._exit(4)
+
     def reset(self, what, **row):
         if what == "exit":
             os._exit(3)
         if what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if what == "connect":
+            raise ConnectionRefusedError(111, "no server")
         return {}[what]
 """
+GAME = rf"(?s)^{re.escape(WHERE)}\[0\] \(games:Game\): "
 
 
 @pytest.mark.parametrize(
-    ("row", "kind", "text"),
+    ("when", "row", "kind", "text"),
     [
+        ("", {"what": "raises"}, ConfigurationError, r"reset raised KeyError: 'raises'.*games\.py"),
+        ("", {}, ConfigurationError, r"reset of games:Game needs 'what' .* no row of a dataset; add .* default value"),
+        ("", {"other": 1}, ConfigurationError, r"reset .* needs 'what' .* only the columns 'other'; add "),
         (
-            {"what": "raises"},
+            "",
+            {"what": "exit"},
             ConfigurationError,
-            r"(?s)classes: reset raised KeyError: 'raises'.*games\.py",
+            r"the environment's constructor or reset ended .*\(exit code 3\).*environment-probe\.log\nprinted",
         ),
-        ({}, ConfigurationError, "missing 1 required positional argument: 'what'"),
-        ({"what": "exit"}, ConfigurationError, r"(?s)exit code 3.*environment-probe\.log\nprinted"),
-        ({"what": "kill"}, ResourceError, "may be out of memory"),
+        ("constructor", {}, ConfigurationError, r"the environment's constructor or close ended .*\(exit code 4\)"),
+        ("import", {}, ConfigurationError, r"importing the environment's classes ended .*\(exit code 0\)"),
+        ("", {"what": "kill"}, ResourceError, r"the environment's constructor or reset .*SIGKILL.*out of memory"),
+        ("", {"what": "connect"}, ResourceError, r"reset raised .* no server.*check that it runs"),
     ],
 )
 def test_a_trial_that_fails_is_one_clear_error(
-    tmp_path: Path, row: dict[str, object], kind: type[Exception], text: str
+    tmp_path: Path, when: str, row: dict[str, object], kind: type[Exception], text: str
 ) -> None:
-    write_module(tmp_path, PROBED)
-    with pytest.raises(kind, match=text):
+    write_module(tmp_path, PROBED.replace("WHEN", when))
+    with pytest.raises(kind, match=GAME + text):
         probe(tmp_path, *class_specs("Game"), trials=(Trial("Game", row, 0),))

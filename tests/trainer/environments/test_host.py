@@ -166,9 +166,9 @@ def test_a_reward_that_hangs_is_missing(start: Start) -> None:
         ({"plan": [7]}, "reset", Outcome.INFRASTRUCTURE),
         ({"plan": [[]]}, "reset", Outcome.INFRASTRUCTURE),
         ({"plan": [[{"role": "assistant", "content": "mine"}]]}, "reset", Outcome.INFRASTRUCTURE),
-        ({"plan": ["a", "raise"]}, "respond", Outcome.COMPLETED),
-        ({"plan": ["a", 7.5]}, "respond", Outcome.COMPLETED),
-        ({"plan": ["a", [{"role": "assistant", "content": "mine"}]]}, "respond", Outcome.COMPLETED),
+        ({"plan": ["a", "raise"]}, "respond", Outcome.ERROR),
+        ({"plan": ["a", 7.5]}, "respond", Outcome.ERROR),
+        ({"plan": ["a", [{"role": "assistant", "content": "mine"}]]}, "respond", Outcome.ERROR),
         ({"plan": ["a"], "reward": "raise"}, "get_reward", Outcome.COMPLETED),
         ({"plan": ["a"], "reward": "garbage"}, "get_reward", Outcome.COMPLETED),
         ({"plan": ["a"], "reward": float("nan")}, "get_reward", Outcome.COMPLETED),
@@ -203,11 +203,21 @@ def test_a_rollout_whose_process_always_dies_has_no_reward(start: Start, retries
     died, well = running.run(request(0, "a", "die"), request(1, "a"))
     assert died.reward.value is None
     if retries:
-        assert (died.outcome, died.reward.status) == (Outcome.COMPLETED, RewardStatus.DIED)
+        assert (died.outcome, died.reward.status) == (Outcome.ERROR, RewardStatus.DIED)
+        assert "the environment's respond ended its process (exit code 7)" in died.reward.detail
     else:
         assert (died.outcome, died.transcript) == (Outcome.INFRASTRUCTURE, None)
     assert well.outcome is Outcome.COMPLETED
     assert sum(each.request_id == "0/0" for each in running.engine.requests) == 1 + bool(retries)
+    running.assert_nothing_is_open()
+
+
+def test_a_rollout_of_a_class_without_a_reward_whose_process_always_dies_is_lost(start: Start) -> None:
+    """Other rewards of the job would score it like any other rollout."""
+    running = start(say, "Chat", retries=2)
+    [episode] = running.run(request(0, "a", "die"))
+    assert (episode.outcome, episode.transcript) == (Outcome.INFRASTRUCTURE, None)
+    assert len(running.engine.requests) == 3
     running.assert_nothing_is_open()
 
 

@@ -106,7 +106,7 @@ def test_a_message_that_the_template_rejects_is_an_error_of_the_environment(star
         [episode] = start(say).run(request(0, "a", "b"))
     finally:
         template.write_text(before)
-    assert (episode.outcome, episode.reward.status) == (Outcome.COMPLETED, RewardStatus.ERROR)
+    assert (episode.outcome, episode.reward.status) == (Outcome.ERROR, RewardStatus.ERROR)
     assert "roles user" in episode.reward.detail
     assert "no b" in episode.reward.detail
 

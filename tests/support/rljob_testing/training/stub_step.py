@@ -24,7 +24,7 @@ from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.controller.training_step import TrainingStep
 from rljob_trainer.datasets.cursor import DrawnRow
 from rljob_trainer.datasets.prompts import PromptRow
-from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, SamplingSettings
+from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, Outcome, SamplingSettings
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.rewards.base import RewardStatus
@@ -32,6 +32,8 @@ from rljob_trainer.workers.columns import (
     ADVANTAGES,
     KL_SUMS,
     OLD_LOGPROBS,
+    OUTCOME_LIST,
+    OUTCOMES,
     PROMPT_TOKEN_IDS,
     REF_LOGPROBS,
     RESPONSE_LENGTHS,
@@ -66,18 +68,22 @@ class Generator(FinishedRollouts):
         """Rows that are truncated."""
         self.failed = frozenset[int]()
         """Rows that the engine never completes."""
+        self.raised = frozenset[int]()
+        """Rows whose environment raised an exception."""
         self.requests: list[DataProto] = []
 
     def generate(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
         assert sampling == SAMPLING
         self.requests.append(batch)
         prompts = [tuple(row.tolist()) for row in batch.ragged_column(PROMPT_TOKEN_IDS).row_tensors()]
-        return rollout_columns(
+        rows = batch[SAMPLE_IDS].tolist()
+        found = rollout_columns(
             prompts,
-            [
-                finished(str(row), row, cut_off=row in self.cut_off, has_failed=row in self.failed)
-                for row in batch[SAMPLE_IDS].tolist()
-            ],
+            [finished(str(row), row, cut_off=row in self.cut_off, has_failed=row in self.failed) for row in rows],
+        )
+        has_raised = torch.tensor([row in self.raised for row in rows])
+        return found.with_columns(
+            {OUTCOMES: found[OUTCOMES].masked_fill(has_raised, OUTCOME_LIST.index(Outcome.ERROR))}
         )
 
 

@@ -21,6 +21,7 @@ from rljob_trainer.observability.metrics import (
     COMPLETED_FRACTION,
     CONTEXT_FULL_FRACTION,
     ENVIRONMENT_SECONDS_MEAN,
+    ERROR_FRACTION,
     EXCLUDED_FRACTION,
     GENERATION_SECONDS_MEAN,
     INFRASTRUCTURE_FRACTION,
@@ -68,6 +69,7 @@ OUTCOME_FRACTIONS: Mapping[Outcome, str] = {
     Outcome.PARSE_ERROR: PARSE_ERROR_FRACTION,
     Outcome.TIME_LIMIT: TIME_LIMIT_FRACTION,
     Outcome.INFRASTRUCTURE: INFRASTRUCTURE_FRACTION,
+    Outcome.ERROR: ERROR_FRACTION,
 }
 """The metric of each outcome."""
 OF_SINGLE_RESPONSES = (Outcome.COMPLETED, Outcome.MAX_TOKENS, Outcome.INFRASTRUCTURE)
@@ -88,24 +90,32 @@ def without_scores_of(scores: DataProto, has_engine_error_S: Tensor, weights: Ma
 
 
 def is_without_score(scores: DataProto, weights: Mapping[str, float]) -> Tensor:
-    """Returns [B] bool: whether a reward with a weight other than 0 gave no score. `weights`: the rewards by name."""
+    """Returns [B] bool: whether a reward that is needed gave no score (`is_needed`). `weights`: the rewards by name."""
     missing_B = torch.zeros(len(scores), dtype=torch.bool)
     for name, weight in weights.items():
-        if weight != 0:
-            missing_B = missing_B | is_missing(scores, name)
+        missing_B = missing_B | (is_missing(scores, name) & is_needed(scores, weight))
     return missing_B
 
 
+def is_needed(scores: DataProto, weight: float) -> Tensor:
+    """Returns [B] bool: whether training needs the score of a reward with this weight. It needs those with a weight
+    other than 0. For the outcome ERROR it needs all, because such a rollout may only be trained on if the reward that
+    its environment did not give has a score by `onError` or `onTimeout`."""
+    if weight != 0 or OUTCOMES not in scores:
+        return torch.full((len(scores),), weight != 0)
+    return scores[OUTCOMES] == OUTCOME_LIST.index(Outcome.ERROR)
+
+
 def reasons_of(scores: DataProto, weights: Mapping[str, float]) -> Reasons:
-    """Returns why responses are excluded; a response counts once for each reward without a score. Rewards with weight 0
-    do not count."""
+    """Returns why responses are excluded; a response counts once for each reward that is needed and gave no score
+    (`is_needed`)."""
     found: Reasons = Counter()
     is_lost = scores[HAS_ENGINE_ERROR].clone()
     for name, weight in weights.items():
-        if weight != 0 and status_column(name) in scores:
+        if status_column(name) in scores:
             # A rollout that has no turn, because its environment raised an exception, has that status.
             is_error = scores[status_column(name)] == STATUSES.index(RewardStatus.ERROR)
-            is_of_reward = is_missing(scores, name) & (~scores[HAS_ENGINE_ERROR] | is_error)
+            is_of_reward = is_missing(scores, name) & (~scores[HAS_ENGINE_ERROR] | is_error) & is_needed(scores, weight)
             is_lost &= ~is_of_reward
             numbers = scores[status_column(name)][is_of_reward].tolist()
             found.update((name, STATUSES[number]) for number in numbers)
@@ -265,10 +275,10 @@ def too_many_excluded(counted: str, max_rate: float, whole: str, reasons: Reason
     # Without a limit, only a batch of dynamic sampling in which nothing has a score ends the run.
     other = "set dynamicSampling.onMaxRounds: TrainOnFewer" if max_rate >= 1 else "increase maxFailureRate"
     text = (
-        f"spec.training.maxFailureRate: {counted} were excluded, because a reward gave no score or the engine failed "
-        f"(allowed: {max_rate:g} of {whole}; failures: {counts}); the logs of the workers have the first failure of "
-        "each kind. Fix the reward or the service that it calls, increase timeoutSeconds for TIMEOUT, or "
-        f"{other}"
+        f"spec.training.maxFailureRate: {counted} were excluded, because a reward gave no score, or the engine or the "
+        f"environment failed (allowed: {max_rate:g} of {whole}; failures: {counts}); the logs of the workers have the "
+        "first failure of each kind. Fix the reward or the service that it calls, increase timeoutSeconds for TIMEOUT, "
+        f"or {other}"
     )
     num_errors = sum(number for (_, status), number in reasons.items() if status is RewardStatus.ERROR)
     return RewardError(text) if 2 * num_errors > reasons.total() else ResourceError(text)

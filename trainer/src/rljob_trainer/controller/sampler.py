@@ -169,6 +169,9 @@ class Sampler:
 
         Raises StepAbandonedError after a stop request; then call `abandon`."""
         batch = self.hybrid.take(TAKE_SECONDS)
+        if self.stop.is_requested and ENVIRONMENT_RESULTS in batch:
+            # The stop signal may have reached services and processes of an environment before the rollout ended.
+            raise StepAbandonedError
         if len(batch):
             batch = self._retry_failed(batch)
         if len(batch):

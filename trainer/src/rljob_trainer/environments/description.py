@@ -149,6 +149,13 @@ def takes_seed(cls: type) -> bool:
     return seed is not None and seed.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
+def required_arguments(instance: object) -> list[str]:
+    """The parameters of the object's `reset` without a default value, which the columns of a row must give."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(getattr(instance, RESET)).parameters.values()
+    return [each.name for each in parameters if each.kind in named and each.default is each.empty]
+
+
 def describe_class(cls: type, spec: ClassSpec) -> EnvironmentDescription:
     """Makes one object of the class and describes it. Raises ConfigurationError if the constructor fails, or if a tool
     has no type hints or no docstring."""

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, cast
 from rljob_trainer.environments.description import ClassSpec, EnvironmentDescription
 from rljob_trainer.environments.failures import (
     EnvironmentCodeError,
-    EnvironmentFailure,
     EnvironmentLostError,
     EnvironmentTimeoutError,
     ServiceUnreachableError,
@@ -37,7 +36,7 @@ START_TIMEOUT_SECONDS = 300.0
 _CANCELLED = "a call of another rollout was cancelled, so its process was killed"
 _SHOWN = {
     "load": "importing the environment's classes",
-    "describe": "describing the environment's classes",
+    "describe": "the environment's constructor or close",
     "open": "the environment's constructor or reset",
     "call_tools": "a tool of the environment",
     "respond": "the environment's respond",
@@ -140,10 +139,9 @@ class EnvironmentProcess:
         # A shield, because many may wait, and one of them may be cancelled.
         await asyncio.shield(self._loaded.future)
 
-    async def describe(self) -> tuple[EnvironmentDescription, ...]:
-        """Describes each class. Raises ConfigurationError if one cannot be used."""
-        descriptions = await self._call("describe", None)
-        return tuple(EnvironmentDescription.from_json(each) for each in cast("list[dict[str, object]]", descriptions))
+    async def describe(self, name: str) -> EnvironmentDescription:
+        """Describes the class `name`. Raises ConfigurationError if it cannot be used."""
+        return EnvironmentDescription.from_json(cast("dict[str, object]", await self._call("describe", None, name)))
 
     async def open(
         self, rollout: int, name: str, row: Mapping[str, object], seed: int
@@ -267,8 +265,10 @@ class EnvironmentProcess:
         if isinstance(result, ConfigurationError) and call.kind == "load":
             self._calls[reply.token] = call
             self._fail(result)
+        elif not call.future.done() and isinstance(result, TrainerError):
+            call.future.set_exception(result)
         elif not call.future.done():
-            _finish(call.future, result)
+            call.future.set_result(result)
         return True
 
     def _set_blocking(self, call: _Call | None) -> None:
@@ -363,18 +363,21 @@ class EnvironmentProcess:
             self._fail_calls(guilty)
         await killing
         if has_ended_itself:
-            lost = EnvironmentLostError(f"the environment process {self._child.describe_end()}")
+            end = self._child.describe_end()
+            lost = EnvironmentLostError(f"the environment {end}")
             lost.was_killed = self._child.was_killed()
             self._failure = lost
-            self._fail_calls(guilty, has_ended_itself=True)
+            self._fail_calls(guilty, end)
 
-    def _fail_calls(self, guilty: _Call | None, *, has_ended_itself: bool = False) -> None:
+    def _fail_calls(self, guilty: _Call | None, end: str | None = None) -> None:
+        """`end`: how the process ended, if it ended by itself."""
         assert self._failure is not None
         for call in self._calls.values():
             if not call.future.done():
                 failure = self._timeout(call) if call is guilty else _copied(self._failure)
-                if has_ended_itself and isinstance(failure, EnvironmentLostError):
-                    failure.is_own_call = call.limit is not None and call.rollout is not None
+                if end is not None and call.limit is not None and isinstance(failure, EnvironmentLostError):
+                    failure.is_own_call = call.rollout is not None
+                    failure.args = (f"{_SHOWN[call.kind]} {end}",)
                 call.future.set_exception(failure)
                 # The future of `load` may have nobody who waits for it.
                 call.future.exception()
@@ -383,13 +386,6 @@ class EnvironmentProcess:
     def _timeout(self, call: _Call) -> EnvironmentTimeoutError:
         seconds = self._limit_seconds(call.kind)
         return EnvironmentTimeoutError(f"{_SHOWN[call.kind]} took longer than {seconds:g} s, so its process was killed")
-
-
-def _finish(future: asyncio.Future[object], result: object) -> None:
-    if isinstance(result, ConfigurationError | EnvironmentFailure):
-        future.set_exception(result)
-    else:
-        future.set_result(result)
 
 
 def _copied(failure: TrainerError) -> TrainerError:

@@ -9,7 +9,7 @@ if nothing else can run in the process meanwhile, and one result:
 | request | result |
 |---|---|
 | `load`, classes | `["OK", null]`, `["REFUSED", text]` |
-| `describe` | `["OK", descriptions]`, `["REFUSED", text]` |
+| `describe`, class name | `["OK", description]`, `["REFUSED", text]` |
 | `open`, rollout, class name, row, seed | `["OK", string, messages or null]` or a failure |
 | `call_tools`, rollout, [[name, arguments], ...] | `["OK", [[text, is an error], ...]]` |
 | `respond`, rollout, message | `["OK", messages or null]` or a failure |
@@ -116,8 +116,8 @@ class _Program:
 
     async def _result(self, request: object, report: Callable[[bool], None]) -> object:
         match request:
-            case ["describe"]:
-                outcome = await self.calls.run(UserCall(DESCRIBING, report, self._descriptions))
+            case ["describe", str() as name]:
+                outcome = await self.calls.run(UserCall(DESCRIBING, report, self._description, (name,)))
                 if outcome.error is not None:
                     raise outcome.error
                 return outcome.value
@@ -136,12 +136,12 @@ class _Program:
                 return None
         raise CallError(ERROR, f"not a request: {request!r:.200}")
 
-    def _descriptions(self) -> list[dict[str, object]]:
-        descriptions = [
-            *(describe_class(each.cls, each.spec) for each in self._classes),
-            *(describe_function(each.function, each.spec) for each in self._agents),
-        ]
-        return [each.to_json() for each in descriptions]
+    def _description(self, name: str) -> dict[str, object]:
+        for of in self._classes:
+            if of.spec.name == name:
+                return describe_class(of.cls, of.spec).to_json()
+        [agent] = self._agents
+        return describe_function(agent.function, agent.spec).to_json()
 
 
 def _class_specs(frame: bytes) -> list[ClassSpec]:

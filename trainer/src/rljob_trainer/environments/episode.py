@@ -151,14 +151,15 @@ class Episode:
         except EnvironmentTimeoutError as error:
             outcome, reward = Outcome.TIME_LIMIT, EnvironmentReward(RewardStatus.TIMEOUT, None, str(error))
         except EnvironmentCodeError as error:
-            outcome, reward = Outcome.COMPLETED, EnvironmentReward(RewardStatus.ERROR, None, str(error))
+            outcome, reward = Outcome.ERROR, EnvironmentReward(RewardStatus.ERROR, None, str(error))
         except EnvironmentLostError as error:
-            # As with rewards: the second time it is assumed that what the policy wrote has ended the process.
+            # As with rewards: the second time it is assumed that what the policy wrote has ended the process. Without
+            # `get_reward` no policy of a reward could exclude the rollout, so it is lost after all attempts.
             is_own = error.is_own_call and not error.was_killed and conversation.num_turns > 0
-            if not (is_own and self._has_died):
+            if not (is_own and self._has_died and self.kind.description.has_reward):
                 self._has_died = is_own
                 raise
-            outcome, reward = Outcome.COMPLETED, EnvironmentReward(RewardStatus.DIED, None, str(error))
+            outcome, reward = Outcome.ERROR, EnvironmentReward(RewardStatus.DIED, None, str(error))
         transcript = conversation.transcript(may_be_rewritten=self.may_rewrite)
         return FinishedEpisode(request.number, outcome, transcript, reward, self.counts)
 

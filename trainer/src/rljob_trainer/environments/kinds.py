@@ -22,6 +22,8 @@ WHERE = "spec.training.environment"
 class EnvironmentKind:
     """One class."""
 
+    where: str
+    """The class for messages: its field of the job and its path."""
     description: EnvironmentDescription
     template: TurnTemplate
     parser: TurnParser
@@ -33,8 +35,7 @@ class EnvironmentKind:
     ) -> Conversation:
         """Begins a conversation. `observation`: what `reset` returned. Raises EnvironmentMessageError, and
         DatasetError if no turn fits after the prompt."""
-        where = f"{WHERE}.classes (name {self.description.name})"
-        begun = first_messages(messages, observation, where)
+        begun = first_messages(messages, observation, self.where)
         conversation = Conversation(self.template, self.parser, begun, starts_new_rows=self.starts_new_rows)
         if conversation.num_prompt_tokens >= max_context_tokens:
             raise DatasetError(
@@ -51,10 +52,12 @@ class EnvironmentKinds:
     def __init__(self, tokenizer: Tokenizer, settings: EnvironmentSettings) -> None:
         """Raises ConfigurationError if the model's chat template or tokenizer does not fit the environments."""
         self._kinds: dict[str, EnvironmentKind] = {}
-        for description in settings.descriptions:
+        for spec, description in zip(settings.classes, settings.descriptions, strict=True):
             template = TurnTemplate(tokenizer, [dict(tool) for tool in description.tools])
             parser = turn_parser(template, settings.tool_parser)
-            self._kinds[description.name] = EnvironmentKind(description, template, parser, settings.starts_new_rows)
+            self._kinds[description.name] = EnvironmentKind(
+                f"{spec.where} ({spec.path})", description, template, parser, settings.starts_new_rows
+            )
 
     def __iter__(self) -> Iterator[EnvironmentKind]:
         return iter(self._kinds.values())

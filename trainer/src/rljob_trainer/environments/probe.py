@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 
 from rljob_trainer.environments.description import ClassSpec, EnvironmentDescription
 from rljob_trainer.environments.environment_process import START_TIMEOUT_SECONDS, EnvironmentProcess
-from rljob_trainer.environments.failures import EnvironmentCodeError, EnvironmentLostError, EnvironmentTimeoutError
+from rljob_trainer.environments.failures import (
+    EnvironmentCodeError,
+    EnvironmentLostError,
+    EnvironmentTimeoutError,
+    ServiceUnreachableError,
+)
 from rljob_trainer.errors import ConfigurationError, ResourceError
 
 if TYPE_CHECKING:
@@ -56,9 +61,10 @@ def describe_environments(
     if SIGKILL ends the process, or if a service cannot be reached.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    where = "spec.training.environment"
+    tried = tuple(classes)
 
     async def probe() -> ProbeResult:
+        nonlocal tried
         process = EnvironmentProcess(
             classes,
             log_file=log_file,
@@ -68,24 +74,34 @@ def describe_environments(
         )
         try:
             await process.wait_until_loaded()
-            descriptions = await process.describe()
+            descriptions: list[EnvironmentDescription] = []
+            for each in classes:
+                tried = (each,)
+                descriptions.append(await process.describe(each.name))
             openings: list[str | list[ChatMessage] | None] = []
             for number, trial in enumerate(trials):
+                tried = tuple(each for each in classes if each.name == trial.name)
                 openings.append(await process.open(number, trial.name, trial.row, trial.seed))
                 await process.close(number)
         finally:
             process.kill()
-        return ProbeResult(descriptions, tuple(openings))
+        return ProbeResult(tuple(descriptions), tuple(openings))
 
     try:
         return asyncio.run(probe())
-    except EnvironmentCodeError as error:
-        raise ConfigurationError(f"{where}.classes: {error}\nfix the environment's code") from error
     except EnvironmentTimeoutError as error:
         raise ConfigurationError(
-            f"{where}.timeoutSeconds: {error}; increase it, or fix the environment's code"
+            f"spec.training.environment.timeoutSeconds: {error} ({_shown(tried)}); increase it, or fix the "
+            "environment's code"
         ) from error
-    except EnvironmentLostError as error:
-        if error.was_killed:
-            raise ResourceError(f"{where}: {error}\nthe process was killed; it may be out of memory") from error
-        raise ConfigurationError(f"{where}.classes: {error}\nfix the environment's code") from error
+    except (EnvironmentCodeError, EnvironmentLostError) as error:
+        if isinstance(error, EnvironmentLostError) and error.was_killed:
+            raise ResourceError(f"{_shown(tried)}: {error}\nthe process was killed; it may be out of memory") from error
+        if isinstance(error, ServiceUnreachableError):
+            raise ResourceError(f"{_shown(tried)}: {error}\na service cannot be reached; check that it runs") from error
+        raise ConfigurationError(f"{_shown(tried)}: {error}\nfix the environment's code") from error
+
+
+def _shown(classes: Sequence[ClassSpec]) -> str:
+    """The fields of the job for these classes, with their paths."""
+    return ", ".join(f"{each.where} ({each.path})" for each in classes)

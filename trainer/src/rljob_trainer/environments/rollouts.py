@@ -19,6 +19,7 @@ from rljob_trainer.environments.description import (
     is_closable,
     is_reusable,
     load_class,
+    required_arguments,
     takes_seed,
     tool_names,
 )
@@ -99,6 +100,8 @@ class Rollouts:
         if takes_seed(of.cls):
             # A column of the row comes first, because the class may have been written for it.
             columns.setdefault("seed", seed)
+        if missing := [each for each in required_arguments(instance) if each not in columns]:
+            raise CallError(ERROR, _missing_columns_text(missing, row, of.spec))
         return await self._checked(rollout, RESET, (), columns, as_opening, report)
 
     async def call_tools(self, rollout: int, tool_calls: Sequence[object], report: Report) -> list[list[object]]:
@@ -175,6 +178,15 @@ class Rollouts:
             case [name, _]:
                 raise ValueError(f"Tool {name} not found.")
         raise TypeError(f"not a call of a tool: {tool_call!r:.200}")
+
+
+def _missing_columns_text(missing: Sequence[str], row: Mapping[str, object], spec: ClassSpec) -> str:
+    names = ", ".join(map(repr, missing))
+    seen = f"this row has only the columns {', '.join(map(repr, row))}" if row else "there is no row of a dataset"
+    return (
+        f"reset of {spec.path} needs {names} from the row's columns, but {seen}; add to each row of the dataset what "
+        "is missing, or give the parameter a default value"
+    )
 
 
 def result_of(outcome: CallResult, method: str) -> object:

@@ -363,7 +363,7 @@ class AgentEpisode:
             detail = "returned None, but its result is a reward; return a number, or names with numbers"
         # A limit ended the agent before it could give a reward, so the policy for time limits applies.
         status = RewardStatus.ERROR if outcome is None else RewardStatus.TIMEOUT
-        return outcome or Outcome.COMPLETED, EnvironmentReward(status, None, detail)
+        return outcome or Outcome.ERROR, EnvironmentReward(status, None, detail)
 
     async def _result(self, place: RolloutPlace, session: LiveSession) -> float | Mapping[str, float] | None:
         """What the agent's function returns. Raises what `RolloutPlace.run` raises, and `session.failure`."""

@@ -22,7 +22,7 @@ from rljob_trainer.environments.probe import Trial, describe_environments
 from rljob_trainer.environments.settings import EnvironmentSettings, EpisodeLimits
 from rljob_trainer.environments.template_check import find_rewrites
 from rljob_trainer.environments.turn_template import PROBE_MESSAGE
-from rljob_trainer.errors import ConfigurationError, DatasetError
+from rljob_trainer.errors import ConfigurationError, DatasetError, EnvironmentMessageError
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.settings import Settings
 from rljob_trainer.workers.reward import ENVIRONMENT_REWARD
@@ -231,7 +231,12 @@ def _may_rewrite(kind: EnvironmentKind, policy: RewritePolicy) -> bool:
 
 
 def _trial_prompt(kind: EnvironmentKind, row: PromptRow, opening: object, max_context_tokens: int) -> PromptRow:
-    conversation = kind.conversation(row.messages, opening, max_context_tokens)
+    """Returns the prompt of a rollout that begins with this row. Raises ConfigurationError if what `reset` returned
+    cannot be its prompt."""
+    try:
+        conversation = kind.conversation(row.messages, opening, max_context_tokens)
+    except EnvironmentMessageError as error:
+        raise ConfigurationError(str(error)) from error
     log.info(
         "environment class %s: tools: %s; has %srespond, has %sget_reward; the first prompt has %d tokens",
         kind.description.name,

@@ -53,6 +53,9 @@ class Outcome(StrEnum):
     timeoutSeconds."""
     INFRASTRUCTURE = "INFRASTRUCTURE"
     """The rollout engine or the environment's process failed, also in further attempts. It is excluded."""
+    ERROR = "ERROR"
+    """The code of the environment or agent failed after a turn of the policy: it raised an exception, returned a value
+    that cannot be used, or ended its process twice. It is excluded, unless a policy of the reward gives it a score."""
 
     @property
     def is_truncated(self) -> bool:
