@@ -38,7 +38,7 @@ CHAT_TEMPLATE = (
     "{% for tool in tools or [] %}Tool: {{ tool.function.name }}\n\n{% endfor %}"
     "{% for message in messages %}{{ message.content }}"
     "{% for call in message.tool_calls or [] %}{{ call.function.arguments.values() | first }}={% endfor %}"
-    "{% if message.role == 'tool' %}\n{% endif %}{% endfor %}"
+    "{% if message.role == 'tool' %}{{ '\n' }}{% endif %}{% endfor %}"
 )
 """The names of the tools, and the contents of the messages. A call is the tool's only argument and an equals sign."""
 RESPONSE_TEMPLATE = {
