@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.algorithm import Algorithm, LossAggregation
 from rljob_api.v1alpha1.model import Critic
 from rljob_testing import compare
 from rljob_testing.training import cut_rollouts, gloo_ranks, plain_grpo, recorders, replays
@@ -18,6 +18,8 @@ from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.token_model import NAME_PREFIX
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.metrics import (
+    GRADIENT_NORM,
+    POLICY_LOSS,
     RESPONSE_LENGTH_MEAN,
     ROWS_PER_RESPONSE_MAX,
     ROWS_PER_RESPONSE_MEAN,
@@ -62,6 +64,22 @@ def test_cut_responses_are_trained_on_like_whole_ones(
                 assert_same(rank[name], expected)
             if num_ranks == 2 and name == cut_rollouts.FEW[0]:
                 assert_same(rank[cut_rollouts.SHARED], expected)
+
+
+@pytest.mark.parametrize("aggregation", LossAggregation)
+def test_turns_without_messages_between_are_trained_on_like_a_single_turn(
+    aggregation: LossAggregation, context: WorkerContext
+) -> None:
+    """The columns of a conversation are equal to those of a response, so that nothing is rounded differently."""
+    single, turns = (
+        cut_rollouts.one_step(f"GRPO, {aggregation}", rollouts, context)
+        for rollouts in (replays.ReplayedRollouts(), cut_rollouts.AdjacentTurns())
+    )
+    assert turns.metrics[POLICY_LOSS] == single.metrics[POLICY_LOSS]
+    assert turns.metrics[GRADIENT_NORM] == single.metrics[GRADIENT_NORM]
+    assert len(turns.gradients) == len(single.gradients)
+    for found, expected in zip(turns.gradients, single.gradients, strict=True):
+        compare.assert_bitwise_equal(found, expected)
 
 
 def test_dynamic_sampling_takes_all_rows_of_a_group(context: WorkerContext) -> None:

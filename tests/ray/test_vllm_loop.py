@@ -4,6 +4,7 @@ Without Ray."""
 
 from __future__ import annotations
 
+import queue
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +15,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 from rljob_testing.models import tiny_models
 from rljob_testing.training import gloo_ranks
 from rljob_testing.training.whole_rollouts import run_to_empty
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.process_group import group_of_model_ranks
-from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, GenerationRequest, SamplingSettings
+from rljob_trainer.engines.rollout.base import (
+    FinishedSequence,
+    FinishReason,
+    GenerationRequest,
+    RolloutEngine,
+    SamplingSettings,
+)
 from rljob_trainer.engines.rollout.loop import EngineLoop, ModelPeers
 
 pytestmark = [pytest.mark.vllm]
@@ -31,6 +39,12 @@ SECONDS = 120.0
 """Longer than any test waits."""
 LAG_SECONDS = 0.2
 NUM_ROUNDS = 5
+
+
+GREEDY = SamplingSettings(0.0, 1.0, 0, 10, ())
+MESSAGE = (7, 30, 8)
+"""Follows each turn of a conversation."""
+NUM_TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,7 @@ class RanksResult:
     aborted: list[FinishedSequence]
     num_collectives: int
     """Collectives of the main thread in these rounds."""
+    conversation: list[FinishedSequence]
 
 
 def requests_of(first: int, number: int, num_tokens: int = SAMPLING.max_new_tokens) -> list[GenerationRequest]:
@@ -76,6 +91,35 @@ def recorded_calls(loop: EngineLoop) -> list[tuple[str, ...]]:
     return calls
 
 
+def greedy_conversation(engine: RolloutEngine, folder: Path, peers: ModelPeers | None) -> list[FinishedSequence]:
+    """The turns of a conversation with the model in `folder`. The prompt of each is all tokens before it; ranks that
+    share the model follow the first one, as in jobs with an environment. Empty on a rank that follows."""
+    # The engine has begun with random weights, which depend on the number of ranks.
+    engine.update_weights(load_file(folder / tiny_models.WEIGHTS).items(), 0)
+    loop = EngineLoop(engine, peers=peers, shares=True)
+    finished: queue.SimpleQueue[list[FinishedSequence]] = queue.SimpleQueue()
+    loop.on_finished = finished.put
+    turns: list[FinishedSequence] = []
+    if loop.is_leader:
+        tokens = PROMPT
+        for number in range(NUM_TURNS):
+            loop.submit([GenerationRequest(f"turn {number}", tokens, GREEDY, number)], keeps_cache=True)
+            turns += finished.get(timeout=SECONDS)
+            tokens = (*tokens, *turns[-1].token_ids, *MESSAGE)
+        loop.release(1)
+    else:
+        loop.follow(1)
+    loop.wait_until_idle()
+    return turns
+
+
+def conversation_on_one_rank(folder: Path, context: WorkerContext) -> list[FinishedSequence]:
+    from rljob_testing.models import small_vllm
+
+    del context
+    return greedy_conversation(small_vllm.start_engine(folder, 1), folder, None)
+
+
 def on_a_rank(folder: Path, context: WorkerContext) -> RanksResult:
     from rljob_testing.models import small_vllm
 
@@ -85,7 +129,8 @@ def on_a_rank(folder: Path, context: WorkerContext) -> RanksResult:
     engine = small_vllm.start_engine(folder, 2)
     group = group_of_model_ranks(context, 2, timedelta(minutes=5))
     assert group is not None
-    loop = EngineLoop(engine, peers=ModelPeers(group, 0))
+    peers = ModelPeers(group, 0)
+    loop = EngineLoop(engine, peers=peers)
     engine.clear_cache()
     plain = engine.generate(requests_of(0, 8))
     in_loop = run_to_empty(loop, requests_of(0, 8))
@@ -118,13 +163,19 @@ def on_a_rank(folder: Path, context: WorkerContext) -> RanksResult:
         found += loop.take(SECONDS)
     loop.wait_until_idle()
     dist.barrier()
-    return RanksResult(plain, in_loop, calls, found, aborted, num_collectives)
+    conversation = greedy_conversation(engine, folder, peers)
+    dist.barrier()
+    return RanksResult(plain, in_loop, calls, found, aborted, num_collectives, conversation)
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[RanksResult]:
-    run = gloo_ranks.RankedRun(partial(on_a_rank, tmp_path_factory.mktemp("model")), 2)
-    [found] = gloo_ranks.run_on_ranks([run], gloo_ranks.VLLM)
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("model")
+
+
+@pytest.fixture(scope="module")
+def ranks(model_folder: Path) -> list[RanksResult]:
+    [found] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(on_a_rank, model_folder), 2)], gloo_ranks.VLLM)
     results = [each for each in found if isinstance(each, RanksResult)]
     assert len(results) == 2
     return results
@@ -157,3 +208,16 @@ def test_every_request_ends_or_is_aborted(ranks: list[RanksResult]) -> None:
             for offset, num_rows in ((0, 4), (10, 2), (20, 2))
             for row in range(num_rows)
         ]
+
+
+def test_a_conversation_does_not_depend_on_the_number_of_ranks(ranks: list[RanksResult], model_folder: Path) -> None:
+    run = gloo_ranks.RankedRun(partial(conversation_on_one_rank, model_folder), 1)
+    [[alone]] = gloo_ranks.run_on_ranks([run], gloo_ranks.VLLM)
+    assert isinstance(alone, list)
+    together = ranks[0].conversation
+    assert ranks[1].conversation == []
+    assert [turn.token_ids for turn in together] == [turn.token_ids for turn in alone]
+    assert len({turn.token_ids for turn in together}) == NUM_TURNS
+    for turn, expected in zip(together, alone, strict=True):
+        # In float32 two ranks only add up in another order.
+        assert turn.logprobs == pytest.approx(expected.logprobs, abs=1e-5)

@@ -28,7 +28,7 @@ from rljob_trainer.controller.stop_request import StepAbandonedError
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import Outcome
 from rljob_trainer.environments.episode import Counts, EnvironmentReward, FinishedEpisode
-from rljob_trainer.environments.transcript import TokenRow, Transcript
+from rljob_trainer.environments.transcript import SampledTurn, TokenRow, Transcript
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.rewards.base import RewardStatus
 from rljob_trainer.workers.columns import (
@@ -228,7 +228,7 @@ def test_a_damaged_file_is_ignored_and_logged(tmp_path: Path, caplog: pytest.Log
 
 def test_conversations_are_read_as_they_were_saved(tmp_path: Path) -> None:
     """All columns, also with several rows of a rollout, messages and named rewards."""
-    row = TokenRow((1, 2, 3, 4), 2, (True, False), (-0.5, 0.0), (7, -1))
+    row = TokenRow((1, 2, 3, 4), 2, (SampledTurn(2, (-0.5,), (7,)),))
     call = {"role": "tool", "name": "add", "tool_call_id": "call00000", "content": "3"}
     messages = ({"role": "user", "content": "1 + 2?"}, call, {"role": "assistant", "content": "3"})
     transcript = Transcript((row, row), messages, "1 + 2?", "3", "3", 2, is_rewritten=True)

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from rljob_trainer.environments.description import ClassSpec
 from rljob_trainer.environments.environment_pool import EnvironmentProcesses
-from rljob_trainer.environments.environment_process import ToolCall
 from rljob_trainer.environments.probe import ProbeResult, Trial, describe_environments
+from rljob_trainer.models.tokenizer import ToolCall
 from rljob_trainer.rewards.scorer_environment import scorer_environment
 
 MODULE = "games"
@@ -76,4 +76,4 @@ def run(test: Coroutine[None, None, Result]) -> Result:
 
 def call(name: str, **arguments: object) -> ToolCall:
     """A call of a tool by the model."""
-    return ToolCall(name, arguments)
+    return {"id": "call00000", "type": "function", "function": {"name": name, "arguments": arguments}}

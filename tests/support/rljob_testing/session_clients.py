@@ -13,7 +13,7 @@ import openai
 
 from rljob_testing.sessions import Endpoint, endpoint
 from rljob_trainer.environments.session import LiveSession
-from rljob_trainer.environments.transcript import Transcript
+from rljob_trainer.environments.transcript import SampledTurn, Transcript
 
 ADD = {
     "type": "function",
@@ -94,16 +94,13 @@ def check_rows(made: Endpoint, transcript: Transcript) -> None:
     """Each sampled token is trained in exactly one row, after the tokens that the engine saw."""
     trained = []
     for row in transcript.rows:
-        response = row.token_ids[row.num_prompt_tokens :]
-        assert len(response) == len(row.mask) == len(row.logprobs) == len(row.policy_versions)
-        for place, is_trained in enumerate(row.mask):
-            assert (row.logprobs[place] < 0) == (row.policy_versions[place] == 7) == is_trained
         for request, turn in zip(made.policy.requests, made.policy.turns, strict=True):
-            start = len(request.prompt_token_ids) - row.num_prompt_tokens
-            places = range(start, start + len(turn.token_ids))
-            is_here = tuple(row.token_ids[: len(request.prompt_token_ids)]) == request.prompt_token_ids
-            is_here = is_here and tuple(response[start : places.stop]) == turn.token_ids
-            if is_here and all(row.mask[place] for place in places):
+            start = len(request.prompt_token_ids)
+            seen = (*request.prompt_token_ids, *turn.token_ids)
+            if (
+                SampledTurn(start, turn.logprobs, turn.policy_versions) in row.turns
+                and row.token_ids[: len(seen)] == seen
+            ):
                 trained.append(turn.request_id)
     assert sorted(trained) == sorted(turn.request_id for turn in made.policy.turns)
-    assert sum(sum(row.mask) for row in transcript.rows) == sum(len(turn.token_ids) for turn in made.policy.turns)
+    assert sum(len(row.turns) for row in transcript.rows) == len(made.policy.turns)

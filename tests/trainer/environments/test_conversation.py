@@ -14,12 +14,10 @@ from transformers import AutoTokenizer
 
 from rljob_api.v1alpha1.model import Model
 from rljob_testing.models import chat_models, tiny_models
-from rljob_testing.models.scripted_policies import Policy, conversation_of, text_of, user
+from rljob_testing.models.scripted_policies import Policy, conversation_of, text_of, turns_of_row, user
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason
 from rljob_trainer.environments.conversation import (
-    NOT_SAMPLED_VERSION,
     Conversation,
-    checked_messages,
     first_messages,
 )
 from rljob_trainer.environments.tool_calls import turn_parser
@@ -50,18 +48,15 @@ KNOWN_TEXT = st.text("aeintX019.,:!?-\n\t é漢字", max_size=30)
 
 
 def check_columns(conversation: Conversation, turns: Sequence[FinishedSequence]) -> None:
-    """All columns fit together, and sampled tokens are exactly those of the turns."""
-    response = conversation.response_token_ids
-    assert len(conversation.mask) == len(conversation.logprobs) == len(conversation.policy_versions) == len(response)
-    assert conversation.token_ids == [*conversation.token_ids[: conversation.num_prompt_tokens], *response]
-    sampled = [place for place, is_sampled in enumerate(conversation.mask) if is_sampled]
-    assert [response[place] for place in sampled] == [token for turn in turns for token in turn.token_ids]
-    assert [conversation.logprobs[place] for place in sampled] == [each for turn in turns for each in turn.logprobs]
-    others = set(range(len(response))) - set(sampled)
-    assert {conversation.logprobs[place] for place in others} <= {0.0}
-    assert {conversation.policy_versions[place] for place in others} <= {NOT_SAMPLED_VERSION}
-    assert {conversation.policy_versions[place] for place in sampled} <= {7}
-    assert conversation.num_sampled_tokens == len(sampled) == sum(len(turn.logprobs) for turn in turns)
+    """The turns of the row are exactly those that were sampled, with their columns."""
+    [row] = conversation.transcript(may_be_rewritten=False).rows
+    assert list(row.token_ids) == conversation.token_ids
+    found = [(turns_of_row(row)[number], each.logprobs, each.policy_versions) for number, each in enumerate(row.turns)]
+    assert found == [(turn.token_ids, turn.logprobs, turn.policy_versions) for turn in turns]
+    # One after the other, after the prompt.
+    ends = [conversation.num_prompt_tokens, *(turn.start + len(turn.logprobs) for turn in row.turns)]
+    assert all(end <= turn.start for end, turn in zip(ends, row.turns, strict=False))
+    assert conversation.num_sampled_tokens == row.num_trained_tokens == sum(len(turn.logprobs) for turn in turns)
     assert conversation.num_turns == len(turns)
 
 
@@ -185,16 +180,16 @@ def test_a_stop_text_is_joined_to_the_end_of_the_turn(
 def test_texts_of_a_conversation(tmp_path: Path) -> None:
     conversation, policy = conversation_of(tmp_path, THINKING, [user("2 + 2?")])
     assert conversation.prompt_text == "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
-    assert (conversation.response_text, conversation.last_turn_text) == ("<think>\n", "")
+    assert (conversation.response_text, conversation.last_turn_plain_text) == ("<think>\n", "")
     parsed = conversation.add_turn(policy.turn(conversation, "add</think><|User|>4<|im_end|>"))
     assert parsed.message["content"] == "<think>\nadd</think><|User|>4"
-    assert conversation.response_text == conversation.last_turn_text == "<think>\nadd</think><|User|>4"
+    assert conversation.response_text == "<think>\nadd</think><|User|>4"
     assert conversation.last_turn_plain_text == "<think>\nadd</think>4"
     assert conversation.add_messages([user("2 + 3?")])
     first = "<think>\nadd</think><|User|>4<|im_end|>\n<|im_start|>user\n2 + 3?<|im_end|>\n<|im_start|>assistant\n"
     assert conversation.response_text == f"{first}<think>\n"
     conversation.add_turn(policy.turn(conversation, "5<|im_end|>"))
-    assert (conversation.response_text, conversation.last_turn_text) == (f"{first}<think>\n5", "<think>\n5")
+    assert (conversation.response_text, conversation.last_turn_plain_text) == (f"{first}<think>\n5", "<think>\n5")
 
 
 def test_messages_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
@@ -254,11 +249,10 @@ SYSTEM: ChatMessage = {"role": "system", "content": "Be brief."}
         (None, "Level 3.", [user("Level 3.")]),
         ([SYSTEM], "Level 3.", [SYSTEM, user("Level 3.")]),
         ([user("Play.")], [SYSTEM, user("Level 3.")], [SYSTEM, user("Level 3.")]),
-        (None, [{"role": "user", "content": "x", "name": "host"}], [{"role": "user", "content": "x", "name": "host"}]),
     ],
 )
 def test_reset_changes_the_messages_of_the_row(
-    row: list[ChatMessage] | None, result: object, expected: list[ChatMessage] | None
+    row: list[ChatMessage] | None, result: str | list[ChatMessage] | None, expected: list[ChatMessage] | None
 ) -> None:
     unchanged = json.dumps(row)
     messages = first_messages(row, result, "games:Guess")
@@ -266,28 +260,9 @@ def test_reset_changes_the_messages_of_the_row(
     assert json.dumps(row) == unchanged
 
 
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        (None, "returned None, but the row has no prompt"),
-        (7, r"must return a string, a list of messages or None \(seen: 7\)"),
-        ([], "at least one message"),
-        ([user("x"), {"role": "assistant", "content": "y"}], "end with a turn of the assistant"),
-        ([{"role": "user"}], "message 1 must be a mapping with the strings role and content"),
-        ([{"role": "user", "content": ["x"]}], "message 1 must be a mapping"),
-        ([user("x"), {"role": "user", "content": "x", "image": b"1"}], "message 2 has the key 'image'"),
-    ],
-)
-def test_unusable_results_of_reset_are_named(result: object, message: str) -> None:
-    with pytest.raises(EnvironmentMessageError, match=message):
-        first_messages(None, result, "games:Guess")
-
-
-def test_messages_of_an_environment_have_its_roles() -> None:
-    assert checked_messages("x", "respond") == [user("x")]
-    assert checked_messages([user("x"), SYSTEM], "respond") == [user("x"), SYSTEM]
-    with pytest.raises(EnvironmentMessageError, match="role 'assistant'; use one of user, tool, system"):
-        checked_messages([{"role": "assistant", "content": "x"}], "respond")
+def test_a_rollout_without_a_prompt_is_an_error() -> None:
+    with pytest.raises(EnvironmentMessageError, match="returned None, but the row has no prompt"):
+        first_messages(None, None, "games:Guess")
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +305,7 @@ def test_sampled_tokens_are_not_merged(smollm2: Tokenizer) -> None:
     turn = FinishedSequence("1", sampled, (-1.0,) * 6, (7,) * 6, "hello", "hello", FinishReason.STOP)
     assert conversation.add_turn(turn).message["content"] == "hello"
     assert conversation.add_messages([user("why?")])
-    assert tuple(conversation.response_token_ids[:6]) == sampled
+    assert tuple(conversation.token_ids[conversation.num_prompt_tokens :][:6]) == sampled
     check_columns(conversation, [turn])
     assert conversation.prompt_text + conversation.response_text == smollm2.render_chat(conversation.messages)
 
@@ -348,4 +323,5 @@ def test_the_tokenizer_of_the_quickstart_can_play(tmp_path: Path) -> None:
     conversation.add_turn(turn)
     assert conversation.add_messages([user("9 8")])
     check_columns(conversation, [turn])
-    assert conversation.response_token_ids == [*sampled, *template.tokenizer.encode("9 8", add_special_tokens=False)]
+    after = template.tokenizer.encode("9 8", add_special_tokens=False)
+    assert conversation.token_ids[conversation.num_prompt_tokens :] == [*sampled, *after]

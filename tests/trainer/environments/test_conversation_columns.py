@@ -16,7 +16,7 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import Outcome, SamplingSettings
 from rljob_trainer.environments.episode import Counts, EnvironmentReward, FinishedEpisode
-from rljob_trainer.environments.transcript import TokenRow, Transcript
+from rljob_trainer.environments.transcript import SampledTurn, TokenRow, Transcript
 from rljob_trainer.errors import RewardError
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.rewards.base import RewardStatus
@@ -55,8 +55,8 @@ from rljob_trainer.workers.reward_model import conversations
 USER, ANSWER, MORE = (
     {"role": role, "content": text} for role, text in [("user", "u"), ("assistant", "a"), ("user", "m")]
 )
-FIRST = TokenRow((1, 2, 3, 4), 2, (True, False), (-0.5, 0.0), (7, -1))
-SECOND = TokenRow((1, 2, 9, 5, 6), 3, (True, True), (-0.25, -1.0), (7, 8))
+FIRST = TokenRow((1, 2, 3, 4), 2, (SampledTurn(2, (-0.5,), (7,)),))
+SECOND = TokenRow((1, 2, 9, 5, 6), 3, (SampledTurn(3, (-0.25, -1.0), (7, 8)),))
 
 
 def episode(number: int, *rows: TokenRow, **fields: object) -> FinishedEpisode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rljob_testing.models import chat_models
-from rljob_testing.models.scripted_policies import conversation_of, text_of, user
+from rljob_testing.models.scripted_policies import conversation_of, text_of, turns_of_row, user
 
 
 def test_a_template_that_removes_thinking_is_noticed_in_a_conversation(tmp_path: Path) -> None:
@@ -41,14 +41,8 @@ def test_a_rewritten_conversation_goes_on_in_a_new_row(tmp_path: Path) -> None:
     transcript = conversation.transcript(may_be_rewritten=True)
     assert transcript.is_rewritten
     first, second = transcript.rows
-    assert [sum(first.mask), sum(second.mask)] == [sum(len(turn.token_ids) for turn in turns[:2]), 2]
-    sampled = [
-        token
-        for row in transcript.rows
-        for token, is_sampled in zip(row.token_ids[row.num_prompt_tokens :], row.mask, strict=True)
-        if is_sampled
-    ]
-    assert sampled == [token for turn in turns for token in turn.token_ids]
+    assert [len(first.turns), len(second.turns)] == [2, 1]
+    assert [*turns_of_row(first), *turns_of_row(second)] == [turn.token_ids for turn in turns]
 
 
 def test_a_new_row_must_fit_and_needs_a_turn(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_how_a_rollout_ends(
     assert episode.reward.value["turns"] == num_seen
     check_rows(running, asked, episode)
     [row] = episode.transcript.rows
-    assert sum(row.mask) <= sampling.max_new_tokens
+    assert row.num_trained_tokens <= sampling.max_new_tokens
     assert len(row.token_ids) <= limits.get("max_context_tokens", len(row.token_ids))
     running.assert_nothing_is_open()
 

@@ -68,7 +68,7 @@ def test_the_limit_of_time(tmp_path: Path) -> None:
         assert session.limit is Outcome.TIME_LIMIT
         assert (len(made.policy.requests), made.policy.num_cancelled) == (1, 1)
         transcript = transcript_of(session)
-        assert (transcript.num_turns, sum(transcript.rows[0].mask)) == (0, 0)
+        assert (transcript.num_turns, transcript.rows[0].num_trained_tokens) == (0, 0)
 
     run(tmp_path, write, test)
 

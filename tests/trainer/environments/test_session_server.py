@@ -116,10 +116,10 @@ def test_branches_and_new_conversations_are_rows(tmp_path: Path) -> None:
         assert twice[0].choices[0].message.content != twice[1].choices[0].message.content
         transcript = transcript_of(session)
         assert transcript.num_turns == len(made.policy.turns) == 8
-        assert [sum(row.mask) > 0 for row in transcript.rows] == [True] * 6
+        assert [row.num_trained_tokens > 0 for row in transcript.rows] == [True] * 6
         assert [message["content"] for message in transcript.messages][-2] == "more"
         # The last row has the most turns: the first one, the branch and what follows.
-        assert sum(transcript.rows[-1].mask) == sum(len(made.policy.turns[n].token_ids) for n in (0, 2, 4))
+        assert transcript.rows[-1].num_trained_tokens == sum(len(made.policy.turns[n].token_ids) for n in (0, 2, 4))
         check_rows(made, transcript)
 
     run(tmp_path, numbered(), test)

@@ -10,6 +10,7 @@ from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason
 from rljob_trainer.engines.rollout.response_text import response_decoder
 from rljob_trainer.environments.conversation import Conversation
 from rljob_trainer.environments.tool_calls import turn_parser
+from rljob_trainer.environments.transcript import TokenRow
 from rljob_trainer.environments.turn_template import TurnTemplate
 from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer, ToolSchema
 
@@ -57,3 +58,8 @@ def user(content: str) -> ChatMessage:
 def text_of(conversation: Conversation, policy: Policy) -> str:
     """The text of all tokens of the row, with special tokens."""
     return policy.tokenizer.decode(conversation.token_ids, skip_special_tokens=False)
+
+
+def turns_of_row(row: TokenRow) -> list[tuple[int, ...]]:
+    """The tokens of the turns that are trained in a row."""
+    return [tuple(row.token_ids[turn.start : turn.start + len(turn.logprobs)]) for turn in row.turns]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -13,13 +14,15 @@ from rljob_api.v1alpha1.algorithm import Algorithm, LossAggregation
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing.training import recorders, replays
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.environments.episode import FinishedEpisode
+from rljob_trainer.environments.transcript import SampledTurn, TokenRow, Transcript
 from rljob_trainer.workers.columns import (
     HAS_ENGINE_ERROR,
     IS_TRUNCATED,
     NUM_TOKENS,
+    OUTCOME_LIST,
     OUTCOMES,
     POLICY_VERSIONS,
     PROMPT_LENGTHS,
@@ -29,45 +32,64 @@ from rljob_trainer.workers.columns import (
     SAMPLE_IDS,
     TOKENS,
 )
+from rljob_trainer.workers.conversations import conversation_columns
 
 TURN = 3
-"""Sampled tokens of a turn; one token of a message follows."""
-NUMBERS = (SAMPLE_IDS, PROMPT_LENGTHS, OUTCOMES, IS_TRUNCATED, HAS_ENGINE_ERROR)
+"""Sampled tokens of a turn."""
+COLUMNS = (
+    *(SAMPLE_IDS, PROMPT_LENGTHS, OUTCOMES, IS_TRUNCATED, HAS_ENGINE_ERROR, RESPONSE_LENGTHS, NUM_TOKENS),
+    *(TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS),
+)
 
 
 class Turns(replays.ReplayedRollouts):
-    """Responses of several turns in one row: every fourth token of a response is a message. A row ends with its last
-    sampled token; one without sampled tokens has the first two tokens of the prompt."""
+    """Responses of several turns in one row. A row ends with its last sampled token; one without sampled tokens is the
+    prompt."""
+
+    num_between = 1
+    """Tokens of a message after each turn."""
 
     def cut(self, batch: DataProto) -> DataProto:
-        """The rows of the responses."""
+        """The rows of the responses, as a worker makes them of conversations."""
         columns = [batch.ragged_column(name).row_tensors() for name in (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS)]
-        owners, lengths = list[int](), list[int]()
-        cut: dict[str, list[Tensor]] = {TOKENS: [], RESPONSE_MASK: [], ROLLOUT_LOGPROBS: [], POLICY_VERSIONS: []}
+        outcomes = [OUTCOME_LIST[number] for number in batch[OUTCOMES].tolist()]
+        episodes = []
         for number, (tokens, mask, logprobs) in enumerate(zip(*columns, strict=True)):
             places = mask.nonzero()[:, 0]
-            sampled = places[torch.arange(len(places)) % (TURN + 1) < TURN]
-            for part in self.parts_of(number, sampled):
-                end = int(part[-1]) + 1 if len(part) else 2
-                is_sampled = torch.zeros(end, dtype=torch.bool).index_fill(0, part, True)
-                cut[TOKENS].append(tokens[:end])
-                cut[RESPONSE_MASK].append(is_sampled)
-                cut[ROLLOUT_LOGPROBS].append(logprobs[:end] * is_sampled)
-                cut[POLICY_VERSIONS].append(is_sampled.int() - 1)
-                owners.append(number)
-                lengths.append(len(sampled))
-        ragged = {name: RaggedColumn.from_rows(rows) for name, rows in cut.items()}
-        numbers = {RESPONSE_LENGTHS: torch.tensor(lengths), NUM_TOKENS: ragged[TOKENS].lengths}
-        return batch.only(NUMBERS).rows(owners).with_columns(numbers, ragged=ragged)
+            is_sampled = torch.arange(len(places)) % (TURN + self.num_between) < TURN
+            rows = [
+                self._row(tokens, len(tokens) - len(places), part, logprobs)
+                for part in self.parts_of(number, places[is_sampled])
+            ]
+            transcript = Transcript(tuple(rows), (), "", "", "", 0)
+            episodes.append(FinishedEpisode(number, outcomes[number], transcript))
+        return conversation_columns(episodes, batch[SAMPLE_IDS].tolist()).only(COLUMNS)
 
     def parts_of(self, number: int, sampled: Tensor) -> Sequence[Tensor]:
         """Returns for each row of response `number` which tokens it trains on."""
         del number
         return [sampled]
 
+    def _row(self, tokens: Tensor, num_prompt_tokens: int, trained: Tensor, logprobs: Tensor) -> TokenRow:
+        def number_of_turn(place: int) -> int:
+            return (place - num_prompt_tokens) // (TURN + self.num_between)
+
+        turns = []
+        for _, of_turn in groupby(trained.tolist(), number_of_turn):
+            places = list(of_turn)
+            turns.append(SampledTurn(places[0], logprobs[places].tolist(), [0] * len(places)))
+        end = int(trained[-1]) + 1 if len(trained) else num_prompt_tokens
+        return TokenRow(tokens[:end].tolist(), num_prompt_tokens, tuple(turns))
+
+
+class AdjacentTurns(Turns):
+    """The turns of a response follow each other without a message, so all of its tokens are sampled."""
+
+    num_between = 0
+
 
 class CutTurns(Turns):
-    """The same responses in one to three rows. Each row has all tokens before those that it trains on."""
+    """The responses of Turns in one to three rows. Each row has all tokens before those that it trains on."""
 
     def parts_of(self, number: int, sampled: Tensor) -> Sequence[Tensor]:
         """See Turns."""

@@ -187,23 +187,15 @@ def check_rows(running: Running, request: EpisodeRequest, episode: FinishedEpiso
     """The row is exactly what the engine saw and sampled in the last attempt."""
     assert episode.transcript is not None
     [row] = episode.transcript.rows
-    response = list(row.token_ids[row.num_prompt_tokens :])
-    assert len(response) == len(row.mask) == len(row.logprobs) == len(row.policy_versions)
+    assert len(row.turns) == episode.transcript.num_turns
     requests = {each.request_id: each for each in running.engine.requests}
-    for turn in range(episode.transcript.num_turns):
+    for turn, trained in enumerate(row.turns):
         prompt = requests[f"{request.number}/{turn}"].prompt_token_ids
         sampled = running.engine.sequences[f"{request.number}/{turn}"]
         end = len(prompt) + len(sampled.token_ids)
         assert row.token_ids[:end] == (*prompt, *sampled.token_ids)
-        place = slice(len(prompt) - row.num_prompt_tokens, end - row.num_prompt_tokens)
-        assert set(row.mask[place]) == {True}
-        assert tuple(row.logprobs[place]) == sampled.logprobs
-        assert set(row.policy_versions[place]) == {POLICY_VERSION}
-    num_sampled = sum(
-        len(running.engine.sequences[f"{request.number}/{turn}"].token_ids)
-        for turn in range(episode.transcript.num_turns)
-    )
-    assert sum(row.mask) == sum(each < 0 for each in row.logprobs) == num_sampled
+        assert (trained.start, trained.logprobs) == (len(prompt), sampled.logprobs)
+        assert trained.policy_versions == (POLICY_VERSION,) * len(sampled.token_ids)
 
 
 def wait_for(reached: Callable[[], bool]) -> None:

@@ -2,26 +2,20 @@
 
 Tokens are only appended: what the engine sampled stays as it is, and messages are written once, after the turn that
 they answer. So the tokens are exactly those that the engine saw and sampled.
-
-Legend: P tokens of the prompt, R tokens after the prompt (turns, their ends, messages, beginnings of turns).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason
-from rljob_trainer.environments.returned_values import REPLY_ROLES
 from rljob_trainer.environments.tool_calls import ParsedTurn, TurnParser
-from rljob_trainer.environments.transcript import TokenRow, Transcript
+from rljob_trainer.environments.transcript import SampledTurn, TokenRow, Transcript
 from rljob_trainer.environments.turn_template import TemplateText, TurnTemplate
 from rljob_trainer.errors import DataError, EnvironmentMessageError
 from rljob_trainer.models.tokenizer import ChatMessage
-
-NOT_SAMPLED_VERSION = -1
-"""Policy version of tokens that were not sampled."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +27,7 @@ class RecordedTurn:
     beginning: str
     """What the template has written before the turn that already belongs to it."""
     start: int
-    """The position of its first token in the tokens of the conversation."""
+    """The position of its first token in the row."""
     num_messages: int
     """The number of messages up to and including the turn."""
 
@@ -63,29 +57,29 @@ class Conversation:
         self._parser = parser
         self._starts_new_rows = starts_new_rows
         self._rows: list[TokenRow] = []
-        """The rows before the current one, to which everything below belongs unless it says otherwise."""
-        self._num_sampled_before = 0
-        """Sampled tokens of these rows."""
+        """The rows before the current one."""
+        self.turns: list[RecordedTurn] = []
+        """The turns of all rows."""
         self.messages: list[ChatMessage] = [_encodable(message) for message in messages]
         """All messages so far, including the parsed turns of the assistant."""
         prompt = template.prompt(self.messages)
         self.prompt_text = prompt.text.removesuffix(prompt.turn_beginning)
         """The text of the first row's prompt without the beginning of the assistant's turn."""
-        self.token_ids: list[int] = list(prompt.token_ids)
-        """P + R: the tokens of the row; the prompt of the next request."""
-        self.num_prompt_tokens = len(prompt.token_ids)
-        """P."""
-        self._num_sampled = 0
-        self.mask: list[bool] = []
-        """R: whether the token was sampled."""
-        self.logprobs: list[float] = []
-        """R: log-probabilities of the sampled tokens; 0 for other tokens."""
-        self.policy_versions: list[int] = []
-        """R: the engine's policy version for the sampled tokens; NOT_SAMPLED_VERSION for other tokens."""
-        self.turns: list[RecordedTurn] = []
+        self._begin_row(prompt)
+
+    def _begin_row(self, prompt: TemplateText) -> None:
+        self._row_prompt = prompt
+        self._first_turn = len(self.turns)
+        """The index of the row's first turn."""
+        self.token_ids = list(prompt.token_ids)
+        """The tokens of the row; the prompt of the next request."""
         self._before_turn: TemplateText | None = prompt
         """What the template has written before the turn that comes next; None after a turn."""
-        self._row_prompt = prompt.text
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The number of tokens of the row's prompt."""
+        return len(self._row_prompt.token_ids)
 
     @property
     def num_turns(self) -> int:
@@ -93,14 +87,9 @@ class Conversation:
         return len(self.turns)
 
     @property
-    def response_token_ids(self) -> list[int]:
-        """R: the tokens after the prompt."""
-        return self.token_ids[self.num_prompt_tokens :]
-
-    @property
     def num_sampled_tokens(self) -> int:
         """The number of tokens that the policy sampled, in all turns."""
-        return self._num_sampled_before + self._num_sampled
+        return sum(len(turn.sequence.token_ids) for turn in self.turns)
 
     def add_turn(self, turn: FinishedSequence) -> ParsedTurn:
         """Appends a turn that the engine sampled with `token_ids` as its prompt. Returns it as a message. Raises
@@ -114,7 +103,7 @@ class Conversation:
             )
         before, self._before_turn = self._before_turn, None
         start = len(self.token_ids)
-        self._append(turn.token_ids, turn.logprobs, turn.policy_versions, sampled=True)
+        self.token_ids += turn.token_ids
         end = self._template.end_token(turn.token_ids)
         parsed = self._parser.parse(before.text, before.turn_beginning, turn.text, end)
         self.messages.append(parsed.message)
@@ -132,12 +121,8 @@ class Conversation:
         other = copy(self)
         other.turns = self.turns[:num_turns]
         last = other.turns[-1]
-        num_added = last.end - self.num_prompt_tokens
         other.messages = self.messages[: last.num_messages]
         other.token_ids = self.token_ids[: last.end]
-        other.mask, other.logprobs = self.mask[:num_added], self.logprobs[:num_added]
-        other.policy_versions = self.policy_versions[:num_added]
-        other._num_sampled = sum(other.mask)
         other._before_turn = None
         return other
 
@@ -145,7 +130,7 @@ class Conversation:
         """Appends messages of the environment and the beginning of the next turn.
 
         Args:
-            messages: At least one message, as `checked_messages` returns them. Unpaired surrogates are replaced.
+            messages: At least one message. Unpaired surrogates are replaced.
             max_tokens: The largest number of tokens of the whole conversation.
 
         Returns False, and changes nothing, if the conversation would have more than `max_tokens` tokens. Raises
@@ -160,35 +145,24 @@ class Conversation:
             after_tool_calls=bool(last.parsed.tool_calls),
             is_stopped=last.sequence.finish_reason is FinishReason.STOP,
         )
-        if self._starts_new_rows:
-            conversation = [*self.messages, *added]
-            if self._template.rewrites(conversation, self._row_text(len(self.token_ids)) + written.text):
-                return self._start_row(conversation, max_tokens)
-        num_added = len(written.token_ids)
-        if max_tokens is not None and len(self.token_ids) + num_added > max_tokens:
+        conversation, num_kept = [*self.messages, *added], len(self.token_ids)
+        if self._starts_new_rows and self._template.rewrites(conversation, self._row_text(num_kept) + written.text):
+            written, num_kept = self._template.prompt(conversation), 0
+        if max_tokens is not None and num_kept + len(written.token_ids) > max_tokens:
             return False
-        self._append(written.token_ids, [0.0] * num_added, [NOT_SAMPLED_VERSION] * num_added, sampled=False)
-        self.messages += added
-        self._before_turn = written
-        return True
-
-    def _start_row(self, conversation: list[ChatMessage], max_tokens: int | None) -> bool:
-        """Ends the current row, and begins one whose prompt is the whole conversation. Returns False, and changes
-        nothing, if it has more than `max_tokens` tokens."""
-        prompt = self._template.prompt(conversation)
-        if max_tokens is not None and len(prompt.token_ids) > max_tokens:
-            return False
-        self._rows.append(self._row())
-        self._num_sampled_before, self._num_sampled = self.num_sampled_tokens, 0
-        self.token_ids, self.num_prompt_tokens = list(prompt.token_ids), len(prompt.token_ids)
-        self.mask, self.logprobs, self.policy_versions = [], [], []
-        self.messages, self._before_turn, self._row_prompt = conversation, prompt, prompt.text
+        self.messages = conversation
+        if num_kept:
+            self.token_ids += written.token_ids
+            self._before_turn = written
+        else:
+            self._rows.append(self.row(self._turns_of_row))
+            self._begin_row(written)
         return True
 
     @property
     def prompt_with_beginning(self) -> str:
         """The text of the row's prompt as the engine saw it."""
-        return self._row_prompt
+        return self._row_prompt.text
 
     @property
     def response_text(self) -> str:
@@ -201,11 +175,6 @@ class Conversation:
             last = self.turns[-1]
             whole = self._row_text(last.start) + last.sequence.text
         return whole.removeprefix(self.prompt_text)
-
-    @property
-    def last_turn_text(self) -> str:
-        """The last turn with special tokens and its beginning, without its end; empty before the first turn."""
-        return self.turns[-1].beginning + self.turns[-1].sequence.text if self.turns else ""
 
     @property
     def last_turn_plain_text(self) -> str:
@@ -231,8 +200,10 @@ class Conversation:
 
     def transcript(self, *, may_be_rewritten: bool) -> Transcript:
         """Returns the conversation so far. `may_be_rewritten`: whether to find out `is_rewritten`, which takes time."""
-        # A row without a turn has nothing to train on.
-        rows = [*self._rows, self._row()] if self._num_sampled or not self._rows else self._rows
+        rows = list(self._rows)
+        if self._turns_of_row or not rows:
+            # Otherwise the last row has nothing to train on.
+            rows.append(self.row(self._turns_of_row))
         return Transcript(
             tuple(rows),
             tuple(self.messages),
@@ -243,122 +214,50 @@ class Conversation:
             may_be_rewritten and self.is_rewritten,
         )
 
-    def _append(
-        self, token_ids: Iterable[int], logprobs: Iterable[float], versions: Iterable[int], *, sampled: bool
-    ) -> None:
-        self.token_ids += token_ids
-        self.logprobs += logprobs
-        self.policy_versions += versions
-        num_added = len(self.token_ids) - self.num_prompt_tokens - len(self.mask)
-        self.mask += [sampled] * num_added
-        self._num_sampled += num_added * sampled
+    def row(self, turns: Iterable[RecordedTurn]) -> TokenRow:
+        """Returns the current row so far, in which these of its turns are trained."""
+        sampled = [SampledTurn(turn.start, turn.sequence.logprobs, turn.sequence.policy_versions) for turn in turns]
+        return TokenRow(tuple(self.token_ids), self.num_prompt_tokens, tuple(sampled))
 
-    def _row(self) -> TokenRow:
-        return TokenRow(
-            tuple(self.token_ids),
-            self.num_prompt_tokens,
-            tuple(self.mask),
-            tuple(self.logprobs),
-            tuple(self.policy_versions),
-        )
+    @property
+    def _turns_of_row(self) -> list[RecordedTurn]:
+        return self.turns[self._first_turn :]
 
     def _row_text(self, end: int) -> str:
         """The text of the row up to position `end`, with all special tokens."""
-        decoder = replace(self._template.decoder, removed=frozenset(), removed_at_end=frozenset())
-        return (
-            self._row_prompt
-            + decoder.response_text(
-                self.token_ids[: self.num_prompt_tokens], self.token_ids[self.num_prompt_tokens : end]
-            ).text
-        )
+        prompt, after = self.token_ids[: self.num_prompt_tokens], self.token_ids[self.num_prompt_tokens : end]
+        return self._row_prompt.text + self._template.decoder.added(prompt, after)
 
 
-def first_messages(row_messages: Sequence[ChatMessage] | None, reset_result: object, where: str) -> list[ChatMessage]:
+def first_messages(
+    row_messages: Sequence[ChatMessage] | None, opening: str | list[ChatMessage] | None, where: str
+) -> list[ChatMessage]:
     """Returns the messages of a conversation's prompt.
 
     Args:
         row_messages: The chat of the dataset's row; None if there is no row, or the row has no chat.
-        reset_result: What the environment's `reset` returned. A string is appended to the last user message of the row,
-            or is a new user message at the end if the row has none. A list of messages replaces the row's messages.
-            None changes nothing.
+        opening: What the environment's `reset` returned, as `returned_values.as_opening` has checked it. A string is
+            appended to the last user message of the row, or is a new user message at the end if the row has none. A
+            list of messages replaces the row's messages. None changes nothing.
         where: The environment and row, for messages.
 
-    Raises EnvironmentMessageError if `reset` returned something else, or None although the row has no prompt.
+    Raises EnvironmentMessageError if `reset` returned None although the row has no prompt.
     """
     messages: list[ChatMessage] = [message.copy() for message in row_messages or ()]
-    match reset_result:
-        case None if messages:
+    if isinstance(opening, list):
+        return opening
+    if opening is None:
+        if messages:
             return messages
-        case None:
-            raise EnvironmentMessageError(
-                f"{where}: `reset` returned None, but the row has no prompt; return a string or a list of messages, or "
-                "use a dataset with prompts"
-            )
-        case str():
-            for message in reversed(messages):
-                if message["role"] == "user":
-                    message["content"] += reset_result
-                    return messages
-            return [*messages, {"role": "user", "content": reset_result}]
-        case list():
-            replaced = checked_messages(reset_result, f"{where}: the result of `reset`", any_role=True)
-            if replaced[-1]["role"] == "assistant":
-                raise EnvironmentMessageError(
-                    f"{where}: the messages of `reset` end with a turn of the assistant "
-                    f"({replaced[-1]['content']!r:.80}), but the policy writes the next turn; end with another role"
-                )
-            return replaced
-    raise EnvironmentMessageError(
-        f"{where}: `reset` must return a string, a list of messages or None (seen: {reset_result!r:.80})"
-    )
-
-
-def checked_messages(value: object, where: str, *, any_role: bool = False) -> list[ChatMessage]:
-    """Returns messages that an environment has written: a string is a user message; a list has messages with the
-    strings `role` and `content`, and optionally `name` and `tool_call_id`.
-
-    Args:
-        where: What returned the value, for messages.
-        any_role: Also accept roles other than those of REPLY_ROLES, such as `assistant`, for a prompt.
-
-    Raises EnvironmentMessageError if the value is something else, an empty list, or has other keys.
-    """
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    if not isinstance(value, list) or not value:
         raise EnvironmentMessageError(
-            f"{where}: must be a string or a list of at least one message with role and content (seen: {value!r:.80})"
+            f"{where}: `reset` returned None, but the row has no prompt; return a string or a list of messages, or "
+            "use a dataset with prompts"
         )
-    messages: list[ChatMessage] = []
-    for number, item in enumerate(value, start=1):
-        match item:
-            case {"role": str() as role, "content": str() as content, **others}:
-                message: ChatMessage = {"role": role, "content": content}
-            case _:
-                raise EnvironmentMessageError(
-                    f"{where}: message {number} must be a mapping with the strings role and content "
-                    f"(seen: {item!r:.80})"
-                )
-        if not any_role and role not in REPLY_ROLES:
-            raise EnvironmentMessageError(
-                f"{where}: message {number} has the role {role!r}; use one of {', '.join(REPLY_ROLES)}"
-            )
-        _copy_names(message, others, f"{where}: message {number}")
-        messages.append(message)
-    return messages
-
-
-def _copy_names(message: ChatMessage, others: Mapping[object, object], where: str) -> None:
-    for key, each in others.items():
-        if key == "name" and isinstance(each, str):
-            message["name"] = each
-        elif key == "tool_call_id" and isinstance(each, str):
-            message["tool_call_id"] = each
-        elif each is not None:
-            raise EnvironmentMessageError(
-                f"{where} has the key {key!r} ({each!r:.80}), which would be ignored; only role, content, name and "
-                "tool_call_id (strings) are used"
-            )
+    for message in reversed(messages):
+        if message["role"] == "user":
+            message["content"] += opening
+            return messages
+    return [*messages, {"role": "user", "content": opening}]
 
 
 def _encodable(message: ChatMessage) -> ChatMessage:

@@ -105,7 +105,12 @@ class EngineClient:
                     future.set_exception(error)
 
     async def _abort_unwanted(self) -> None:
-        """Aborts all requests whose coroutines are cancelled at the same time."""
+        """Aborts all requests whose coroutines are cancelled at the same time, and drops what was sampled for them.
+
+        At the end of a run, and when the controller drops the rest of a step, nothing could use a part of a turn: its
+        environment ends, too, and the rollout begins again from its ticket. Weights are replaced only while no rollout
+        is open, so no turn is continued with other weights. At a rollout's time limit the length of the part depends on
+        the load of the engine and not on the policy, and the environment cannot answer it."""
         await asyncio.sleep(0)
         ids, self._unwanted, self._next_abort = self._unwanted, [], None
         # The call waits for the current step of the engine. A failed engine has no requests any more.

@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_trainer.environments.description import ClassSpec
-from rljob_trainer.environments.environment_process import (
-    START_TIMEOUT_SECONDS,
-    EnvironmentProcess,
-    ToolCall,
-    ToolResult,
-)
+from rljob_trainer.environments.environment_process import START_TIMEOUT_SECONDS, EnvironmentProcess, ToolResult
 from rljob_trainer.environments.failures import EnvironmentLostError, EnvironmentTimeoutError
 from rljob_trainer.errors import TrainerError, described
 
 if TYPE_CHECKING:
-    from rljob_trainer.models.tokenizer import ChatMessage
+    from rljob_trainer.models.tokenizer import ChatMessage, ToolCall
 
 
 class RolloutPlace:

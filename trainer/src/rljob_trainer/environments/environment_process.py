@@ -29,7 +29,7 @@ from rljob_trainer.processes.time_limit import CHECK_SECONDS, UNCOUNTED_SECONDS,
 from rljob_trainer.processes.wire import encode
 
 if TYPE_CHECKING:
-    from rljob_trainer.models.tokenizer import ChatMessage
+    from rljob_trainer.models.tokenizer import ChatMessage, ToolCall
 
 PROGRAM = "rljob_trainer.environments.environment_program"
 START_TIMEOUT_SECONDS = 300.0
@@ -45,14 +45,6 @@ _SHOWN = {
     "run": "the agent's function",
 }
 """The kinds of requests in messages."""
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A call of a tool by the model. `arguments` is what the model wrote, if it is JSON; only objects fit."""
-
-    name: str
-    arguments: object
 
 
 @dataclass(frozen=True)
@@ -156,7 +148,8 @@ class EnvironmentProcess:
 
     async def call_tools(self, rollout: int, tool_calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Makes the calls of one turn. A failure of a tool is a result, too."""
-        results = await self._call("call_tools", rollout, [[each.name, each.arguments] for each in tool_calls])
+        calls = [[call["function"]["name"], call["function"]["arguments"]] for call in tool_calls]
+        results = await self._call("call_tools", rollout, calls)
         return [ToolResult(str(text), bool(is_error)) for text, is_error in cast("list[list[object]]", results)]
 
     async def respond(self, rollout: int, message: Mapping[str, object]) -> list[ChatMessage] | None:

@@ -27,7 +27,6 @@ from rljob_trainer.engines.rollout.base import (
 from rljob_trainer.environments.conversation import Conversation
 from rljob_trainer.environments.engine_client import EngineClient
 from rljob_trainer.environments.environment_pool import EnvironmentProcesses, RolloutPlace
-from rljob_trainer.environments.environment_process import ToolCall
 from rljob_trainer.environments.failures import EnvironmentCodeError, EnvironmentLostError, EnvironmentTimeoutError
 from rljob_trainer.environments.kinds import EnvironmentKinds
 from rljob_trainer.environments.settings import EpisodeLimits
@@ -256,8 +255,7 @@ class Episode:
             # Not a message of a tool: some templates accept these only after a call.
             return [{"role": "user", "content": turn.parse_error}]
         if turn.tool_calls:
-            calls = [ToolCall(call["function"]["name"], call["function"]["arguments"]) for call in turn.tool_calls]
-            results = await self._timed(place.call_tools(calls))
+            results = await self._timed(place.call_tools(turn.tool_calls))
             self.counts.num_tool_calls += len(results)
             self.counts.num_tool_errors += sum(result.is_error for result in results)
             return [

@@ -31,7 +31,10 @@ class EnvironmentKind:
     """See Conversation."""
 
     def conversation(
-        self, messages: Sequence[ChatMessage] | None, observation: object, max_context_tokens: int
+        self,
+        messages: Sequence[ChatMessage] | None,
+        observation: str | list[ChatMessage] | None,
+        max_context_tokens: int,
     ) -> Conversation:
         """Begins a conversation. `observation`: what `reset` returned. Raises EnvironmentMessageError, and
         DatasetError if no turn fits after the prompt."""

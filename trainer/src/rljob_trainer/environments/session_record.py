@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rljob_trainer.environments.chat_requests import ChatAnswer, ChatRequest, ChatRequestError, digest_of, identity
-from rljob_trainer.environments.conversation import NOT_SAMPLED_VERSION, Conversation
+from rljob_trainer.environments.conversation import Conversation
 from rljob_trainer.environments.tool_calls import TurnParser
 from rljob_trainer.environments.transcript import TokenRow, Transcript
 from rljob_trainer.environments.turn_template import TurnTemplate
@@ -183,11 +183,6 @@ def _up_to(turn: SessionTurn) -> Conversation:
 
 def _row(branch: Conversation, trained: set[str]) -> TokenRow:
     """The row of a branch. Turns in `trained`, which other rows train, are masked; the others are added to it."""
-    mask, logprobs, versions = list(branch.mask), list(branch.logprobs), list(branch.policy_versions)
-    for turn in branch.turns:
-        if turn.sequence.request_id in trained:
-            places = range(turn.start - branch.num_prompt_tokens, turn.end - branch.num_prompt_tokens)
-            for place in places:
-                mask[place], logprobs[place], versions[place] = False, 0.0, NOT_SAMPLED_VERSION
-        trained.add(turn.sequence.request_id)
-    return TokenRow(tuple(branch.token_ids), branch.num_prompt_tokens, tuple(mask), tuple(logprobs), tuple(versions))
+    turns = [turn for turn in branch.turns if turn.sequence.request_id not in trained]
+    trained.update(turn.sequence.request_id for turn in turns)
+    return branch.row(turns)

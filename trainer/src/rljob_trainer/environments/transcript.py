@@ -7,19 +7,31 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class SampledTurn:
+    """A turn of the policy in a row of tokens. Legend: N tokens of the turn."""
+
+    start: int
+    """The position of its first token in the row."""
+    logprobs: Sequence[float]
+    """N."""
+    policy_versions: Sequence[int]
+    """N: the engine's policy version."""
+
+
+@dataclass(frozen=True)
 class TokenRow:
-    """A sequence of tokens that the policy is trained on. Legend: P tokens of the prompt, R tokens after it."""
+    """A sequence of tokens that the policy is trained on."""
 
     token_ids: Sequence[int]
-    """P + R."""
+    """The prompt, turns of the policy, and what the template has written between and after them."""
     num_prompt_tokens: int
-    """P."""
-    mask: Sequence[bool]
-    """R: whether the token was sampled, and is trained in this row."""
-    logprobs: Sequence[float]
-    """R: log-probabilities of the sampled tokens; 0 for other tokens."""
-    policy_versions: Sequence[int]
-    """R: the engine's policy version for the sampled tokens; -1 for other tokens."""
+    turns: tuple[SampledTurn, ...]
+    """The turns that are trained in this row. All other tokens are masked."""
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """The number of tokens of `turns`."""
+        return sum(len(turn.logprobs) for turn in self.turns)
 
 
 @dataclass(frozen=True)
@@ -27,7 +39,7 @@ class Transcript:
     """A rollout."""
 
     rows: tuple[TokenRow, ...]
-    """At least one. Each sampled token is True in the mask of exactly one row. A reward model reads the last row."""
+    """At least one. Each sampled turn is in exactly one row. A reward model reads the last row."""
     messages: tuple[Mapping[str, object], ...]
     """The whole conversation, including the policy's turns."""
     prompt_text: str

@@ -5,9 +5,9 @@ Legend: B rollouts of this worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import accumulate
 
 import torch
 
@@ -47,7 +47,7 @@ from rljob_trainer.workers.columns import (
     outcome_columns,
 )
 
-LOST = Transcript((TokenRow((0,), 1, (), (), ()),), (), "", "", "", 0)
+LOST = Transcript((TokenRow((0,), 1, ()),), (), "", "", "", 0)
 """Stands for a rollout that was lost: a row with a token that was not sampled."""
 LOST_CHAT: tuple[ChatMessage, ...] = ({"role": "user", "content": "lost"},)
 """What a reward model reads for it, because its batches have all rows."""
@@ -84,11 +84,6 @@ def conversation_columns(episodes: Sequence[FinishedEpisode], ids: Sequence[int]
     owners = [number for number, transcript in enumerate(found) for _ in transcript.rows]
     lengths_R = torch.tensor([len(row.token_ids) for row in rows], dtype=torch.int64)
 
-    def per_token(of_row: Callable[[TokenRow], Sequence[int | float]], before: int, dtype: torch.dtype) -> RaggedColumn:
-        """`of_row`: values of the tokens after the prompt; `before`: the value of the prompt's tokens."""
-        values = chain.from_iterable(chain([before] * row.num_prompt_tokens, of_row(row)) for row in rows)
-        return RaggedColumn(torch.tensor(list(values), dtype=dtype), lengths_R)
-
     def numbers(values: Sequence[int | float], dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype)[owners]
 
@@ -99,7 +94,7 @@ def conversation_columns(episodes: Sequence[FinishedEpisode], ids: Sequence[int]
     return DataProto(
         tensors={
             SAMPLE_IDS: numbers(ids),
-            RESPONSE_LENGTHS: numbers([sum(sum(row.mask) for row in each.rows) for each in found]),
+            RESPONSE_LENGTHS: numbers([sum(row.num_trained_tokens for row in each.rows) for each in found]),
             PROMPT_LENGTHS: numbers([min(row.num_prompt_tokens for row in each.rows) for each in found]),
             NUM_TOKENS: lengths_R,
             **{name: column[owners] for name, column in outcomes.items()},
@@ -112,9 +107,7 @@ def conversation_columns(episodes: Sequence[FinishedEpisode], ids: Sequence[int]
         },
         ragged={
             TOKENS: RaggedColumn.from_rows([row.token_ids for row in rows], torch.int64),
-            RESPONSE_MASK: per_token(lambda row: row.mask, False, torch.bool),
-            ROLLOUT_LOGPROBS: per_token(lambda row: row.logprobs, 0, torch.float32),
-            POLICY_VERSIONS: per_token(lambda row: row.policy_versions, -1, torch.int32),
+            **_columns_of_turns(rows, lengths_R),
         },
         objects={
             PROMPT_TEXTS: objects([each.prompt_text for each in found]),
@@ -129,6 +122,23 @@ def conversation_columns(episodes: Sequence[FinishedEpisode], ids: Sequence[int]
             ),
         },
     )
+
+
+def _columns_of_turns(rows: Sequence[TokenRow], lengths_R: torch.Tensor) -> dict[str, RaggedColumn]:
+    """The columns that have values of their own only for the tokens of turns."""
+    num_tokens = int(lengths_R.sum())
+    columns = {
+        RESPONSE_MASK: torch.zeros(num_tokens, dtype=torch.bool),
+        ROLLOUT_LOGPROBS: torch.zeros(num_tokens, dtype=torch.float32),
+        POLICY_VERSIONS: torch.full((num_tokens,), -1, dtype=torch.int32),
+    }
+    for first, row in zip(accumulate(lengths_R.tolist(), initial=0), rows, strict=False):
+        for turn in row.turns:
+            place = slice(first + turn.start, first + turn.start + len(turn.logprobs))
+            columns[RESPONSE_MASK][place] = True
+            columns[ROLLOUT_LOGPROBS][place] = torch.tensor(turn.logprobs, dtype=torch.float32)
+            columns[POLICY_VERSIONS][place] = torch.tensor(turn.policy_versions, dtype=torch.int32)
+    return {name: RaggedColumn(values, lengths_R) for name, values in columns.items()}
 
 
 def _before_last_turn(transcript: Transcript) -> tuple[Mapping[str, object], ...]:

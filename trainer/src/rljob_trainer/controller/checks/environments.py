@@ -23,7 +23,7 @@ from rljob_trainer.environments.settings import EnvironmentSettings, EpisodeLimi
 from rljob_trainer.environments.template_check import find_rewrites
 from rljob_trainer.environments.turn_template import PROBE_MESSAGE
 from rljob_trainer.errors import ConfigurationError, DatasetError, EnvironmentMessageError
-from rljob_trainer.models.tokenizer import Tokenizer
+from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 from rljob_trainer.settings import Settings
 from rljob_trainer.workers.reward import ENVIRONMENT_REWARD
 
@@ -230,7 +230,9 @@ def _may_rewrite(kind: EnvironmentKind, policy: RewritePolicy) -> bool:
     return True
 
 
-def _trial_prompt(kind: EnvironmentKind, row: PromptRow, opening: object, max_context_tokens: int) -> PromptRow:
+def _trial_prompt(
+    kind: EnvironmentKind, row: PromptRow, opening: str | list[ChatMessage] | None, max_context_tokens: int
+) -> PromptRow:
     """Returns the prompt of a rollout that begins with this row. Raises ConfigurationError if what `reset` returned
     cannot be its prompt."""
     try:

@@ -54,36 +54,22 @@ class ResponseDecoder:
         kept = [token for token in response if token not in self.removed]
         while kept and kept[-1] in self.removed_at_end:
             kept.pop()
-        whole = self._added(prompt, kept)
+        whole = self.added(prompt, kept)
         text = whole[: min((whole.find(each) for each in stop if each in whole), default=len(whole))]
         if self.special.isdisjoint(kept):
             return ResponseText(text, text)
         if text == whole:
-            return ResponseText(text, self._added(prompt, kept, skip_special_tokens=True))
+            return ResponseText(text, self.added(prompt, kept, skip_special_tokens=True))
         return ResponseText(text, self._plain_up_to(prompt, kept, text))
 
     def is_stopped(self, prompt: Sequence[int], response: Sequence[int], stop: Sequence[str]) -> bool:
         """Whether the response, including its special tokens, contains one of the stop texts."""
-        text = self._added(prompt, response) if stop else ""
+        text = self.added(prompt, response) if stop else ""
         return any(each in text for each in stop)
 
-    def _plain_up_to(self, prompt: Sequence[int], response: Sequence[int], text: str) -> str:
-        """Returns `text` without special tokens. `text` is the response's text before a stop text.
-
-        First finds the tokens that lie completely within `text`, and decodes them without special tokens. Then appends
-        the rest of `text`, which is the beginning of the next token, unless this token is special."""
-
-        def num_characters(num_tokens: int) -> int:
-            return len(self._added(prompt, response[:num_tokens]))
-
-        num_whole = bisect_right(range(len(response) + 1), len(text), key=num_characters) - 1
-        plain = self._added(prompt, response[:num_whole], skip_special_tokens=True)
-        is_special = response[num_whole] in self.special
-        return plain if is_special else plain + text[num_characters(num_whole) :]
-
-    def _added(self, prompt: Sequence[int], response: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text that the tokens of the response add to the text of the prompt, without an incomplete character at
-        the end."""
+    def added(self, prompt: Sequence[int], response: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text that the tokens of the response add to the text of the prompt, including end tokens and stop texts,
+        without an incomplete character at the end."""
         context = list(prompt[-NUM_CONTEXT_TOKENS:])
         before = self.tokenizer.decode(context, skip_special_tokens=skip_special_tokens)
         text = self.tokenizer.decode([*context, *response], skip_special_tokens=skip_special_tokens)
@@ -94,6 +80,20 @@ class ResponseDecoder:
             # Then the response is decoded alone.
             text = self.tokenizer.decode(list(response), skip_special_tokens=skip_special_tokens)
         return text.rstrip(REPLACEMENT)
+
+    def _plain_up_to(self, prompt: Sequence[int], response: Sequence[int], text: str) -> str:
+        """Returns `text` without special tokens. `text` is the response's text before a stop text.
+
+        First finds the tokens that lie completely within `text`, and decodes them without special tokens. Then appends
+        the rest of `text`, which is the beginning of the next token, unless this token is special."""
+
+        def num_characters(num_tokens: int) -> int:
+            return len(self.added(prompt, response[:num_tokens]))
+
+        num_whole = bisect_right(range(len(response) + 1), len(text), key=num_characters) - 1
+        plain = self.added(prompt, response[:num_whole], skip_special_tokens=True)
+        is_special = response[num_whole] in self.special
+        return plain if is_special else plain + text[num_characters(num_whole) :]
 
 
 def response_decoder(tokenizer: Tokenizer) -> ResponseDecoder:
