@@ -22,7 +22,7 @@ from rljob_trainer.groups.calls import Pending
 from rljob_trainer.groups.worker_group import WorkerGroup, spawn
 from rljob_trainer.observability.metrics import TIMING_PREFIX
 from rljob_trainer.workers.columns import (
-    HAS_ENGINE_ERROR,
+    IS_LOST,
     POLICY_VERSIONS,
     PROMPT_TOKEN_IDS,
     RESPONSE_LENGTHS,
@@ -113,7 +113,7 @@ def test_responses_are_scored_while_others_are_generated(engines: Engines) -> No
     taken = [rows_of(engine, 2) for engine in engines.each]
     assert [each[SAMPLE_IDS].tolist() for each in taken] == [[10, 11], [12, 13]]
     assert_same_responses(DataProto.concat(taken), drained)
-    assert not DataProto.concat(taken)[HAS_ENGINE_ERROR].any()
+    assert not DataProto.concat(taken)[IS_LOST].any()
     # Nothing has ended since. Parts without rows can be joined with others.
     nothing = engines.each[0].take(0.0)
     assert nothing[SAMPLE_IDS].tolist() == []

@@ -37,7 +37,7 @@ from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.errors import BatchNotFullError, ResourceError
 from rljob_trainer.rewards.base import RewardStatus
-from rljob_trainer.workers.columns import HAS_ENGINE_ERROR, NUM_ROWS, NUM_TOKENS, SCORES, score_column, status_column
+from rljob_trainer.workers.columns import IS_LOST, NUM_ROWS, NUM_TOKENS, SCORES, score_column, status_column
 from rljob_trainer.workers.reward import STATUSES
 
 GROUP_SIZE = 2
@@ -85,7 +85,7 @@ class World:
         right_B = torch.tensor([float(row % 3 > 0) for row in rows]) * scores_B
         numbers_B = torch.arange(num_drawn, num_drawn + len(prompts)).repeat_interleave(GROUP_SIZE)
         ones_B = torch.ones(len(rows), dtype=torch.int64)
-        columns = {NUM_ROWS: ones_B, SCORES: scores_B.double(), HAS_ENGINE_ERROR: ones_B < 1}
+        columns = {NUM_ROWS: ones_B, SCORES: scores_B.double(), IS_LOST: ones_B < 1}
         columns |= {score_column("right"): right_B.double(), NUMBERS: numbers_B}
         statuses = [self.status_of(row, i % GROUP_SIZE) for i, row in enumerate(rows)]
         columns[status_column("right")] = torch.tensor([STATUSES.index(status) for status in statuses])

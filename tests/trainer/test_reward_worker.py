@@ -33,7 +33,7 @@ from rljob_trainer.rewards.scorer_environment import scorer_environment
 from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
-    HAS_ENGINE_ERROR,
+    IS_LOST,
     PROMPT_LENGTHS,
     PROMPT_TEXTS,
     RESPONSE_LENGTHS,
@@ -119,7 +119,7 @@ def responses(*texts: str) -> DataProto:
     columns = {PROMPT_TEXTS: ("p",) * len(texts), RESPONSE_TEXTS: texts, ANSWERS: ("",) * len(texts)}
     columns[TURN_BEGINNINGS] = ("",) * len(texts)
     numbers = {RESPONSE_LENGTHS: torch.tensor(LENGTHS[: len(texts)]), SAMPLE_IDS: torch.arange(len(texts))}
-    numbers[HAS_ENGINE_ERROR] = torch.zeros(len(texts), dtype=torch.bool)
+    numbers[IS_LOST] = torch.zeros(len(texts), dtype=torch.bool)
     return DataProto(numbers, {**columns, DATASET_ROWS: tuple(rows)})
 
 
@@ -341,7 +341,7 @@ def test_dropped_responses_do_not_delay_the_scoring_of_the_next_ones(tmp_path: P
 def test_a_response_that_the_engine_did_not_complete_is_not_sent_to_a_reward(tmp_path: Path) -> None:
     """The reward raises an error for it, and its `onError` is Fail."""
     with worker_of(tmp_path, function("length")) as worker:
-        incomplete = {HAS_ENGINE_ERROR: torch.tensor([False, True, False])}
+        incomplete = {IS_LOST: torch.tensor([False, True, False])}
         worker.start_scoring(responses("ab", "bad", "abcd").with_columns(incomplete))
         scores = worker.finish_scoring(DataProto({SAMPLE_IDS: torch.tensor([2, 0, 1])}))
     assert scores[score_column("length")].tolist() == [1.0, 0.5, 0.0]

@@ -13,8 +13,8 @@ from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, GenerationRequest, SamplingSettings
 from rljob_trainer.workers.columns import (
-    HAS_ENGINE_ERROR,
     IS_GREEDY,
+    IS_LOST,
     IS_TRUNCATED,
     PROMPT_TOKEN_IDS,
     SAMPLE_IDS,
@@ -79,5 +79,5 @@ def test_responses_that_the_engine_did_not_complete_are_marked(reason: FinishRea
     worker = FakeEngine(reason).worker()
     worker.submit(TWO_ROWS, stub_step.SAMPLING)
     taken = worker.take(60.0)
-    assert taken[HAS_ENGINE_ERROR].tolist() == [is_wrong] * 2
+    assert taken[IS_LOST].tolist() == [is_wrong] * 2
     assert taken[IS_TRUNCATED].tolist() == [reason is FinishReason.LENGTH] * 2

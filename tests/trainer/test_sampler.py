@@ -14,7 +14,7 @@ from rljob_trainer.controller.stop_request import StepAbandonedError
 from rljob_trainer.errors import RewardError
 from rljob_trainer.workers.columns import (
     ENVIRONMENT_RESULTS,
-    HAS_ENGINE_ERROR,
+    IS_LOST,
     RESPONSE_TEXTS,
     SAMPLE_IDS,
     score_column,
@@ -136,7 +136,7 @@ def test_a_response_that_an_engine_does_not_complete_is_requested_once_more() ->
     assert world.submitted == [[[0], [1], [2]], [[0], [], []], [[], [], [2]]]
     # The same seed, from the same engine, and only the last attempt is scored.
     assert sorted(world.scored_pairs) == [(f"prompt {each}", f"text {each}") for each in range(3)]
-    assert world.sampler.take_rows(ids)[HAS_ENGINE_ERROR].tolist() == [False, False, True]
+    assert world.sampler.take_rows(ids)[IS_LOST].tolist() == [False, False, True]
 
 
 def test_a_scoring_that_does_not_start_is_an_error_of_the_wait_for_scores() -> None:

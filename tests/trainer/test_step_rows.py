@@ -24,7 +24,7 @@ from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import ALONE_FRACTION, MICRO_BATCH_IMBALANCE, TOKEN_IMBALANCE
 from rljob_trainer.rewards.base import RewardStatus
 from rljob_trainer.workers.columns import (
-    HAS_ENGINE_ERROR,
+    IS_LOST,
     IS_TRAINED,
     NUM_TOKENS,
     PASS_MICRO_BATCHES,
@@ -148,7 +148,7 @@ def test_excluded_rows_are_dropped_and_the_others_stay_in_their_update(excluded:
     columns = {
         score_column("a"): torch.tensor([math.nan if row in excluded else 1.0 for row in range(NUM_ROWS)]),
         status_column("a"): torch.tensor([STATUSES.index(status) for status in statuses]),
-        HAS_ENGINE_ERROR: torch.zeros(NUM_ROWS, dtype=torch.bool),
+        IS_LOST: torch.zeros(NUM_ROWS, dtype=torch.bool),
     }
     everything_B = torch.ones(NUM_ROWS, dtype=torch.bool)
     rollout = rollout_of(lengths_B, groups_B, columns)
@@ -174,7 +174,7 @@ def cut(counts: list[int], tokens_of: Callable[[int], int] = lambda row: row % 7
     """A rollout whose responses have these numbers of rows, in groups of two, and the response of each row."""
     num_rows_B = torch.tensor(counts)
     tokens_R = torch.tensor([tokens_of(row) for row in range(int(num_rows_B.sum()))])
-    scores = {score_column("a"): torch.ones(NUM_ROWS), HAS_ENGINE_ERROR: torch.zeros(NUM_ROWS, dtype=torch.bool)}
+    scores = {score_column("a"): torch.ones(NUM_ROWS), IS_LOST: torch.zeros(NUM_ROWS, dtype=torch.bool)}
     return rollout_of(tokens_R, ROWS // 2, scores, num_rows_B), ROWS.repeat_interleave(num_rows_B)
 
 
@@ -236,7 +236,7 @@ def sums_of(responses_R: torch.Tensor) -> torch.Tensor:
 def test_no_row_of_an_excluded_response_is_counted(counts: list[int], excluded: set[int], ranks: int) -> None:
     rollout, responses_R = cut(counts)
     is_excluded_B = torch.tensor([row in excluded for row in range(NUM_ROWS)])
-    rollout = replace(rollout, batch=rollout.batch.with_columns({HAS_ENGINE_ERROR: is_excluded_B}))
+    rollout = replace(rollout, batch=rollout.batch.with_columns({IS_LOST: is_excluded_B}))
     rows = StepRows.of(plan_of(ranks, ranks, MAX_TOKENS), rollout, ROWS >= 0)
     batch = DataProto(
         {
@@ -268,13 +268,13 @@ def test_padding_rows_repeat_the_shortest_row_and_have_no_tokens() -> None:
 
 def test_replaced_and_selected_responses_have_their_rows() -> None:
     counts = torch.tensor([2, 1, 3])
-    columns = {NAME: torch.arange(3), HAS_ENGINE_ERROR: torch.tensor([False, True, False])}
+    columns = {NAME: torch.arange(3), IS_LOST: torch.tensor([False, True, False])}
     rollout = rollout_of(torch.tensor([1, 2, 3, 4, 5, 6]), torch.arange(3), columns, counts)
     rollout = replace(rollout, prompts=PROMPTS, weights={})
     others = rollout_of(
         torch.tensor([7, 8]),
         torch.tensor([0]),
-        {NAME: torch.tensor([9]), HAS_ENGINE_ERROR: torch.tensor([False])},
+        {NAME: torch.tensor([9]), IS_LOST: torch.tensor([False])},
         torch.tensor([2]),
     )
     found = rollout.with_replaced(torch.tensor([1]), replace(others, prompts=PROMPTS[:1], weights={}))

@@ -25,8 +25,8 @@ from rljob_trainer.workers.columns import (
     DATASET_ROWS,
     ENVIRONMENT_RESULTS,
     ENVIRONMENT_SEEDS,
-    HAS_ENGINE_ERROR,
     IS_GREEDY,
+    IS_LOST,
     IS_TRUNCATED,
     MESSAGES,
     NUM_TOKENS,
@@ -88,7 +88,7 @@ def test_the_rows_of_a_rollout_follow_each_other_and_have_its_values() -> None:
         *(Outcome.MAX_TOKENS, Outcome.MAX_TOKENS, Outcome.INFRASTRUCTURE, Outcome.COMPLETED)
     ]
     assert batch[IS_TRUNCATED].tolist() == [True, True, False, False]
-    assert batch[HAS_ENGINE_ERROR].tolist() == [False, False, True, False]
+    assert batch[IS_LOST].tolist() == [False, False, True, False]
     assert batch[NUM_TURNS].tolist() == [1, 1, 0, 1]
     assert batch.object_column(RESPONSE_TEXTS) == ("answer", "answer", "", "answer")
     assert batch.object_column(MESSAGES)[2] == ()

@@ -19,7 +19,7 @@ from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.environments.episode import FinishedEpisode
 from rljob_trainer.environments.transcript import SampledTurn, TokenRow, Transcript
 from rljob_trainer.workers.columns import (
-    HAS_ENGINE_ERROR,
+    IS_LOST,
     IS_TRUNCATED,
     NUM_TOKENS,
     OUTCOME_LIST,
@@ -37,7 +37,7 @@ from rljob_trainer.workers.conversations import conversation_columns
 TURN = 3
 """Sampled tokens of a turn."""
 COLUMNS = (
-    *(SAMPLE_IDS, PROMPT_LENGTHS, OUTCOMES, IS_TRUNCATED, HAS_ENGINE_ERROR, RESPONSE_LENGTHS, NUM_TOKENS),
+    *(SAMPLE_IDS, PROMPT_LENGTHS, OUTCOMES, IS_TRUNCATED, IS_LOST, RESPONSE_LENGTHS, NUM_TOKENS),
     *(TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS),
 )
 

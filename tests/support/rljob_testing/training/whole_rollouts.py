@@ -9,7 +9,7 @@ import torch
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
 from rljob_trainer.engines.rollout.loop import EngineLoop
-from rljob_trainer.workers.columns import HAS_ENGINE_ERROR, SAMPLE_IDS
+from rljob_trainer.workers.columns import IS_LOST, SAMPLE_IDS
 from rljob_trainer.workers.hybrid import HybridWorker
 
 SECONDS = 600.0
@@ -33,5 +33,5 @@ def run_to_empty(loop: EngineLoop, requests: Sequence[GenerationRequest]) -> dic
 
 def in_order(taken: DataProto) -> DataProto:
     """The responses in the order of their ids. None of them may have ended with an error of the engine."""
-    assert not taken[HAS_ENGINE_ERROR].any()
+    assert not taken[IS_LOST].any()
     return taken.reorder(taken[SAMPLE_IDS].argsort())

@@ -41,7 +41,7 @@ from rljob_trainer.rewards.base import RewardStatus, excerpt
 from rljob_trainer.workers.columns import (
     ENVIRONMENT_SECONDS,
     GENERATION_SECONDS,
-    HAS_ENGINE_ERROR,
+    IS_LOST,
     IS_REWRITTEN,
     NUM_TOOL_CALLS,
     NUM_TOOL_ERRORS,
@@ -81,12 +81,12 @@ Reasons = Counter[tuple[str, RewardStatus | Outcome]]
 INFRASTRUCTURE."""
 
 
-def without_scores_of(scores: DataProto, has_engine_error_S: Tensor, weights: Mapping[str, float]) -> DataProto:
-    """Removes the scores of responses that the engine did not complete, and adds HAS_ENGINE_ERROR. A reward may have
+def without_scores_of(scores: DataProto, is_lost_S: Tensor, weights: Mapping[str, float]) -> DataProto:
+    """Removes the scores of responses that the engine did not complete, and adds IS_LOST. A reward may have
     scored what there is of such a response."""
     columns = {score_column(name): scores[score_column(name)] for name in weights}
-    removed = {name: each_S.masked_fill(has_engine_error_S, math.nan) for name, each_S in columns.items()}
-    return scores.with_columns({**removed, HAS_ENGINE_ERROR: has_engine_error_S})
+    removed = {name: each_S.masked_fill(is_lost_S, math.nan) for name, each_S in columns.items()}
+    return scores.with_columns({**removed, IS_LOST: is_lost_S})
 
 
 def is_without_score(scores: DataProto, weights: Mapping[str, float]) -> Tensor:
@@ -110,12 +110,12 @@ def reasons_of(scores: DataProto, weights: Mapping[str, float]) -> Reasons:
     """Returns why responses are excluded; a response counts once for each reward that is needed and gave no score
     (`is_needed`)."""
     found: Reasons = Counter()
-    is_lost = scores[HAS_ENGINE_ERROR].clone()
+    is_lost = scores[IS_LOST].clone()
     for name, weight in weights.items():
         if status_column(name) in scores:
             # A rollout that has no turn, because its environment raised an exception, has that status.
             is_error = scores[status_column(name)] == STATUSES.index(RewardStatus.ERROR)
-            is_of_reward = is_missing(scores, name) & (~scores[HAS_ENGINE_ERROR] | is_error) & is_needed(scores, weight)
+            is_of_reward = is_missing(scores, name) & (~scores[IS_LOST] | is_error) & is_needed(scores, weight)
             is_lost &= ~is_of_reward
             numbers = scores[status_column(name)][is_of_reward].tolist()
             found.update((name, STATUSES[number]) for number in numbers)
@@ -193,8 +193,8 @@ def is_missing(scores: DataProto, name: str) -> Tensor:
     """Returns [B] bool: whether the reward gave no score, or the engine did not complete the response. NaN from a
     reward without scoring processes is not a missing score: `refuse_not_finite` reports it."""
     if status_column(name) not in scores:
-        return scores[HAS_ENGINE_ERROR]
-    return scores[score_column(name)].isnan() | scores[HAS_ENGINE_ERROR]
+        return scores[IS_LOST]
+    return scores[score_column(name)].isnan() | scores[IS_LOST]
 
 
 def refuse_not_finite(

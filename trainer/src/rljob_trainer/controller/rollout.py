@@ -37,7 +37,7 @@ from rljob_trainer.observability.metrics import (
     spread,
 )
 from rljob_trainer.workers.columns import (
-    HAS_ENGINE_ERROR,
+    IS_LOST,
     IS_TRUNCATED,
     NUM_ROWS,
     NUM_TOKENS,
@@ -65,8 +65,8 @@ class Scoring:
 
     ids_S: torch.Tensor
     """int64: SAMPLE_IDS of the responses."""
-    has_engine_error_S: torch.Tensor
-    """bool: HAS_ENGINE_ERROR."""
+    is_lost_S: torch.Tensor
+    """bool: IS_LOST."""
     by_model: PendingResult[DataProto] | None = None
     """Scores of the reward model, if there is one."""
     order_S: torch.Tensor | None = None
@@ -92,7 +92,7 @@ class Rollout:
     """The pending scores: one per row, then one per greedy response if greedy responses were requested. None once the
     scores are in `batch`. The properties and methods below that read scores need them in `batch`."""
     greedy: DataProto | None = None
-    """SCORES, HAS_ENGINE_ERROR and what the rewards returned, for the greedy response to each row's prompt; None if
+    """SCORES, IS_LOST and what the rewards returned, for the greedy response to each row's prompt; None if
     there are no greedy responses."""
 
     lost: Reasons = field(default_factory=Reasons)
@@ -126,7 +126,7 @@ class Rollout:
         """[B] bool: whether the engine did not complete the response, or a reward with a weight other than 0 gave no
         score, to the response or to the greedy response that it is compared with."""
         parts = [self.batch] if self.greedy is None else [self.batch, self.greedy]
-        return torch.stack([part[HAS_ENGINE_ERROR] | is_without_score(part, self.weights) for part in parts]).any(dim=0)
+        return torch.stack([part[IS_LOST] | is_without_score(part, self.weights) for part in parts]).any(dim=0)
 
     def reasons(self) -> Reasons:
         """Returns why responses are excluded, or were excluded before other responses replaced them."""

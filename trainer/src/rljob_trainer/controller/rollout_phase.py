@@ -34,8 +34,8 @@ from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import (
     ENVIRONMENT_SEEDS,
     FOUND,
-    HAS_ENGINE_ERROR,
     IS_GREEDY,
+    IS_LOST,
     MESSAGES,
     NUM_ROWS,
     OUTCOME_LIST,
@@ -236,14 +236,14 @@ class RolloutPhase:
         """Returns the pending scores. Also starts the call of the reward model, if there is one, with rows ordered so
         that each of its workers gets about the same number of tokens."""
         if self.reward_model is None:
-            return Scoring(ids_S, batch[HAS_ENGINE_ERROR])
-        order_S, has_engine_error_S = None, batch[HAS_ENGINE_ERROR]
+            return Scoring(ids_S, batch[IS_LOST])
+        order_S, is_lost_S = None, batch[IS_LOST]
         num_ranks = self.reward_model.num_data_ranks
         if num_ranks > 1 and len(batch) % num_ranks == 0:
             order_S = balanced_order(batch[RESPONSE_LENGTHS], num_ranks)
             batch = batch.reorder(order_S)
         by_model = self.reward_model.group.compute_scores(batch.only(self.reward_model.columns))
-        return Scoring(ids_S, has_engine_error_S, by_model, order_S)
+        return Scoring(ids_S, is_lost_S, by_model, order_S)
 
     def scored(self, rollout: Rollout) -> Rollout:
         """Waits for the scores and returns the rollout with them. A rollout that already has its scores is returned
@@ -255,7 +255,7 @@ class RolloutPhase:
             return rollout
         with self.timer.phase("reward"), self._keeping_on_stop():
             scores = self._scores(rollout.scoring)
-        scores = without_scores_of(scores, rollout.scoring.has_engine_error_S, self.weights)
+        scores = without_scores_of(scores, rollout.scoring.is_lost_S, self.weights)
         totals_S = torch.zeros(len(scores), dtype=torch.float64)
         for name, weight in self.weights.items():
             # A missing score is NaN, which would remain NaN with weight 0.
@@ -300,7 +300,7 @@ class RolloutPhase:
             if rows_of.keys() >= set(ids_N.tolist()):
                 del self._uncollected[ticket]
                 group = batch.rows([row for sample_id in ids_N.tolist() for row in rows_of[sample_id]])
-                if self.finished_groups is not None and not group[HAS_ENGINE_ERROR].any():
+                if self.finished_groups is not None and not group[IS_LOST].any():
                     self.finished_groups.add(ticket, prompt, group)
 
     def samples(self, rollout: Rollout, step: int, kind: SampleKind, max_samples: int | None = None) -> list[Sample]:

@@ -28,8 +28,8 @@ from rljob_trainer.workers.columns import (
     DATASET_ROWS,
     ENVIRONMENT_RESULTS,
     ENVIRONMENT_SEEDS,
-    HAS_ENGINE_ERROR,
     IS_GREEDY,
+    IS_LOST,
     PROMPT_MESSAGES,
     PROMPT_TEXTS,
     PROMPT_TOKEN_IDS,
@@ -48,7 +48,7 @@ TAKE_SECONDS = 0.25
 REQUEST_COLUMNS = (PROMPT_TOKEN_IDS, SAMPLE_SEEDS, SAMPLE_IDS, IS_GREEDY)
 ENVIRONMENT_REQUEST_COLUMNS = (PROMPT_MESSAGES, DATASET_ROWS, ENVIRONMENT_SEEDS, SAMPLE_SEEDS, SAMPLE_IDS, IS_GREEDY)
 """The same in a job with an environment, which makes the prompts."""
-RESPONSE_COLUMNS = (SAMPLE_IDS, HAS_ENGINE_ERROR, RESPONSE_TEXTS, RESPONSE_LENGTHS, ENVIRONMENT_RESULTS)
+RESPONSE_COLUMNS = (SAMPLE_IDS, IS_LOST, RESPONSE_TEXTS, RESPONSE_LENGTHS, ENVIRONMENT_RESULTS)
 """Columns of finished responses that reward functions need; the last one only in a job with an environment."""
 REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS)
 """Prompt columns that reward functions need. In a job with an environment the first two come with the response."""
@@ -272,7 +272,7 @@ class Sampler:
         again: their workers have tried as often as the job allows."""
         if ENVIRONMENT_RESULTS in batch:
             return batch
-        failed = batch[SAMPLE_IDS][batch[HAS_ENGINE_ERROR]].tolist()
+        failed = batch[SAMPLE_IDS][batch[IS_LOST]].tolist()
         again = set(failed) - self._requested_again
         if not again:
             return batch

@@ -90,7 +90,7 @@ OUTCOMES = "outcomes"
 OUTCOME_LIST = tuple(Outcome)
 IS_TRUNCATED = "is_truncated"
 """[B] bool: `Outcome.is_truncated`."""
-HAS_ENGINE_ERROR = "has_engine_error"
+IS_LOST = "is_lost"
 """[B] bool: the outcome is INFRASTRUCTURE: the rollout engine or the environment could not complete the rollout, which
 must not be trained on."""
 
@@ -161,7 +161,7 @@ def outcome_columns(outcomes: Sequence[Outcome]) -> dict[str, torch.Tensor]:
     return {
         OUTCOMES: torch.tensor(numbers, dtype=torch.uint8),
         IS_TRUNCATED: torch.tensor([outcome.is_truncated for outcome in outcomes], dtype=torch.bool),
-        HAS_ENGINE_ERROR: torch.tensor([each is Outcome.INFRASTRUCTURE for each in outcomes], dtype=torch.bool),
+        IS_LOST: torch.tensor([each is Outcome.INFRASTRUCTURE for each in outcomes], dtype=torch.bool),
     }
 
 

@@ -30,7 +30,7 @@ from rljob_trainer.workers.columns import (
     DATASET_ROWS,
     ENVIRONMENT_RESULTS,
     FOUND,
-    HAS_ENGINE_ERROR,
+    IS_LOST,
     PROMPT_TEXTS,
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
@@ -161,8 +161,8 @@ class RewardWorker(Worker):
         """Sends the responses to the scoring processes without waiting for scores. May be called again before their
         scores are collected.
 
-        A response with HAS_ENGINE_ERROR is not sent; the controller removes its scores. Needs SAMPLE_IDS,
-        HAS_ENGINE_ERROR, RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and DATASET_ROWS.
+        A response with IS_LOST is not sent; the controller removes its scores. Needs SAMPLE_IDS,
+        IS_LOST, RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and DATASET_ROWS.
         In a job with an environment also ENVIRONMENT_RESULTS. Returns a batch without columns. Raises RewardError for a
         row that cannot be sent to a scorer, and for an exception of an environment that gives no reward."""
         of_environment = self._environment_outcomes(batch)
@@ -171,7 +171,7 @@ class RewardWorker(Worker):
             RewardRequest(str(prompt), f"{beginning}{response}", answer, _mapping(row))
             for prompt, beginning, response, answer, row in zip(*map(batch.object_column, names), strict=True)
         ]
-        are_incomplete = batch[HAS_ENGINE_ERROR].tolist()
+        are_incomplete = batch[IS_LOST].tolist()
         complete = list(compress(requests, [not each for each in are_incomplete]))
         outcomes, indices = [pool.submit(complete) for pool in self.pools], count()
         columns = (
