@@ -61,14 +61,14 @@ class Policy:
 class Endpoint:
     """A server with sessions of one policy."""
 
-    def __init__(self, folder: Path, write: Callable[[str], Awaitable[str]]) -> None:
+    def __init__(self, folder: Path, write: Callable[[str], Awaitable[str]], template: str = HERMES) -> None:
         saved = chat_models.save(
-            folder, HERMES, eos_token="<|im_end|>", are_special=False, response_template=chat_models.HERMES_RESPONSES
+            folder, template, eos_token="<|im_end|>", are_special=False, response_template=chat_models.HERMES_RESPONSES
         )
         tokenizer = Tokenizer(saved)
         self.policy = Policy(tokenizer, write)
-        self.server = SessionServer()
         self.templates = SessionTemplates(tokenizer, None)
+        self.server = SessionServer(self.templates.max_body_bytes(LIMITS.max_context_tokens))
         self._sessions: list[LiveSession] = []
 
     def session(self, limits: EpisodeLimits = LIMITS, max_new_tokens: int = 3000) -> LiveSession:
@@ -93,9 +93,11 @@ class Endpoint:
 
 
 @asynccontextmanager
-async def endpoint(folder: Path, write: Callable[[str], Awaitable[str]]) -> AsyncIterator[Endpoint]:
+async def endpoint(
+    folder: Path, write: Callable[[str], Awaitable[str]], template: str = HERMES
+) -> AsyncIterator[Endpoint]:
     """A running endpoint."""
-    made = Endpoint(folder, write)
+    made = Endpoint(folder, write, template)
     await made.server.start()
     try:
         yield made
