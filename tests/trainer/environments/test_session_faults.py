@@ -8,7 +8,7 @@ import logging
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -37,14 +37,14 @@ class SlowTokenizer:
         self._encode: Callable[..., list[list[int]]] = tokenizer.encode_all
         tokenizer.encode_all = self._encode_all  # type: ignore[method-assign]
 
-    def _encode_all(self, texts: list[str], **options: bool) -> list[list[int]]:
+    def _encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         if any(LONG in text for text in texts):
             self.num_running += 1
             self.most_running = max(self.most_running, self.num_running)
             self.begun.set()
             assert self.may_encode.wait(30)
             self.num_running -= 1
-        return self._encode(texts, **options)
+        return self._encode(texts, add_special_tokens=add_special_tokens)
 
 
 def test_a_long_request_does_not_stop_other_requests(tmp_path: Path) -> None:

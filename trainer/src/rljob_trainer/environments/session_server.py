@@ -20,6 +20,8 @@ from rljob_trainer.environments.session_record import SessionTurn
 log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
+MAX_NEW_CONNECTIONS = 4096
+"""Connections that may wait for the server to accept them. Others would have to try again after a second."""
 RETRY_HEADER = "x-stainless-retry-count"
 """OpenAI's clients say in it how often they have repeated a request."""
 IDEMPOTENCY_HEADER = "idempotency-key"
@@ -50,7 +52,7 @@ class SessionServer:
     async def start(self) -> None:
         """Listens on a free port. Raises OSError if this is not possible."""
         await self._runner.setup()
-        await web.TCPSite(self._runner, HOST, 0).start()
+        await web.TCPSite(self._runner, HOST, 0, backlog=MAX_NEW_CONNECTIONS).start()
         self.base_url = f"http://{HOST}:{self._runner.addresses[0][1]}/v1"
 
     async def stop(self) -> None:
