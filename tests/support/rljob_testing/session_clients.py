@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import openai
 
-from rljob_testing.sessions import Endpoint, endpoint
+from rljob_testing.sessions import HERMES, Endpoint, endpoint
 from rljob_trainer.environments.session import LiveSession
 from rljob_trainer.environments.transcript import SampledTurn, Transcript
 
@@ -27,11 +27,16 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call
 Messages = list[dict[str, object]]
 
 
-def run(folder: Path, write: Callable[[str], Awaitable[str]], test: Callable[[Endpoint], Awaitable[None]]) -> None:
+def run(
+    folder: Path,
+    write: Callable[[str], Awaitable[str]],
+    test: Callable[[Endpoint], Awaitable[None]],
+    template: str = HERMES,
+) -> None:
     """Runs a test with an endpoint whose policy is `write`."""
 
     async def all_of_it() -> None:
-        async with endpoint(folder, write) as made:
+        async with endpoint(folder, write, template) as made:
             await test(made)
 
     asyncio.run(asyncio.wait_for(all_of_it(), 60))

@@ -61,21 +61,23 @@ class Policy:
 class Endpoint:
     """A server with sessions of one policy."""
 
-    def __init__(self, folder: Path, write: Callable[[str], Awaitable[str]]) -> None:
+    def __init__(self, folder: Path, write: Callable[[str], Awaitable[str]], template: str = HERMES) -> None:
         saved = chat_models.save(
-            folder, HERMES, eos_token="<|im_end|>", are_special=False, response_template=chat_models.HERMES_RESPONSES
+            folder, template, eos_token="<|im_end|>", are_special=False, response_template=chat_models.HERMES_RESPONSES
         )
         tokenizer = Tokenizer(saved)
         self.policy = Policy(tokenizer, write)
-        self.server = SessionServer()
         self.templates = SessionTemplates(tokenizer, None)
+        self.server = SessionServer(self.templates.max_body_bytes(LIMITS.max_context_tokens))
         self._sessions: list[LiveSession] = []
 
-    def session(self, limits: EpisodeLimits = LIMITS, max_new_tokens: int = 3000) -> LiveSession:
+    def session(
+        self, limits: EpisodeLimits = LIMITS, max_new_tokens: int = 3000, *, starts_new_rows: bool = False
+    ) -> LiveSession:
         """Opens a session."""
         sampling = SamplingSettings(1.0, 1.0, 0, max_new_tokens, ())
         request = EpisodeRequest(len(self._sessions), None, {}, sampling, 11, 12)
-        session = LiveSession(request, limits, self.templates, self.policy)
+        session = LiveSession(request, limits, self.templates, self.policy, starts_new_rows=starts_new_rows)
         self.server.open(session)
         self._sessions.append(session)
         return session
@@ -93,9 +95,11 @@ class Endpoint:
 
 
 @asynccontextmanager
-async def endpoint(folder: Path, write: Callable[[str], Awaitable[str]]) -> AsyncIterator[Endpoint]:
+async def endpoint(
+    folder: Path, write: Callable[[str], Awaitable[str]], template: str = HERMES
+) -> AsyncIterator[Endpoint]:
     """A running endpoint."""
-    made = Endpoint(folder, write)
+    made = Endpoint(folder, write, template)
     await made.server.start()
     try:
         yield made

@@ -14,10 +14,10 @@ from rljob_testing.environments import probe
 from rljob_testing.messages import Mentions
 from rljob_testing.sessions import LIMITS, endpoint
 from rljob_trainer.engines.rollout.base import Outcome, SamplingSettings
+from rljob_trainer.environments.agent_rollouts import AgentEpisode
 from rljob_trainer.environments.description import ClassSpec
 from rljob_trainer.environments.environment_pool import EnvironmentProcesses
 from rljob_trainer.environments.episode import EpisodeRequest, FinishedEpisode
-from rljob_trainer.environments.session import AgentEpisode
 from rljob_trainer.environments.settings import EpisodeLimits
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.rewards.base import RewardStatus
@@ -37,6 +37,22 @@ async def run(session, row, word="one"):
         Path(row["file"]).touch()
         os._exit(3)
     if kind == "does nothing":
+        return 1.0
+    if kind in ("never waits", "never waits and raises"):
+        client = AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, timeout=0.2, max_retries=0)
+        try:
+            await client.chat.completions.create(model=session.model, messages=[{"role": "user", "content": "slow"}])
+        except Exception:
+            pass
+        if kind == "never waits and raises":
+            raise ValueError("a typo")
+        return 1.0
+    if kind == "does not await":
+        client = AsyncOpenAI(base_url=session.base_url, api_key=session.api_key)
+        asyncio.create_task(
+            client.chat.completions.create(model=session.model, messages=[{"role": "user", "content": "slow"}])
+        )
+        await asyncio.sleep(0.5)
         return 1.0
     async with AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
         messages = []
@@ -92,6 +108,8 @@ def rollout(
     row: Mapping[str, object],
     limits: EpisodeLimits = LIMITS,
     name: str = "run",
+    *,
+    word: str = "one",
     run_seconds: float = 60.0,
     max_new_tokens: int = 3000,
 ) -> FinishedEpisode:
@@ -101,7 +119,7 @@ def rollout(
     async def episode() -> FinishedEpisode:
         async with endpoint(folder / "model", write) as made:
             processes = EnvironmentProcesses(
-                [spec(name)],
+                [spec(name, word=word)],
                 log_folder=folder / "logs",
                 variables=scorer_environment(os.environ, [], [folder]),
                 timeout_seconds=60.0,
@@ -153,6 +171,9 @@ def test_a_rollout_of_an_agent(tmp_path: Path, name: str) -> None:
         ({"kind": "loses a service"}, Outcome.INFRASTRUCTURE, RewardStatus.OK, "", None),
         ({"kind": "dies"}, Outcome.INFRASTRUCTURE, RewardStatus.OK, "", None),
         ({"kind": "does nothing"}, Outcome.INFRASTRUCTURE, RewardStatus.ERROR, "without a turn of the policy", None),
+        ({"kind": "does not await"}, Outcome.INFRASTRUCTURE, RewardStatus.ERROR, "wait for the answers", None),
+        ({"kind": "never waits"}, Outcome.INFRASTRUCTURE, RewardStatus.OK, "", None),
+        ({"kind": "never waits and raises"}, Outcome.INFRASTRUCTURE, RewardStatus.ERROR, "a typo", None),
     ],
 )
 def test_ends(
@@ -162,6 +183,18 @@ def test_ends(
     assert (found.outcome, found.reward.status, found.reward.value) == (outcome, status, None)
     assert detail in found.reward.detail
     assert (found.transcript.num_turns if found.transcript else None) == num_turns
+
+
+@pytest.mark.parametrize("limit", ["of the agent's client", "maxSeconds"])
+def test_a_rollout_without_a_turn_in_time_begins_again(
+    tmp_path: Path, limit: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The score of such an agent does not depend on the policy."""
+    row = {"kind": "never waits"} if limit != "maxSeconds" else {}
+    limits = replace(LIMITS, retries=1, max_seconds=0.5 if limit == "maxSeconds" else 60.0)
+    found = rollout(tmp_path, row, limits, word="slow")
+    assert (found.outcome, found.transcript) == (Outcome.INFRASTRUCTURE, None)
+    assert "attempt 2 of 2 failed: the agent has got no turn of the policy in time" in caplog.text
 
 
 def test_an_agent_that_hangs_is_killed(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from rljob_testing.session_clients import Messages, ask, check_rows, client_of, numbered, post, run, transcript_of, user
 from rljob_testing.sessions import LIMITS, Endpoint
 from rljob_trainer.engines.rollout.base import Outcome
+from rljob_trainer.environments.chat_requests import ChatRequestError
 
 
 def test_limits_of_tokens(tmp_path: Path) -> None:
@@ -55,6 +56,64 @@ def test_a_full_context(tmp_path: Path) -> None:
     run(tmp_path, numbered(), test)
 
 
+def test_requests_that_are_far_too_long(tmp_path: Path) -> None:
+    async def test(made: Endpoint) -> None:
+        def tokenized(*_: object, **__: object) -> list[int]:
+            raise AssertionError("such a request must not be tokenized")
+
+        made.policy.tokenizer.encode = tokenized  # type: ignore[method-assign]
+        # The longest token has 19 characters, and the context 4000 tokens.
+        for body, seen in (
+            ({"messages": [user("x" * 76_001)]}, "has 76001 characters"),
+            ({"messages": [user("\u00e9" * 300_000)]}, "has more than 1504576 bytes"),
+        ):
+            session = made.session()
+            status, answer = await post(made, session.key, body)
+            error = answer["error"]
+            assert isinstance(error, dict)
+            assert (status, error["code"], session.limit) == (400, "context_length_exceeded", Outcome.CONTEXT_FULL)
+            assert seen in error["message"]
+
+    run(tmp_path, numbered(), test)
+
+
+def test_a_limit_holds_although_turns_that_began_before_are_completed(tmp_path: Path) -> None:
+    may_answer, begun = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def write(_: str) -> str:
+        begun.release()
+        await may_answer.wait()
+        return "an answer"
+
+    async def test(made: Endpoint) -> None:
+        session = made.session(replace(LIMITS, max_turns=2, max_turn_tokens=30))
+        client = client_of(made, session)
+        turns = [asyncio.create_task(ask(client, [user(f"branch {number}")])) for number in range(2)]
+        for _ in turns:
+            await begun.acquire()
+        with pytest.raises(openai.BadRequestError, match="maxTurns"):
+            await ask(client, [user("branch 2")])
+        may_answer.set()
+        await asyncio.gather(*turns)
+        assert session.limit is Outcome.MAX_TURNS
+
+        # A request that was too long, beside a turn that had begun; and then one that fits.
+        session = made.session(replace(LIMITS, max_context_tokens=100, max_turn_tokens=30))
+        client = client_of(made, session)
+        may_answer.clear()
+        turn = asyncio.create_task(ask(client, [user("one")]))
+        await begun.acquire()
+        with pytest.raises(openai.BadRequestError, match="no room for a turn"):
+            await ask(client, [user("x" * 100)])
+        may_answer.set()
+        await turn
+        assert session.limit is Outcome.CONTEXT_FULL
+        await ask(client, [user("two")])
+        assert session.limit is None
+
+    run(tmp_path, write, test)
+
+
 def test_the_limit_of_time(tmp_path: Path) -> None:
     async def write(_: str) -> str:
         await asyncio.sleep(600)
@@ -67,8 +126,7 @@ def test_the_limit_of_time(tmp_path: Path) -> None:
                 await ask(client_of(made, session), [user("one")])
         assert session.limit is Outcome.TIME_LIMIT
         assert (len(made.policy.requests), made.policy.num_cancelled) == (1, 1)
-        transcript = transcript_of(session)
-        assert (transcript.num_turns, transcript.rows[0].num_trained_tokens) == (0, 0)
+        assert session.record.transcript(may_be_rewritten=True) is None
 
     run(tmp_path, write, test)
 
@@ -103,6 +161,30 @@ def test_keys_belong_to_one_running_session(tmp_path: Path) -> None:
         assert made.server.base_url.startswith("http://127.0.0.1:")
 
     run(tmp_path, write, test)
+
+
+def test_a_session_that_ends_while_a_request_arrives(tmp_path: Path) -> None:
+    async def test(made: Endpoint) -> None:
+        session = made.session()
+        request = await session.read(b'{"messages": [{"role": "user", "content": "late"}]}')
+        await made.end(session)
+        with pytest.raises(ChatRequestError, match="session has ended") as error:
+            await session.turn(request, is_retry=False, listens=lambda: True)
+        assert (error.value.status, made.policy.requests) == (401, [])
+
+    run(tmp_path, numbered(), test)
+
+
+def test_messages_without_tokens(tmp_path: Path) -> None:
+    async def test(made: Endpoint) -> None:
+        session = made.session()
+        status, answer = await post(made, session.key, {"messages": [user("")]})
+        assert status == 400
+        assert "give no tokens" in str(answer)
+        status, _ = await post(made, session.key, {"messages": [user("one")]})
+        assert (status, session.failure.done()) == (200, False)
+
+    run(tmp_path, numbered(), test, "{% for message in messages %}{{ message.content }}{% endfor %}")
 
 
 BAD: list[tuple[object, str | None, str]] = [

@@ -12,6 +12,7 @@ import aiohttp
 import openai
 import pytest
 
+from rljob_testing.models import chat_models
 from rljob_testing.session_clients import (
     ADD,
     CALL,
@@ -123,6 +124,26 @@ def test_branches_and_new_conversations_are_rows(tmp_path: Path) -> None:
         check_rows(made, transcript)
 
     run(tmp_path, numbered(), test)
+
+
+def test_a_conversation_that_the_template_rewrites_goes_on_in_a_new_row(tmp_path: Path) -> None:
+    """There is room for it without the thinking that the template removes."""
+    answers = iter([f"<think>\n{'x' * 200}\n</think>\n\nyes", "no"])
+
+    async def write(_: str) -> str:
+        return next(answers)
+
+    async def test(made: Endpoint) -> None:
+        session = made.session(replace(LIMITS, max_context_tokens=245), starts_new_rows=True)
+        client = client_of(made, session)
+        first = (await ask(client, [user("one")])).choices[0].message.model_dump()
+        await ask(client, [user("one"), first, user("two")])
+        assert len(made.policy.requests[1].prompt_token_ids) < len(made.policy.turns[0].token_ids)
+        transcript = transcript_of(session)
+        assert (transcript.num_turns, len(transcript.rows)) == (2, 2)
+        check_rows(made, transcript)
+
+    run(tmp_path, write, test, chat_models.TEMPLATES["Qwen3"])
 
 
 @pytest.mark.parametrize("change", ["strip", "same"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob_trainer.errors import TrainerError
@@ -68,6 +68,10 @@ class ChatRequest:
     """Whether a streamed answer ends with the numbers of tokens."""
     digest: str
     """Equal for requests with the same content."""
+    message_digests: tuple[str, ...]
+    """For each message the digest of the tools and of all messages up to it."""
+    num_characters: int
+    """Of the contents of all messages and of the tools."""
     ignored: tuple[str, ...]
     """Names of fields with values that have no effect."""
 
@@ -116,7 +120,7 @@ class ChatAnswer:
 def chat_request(body: bytes) -> ChatRequest:
     """Reads a request. Raises ChatRequestError, whose message names the field, if it cannot be answered."""
     try:
-        value = json.loads(body)
+        value = _loaded(body)
     except (ValueError, RecursionError) as error:
         raise ChatRequestError(f"the request is not valid JSON: {error}; send a JSON object") from error
     if not isinstance(value, dict):
@@ -127,14 +131,17 @@ def chat_request(body: bytes) -> ChatRequest:
         _whole_number(given, field) for field in ("max_completion_tokens", "max_tokens") if given.get(field) is not None
     ]
     options = given.get("stream_options")
+    messages, tools = tuple(_messages(given.get("messages"))), tuple(_tools(given.get("tools", [])))
     return ChatRequest(
-        messages=tuple(_messages(given.get("messages"))),
-        tools=tuple(_tools(given.get("tools", []))),
+        messages=messages,
+        tools=tools,
         max_tokens=min(limits, default=None),
         stop=_stop(given.get("stop", [])),
         is_streamed=_flag(given, "stream"),
         has_usage=isinstance(options, dict) and options.get("include_usage") is True,
         digest=digest_of("", {**given, "stream": None, "stream_options": None}),
+        message_digests=tuple(_digests(tools, messages)),
+        num_characters=num_characters(messages) + (len(json.dumps(tools, ensure_ascii=False)) if tools else 0),
         ignored=tuple(sorted(_ignored(given))),
     )
 
@@ -154,6 +161,29 @@ def identity(message: ChatMessage) -> object:
         message.get("tool_calls", []),
         message.get("tool_call_id", ""),
     ]
+
+
+def num_characters(messages: Iterable[ChatMessage]) -> int:
+    """Returns the number of characters of the messages' contents."""
+    return sum(len(message["content"]) for message in messages)
+
+
+def _loaded(body: bytes) -> object:
+    """Reads JSON, with U+FFFD instead of unpaired surrogates, which no tokenizer accepts."""
+    value = json.loads(body)
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+    return value
+
+
+def _digests(tools: Sequence[ToolSchema], messages: Iterable[ChatMessage]) -> Iterator[str]:
+    digest = digest_of("", tools)
+    for message in messages:
+        digest = digest_of(digest, identity(message))
+        yield digest
 
 
 def _refuse_unsupported(given: Mapping[str, object]) -> None:

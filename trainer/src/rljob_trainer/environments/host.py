@@ -25,8 +25,7 @@ from rljob_trainer.errors import TrainerError
 from rljob_trainer.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from rljob_trainer.environments.agent_host import AgentHost
-    from rljob_trainer.environments.session import AgentEpisode
+    from rljob_trainer.environments.agent_rollouts import AgentEpisode, AgentRollouts
 
 THREAD_NAME = "environments"
 Result = TypeVar("Result")
@@ -56,12 +55,12 @@ class EnvironmentHost:
             first_number=rank * settings.max_open,
             run_seconds=settings.run_seconds,
         )
-        self._agents: AgentHost | None = None
+        self._agents: AgentRollouts | None = None
         if settings.is_agent:
             # Imported here, because its HTTP server takes time to load and other jobs do not need it.
-            from rljob_trainer.environments.agent_host import AgentHost
+            from rljob_trainer.environments.agent_rollouts import AgentRollouts
 
-            self._agents = AgentHost(tokenizer, settings)
+            self._agents = AgentRollouts(tokenizer, settings)
         self._tasks: set[asyncio.Task[None]] = set()
         """The rollouts that have not ended; only used in the thread."""
         # The condition protects everything below.

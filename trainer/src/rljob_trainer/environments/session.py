@@ -1,9 +1,4 @@
-"""One rollout by an agent: a function of the user runs in a process of its own and asks the policy for turns, until it
-returns or a limit is reached.
-
-    run(session, row)  -- requests -->  SessionServer  -->  LiveSession  -->  engine
-                       <-- answers ---
-"""
+"""The session of one rollout by an agent: answers requests with turns of the policy, and keeps the limits."""
 
 from __future__ import annotations
 
@@ -12,39 +7,36 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Protocol
 
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, GenerationRequest, Outcome
-from rljob_trainer.environments.chat_requests import MODEL_NAME, ChatAnswer, ChatRequest, ChatRequestError
-from rljob_trainer.environments.environment_pool import EnvironmentProcesses, RolloutPlace
-from rljob_trainer.environments.episode import (
-    Counts,
-    EnvironmentReward,
-    EpisodeRequest,
-    FinishedEpisode,
-    turn_seed,
-    with_retries,
+from rljob_trainer.environments.chat_requests import ChatAnswer, ChatRequest, ChatRequestError, chat_request
+from rljob_trainer.environments.episode import Counts, EpisodeRequest, turn_seed
+from rljob_trainer.environments.failures import EnvironmentLostError
+from rljob_trainer.environments.session_record import (
+    SessionRecord,
+    SessionTurn,
+    TextThread,
+    TurnPrompt,
+    context_full,
 )
-from rljob_trainer.environments.failures import (
-    EnvironmentCodeError,
-    EnvironmentLostError,
-    EnvironmentTimeoutError,
-    ServiceUnreachableError,
-)
-from rljob_trainer.environments.session_record import SessionRecord, SessionTurn
 from rljob_trainer.environments.settings import EpisodeLimits
 from rljob_trainer.environments.tool_calls import TurnParser, turn_parser
 from rljob_trainer.environments.turn_template import TurnTemplate
 from rljob_trainer.errors import ConfigurationError, TrainerError
 from rljob_trainer.models.tokenizer import Tokenizer
-from rljob_trainer.rewards.base import RewardStatus
 
 SESSION_LIMIT = "session_limit"
 """The code of errors after a limit of the session."""
-NOTICE_SECONDS = 0.05
-"""How long the server may take to notice that a client has closed its connection."""
+MAX_ESCAPE_BYTES = 6
+"""JSON may write a character as `\\u0000`."""
+MIN_CHARACTERS = 1 << 16
+"""Requests with at most this number of characters are never rejected before they are tokenized."""
+JSON_ROOM = 1 << 20
+"""Bytes of a request beside its text."""
+MAX_BODY_BYTES = 64 << 20
 MAX_TEMPLATES = 64
 """The number of different lists of tools whose templates are kept."""
 LIMIT_FIELDS = {
@@ -62,27 +54,25 @@ class Engine(Protocol):
         ...
 
 
-class Server(Protocol):
-    """Answers the requests of agents."""
-
-    base_url: str
-
-    def open(self, session: LiveSession) -> None:
-        """Begins to answer requests with the key of the session."""
-        ...
-
-    def close(self, session: LiveSession) -> None:
-        """Rejects requests with the key of the session."""
-        ...
-
-
 class SessionTemplates:
-    """The chat template for each list of tools that agents have sent."""
+    """The chat template for each list of tools that agents have sent, and the longest requests that it may get."""
 
     def __init__(self, tokenizer: Tokenizer, tool_parser: str | None) -> None:
         self._tokenizer = tokenizer
         self._tool_parser = tool_parser
+        self._longest_token = max(map(len, tokenizer.vocabulary()))
         self._found: dict[str, tuple[TurnTemplate, TurnParser]] = {}
+        self.texts = TextThread()
+
+    def max_characters(self, max_context_tokens: int) -> int:
+        """The largest number of characters of a request: as many as if each token were the longest of the vocabulary.
+        A request with more would take long to tokenize, and its tokens fit into the context only if the chat template
+        or the tokenizer drops text."""
+        return max(MIN_CHARACTERS, max_context_tokens * self._longest_token)
+
+    def max_body_bytes(self, max_context_tokens: int) -> int:
+        """The largest number of bytes of a request's JSON."""
+        return min(MAX_ESCAPE_BYTES * self.max_characters(max_context_tokens) + JSON_ROOM, MAX_BODY_BYTES)
 
     def of(self, request: ChatRequest) -> tuple[TurnTemplate, TurnParser]:
         """Returns template and parser for the tools of a request. Raises ChatRequestError if the model has no parser
@@ -119,7 +109,7 @@ class LiveSession:
         self.record = SessionRecord(starts_new_rows=starts_new_rows)
         self.counts = Counts()
         self.limit: Outcome | None = None
-        """The limit that a request or a turn has reached, unless a later turn was completed."""
+        """The limit that a request or a turn has reached, unless a turn that began later was completed."""
         self.failure: asyncio.Future[None] = loop.create_future()
         """Gets the error that ends the session; EnvironmentLostError if another attempt may work."""
         self._request = request
@@ -130,8 +120,23 @@ class LiveSession:
         self._num_sampled = 0
         self._num_reserved = 0
         """The largest number of tokens that running requests may still sample."""
+        self._limit_turns = 0
+        """The number of turns that had begun when the limit was reached."""
+        self._has_ended = False
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    async def read(self, body: bytes) -> ChatRequest:
+        """Returns the request with this body. Raises ChatRequestError if it cannot be answered."""
+        request = await self._templates.texts.run(lambda: chat_request(body), len(body))
+        if request.num_characters > self._templates.max_characters(self._limits.max_context_tokens):
+            raise self.context_full(f"the request has {request.num_characters} characters")
+        return request
+
+    def context_full(self, seen: str) -> ChatRequestError:
+        """The error of a request that is too long. `seen`: its length."""
+        self._reach(Outcome.CONTEXT_FULL)
+        return context_full(self._limits.max_context_tokens, seen)
 
     async def turn(self, request: ChatRequest, *, is_retry: bool, listens: Callable[[], bool]) -> SessionTurn:
         """Returns the turn that answers a request, when it is finished. A repeated request gets the turn of the first
@@ -144,7 +149,12 @@ class LiveSession:
         Raises ChatRequestError if the request cannot be answered, or after a limit."""
         turn = self.record.repeated(request, is_retry=is_retry)
         if turn is None:
-            turn = self._begin(request)
+            prompt = await self._prompt(request)
+            # It may have taken long: the client may have asked again.
+            turn = self.record.repeated(request, is_retry=is_retry)
+        if turn is None:
+            self._check_limits()
+            turn = self.record.begin(request, prompt)
             task = asyncio.get_running_loop().create_task(self._sample(turn))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -158,7 +168,8 @@ class LiveSession:
         return any(turn.is_abandoned for turn in self.record.turns)
 
     async def end(self) -> None:
-        """Aborts the turns that are being sampled."""
+        """Aborts the turns that are being sampled. No others begin."""
+        self._has_ended = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -167,23 +178,39 @@ class LiveSession:
         if not self.failure.cancel() and not self.failure.cancelled():
             self.failure.exception()
 
-    def _begin(self, request: ChatRequest) -> SessionTurn:
+    async def _prompt(self, request: ChatRequest) -> TurnPrompt:
+        self._check_limits()
+        templates = self._templates
+        try:
+            template, parser = templates.of(request)
+            return await self.record.prompt(request, template, parser, self._limits.max_context_tokens, templates.texts)
+        except ChatRequestError as error:
+            if error.code is not None:
+                self._reach(Outcome.CONTEXT_FULL)
+            raise
+        except TrainerError as error:
+            self._fail(error)
+            raise ChatRequestError("the job cannot go on; see its log", status=500) from error
+
+    def _check_limits(self) -> None:
+        if self._has_ended:
+            raise ended()
         if asyncio.get_running_loop().time() >= self._ends_at:
             raise self._limit_reached(Outcome.TIME_LIMIT)
         if len(self.record.turns) >= self._limits.max_turns:
             raise self._limit_reached(Outcome.MAX_TURNS)
         if self._num_sampled >= self._request.sampling.max_new_tokens:
             raise self._limit_reached(Outcome.MAX_TOKENS)
-        try:
-            template, parser = self._templates.of(request)
-            return self.record.begin(request, template, parser, self._limits.max_context_tokens)
-        except ChatRequestError as error:
-            if error.code is not None:
-                self.limit = Outcome.CONTEXT_FULL
-            raise
+
+    def _reach(self, outcome: Outcome) -> None:
+        self.limit, self._limit_turns = outcome, len(self.record.turns)
+
+    def _fail(self, error: Exception) -> None:
+        if not self.failure.done():
+            self.failure.set_exception(error)
 
     def _limit_reached(self, outcome: Outcome) -> ChatRequestError:
-        self.limit = outcome
+        self._reach(outcome)
         return ChatRequestError(
             f"the session has reached the limit spec.training.{LIMIT_FIELDS[outcome]}; return from your function, or "
             "increase the limit",
@@ -197,11 +224,10 @@ class LiveSession:
         except ChatRequestError as error:
             turn.answer.set_exception(error)
         except asyncio.CancelledError:
-            turn.answer.set_exception(ChatRequestError("the session has ended", code="invalid_api_key", status=401))
+            turn.answer.set_exception(ended())
             raise
         except Exception as error:
-            if not self.failure.done():
-                self.failure.set_exception(error)
+            self._fail(error)
             turn.answer.set_exception(ChatRequestError("the engine could not complete a turn", status=500))
         finally:
             # It may be that no client waits for it.
@@ -223,7 +249,11 @@ class LiveSession:
         self.counts.num_tool_calls += len(parsed.tool_calls) + (parsed.parse_error is not None)
         self.counts.num_tool_errors += parsed.parse_error is not None
         is_cut = sequence.finish_reason is FinishReason.LENGTH
-        self.limit = cut_by if is_cut else None
+        if is_cut and cut_by is not None:
+            self._reach(cut_by)
+        elif turn.number >= self._limit_turns:
+            # The agent has gone on after the limit. A turn that had begun before does not show that.
+            self.limit = None
         reason = "length" if is_cut else "tool_calls" if parsed.tool_calls else "stop"
         num_new = len(sequence.token_ids)
         return ChatAnswer(turn.number, parsed.message, reason, num_prompt_tokens, num_new, int(time.time()))
@@ -285,113 +315,6 @@ class LiveSession:
         return sequence
 
 
-class AgentEpisode:
-    """Runs one rollout. All methods are for the thread of the asyncio loop."""
-
-    def __init__(
-        self,
-        request: EpisodeRequest,
-        limits: EpisodeLimits,
-        templates: SessionTemplates,
-        processes: EnvironmentProcesses,
-        engine: Engine,
-        server: Server,
-        *,
-        name: str,
-        needs_reward: bool,
-        may_rewrite: bool,
-        starts_new_rows: bool,
-    ) -> None:
-        """`name`: of the agent's function in the job. `needs_reward`: whether its result counts as a reward. For
-        `may_rewrite` and `starts_new_rows` see EnvironmentSettings."""
-        self.request = request
-        self.limits = limits
-        self.templates = templates
-        self.processes = processes
-        self.engine = engine
-        self.server = server
-        self.name = name
-        self.needs_reward = needs_reward
-        self.may_rewrite = may_rewrite
-        self.starts_new_rows = starts_new_rows
-
-    async def run(self) -> FinishedEpisode:
-        """Returns the rollout. It has the outcome INFRASTRUCTURE if all attempts failed, or if the agent asked for no
-        turn. Raises ConfigurationError if the job cannot work, and the errors of EngineLoop."""
-        return await with_retries(self.request.number, self.limits.retries, self._attempt)
-
-    async def _attempt(self) -> FinishedEpisode:
-        """Raises EnvironmentLostError."""
-        async with self.processes.place() as place:
-            session = LiveSession(
-                self.request, self.limits, self.templates, self.engine, starts_new_rows=self.starts_new_rows
-            )
-            loop = asyncio.get_running_loop()
-            begun = loop.time()
-            self.server.open(session)
-            try:
-                outcome, reward = await self._ended(place, session)
-            finally:
-                self.server.close(session)
-                await session.end()
-            seconds = loop.time() - begun - session.counts.generation_seconds
-            # Turns that were sampled at the same time count several times.
-            session.counts.environment_seconds = max(0.0, seconds)
-        return self._finished(session, outcome, reward)
-
-    async def _ended(self, place: RolloutPlace, session: LiveSession) -> tuple[Outcome, EnvironmentReward]:
-        """Waits for the end of the agent's function. Raises EnvironmentLostError."""
-        outcome: Outcome | None = None
-        try:
-            value = await self._result(place, session)
-        except EnvironmentTimeoutError as error:
-            if not session.record.turns:
-                raise EnvironmentLostError(f"{error}; it has not asked for a turn") from error
-            outcome, detail = Outcome.TIME_LIMIT, str(error)
-        except EnvironmentCodeError as error:
-            outcome, detail = session.limit, str(error)
-        except ServiceUnreachableError as error:
-            # Let the server notice which connections the agent has closed.
-            await asyncio.sleep(NOTICE_SECONDS)
-            outcome, detail = session.limit or (Outcome.TIME_LIMIT if session.is_given_up else None), str(error)
-            if outcome is None:
-                raise
-        else:
-            outcome = session.limit
-            if value is not None or not self.needs_reward:
-                return outcome or Outcome.COMPLETED, EnvironmentReward(value=value)
-            detail = "returned None, but its result is a reward; return a number, or names with numbers"
-        # A limit ended the agent before it could give a reward, so the policy for time limits applies.
-        status = RewardStatus.ERROR if outcome is None else RewardStatus.TIMEOUT
-        return outcome or Outcome.ERROR, EnvironmentReward(status, None, detail)
-
-    async def _result(self, place: RolloutPlace, session: LiveSession) -> float | Mapping[str, float] | None:
-        """What the agent's function returns. Raises what `RolloutPlace.run` raises, and `session.failure`."""
-        shown: dict[str, object] = {
-            "base_url": self.server.base_url,
-            "api_key": session.key,
-            "model": MODEL_NAME,
-            "deadline": session.deadline,
-        }
-        run = asyncio.ensure_future(place.run(self.name, shown, self.request.row, self.request.environment_seed))
-        try:
-            either: set[asyncio.Future[float | dict[str, float] | None] | asyncio.Future[None]] = {run, session.failure}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if session.failure.done():
-                session.failure.result()
-            return await run
-        finally:
-            if not run.done():
-                run.cancel()
-                with contextlib.suppress(asyncio.CancelledError, TrainerError):
-                    await run
-
-    def _finished(self, session: LiveSession, outcome: Outcome, reward: EnvironmentReward) -> FinishedEpisode:
-        number = self.request.number
-        transcript = session.record.transcript(may_be_rewritten=self.may_rewrite)
-        if transcript is not None:
-            return FinishedEpisode(number, outcome, transcript, reward, session.counts)
-        if reward.status is RewardStatus.OK:
-            detail = "ended without a turn of the policy; send requests to session.base_url with session.api_key"
-            reward = EnvironmentReward(RewardStatus.ERROR, None, detail)
-        return FinishedEpisode(number, Outcome.INFRASTRUCTURE, None, reward, session.counts)
+def ended() -> ChatRequestError:
+    """The error of a request after the end of its session."""
+    return ChatRequestError("the session has ended", code="invalid_api_key", status=401)

@@ -14,14 +14,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
-from rljob_trainer.environments.chat_requests import ChatAnswer, ChatRequest, ChatRequestError, digest_of, identity
+from rljob_trainer.environments.chat_requests import (
+    ChatAnswer,
+    ChatRequest,
+    ChatRequestError,
+    digest_of,
+    identity,
+    num_characters,
+)
 from rljob_trainer.environments.conversation import Conversation
 from rljob_trainer.environments.tool_calls import TurnParser
 from rljob_trainer.environments.transcript import TokenRow, Transcript
 from rljob_trainer.environments.turn_template import TurnTemplate
 from rljob_trainer.errors import ChatTemplateError
 from rljob_trainer.models.tokenizer import ChatMessage
+
+Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
@@ -51,6 +62,43 @@ class SessionTurn:
         return not self.is_delivered and not any(listens() for listens in self.is_listening)
 
 
+@dataclass(frozen=True)
+class TurnPrompt:
+    """What a turn is sampled after."""
+
+    conversation: Conversation
+    parent: SessionTurn | None
+    """The turn before it in the conversation."""
+
+
+class TextThread:
+    """Works with long texts in another thread, one after the other, so that the asyncio loop goes on with the other
+    rollouts. Short texts are not worth a thread.
+
+    The work must use objects that nobody else changes; it shares only the tokenizer and the chat template. A tokenizer
+    does not change when it encodes, and transformers' fast ones release Python's lock meanwhile. Templates keep tables
+    of results, whose entries are the same from every thread."""
+
+    MAX_SHORT = 8192
+    """The largest number of characters of a short text. A tokenizer needs some milliseconds for it."""
+
+    def __init__(self) -> None:
+        self._is_free = asyncio.Lock()
+
+    @classmethod
+    def is_long(cls, num_characters: int) -> bool:
+        """Whether texts of this length are for the thread."""
+        return num_characters > cls.MAX_SHORT
+
+    async def run(self, work: Callable[[], Result], num_characters: int) -> Result:
+        """Returns what `work` returns, which handles this number of characters. If it is short, nothing else runs
+        before the end of this call."""
+        if not self.is_long(num_characters):
+            return work()
+        async with self._is_free:
+            return await asyncio.to_thread(work)
+
+
 class SessionRecord:
     """The turns of one session."""
 
@@ -59,8 +107,6 @@ class SessionRecord:
         self._starts_new_rows = starts_new_rows
         self.turns: list[SessionTurn] = []
         """In the order of their requests."""
-        self._prompt: Transcript | None = None
-        """The prompt of the first turn."""
         self._ends: dict[str, list[SessionTurn]] = {}
         """The delivered turns by the digest of all messages up to and including them."""
 
@@ -72,27 +118,59 @@ class SessionRecord:
         abandoned = next((turn for turn in equal if turn.is_abandoned), None)
         return abandoned or (equal[-1] if equal and is_retry else None)
 
-    def begin(
-        self, request: ChatRequest, template: TurnTemplate, parser: TurnParser, max_context_tokens: int
-    ) -> SessionTurn:
-        """Adds a turn to the conversation that the request's messages go on with, or to a new one. Raises
+    @property
+    def has_delivered(self) -> bool:
+        """Whether a client has got a turn."""
+        return any(turn.is_delivered for turn in self.turns)
+
+    async def prompt(
+        self,
+        request: ChatRequest,
+        template: TurnTemplate,
+        parser: TurnParser,
+        max_context_tokens: int,
+        texts: TextThread,
+    ) -> TurnPrompt:
+        """Returns the prompt of a turn: the conversation that the request's messages go on with, or a new one. Raises
         ChatRequestError if the template rejects the messages, or if there is no room for a turn after them."""
-        conversation, parent = self._continued(request, max_context_tokens)
-        if conversation is None:
-            try:
-                conversation = Conversation(template, parser, request.messages)
-            except ChatTemplateError as error:
-                raise ChatRequestError(
-                    f"messages: {error}; send messages that the model's chat template accepts", param="messages"
-                ) from error
-            if len(conversation.token_ids) >= max_context_tokens:
-                raise context_full(max_context_tokens, f"the messages have {len(conversation.token_ids)} tokens")
-        turn = SessionTurn(len(self.turns), request, conversation, parent)
-        if not self.turns:
-            self._prompt = conversation.transcript(may_be_rewritten=False)
-        self.turns.append(turn)
+        if (prompt := await self._continued(request, texts)) is None:
+            prompt = TurnPrompt(await self._new(request, template, parser, texts), None)
+        num_tokens = len(prompt.conversation.token_ids)
+        if num_tokens >= max_context_tokens:
+            raise context_full(max_context_tokens, f"the messages have {num_tokens} tokens")
+        return prompt
+
+    @staticmethod
+    async def _new(request: ChatRequest, template: TurnTemplate, parser: TurnParser, texts: TextThread) -> Conversation:
+        """Returns a conversation with the request's messages. Raises ChatRequestError if the template rejects them."""
+        try:
+            conversation = await texts.run(
+                lambda: Conversation(template, parser, request.messages), request.num_characters
+            )
+        except ChatTemplateError as error:
+            raise ChatRequestError(
+                f"messages: {error}; send messages that the model's chat template accepts", param="messages"
+            ) from error
+        if not conversation.token_ids:
+            raise ChatRequestError(
+                "messages: the model's chat template and tokenizer give no tokens for them; send text with characters "
+                "that the tokenizer has",
+                param="messages",
+            )
+        return conversation
+
+    def begin(self, request: ChatRequest, prompt: TurnPrompt) -> SessionTurn:
+        """Adds a turn after its prompt."""
+        conversation, parent = prompt.conversation, prompt.parent
         if parent is not None:
             parent.has_children = True
+            if conversation is not parent.conversation and parent.conversation.ends_with_turn(parent.num_turns):
+                # The prompt was made from a copy. One that goes on is enough.
+                before = parent.conversation
+                for turn in self.turns:
+                    turn.conversation = conversation if turn.conversation is before else turn.conversation
+        turn = SessionTurn(len(self.turns), request, conversation, parent)
+        self.turns.append(turn)
         return turn
 
     def deliver(self, turn: SessionTurn) -> None:
@@ -109,11 +187,11 @@ class SessionRecord:
 
     def transcript(self, *, may_be_rewritten: bool) -> Transcript | None:
         """Returns the rollout with a row for each delivered turn that no delivered turn follows. The last row, which
-        also gives messages and texts, is the one with the most turns; of equal ones the latest. Without a delivered
-        turn it is the prompt of the first turn; None without any turn."""
+        also gives messages and texts, is the one with the most turns; of equal ones the latest. None without a
+        delivered turn."""
         delivered = [turn for turn in self.turns if turn.is_delivered]
         if not delivered:
-            return self._prompt
+            return None
         followed = {id(turn.parent) for turn in delivered}
         last = [turn for turn in delivered if id(turn) not in followed]
         last.sort(key=lambda turn: (turn.num_turns, turn.number))
@@ -124,12 +202,11 @@ class SessionRecord:
         rows = [_row(branch, trained) for branch in reversed(branches)]
         return replace(main, rows=tuple(reversed(rows)), num_turns=len(delivered))
 
-    def _continued(
-        self, request: ChatRequest, max_context_tokens: int
-    ) -> tuple[Conversation | None, SessionTurn | None]:
+    async def _continued(self, request: ChatRequest, texts: TextThread) -> TurnPrompt | None:
         """Returns the conversation with the request's new messages, and the turn that they follow; None if the messages
-        do not begin with those of an earlier turn, or if the template rejects the new ones there."""
-        digests = _digests(request)
+        do not begin with those of an earlier turn, if the template rejects the new ones there, or if a new row begins
+        because it rewrites the earlier turns."""
+        digests = request.message_digests
         for number in range(len(digests) - 1, 0, -1):
             found = self._ends.get(digests[number - 1])
             new: Sequence[ChatMessage] = request.messages[number:]
@@ -137,17 +214,17 @@ class SessionRecord:
                 continue
             # Equal turns may have been sampled twice; each can go on by itself.
             parent = next((turn for turn in found if not turn.has_children), found[0])
-            conversation = _up_to(parent)
+            size = num_characters(new)
+            # While a thread adds the messages, other requests may go on with the conversation, so it gets a copy.
+            conversation = parent.conversation.branch(parent.num_turns) if texts.is_long(size) else _up_to(parent)
             try:
-                has_room = conversation.add_messages(new, max_context_tokens - 1)
+                await texts.run(partial(conversation.add_messages, new), size)
             except ChatTemplateError:
-                return None, None
-            if not has_room:
-                raise context_full(max_context_tokens, f"{len(conversation.token_ids)} tokens and the new messages")
+                return None
             if self._starts_new_rows and conversation.is_rewritten:
-                return None, None
-            return conversation, parent
-        return None, None
+                return None
+            return TurnPrompt(conversation, parent)
+        return None
 
 
 def context_full(max_context_tokens: int, seen: str) -> ChatRequestError:
@@ -160,18 +237,9 @@ def context_full(max_context_tokens: int, seen: str) -> ChatRequestError:
     )
 
 
-def _digests(request: ChatRequest, more: Sequence[ChatMessage] = ()) -> list[str]:
-    """The digest of the tools and all messages up to each one."""
-    found, digest = [], digest_of("", list(request.tools))
-    for message in (*request.messages, *more):
-        digest = digest_of(digest, identity(message))
-        found.append(digest)
-    return found
-
-
 def _end_of(turn: SessionTurn) -> str:
     """The digest of all messages up to and including a turn."""
-    return _digests(turn.request, [turn.answer.result().message])[-1]
+    return digest_of(turn.request.message_digests[-1], identity(turn.answer.result().message))
 
 
 def _up_to(turn: SessionTurn) -> Conversation:

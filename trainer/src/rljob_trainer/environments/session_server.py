@@ -10,16 +10,18 @@ import json
 import logging
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from rljob_trainer.environments.chat_requests import MODEL_NAME, ChatRequest, ChatRequestError, chat_request
+from rljob_trainer.environments.chat_requests import MODEL_NAME, ChatRequest, ChatRequestError
 from rljob_trainer.environments.session import LiveSession
 from rljob_trainer.environments.session_record import SessionTurn
 
 log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
-MAX_BODY_BYTES = 64 << 20
+MAX_NEW_CONNECTIONS = 4096
+"""Connections that may wait for the server to accept them. Others would have to try again after a second."""
 RETRY_HEADER = "x-stainless-retry-count"
 """OpenAI's clients say in it how often they have repeated a request."""
 IDEMPOTENCY_HEADER = "idempotency-key"
@@ -30,7 +32,9 @@ NO_RETRY = {"x-should-retry": "false"}
 class SessionServer:
     """Answers the requests of open sessions. All methods are for the thread of the asyncio loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_body_bytes: int) -> None:
+        """`max_body_bytes`: the largest size of a request."""
+        self._max_body_bytes = max_body_bytes
         self.base_url = ""
         """What agents connect to, once the server has started."""
         self._sessions: dict[str, LiveSession] = {}
@@ -38,15 +42,17 @@ class SessionServer:
         self._reported: set[str] = set()
         """Ignored fields that the log has."""
         self._idempotency_keys: dict[LiveSession, set[str]] = {}
-        application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
+        application = web.Application(client_max_size=max_body_bytes, middlewares=[_errors])
         application.router.add_get("/v1/models", self._models)
         application.router.add_post("/v1/chat/completions", self._chat_completions)
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0)
+        # Clients may send what is not HTTP; they get an answer, and aiohttp would log a stack trace for each.
+        silent = logging.Logger("aiohttp", logging.CRITICAL + 1)
+        self._runner = web.AppRunner(application, access_log=None, logger=silent, shutdown_timeout=0)
 
     async def start(self) -> None:
         """Listens on a free port. Raises OSError if this is not possible."""
         await self._runner.setup()
-        await web.TCPSite(self._runner, HOST, 0).start()
+        await web.TCPSite(self._runner, HOST, 0, backlog=MAX_NEW_CONNECTIONS).start()
         self.base_url = f"http://{HOST}:{self._runner.addresses[0][1]}/v1"
 
     async def stop(self) -> None:
@@ -70,7 +76,13 @@ class SessionServer:
 
     async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
-        wanted = chat_request(await request.read())
+        try:
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise session.context_full(f"the request has more than {self._max_body_bytes} bytes") from None
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            raise ChatRequestError(f"the body of the request cannot be read: {error}; send a JSON object") from error
+        wanted = await session.read(body)
         self._report_ignored(wanted)
 
         def listens() -> bool:
@@ -142,11 +154,17 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Converts errors to answers in the form of OpenAI."""
     try:
         return await handler(request)
+    except ConnectionError:
+        # The client has gone, so nobody reads the answer.
+        return web.Response()
     except ChatRequestError as error:
         answer = error
-    except web.HTTPRequestEntityTooLarge:
-        answer = ChatRequestError(f"the request has more than {MAX_BODY_BYTES} bytes; send less", status=413)
+    except RecursionError:
+        answer = ChatRequestError("the request is nested too deeply; send less deep JSON")
     except web.HTTPException as error:
         advice = "use POST /v1/chat/completions or GET /v1/models"
         answer = ChatRequestError(f"{request.method} {request.path}: {error.reason}; {advice}", status=error.status)
+    except Exception:
+        log.exception("a request of an agent failed")
+        answer = ChatRequestError("the request failed; see the log of the worker", status=500)
     return web.json_response(answer.to_json(), status=answer.status, headers=NO_RETRY)

@@ -170,12 +170,14 @@ class TurnTemplate:
         """Returns the part of `after`, the text after the probe in the last tool call of `turn`, that belongs to the
         call. The end of the turn follows."""
         calls = tuple((call["function"]["name"], call["id"]) for call in turn["tool_calls"])
-        if calls not in self._rendered_calls:
+        # Two threads may use the table; see TextThread.
+        if (rendered := self._rendered_calls.get(calls)) is None:
+            rendered = self._render_turn(turn)
             if len(self._rendered_calls) >= MAX_RENDERED_CALLS:
                 # The policy may write any name.
                 self._rendered_calls.clear()
-            self._rendered_calls[calls] = self._render_turn(turn)
-        _, found, written = self._rendered_calls[calls].partition(TURN_PROBE)
+            self._rendered_calls[calls] = rendered
+        _, found, written = rendered.partition(TURN_PROBE)
         end_of_call = written.removesuffix(self._end_of_turn)
         if found and written.endswith(self._end_of_turn) and after.startswith(end_of_call):
             return end_of_call
