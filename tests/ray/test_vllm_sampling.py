@@ -181,6 +181,33 @@ def one_token_requests(sampling: SamplingSettings) -> list[GenerationRequest]:
     return [GenerationRequest(str(seed), sampling_by_definition.PROMPT, sampling, seed) for seed in seeds]
 
 
+def after_sleeps(engine: VllmEngine) -> tuple[list[list[tuple[int, ...]]], list[int], int]:
+    """See the fields `rollouts`, `lent_bytes` and `num_forgotten` of `Generated`."""
+    lent, rollouts, num_forgotten = [], [], 0
+    for fills_blocks, leftover_processes in (
+        (engine.can_fill_blocks, None),
+        (engine.can_fill_blocks, None),
+        (engine.can_fill_blocks, None),
+        (engine.can_fill_blocks, 60),
+        (True, 0),
+    ):
+        engine.can_fill_blocks = fills_blocks
+        if leftover_processes is not None:
+            for storage in engine.kv_cache:
+                # In bfloat16 0.0115, or zero: the system's content of pages that no process has written to.
+                storage.fill_(leftover_processes)
+        engine.wake(weights=True, kv_cache=True)
+        found = engine.generate(
+            [GenerationRequest(str(row), sampling_by_definition.PROMPT, FREELY, row) for row in range(8)]
+        )
+        rollouts.append([found[str(row)].token_ids for row in range(8)])
+        with counted_cache_resets(engine) as forgotten:
+            engine.sleep()
+        num_forgotten += sum(forgotten)
+        lent.append(process_counters.lazily_freed_bytes())
+    return rollouts, lent, num_forgotten
+
+
 def generated(folder: Path, context: WorkerContext) -> Generated:
     from rljob_testing.models import small_vllm
 
@@ -203,38 +230,13 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
         torch.bfloat16,
         [[GenerationRequest(str(row), PROMPTS[row % len(PROMPTS)], FREELY, row) for row in range(32)]],
     )
-    lent, rollouts, num_forgotten = [], [], 0
-    engine = engines[-1]
-    for fills_blocks, leftover_processes in (
-        (engine.can_fill_blocks, None),
-        (engine.can_fill_blocks, None),
-        (engine.can_fill_blocks, None),
-        (engine.can_fill_blocks, 60),
-        (True, 0),
-    ):
-        engine.can_fill_blocks = fills_blocks
-        if leftover_processes is not None:
-            for storage in engine.kv_cache:
-                # In bfloat16 0.0115, or zero: the system's content of pages that no process has written to.
-                storage.fill_(leftover_processes)
-        engine.wake(weights=True, kv_cache=True)
-        found = engine.generate(
-            [GenerationRequest(str(row), sampling_by_definition.PROMPT, FREELY, row) for row in range(8)]
-        )
-        rollouts.append([found[str(row)].token_ids for row in range(8)])
-        with counted_cache_resets(engine) as forgotten:
-            engine.sleep()
-        num_forgotten += sum(forgotten)
-        lent.append(process_counters.lazily_freed_bytes())
     return Generated(
         {
             name: [(each.token_ids[0], each.logprobs[0]) for each in found]
             for name, found in zip(sampling_by_definition.SETTINGS, samples, strict=True)
         },
         in_bfloat16,
-        rollouts,
-        lent,
-        num_forgotten,
+        *after_sleeps(engines[-1]),
         by_vllm,
         texts_of(transformers_engine(folder)),
         errors_of_unexpected_reasons(),
