@@ -37,10 +37,11 @@ class Runs:
         job_file, state = place / "job.yaml", trainer.files.folder / RUN_STATE_FILE_NAME
         if job_file.exists() and json.loads(job_file.read_text()) != job:
             raise SystemExit(f"{job_file}: another job was run there; choose another --folder, or remove {place}")
-        if state.exists() and load_run_state(state.read_text(encoding="utf-8")).phase is RunPhase.COMPLETE:
+        earlier = load_run_state(state.read_text(encoding="utf-8")) if state.exists() else None
+        if earlier is not None and earlier.phase is RunPhase.COMPLETE:
             return trainer.files
         place.mkdir(parents=True, exist_ok=True)
-        ended = trainer(job, self.ray_address)
+        ended = trainer(job, self.ray_address, attempt=1 if earlier is None else earlier.attempt + 1)
         (place / "terminal.log").write_text(ended.terminal)
         if ended.exit_code != 0:
             raise SystemExit(f"{place}: exit code {ended.exit_code}; see terminal.log")
