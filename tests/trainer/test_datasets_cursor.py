@@ -185,8 +185,3 @@ def test_other_data_with_as_many_rows_is_logged(caplog: pytest.LogCaptureFixture
     assert caplog.text == ""
     cursor_for("b").restore(cursor_for("a").state())
     assert "the prompts have changed since the checkpoint was saved" in caplog.text
-
-
-def test_an_empty_dataset_is_rejected() -> None:
-    with pytest.raises(ConfigurationError, match="no rows are left to train on"):
-        cursor(0)

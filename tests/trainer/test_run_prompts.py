@@ -12,10 +12,11 @@ from rljob_api.v1alpha1.training import Training
 from rljob_trainer.controller.prompt_sets import load_all_prompts
 from rljob_trainer.errors import DatasetError
 
-MODEL = Path(str(files("rljob_trainer"))) / "assets/sort_digits/model"
+ASSETS = Path(str(files("rljob_trainer"))) / "assets"
+MODEL, CHAT_MODEL = ASSETS / "sort_digits/model", ASSETS / "guess_letter/model"
 
 
-def training(path: Path, reward: str) -> Training:
+def training(path: Path, reward: str, **settings: object) -> Training:
     dataset = {"type": "File", "file": {"path": str(path)}}
     function = {"function": {"path": "rljob_trainer.rewards.exact_match:exact_match"}} if reward == "Function" else {}
     return Training.from_wire(
@@ -25,6 +26,7 @@ def training(path: Path, reward: str) -> Training:
             "rewards": [{"type": reward, **function}],
             "evaluation": {"dataset": dataset, "numPrompts": 1},
             "steps": 1,
+            **settings,
         }
     )
 
@@ -36,6 +38,38 @@ def test_held_out_rows_are_not_trained_on(tmp_path: Path) -> None:
     assert [row.prompt for row in prompts.training] == ["2>"]
     assert [row.prompt for row in prompts.held_out] == ["1>"]
     assert str(prompts) == "1 training prompts, 1 held-out prompts, 1 training rows removed because they are held out"
+
+
+def test_a_row_must_be_left(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1>", "answer": "1"}\n' * 2)
+    with pytest.raises(DatasetError, match=r"spec\.training\.dataset: all 2 rows are held out .*numPrompts"):
+        load_all_prompts(training(path, "Function"), MODEL, tmp_path)
+
+
+def test_rows_of_an_environment_with_the_same_prompt_are_different_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"prompt": "Play.", "word": "{word}"}}\n' for word in ("crane", "slate", "crane")))
+    environment = {"type": "Class", "classes": [{"path": "games:Wordle"}], "maxContextTokens": 64}
+    job = training(path, "Environment", environment=environment)
+    prompts = load_all_prompts(job, CHAT_MODEL, tmp_path)
+    assert [row.row["word"] for row in prompts.training] == ["slate"]
+    assert [row.row["word"] for row in prompts.held_out] == ["crane"]
+    path.write_text(path.read_text().replace("slate", "trace"))
+    assert load_all_prompts(job, CHAT_MODEL, tmp_path).digest != prompts.digest
+
+
+def test_equal_questions_of_reasoning_gym_are_equal_tasks() -> None:
+    """Their metadata differ in the number of the row."""
+
+    def dataset(seed: int) -> dict[str, object]:
+        return {"type": "ReasoningGym", "reasoningGym": {"task": "leg_counting", "seed": seed, "size": 4}}
+
+    environment = {"type": "Class", "classes": [{"path": "games:Legs"}], "maxContextTokens": 64}
+    evaluation = {"dataset": dataset(2), "numPrompts": 4}
+    job = training(Path(), "Environment", environment=environment, dataset=dataset(1), evaluation=evaluation)
+    prompts = load_all_prompts(job, CHAT_MODEL, Path())
+    assert (len(prompts.training), prompts.num_removed) == (1, 3)
 
 
 def test_rows_with_some_missing_answers_are_rejected(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,8 +70,7 @@ class Prompts:
         for row in self.training:
             digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes())
             if not row.token_ids:
-                columns = json.dumps(dict(row.row), sort_keys=True, default=str)
-                digest.update(f"{row.source_prompt}{columns}".encode(errors="surrogatepass"))
+                digest.update(row.source_prompt.encode(errors="surrogatepass"))
         return digest.hexdigest()
 
 

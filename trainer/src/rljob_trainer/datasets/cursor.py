@@ -65,9 +65,7 @@ class PromptCursor(Generic[Row]):
         are_usable: Callable[[Sequence[Row]], Sequence[bool]] | None = None,
     ) -> None:
         """`digest`: a digest of the rows, to detect that the data has changed after a resume. `are_usable`: returns for
-        each row whether to use it; None: all rows are used. Raises ConfigurationError if there are no rows."""
-        if not rows:
-            raise ConfigurationError("spec.training.dataset: no rows are left to train on; use another dataset")
+        each row whether to use it; None: all rows are used."""
         self._rows = rows
         self._seed = seed
         self._shuffle = shuffle

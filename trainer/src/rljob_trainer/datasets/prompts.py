@@ -37,7 +37,8 @@ class PromptRow:
     prompt: str
     """The text that the policy continues; prompt template and chat template are already applied."""
     source_prompt: str
-    """The original text in the data (for chat messages: their contents), for comparing datasets."""
+    """The original text in the data (for chat messages: their contents), for comparing datasets. With an environment:
+    all columns as JSON."""
     token_ids: tuple[int, ...]
     """Tokens of `prompt`, including tokens that the model expects at the beginning, such as BOS."""
     answer: object
@@ -158,8 +159,10 @@ def load_environment_rows(dataset: Dataset, tokenizer: Tokenizer, base_folder: P
         for offset, (raw, chat, length) in enumerate(zip(chunk, chats, lengths, strict=True)):
             if chat is None or _fits(length, raw, dataset, where):
                 prompt = "\n".join(message["content"] for message in chat or ())
-                # A row without a prompt is a task of its own.
-                source = prompt if chat else json.dumps(dict(raw.columns), sort_keys=True, default=str)
+                # Rows with the same prompt can be different tasks, because the environment reads the other columns. In
+                # reasoning-gym equal questions are equal tasks, and the other columns have the number of the row.
+                is_prompt = dataset.type is DatasetType.REASONING_GYM
+                source = prompt if is_prompt else json.dumps(dict(raw.columns), sort_keys=True, default=str)
                 answer = _answer(raw, answer_field, dataset, where)
                 row = PromptRow(num_rows + offset, prompt, source, (), answer, raw.columns, chat, location=raw.location)
                 found.append(row)
@@ -331,10 +334,16 @@ def without_held_out(
 ) -> tuple[list[PromptRow], int]:
     """Returns the training rows whose prompt is not held out, and the number of removed rows.
 
-    The original prompts are compared, before templates are applied. Each run of white space counts as one space.
+    The original prompts are compared, before templates are applied; with an environment all columns, except of
+    reasoning-gym. Each run of white space counts as one space. Raises DatasetError if all rows are removed.
     """
     held_out = {_comparable(row.source_prompt) for row in held_out_rows}
     others = [row for row in training_rows if _comparable(row.source_prompt) not in held_out]
+    if not others:
+        raise DatasetError(
+            f"{DATASET}: all {len(training_rows)} rows are held out for the evaluation, so none is left to train on; "
+            f"decrease spec.training.evaluation.numPrompts, or name other rows in {EVALUATION_DATASET}"
+        )
     return others, len(training_rows) - len(others)
 
 
