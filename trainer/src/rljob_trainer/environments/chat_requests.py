@@ -1,5 +1,5 @@
-"""The part of OpenAI's chat completions that the endpoint supports: requests as messages of a conversation, and turns as
-answers."""
+"""The part of OpenAI's chat completions that the endpoint supports: requests as messages of a conversation, and turns
+as answers."""
 
 from __future__ import annotations
 
