@@ -260,6 +260,13 @@ def test_an_error_beyond_the_limit_names_everything_needed_to_fix_it() -> None:
     assert "or Score" in advice
 
 
+def test_an_error_shows_no_answer_if_the_job_has_none() -> None:
+    request, failed = RewardRequest("prompt", "response", None, {}), OUTCOMES[1]
+    with pytest.raises(RewardError) as caught:
+        apply_error_policies(reward(ErrorPolicy.FAIL, ErrorPolicy.SCORE), WHERE, "the environment", [request], [failed])
+    assert "answer" not in str(caught.value)
+
+
 def test_a_timeout_beyond_the_limit_names_its_own_setting() -> None:
     with pytest.raises(RewardError, match=r"(?s)ran longer than 2 s.*'response 2'.*onTimeout: Exclude"):
         apply_error_policies(reward(ErrorPolicy.SCORE, ErrorPolicy.FAIL), WHERE, "f", REQUESTS, OUTCOMES)

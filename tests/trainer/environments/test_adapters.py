@@ -227,5 +227,5 @@ def test_a_missing_package_is_an_error_that_names_the_extra(
     with pytest.raises(ConfigurationError) as caught:
         load_class(spec(path))
     assert str(caught.value) == Mentions(
-        f"{WHERE}.path", f"the package {extra} is not installed", f"pip install 'rljob-trainer[{extra}]'"
+        f"{WHERE}.path", f"the package {extra} is not installed", f"install the trainer's extra `{extra}`"
     )

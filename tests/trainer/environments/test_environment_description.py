@@ -119,7 +119,7 @@ GAME = rf"(?s)^{re.escape(WHERE)}\[0\] \(games:Game\): "
     ("when", "row", "kind", "text"),
     [
         ("", {"what": "raises"}, ConfigurationError, r"reset raised KeyError: 'raises'.*games\.py"),
-        ("", {}, ConfigurationError, r"reset of games:Game needs 'what' .* no row of a dataset; add .* default value"),
+        ("", {}, ConfigurationError, r"reset of games:Game needs 'what' .* no dataset; add a dataset .* default value"),
         ("", {"other": 1}, ConfigurationError, r"reset .* needs 'what' .* only the columns 'other'; add "),
         (
             "",

@@ -193,21 +193,21 @@ BAD: list[tuple[object, str | None, str]] = [
     ([], None, "JSON object"),
     ({}, "messages", "at least one message"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages", "messages[0] must be an object with a role"),
-    ({"messages": [user(None)]}, "messages", "messages[0].content must be a text"),
+    ({"messages": [user(None)]}, "messages", "messages[0].content must be a string"),
     ({"messages": [user([{"type": "image_url", "image_url": {}}])]}, "messages", "images"),
     ({"messages": [user("x"), {"role": "assistant", "content": "y"}]}, "messages", "end with a message of the user"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}, user("x")]}, "messages", "tool_calls[0] must"),
     ({"messages": [user("x")], "n": 2}, "n", "n must be 1 (seen: 2)"),
     ({"messages": [user("x")], "logprobs": True}, "logprobs", "not supported"),
-    ({"messages": [user("x")], "max_tokens": 0}, "max_tokens", "whole number from 1 (seen: 0)"),
+    ({"messages": [user("x")], "max_tokens": 0}, "max_tokens", "whole number of at least 1 (seen: 0)"),
     ({"messages": [user("x")], "stream": "yes"}, "stream", "true or false"),
-    ({"messages": [user("x")], "stop": [1]}, "stop", "list of up to 16 texts"),
+    ({"messages": [user("x")], "stop": [1]}, "stop", "list of up to 16 strings"),
     ({"messages": [user("x")], "tools": [{"type": "web"}]}, "tools", "tools[0] must be a function"),
     ({"messages": [user("x")], "response_format": {"type": "json_object"}}, "response_format", "must be text"),
 ]
 
 
-def test_bad_requests_get_errors_in_openais_form(tmp_path: Path) -> None:
+def test_bad_requests_get_errors_as_openai_writes_them(tmp_path: Path) -> None:
     async def test(made: Endpoint) -> None:
         session = made.session()
         for body, field, message in BAD:

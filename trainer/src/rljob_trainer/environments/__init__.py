@@ -4,7 +4,7 @@
 - Tokens: `conversation`, `turn_template`, `template_check`, `tool_calls`, `transcript`.
 - Processes of the user's code: `environment_pool` and `environment_process` (here), `environment_program`, `rollouts`,
   `user_calls`, `agent_runs` (there), `description`, `probe`.
-- Agents behind an endpoint: `agent_rollouts`, `session`, `session_record`, `session_server`, `chat_requests`.
+- Agents and their endpoint: `agent_rollouts`, `session`, `session_record`, `session_server`, `chat_requests`.
 - Other libraries: `adapters`.
 
 In the code a rollout with an environment is called an episode, because the controller's `Rollout` is a whole batch.

@@ -16,7 +16,7 @@ class AgentSession:
     """What an agent's function gets as `session`: where and how it talks with the policy."""
 
     base_url: str
-    """Of an endpoint in the form of OpenAI, such as `http://127.0.0.1:40001/v1`."""
+    """Of an OpenAI-compatible endpoint, such as `http://127.0.0.1:40001/v1`."""
     api_key: str
     """The key of this session. It is invalid after the function has returned."""
     model: str

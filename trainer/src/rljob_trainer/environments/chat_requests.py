@@ -1,4 +1,4 @@
-"""The dialect of OpenAI's chat completions, as far as agents need it: requests as messages of a conversation, and turns
+"""The part of OpenAI's chat completions that the endpoint supports: requests as messages of a conversation, and turns
 as answers."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ChatRequestError(TrainerError):
         self.status = status
 
     def to_json(self) -> dict[str, object]:
-        """The error in OpenAI's form."""
+        """The error as OpenAI's API writes it."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
@@ -217,7 +217,7 @@ def _flag(given: Mapping[str, object], field: str) -> bool:
 def _whole_number(given: Mapping[str, object], field: str) -> int:
     value = given[field]
     if type(value) is not int or value < 1:
-        raise ChatRequestError(f"{field} must be a whole number from 1 (seen: {value!r:.80})", param=field)
+        raise ChatRequestError(f"{field} must be a whole number of at least 1 (seen: {value!r:.80})", param=field)
     return value
 
 
@@ -228,7 +228,7 @@ def _stop(value: object) -> tuple[str, ...]:
         if len(found) == len(texts):
             return found
     raise ChatRequestError(
-        f"stop must be a text, or a list of up to {MAX_STOP_TEXTS} texts (seen: {value!r:.80})", param="stop"
+        f"stop must be a string, or a list of up to {MAX_STOP_TEXTS} strings (seen: {value!r:.80})", param="stop"
     )
 
 
@@ -306,7 +306,7 @@ def _content(value: object, may_be_empty: bool, where: str) -> str:
         if len(texts) == len(value):
             return "".join(texts)
     raise ChatRequestError(
-        f"{where}.content must be a text or a list of text parts (seen: {value!r:.80}); images and audio are not "
+        f"{where}.content must be a string or a list of text parts (seen: {value!r:.80}); images and audio are not "
         "supported",
         param="messages",
     )
@@ -324,8 +324,8 @@ def _tool_calls(value: object, where: str) -> Iterator[ToolCall]:
                     yield {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
                     continue
         raise ChatRequestError(
-            f"{where}.tool_calls[{index}] must have an id and a function with a name and a JSON object as text for its "
-            f"arguments (seen: {call!r:.80})",
+            f"{where}.tool_calls[{index}] must have an id and a function with a name and its arguments as a string of "
+            f"JSON (seen: {call!r:.80})",
             param="messages",
         )
 

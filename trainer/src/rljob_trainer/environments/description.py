@@ -2,7 +2,7 @@
 
 The rules are those of TRL 1.16, with three additions. Every public method is a tool except `reset` and `get_reward`.
 Here `respond` is no tool either, nor is `close` if it takes no arguments; and `reusable = True` allows reuse of an
-object. So classes that were written for TRL run unchanged.
+object. So classes that were written for TRL usually run unchanged.
 
 Neither this module nor a process that runs environments imports transformers. Only `describe_class` does.
 """

@@ -113,7 +113,7 @@ class Episode:
         self.may_rewrite = may_rewrite
         self.counts = Counts()
         self._has_died = False
-        """Whether the process has died in a call of this rollout, in the last attempt."""
+        """Whether the process died in a call of this rollout in the last attempt that got past `reset`."""
 
     async def run(self) -> FinishedEpisode:
         """Returns the rollout. It has the outcome INFRASTRUCTURE if all attempts failed.

@@ -182,10 +182,14 @@ class Rollouts:
 
 def _missing_columns_text(missing: Sequence[str], row: Mapping[str, object], spec: ClassSpec) -> str:
     names = ", ".join(map(repr, missing))
-    seen = f"this row has only the columns {', '.join(map(repr, row))}" if row else "there is no row of a dataset"
+    if row:
+        seen = f"this row has only the columns {', '.join(map(repr, row))}"
+        advice = "add what is missing to each row of the dataset"
+    else:
+        seen, advice = "the job has no dataset", "add a dataset with this column"
     return (
-        f"reset of {spec.path} needs {names} from the row's columns, but {seen}; add to each row of the dataset what "
-        "is missing, or give the parameter a default value"
+        f"reset of {spec.path} needs {names} from the row's columns, but {seen}; {advice}, or give the parameter a "
+        "default value"
     )
 
 

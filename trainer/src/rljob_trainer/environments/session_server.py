@@ -1,4 +1,4 @@
-"""An endpoint in the form of OpenAI's chat completions for the agents of one worker process, on the loopback interface.
+"""An OpenAI-compatible endpoint (chat completions) for the agents of one worker process, on the loopback interface.
 
 Each session has a key of its own, so one server answers all of them. A streamed answer is sent when the turn is
 finished, as a few chunks.
@@ -60,12 +60,12 @@ class SessionServer:
         await self._runner.cleanup()
 
     def open(self, session: LiveSession) -> None:
-        """See `session.Server`."""
+        """See `agent_rollouts.Server`."""
         self._sessions[session.key] = session
         self._idempotency_keys[session] = set()
 
     def close(self, session: LiveSession) -> None:
-        """See `session.Server`."""
+        """See `agent_rollouts.Server`."""
         self._sessions.pop(session.key, None)
         self._idempotency_keys.pop(session, None)
 
@@ -151,7 +151,7 @@ async def _streamed(request: web.Request, wanted: ChatRequest, turn: SessionTurn
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Converts errors to answers in the form of OpenAI."""
+    """Converts errors to answers as OpenAI's API writes them."""
     try:
         return await handler(request)
     except ConnectionError:
@@ -160,7 +160,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except ChatRequestError as error:
         answer = error
     except RecursionError:
-        answer = ChatRequestError("the request is nested too deeply; send less deep JSON")
+        answer = ChatRequestError("the request is nested too deeply; send JSON with fewer levels")
     except web.HTTPException as error:
         advice = "use POST /v1/chat/completions or GET /v1/models"
         answer = ChatRequestError(f"{request.method} {request.path}: {error.reason}; {advice}", status=error.status)

@@ -1,8 +1,9 @@
 """Tests a chat template with short conversations: does it write everything, and does it only append?
 
 A template appends if a prompt, the turn that follows, and the text after the turn are together the next prompt. Many
-templates rewrite turns instead: they remove the thinking of earlier turns, or add an empty one. Then the model sees
-another text in training and in use than the template writes, or the earlier turns are not those that were sampled.
+templates rewrite turns instead: they remove the thinking of earlier turns, or add an empty one. Then either
+the sampled turns stay, and an application that renders each request shows the model another text than the training did,
+or the rollout goes on in a new row of tokens (`onRewrite`).
 """
 
 from __future__ import annotations

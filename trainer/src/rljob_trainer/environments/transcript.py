@@ -1,4 +1,4 @@
-"""What is known of a rollout after its end, whoever talked with the policy."""
+"""A rollout after its end, of an environment's class or of an agent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TokenRow:
 
 @dataclass(frozen=True)
 class Transcript:
-    """A rollout."""
+    """What a rollout leaves: tokens for training, texts and messages for rewards and samples."""
 
     rows: tuple[TokenRow, ...]
     """At least one. Each sampled turn is in exactly one row. A reward model reads the last row."""

@@ -364,11 +364,10 @@ def _kill_text(where: str, request: RewardRequest, outcome: RewardOutcome) -> st
 
 
 def _request_text(request: RewardRequest) -> str:
-    return (
-        f"  prompt: {excerpt(request.prompt, MAX_EXCERPT_CHARACTERS)!r}\n"
-        f"  response: {excerpt(request.response, MAX_EXCERPT_CHARACTERS)!r}\n"
-        f"  answer: {excerpt(str(request.answer), MAX_EXCERPT_CHARACTERS)!r}\n"
-    )
+    shown = {"prompt": request.prompt, "response": request.response}
+    if request.answer is not None:
+        shown["answer"] = str(request.answer)
+    return "".join(f"  {name}: {excerpt(text, MAX_EXCERPT_CHARACTERS)!r}\n" for name, text in shown.items())
 
 
 def overlong_scores(penalty: OverlongPenalty, num_tokens: Iterable[int], max_new_tokens: int) -> tuple[float, ...]:
