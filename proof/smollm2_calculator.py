@@ -159,6 +159,7 @@ def job(model: Path, name: str, stop: list[JsonValue], num_steps: int) -> traini
                 "evaluation": {"numPrompts": 100, "everySteps": 8},
                 "steps": num_steps,
                 "batchSize": 8,
+                "maxTokensPerMicroBatch": 2048,
             },
             "checkpoint": {"everySteps": num_steps, "exportHuggingFace": "Never"},
         },

@@ -12,6 +12,8 @@ from rljob_api.v1alpha1.algorithm import Algorithm, LossAggregation
 from rljob_api.v1alpha1.model import Critic
 from rljob_testing import compare
 from rljob_testing.training import cut_rollouts, gloo_ranks, plain_grpo, recorders, replays
+from rljob_testing.training.joined_workers import FinishedCall
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.rollout_phase import sample_seeds
 from rljob_trainer.controller.training_step import TRAINING_STREAM
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -24,8 +26,17 @@ from rljob_trainer.observability.metrics import (
     ROWS_PER_RESPONSE_MAX,
     ROWS_PER_RESPONSE_MEAN,
     SAMPLING_KEPT,
+    Metrics,
 )
-from rljob_trainer.workers.columns import RESPONSE_LENGTHS, RESPONSE_MASK, ROLLOUT_LOGPROBS, SCORES, TOKENS
+from rljob_trainer.workers.columns import (
+    RESPONSE_LENGTHS,
+    RESPONSE_MASK,
+    RETURNS,
+    ROLLOUT_LOGPROBS,
+    SCORES,
+    TOKENS,
+    VALUES,
+)
 
 NUM_RESPONSES = 16
 NUM_ROWS = sum(number % 3 + 1 for number in range(NUM_RESPONSES))
@@ -119,6 +130,35 @@ def test_a_row_of_several_turns_has_the_loss_of_its_sampled_tokens(context: Work
     lengths = [int(mask.sum()) for mask in masks]
     assert turns.batch[RESPONSE_LENGTHS].tolist() == lengths
     assert metrics[RESPONSE_LENGTH_MEAN] == pytest.approx(sum(lengths) / NUM_RESPONSES)
+
+
+def test_gae_goes_from_the_last_token_of_a_turn_to_the_first_of_the_next(
+    context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compared with a plain loop over the sampled tokens; the tokens of messages between turns have no part."""
+    gamma, decay = 0.9, 0.8
+    algorithm = Algorithm.from_wire({"type": "PPO", "advantage": {"gae": {"gamma": gamma, "lambda": decay}}})
+    run = replays.replayed_run(replays.Replay(algorithm, critic=Critic()), context, rollout=cut_rollouts.Turns())
+    batches: list[DataProto] = []
+
+    def recorded(batch: DataProto, step: int) -> FinishedCall[Metrics]:
+        del step
+        batches.append(batch)
+        return FinishedCall({})
+
+    monkeypatch.setattr(run.training_step.critic, "update_critic", recorded)
+    run.step(0)
+    columns = [batches[0].ragged_column(name).row_tensors() for name in (RESPONSE_MASK, VALUES, RETURNS)]
+    num_with_messages = 0
+    for mask, values, returns in zip(*columns, strict=True):
+        num_with_messages += not mask[mask.long().argmax() :].all()
+        found, seen = returns[mask].tolist(), values[mask].tolist()
+        assert found[-1] in (0, 1)
+        advantage = found[-1] - seen[-1]
+        for number in reversed(range(len(seen) - 1)):
+            advantage = gamma * seen[number + 1] - seen[number] + gamma * decay * advantage
+            assert found[number] == pytest.approx(advantage + seen[number], abs=1e-5)
+    assert num_with_messages > NUM_RESPONSES // 2
 
 
 def test_values_of_tokens_are_refused_if_a_response_has_several_rows(context: WorkerContext) -> None:

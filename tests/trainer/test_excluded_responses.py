@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -239,6 +240,16 @@ def test_excluded_responses_are_replaced_if_the_job_says_so() -> None:
     assert len(set(seeds)) == len(seeds) == 3
     prompts = [each.ragged_column(PROMPT_TOKEN_IDS).row_tensors()[0].tolist() for each in found.generator.requests]
     assert prompts[0] == prompts[1] == prompts[2]
+
+
+def test_a_replacement_begins_with_the_environment_of_its_group() -> None:
+    found = stub_step.step_of({"advantage": PLAIN}, {"score": 1.0}, {"score": [1, 0, TIMEOUT, 1, 0, TIMEOUT, 1, 5]})
+    found.step.plan = replace(found.step.plan, refills_groups=True)
+    with mock.patch.object(found.step.rollout, "begin", wraps=found.step.rollout.begin) as begin:
+        found.step.run(stub_step.PROMPTS, 0)
+    of_groups, of_replacements = (call.kwargs["environment_seeds"].tolist() for call in begin.call_args_list)
+    assert len(set(of_groups)) == 3
+    assert of_replacements == of_groups[1:]
 
 
 def reasons_of_score(**counts: int) -> Reasons:

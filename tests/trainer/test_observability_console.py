@@ -26,6 +26,7 @@ def test_without_a_terminal_each_step_is_one_line() -> None:
         1,
         {
             "critic/rewards/mean": 0.5,
+            "outcome/excluded_fraction": 0.25,
             "perf/throughput": 600.0,
             "timing_s/step": 4.0,
             "timing_s/rollout": 2.5,
@@ -36,7 +37,8 @@ def test_without_a_terminal_each_step_is_one_line() -> None:
     display.close()
     assert stream.getvalue().splitlines() == [
         "step 0/10: eval 0.250",
-        "step 1/10: reward 0.500, eval 0.250, 1,200 tokens/s, ETA 36 s, 4.00 s (rollout 2.50, save 0.10)",
+        "step 1/10: reward 0.500, eval 0.250, 25% of the responses excluded, 1,200 tokens/s, ETA 36 s, 4.00 s (rollout "
+        "2.50, save 0.10)",
     ]
 
 

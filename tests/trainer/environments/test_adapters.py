@@ -123,7 +123,6 @@ def test_a_group_begins_in_one_state_and_other_groups_in_others(tmp_path: Path) 
         assert description.tool_names == ()
         assert description.has_respond
         assert description.has_reward
-        assert description.is_reusable
 
 
 def test_reasoning_gym_scores_the_last_of_several_attempts() -> None:

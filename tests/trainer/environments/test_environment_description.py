@@ -45,14 +45,14 @@ def test_public_methods_are_tools_except_the_special_ones(describe: Describe) ->
         "    def respond(self, message): pass\n    def get_reward(self): pass\n    def close(self): raise OSError\n"
         f"    async def reset(self, *, seed=None): pass\n{tools}"
     )
-    assert (found.tool_names, found.takes_seed, found.is_reusable) == (("go", "step"), True, True)
+    assert found.tool_names == ("go", "step")
     assert EnvironmentDescription.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
 def test_close_with_arguments_is_a_tool(describe: Describe) -> None:
     close = '    def close(self, door: str):\n        """Closes.\n        Args:\n            door: One.\n        """\n'
     found = describe(RESET + close)
-    assert (found.tool_names, found.takes_seed, found.has_reward) == (("close",), False, False)
+    assert (found.tool_names, found.has_reward) == (("close",), False)
 
 
 @pytest.mark.parametrize(

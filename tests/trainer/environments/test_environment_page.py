@@ -42,7 +42,6 @@ def test_a_class_of_the_page_is_described_without_a_mistake(name: str, monkeypat
     spec = ClassSpec(name, f"{module.__name__}:{name}", {}, "spec.training.environment.classes[0]")
     described = describe_class(load_class(spec), spec)
     assert described.tool_names == TOOLS[name]
-    assert described.takes_seed == (name == "Dice")
     assert described.has_reward
 
 

@@ -60,7 +60,7 @@ class Seen:
 def settings_in(folder: Path) -> EnvironmentSettings:
     return EnvironmentSettings(
         classes=tuple(class_specs("Count")),
-        descriptions=(EnvironmentDescription("Count", (), (), True, False, False, False),),
+        descriptions=(EnvironmentDescription("Count", (), True, False),),
         limits=EpisodeLimits(8, 1000, None, SECONDS, 2),
         max_open=4,
         rollouts_per_process=2,

@@ -337,10 +337,5 @@ def test_a_trial_begins_a_rollout(folder: Path) -> None:
         },
         "return": {"type": "integer", "description": "The value of the counter."},
     }
-    assert (counter.has_reward, guess.has_reward, guess.takes_seed, talker.takes_seed) == (False, True, False, True)
-    assert (talker.has_respond, talker.is_reusable, counter.has_respond, counter.is_reusable) == (
-        True,
-        True,
-        False,
-        False,
-    )
+    assert (counter.has_reward, guess.has_reward) == (False, True)
+    assert (counter.has_respond, talker.has_respond) == (False, True)

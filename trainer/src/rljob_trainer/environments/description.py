@@ -23,7 +23,9 @@ RESET = "reset"
 RESPOND = "respond"
 GET_REWARD = "get_reward"
 CLOSE = "close"
-_FLAGS = ("has_respond", "has_reward", "is_reusable", "takes_seed", "is_async")
+NAME_COLUMN = "environment"
+"""The column of a row that names the class, if the job has several."""
+_FLAGS = ("has_respond", "has_reward", "is_async")
 _GENERATORS = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
@@ -54,14 +56,16 @@ class EnvironmentDescription:
     """Name of the class in the job."""
     tools: tuple[Mapping[str, object], ...]
     """A JSON schema for each tool, as chat templates take them: `{"type": "function", "function": {"name": ...}}`."""
-    tool_names: tuple[str, ...]
     has_respond: bool
     has_reward: bool
-    is_reusable: bool
-    takes_seed: bool
-    """Whether `reset` has a parameter named `seed`."""
     is_async: bool = False
     """Of an agent's function: whether it is async, so that several rollouts can share a process."""
+
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        """The names of the tools."""
+        functions = (tool["function"] for tool in self.tools)
+        return tuple(str(each["name"]) for each in functions if isinstance(each, Mapping))
 
     def to_json(self) -> dict[str, object]:
         """The fields as JSON values."""
@@ -72,10 +76,10 @@ class EnvironmentDescription:
         """The description from the result of `to_json`, also after it was written as JSON. Raises ValueError if the
         value has another form."""
         match value:
-            case {"name": str() as name, "tools": [*tools], "tool_names": [*tool_names]}:
+            case {"name": str() as name, "tools": [*tools]}:
                 schemas = tuple(dict(tool) for tool in tools if isinstance(tool, Mapping))
                 flags = [value.get(flag) is True for flag in _FLAGS]
-                return cls(name, schemas, tuple(map(str, tool_names)), *flags)
+                return cls(name, schemas, *flags)
         raise ValueError(f"not a description of an environment: {value!r:.200}")
 
 
@@ -119,7 +123,7 @@ def load_function(spec: ClassSpec) -> Callable[..., object]:
 
 def describe_function(function: Callable[..., object], spec: ClassSpec) -> EnvironmentDescription:
     """Describes an agent's function."""
-    return EnvironmentDescription(spec.name, (), (), True, True, False, False, inspect.iscoroutinefunction(function))
+    return EnvironmentDescription(spec.name, (), True, True, inspect.iscoroutinefunction(function))
 
 
 def tool_names(cls: type) -> tuple[str, ...]:
@@ -166,15 +170,11 @@ def describe_class(cls: type, spec: ClassSpec) -> EnvironmentDescription:
         instance = cls(**spec.arguments)
     except BaseException as error:
         raise _constructor_failed(error, cls, spec) from error
-    names = tool_names(cls)
     description = EnvironmentDescription(
         name=spec.name,
-        tools=tuple(_schema(getattr(instance, name), name, spec, get_json_schema) for name in names),
-        tool_names=names,
+        tools=tuple(_schema(getattr(instance, name), name, spec, get_json_schema) for name in tool_names(cls)),
         has_respond=hasattr(cls, RESPOND),
         has_reward=hasattr(cls, GET_REWARD),
-        is_reusable=is_reusable(cls),
-        takes_seed=takes_seed(cls),
     )
     if is_closable(cls):
         _close(instance)

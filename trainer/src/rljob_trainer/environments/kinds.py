@@ -6,15 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob_trainer.environments.conversation import Conversation, first_messages
-from rljob_trainer.environments.description import EnvironmentDescription
+from rljob_trainer.environments.description import NAME_COLUMN, EnvironmentDescription
 from rljob_trainer.environments.settings import EnvironmentSettings
 from rljob_trainer.environments.tool_calls import TurnParser, turn_parser
 from rljob_trainer.environments.turn_template import TurnTemplate
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 
-NAME_COLUMN = "environment"
-"""The column of a row that names the class, if the job has several."""
 WHERE = "spec.training.environment"
 
 

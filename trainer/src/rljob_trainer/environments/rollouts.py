@@ -13,6 +13,7 @@ from typing import TypeVar
 from rljob_trainer.environments.description import (
     CLOSE,
     GET_REWARD,
+    NAME_COLUMN,
     RESET,
     RESPOND,
     ClassSpec,
@@ -38,7 +39,6 @@ from rljob_trainer.user_functions import TRAINER_FOLDER
 OK = "OK"
 ERROR = "ERROR"
 UNREACHABLE = "UNREACHABLE"
-ENVIRONMENT_COLUMN = "environment"
 Report = Callable[[bool], None]
 Value = TypeVar("Value")
 
@@ -96,7 +96,7 @@ class Rollouts:
         self._open[rollout] = _Rollout(of, instance)
         columns = dict(row)
         if len(self._classes) > 1:
-            columns.pop(ENVIRONMENT_COLUMN, None)
+            columns.pop(NAME_COLUMN, None)
         if takes_seed(of.cls):
             # A column of the row comes first, because the class may have been written for it.
             columns.setdefault("seed", seed)

@@ -16,6 +16,7 @@ from rljob_api.standard_streams import discard_output
 from rljob_trainer.observability.metrics import (
     EVAL_GREEDY,
     EVAL_SAMPLED,
+    EXCLUDED_FRACTION,
     REWARD_MEAN,
     THROUGHPUT,
     TIMING_PREFIX,
@@ -106,6 +107,8 @@ class ProgressDisplay:
         for label, name in (("reward", REWARD_MEAN), ("eval", EVAL_GREEDY), ("eval sampled", EVAL_SAMPLED)):
             if name in self._newest:
                 parts.append(f"{label} {self._newest[name]:.3f}")
+        if metrics.get(EXCLUDED_FRACTION):
+            parts.append(f"{metrics[EXCLUDED_FRACTION]:.0%} of the responses excluded")
         if THROUGHPUT in metrics:
             parts.append(f"{metrics[THROUGHPUT] * self._num_devices:,.0f} tokens/s")
         eta = self._remaining.seconds()

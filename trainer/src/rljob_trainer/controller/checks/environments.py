@@ -16,8 +16,8 @@ from rljob_trainer.controller.model_roles import user_code_variables
 from rljob_trainer.controller.prompt_sets import Prompts
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.environments.conversation import Conversation
-from rljob_trainer.environments.description import ClassSpec, EnvironmentDescription
-from rljob_trainer.environments.kinds import NAME_COLUMN, WHERE, EnvironmentKind, EnvironmentKinds
+from rljob_trainer.environments.description import NAME_COLUMN, ClassSpec, EnvironmentDescription
+from rljob_trainer.environments.kinds import WHERE, EnvironmentKind, EnvironmentKinds
 from rljob_trainer.environments.probe import Trial, describe_environments
 from rljob_trainer.environments.settings import EnvironmentSettings, EpisodeLimits
 from rljob_trainer.environments.template_check import find_rewrites
