@@ -61,7 +61,7 @@ RESPONSE_TEMPLATE = {
     "fields": {
         # The equals sign is a stop text, and the text of a turn ends before it. An answer follows a space.
         "tool_calls": {
-            "open_pattern": r"(?<![\w ])(?P<expression>[\d*+-]+)=?\Z",
+            "open_pattern": r"(?<![\w ])(?P<expression>[\w*+-]+)=?\Z",
             "repeats": True,
             "transform": {
                 "type": "function",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api.v1alpha1.environment import Environment, EnvironmentType
 from rljob_api.v1alpha1.training import Training
 from rljob_testing.models import chat_models
 from rljob_testing.training import training_runs
@@ -93,6 +94,11 @@ def test_end_tokens_and_stop_texts_are_in_no_response(models: dict[bool, Path]) 
     with pytest.raises(ConfigurationError, match=f"can never match, .* {cause}"):
         check_responses(training(DOCUMENTED, stop=("\n\n", "</answer>")), models[True], [row("<think>\n")])
     check_responses(training(r"<answer>.*(</answer>)?", stop=("</answer>",)), models[True], [row()])
+    # A conversation has them between its turns.
+    game = training(r"4</s>.*</answer>", stop=("</answer>",)).model_copy(
+        update={"environment": Environment(type=EnvironmentType.CLASS, max_context_tokens=64)}
+    )
+    check_responses(game, models[True], [row()])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pydantic
@@ -48,6 +49,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "preset_later = functools.partial(later, prompt='p')\n"
         "def piecewise(prompt, response, answer, row):\n    yield 1\n"
         "async def streamed(prompt, response, answer, row):\n    yield 1\n"
+        "def of_chat(prompt, response, answer, row, messages):\n"
+        "    assert type(messages) is list\n    return len(messages)\n"
         "largest, chained = max, itertools.chain\n"
         "def positional(prompt, response, answer, row, /):\n    return 1\n"
     )
@@ -63,6 +66,9 @@ def test_a_function_gets_its_arguments_by_name(module: str) -> None:
     assert FunctionScorer(f"{module}:loose", WHERE).load()(request) == 1
     assert FunctionScorer(f"{module}:judge", WHERE).load()(request) == 2
     assert FunctionScorer(f"{module}:preset", WHERE).load()(request) == 1
+    assert FunctionScorer(f"{module}:of_chat", WHERE).load()(request) == 0
+    conversation = replace(request, messages=({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}))
+    assert FunctionScorer(f"{module}:of_chat", WHERE).load()(conversation) == 2
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +22,9 @@ from rljob_trainer.environments.transcript import SampledTurn, TokenRow, Transcr
 from rljob_trainer.errors import RewardError
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.rewards.base import RewardStatus
+from rljob_trainer.rewards.function import FunctionScorer
+from rljob_trainer.rewards.math_answer import MathAnswerScorer
+from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
 from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
@@ -49,7 +54,7 @@ from rljob_trainer.workers.columns import (
     status_column,
 )
 from rljob_trainer.workers.conversations import conversation_columns, episode_requests
-from rljob_trainer.workers.reward import EnvironmentRewardSettings, RewardSettings, RewardWorker
+from rljob_trainer.workers.reward import EnvironmentRewardSettings, RewardSettings, RewardWorker, ScorerSettings
 from rljob_trainer.workers.reward_model import conversations
 
 USER, ANSWER, MORE = (
@@ -164,6 +169,8 @@ NAMED = {"win": 1.0, "style": 0.25, "speed": 0.5}
         (of_environment("environment", "win"), NAMED, 0.75),
         (of_environment("win", "environment"), NAMED, 1.0),
         (of_environment("luck"), NAMED, None),
+        (of_environment(), {"environment": 1.0, "bonus": 2.0}, 3.0),
+        (of_environment("environment", "win"), {"win": 1.0}, None),
     ],
 )
 def test_a_reward_is_the_number_of_its_name_or_the_sum_of_the_others(
@@ -191,6 +198,42 @@ def scores_of(
     assert sorted(worker.completed_ids(0.0)) == list(range(len(results)))
     found = worker.finish_scoring(DataProto({SAMPLE_IDS: torch.arange(len(results))}))
     return {name: tensor.tolist() for name, tensor in found.tensors.items()}
+
+
+def test_other_rewards_search_the_last_turn_of_the_policy(tmp_path: Path) -> None:
+    """What the environment wrote is no answer, nor is an earlier turn."""
+    scorers = [
+        FunctionScorer("rljob_trainer.rewards.exact_match:exact_match", "rewards[0]"),
+        MathAnswerScorer("rewards[1]"),
+        ReasoningGymScorer("basic_arithmetic", {}, "rewards[2]"),
+    ]
+    settings = RewardSettings(
+        tuple(
+            ScorerSettings(Reward(name=f"r{number}", type=RewardType.MATH_ANSWER), each.where, each, 1)
+            for number, each in enumerate(scorers)
+        ),
+        (),
+        4,
+        tmp_path,
+        dict(os.environ),
+    )
+    worker = RewardWorker(WorkerContext(0, 1, 0, 0, "127.0.0.1", 0, "cpu", 1), settings)
+    chats = [
+        (USER, {"role": "assistant", "content": "7"}, {"role": "user", "content": "#### 7"}, last)
+        for last in ({"role": "assistant", "content": "42"}, {"role": "assistant", "content": "7"})
+    ]
+    texts = ["7<|im_end|>#### 7<|im_end|>42", "7<|im_end|>#### 7<|im_end|>7"]
+    episodes = [
+        episode(number, transcript=Transcript((FIRST,), chat, "prompt", text, "", 2))
+        for number, (chat, text) in enumerate(zip(chats, texts, strict=True))
+    ]
+    batch = conversation_columns(episodes, range(2))
+    with ExitStack() as stack:
+        for pool in worker.pools:
+            stack.callback(pool.close)
+        worker.start_scoring(batch.with_columns(objects={ANSWERS: ("42",) * 2, DATASET_ROWS: ({"answer": "42"},) * 2}))
+        found = worker.finish_scoring(DataProto({SAMPLE_IDS: torch.arange(2)}))
+    assert [found[score_column(f"r{number}")].tolist() for number in range(3)] == [[1.0, 0.0]] * 3
 
 
 RAISED = EnvironmentReward(RewardStatus.ERROR, None, "get_reward raised KeyError")

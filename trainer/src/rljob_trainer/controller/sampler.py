@@ -30,6 +30,7 @@ from rljob_trainer.workers.columns import (
     ENVIRONMENT_SEEDS,
     IS_GREEDY,
     IS_LOST,
+    MESSAGES,
     PROMPT_MESSAGES,
     PROMPT_TEXTS,
     PROMPT_TOKEN_IDS,
@@ -48,8 +49,8 @@ TAKE_SECONDS = 0.25
 REQUEST_COLUMNS = (PROMPT_TOKEN_IDS, SAMPLE_SEEDS, SAMPLE_IDS, IS_GREEDY)
 ENVIRONMENT_REQUEST_COLUMNS = (PROMPT_MESSAGES, DATASET_ROWS, ENVIRONMENT_SEEDS, SAMPLE_SEEDS, SAMPLE_IDS, IS_GREEDY)
 """The same in a job with an environment, which makes the prompts."""
-RESPONSE_COLUMNS = (SAMPLE_IDS, IS_LOST, RESPONSE_TEXTS, RESPONSE_LENGTHS, ENVIRONMENT_RESULTS)
-"""Columns of finished responses that reward functions need; the last one only in a job with an environment."""
+RESPONSE_COLUMNS = (SAMPLE_IDS, IS_LOST, RESPONSE_TEXTS, RESPONSE_LENGTHS, ENVIRONMENT_RESULTS, MESSAGES)
+"""Columns of finished responses that reward functions need; the last two only in a job with an environment."""
 REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS)
 """Prompt columns that reward functions need. In a job with an environment the first two come with the response."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -28,6 +28,21 @@ class RewardRequest:
     """The expected answer from the dataset."""
     row: Mapping[str, object]
     """The whole row of the dataset."""
+    messages: Sequence[Mapping[str, object]] = ()
+    """The whole conversation with an environment; `response` is then the text of everything after the prompt."""
+
+    @property
+    def last_turn(self) -> str:
+        """The text of the policy's last turn, in which scorers search for an answer."""
+        return last_turn_of(self.messages, self.response)
+
+
+def last_turn_of(messages: Sequence[Mapping[str, object]], response: str) -> str:
+    """The text of the last message of the assistant; the response if there are no messages."""
+    if not messages:
+        return response
+    turns = [message for message in messages if message["role"] == "assistant"]
+    return str(turns[-1]["content"]) if turns else ""
 
 
 class RewardStatus(StrEnum):

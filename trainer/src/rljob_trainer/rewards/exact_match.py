@@ -4,13 +4,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
-from rljob_trainer.rewards.base import MAX_VALUE_CHARACTERS, excerpt
+from rljob_trainer.rewards.base import MAX_VALUE_CHARACTERS, excerpt, last_turn_of
 from rljob_trainer.rewards.final_message import final_message, without_thinking
 
 
-def exact_match(prompt: str, response: str, answer: object, row: dict[str, object]) -> float:
-    """1 if the response equals the answer, otherwise 0; surrounding white space is ignored.
+def exact_match(
+    prompt: str,
+    response: str,
+    answer: object,
+    row: dict[str, object],
+    messages: Sequence[Mapping[str, object]] = (),
+) -> float:
+    """1 if the response equals the answer, otherwise 0; surrounding white space is ignored. Of a conversation with an
+    environment, the policy's last turn is compared.
 
     Thinking is removed from the response; if it does not end, nothing is left. The response may match with its special
     tokens or without them. The answer 18.0 also matches 18, because pandas writes a column of integers with nulls as
@@ -31,5 +39,6 @@ def exact_match(prompt: str, response: str, answer: object, row: dict[str, objec
     spellings = {expected}
     if isinstance(answer, float) and answer.is_integer():
         spellings.add(str(int(answer)))
+    response = last_turn_of(messages, response)
     given = {without_thinking(response).strip(), final_message(response).strip()}
     return 0.0 if spellings.isdisjoint(given) else 1.0

@@ -55,7 +55,7 @@ class MathAnswerScorer:
             expected = expected_value(str(request.answer))
             try:
                 found, given = find_answer(
-                    request.response, is_choice=isinstance(expected, Choice), is_words=isinstance(expected, Words)
+                    request.last_turn, is_choice=isinstance(expected, Choice), is_words=isinstance(expected, Words)
                 )
                 return Scored(1.0 if given is not None and are_equal(expected, given) else 0.0, found)
             except MACHINE_ERRORS:

@@ -68,7 +68,7 @@ class Slot:
 def request_frame(request: RewardRequest) -> bytes:
     """Returns the encoded request. Raises RewardError for a row that cannot be sent to a process."""
     try:
-        return encode([request.prompt, request.response, request.answer, request.row])
+        return encode([request.prompt, request.response, request.answer, request.row, list(request.messages)])
     except (TypeError, RecursionError, ValueError) as error:
         raise RewardError(
             f"a dataset row cannot be sent to the reward: {error}; use only strings, numbers, and lists and mappings "

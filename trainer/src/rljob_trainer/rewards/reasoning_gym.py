@@ -48,7 +48,7 @@ class ReasoningGymScorer:
             if task not in tasks:
                 tasks[task] = create_task(task, 0, 1, {}, self.where)
             expected = None if request.answer is None else str(request.answer)
-            found = find_answer(request.response, expected)
+            found = find_answer(request.last_turn, expected)
             return Scored(tasks[task].score_answer(found, request.row), found)
 
         return score

@@ -57,8 +57,8 @@ def _make_spec(frame: bytes) -> ScorerSpec:
 
 def _make_request(frame: bytes) -> RewardRequest:
     match decode(frame):
-        case [str() as prompt, str() as response, answer, dict() as row]:
-            return RewardRequest(prompt, response, answer, row)
+        case [str() as prompt, str() as response, answer, dict() as row, [*messages]]:
+            return RewardRequest(prompt, response, answer, row, [each for each in messages if isinstance(each, dict)])
     raise TypeError(f"not a request: {frame!r:.200}")
 
 

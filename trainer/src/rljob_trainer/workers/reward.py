@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from itertools import compress, count
+from itertools import compress, count, repeat
 from pathlib import Path
 
 import torch
@@ -31,6 +31,7 @@ from rljob_trainer.workers.columns import (
     ENVIRONMENT_RESULTS,
     FOUND,
     IS_LOST,
+    MESSAGES,
     PROMPT_TEXTS,
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
@@ -73,8 +74,8 @@ class EnvironmentRewardSettings:
     def outcome(self, result: object) -> RewardOutcome:
         """Returns the score of a rollout. `result`: a row of ENVIRONMENT_RESULTS.
 
-        Of several numbers it is the one with the name of the reward. The reward ENVIRONMENT_REWARD is a single number,
-        or the sum of the numbers that no other reward names."""
+        Of several numbers it is the one with the name of the reward. The reward ENVIRONMENT_REWARD is the sum of those
+        that no other reward names."""
         name = self.reward.name
         match result:
             case ("OK", None, _):
@@ -82,11 +83,11 @@ class EnvironmentRewardSettings:
                 return RewardOutcome(None, RewardStatus.OK, "", 0.0)
             case ("OK", int() | float() as score, _) if name == ENVIRONMENT_REWARD or not self.others:
                 return RewardOutcome(float(score), RewardStatus.OK, "", 0.0)
-            case ("OK", Mapping() as scores, _) if name in scores:
-                return RewardOutcome(float(scores[name]), RewardStatus.OK, "", 0.0)
-            case ("OK", Mapping() as scores, _) if name == ENVIRONMENT_REWARD:
+            case ("OK", Mapping() as scores, _) if name == ENVIRONMENT_REWARD and scores.keys() - self.others:
                 rest = (score for key, score in scores.items() if key not in self.others)
                 return RewardOutcome(float(sum(rest)), RewardStatus.OK, "", 0.0)
+            case ("OK", Mapping() as scores, _) if name in scores:
+                return RewardOutcome(float(scores[name]), RewardStatus.OK, "", 0.0)
             case ("OK", seen, _):
                 names = ", ".join(map(str, seen)) if isinstance(seen, Mapping) else f"one number, {seen}"
                 detail = f"returned no {name!r} (seen: {names}); return a mapping with this name, or rename the reward"
@@ -163,13 +164,17 @@ class RewardWorker(Worker):
 
         A response with IS_LOST is not sent; the controller removes its scores. Needs SAMPLE_IDS,
         IS_LOST, RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and DATASET_ROWS.
-        In a job with an environment also ENVIRONMENT_RESULTS. Returns a batch without columns. Raises RewardError for a
-        row that cannot be sent to a scorer, and for an exception of an environment that gives no reward."""
+        In a job with an environment also ENVIRONMENT_RESULTS and MESSAGES. Returns a batch without columns. Raises
+        RewardError for a row that cannot be sent to a scorer, and for an exception of an environment that gives no
+        reward."""
         of_environment = self._environment_outcomes(batch)
         names = (PROMPT_TEXTS, TURN_BEGINNINGS, RESPONSE_TEXTS, ANSWERS, DATASET_ROWS)
+        conversations = batch.object_column(MESSAGES) if ENVIRONMENT_RESULTS in batch else repeat((), len(batch))
         requests = [
-            RewardRequest(str(prompt), f"{beginning}{response}", answer, _mapping(row))
-            for prompt, beginning, response, answer, row in zip(*map(batch.object_column, names), strict=True)
+            RewardRequest(str(prompt), f"{beginning}{response}", answer, _mapping(row), _messages(messages))
+            for prompt, beginning, response, answer, row, messages in zip(
+                *map(batch.object_column, names), conversations, strict=True
+            )
         ]
         are_incomplete = batch[IS_LOST].tolist()
         complete = list(compress(requests, [not each for each in are_incomplete]))
@@ -293,6 +298,11 @@ def _not_scored() -> Future[list[RewardOutcome]]:
     future: Future[list[RewardOutcome]] = Future()
     future.set_result([RewardOutcome(0.0, RewardStatus.OK, "", 0.0)])
     return future
+
+
+def _messages(value: object) -> Sequence[Mapping[str, object]]:
+    assert isinstance(value, Sequence), "a row of MESSAGES"
+    return value
 
 
 def _mapping(row: object) -> Mapping[str, object]:

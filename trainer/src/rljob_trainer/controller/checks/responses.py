@@ -38,7 +38,8 @@ def check_responses(training: Training, model_folder: Path, prompts: Sequence[Pr
         for index, reward in enumerate(training.rewards)
         if reward.type is RewardType.FORMAT and reward.format is not None
     ]
-    if patterns:
+    # The text of a conversation has end tokens and stop strings between its turns.
+    if patterns and training.environment is None:
         decoder = response_decoder(tokenizer)
         for where, pattern in patterns:
             _check_pattern(where, pattern, tokenizer, decoder, prompts, training.rollout.stop)
