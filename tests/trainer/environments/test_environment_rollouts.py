@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.environments import call, class_specs, probe, processes_for, run, write_module
-from rljob_trainer.environments.environment_process import ToolResult
+from rljob_testing.environments import call, class_specs, probe, process_ids, processes_for, run, write_module
+from rljob_trainer.environments.environment_pool import ToolResult
 from rljob_trainer.environments.failures import EnvironmentCodeError, EnvironmentLostError
 from rljob_trainer.environments.probe import Trial
 
@@ -156,9 +156,18 @@ class Dice:
         return self.numbers
 
     async def slow(self) -> list:
-        """Throws twice."""
+        """Throws several times, also in a task and in a timer."""
+        async def later():
+            await asyncio.sleep(0)
+            self.throw()
+
         self.throw()
         await asyncio.sleep(0)
+        self.throw()
+        await asyncio.gather(later())
+        thrown = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.01, lambda: thrown.set() if self.throw() else None)
+        await thrown.wait()
         return self.throw()
 
 
@@ -233,7 +242,7 @@ def test_environments_of_trl_run_unchanged(folder: Path) -> None:
                 pages = await asyncio.gather(both, second.call_tools([call("fetch", url="c")]))
                 assert [[each.text for each in page] for page in pages] == [["page a", "B"], ["page c"]]
                 assert await first.reward() == 0.25
-            assert len(pool.process_ids()) == 1
+            assert len(process_ids(pool)) == 1
 
     run(rollouts())
 
