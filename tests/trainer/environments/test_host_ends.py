@@ -117,15 +117,16 @@ def test_close_ends_open_rollouts(start: Start) -> None:
 
 
 def test_close_waits_for_a_process_that_is_being_killed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    kill = ChildProcess.kill
+    kill, delays = ChildProcess.kill, iter([1.0])
 
     def kill_slowly(self: ChildProcess) -> None:
-        time.sleep(0.2)
+        time.sleep(next(delays, 0.0))
         kill(self)
 
     monkeypatch.setattr(ChildProcess, "kill", kill_slowly)
-    [episode] = start(say, timeout_seconds=0.5).run(request(0, "a", "hang"))
-    assert episode.outcome is Outcome.TIME_LIMIT
+    # The second rollout gets a new process.
+    hanging, other = start(say, max_open=1, timeout_seconds=0.5).run(request(0, "a", "hang"), request(1, "a"))
+    assert (hanging.outcome, other.outcome) == (Outcome.TIME_LIMIT, Outcome.COMPLETED)
     # The fixture closes the host, and looks for tasks that have not ended.
 
 
