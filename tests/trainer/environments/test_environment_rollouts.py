@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rljob_testing.environments import call, class_specs, probe, process_ids, pr
 from rljob_trainer.environments.environment_pool import ToolResult
 from rljob_trainer.environments.failures import EnvironmentCodeError, EnvironmentLostError
 from rljob_trainer.environments.probe import Trial
+from rljob_trainer.environments.random_states import RandomStates
 
 CLASSES = '''
 import asyncio, random, sys
@@ -327,6 +329,19 @@ def test_rollouts_that_share_a_process_have_their_own_random_numbers(folder: Pat
     alone, together = run(thrown(1, is_at_once=False)), run(thrown(3, is_at_once=True))
     assert alone == together
     assert alone[0] == alone[2] != alone[1]
+
+
+def test_random_states_of_ended_rollouts_are_not_kept() -> None:
+    states = RandomStates()
+    for rollout in (1, 2):
+        states.seed(rollout, 7)
+    states.forget(1)
+    # Code that the first rollout has left behind.
+    states.switch_to(1)
+    random.random()
+    states.switch_to(2)
+    assert random.random() == random.Random(7).random()
+    assert not states._kept
 
 
 def test_a_trial_begins_a_rollout(folder: Path) -> None:
