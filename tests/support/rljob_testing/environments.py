@@ -53,7 +53,12 @@ async def processes_for(
     try:
         yield processes
     finally:
-        processes.close()
+        await processes.close()
+
+
+def process_ids(processes: EnvironmentProcesses) -> list[int]:
+    """The ids of the processes that accept calls."""
+    return [each.process.pid for each in processes._processes if each.process.is_usable]
 
 
 def probe(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.environments import class_specs, probe, write_module
+from rljob_testing.environments import class_specs, probe, process_ids, write_module
 from rljob_testing.models import chat_models
 from rljob_testing.training.scripted_engine import Script, ScriptedEngine
 from rljob_testing.training.scripted_rollouts import CLASSES, END, LIMITS, SECONDS, Described, Running, Start, is_zombie
@@ -76,6 +77,7 @@ def start(described: Described, folder: Path) -> Iterator[Start]:
 
     yield begin
     for host in hosts:
-        process_ids = host._processes.process_ids()
+        used = process_ids(host._processes)
         host.close()
-        assert not [each for each in process_ids if Path(f"/proc/{each}").exists() and not is_zombie(each)]
+        assert not asyncio.all_tasks(host._asyncio_loop)
+        assert not [each for each in used if Path(f"/proc/{each}").exists() and not is_zombie(each)]

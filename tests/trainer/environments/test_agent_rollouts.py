@@ -142,7 +142,7 @@ def rollout(
                     starts_new_rows=False,
                 ).run()
             finally:
-                processes.close()
+                await processes.close()
 
     return asyncio.run(asyncio.wait_for(episode(), 120))
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
 
 import pytest
 
-from rljob_testing.environments import call, class_specs, probe, processes_for, run, write_module
-from rljob_trainer.environments.environment_process import ToolResult
+from rljob_testing.environments import call, class_specs, probe, process_ids, processes_for, run, write_module
+from rljob_trainer.environments.environment_pool import ToolResult
 from rljob_trainer.environments.failures import EnvironmentCodeError, EnvironmentLostError
 from rljob_trainer.environments.probe import Trial
+from rljob_trainer.environments.random_states import RandomStates
 
 CLASSES = '''
 import asyncio, random, sys
@@ -156,9 +158,18 @@ class Dice:
         return self.numbers
 
     async def slow(self) -> list:
-        """Throws twice."""
+        """Throws several times, also in a task and in a timer."""
+        async def later():
+            await asyncio.sleep(0)
+            self.throw()
+
         self.throw()
         await asyncio.sleep(0)
+        self.throw()
+        await asyncio.gather(later())
+        thrown = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.01, lambda: thrown.set() if self.throw() else None)
+        await thrown.wait()
         return self.throw()
 
 
@@ -233,7 +244,7 @@ def test_environments_of_trl_run_unchanged(folder: Path) -> None:
                 pages = await asyncio.gather(both, second.call_tools([call("fetch", url="c")]))
                 assert [[each.text for each in page] for page in pages] == [["page a", "B"], ["page c"]]
                 assert await first.reward() == 0.25
-            assert len(pool.process_ids()) == 1
+            assert len(process_ids(pool)) == 1
 
     run(rollouts())
 
@@ -318,6 +329,19 @@ def test_rollouts_that_share_a_process_have_their_own_random_numbers(folder: Pat
     alone, together = run(thrown(1, is_at_once=False)), run(thrown(3, is_at_once=True))
     assert alone == together
     assert alone[0] == alone[2] != alone[1]
+
+
+def test_random_states_of_ended_rollouts_are_not_kept() -> None:
+    states = RandomStates()
+    for rollout in (1, 2):
+        states.seed(rollout, 7)
+    states.forget(1)
+    # Code that the first rollout has left behind.
+    states.switch_to(1)
+    random.random()
+    states.switch_to(2)
+    assert random.random() == random.Random(7).random()
+    assert not states._kept
 
 
 def test_a_trial_begins_a_rollout(folder: Path) -> None:

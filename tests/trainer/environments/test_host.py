@@ -212,6 +212,15 @@ def test_a_rollout_whose_process_always_dies_has_no_reward(start: Start, retries
     running.assert_nothing_is_open()
 
 
+@pytest.mark.parametrize(("what", "outcome"), [("hang", Outcome.TIME_LIMIT), ("die", Outcome.ERROR)])
+def test_rollouts_do_not_use_up_their_attempts_for_faults_of_others(start: Start, what: str, outcome: Outcome) -> None:
+    running = start(say, max_open=6, rollouts_per_process=6, timeout_seconds=0.5, retries=1)
+    guilty = [request(number, "a", what) for number in range(3)]
+    found = running.run(*guilty, *(request(number, *"abcdef") for number in range(3, 6)))
+    assert [each.outcome for each in found] == [outcome] * 3 + [Outcome.COMPLETED] * 3
+    running.assert_nothing_is_open()
+
+
 def test_a_rollout_of_a_class_without_a_reward_whose_process_always_dies_is_lost(start: Start) -> None:
     """Other rewards of the job would score it like any other rollout."""
     running = start(say, "Chat", retries=2)

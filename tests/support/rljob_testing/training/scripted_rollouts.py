@@ -116,10 +116,15 @@ class Running:
     engine: ScriptedEngine
     loop: EngineLoop
 
+    @property
+    def num_open(self) -> int:
+        """The number of rollouts that have not ended."""
+        return self.host._num_open
+
     def take_all(self) -> dict[int, FinishedEpisode]:
         """The rollouts by number, when all have ended."""
         end, found = time.monotonic() + SECONDS, list[FinishedEpisode]()
-        while self.host.num_open:
+        while self.num_open:
             assert time.monotonic() < end
             found += self.host.take(1.0)
         found += self.host.take(0.0)
@@ -136,7 +141,7 @@ class Running:
     def assert_nothing_is_open(self) -> None:
         self.host._in_thread(self._until_closed())
         self.loop.wait_until_idle()
-        assert self.host.num_open == 0
+        assert self.num_open == 0
         assert not self.engine.open
         assert not self.loop._inbox
         assert not self.host._engine._futures

@@ -26,8 +26,8 @@ class EngineClient:
     def __init__(
         self, engine_loop: EngineLoop, asyncio_loop: asyncio.AbstractEventLoop, count_open: Callable[[], int]
     ) -> None:
-        """`count_open`: returns the number of rollouts that have not ended. Once all of them wait for the engine,
-        nothing waits for others."""
+        """`count_open`: returns the number of rollouts that have a place or soon get one. Once all of them wait for
+        the engine, nothing waits for others."""
         self._engine_loop = engine_loop
         self._asyncio_loop = asyncio_loop
         self._count_open = count_open

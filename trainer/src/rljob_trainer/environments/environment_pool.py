@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rljob_trainer.environments.description import ClassSpec
-from rljob_trainer.environments.environment_process import START_TIMEOUT_SECONDS, EnvironmentProcess, ToolResult
+from rljob_trainer.environments.environment_process import START_TIMEOUT_SECONDS, EnvironmentProcess
 from rljob_trainer.environments.failures import EnvironmentLostError, EnvironmentTimeoutError
 from rljob_trainer.errors import TrainerError, described
 
@@ -18,38 +19,55 @@ if TYPE_CHECKING:
     from rljob_trainer.models.tokenizer import ChatMessage, ToolCall
 
 
-class RolloutPlace:
-    """A place for one rollout in a process. The methods are those of EnvironmentProcess, with its errors."""
+@dataclass(frozen=True)
+class ToolResult:
+    """The text of a tool's result for the model, or of its error."""
 
-    def __init__(self, process: EnvironmentProcess, number: int) -> None:
-        self.process = process
-        self._number = number
+    text: str
+    is_error: bool
+
+
+@dataclass(frozen=True)
+class RolloutPlace:
+    """A place for one rollout in a process. The methods raise the errors of EnvironmentProcess, and ConfigurationError
+    if an argument cannot be sent to the process."""
+
+    process: EnvironmentProcess
+    number: int
+    """Different from that of all other rollouts of the process."""
 
     async def open(self, name: str, row: Mapping[str, object], seed: int) -> str | list[ChatMessage] | None:
-        """Begins the rollout; see `EnvironmentProcess.open`."""
-        return await self.process.open(self._number, name, row, seed)
+        """Begins the rollout with an object of the class `name`, and returns what its `reset` returns."""
+        return cast("str | list[ChatMessage] | None", await self._call("open", name, dict(row), seed))
 
     async def call_tools(self, tool_calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Makes the calls of one turn; see `EnvironmentProcess.call_tools`."""
-        return await self.process.call_tools(self._number, tool_calls)
+        """Makes the calls of one turn. A failure of a tool is a result, too."""
+        calls = [[call["function"]["name"], call["function"]["arguments"]] for call in tool_calls]
+        results = cast("list[list[object]]", await self._call("call_tools", calls))
+        return [ToolResult(str(text), bool(is_error)) for text, is_error in results]
 
     async def respond(self, message: Mapping[str, object]) -> list[ChatMessage] | None:
-        """The next messages, None at the end; see `EnvironmentProcess.respond`."""
-        return await self.process.respond(self._number, message)
+        """Gives `respond` the model's message, and returns the next ones; None if the rollout has ended."""
+        return cast("list[ChatMessage] | None", await self._call("respond", dict(message)))
 
     async def reward(self) -> float | dict[str, float]:
-        """What `get_reward` returns; see `EnvironmentProcess.reward`."""
-        return await self.process.reward(self._number)
+        """What `get_reward` returns."""
+        return cast("float | dict[str, float]", await self._call("reward"))
 
     async def run(
         self, name: str, session: Mapping[str, object], row: Mapping[str, object], seed: int
     ) -> float | dict[str, float] | None:
-        """Runs the agent's function; see `EnvironmentProcess.run`."""
-        return await self.process.run(self._number, name, session, row, seed)
+        """Runs the agent's function `name` for the whole rollout, and returns its result. `session`: the fields of
+        AgentSession."""
+        result = await self._call("run", name, dict(session), dict(row), seed)
+        return cast("float | dict[str, float] | None", result)
 
     async def close(self) -> None:
-        """Ends the rollout; `EnvironmentProcesses.place` does this by itself."""
-        await self.process.close(self._number)
+        """Ends the rollout, also one that was never opened; `EnvironmentProcesses.place` does this by itself."""
+        await self._call("close")
+
+    async def _call(self, kind: str, *arguments: object) -> object:
+        return await self.process.call(kind, self.number, *arguments)
 
 
 class _Numbered:
@@ -94,9 +112,10 @@ class EnvironmentProcesses:
         self._start_timeout_seconds = start_timeout_seconds
         self._run_seconds = run_seconds
         self._rollouts_per_process = rollouts_per_process
+        # Enough, because a process starts only when all others are full.
         num_processes = -(-max_rollouts // rollouts_per_process)
         self._numbers = range(first_number, first_number + num_processes)
-        self._free = asyncio.Semaphore(num_processes * rollouts_per_process)
+        self._free = asyncio.Semaphore(max_rollouts)
         self._processes: list[_Numbered] = []
         self._is_closed = False
         self._rollout_numbers = itertools.count()
@@ -130,31 +149,26 @@ class EnvironmentProcesses:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
-    def process_ids(self) -> list[int]:
-        """The ids of the processes that accept calls."""
-        return [each.process.pid for each in self._processes if each.process.is_usable]
-
-    def close(self) -> None:
-        """Kills all processes. Calls that wait raise EnvironmentLostError."""
+    async def close(self) -> None:
+        """Kills all processes, and waits for their ends. Calls that wait raise EnvironmentLostError."""
         self._is_closed = True
-        for task in self._closing:
-            task.cancel()
         for each in self._processes:
             each.process.kill()
-        self._processes.clear()
+        await asyncio.gather(*self._closing, *(each.process.wait_until_ended() for each in self._processes))
 
     def _take(self) -> _Numbered:
         """The fullest process with a free place, so that few processes are needed; otherwise a new one."""
         if self._is_closed:
             raise EnvironmentLostError("the environment processes were stopped")
-        self._processes = [each for each in self._processes if each.process.is_usable]
-        free = [each for each in self._processes if each.num_rollouts < self._rollouts_per_process]
-        of = max(free, key=lambda each: each.num_rollouts) if free else self._start()
+        # One that is being killed stays until it has ended, so that `close` waits for it.
+        self._processes = [each for each in self._processes if each.process.is_usable or each.process.is_ending]
+        usable = [each for each in self._processes if each.process.is_usable]
+        free = [each for each in usable if each.num_rollouts < self._rollouts_per_process]
+        of = max(free, key=lambda each: each.num_rollouts) if free else self._start({each.number for each in usable})
         of.num_rollouts += 1
         return of
 
-    def _start(self) -> _Numbered:
-        used = {each.number for each in self._processes}
+    def _start(self, used: Container[int]) -> _Numbered:
         number = next(number for number in self._numbers if number not in used)
         try:
             process = EnvironmentProcess(

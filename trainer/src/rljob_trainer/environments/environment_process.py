@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from rljob_trainer.environments.description import ClassSpec, EnvironmentDescription
 from rljob_trainer.environments.failures import (
@@ -28,12 +28,10 @@ from rljob_trainer.processes.child_process import ChildProcess, InvalidReply, Re
 from rljob_trainer.processes.time_limit import CHECK_SECONDS, UNCOUNTED_SECONDS, TimeLimit
 from rljob_trainer.processes.wire import encode
 
-if TYPE_CHECKING:
-    from rljob_trainer.models.tokenizer import ChatMessage, ToolCall
-
 PROGRAM = "rljob_trainer.environments.environment_program"
 START_TIMEOUT_SECONDS = 300.0
 _CANCELLED = "a call of another rollout was cancelled, so its process was killed"
+_TIMED_OUT = "a call of another rollout exceeded the time limit"
 _SHOWN = {
     "load": "importing the environment's classes",
     "describe": "the environment's constructor or close",
@@ -45,14 +43,6 @@ _SHOWN = {
     "run": "the agent's function",
 }
 """The kinds of requests in messages."""
-
-
-@dataclass(frozen=True)
-class ToolResult:
-    """The text of a tool's result for the model, or of its error."""
-
-    text: str
-    is_error: bool
 
 
 @dataclass(eq=False)
@@ -70,7 +60,7 @@ class EnvironmentProcess:
     """One process with the rollouts that share it. All methods must be called in the event loop that was running when
     the object was made.
 
-    The methods for rollouts raise EnvironmentCodeError if the user's code fails, EnvironmentTimeoutError if this call
+    The calls of rollouts raise EnvironmentCodeError if the user's code fails, EnvironmentTimeoutError if this call
     exceeds the time limit, EnvironmentLostError if the process ends or is killed for another reason, and
     ConfigurationError if the classes cannot be loaded. The caller numbers the rollouts.
     """
@@ -97,7 +87,6 @@ class EnvironmentProcess:
         self._timeout_seconds = timeout_seconds
         self._start_timeout_seconds = start_timeout_seconds
         self._run_seconds = run_seconds
-        self._classes = {each.name: each for each in classes}
         self._calls: dict[str, _Call] = {}
         """By token, in the order in which they were sent."""
         self._idle_limit: TimeLimit | None = None
@@ -126,6 +115,16 @@ class EnvironmentProcess:
         """Whether the process accepts calls."""
         return self._failure is None
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the process is being killed, or has just ended."""
+        return self._ending is not None and not self._ending.done()
+
+    async def wait_until_ended(self) -> None:
+        """Returns when a process that has failed no longer exists, and its calls have failed."""
+        if self._ending is not None:
+            await self._ending
+
     async def wait_until_loaded(self) -> None:
         """Waits until the process has imported the classes."""
         # A shield, because many may wait, and one of them may be cancelled.
@@ -133,53 +132,18 @@ class EnvironmentProcess:
 
     async def describe(self, name: str) -> EnvironmentDescription:
         """Describes the class `name`. Raises ConfigurationError if it cannot be used."""
-        return EnvironmentDescription.from_json(cast("dict[str, object]", await self._call("describe", None, name)))
-
-    async def open(
-        self, rollout: int, name: str, row: Mapping[str, object], seed: int
-    ) -> str | list[ChatMessage] | None:
-        """Begins a rollout with an object of the class `name`, and returns what its `reset` returns. Raises
-        ConfigurationError if the row cannot be sent or names no class."""
-        if name not in self._classes:
-            raise ConfigurationError(
-                f"dataset row: the column `environment` is {name!r:.100}; use one of {', '.join(self._classes)}"
-            )
-        return cast("str | list[ChatMessage] | None", await self._call("open", rollout, name, dict(row), seed))
-
-    async def call_tools(self, rollout: int, tool_calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Makes the calls of one turn. A failure of a tool is a result, too."""
-        calls = [[call["function"]["name"], call["function"]["arguments"]] for call in tool_calls]
-        results = await self._call("call_tools", rollout, calls)
-        return [ToolResult(str(text), bool(is_error)) for text, is_error in cast("list[list[object]]", results)]
-
-    async def respond(self, rollout: int, message: Mapping[str, object]) -> list[ChatMessage] | None:
-        """Gives `respond` the model's message, and returns the next ones; None if the rollout has ended."""
-        return cast("list[ChatMessage] | None", await self._call("respond", rollout, dict(message)))
-
-    async def reward(self, rollout: int) -> float | dict[str, float]:
-        """What `get_reward` returns."""
-        return cast("float | dict[str, float]", await self._call("reward", rollout))
-
-    async def run(
-        self, rollout: int, name: str, session: Mapping[str, object], row: Mapping[str, object], seed: int
-    ) -> float | dict[str, float] | None:
-        """Runs the agent's function `name` for a whole rollout, and returns its result. `session`: the fields of
-        AgentSession."""
-        arguments = (name, dict(session), dict(row), seed)
-        return cast("float | dict[str, float] | None", await self._call("run", rollout, *arguments))
-
-    async def close(self, rollout: int) -> None:
-        """Ends a rollout, also one that was never opened."""
-        await self._call("close", rollout)
+        return EnvironmentDescription.from_json(cast("dict[str, object]", await self.call("describe", None, name)))
 
     def kill(self) -> None:
         """Kills all processes of the group at once. Calls that wait raise EnvironmentLostError."""
         if self._failure is None:
             self._stop_watching(EnvironmentLostError("the environment process was stopped"))
             self._child.kill()
-            self._fail_calls(None)
+            self._fail_calls()
 
-    async def _call(self, kind: str, rollout: int | None, *arguments: object) -> object:
+    async def call(self, kind: str, rollout: int | None, *arguments: object) -> object:
+        """Returns the result of a request, with the kinds and arguments of `environment_program`; those for a rollout
+        are methods of RolloutPlace. Raises ConfigurationError if an argument cannot be sent."""
         if self._failure is not None:
             raise _copied(self._failure)
         try:
@@ -209,7 +173,7 @@ class EnvironmentProcess:
         if token is None or self._failure is not None:
             return
         if call is self._blocking:
-            self._fail(EnvironmentLostError(_CANCELLED))
+            self._fail(_lost_by_other(_CANCELLED))
             return
         self._child.send(encode(["cancel", token]))
         self._watch()
@@ -227,7 +191,7 @@ class EnvironmentProcess:
             self._fail(None)
         elif self._blocking is not None and self._blocking.future.cancelled():
             # It was cancelled before its beginning was known.
-            self._fail(EnvironmentLostError(_CANCELLED))
+            self._fail(_lost_by_other(_CANCELLED))
         else:
             self._watch()
 
@@ -318,30 +282,32 @@ class EnvironmentProcess:
         self._read()
         if self._failure is not None:
             return
+        late: list[_Call] = []
         for call, limit in self._limits():
             limit.extend_after_standstill(seconds_late)
             if now > limit.next_check and not limit.gets_more_time(self._child.core_use(), now):
-                if call.limit is None:
-                    # Something that an earlier call has left behind occupies the process; it may be another rollout's.
-                    seconds = self._timeout_seconds
-                    self._fail(EnvironmentLostError(f"the environment process did not begin a call for {seconds:g} s"))
-                else:
-                    self._fail(EnvironmentLostError("a call of another rollout exceeded the time limit"), call)
-                return
-        self._watch()
+                late.append(call)
+        if not late:
+            self._watch()
+        elif late[0].limit is None:
+            # Something that an earlier call has left behind occupies the process; it may be another rollout's.
+            seconds = self._timeout_seconds
+            self._fail(EnvironmentLostError(f"the environment process did not begin a call for {seconds:g} s"))
+        else:
+            self._fail(_lost_by_other(_TIMED_OUT), late)
 
-    def _fail(self, failure: TrainerError | None, guilty: _Call | None = None) -> None:
+    def _fail(self, failure: TrainerError | None, late: Sequence[_Call] = ()) -> None:
         """Kills the process in a thread, because its end may take a moment, and then fails all calls.
 
         Args:
             failure: of all calls; None if the process has ended by itself.
-            guilty: the call that exceeded the time limit.
+            late: the calls that exceeded the time limit.
         """
         if self._failure is not None:
             return
         self._stop_watching(failure or EnvironmentLostError("the environment process has ended"))
         killing = self._loop.run_in_executor(None, self._child.kill)
-        self._ending = self._loop.create_task(self._end(killing, failure is None, guilty))
+        self._ending = self._loop.create_task(self._end(killing, failure is None, late))
 
     def _stop_watching(self, failure: TrainerError) -> None:
         self._failure = failure
@@ -350,30 +316,35 @@ class EnvironmentProcess:
         self._loop.remove_reader(self._child.connection)
         self._loop.remove_writer(self._child.connection)
 
-    async def _end(self, killing: asyncio.Future[None], has_ended_itself: bool, guilty: _Call | None) -> None:
+    async def _end(self, killing: asyncio.Future[None], has_ended_itself: bool, late: Sequence[_Call]) -> None:
         if not has_ended_itself:
             # The end of the process may take long, for example if it waits for a disk.
-            self._fail_calls(guilty)
+            self._fail_calls(late)
         await killing
         if has_ended_itself:
-            end = self._child.describe_end()
-            lost = EnvironmentLostError(f"the environment {end}")
-            lost.was_killed = self._child.was_killed()
-            self._failure = lost
-            self._fail_calls(guilty, end)
+            self._fail_after_end()
 
-    def _fail_calls(self, guilty: _Call | None, end: str | None = None) -> None:
-        """`end`: how the process ended, if it ended by itself."""
+    def _fail_after_end(self) -> None:
+        """Fails all calls after the process has ended by itself. What ran in it may have caused that: the call that
+        blocked it, or else all that had begun. If nothing ran, or if the system killed it, no rollout is known to be
+        the cause."""
+        end, was_killed = self._child.describe_end(), self._child.was_killed()
+        begun = [call for call in self._calls.values() if call.limit is not None]
+        running = begun if self._blocking is None else [self._blocking]
+        lost = EnvironmentLostError(f"the environment {end}")
+        lost.was_killed = was_killed
+        lost.caused_by_other = not was_killed and any(call.rollout is not None for call in running)
+        self._failure = lost
+        for call in running:
+            own = EnvironmentLostError(f"{_SHOWN[call.kind]} {end}")
+            own.was_killed, own.is_own_call = was_killed, call.rollout is not None
+            _set_error(call.future, own)
+        self._fail_calls()
+
+    def _fail_calls(self, late: Sequence[_Call] = ()) -> None:
         assert self._failure is not None
         for call in self._calls.values():
-            if not call.future.done():
-                failure = self._timeout(call) if call is guilty else _copied(self._failure)
-                if end is not None and call.limit is not None and isinstance(failure, EnvironmentLostError):
-                    failure.is_own_call = call.rollout is not None
-                    failure.args = (f"{_SHOWN[call.kind]} {end}",)
-                call.future.set_exception(failure)
-                # The future of `load` may have nobody who waits for it.
-                call.future.exception()
+            _set_error(call.future, self._timeout(call) if call in late else _copied(self._failure))
         self._calls.clear()
 
     def _timeout(self, call: _Call) -> EnvironmentTimeoutError:
@@ -381,9 +352,22 @@ class EnvironmentProcess:
         return EnvironmentTimeoutError(f"{_SHOWN[call.kind]} took longer than {seconds:g} s, so its process was killed")
 
 
+def _lost_by_other(detail: str) -> EnvironmentLostError:
+    lost = EnvironmentLostError(detail)
+    lost.caused_by_other = True
+    return lost
+
+
+def _set_error(future: asyncio.Future[object], error: TrainerError) -> None:
+    if not future.done():
+        future.set_exception(error)
+        # The future of `load` may have nobody who waits for it.
+        future.exception()
+
+
 def _copied(failure: TrainerError) -> TrainerError:
     """A new error with the same message, because each one that is raised gets a traceback of its own."""
     copied = type(failure)(*failure.args)
     if isinstance(failure, EnvironmentLostError) and isinstance(copied, EnvironmentLostError):
-        copied.was_killed = failure.was_killed
+        copied.was_killed, copied.caused_by_other = failure.was_killed, failure.caused_by_other
     return copied

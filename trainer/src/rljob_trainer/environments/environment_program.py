@@ -55,26 +55,21 @@ def main() -> None:
         send(descriptor, token, [REFUSED, printable(str(error))])
         return
     send(descriptor, token, [OK, None])
-    # Not the thread's current loop, so that user code does not stop it by accident.
-    loop = asyncio.new_event_loop()
-    program = _Program(descriptor, classes, agents, loop)
+    program = _Program(descriptor, classes, agents)
     # Frames that arrived together with the first one are in the reader already.
-    loop.call_soon(program.read, reader)
-    loop.add_reader(descriptor, program.read, reader)
+    program.calls.loop.call_soon(program.read, reader)
+    program.calls.loop.add_reader(descriptor, program.read, reader)
     program.calls.run_forever()
 
 
 class _Program:
     """Starts a task for each request."""
 
-    def __init__(
-        self, descriptor: int, classes: list[LoadedClass], agents: list[LoadedAgent], loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self.calls = UserCalls(loop)
+    def __init__(self, descriptor: int, classes: list[LoadedClass], agents: list[LoadedAgent]) -> None:
+        self.calls = UserCalls()
         self._descriptor = descriptor
         self._classes = classes
         self._agents = agents
-        self._loop = loop
         self._rollouts = Rollouts(classes, self.calls)
         self._runs = AgentRuns(agents, self.calls)
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -92,7 +87,7 @@ class _Program:
                     if (task := self._tasks.get(cancelled)) is not None:
                         task.cancel()
                 case request:
-                    task = self._loop.create_task(self._handle(token, request))
+                    task = self.calls.loop.create_task(self._handle(token, request))
                     self._tasks[token] = task
                     task.add_done_callback(partial(self._finish, token))
 

@@ -156,7 +156,8 @@ class Episode:
             # `get_reward` no policy of a reward could exclude the rollout, so it is lost after all attempts.
             is_own = error.is_own_call and not error.was_killed and conversation.num_turns > 0
             if not (is_own and self._has_died and self.kind.description.has_reward):
-                self._has_died = is_own
+                if not error.caused_by_other:
+                    self._has_died = is_own
                 raise
             outcome, reward = Outcome.ERROR, EnvironmentReward(RewardStatus.DIED, None, str(error))
         transcript = conversation.transcript(may_be_rewritten=self.may_rewrite)
@@ -183,6 +184,7 @@ class Episode:
             turn = conversation.add_turn(sequence)
             if sequence.finish_reason is FinishReason.LENGTH:
                 return outcome
+            num_errors = self.counts.num_tool_errors
             messages = await self._answer(place, turn)
             if messages is None:
                 return Outcome.COMPLETED
@@ -190,14 +192,14 @@ class Episode:
                 return Outcome.MAX_TURNS if turn.parse_error is None else Outcome.PARSE_ERROR
             if asyncio.get_running_loop().time() >= ends_at:
                 return Outcome.TIME_LIMIT
-            if (end := self._end_after(conversation, turn, messages)) is not None:
+            if (end := self._end_after(conversation, turn, messages, num_errors)) is not None:
                 return end
 
     def _end_after(
-        self, conversation: Conversation, turn: ParsedTurn, messages: Sequence[ChatMessage]
+        self, conversation: Conversation, turn: ParsedTurn, messages: Sequence[ChatMessage], num_errors: int
     ) -> Outcome | None:
-        """Adds the messages after a turn; returns the outcome if the rollout ends instead. Raises
-        EnvironmentCodeError if the template rejects messages of `respond`."""
+        """Adds the messages after a turn; returns the outcome if the rollout ends instead. `num_errors`: the number of
+        tool errors before the turn. Raises EnvironmentCodeError if the template rejects messages of `respond`."""
         max_tokens = self.limits.max_context_tokens - 1  # One token for the next turn.
         try:
             return None if conversation.add_messages(messages, max_tokens) else Outcome.CONTEXT_FULL
@@ -208,7 +210,8 @@ class Episode:
                 raise EnvironmentCodeError(detail) from error
             # Some templates accept only one call in a turn.
             explanation = f"The tool calls cannot be used: {error}. Make one call at a time."
-        self.counts.num_tool_errors += len(turn.tool_calls)
+        # Errors of the tools are counted already.
+        self.counts.num_tool_errors = num_errors + len(turn.tool_calls)
         try:
             fits = conversation.add_messages([{"role": "user", "content": explanation}], max_tokens)
         except ChatTemplateError:
@@ -288,13 +291,19 @@ class Episode:
 
 async def with_retries(number: int, retries: int, attempt: Callable[[], Awaitable[FinishedEpisode]]) -> FinishedEpisode:
     """Makes attempts of the rollout `number` until one raises no EnvironmentLostError. Returns the rollout; it has the
-    outcome INFRASTRUCTURE if all `1 + retries` attempts failed."""
-    for failed in range(1 + retries):
+    outcome INFRASTRUCTURE if `1 + retries` attempts failed that were not lost because of other rollouts."""
+    failed = 0
+    while failed <= retries:
         try:
             return await attempt()
         except EnvironmentLostError as error:
-            level = logging.INFO if failed < retries else logging.WARNING
-            log.log(level, "rollout %d: attempt %d of %d failed: %s", number, failed + 1, 1 + retries, error)
+            if error.caused_by_other:
+                # Not a message at the level INFO, because it may concern hundreds of rollouts.
+                log.debug("rollout %d begins again: %s", number, error)
+                continue
+            failed += 1
+            level = logging.INFO if failed <= retries else logging.WARNING
+            log.log(level, "rollout %d: attempt %d of %d failed: %s", number, failed, 1 + retries, error)
     return FinishedEpisode(number, Outcome.INFRASTRUCTURE, None)
 
 

@@ -25,6 +25,9 @@ class EnvironmentLostError(EnvironmentFailure):
     """True if the process died by itself while it ran this call. The policy may have caused it."""
     was_killed: bool = False
     """True if SIGKILL ended the process from outside, as when memory runs out."""
+    caused_by_other: bool = False
+    """True if the process ended because of a call of another rollout. This costs the other rollout an attempt or its
+    end, so the number of such losses is bounded, and it is no attempt of this rollout."""
 
 
 class ServiceUnreachableError(EnvironmentLostError):

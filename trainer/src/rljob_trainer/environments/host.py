@@ -44,7 +44,7 @@ class EnvironmentHost:
         self._kinds = EnvironmentKinds(tokenizer, settings)
         # Not `new_event_loop`, which gives another kind of loop in the processes of Ray (uvloop).
         self._asyncio_loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop()
-        self._engine = EngineClient(engine_loop, self._asyncio_loop, lambda: len(self._tasks))
+        self._engine = EngineClient(engine_loop, self._asyncio_loop, lambda: min(len(self._tasks), settings.max_open))
         self._processes = EnvironmentProcesses(
             settings.classes,
             log_folder=settings.log_folder,
@@ -66,18 +66,13 @@ class EnvironmentHost:
         # The condition protects everything below.
         self._changed = threading.Condition()
         self._num_open = 0
+        """The number of rollouts that have not ended."""
         self._finished: list[FinishedEpisode] = []
         self._failure: TrainerError | None = None
         self._thread = threading.Thread(target=self._asyncio_loop.run_forever, name=THREAD_NAME, daemon=True)
         self._thread.start()
         if self._agents is not None:
             self._in_thread(self._agents.server.start())
-
-    @property
-    def num_open(self) -> int:
-        """The number of rollouts that have not ended."""
-        with self._changed:
-            return self._num_open
 
     def submit(self, requests: Iterable[EpisodeRequest]) -> None:
         """Begins rollouts."""
@@ -153,7 +148,7 @@ class EnvironmentHost:
             self._changed.notify_all()
 
     async def _close_processes(self) -> None:
-        self._processes.close()
+        await self._processes.close()
         if self._agents is not None:
             await self._agents.server.stop()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_trainer.environments.description import ClassSpec, EnvironmentDescription
+from rljob_trainer.environments.environment_pool import RolloutPlace
 from rljob_trainer.environments.environment_process import START_TIMEOUT_SECONDS, EnvironmentProcess
 from rljob_trainer.environments.failures import (
     EnvironmentCodeError,
@@ -81,8 +82,9 @@ def describe_environments(
             openings: list[str | list[ChatMessage] | None] = []
             for number, trial in enumerate(trials):
                 tried = tuple(each for each in classes if each.name == trial.name)
-                openings.append(await process.open(number, trial.name, trial.row, trial.seed))
-                await process.close(number)
+                place = RolloutPlace(process, number)
+                openings.append(await place.open(trial.name, trial.row, trial.seed))
+                await place.close()
         finally:
             process.kill()
         return ProbeResult(tuple(descriptions), tuple(openings))

@@ -36,13 +36,15 @@ class RandomStates:
             numpy_random.seed(seed % NUM_NUMPY_SEEDS)
 
     def switch_to(self, rollout: int) -> None:
-        """Gives the generators the state of this rollout; call it before each piece of its code."""
+        """Gives the generators the state of this rollout; call it before each piece of its code. Code that an ended
+        rollout has left behind changes the state of no other rollout."""
         if rollout == self._current:
             return
         self._keep_current()
-        self._current = rollout
         if (state := self._kept.pop(rollout, None)) is None:
+            self._current = None
             return
+        self._current = rollout
         random.setstate(state.python)
         numpy_random = _numpy_random()
         if numpy_random is not None and state.numpy is not None:

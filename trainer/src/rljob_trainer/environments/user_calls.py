@@ -10,10 +10,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Mapping
+from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
+from typing import TypeVarTuple, Unpack
 
 from rljob_trainer.environments.random_states import RandomStates
+
+Arguments = TypeVarTuple("Arguments")
+_rollout: ContextVar[int | None] = ContextVar("rollout", default=None)
+"""The rollout whose code runs in this context."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +43,43 @@ class UserCall:
     named: Mapping[str, object] = field(default_factory=dict)
 
 
+class RolloutLoop(asyncio.SelectorEventLoop):
+    """Gives the code of a rollout the random state of the rollout each time it goes on after a wait. This includes the
+    tasks, callbacks and timers that it creates, because these inherit its context."""
+
+    def __init__(self, states: RandomStates) -> None:
+        super().__init__()
+        self._states = states
+
+    def call_soon(
+        self, callback: Callable[[Unpack[Arguments]], object], *args: *Arguments, context: Context | None = None
+    ) -> asyncio.Handle:
+        """See `asyncio`, which also begins and continues all tasks with this method."""
+        return super().call_soon(self._with_state, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Arguments]], object],
+        *args: *Arguments,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """See `asyncio`."""
+        return super().call_at(when, self._with_state, callback, *args, context=context)
+
+    def _with_state(self, callback: Callable[[Unpack[Arguments]], object], *args: *Arguments) -> None:
+        if (rollout := _rollout.get()) is not None:
+            self._states.switch_to(rollout)
+        callback(*args)
+
+
 class UserCalls:
     """Runs calls one at a time, or async ones together, each with the random state of its rollout."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self) -> None:
         self.random_states = RandomStates()
-        self._loop = loop
+        # Not the thread's current loop, so that user code does not stop it by accident.
+        self.loop = RolloutLoop(self.random_states)
         self._blocking: deque[tuple[UserCall, asyncio.Future[CallResult]]] = deque()
         """Calls that wait until no event loop runs."""
         self._is_ending = False
@@ -52,8 +89,8 @@ class UserCalls:
         while not self._is_ending:
             if self._blocking:
                 # One turn of the loop, so that what has arrived in the meantime can cancel the next call.
-                self._loop.call_soon(self._loop.stop)
-            self._loop.run_forever()
+                self.loop.call_soon(self.loop.stop)
+            self.loop.run_forever()
             if self._blocking:
                 call, future = self._blocking.popleft()
                 if not future.cancelled():
@@ -62,7 +99,7 @@ class UserCalls:
     def end(self) -> None:
         """Ends `run_forever`; calls that have not begun are dropped."""
         self._is_ending = True
-        self._loop.stop()
+        self.loop.stop()
 
     async def run(self, call: UserCall) -> CallResult:
         """Makes the call and waits for its outcome."""
@@ -70,16 +107,19 @@ class UserCalls:
             call.report(False)
             outcome = self._call(call)
         else:
-            future: asyncio.Future[CallResult] = self._loop.create_future()
+            future: asyncio.Future[CallResult] = self.loop.create_future()
             self._blocking.append((call, future))
-            self._loop.stop()
+            self.loop.stop()
             outcome = await future
             if inspect.isawaitable(outcome.value):
                 call.report(False)
         if outcome.error is not None or not inspect.isawaitable(outcome.value):
             return outcome
+        # Also for the tasks that the call creates.
+        _rollout.set(call.rollout)
+        self.random_states.switch_to(call.rollout)
         try:
-            return CallResult(await _WithRandomState(_awaited(outcome.value), call.rollout, self.random_states))
+            return CallResult(await outcome.value)
         except BaseException as error:
             return CallResult(error=error)
 
@@ -91,30 +131,3 @@ class UserCalls:
             return CallResult(call.function(*call.arguments, **call.named))
         except BaseException as error:
             return CallResult(error=error)
-
-
-class _WithRandomState:
-    """Awaits a coroutine, and gives each piece of it between two waits the random state of its rollout."""
-
-    def __init__(self, coroutine: Coroutine[object, object, object], rollout: int, states: RandomStates) -> None:
-        self._coroutine = coroutine
-        self._rollout = rollout
-        self._states = states
-
-    def __await__(self) -> Generator[object, None, object]:
-        error: BaseException | None = None
-        while True:
-            self._states.switch_to(self._rollout)
-            try:
-                waits_for = self._coroutine.send(None) if error is None else self._coroutine.throw(error)
-            except StopIteration as end:
-                return end.value
-            try:
-                yield waits_for
-                error = None
-            except BaseException as raised:
-                error = raised
-
-
-async def _awaited(value: Awaitable[object]) -> object:
-    return await value
