@@ -38,7 +38,7 @@ def test_a_rewritten_conversation_goes_on_in_a_new_row(tmp_path: Path) -> None:
     conversation.add_turn(turns[-1])
     assert (conversation.num_turns, conversation.num_sampled_tokens) == (3, sum(len(turn.token_ids) for turn in turns))
     assert conversation.response_text == rendered.removeprefix(conversation.prompt_text) + "6"
-    transcript = conversation.transcript(may_be_rewritten=True)
+    transcript = conversation.transcript()
     assert transcript.is_rewritten
     first, second = transcript.rows
     assert [len(first.turns), len(second.turns)] == [2, 1]
@@ -53,5 +53,5 @@ def test_a_new_row_must_fit_and_needs_a_turn(tmp_path: Path) -> None:
     assert not conversation.add_messages([user("next")], max_tokens=10)
     assert conversation.token_ids == before
     assert conversation.add_messages([user("next")])
-    [row] = conversation.transcript(may_be_rewritten=False).rows
+    [row] = conversation.transcript().rows
     assert list(row.token_ids) == before

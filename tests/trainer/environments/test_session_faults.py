@@ -163,7 +163,7 @@ def test_a_client_that_disconnects_within_an_answer(
             await asyncio.sleep(0)
         assert session.is_given_up
         # It can ask again; otherwise nothing is trained.
-        assert session.record.transcript(may_be_rewritten=False) is None
+        assert session.record.transcript() is None
         status, answer = await post(made, session.key, {"messages": [user("one")]})
         assert (status, text in str(answer), len(made.policy.turns)) == (200, True, 1)
 

@@ -264,9 +264,7 @@ class LiveSession:
         room = self._limits.max_context_tokens - len(turn.conversation.token_ids)
         of_session = self._request.sampling.max_new_tokens
         options: list[tuple[int, Outcome | None]] = [(room, Outcome.CONTEXT_FULL), (of_session, Outcome.MAX_TOKENS)]
-        options += [
-            (each, None) for each in (self._limits.max_turn_tokens, turn.request.max_tokens) if each is not None
-        ]
+        options += [(each, None) for each in (self._limits.max_turn_tokens, turn.max_tokens) if each is not None]
         return min(options, key=lambda option: option[0])
 
     @contextlib.asynccontextmanager
@@ -294,7 +292,7 @@ class LiveSession:
     async def _generated(self, turn: SessionTurn, num_tokens: int) -> FinishedSequence:
         """Samples a turn. Raises ChatRequestError at the deadline, EnvironmentLostError if the engine could not
         complete the turn, and the errors of EngineLoop."""
-        stop = tuple(dict.fromkeys((*self._request.sampling.stop, *turn.request.stop)))
+        stop = tuple(dict.fromkeys((*self._request.sampling.stop, *turn.stop)))
         request = GenerationRequest(
             f"{self._request.number}/{turn.number}",
             tuple(turn.conversation.token_ids),

@@ -40,7 +40,13 @@ class SessionTurn:
     """A turn that an agent asked for, from the request on."""
 
     number: int
-    request: ChatRequest
+    request_digest: str
+    messages_digest: str
+    """Of all messages of the request."""
+    max_tokens: int | None
+    """The largest number of tokens by the request."""
+    stop: tuple[str, ...]
+    """The stop texts of the request."""
     conversation: Conversation
     """Until the turn is finished, it ends with the prompt of the turn. Later it may go on."""
     parent: SessionTurn | None
@@ -109,11 +115,13 @@ class SessionRecord:
         """In the order of their requests."""
         self._ends: dict[str, list[SessionTurn]] = {}
         """The delivered turns by the digest of all messages up to and including them."""
+        self._is_rewritten = False
+        """Whether a new conversation has begun because the chat template rewrites an earlier one."""
 
     def repeated(self, request: ChatRequest, *, is_retry: bool) -> SessionTurn | None:
         """Returns the turn that a request asks for again; None if it asks for a new turn. That is an abandoned turn
         with equal content, or for a retry (as its headers say) the last turn with equal content."""
-        equal = [turn for turn in self.turns if turn.request.digest == request.digest]
+        equal = [turn for turn in self.turns if turn.request_digest == request.digest]
         equal = [turn for turn in equal if not (turn.answer.done() and turn.answer.exception() is not None)]
         abandoned = next((turn for turn in equal if turn.is_abandoned), None)
         return abandoned or (equal[-1] if equal and is_retry else None)
@@ -169,7 +177,16 @@ class SessionRecord:
                 before = parent.conversation
                 for turn in self.turns:
                     turn.conversation = conversation if turn.conversation is before else turn.conversation
-        turn = SessionTurn(len(self.turns), request, conversation, parent)
+        # The request itself is not kept, because each one repeats the whole conversation.
+        turn = SessionTurn(
+            number=len(self.turns),
+            request_digest=request.digest,
+            messages_digest=request.message_digests[-1],
+            max_tokens=request.max_tokens,
+            stop=request.stop,
+            conversation=conversation,
+            parent=parent,
+        )
         self.turns.append(turn)
         return turn
 
@@ -185,10 +202,10 @@ class SessionRecord:
         turn.is_delivered = False
         self._ends[_end_of(turn)].remove(turn)
 
-    def transcript(self, *, may_be_rewritten: bool) -> Transcript | None:
+    def transcript(self) -> Transcript | None:
         """Returns the rollout with a row for each delivered turn that no delivered turn follows. The last row, which
-        also gives messages and texts, is the one with the most turns; of equal ones the latest. None without a
-        delivered turn."""
+        also gives messages and texts, is the one with the most turns; of equal ones the latest. It is rewritten if one
+        of its conversations is. None without a delivered turn."""
         delivered = [turn for turn in self.turns if turn.is_delivered]
         if not delivered:
             return None
@@ -196,11 +213,12 @@ class SessionRecord:
         last = [turn for turn in delivered if id(turn) not in followed]
         last.sort(key=lambda turn: (turn.num_turns, turn.number))
         branches = [_up_to(turn) for turn in last]
-        main = branches[-1].transcript(may_be_rewritten=may_be_rewritten)
+        main = branches[-1].transcript()
+        is_rewritten = self._is_rewritten or main.is_rewritten or any(each.is_rewritten for each in branches[:-1])
         trained = set[str]()
         # The row with the most turns trains all of them, so it is made first.
         rows = [_row(branch, trained) for branch in reversed(branches)]
-        return replace(main, rows=tuple(reversed(rows)), num_turns=len(delivered))
+        return replace(main, rows=tuple(reversed(rows)), num_turns=len(delivered), is_rewritten=is_rewritten)
 
     async def _continued(self, request: ChatRequest, texts: TextThread) -> TurnPrompt | None:
         """Returns the conversation with the request's new messages, and the turn that they follow; None if the messages
@@ -214,17 +232,24 @@ class SessionRecord:
                 continue
             # Equal turns may have been sampled twice; each can go on by itself.
             parent = next((turn for turn in found if not turn.has_children), found[0])
-            size = num_characters(new)
+            # For a new row, the template writes the whole conversation, not only the new messages.
+            size = request.num_characters if self._starts_new_rows else num_characters(new)
             # While a thread adds the messages, other requests may go on with the conversation, so it gets a copy.
             conversation = parent.conversation.branch(parent.num_turns) if texts.is_long(size) else _up_to(parent)
             try:
-                await texts.run(partial(conversation.add_messages, new), size)
+                if await texts.run(partial(self._added, conversation, new), size):
+                    return TurnPrompt(conversation, parent)
+                self._is_rewritten = True
             except ChatTemplateError:
-                return None
-            if self._starts_new_rows and conversation.is_rewritten:
-                return None
-            return TurnPrompt(conversation, parent)
+                pass
+            return None
         return None
+
+    def _added(self, conversation: Conversation, messages: Sequence[ChatMessage]) -> bool:
+        """Adds messages to a conversation. Returns whether it can go on: not if a new row must begin because the chat
+        template rewrites it."""
+        conversation.add_messages(messages)
+        return not (self._starts_new_rows and conversation.is_rewritten)
 
 
 def context_full(max_context_tokens: int, seen: str) -> ChatRequestError:
@@ -239,7 +264,7 @@ def context_full(max_context_tokens: int, seen: str) -> ChatRequestError:
 
 def _end_of(turn: SessionTurn) -> str:
     """The digest of all messages up to and including a turn."""
-    return digest_of(turn.request.message_digests[-1], identity(turn.answer.result().message))
+    return digest_of(turn.messages_digest, identity(turn.answer.result().message))
 
 
 def _up_to(turn: SessionTurn) -> Conversation:
