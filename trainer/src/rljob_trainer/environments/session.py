@@ -24,9 +24,9 @@ from rljob_trainer.environments.session_record import (
 )
 from rljob_trainer.environments.settings import EpisodeLimits
 from rljob_trainer.environments.tool_calls import TurnParser, turn_parser
-from rljob_trainer.environments.turn_template import TurnTemplate
+from rljob_trainer.environments.turn_template import TOOL_PROBE, TurnTemplate
 from rljob_trainer.errors import ConfigurationError, TrainerError
-from rljob_trainer.models.tokenizer import Tokenizer
+from rljob_trainer.models.tokenizer import Tokenizer, ToolSchema
 
 SESSION_LIMIT = "session_limit"
 """The code of errors after a limit of the session."""
@@ -39,6 +39,7 @@ JSON_ROOM = 1 << 20
 MAX_BODY_BYTES = 64 << 20
 MAX_TEMPLATES = 64
 """The number of different lists of tools whose templates are kept."""
+PROBE_TOOL: ToolSchema = {"type": "function", "function": {"name": TOOL_PROBE}}
 LIMIT_FIELDS = {
     Outcome.MAX_TURNS: "environment.maxTurns",
     Outcome.MAX_TOKENS: "rollout.maxNewTokens",
@@ -58,6 +59,10 @@ class SessionTemplates:
     """The chat template for each list of tools that agents have sent, and the longest requests that it may get."""
 
     def __init__(self, tokenizer: Tokenizer, tool_parser: str | None) -> None:
+        """Raises ConfigurationError if the tool parser cannot be used with the tokenizer."""
+        if tool_parser is not None:
+            # Loads vLLM and its tokenizer now, which takes seconds. Requests must not wait for it.
+            turn_parser(TurnTemplate(tokenizer, [PROBE_TOOL]), tool_parser)
         self._tokenizer = tokenizer
         self._tool_parser = tool_parser
         self._longest_token = max(map(len, tokenizer.vocabulary()))
