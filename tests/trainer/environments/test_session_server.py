@@ -130,19 +130,23 @@ def test_branches_and_new_conversations_are_rows(tmp_path: Path) -> None:
 
 def test_a_conversation_that_the_template_rewrites_goes_on_in_a_new_row(tmp_path: Path) -> None:
     """There is room for it without the thinking that the template removes."""
-    answers = iter([f"<think>\n{'x' * 200}\n</think>\n\nyes", "no"])
+    answers = iter(["no", f"<think>\n{'x' * 200}\n</think>\n\nyes", "no"])
 
     async def write(_: str) -> str:
         return next(answers)
 
     async def test(made: Endpoint) -> None:
-        session = made.session(replace(LIMITS, max_context_tokens=245), starts_new_rows=True)
-        client = client_of(made, session)
-        first = (await ask(client, [user("one")])).choices[0].message.model_dump()
-        await ask(client, [user("one"), first, user("two")])
-        assert len(made.policy.requests[1].prompt_token_ids) < len(made.policy.turns[0].token_ids)
+        session = made.session(replace(LIMITS, max_context_tokens=275), starts_new_rows=True)
+        messages: Messages = []
+        for text in ("one", "two", "three"):
+            messages.append(user(text))
+            messages.append((await ask(client_of(made, session), messages)).choices[0].message.model_dump())
+        assert len(made.policy.requests[2].prompt_token_ids) < len(made.policy.turns[1].token_ids)
         transcript = transcript_of(session)
-        assert (transcript.num_turns, len(transcript.rows), transcript.is_rewritten) == (2, 2, True)
+        assert (transcript.num_turns, len(transcript.rows), transcript.is_rewritten) == (3, 2, True)
+        # The row with one turn goes on with the other one, so it has all messages.
+        assert [len(row.turns) for row in transcript.rows] == [2, 1]
+        assert len(transcript.messages) == len(messages)
         check_rows(made, transcript)
 
     run(tmp_path, write, test, chat_models.TEMPLATES["Qwen3"])

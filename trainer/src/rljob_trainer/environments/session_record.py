@@ -51,6 +51,8 @@ class SessionTurn:
     """Until the turn is finished, it ends with the prompt of the turn. Later it may go on."""
     parent: SessionTurn | None
     """The turn before it in the conversation."""
+    num_before: int
+    """See TurnPrompt."""
     is_listening: list[Callable[[], bool]] = field(default_factory=list)
     """For each request for the turn, whether its client waits for the answer."""
     answer: asyncio.Future[ChatAnswer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -73,8 +75,10 @@ class TurnPrompt:
     """What a turn is sampled after."""
 
     conversation: Conversation
-    parent: SessionTurn | None
+    parent: SessionTurn | None = None
     """The turn before it in the conversation."""
+    num_before: int = 0
+    """If the conversation goes on with one that the chat template rewrites: the number of turns up to there."""
 
 
 class TextThread:
@@ -115,8 +119,6 @@ class SessionRecord:
         """In the order of their requests."""
         self._ends: dict[str, list[SessionTurn]] = {}
         """The delivered turns by the digest of all messages up to and including them."""
-        self._is_rewritten = False
-        """Whether a new conversation has begun because the chat template rewrites an earlier one."""
 
     def repeated(self, request: ChatRequest, *, is_retry: bool) -> SessionTurn | None:
         """Returns the turn that a request asks for again; None if it asks for a new turn. That is an abandoned turn
@@ -141,8 +143,8 @@ class SessionRecord:
     ) -> TurnPrompt:
         """Returns the prompt of a turn: the conversation that the request's messages go on with, or a new one. Raises
         ChatRequestError if the template rejects the messages, or if there is no room for a turn after them."""
-        if (prompt := await self._continued(request, texts)) is None:
-            prompt = TurnPrompt(await self._new(request, template, parser, texts), None)
+        if (prompt := await self._continued(request, template, parser, texts)) is None:
+            prompt = TurnPrompt(await self._new(request, template, parser, texts))
         num_tokens = len(prompt.conversation.token_ids)
         if num_tokens >= max_context_tokens:
             raise context_full(max_context_tokens, f"the messages have {num_tokens} tokens")
@@ -186,6 +188,7 @@ class SessionRecord:
             stop=request.stop,
             conversation=conversation,
             parent=parent,
+            num_before=prompt.num_before,
         )
         self.turns.append(turn)
         return turn
@@ -204,26 +207,29 @@ class SessionRecord:
 
     def transcript(self) -> Transcript | None:
         """Returns the rollout with a row for each delivered turn that no delivered turn follows. The last row, which
-        also gives messages and texts, is the one with the most turns; of equal ones the latest. It is rewritten if one
-        of its conversations is. None without a delivered turn."""
+        also gives messages and texts, is the one with the most turns, including those before a rewrite; of equal ones
+        the latest. It is rewritten if one of its conversations is. None without a delivered turn."""
         delivered = [turn for turn in self.turns if turn.is_delivered]
         if not delivered:
             return None
         followed = {id(turn.parent) for turn in delivered}
         last = [turn for turn in delivered if id(turn) not in followed]
-        last.sort(key=lambda turn: (turn.num_turns, turn.number))
+        last.sort(key=lambda turn: (turn.num_before + turn.num_turns, turn.number))
         branches = [_up_to(turn) for turn in last]
         main = branches[-1].transcript()
-        is_rewritten = self._is_rewritten or main.is_rewritten or any(each.is_rewritten for each in branches[:-1])
+        is_rewritten = main.is_rewritten or any(turn.num_before for turn in last)
+        is_rewritten = is_rewritten or any(branch.is_rewritten for branch in branches[:-1])
         trained = set[str]()
         # The row with the most turns trains all of them, so it is made first.
         rows = [_row(branch, trained) for branch in reversed(branches)]
         return replace(main, rows=tuple(reversed(rows)), num_turns=len(delivered), is_rewritten=is_rewritten)
 
-    async def _continued(self, request: ChatRequest, texts: TextThread) -> TurnPrompt | None:
-        """Returns the conversation with the request's new messages, and the turn that they follow; None if the messages
-        do not begin with those of an earlier turn, if the template rejects the new ones there, or if a new row begins
-        because it rewrites the earlier turns."""
+    async def _continued(
+        self, request: ChatRequest, template: TurnTemplate, parser: TurnParser, texts: TextThread
+    ) -> TurnPrompt | None:
+        """Returns the conversation with the request's new messages, and the turn that they follow; a new conversation
+        if a new row begins because the template rewrites the earlier turns; None if the messages do not begin with
+        those of an earlier turn, or if the template rejects the new ones there. Raises as `_new` does."""
         digests = request.message_digests
         for number in range(len(digests) - 1, 0, -1):
             found = self._ends.get(digests[number - 1])
@@ -238,11 +244,11 @@ class SessionRecord:
             conversation = parent.conversation.branch(parent.num_turns) if texts.is_long(size) else _up_to(parent)
             try:
                 if await texts.run(partial(self._added, conversation, new), size):
-                    return TurnPrompt(conversation, parent)
-                self._is_rewritten = True
+                    return TurnPrompt(conversation, parent, parent.num_before)
             except ChatTemplateError:
-                pass
-            return None
+                return None
+            rewritten = await self._new(request, template, parser, texts)
+            return TurnPrompt(rewritten, num_before=parent.num_before + parent.num_turns)
         return None
 
     def _added(self, conversation: Conversation, messages: Sequence[ChatMessage]) -> bool:
