@@ -22,6 +22,8 @@ TEMPLATE = (
 )
 """Leaves out all but the last three turns. The test at the start, which has two turns, does not find that."""
 NUM_TURNS = 4
+PROXY = "http://127.0.0.1:9"
+"""Does not exist, so the agent's requests must not use it."""
 AGENT = """
 import json, random
 from openai import AsyncOpenAI
@@ -77,14 +79,14 @@ def job(folder: Path) -> training_runs.Document:
     training = spec["training"]
     assert isinstance(training, dict)
     del training["dataset"], training["rewards"]
+    spec["env"] = [{"name": "HTTP_PROXY", "value": PROXY}]
     return document
 
 
 def test_an_agent_is_trained_on_what_it_saw(
     run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
 ) -> None:
-    # The agent's requests must not use the proxy, which does not exist.
-    run = run_trainer(job(tmp_path), cluster, HTTP_PROXY="http://127.0.0.1:9")
+    run = run_trainer(job(tmp_path), cluster, HTTP_PROXY=PROXY)
     assert run.exit_code == 0, run.terminal
     seen: list[Rollout] = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert len(seen) == 8
