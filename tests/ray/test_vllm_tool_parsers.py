@@ -47,15 +47,16 @@ def test_the_parser_of_the_job_reads_calls(template: TurnTemplate, caplog: pytes
     assert parser.parse("", "", "3", "") == ParsedTurn({"role": "assistant", "content": "3"})
 
 
-def test_the_tokenizer_is_loaded_once_and_before_the_first_request(
+def test_the_tokenizer_and_its_vocabulary_are_loaded_once_and_before_the_first_request(
     template: TurnTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     templates = SessionTemplates(template.tokenizer, "hermes")
 
     def refuse(*_: object) -> None:
-        raise AssertionError("the tokenizer is loaded again")
+        raise AssertionError("this takes time")
 
     monkeypatch.setattr(vllm_tool_parsers, "get_tokenizer", refuse)
+    monkeypatch.setattr(template.tokenizer, "vocabulary", refuse)
     body = {"messages": [{"role": "user", "content": "1 + 2?"}], "tools": [ADD]}
     _, parser = templates.of(chat_request(json.dumps(body).encode()))
     assert parser.parse("", "", '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>', "").tool_calls

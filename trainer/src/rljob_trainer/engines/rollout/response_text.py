@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from rljob_trainer.models.assistant_turn import AssistantTurn
@@ -103,8 +104,9 @@ class ResponseDecoder:
         return plain if is_special else plain + text[num_characters(num_whole) :]
 
 
+@lru_cache(maxsize=1)
 def response_decoder(tokenizer: Tokenizer) -> ResponseDecoder:
-    """The decoder of responses for the policy's tokenizer."""
+    """The decoder of responses for the policy's tokenizer. It is kept, because reading the vocabulary takes time."""
     special, vocabulary = tokenizer.special_token_ids, tokenizer.vocabulary()
     ends = {vocabulary[token] for token in TURN_ENDS if token in vocabulary} & special
     if tokenizer.has_chat_template and (end := AssistantTurn(tokenizer).turn_end_token_id) is not None:
