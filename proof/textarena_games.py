@@ -19,6 +19,7 @@ from pathlib import Path
 from rljob_proof.other_packages import folder_with
 from rljob_testing.settings import first_in_python_path, inherited_environment
 from rljob_trainer.environments.description import ClassSpec
+from rljob_trainer.environments.environment_pool import RolloutPlace
 from rljob_trainer.environments.environment_process import EnvironmentProcess
 from rljob_trainer.environments.probe import Trial, describe_environments
 from rljob_trainer.errors import ConfigurationError
@@ -89,20 +90,20 @@ async def is_won(log_file: Path) -> bool:
         [spec(NUMBER)], log_file=log_file, variables=inherited_environment(), timeout_seconds=TIMEOUT_SECONDS
     )
     try:
-        rewards = [await _halving(process, seed) for seed in range(8)]
+        rewards = [await _halving(RolloutPlace(process, seed), seed) for seed in range(8)]
     finally:
         process.kill()
     print(f"{NUMBER}: rewards {rewards}")
     return rewards == [1.0] * len(rewards)
 
 
-async def _halving(process: EnvironmentProcess, seed: int) -> float | dict[str, float]:
-    await process.open(seed, "environment", {}, seed)
+async def _halving(place: RolloutPlace, seed: int) -> float | dict[str, float]:
+    await place.open("environment", {}, seed)
     low, high = 1, 20
-    while (said := await _said(process, seed, f"[{(low + high) // 2}]")) is not None:
+    while (said := await _said(place, f"[{(low + high) // 2}]")) is not None:
         middle = (low + high) // 2
         low, high = (middle + 1, high) if re.search("higher", said) else (low, middle - 1)
-    return await process.reward(seed)
+    return await place.reward()
 
 
 async def are_separate(log_file: Path) -> bool:
@@ -118,22 +119,22 @@ async def _played(log_file: Path, seeds: Sequence[int]) -> list[list[str | None]
     process = EnvironmentProcess(
         [spec(TILES)], log_file=log_file, variables=inherited_environment(), timeout_seconds=TIMEOUT_SECONDS
     )
-    said: list[list[str | None]] = [[] for _ in seeds]
+    games = [(RolloutPlace(process, seed), seed, list[str | None]()) for seed in seeds]
     try:
-        for rollout, seed in enumerate(seeds):
-            await process.open(rollout, "environment", {}, seed)
+        for place, seed, _ in games:
+            await place.open("environment", {}, seed)
         for move in MOVES:
-            for rollout, texts in enumerate(said):
+            for place, _, texts in games:
                 if not texts or texts[-1] is not None:
-                    texts.append(await _said(process, rollout, move))
+                    texts.append(await _said(place, move))
     finally:
         process.kill()
-    return said
+    return [texts for _, _, texts in games]
 
 
-async def _said(process: EnvironmentProcess, rollout: int, text: str) -> str | None:
+async def _said(place: RolloutPlace, text: str) -> str | None:
     """What the game says to a turn; None at its end."""
-    messages = await process.respond(rollout, {"role": "assistant", "content": text})
+    messages = await place.respond({"role": "assistant", "content": text})
     return None if messages is None else str(messages[0]["content"])
 
 

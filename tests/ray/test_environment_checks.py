@@ -4,6 +4,8 @@ used."""
 from __future__ import annotations
 
 import json
+import shutil
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,15 @@ class OfRow(Talk):
 class Tool(Talk):
     def look(self) -> str:
         """Looks."""
+
+
+class Answers(Talk):
+    def respond(self, message):
+        return self.says
+
+
+async def run(session, row):
+    return 1
 '''
 CLASS = "spec.training.environment.classes[0]"
 CASES: dict[str, tuple[training_runs.Document, Mentions]] = {
@@ -96,12 +107,22 @@ CASES: dict[str, tuple[training_runs.Document, Mentions]] = {
 }
 
 
+MODEL = "package://rljob_trainer/assets/guess_letter/model"
+TEMPLATE = (
+    "{% for message in messages %}{% if message.role != 'assistant' or loop.index0 >= messages | length - 2 %}"
+    "{{ message.content }}<eos>{% endif %}{% endfor %}"
+)
+"""Leaves out all turns but the last one."""
+
+
 def job(of: training_runs.Document) -> training_runs.Document:
     """A job without a dataset. `of`: its class."""
-    document = training_runs.small_job(
-        model={"source": "package://rljob_trainer/assets/guess_letter/model"},
-        environment={"type": "Class", "classes": [of], "maxContextTokens": 48},
-    )
+    return job_with({"type": "Class", "classes": [of]}, MODEL)
+
+
+def job_with(environment: training_runs.Document, model: str) -> training_runs.Document:
+    """A job without a dataset."""
+    document = training_runs.small_job(model={"source": model}, environment={**environment, "maxContextTokens": 48})
     spec = document["spec"]
     assert isinstance(spec, dict)
     training = spec["training"]
@@ -114,13 +135,45 @@ def job(of: training_runs.Document) -> training_runs.Document:
 def test_an_environment_that_cannot_work_is_rejected_before_ray_starts(
     name: str, tmp_path: Path, run_trainer: training_runs.RunTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "games.py").write_text(CLASSES)
+    of, expected = CASES[name]
+    check_rejected(job(of), expected, run_trainer, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"type": "Session", "session": {"path": "games:run"}},
+        {"type": "Class", "classes": [{"path": "games:Answers"}]},
+    ],
+    ids=["an agent", "a class"],
+)
+def test_a_template_that_rewrites_turns_is_rejected_if_the_job_says_so(
+    environment: training_runs.Document,
+    tmp_path: Path,
+    run_trainer: training_runs.RunTrainer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "games.py").write_text(CLASSES)
+    shutil.copytree(str(files("rljob_trainer") / "assets" / "guess_letter" / "model"), tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    expected = Mentions("spec.training.environment.onRewrite: Fail", "rewrites earlier turns", "set Keep or NewRow")
+    check_rejected(job_with({**environment, "onRewrite": "Fail"}, "./model"), expected, run_trainer, monkeypatch)
+
+
+def check_rejected(
+    document: training_runs.Document,
+    expected: Mentions,
+    run_trainer: training_runs.RunTrainer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The job ends with exit code 2 and this message, before Ray is used."""
+
     def refuse(*_: object) -> None:
         raise AssertionError("Ray was started or connected to")
 
     monkeypatch.setattr(run_workers, "ray_session", refuse)
-    (tmp_path / "games.py").write_text(CLASSES)
-    of, expected = CASES[name]
-    run = run_trainer(job(of), None)
+    run = run_trainer(document, None)
     assert run.exit_code == 2, run.terminal
     assert "Traceback" not in run.terminal
     error = run.files.state().error

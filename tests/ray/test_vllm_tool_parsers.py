@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
 
 from rljob_testing.models import chat_models
+from rljob_trainer.engines.rollout import vllm_tool_parsers
+from rljob_trainer.environments.chat_requests import chat_request
+from rljob_trainer.environments.session import SessionTemplates
 from rljob_trainer.environments.template_check import find_rewrites
 from rljob_trainer.environments.tool_calls import ParsedTurn, turn_parser
 from rljob_trainer.environments.turn_template import TurnTemplate
@@ -41,6 +45,21 @@ def test_the_parser_of_the_job_reads_calls(template: TurnTemplate, caplog: pytes
     assert "contains <tool_call>, but no complete tool call" in broken.parse_error
     assert caplog.records == []
     assert parser.parse("", "", "3", "") == ParsedTurn({"role": "assistant", "content": "3"})
+
+
+def test_the_tokenizer_and_its_vocabulary_are_loaded_once_and_before_the_first_request(
+    template: TurnTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    templates = SessionTemplates(template.tokenizer, "hermes")
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("this takes time")
+
+    monkeypatch.setattr(vllm_tool_parsers, "get_tokenizer", refuse)
+    monkeypatch.setattr(template.tokenizer, "vocabulary", refuse)
+    body = {"messages": [{"role": "user", "content": "1 + 2?"}], "tools": [ADD]}
+    _, parser = templates.of(chat_request(json.dumps(body).encode()))
+    assert parser.parse("", "", '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>', "").tool_calls
 
 
 @pytest.mark.parametrize(

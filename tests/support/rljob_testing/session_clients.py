@@ -90,7 +90,7 @@ def user(content: object) -> dict[str, object]:
 
 def transcript_of(session: LiveSession) -> Transcript:
     """The transcript of a session with at least one turn."""
-    found = session.record.transcript(may_be_rewritten=True)
+    found = session.record.transcript()
     assert found is not None
     return found
 

@@ -65,7 +65,6 @@ def start(described: Described, folder: Path) -> Iterator[Start]:
             timeout_seconds=timeout_seconds,
             tool_parser=None,
             starts_new_rows=False,
-            may_rewrite=False,
             model_folder=folder / "model",
             log_folder=folder / "logs",
             variables=scorer_environment(os.environ, [], [folder]),

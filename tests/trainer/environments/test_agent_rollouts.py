@@ -138,7 +138,6 @@ def rollout(
                     made.server,
                     name="session",
                     needs_reward=True,
-                    may_rewrite=False,
                     starts_new_rows=False,
                 ).run()
             finally:

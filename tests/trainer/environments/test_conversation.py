@@ -49,7 +49,7 @@ KNOWN_TEXT = st.text("aeintX019.,:!?-\n\t é漢字", max_size=30)
 
 def check_columns(conversation: Conversation, turns: Sequence[FinishedSequence]) -> None:
     """The turns of the row are exactly those that were sampled, with their columns."""
-    [row] = conversation.transcript(may_be_rewritten=False).rows
+    [row] = conversation.transcript().rows
     assert list(row.token_ids) == conversation.token_ids
     found = [(turns_of_row(row)[number], each.logprobs, each.policy_versions) for number, each in enumerate(row.turns)]
     assert found == [(turn.token_ids, turn.logprobs, turn.policy_versions) for turn in turns]

@@ -67,7 +67,6 @@ def settings_in(folder: Path) -> EnvironmentSettings:
         timeout_seconds=SECONDS,
         tool_parser=None,
         starts_new_rows=False,
-        may_rewrite=False,
         model_folder=folder / "model",
         log_folder=folder / "logs",
         variables=scorer_environment(os.environ, [], [folder]),

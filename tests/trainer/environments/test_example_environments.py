@@ -47,7 +47,7 @@ def test_a_game_has_one_token_per_symbol_and_nothing_else() -> None:
     conversation.add_messages([{"role": "user", "content": "<"}])
     conversation.add_turn(turn("g", tokenizer))
     assert tokenizer.decode(conversation.token_ids, skip_special_tokens=False) == "a-z:n<eos><g<eos>"
-    [row] = conversation.transcript(may_be_rewritten=False).rows
+    [row] = conversation.transcript().rows
     assert [(turn.start - row.num_prompt_tokens, len(turn.logprobs)) for turn in row.turns] == [(0, 2), (3, 2)]
 
 

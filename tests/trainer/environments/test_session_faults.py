@@ -18,10 +18,10 @@ import pytest
 
 from rljob_testing.session_clients import Messages, ask, check_rows, client_of, numbered, post, run, transcript_of, user
 from rljob_testing.sessions import LIMITS, Endpoint
-from rljob_trainer.environments.chat_requests import ChatAnswer, ChatRequestError
+from rljob_trainer.environments.chat_requests import ChatAnswer, ChatRequestError, num_characters
 from rljob_trainer.environments.session import LiveSession
 from rljob_trainer.environments.session_record import SessionTurn
-from rljob_trainer.models.tokenizer import Tokenizer
+from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer, ToolSchema
 
 LONG = "long " * 4000
 
@@ -74,6 +74,31 @@ def test_a_long_request_does_not_stop_other_requests(tmp_path: Path) -> None:
         prompts = [made.policy.tokenizer.decode(request.prompt_token_ids) for request in made.policy.requests]
         assert not any("short" in prompt and LONG in prompt for prompt in prompts)
         assert len(transcript_of(session).rows) == 4
+
+    run(tmp_path, numbered(), test)
+
+
+def test_long_conversations_are_rendered_in_another_thread(tmp_path: Path) -> None:
+    """With NewRow, whether a conversation is rewritten needs the whole text for each turn."""
+
+    async def test(made: Endpoint) -> None:
+        tokenizer, rendered = made.policy.tokenizer, list[tuple[int, bool]]()
+        render = tokenizer.render_chat
+
+        def noted(messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> str:
+            rendered.append((num_characters(messages), threading.current_thread() is threading.main_thread()))
+            return render(messages, tools)
+
+        tokenizer.render_chat = noted  # type: ignore[method-assign]
+        session = made.session(replace(LIMITS, max_context_tokens=100_000), starts_new_rows=True)
+        messages: Messages = [user(LONG)]
+        for _ in range(3):
+            messages.append((await ask(client_of(made, session), messages)).choices[0].message.model_dump())
+            messages.append(user("more"))
+        assert [in_loop for length, in_loop in rendered if length >= len(LONG)] == [False] * 3
+        transcript = transcript_of(session)
+        assert len(transcript.rows) == 1
+        check_rows(made, transcript)
 
     run(tmp_path, numbered(), test)
 
@@ -163,7 +188,7 @@ def test_a_client_that_disconnects_within_an_answer(
             await asyncio.sleep(0)
         assert session.is_given_up
         # It can ask again; otherwise nothing is trained.
-        assert session.record.transcript(may_be_rewritten=False) is None
+        assert session.record.transcript() is None
         status, answer = await post(made, session.key, {"messages": [user("one")]})
         assert (status, text in str(answer), len(made.policy.turns)) == (200, True, 1)
 

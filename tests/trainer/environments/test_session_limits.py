@@ -126,7 +126,7 @@ def test_the_limit_of_time(tmp_path: Path) -> None:
                 await ask(client_of(made, session), [user("one")])
         assert session.limit is Outcome.TIME_LIMIT
         assert (len(made.policy.requests), made.policy.num_cancelled) == (1, 1)
-        assert session.record.transcript(may_be_rewritten=True) is None
+        assert session.record.transcript() is None
 
     run(tmp_path, write, test)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections import Counter
 from dataclasses import replace
@@ -28,6 +29,7 @@ from rljob_testing.session_clients import (
 )
 from rljob_testing.sessions import LIMITS, Endpoint
 from rljob_trainer.engines.rollout.base import Outcome
+from rljob_trainer.environments.chat_requests import ChatRequest
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -128,22 +130,63 @@ def test_branches_and_new_conversations_are_rows(tmp_path: Path) -> None:
 
 def test_a_conversation_that_the_template_rewrites_goes_on_in_a_new_row(tmp_path: Path) -> None:
     """There is room for it without the thinking that the template removes."""
-    answers = iter([f"<think>\n{'x' * 200}\n</think>\n\nyes", "no"])
+    answers = iter(["no", f"<think>\n{'x' * 200}\n</think>\n\nyes", "no"])
 
     async def write(_: str) -> str:
         return next(answers)
 
     async def test(made: Endpoint) -> None:
-        session = made.session(replace(LIMITS, max_context_tokens=245), starts_new_rows=True)
-        client = client_of(made, session)
-        first = (await ask(client, [user("one")])).choices[0].message.model_dump()
-        await ask(client, [user("one"), first, user("two")])
-        assert len(made.policy.requests[1].prompt_token_ids) < len(made.policy.turns[0].token_ids)
+        session = made.session(replace(LIMITS, max_context_tokens=275), starts_new_rows=True)
+        messages: Messages = []
+        for text in ("one", "two", "three"):
+            messages.append(user(text))
+            messages.append((await ask(client_of(made, session), messages)).choices[0].message.model_dump())
+        assert len(made.policy.requests[2].prompt_token_ids) < len(made.policy.turns[1].token_ids)
         transcript = transcript_of(session)
-        assert (transcript.num_turns, len(transcript.rows)) == (2, 2)
+        assert (transcript.num_turns, len(transcript.rows), transcript.is_rewritten) == (3, 2, True)
+        # The row with one turn goes on with the other one, so it has all messages.
+        assert [len(row.turns) for row in transcript.rows] == [2, 1]
+        assert len(transcript.messages) == len(messages)
         check_rows(made, transcript)
 
     run(tmp_path, write, test, chat_models.TEMPLATES["Qwen3"])
+
+
+def test_a_rewritten_conversation_beside_a_longer_one_is_counted(tmp_path: Path) -> None:
+    async def write(prompt: str) -> str:
+        return "<think>\nadd\n</think>\n\n5" if "2 + 3?" in prompt else "no"
+
+    async def test(made: Endpoint) -> None:
+        for questions, is_rewritten in ((("one",) * 3, False), (("2 + 3?", "next"), True)):
+            session = made.session()
+            for each in (("one",) * 3, questions):
+                messages: Messages = []
+                for question in each:
+                    messages.append(user(question))
+                    messages.append((await ask(client_of(made, session), messages)).choices[0].message.model_dump())
+            transcript = transcript_of(session)
+            assert (transcript.messages[0]["content"], transcript.is_rewritten) == ("one", is_rewritten)
+
+    run(tmp_path, write, test, chat_models.TEMPLATES["Qwen3"])
+
+
+def test_requests_are_not_kept(tmp_path: Path) -> None:
+    """Each one repeats the whole conversation."""
+
+    async def test(made: Endpoint) -> None:
+        session = made.session()
+        messages: Messages = [user("only here")]
+        for number in range(4):
+            messages.append((await ask(client_of(made, session), messages)).choices[0].message.model_dump())
+            messages.append(user(str(number)))
+        # Frames of the last request may still exist.
+        await ask(client_of(made, made.session()), [user("another session")])
+        gc.collect()
+        kept = [each for each in gc.get_objects() if isinstance(each, ChatRequest)]
+        assert [each for each in kept if each.messages[0]["content"] == "only here"] == []
+        assert len(session.record.turns) == 4
+
+    run(tmp_path, numbered(), test)
 
 
 @pytest.mark.parametrize("change", ["strip", "same"])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from typing import Protocol
 
 from rljob_trainer.engines.rollout.base import Outcome
 from rljob_trainer.environments.chat_requests import MODEL_NAME
@@ -54,23 +53,8 @@ class AgentRollouts:
             self.server,
             name=self._description.name,
             needs_reward=self._description.has_reward,
-            may_rewrite=self._settings.may_rewrite,
             starts_new_rows=self._settings.starts_new_rows,
         )
-
-
-class Server(Protocol):
-    """Answers the requests of agents."""
-
-    base_url: str
-
-    def open(self, session: LiveSession) -> None:
-        """Begins to answer requests with the key of the session."""
-        ...
-
-    def close(self, session: LiveSession) -> None:
-        """Rejects requests with the key of the session."""
-        ...
 
 
 class AgentEpisode:
@@ -83,15 +67,14 @@ class AgentEpisode:
         templates: SessionTemplates,
         processes: EnvironmentProcesses,
         engine: Engine,
-        server: Server,
+        server: SessionServer,
         *,
         name: str,
         needs_reward: bool,
-        may_rewrite: bool,
         starts_new_rows: bool,
     ) -> None:
         """`name`: of the agent's function in the job. `needs_reward`: whether its result counts as a reward. For
-        `may_rewrite` and `starts_new_rows` see EnvironmentSettings."""
+        `starts_new_rows` see EnvironmentSettings."""
         self.request = request
         self.limits = limits
         self.templates = templates
@@ -100,7 +83,6 @@ class AgentEpisode:
         self.server = server
         self.name = name
         self.needs_reward = needs_reward
-        self.may_rewrite = may_rewrite
         self.starts_new_rows = starts_new_rows
 
     async def run(self) -> FinishedEpisode:
@@ -196,6 +178,6 @@ class AgentEpisode:
         return EnvironmentReward(RewardStatus.ERROR, None, detail)
 
     def _finished(self, session: LiveSession, outcome: Outcome, reward: EnvironmentReward) -> FinishedEpisode:
-        transcript = session.record.transcript(may_be_rewritten=self.may_rewrite)
+        transcript = session.record.transcript()
         outcome = Outcome.INFRASTRUCTURE if transcript is None else outcome
         return FinishedEpisode(self.request.number, outcome, transcript, reward, session.counts)

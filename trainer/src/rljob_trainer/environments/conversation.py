@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason
+from rljob_trainer.engines.rollout.response_text import NUM_CONTEXT_TOKENS
 from rljob_trainer.environments.tool_calls import ParsedTurn, TurnParser
 from rljob_trainer.environments.transcript import SampledTurn, TokenRow, Transcript
 from rljob_trainer.environments.turn_template import TemplateText, TurnTemplate
@@ -28,6 +29,8 @@ class RecordedTurn:
     """What the template has written before the turn that already belongs to it."""
     start: int
     """The position of its first token in the row."""
+    text_start: int
+    """The position of its first character in the text of the row."""
     num_messages: int
     """The number of messages up to and including the turn."""
 
@@ -73,6 +76,9 @@ class Conversation:
         """The index of the row's first turn."""
         self.token_ids = list(prompt.token_ids)
         """The tokens of the row; the prompt of the next request."""
+        self._text = prompt.text
+        """The text of the row, with all special tokens, up to the last turn of the assistant, or the one that comes
+        next."""
         self._before_turn: TemplateText | None = prompt
         """What the template has written before the turn that comes next; None after a turn."""
 
@@ -107,7 +113,7 @@ class Conversation:
         end = self._template.end_token(turn.token_ids)
         parsed = self._parser.parse(before.text, before.turn_beginning, turn.text, end)
         self.messages.append(parsed.message)
-        self.turns.append(RecordedTurn(turn, parsed, before.turn_beginning, start, len(self.messages)))
+        self.turns.append(RecordedTurn(turn, parsed, before.turn_beginning, start, len(self._text), len(self.messages)))
         return parsed
 
     def ends_with_turn(self, num_turns: int) -> bool:
@@ -123,6 +129,7 @@ class Conversation:
         last = other.turns[-1]
         other.messages = self.messages[: last.num_messages]
         other.token_ids = self.token_ids[: last.end]
+        other._text = self._text[: last.text_start]
         other._before_turn = None
         return other
 
@@ -146,13 +153,15 @@ class Conversation:
             is_stopped=last.sequence.finish_reason is FinishReason.STOP,
         )
         conversation, num_kept = [*self.messages, *added], len(self.token_ids)
-        if self._starts_new_rows and self._template.rewrites(conversation, self._row_text(num_kept) + written.text):
+        text = self._text + self._text_of(last) + written.text
+        if self._starts_new_rows and self._template.rewrites(conversation, text):
             written, num_kept = self._template.prompt(conversation), 0
         if max_tokens is not None and num_kept + len(written.token_ids) > max_tokens:
             return False
         self.messages = conversation
         if num_kept:
             self.token_ids += written.token_ids
+            self._text = text
             self._before_turn = written
         else:
             self._rows.append(self.row(self._turns_of_row))
@@ -169,12 +178,8 @@ class Conversation:
         """The text after `prompt_text`: all turns and messages with special tokens, without the end of the last turn.
         It begins with the beginning of the first turn, if the template writes one. With several rows it is that of the
         last one."""
-        if not self.turns or self._before_turn is not None:
-            whole = self._row_text(len(self.token_ids))
-        else:
-            last = self.turns[-1]
-            whole = self._row_text(last.start) + last.sequence.text
-        return whole.removeprefix(self.prompt_text)
+        last_turn = "" if self._before_turn is not None else self.turns[-1].sequence.text
+        return (self._text + last_turn).removeprefix(self.prompt_text)
 
     @property
     def last_turn_plain_text(self) -> str:
@@ -192,14 +197,12 @@ class Conversation:
         if self._rows:
             return True
         ends_with_turn = self._before_turn is None
-        messages = self.messages[:-1] if ends_with_turn else self.messages
-        end = self.turns[-1].start if ends_with_turn else len(self.token_ids)
-        if end == self.num_prompt_tokens:
+        if self.num_turns == (1 if ends_with_turn else 0):
             return False
-        return self._template.rewrites(messages, self._row_text(end))
+        return self._template.rewrites(self.messages[:-1] if ends_with_turn else self.messages, self._text)
 
-    def transcript(self, *, may_be_rewritten: bool) -> Transcript:
-        """Returns the conversation so far. `may_be_rewritten`: whether to find out `is_rewritten`, which takes time."""
+    def transcript(self) -> Transcript:
+        """Returns the conversation so far."""
         rows = list(self._rows)
         if self._turns_of_row or not rows:
             # Otherwise the last row has nothing to train on.
@@ -211,7 +214,7 @@ class Conversation:
             self.response_text,
             self.last_turn_plain_text,
             self.num_turns,
-            may_be_rewritten and self.is_rewritten,
+            self.is_rewritten,
         )
 
     def row(self, turns: Iterable[RecordedTurn]) -> TokenRow:
@@ -223,10 +226,10 @@ class Conversation:
     def _turns_of_row(self) -> list[RecordedTurn]:
         return self.turns[self._first_turn :]
 
-    def _row_text(self, end: int) -> str:
-        """The text of the row up to position `end`, with all special tokens."""
-        prompt, after = self.token_ids[: self.num_prompt_tokens], self.token_ids[self.num_prompt_tokens : end]
-        return self._row_prompt.text + self._template.decoder.added(prompt, after)
+    def _text_of(self, turn: RecordedTurn) -> str:
+        """The text of all tokens of a turn in the row, also of end tokens and stop texts."""
+        before = self.token_ids[max(0, turn.start - NUM_CONTEXT_TOKENS) : turn.start]
+        return self._template.decoder.added(before, turn.sequence.token_ids, keeps_incomplete=True)
 
 
 def first_messages(

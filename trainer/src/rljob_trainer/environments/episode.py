@@ -101,16 +101,13 @@ class Episode:
         kinds: EnvironmentKinds,
         processes: EnvironmentProcesses,
         engine: EngineClient,
-        *,
-        may_rewrite: bool,
     ) -> None:
-        """For `may_rewrite` see EnvironmentSettings. Raises DatasetError if the row names no class of the job."""
+        """Raises DatasetError if the row names no class of the job."""
         self.request = request
         self.limits = limits
         self.kind = kinds.of_row(request.row)
         self.processes = processes
         self.engine = engine
-        self.may_rewrite = may_rewrite
         self.counts = Counts()
         self._has_died = False
         """Whether the process died in a call of this rollout in the last attempt that got past `reset`."""
@@ -160,8 +157,7 @@ class Episode:
                     self._has_died = is_own
                 raise
             outcome, reward = Outcome.ERROR, EnvironmentReward(RewardStatus.DIED, None, str(error))
-        transcript = conversation.transcript(may_be_rewritten=self.may_rewrite)
-        return FinishedEpisode(request.number, outcome, transcript, reward, self.counts)
+        return FinishedEpisode(request.number, outcome, conversation.transcript(), reward, self.counts)
 
     def _without_turns(self, detail: str) -> FinishedEpisode:
         """The rollout if the environment failed before the first turn, so that there is nothing to train on."""

@@ -39,7 +39,6 @@ class EnvironmentHost:
         ConfigurationError if the model's tokenizer does not fit the environments."""
         self._engine_loop = engine_loop
         self._limits = settings.limits
-        self._may_rewrite = settings.may_rewrite
         tokenizer = Tokenizer(settings.model_folder)
         self._kinds = EnvironmentKinds(tokenizer, settings)
         # Not `new_event_loop`, which gives another kind of loop in the processes of Ray (uvloop).
@@ -139,7 +138,7 @@ class EnvironmentHost:
     def _episode(self, request: EpisodeRequest) -> Episode | AgentEpisode:
         if self._agents is not None:
             return self._agents.episode(request, self._processes, self._engine)
-        return Episode(request, self._limits, self._kinds, self._processes, self._engine, may_rewrite=self._may_rewrite)
+        return Episode(request, self._limits, self._kinds, self._processes, self._engine)
 
     def _fail(self, error: Exception) -> None:
         with self._changed:

@@ -24,9 +24,9 @@ from rljob_trainer.environments.session_record import (
 )
 from rljob_trainer.environments.settings import EpisodeLimits
 from rljob_trainer.environments.tool_calls import TurnParser, turn_parser
-from rljob_trainer.environments.turn_template import TurnTemplate
+from rljob_trainer.environments.turn_template import TOOL_PROBE, TurnTemplate
 from rljob_trainer.errors import ConfigurationError, TrainerError
-from rljob_trainer.models.tokenizer import Tokenizer
+from rljob_trainer.models.tokenizer import Tokenizer, ToolSchema
 
 SESSION_LIMIT = "session_limit"
 """The code of errors after a limit of the session."""
@@ -39,6 +39,7 @@ JSON_ROOM = 1 << 20
 MAX_BODY_BYTES = 64 << 20
 MAX_TEMPLATES = 64
 """The number of different lists of tools whose templates are kept."""
+PROBE_TOOL: ToolSchema = {"type": "function", "function": {"name": TOOL_PROBE}}
 LIMIT_FIELDS = {
     Outcome.MAX_TURNS: "environment.maxTurns",
     Outcome.MAX_TOKENS: "rollout.maxNewTokens",
@@ -58,6 +59,10 @@ class SessionTemplates:
     """The chat template for each list of tools that agents have sent, and the longest requests that it may get."""
 
     def __init__(self, tokenizer: Tokenizer, tool_parser: str | None) -> None:
+        """Raises ConfigurationError if the tool parser cannot be used with the tokenizer."""
+        if tool_parser is not None:
+            # Loads vLLM and its tokenizer now, which takes seconds. Requests must not wait for it.
+            turn_parser(TurnTemplate(tokenizer, [PROBE_TOOL]), tool_parser)
         self._tokenizer = tokenizer
         self._tool_parser = tool_parser
         self._longest_token = max(map(len, tokenizer.vocabulary()))
@@ -264,9 +269,7 @@ class LiveSession:
         room = self._limits.max_context_tokens - len(turn.conversation.token_ids)
         of_session = self._request.sampling.max_new_tokens
         options: list[tuple[int, Outcome | None]] = [(room, Outcome.CONTEXT_FULL), (of_session, Outcome.MAX_TOKENS)]
-        options += [
-            (each, None) for each in (self._limits.max_turn_tokens, turn.request.max_tokens) if each is not None
-        ]
+        options += [(each, None) for each in (self._limits.max_turn_tokens, turn.max_tokens) if each is not None]
         return min(options, key=lambda option: option[0])
 
     @contextlib.asynccontextmanager
@@ -294,7 +297,7 @@ class LiveSession:
     async def _generated(self, turn: SessionTurn, num_tokens: int) -> FinishedSequence:
         """Samples a turn. Raises ChatRequestError at the deadline, EnvironmentLostError if the engine could not
         complete the turn, and the errors of EngineLoop."""
-        stop = tuple(dict.fromkeys((*self._request.sampling.stop, *turn.request.stop)))
+        stop = tuple(dict.fromkeys((*self._request.sampling.stop, *turn.stop)))
         request = GenerationRequest(
             f"{self._request.number}/{turn.number}",
             tuple(turn.conversation.token_ids),

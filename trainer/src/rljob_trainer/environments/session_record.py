@@ -40,11 +40,19 @@ class SessionTurn:
     """A turn that an agent asked for, from the request on."""
 
     number: int
-    request: ChatRequest
+    request_digest: str
+    messages_digest: str
+    """Of all messages of the request."""
+    max_tokens: int | None
+    """The largest number of tokens by the request."""
+    stop: tuple[str, ...]
+    """The stop texts of the request."""
     conversation: Conversation
     """Until the turn is finished, it ends with the prompt of the turn. Later it may go on."""
     parent: SessionTurn | None
     """The turn before it in the conversation."""
+    num_before: int
+    """See TurnPrompt."""
     is_listening: list[Callable[[], bool]] = field(default_factory=list)
     """For each request for the turn, whether its client waits for the answer."""
     answer: asyncio.Future[ChatAnswer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -67,8 +75,10 @@ class TurnPrompt:
     """What a turn is sampled after."""
 
     conversation: Conversation
-    parent: SessionTurn | None
+    parent: SessionTurn | None = None
     """The turn before it in the conversation."""
+    num_before: int = 0
+    """If the conversation goes on with one that the chat template rewrites: the number of turns up to there."""
 
 
 class TextThread:
@@ -113,7 +123,7 @@ class SessionRecord:
     def repeated(self, request: ChatRequest, *, is_retry: bool) -> SessionTurn | None:
         """Returns the turn that a request asks for again; None if it asks for a new turn. That is an abandoned turn
         with equal content, or for a retry (as its headers say) the last turn with equal content."""
-        equal = [turn for turn in self.turns if turn.request.digest == request.digest]
+        equal = [turn for turn in self.turns if turn.request_digest == request.digest]
         equal = [turn for turn in equal if not (turn.answer.done() and turn.answer.exception() is not None)]
         abandoned = next((turn for turn in equal if turn.is_abandoned), None)
         return abandoned or (equal[-1] if equal and is_retry else None)
@@ -133,8 +143,8 @@ class SessionRecord:
     ) -> TurnPrompt:
         """Returns the prompt of a turn: the conversation that the request's messages go on with, or a new one. Raises
         ChatRequestError if the template rejects the messages, or if there is no room for a turn after them."""
-        if (prompt := await self._continued(request, texts)) is None:
-            prompt = TurnPrompt(await self._new(request, template, parser, texts), None)
+        if (prompt := await self._continued(request, template, parser, texts)) is None:
+            prompt = TurnPrompt(await self._new(request, template, parser, texts))
         num_tokens = len(prompt.conversation.token_ids)
         if num_tokens >= max_context_tokens:
             raise context_full(max_context_tokens, f"the messages have {num_tokens} tokens")
@@ -169,7 +179,17 @@ class SessionRecord:
                 before = parent.conversation
                 for turn in self.turns:
                     turn.conversation = conversation if turn.conversation is before else turn.conversation
-        turn = SessionTurn(len(self.turns), request, conversation, parent)
+        # The request itself is not kept, because each one repeats the whole conversation.
+        turn = SessionTurn(
+            number=len(self.turns),
+            request_digest=request.digest,
+            messages_digest=request.message_digests[-1],
+            max_tokens=request.max_tokens,
+            stop=request.stop,
+            conversation=conversation,
+            parent=parent,
+            num_before=prompt.num_before,
+        )
         self.turns.append(turn)
         return turn
 
@@ -185,27 +205,31 @@ class SessionRecord:
         turn.is_delivered = False
         self._ends[_end_of(turn)].remove(turn)
 
-    def transcript(self, *, may_be_rewritten: bool) -> Transcript | None:
+    def transcript(self) -> Transcript | None:
         """Returns the rollout with a row for each delivered turn that no delivered turn follows. The last row, which
-        also gives messages and texts, is the one with the most turns; of equal ones the latest. None without a
-        delivered turn."""
+        also gives messages and texts, is the one with the most turns, including those before a rewrite; of equal ones
+        the latest. It is rewritten if one of its conversations is. None without a delivered turn."""
         delivered = [turn for turn in self.turns if turn.is_delivered]
         if not delivered:
             return None
         followed = {id(turn.parent) for turn in delivered}
         last = [turn for turn in delivered if id(turn) not in followed]
-        last.sort(key=lambda turn: (turn.num_turns, turn.number))
+        last.sort(key=lambda turn: (turn.num_before + turn.num_turns, turn.number))
         branches = [_up_to(turn) for turn in last]
-        main = branches[-1].transcript(may_be_rewritten=may_be_rewritten)
+        main = branches[-1].transcript()
+        is_rewritten = main.is_rewritten or any(turn.num_before for turn in last)
+        is_rewritten = is_rewritten or any(branch.is_rewritten for branch in branches[:-1])
         trained = set[str]()
         # The row with the most turns trains all of them, so it is made first.
         rows = [_row(branch, trained) for branch in reversed(branches)]
-        return replace(main, rows=tuple(reversed(rows)), num_turns=len(delivered))
+        return replace(main, rows=tuple(reversed(rows)), num_turns=len(delivered), is_rewritten=is_rewritten)
 
-    async def _continued(self, request: ChatRequest, texts: TextThread) -> TurnPrompt | None:
-        """Returns the conversation with the request's new messages, and the turn that they follow; None if the messages
-        do not begin with those of an earlier turn, if the template rejects the new ones there, or if a new row begins
-        because it rewrites the earlier turns."""
+    async def _continued(
+        self, request: ChatRequest, template: TurnTemplate, parser: TurnParser, texts: TextThread
+    ) -> TurnPrompt | None:
+        """Returns the conversation with the request's new messages, and the turn that they follow; a new conversation
+        if a new row begins because the template rewrites the earlier turns; None if the messages do not begin with
+        those of an earlier turn, or if the template rejects the new ones there. Raises as `_new` does."""
         digests = request.message_digests
         for number in range(len(digests) - 1, 0, -1):
             found = self._ends.get(digests[number - 1])
@@ -214,17 +238,24 @@ class SessionRecord:
                 continue
             # Equal turns may have been sampled twice; each can go on by itself.
             parent = next((turn for turn in found if not turn.has_children), found[0])
-            size = num_characters(new)
+            # For a new row, the template writes the whole conversation, not only the new messages.
+            size = request.num_characters if self._starts_new_rows else num_characters(new)
             # While a thread adds the messages, other requests may go on with the conversation, so it gets a copy.
             conversation = parent.conversation.branch(parent.num_turns) if texts.is_long(size) else _up_to(parent)
             try:
-                await texts.run(partial(conversation.add_messages, new), size)
+                if await texts.run(partial(self._added, conversation, new), size):
+                    return TurnPrompt(conversation, parent, parent.num_before)
             except ChatTemplateError:
                 return None
-            if self._starts_new_rows and conversation.is_rewritten:
-                return None
-            return TurnPrompt(conversation, parent)
+            rewritten = await self._new(request, template, parser, texts)
+            return TurnPrompt(rewritten, num_before=parent.num_before + parent.num_turns)
         return None
+
+    def _added(self, conversation: Conversation, messages: Sequence[ChatMessage]) -> bool:
+        """Adds messages to a conversation. Returns whether it can go on: not if a new row must begin because the chat
+        template rewrites it."""
+        conversation.add_messages(messages)
+        return not (self._starts_new_rows and conversation.is_rewritten)
 
 
 def context_full(max_context_tokens: int, seen: str) -> ChatRequestError:
@@ -239,7 +270,7 @@ def context_full(max_context_tokens: int, seen: str) -> ChatRequestError:
 
 def _end_of(turn: SessionTurn) -> str:
     """The digest of all messages up to and including a turn."""
-    return digest_of(turn.request.message_digests[-1], identity(turn.answer.result().message))
+    return digest_of(turn.messages_digest, identity(turn.answer.result().message))
 
 
 def _up_to(turn: SessionTurn) -> Conversation:

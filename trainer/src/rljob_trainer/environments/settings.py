@@ -36,9 +36,6 @@ class EnvironmentSettings:
     tool_parser: str | None
     starts_new_rows: bool
     """See Conversation; `onRewrite: NewRow`."""
-    may_rewrite: bool
-    """Whether the chat template may write earlier turns in another way once messages follow. False saves the time to
-    count such conversations."""
     model_folder: Path
     """The folder of the policy's tokenizer."""
     log_folder: Path

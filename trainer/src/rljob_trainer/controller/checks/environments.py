@@ -76,23 +76,21 @@ def found_environment(
         rollouts_per_process=environment.rollouts_per_process,
         timeout_seconds=environment.timeout_seconds,
         tool_parser=environment.tool_parser,
-        starts_new_rows=False,
-        may_rewrite=False,
+        starts_new_rows=environment.on_rewrite is RewritePolicy.NEW_ROW,
         model_folder=model_folder,
         log_folder=log_folder,
         variables=variables,
     )
     kinds = EnvironmentKinds(Tokenizer(model_folder), found)
-    rewriting = [kind for kind in kinds if _may_rewrite(kind, environment.on_rewrite)]
+    for kind in kinds:
+        _check_rewrites(kind, environment.on_rewrite)
     trials = [
         _trial_prompt(kinds.named(name), row, opening, environment.max_context_tokens)
         for (name, row), opening in zip(rows.items(), probed.openings, strict=True)
     ]
     if is_agent:
         trials = [_agent_prompt(next(iter(kinds)), prompts.rows[0], environment.max_context_tokens)]
-    may_rewrite = bool(rewriting)
-    starts_new_rows = may_rewrite and environment.on_rewrite is RewritePolicy.NEW_ROW
-    return FoundEnvironment(replace(found, may_rewrite=may_rewrite, starts_new_rows=starts_new_rows), tuple(trials))
+    return FoundEnvironment(found, tuple(trials))
 
 
 def _class_specs(environment: Environment) -> tuple[ClassSpec, ...]:
@@ -209,13 +207,14 @@ def with_environment_reward(job: TrainerJob, descriptions: Sequence[EnvironmentD
     return job.model_copy(update={"spec": job.spec.model_copy(update={"training": training})})
 
 
-def _may_rewrite(kind: EnvironmentKind, policy: RewritePolicy) -> bool:
-    """Whether the chat template rewrites turns. Raises ConfigurationError if the job does not allow it."""
+def _check_rewrites(kind: EnvironmentKind, policy: RewritePolicy) -> None:
+    """Tests with short conversations whether the chat template rewrites turns. Logs it, or raises ConfigurationError if
+    the job does not allow it."""
     # A tool call that cannot be read is answered by a message of the user.
     answers_as_user = kind.description.has_respond or bool(kind.template.tools)
     rewrites = find_rewrites(kind.template, kind.parser, has_user_messages=answers_as_user)
     if not rewrites:
-        return False
+        return
     text = "; ".join(map(str, rewrites))
     if policy is RewritePolicy.FAIL:
         raise ConfigurationError(
@@ -227,7 +226,6 @@ def _may_rewrite(kind: EnvironmentKind, policy: RewritePolicy) -> bool:
         *(WHERE, text),
         "a new row of tokens begins then" if policy is RewritePolicy.NEW_ROW else "they stay as they were sampled",
     )
-    return True
 
 
 def _trial_prompt(

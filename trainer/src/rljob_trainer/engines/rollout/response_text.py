@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from rljob_trainer.models.assistant_turn import AssistantTurn
@@ -67,9 +68,16 @@ class ResponseDecoder:
         text = self.added(prompt, response) if stop else ""
         return any(each in text for each in stop)
 
-    def added(self, prompt: Sequence[int], response: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text that the tokens of the response add to the text of the prompt, including end tokens and stop texts,
-        without an incomplete character at the end."""
+    def added(
+        self,
+        prompt: Sequence[int],
+        response: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        keeps_incomplete: bool = False,
+    ) -> str:
+        """The text that the tokens of the response add to the text of the prompt, including end tokens and stop texts.
+        An incomplete character at the end is removed, or stays as U+FFFD."""
         context = list(prompt[-NUM_CONTEXT_TOKENS:])
         before = self.tokenizer.decode(context, skip_special_tokens=skip_special_tokens)
         text = self.tokenizer.decode([*context, *response], skip_special_tokens=skip_special_tokens)
@@ -79,7 +87,7 @@ class ResponseDecoder:
             # A character is split between prompt and response, so the prompt's tokens alone decode to another text.
             # Then the response is decoded alone.
             text = self.tokenizer.decode(list(response), skip_special_tokens=skip_special_tokens)
-        return text.rstrip(REPLACEMENT)
+        return text if keeps_incomplete else text.rstrip(REPLACEMENT)
 
     def _plain_up_to(self, prompt: Sequence[int], response: Sequence[int], text: str) -> str:
         """Returns `text` without special tokens. `text` is the response's text before a stop text.
@@ -96,8 +104,9 @@ class ResponseDecoder:
         return plain if is_special else plain + text[num_characters(num_whole) :]
 
 
+@lru_cache(maxsize=1)
 def response_decoder(tokenizer: Tokenizer) -> ResponseDecoder:
-    """The decoder of responses for the policy's tokenizer."""
+    """The decoder of responses for the policy's tokenizer. It is kept, because reading the vocabulary takes time."""
     special, vocabulary = tokenizer.special_token_ids, tokenizer.vocabulary()
     ends = {vocabulary[token] for token in TURN_ENDS if token in vocabulary} & special
     if tokenizer.has_chat_template and (end := AssistantTurn(tokenizer).turn_end_token_id) is not None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionToolsParam
-from vllm.tokenizers import get_tokenizer
+from vllm.tokenizers import TokenizerLike, get_tokenizer
 from vllm.tool_parsers import ToolParserManager
 
 from rljob_trainer.engines.rollout.tool_parser import FoundCall, FoundCalls
@@ -28,7 +29,7 @@ class VllmToolParser:
         known = ToolParserManager.list_registered()
         if name not in known:
             raise ConfigurationError(f"{FIELD}: vLLM has no tool parser {name!r}; use one of {', '.join(known)}")
-        self._tokenizer = get_tokenizer(str(folder))
+        self._tokenizer = _tokenizer(folder)
         self._tools = [ChatCompletionToolsParam.model_validate(tool) for tool in tools]
         self._request = ChatCompletionRequest(messages=[{"role": "user", "content": ""}], tools=list(tools))
         try:
@@ -50,3 +51,9 @@ class VllmToolParser:
         return FoundCalls(
             found.content or "", tuple(FoundCall(call.function.name, call.function.arguments) for call in calls)
         )
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(folder: Path) -> TokenizerLike:
+    """vLLM's tokenizer, which takes time to load. Agents may send many lists of tools, each of which gets a parser."""
+    return get_tokenizer(str(folder))
