@@ -15,6 +15,7 @@ import torch
 from rljob_api.v1alpha1.reward import ErrorPolicy, OverlongPenalty, Reward, RewardType
 from rljob_testing.models import chat_models
 from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.controller.outcomes import conversation_metrics
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import Outcome, SamplingSettings
 from rljob_trainer.environments.episode import Counts, EnvironmentReward, FinishedEpisode
@@ -198,6 +199,25 @@ def scores_of(
     assert sorted(worker.completed_ids(0.0)) == list(range(len(results)))
     found = worker.finish_scoring(DataProto({SAMPLE_IDS: torch.arange(len(results))}))
     return {name: tensor.tolist() for name, tensor in found.tensors.items()}
+
+
+def test_rollouts_that_were_lost_count_in_no_mean() -> None:
+    episodes = [
+        episode(0, counts=Counts(num_tool_calls=3, num_tool_errors=1, environment_seconds=0.5, generation_seconds=2.0)),
+        LOST,
+        episode(1, transcript=Transcript((FIRST,), (USER, ANSWER), "prompt", "answer", "last", 3, is_rewritten=True)),
+    ]
+    assert conversation_metrics(conversation_columns(episodes, range(3))) == {
+        "environment/turns/mean": 2.0,
+        "environment/turns/max": 3.0,
+        "environment/turns/min": 1.0,
+        "environment/tool_calls_mean": 1.5,
+        "environment/tool_error_rate": pytest.approx(1 / 3),
+        "environment/rewritten_fraction": 0.5,
+        "environment/call_seconds_mean": 0.25,
+        "environment/generation_seconds_mean": 1.0,
+    }
+    assert conversation_metrics(conversation_columns([LOST], [0])) == {}
 
 
 def test_other_rewards_search_the_last_turn_of_the_policy(tmp_path: Path) -> None:

@@ -294,7 +294,9 @@ def test_respond_gives_messages_or_the_end(folder: Path) -> None:
                 assert await said("half") == [{"role": "user", "content": "\\ud800"}]
                 assert await said("end") is None
             async with pool.place() as place:
-                assert await place.open("Talker", {"seed": 9}, 5) == "1 2 9"
+                assert await place.open("Talker", {"seed": None}, 5) == "1 2 5"
+            async with pool.place() as place:
+                assert await place.open("Talker", {"seed": 9}, 5) == "1 3 9"
                 with pytest.raises(EnvironmentCodeError, match=r"(?s)respond raised OSError: no\n  File .*games.py"):
                     await said("raise")
             async with pool.place() as place:

@@ -173,9 +173,10 @@ def outcome_metrics(batch: DataProto, is_excluded_B: Tensor) -> dict[str, float]
 
 
 def conversation_metrics(batch: DataProto) -> dict[str, float]:
-    """Returns metrics of conversations with an environment; none for other batches."""
-    if NUM_TURNS not in batch:
+    """Returns metrics of conversations with an environment, without those that were lost; none for other batches."""
+    if NUM_TURNS not in batch or batch[IS_LOST].all():
         return {}
+    batch = batch.rows((~batch[IS_LOST]).nonzero().flatten())
     num_turns, num_calls = batch[NUM_TURNS].double(), int(batch[NUM_TOOL_CALLS].sum())
     found = {
         **spread(TURNS_PREFIX, num_turns.tolist()),

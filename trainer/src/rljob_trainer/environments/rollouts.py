@@ -97,9 +97,9 @@ class Rollouts:
         columns = dict(row)
         if len(self._classes) > 1:
             columns.pop(NAME_COLUMN, None)
-        if takes_seed(of.cls):
-            # A column of the row comes first, because the class may have been written for it.
-            columns.setdefault("seed", seed)
+        # A column of the row comes first, because the class may have been written for it. A null is no seed.
+        if takes_seed(of.cls) and columns.get("seed") is None:
+            columns["seed"] = seed
         if missing := [each for each in required_arguments(instance) if each not in columns]:
             raise CallError(ERROR, _missing_columns_text(missing, row, of.spec))
         return await self._checked(rollout, RESET, (), columns, as_opening, report)
