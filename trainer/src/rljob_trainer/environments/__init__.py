@@ -2,8 +2,8 @@
 
 - A rollout: `host`, `episode`, `engine_client`, `kinds`, `settings`.
 - Tokens: `conversation`, `turn_template`, `template_check`, `tool_calls`, `transcript`.
-- Processes of the user's code: `environment_pool` and `environment_process` (here), `environment_program`, `rollouts`,
-  `user_calls`, `agent_runs` (there), `description`, `probe`.
+- Processes of the user's code: `environment_pool` and `environment_process` (here), `environment_program`,
+  `user_objects`, `user_calls`, `agent_runs` (there), `description`, `probe`.
 - Agents and their endpoint: `agent_rollouts`, `session`, `session_record`, `session_server`, `chat_requests`.
 - Other libraries: `adapters`.
 

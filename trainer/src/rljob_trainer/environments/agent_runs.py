@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rljob_trainer.environments.description import ClassSpec, load_function
 from rljob_trainer.environments.returned_values import as_result
-from rljob_trainer.environments.rollouts import ERROR, CallError, Report, checked_result, result_of
 from rljob_trainer.environments.user_calls import UserCall, UserCalls
+from rljob_trainer.environments.user_objects import ERROR, CallError, Report, checked_result, result_of
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from functools import partial
 
 from rljob_trainer.environments.agent_runs import AgentRuns, LoadedAgent
 from rljob_trainer.environments.description import ClassSpec, describe_class, describe_function
-from rljob_trainer.environments.rollouts import ERROR, OK, CallError, LoadedClass, Rollouts
 from rljob_trainer.environments.user_calls import UserCall, UserCalls
+from rljob_trainer.environments.user_objects import ERROR, OK, CallError, LoadedClass, UserObjects
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.processes.child_program import FrameReader, connect, describe_error, printable, send
 from rljob_trainer.processes.wire import decode
@@ -70,7 +70,7 @@ class _Program:
         self._descriptor = descriptor
         self._classes = classes
         self._agents = agents
-        self._rollouts = Rollouts(classes, self.calls)
+        self._objects = UserObjects(classes, self.calls)
         self._runs = AgentRuns(agents, self.calls)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """Requests that have no result yet, by their tokens."""
@@ -117,17 +117,17 @@ class _Program:
                     raise outcome.error
                 return outcome.value
             case ["open", int() as rollout, str() as name, dict() as row, int() as seed]:
-                return await self._rollouts.open(rollout, name, row, seed, report)
+                return await self._objects.open(rollout, name, row, seed, report)
             case ["call_tools", int() as rollout, list() as tool_calls]:
-                return await self._rollouts.call_tools(rollout, tool_calls, report)
+                return await self._objects.call_tools(rollout, tool_calls, report)
             case ["respond", int() as rollout, message]:
-                return await self._rollouts.respond(rollout, message, report)
+                return await self._objects.respond(rollout, message, report)
             case ["reward", int() as rollout]:
-                return await self._rollouts.reward(rollout, report)
+                return await self._objects.reward(rollout, report)
             case ["run", int() as rollout, str() as name, dict() as session, dict() as row, int() as seed]:
                 return await self._runs.run(rollout, name, session, row, seed, report)
             case ["close", int() as rollout]:
-                await self._rollouts.close(rollout, report)
+                await self._objects.close(rollout, report)
                 return None
         raise CallError(ERROR, f"not a request: {request!r:.200}")
 

@@ -1,4 +1,4 @@
-"""The rollouts of one environment process: their objects, and the requests of the parent for them."""
+"""The objects of the user's classes in an environment process, one for each open rollout, and calls of their methods."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _Rollout:
     """True after an error in `reset`, `respond` or `get_reward`: the object is not used again."""
 
 
-class Rollouts:
+class UserObjects:
     """Answers requests; each method gets `report`, which reports the beginning of a call (see `UserCall`)."""
 
     def __init__(self, classes: Sequence[LoadedClass], calls: UserCalls) -> None:
