@@ -101,8 +101,8 @@ class Environment(WireModel):
     retries: Count = 2
     """Number of further attempts of a rollout after a failure that the policy did not cause.
 
-    Examples are a process that died, or the failure of another rollout in it. After the last attempt
-    the rollout is excluded; see training.maxFailureRate."""
+    An example is a process that died. After the last attempt the rollout is excluded; see
+    training.maxFailureRate."""
     on_rewrite: RewritePolicy = RewritePolicy.KEEP
     """What happens if the chat template changes earlier turns."""
     tool_parser: ShortText | None = None

@@ -1,4 +1,4 @@
-"""The objects of the user's classes in an environment process, one for each open rollout, and calls of their methods."""
+"""The objects of the user's classes in an environment process, one for each open rollout, and calls to them."""
 
 from __future__ import annotations
 
