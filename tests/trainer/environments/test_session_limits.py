@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from rljob_testing.session_clients import Messages, ask, check_rows, client_of, numbered, post, run, transcript_of, user
-from rljob_testing.sessions import LIMITS, Endpoint
+from rljob_testing.sessions import HERMES, LIMITS, Endpoint
 from rljob_trainer.engines.rollout.base import Outcome
 from rljob_trainer.environments.chat_requests import ChatRequestError
 
@@ -185,6 +185,22 @@ def test_messages_without_tokens(tmp_path: Path) -> None:
         assert (status, session.failure.done()) == (200, False)
 
     run(tmp_path, numbered(), test, "{% for message in messages %}{{ message.content }}{% endfor %}")
+
+
+def test_messages_that_the_template_leaves_out(tmp_path: Path) -> None:
+    async def test(made: Endpoint) -> None:
+        client = client_of(made, made.session())
+        messages: Messages = [user("one")]
+        messages.append((await ask(client, messages)).choices[0].message.model_dump())
+        hint = {"role": "system", "content": "hint"}
+        for before in ([], messages):
+            with pytest.raises(
+                openai.BadRequestError, match=rf"ignores message {len(before) + 1} \(role 'system': 'hi"
+            ):
+                await ask(client, [*before, hint, user("two")])
+        await ask(client, [*messages, user("two")])
+
+    run(tmp_path, numbered(), test, HERMES.replace("messages %}", "messages if message.role != 'system' %}"))
 
 
 BAD: list[tuple[object, str | None, str]] = [
