@@ -55,6 +55,45 @@ def test_close_with_arguments_is_a_tool(describe: Describe) -> None:
     assert (found.tool_names, found.has_reward) == (("close",), False)
 
 
+DECORATED = """
+import enum, functools
+
+class Colour(str, enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+class Game:
+    client = dict
+    def reset(self, **row): pass
+
+    @functools.cached_property
+    def shown(self): raise AssertionError
+
+    @functools.lru_cache
+    def search(self, colour: Colour) -> str:
+        \"\"\"Searches.
+
+        Args:
+            colour: One.
+        \"\"\"
+
+    @classmethod
+    def add(cls): "Adds."
+
+    @staticmethod
+    def multiply(): "Multiplies."
+"""
+
+
+def test_methods_with_decorators_are_tools(describe: Describe) -> None:
+    found = describe(DECORATED)
+    assert found.tool_names == ("add", "multiply", "search")
+    assert '"colour": {"type": "string", "description": "One.", "enum": ["red", "blue"]}' in json.dumps(found.tools)
+
+
+ARGUMENT = '(self, a: {}):\n        """Does.\n        Args:\n            a: One.\n        """\n'
+
+
 @pytest.mark.parametrize(
     ("body", "field", "texts"),
     [
@@ -70,6 +109,17 @@ def test_close_with_arguments_is_a_tool(describe: Describe) -> None:
         ),
         (RESET + '    def step(self, x):\n        """Does."""\n', "path", ["Game.step", "x", "type hint"]),
         (RESET + '    def step(self, x: int):\n        """Does."""\n', "path", ["no description for the argument 'x'"]),
+        (
+            f"import functools as f\nclass Game:\n{RESET}    @f.singledispatchmethod\n"
+            f"    def step{ARGUMENT.format('int')}",
+            "path",
+            ["Game.step is a public method", "cannot be called with named arguments"],
+        ),
+        (
+            f"from http import HTTPStatus\nclass Game:\n{RESET}    def step{ARGUMENT.format('HTTPStatus')}",
+            "path",
+            ["Game.step", "a is an enum of values that are not strings; use Literal"],
+        ),
         (RESET + "    def __init__(self): raise OSError('disk')\n", "path", ["the constructor of", "OSError: disk"]),
         (RESET + "    def __init__(self): raise SystemExit(3)\n", "path", ["the constructor of", "SystemExit: 3"]),
         (RESET + "    def __init__(self, size): pass\n", "arguments", ["(size)", "{}", "missing a required argument"]),

@@ -138,6 +138,25 @@ def test_a_message_that_the_template_rejects_is_an_error_of_the_environment(star
     assert "no b" in episode.reward.detail
 
 
+@pytest.mark.parametrize(
+    ("plan", "outcome", "number"),
+    [
+        (["a", [{"role": "user", "content": "b"}, {"role": "system", "content": "hint"}]], Outcome.ERROR, 2),
+        ([[{"role": "system", "content": "hint"}, {"role": "user", "content": "a"}]], Outcome.INFRASTRUCTURE, 1),
+        (["a", {"role": "system", "content": " "}], Outcome.COMPLETED, None),
+    ],
+)
+def test_a_message_that_the_template_leaves_out_is_an_error_of_the_environment(
+    start: Start, folder: Path, plan: list[object], outcome: Outcome, number: int | None
+) -> None:
+    with template_that_begins(folder, "{% set messages = messages | rejectattr('role', 'eq', 'system') | list %}"):
+        [episode] = start(say).run(replace(request(0), row={"plan": plan}))
+    assert episode.outcome is outcome
+    seen = f"ignores message {number} (role 'system': 'hint'); use a role that it writes there" if number else ""
+    assert seen in episode.reward.detail
+    assert episode.reward.status is (RewardStatus.ERROR if number else RewardStatus.OK)
+
+
 def test_calls_that_the_template_rejects_are_counted_as_one_error_each(start: Start, folder: Path) -> None:
     """Also if the tools have failed, too."""
     calls = "\n".join(CALL.format(name, arguments).removesuffix(END) for name, arguments in TWO_CALLS)

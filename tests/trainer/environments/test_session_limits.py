@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from rljob_testing.session_clients import Messages, ask, check_rows, client_of, numbered, post, run, transcript_of, user
-from rljob_testing.sessions import LIMITS, Endpoint
+from rljob_testing.sessions import HERMES, LIMITS, Endpoint
 from rljob_trainer.engines.rollout.base import Outcome
 from rljob_trainer.environments.chat_requests import ChatRequestError
 
@@ -187,6 +187,22 @@ def test_messages_without_tokens(tmp_path: Path) -> None:
     run(tmp_path, numbered(), test, "{% for message in messages %}{{ message.content }}{% endfor %}")
 
 
+def test_messages_that_the_template_leaves_out(tmp_path: Path) -> None:
+    async def test(made: Endpoint) -> None:
+        client = client_of(made, made.session())
+        messages: Messages = [user("one")]
+        messages.append((await ask(client, messages)).choices[0].message.model_dump())
+        hint = {"role": "system", "content": "hint"}
+        for before in ([], messages):
+            with pytest.raises(
+                openai.BadRequestError, match=rf"ignores message {len(before) + 1} \(role 'system': 'hi"
+            ):
+                await ask(client, [*before, hint, user("two")])
+        await ask(client, [*messages, user("two")])
+
+    run(tmp_path, numbered(), test, HERMES.replace("messages %}", "messages if message.role != 'system' %}"))
+
+
 BAD: list[tuple[object, str | None, str]] = [
     (b"{", None, "not valid JSON"),
     (b"[" * 100_000, None, "not valid JSON"),
@@ -199,6 +215,16 @@ BAD: list[tuple[object, str | None, str]] = [
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}, user("x")]}, "messages", "tool_calls[0] must"),
     ({"messages": [user("x")], "n": 2}, "n", "n must be 1 (seen: 2)"),
     ({"messages": [user("x")], "logprobs": True}, "logprobs", "not supported"),
+    ({"messages": [user("x")], "parallel_tool_calls": False}, "parallel_tool_calls", "(seen: False)"),
+    ({"messages": [user("x")], "guided_json": {"type": "object"}}, "guided_json", "are not constrained"),
+    ({"messages": [user("x")], "structured_outputs": {"regex": "a"}}, "structured_outputs", "are not constrained"),
+    ({"messages": [user("x")], "chat_template_kwargs": {"a": 0}}, "chat_template_kwargs", "chat template"),
+    ({"messages": [user("x")], "continue_final_message": True}, "continue_final_message", "whole turns"),
+    ({"messages": [user("x")], "min_tokens": 1}, "min_tokens", "a turn ends where"),
+    ({"messages": [user("x")], "ignore_eos": True}, "ignore_eos", "a turn ends where"),
+    ({"messages": [user("x")], "stop_token_ids": [5]}, "stop_token_ids", "or at `stop`"),
+    ({"messages": [user("x")], "bad_words": ["a"]}, "bad_words", "how turns are sampled"),
+    ({"messages": [user("x")], "prediction": {"type": "content"}}, "prediction", "not supported"),
     ({"messages": [user("x")], "max_tokens": 0}, "max_tokens", "whole number of at least 1 (seen: 0)"),
     ({"messages": [user("x")], "stream": "yes"}, "stream", "true or false"),
     ({"messages": [user("x")], "stop": [1]}, "stop", "list of up to 16 strings"),
@@ -223,3 +249,22 @@ def test_bad_requests_get_errors_as_openai_writes_them(tmp_path: Path) -> None:
             await client_of(made, session).embeddings.create(model="policy", input="x")
 
     run(tmp_path, numbered(), test)
+
+
+def test_fields_without_effect_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # Values that ask for nothing.
+    neutral = {"n": 1, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "chat_template_kwargs": {}}
+    neutral |= {"parallel_tool_calls": True, "add_generation_prompt": True, "response_format": {"type": "text"}}
+    neutral |= {"tool_choice": "auto", "logprobs": False, "guided_json": None, "user": "me"}
+    ignored = {"temperature": 0.5, "reasoning_effort": "low", "tool_choice": "required"}
+
+    async def test(made: Endpoint) -> None:
+        session = made.session()
+        for fields in (neutral, {**neutral, **ignored}, ignored):
+            status, answer = await post(made, session.key, {"model": "policy", "messages": [user("x")], **fields})
+            assert status == 200, answer
+
+    run(tmp_path, numbered(), test)
+    messages = [record.getMessage() for record in caplog.records if "without effect" in record.getMessage()]
+    assert len(messages) == 1
+    assert "(reasoning_effort, temperature, tool_choice)" in messages[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rljob_testing.models import chat_models
 from rljob_trainer.environments.turn_template import TurnTemplate
-from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.errors import ChatTemplateError, ConfigurationError
 from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer, ToolSchema
 
 ADD: ToolSchema = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -168,3 +169,64 @@ def test_messages_get_no_space_in_front(tmp_path: Path) -> None:
     assert template.tokenizer.encode(":why?", add_special_tokens=False)[0] == vocabulary["▁"]
     found = template.after_turn([vocabulary["b"]], [WHY], after_tool_calls=False, is_stopped=False)
     assert found.token_ids == tuple(vocabulary[word] for word in (":", "why", "?"))
+
+
+# Each leaves nothing out, but does not write every content as it is.
+CHANGING = {
+    "strips": "{% for m in messages %}<|im_start|>{{ m.content | trim }}<|im_end|>{% endfor %}",
+    "as JSON": "{% for m in messages %}<|im_start|>{{ {'output': m.content} | tojson }}<|im_end|>{% endfor %}",
+    "the beginning": "{% for m in messages %}{{ m.content[:3] }}<|im_end|>{% endfor %}",
+    "the end": "{% for m in messages %}{{ m.content[-3:] | upper }}<|im_end|>{% endfor %}",
+    "calls without a content": (
+        "{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}{% else %}{{ m.content }}"
+        "{% endif %}<|im_end|>{% endfor %}"
+    ),
+    "strict": (
+        "{% for m in messages %}{% if m.content and m.tool_calls %}{{ raise_exception('both') }}{% endif %}"
+        "{% if m.role == 'system' and m.content != 'a' %}{{ raise_exception('unknown') }}{% endif %}"
+        "{{ m.content }}{{ m.tool_calls }}<|im_end|>{% endfor %}"
+    ),
+}
+CALL: ChatMessage = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "call00000", "type": "function", "function": {"name": "add", "arguments": {}}}],
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_template_may_change_contents(tmp_path: Path, name: str) -> None:
+    template = template_of(tmp_path, CHANGING[name], tools=[ADD])
+    calls = [CALL] if "tool_calls" in CHANGING[name] else []
+    template.check_written([{"role": "system", "content": "a"}, WHY, *calls, result("")])
+    for content in ("", " ", "3", '{"a": 1}'):
+        template.check_written([result(content)], [WHY, CALL])
+
+
+@pytest.mark.parametrize(
+    ("messages", "left_out"),
+    [
+        # The text contains the letter in other places.
+        ([WHY, result("e")], "message 2 (role 'tool': 'e')"),
+        ([WHY, CALL, WHY], "the tool calls of message 2;"),
+        ([WHY, {"role": "assistant", "content": "x"}, result(""), {"role": "system", "content": "h"}], "message 4"),
+    ],
+)
+def test_a_message_that_is_left_out_is_found(tmp_path: Path, messages: list[ChatMessage], left_out: str) -> None:
+    writes = "{% if m.role in ('user', 'assistant') %}{{ m.content }}<|im_end|>{% endif %}"
+    template = template_of(tmp_path, f"{{% for m in messages %}}{writes}{{% endfor %}}")
+    for _ in range(2):
+        template.check_written([WHY])
+        template.check_written([{**message, "content": ""} for message in messages if "tool_calls" not in message])
+        with pytest.raises(ChatTemplateError, match=re.escape(f"ignores {left_out}")):
+            template.check_written(messages)
+
+
+def test_messages_are_checked_once_for_their_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = template_of(tmp_path, HERMES)
+    template.after_turn([], [WHY], after_tool_calls=False, is_stopped=False)
+    rendered = list[str]()
+    render = template.tokenizer.render_chat
+    monkeypatch.setattr(template.tokenizer, "render_chat", lambda *each: rendered.append(render(*each)) or rendered[-1])
+    template.after_turn([], [{**WHY, "content": "how?"}], after_tool_calls=False, is_stopped=False)
+    assert len(rendered) == 1

@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     # Importing this module loads transformers.
     from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 
-CHANGES = ("{} 1", "1 {}")
-"""Changes of a message's content, to test whether the rendered text changes. There are two, because some templates only
-use the beginning or the end of a message."""
 HARMLESS_KEYS = frozenset({"role", "content", "weight"})
 """Keys of a message that are accepted. `weight` is a loss weight in fine-tuning data, which does not affect a
 prompt."""
@@ -48,31 +45,14 @@ class ChatTemplate:
                 f"{', '.join(roles)}): {error}; change the row or the template, or choose another model"
             ) from error
         if roles not in self._checked:
-            self._check_every_message(messages, text, location)
+            for index in self._tokenizer.ignored_messages(messages)[:1]:
+                raise DatasetError(
+                    f"{location}: the model's chat template ignores message {index + 1} of column "
+                    f"{self._prompt_field!r} (role {roles[index]!r}: {messages[index]['content']!r:.40}); use roles "
+                    "that the template supports, or remove the message"
+                )
             self._checked.add(roles)
         return text
-
-    def _check_every_message(self, messages: Sequence[ChatMessage], text: str, location: str) -> None:
-        for number, message in enumerate(messages):
-            if not self._uses_content(messages, number, text):
-                raise DatasetError(
-                    f"{location}: the model's chat template ignores message {number + 1} of column "
-                    f"{self._prompt_field!r} (role {message['role']!r}: {message['content']!r:.40}); use roles that "
-                    "the template supports, or remove the message"
-                )
-
-    def _uses_content(self, messages: Sequence[ChatMessage], number: int, text: str) -> bool:
-        """Whether the rendered text depends on the content of one message."""
-        message = messages[number]
-        for change in CHANGES:
-            other: ChatMessage = {"role": message["role"], "content": change.format(message["content"])}
-            try:
-                changed = self._tokenizer.render_chat([*messages[:number], other, *messages[number + 1 :]])
-            except ChatTemplateError:
-                return True
-            if changed != text:
-                return True
-        return False
 
 
 def ignored_key(value: object) -> str | None:

@@ -15,27 +15,48 @@ MODEL_NAME = "policy"
 """The name of the model for agents. Requests for another name get the same model."""
 MAX_STOP_TEXTS = 16
 ROLES = ("system", "developer", "user", "assistant", "tool")
-SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "seed",
-)
-"""Ignored, because the job decides how responses are sampled."""
+_LOGPROBS = "log-probabilities are recorded for the training and are not part of answers; remove it"
+_FREE = "the policy's turns are not constrained; describe the format in a message"
+_SAMPLED = "the job decides how turns are sampled; remove it"
+_END = "a turn ends where the policy ends it, or at `stop` or `max_tokens`; remove it"
+_TEMPLATE = "the model's chat template writes the messages, and the policy writes whole turns; remove it"
 REFUSED_FIELDS = {
-    "logprobs": "log-probabilities are recorded for the training and are not part of answers; remove it",
-    "top_logprobs": "log-probabilities are recorded for the training and are not part of answers; remove it",
+    "logprobs": _LOGPROBS,
+    "top_logprobs": _LOGPROBS,
     "functions": "use `tools`",
     "function_call": "use `tool_choice`",
+    "parallel_tool_calls": "the policy may write several calls; remove it, and make only the first call",
     "audio": "only text is supported",
     "web_search_options": "the policy has no web search; remove it",
+    "prediction": "the policy writes the whole turn; remove it",
+    "guided_json": _FREE,
+    "guided_regex": _FREE,
+    "guided_choice": _FREE,
+    "guided_grammar": _FREE,
+    "structured_outputs": _FREE,
+    "allowed_token_ids": _SAMPLED,
+    "bad_words": _SAMPLED,
+    "min_tokens": _END,
+    "ignore_eos": _END,
+    "stop_token_ids": _END,
+    "chat_template": _TEMPLATE,
+    "chat_template_kwargs": _TEMPLATE,
+    "continue_final_message": _TEMPLATE,
+    "add_generation_prompt": _TEMPLATE,
 }
-"""Fields that would change the answer, and what to do instead."""
+"""Fields of OpenAI and vLLM that would change what the answer must be, and what to do instead. Values that ask for
+nothing, such as 0, are accepted."""
+TRUE_BY_DEFAULT = frozenset({"parallel_tool_calls", "add_generation_prompt"})
+"""Those of them that ask for something if they are false."""
+KNOWN_FIELDS = frozenset(
+    (
+        *("messages", "tools", "tool_choice", "response_format", "n", "max_tokens", "max_completion_tokens", "stop"),
+        *("stream", "stream_options"),
+        # They do not ask for another answer.
+        *("model", "user", "metadata", "store"),
+    )
+)
+"""All others have no effect, such as `temperature`, because the job decides how turns are sampled."""
 
 
 class ChatRequestError(TrainerError):
@@ -188,7 +209,7 @@ def _digests(tools: Sequence[ToolSchema], messages: Iterable[ChatMessage]) -> It
 
 def _refuse_unsupported(given: Mapping[str, object]) -> None:
     for field, advice in REFUSED_FIELDS.items():
-        if given.get(field):
+        if field in given and bool(given[field]) is not (field in TRUE_BY_DEFAULT):
             raise ChatRequestError(f"{field} is not supported (seen: {given[field]!r:.80}); {advice}", param=field)
     if (number := given.get("n", 1)) != 1:
         raise ChatRequestError(f"n must be 1 (seen: {number!r:.80}); send several requests", param="n")
@@ -202,7 +223,7 @@ def _refuse_unsupported(given: Mapping[str, object]) -> None:
 
 
 def _ignored(given: Mapping[str, object]) -> Iterator[str]:
-    yield from (field for field in SAMPLING_FIELDS if field in given)
+    yield from given.keys() - KNOWN_FIELDS - REFUSED_FIELDS.keys()
     if given.get("tool_choice", "auto") != "auto":
         yield "tool_choice"
 

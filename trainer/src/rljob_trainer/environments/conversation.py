@@ -52,7 +52,7 @@ class Conversation:
         starts_new_rows: bool = False,
     ) -> None:
         """Begins with the messages of the prompt; see `first_messages`. Raises ChatTemplateError if the template
-        rejects them.
+        rejects them or leaves one out.
 
         `starts_new_rows`: what happens when the template rewrites earlier turns. True: a new row begins, whose prompt
         is the whole conversation as the template writes it. False: the tokens stay as they were sampled."""
@@ -66,6 +66,7 @@ class Conversation:
         self.messages: list[ChatMessage] = [_encodable(message) for message in messages]
         """All messages so far, including the parsed turns of the assistant."""
         prompt = template.prompt(self.messages)
+        template.check_written(self.messages)
         self.prompt_text = prompt.text.removesuffix(prompt.turn_beginning)
         """The text of the first row's prompt without the beginning of the assistant's turn."""
         self._begin_row(prompt)
@@ -141,7 +142,8 @@ class Conversation:
             max_tokens: The largest number of tokens of the whole conversation.
 
         Returns False, and changes nothing, if the conversation would have more than `max_tokens` tokens. Raises
-        ChatTemplateError if the template rejects the messages, and DataError if no turn precedes them.
+        ChatTemplateError if the template rejects the messages or leaves one out, and DataError if no turn precedes
+        them.
         """
         if not self.turns or self._before_turn is not None or not messages:
             raise DataError(f"{len(messages)} messages cannot be added: they must follow a turn of the assistant")

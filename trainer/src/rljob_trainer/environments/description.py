@@ -10,10 +10,13 @@ Neither this module nor a process that runs environments imports transformers. O
 from __future__ import annotations
 
 import asyncio
+import enum
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import get_type_hints
 
 from rljob_trainer.errors import ConfigurationError, described
 from rljob_trainer.processes.child_program import describe_error
@@ -130,8 +133,18 @@ def tool_names(cls: type) -> tuple[str, ...]:
     """The names of the methods that are tools, sorted. They are looked up on the class, because looking at an object
     would call the code of its properties."""
     special = {RESET, RESPOND, GET_REWARD, *([CLOSE] if is_closable(cls) else [])}
-    methods = [name for name, _ in inspect.getmembers(cls, predicate=inspect.isfunction)]
-    return tuple(name for name in methods if not name.startswith("_") and name not in special)
+    public = [name for name in sorted(dir(cls)) if not name.startswith("_") and name not in special]
+    return tuple(name for name in public if _is_method(inspect.getattr_static(cls, name, None)))
+
+
+def _is_method(found: object) -> bool:
+    """Whether what a class has under a name is a method of the user's, also one with a decorator: `functools.wraps`,
+    which those of functools use, too, notes the function in `__wrapped__`. A property cannot be called."""
+    if isinstance(found, classmethod | staticmethod):
+        found = found.__func__
+    if isinstance(found, functools.partialmethod | functools.singledispatchmethod) or inspect.isfunction(found):
+        return True
+    return callable(found) and not isinstance(found, type) and hasattr(found, "__wrapped__")
 
 
 def is_closable(cls: type) -> bool:
@@ -234,6 +247,19 @@ def _constructor_failed(error: BaseException, cls: type, spec: ClassSpec) -> Con
     )
 
 
+def _describe_enums(method: Callable[..., object], schema: object) -> None:
+    """Describes parameters that are enums of strings by their values; transformers would write that they are objects.
+    The method gets one of the values as a string. Raises TypeError for other enums."""
+    match schema:
+        case {"function": {"parameters": {"properties": dict() as properties}}}:
+            for name, hint in get_type_hints(method).items():
+                if name not in properties or not isinstance(hint, type) or not issubclass(hint, enum.Enum):
+                    continue
+                if not issubclass(hint, str):
+                    raise TypeError(f"{name} is an enum of values that are not strings; use Literal, or an enum of str")
+                properties[name] |= {"type": "string", "enum": [each.value for each in hint]}
+
+
 def _schema(
     method: Callable[..., object], name: str, spec: ClassSpec, make_schema: Callable[[Callable[..., object]], object]
 ) -> Mapping[str, object]:
@@ -241,7 +267,10 @@ def _schema(
     if any(is_generator(method) for is_generator in _GENERATORS):
         raise ConfigurationError(f"{where} is {kind_of(method)}; use `return` instead of `yield`, or name it _{name}")
     try:
+        if "self" in inspect.signature(method).parameters:
+            raise TypeError("it cannot be called with named arguments")
         schema = make_schema(method)
+        _describe_enums(method, schema)
     except Exception as error:
         raise ConfigurationError(
             f"{where} is a public method and therefore a tool, but its description cannot be made "

@@ -10,7 +10,7 @@ from rljob_trainer.environments.description import NAME_COLUMN, EnvironmentDescr
 from rljob_trainer.environments.settings import EnvironmentSettings
 from rljob_trainer.environments.tool_calls import TurnParser, turn_parser
 from rljob_trainer.environments.turn_template import TurnTemplate
-from rljob_trainer.errors import DatasetError
+from rljob_trainer.errors import ChatTemplateError, DatasetError
 from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 
 WHERE = "spec.training.environment"
@@ -34,10 +34,14 @@ class EnvironmentKind:
         observation: str | list[ChatMessage] | None,
         max_context_tokens: int,
     ) -> Conversation:
-        """Begins a conversation. `observation`: what `reset` returned. Raises EnvironmentMessageError, and
-        DatasetError if no turn fits after the prompt."""
+        """Begins a conversation. `observation`: what `reset` returned. Raises EnvironmentMessageError,
+        ChatTemplateError if the template rejects a message or leaves it out, and DatasetError if no turn fits after
+        the prompt."""
         begun = first_messages(messages, observation, self.where)
-        conversation = Conversation(self.template, self.parser, begun, starts_new_rows=self.starts_new_rows)
+        try:
+            conversation = Conversation(self.template, self.parser, begun, starts_new_rows=self.starts_new_rows)
+        except ChatTemplateError as error:
+            raise ChatTemplateError(f"{self.where}: {error}") from error
         if conversation.num_prompt_tokens >= max_context_tokens:
             raise DatasetError(
                 f"{WHERE}.maxContextTokens ({max_context_tokens}): the prompt of a rollout has "

@@ -28,7 +28,7 @@ EMPTY_THINKING = re.compile(r"\A\s*<(\w+)>\s*</\1>\s*")
 """Some templates write this before the content of a turn without thinking."""
 CALL_MARKER = re.compile(r"<[^<>\s]{2,40}>|\[[A-Z_]{3,40}\]")
 MAX_KEPT_LENGTH, MAX_KEPT_TEXTS = 200, 10_000
-MAX_RENDERED_CALLS = 256
+MAX_RENDERED_CALLS, MAX_CHECKED = 256, 1024
 TEMPLATE_FIELD = "spec.training.model.source"
 
 
@@ -64,6 +64,9 @@ class TurnTemplate:
         self._rendered_calls: dict[tuple[tuple[str, str], ...], str] = {}
         """Turns with probes, as `_render_turn` writes them, by the names and ids of their calls."""
 
+        self._checked: set[tuple[tuple[str, bool], ...]] = set()
+        """Conversations of which the template writes every message: the roles, and which messages have tool calls."""
+
     def prompt(self, messages: Sequence[ChatMessage]) -> TemplateText:
         """Renders the beginning of a conversation, up to the first turn of the assistant. Raises ChatTemplateError if
         the template rejects it."""
@@ -96,13 +99,15 @@ class TurnTemplate:
 
         If the turn ends with a token that is part of the end of a turn, such as `<|im_end|>`, the result starts after
         this token. If it ends with a stop text, the result starts after the common part. If it ends in another way, the
-        result contains the whole end of the turn. Raises as `suffix` does.
+        result contains the whole end of the turn. Raises as `suffix` does, and ChatTemplateError if the template leaves
+        a message out.
 
         Args:
             turn: The token ids that were sampled.
             is_stopped: Whether the turn ended by an end token or a stop text; not by its length.
         """
         text, beginning = self._suffix(messages, after_tool_calls)
+        self.check_written(messages, [PROBE_MESSAGE, probe_turn(_calls_of(messages) if after_tool_calls else [])])
         head = self._head(messages[0]["role"], after_tool_calls, text)
         if end := self.end_token(turn):
             start = head.find(end)
@@ -116,6 +121,29 @@ class TurnTemplate:
             common = next((n for n in range(len(head), 0, -1) if written.endswith(head[:n])), 0)
             text = text[common:]
         return TemplateText(text, tuple(self._encode_after_turn(text)), beginning)
+
+    def check_written(self, messages: Sequence[ChatMessage], before: Sequence[ChatMessage] = ()) -> None:
+        """Raises ChatTemplateError if the template leaves one of these messages out, as some templates do with roles
+        that they do not know. A message without text may be left out. `before`: messages that precede them."""
+        conversation = [*before, *messages]
+        kinds = tuple((message["role"], "tool_calls" in message) for message in conversation)
+        if kinds in self._checked:
+            return
+        ignored = [index for index in self.tokenizer.ignored_messages(conversation, self.tools) if index >= len(before)]
+        for index in ignored:
+            message, number = conversation[index], index - len(before) + 1
+            if "tool_calls" in message:
+                what = f"the tool calls of message {number}; leave them out, or use a template that writes them"
+            elif (content := message["content"]).strip():
+                role = message["role"]
+                what = f"message {number} (role {role!r}: {content!r:.40}); use a role that it writes there"
+            else:
+                continue
+            raise ChatTemplateError(f"the chat template of {self.tokenizer.folder} ignores {what}")
+        if not ignored:
+            if len(self._checked) >= MAX_CHECKED:
+                self._checked.clear()
+            self._checked.add(kinds)
 
     def end_token(self, turn: Sequence[int]) -> str:
         """Returns the text of the end token at the end of a turn; empty if the turn has none."""

@@ -14,6 +14,11 @@ from rljob_trainer.models.model_files import WHERE, read_json_object, reading_mo
 
 END_TOKEN_FILES = ("generation_config.json", "config.json")
 """Files with the end tokens. Only the first one that exists is used."""
+TEST_CONTENT = "Kq{}message{}qK"
+"""Content of a test message with a number, which no template contains itself."""
+CHANGES = ("{} 1", "1 {}")
+"""Changes of a message's content, to test whether the rendered text changes. There are two, because some templates only
+use the beginning or the end of a message."""
 
 
 ToolSchema = dict[str, object]
@@ -194,6 +199,32 @@ class Tokenizer:
         """
         return self._render(messages, tools, with_generation_prompt=True)
 
+    def ignored_messages(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> tuple[int, ...]:
+        """Returns the indices of the messages that the chat template leaves out of the text of `render_chat`, as some
+        templates do with unknown roles. The result depends on the roles, and on which messages have tool calls, but
+        seldom on the contents. Raises ChatTemplateError if the template rejects the conversation."""
+        tests = [TEST_CONTENT.format(index, index) for index in range(len(messages))]
+        try:
+            text = self.render_chat(list(map(_with_content, messages, tests)), tools)
+        except ChatTemplateError:
+            text = ""
+        if not (missing := [index for index, test in enumerate(tests) if test not in text]):
+            return ()
+        # A template may cut a content, or need a certain one.
+        text = self.render_chat(messages, tools)
+        return tuple(index for index in missing if not self._is_written(messages, index, text, tools))
+
+    def _is_written(self, messages: Sequence[ChatMessage], index: int, text: str, tools: Sequence[ToolSchema]) -> bool:
+        """Whether the rendered text depends on the content or the tool calls of one message."""
+        for change in CHANGES:
+            other = _with_content(messages[index], change.format(messages[index]["content"]))
+            try:
+                if self.render_chat([*messages[:index], other, *messages[index + 1 :]], tools) != text:
+                    return True
+            except ChatTemplateError:
+                return True
+        return False
+
     def _render(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], *, with_generation_prompt: bool
     ) -> str:
@@ -217,6 +248,18 @@ class Tokenizer:
             raise ChatTemplateError(
                 f"the chat template of {self._folder} failed: {_template_message(error)}"
             ) from error
+
+
+def _with_content(message: ChatMessage, content: str) -> ChatMessage:
+    """Returns the message with another content. If it has tool calls, only their arguments are replaced, because some
+    templates ignore or reject a content beside calls."""
+    if "tool_calls" not in message:
+        return {**message, "content": content}
+    calls: list[ToolCall] = [
+        {**call, "function": {"name": call["function"]["name"], "arguments": {"value": content}}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
 
 
 def _declared_end_tokens(folder: Path) -> tuple[int, ...]:
