@@ -124,22 +124,20 @@ class TurnTemplate:
 
     def check_written(self, messages: Sequence[ChatMessage], before: Sequence[ChatMessage] = ()) -> None:
         """Raises ChatTemplateError if the template leaves one of these messages out, as some templates do with roles
-        that they do not know. A message without text may be left out. `before`: messages that precede them."""
+        that they do not know. Turns of the assistant may be left out, which is a rewrite, and messages without text.
+        `before`: messages that precede them."""
         conversation = [*before, *messages]
         kinds = tuple((message["role"], "tool_calls" in message) for message in conversation)
         if kinds in self._checked:
             return
         ignored = [index for index in self.tokenizer.ignored_messages(conversation, self.tools) if index >= len(before)]
         for index in ignored:
-            message, number = conversation[index], index - len(before) + 1
-            if "tool_calls" in message:
-                what = f"the tool calls of message {number}; leave them out, or use a template that writes them"
-            elif (content := message["content"]).strip():
-                role = message["role"]
-                what = f"message {number} (role {role!r}: {content!r:.40}); use a role that it writes there"
-            else:
-                continue
-            raise ChatTemplateError(f"the chat template of {self.tokenizer.folder} ignores {what}")
+            role, content = conversation[index]["role"], conversation[index]["content"]
+            if role != "assistant" and content.strip():
+                raise ChatTemplateError(
+                    f"the chat template of {self.tokenizer.folder} ignores message {index - len(before) + 1} (role "
+                    f"{role!r}: {content!r:.40}); use a role that it writes there"
+                )
         if not ignored:
             if len(self._checked) >= MAX_CHECKED:
                 self._checked.clear()
