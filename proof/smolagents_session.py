@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import JsonValue
+
+from rljob_proof.agent_programs import Session, reward_of_program
 
 PROGRAM = Path(__file__).parent / "other_packages" / "smolagents_add.py"
 ROWS = [{"kind": kind, "transfer": transfer} for kind in ("code", "tools") for transfer in ("whole", "streamed")]
@@ -40,27 +39,10 @@ TURNS = (
 END, START, UNKNOWN, PADDING = "<|im_end|>", "<|im_start|>", "<unknown>", "<pad>"
 
 
-class Session(Protocol):
-    """What the agent's function gets."""
-
-    base_url: str
-    api_key: str
-    model: str
-
-
 def run(session: Session, row: Mapping[str, object], python: str, episodes: str) -> float:
     """Lets one agent of smolagents answer; the reward is 1 for the right result. `episodes`: a file for what it
     printed."""
-    # This PYTHONPATH is for another environment.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment["SESSION_KEY"] = session.api_key
-    command = [python, str(PROGRAM), session.base_url, session.model, str(row["kind"]), str(row["transfer"])]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if ended.returncode != 0:
-        raise RuntimeError(f"smolagents failed: {ended.stderr[-2000:]}")
-    with open(episodes, "a", encoding="utf-8") as file:
-        file.write(ended.stdout)
-    return float(json.loads(ended.stdout)["is_right"])
+    return reward_of_program(session, python, PROGRAM, [str(row["kind"]), str(row["transfer"])], episodes)
 
 
 def main() -> int:
@@ -84,7 +66,7 @@ def main() -> int:
         own = [episode for episode in episodes if episode.items() >= row.items()]
         name = f"{row['kind']}, {row['transfer']}"
         found[f"{name}: an agent has used the tool"] = any(episode["has_added"] for episode in own)
-        found[f"{name}: an agent has given the right answer"] = any(episode["is_right"] for episode in own)
+        found[f"{name}: an agent has given the right answer"] = any(episode["reward"] for episode in own)
     turns, rows = (files.series(name)[0] for name in ("environment/turns/mean", "rows_per_response/mean"))
     found["the trainer has the turns of the agents"] = round(turns * len(episodes)) == num_turns
     for what, holds in found.items():

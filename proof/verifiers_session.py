@@ -13,14 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import JsonValue
+
+from rljob_proof.agent_programs import Session, reward_of_program
 
 PROGRAM = Path(__file__).parent / "other_packages" / "verifiers_letters.py"
 NUM_GUESSES, GROUP_SIZE, BATCH_SIZE = 6, 4, 2
@@ -29,28 +29,10 @@ VARIABLES = ("SSL_CERT_FILE", "UV_DEFAULT_INDEX")
 """What uv needs to install the program that verifiers starts."""
 
 
-class Session(Protocol):
-    """What the agent's function gets."""
-
-    base_url: str
-    api_key: str
-    model: str
-    seed: int
-
-
 def run(session: Session, row: Mapping[str, object], python: str, episodes: str) -> float:
     """Runs one episode of verifiers, and returns the reward of its trace. `episodes`: a file for what it printed."""
     del row
-    # This PYTHONPATH is for another environment. The program that verifiers starts needs uv.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"PATH": f"{Path(python).parent}:{environment['PATH']}", "SESSION_KEY": session.api_key}
-    command = [python, str(PROGRAM), session.base_url, session.model, str(session.seed), str(NUM_GUESSES)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if ended.returncode != 0:
-        raise RuntimeError(f"verifiers failed: {ended.stderr[-2000:]}")
-    with open(episodes, "a", encoding="utf-8") as file:
-        file.write(ended.stdout)
-    return float(json.loads(ended.stdout)["reward"])
+    return reward_of_program(session, python, PROGRAM, [str(session.seed), str(NUM_GUESSES)], episodes)
 
 
 def main() -> int:

