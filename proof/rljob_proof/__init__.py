@@ -1,2 +1,2 @@
-"""Code that the programs of proof/ share: `runs` makes missing runs, `curves` reads and draws them, `agent_programs` runs
-agents of other packages."""
+"""Code that programs of proof/ share: `runs` makes missing runs, `curves` reads and draws them, and `agent_programs`
+runs agents of other packages."""
