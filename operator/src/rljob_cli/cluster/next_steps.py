@@ -176,7 +176,7 @@ def _deadlines(job: StoredJob, attempt: Attempt | None, now: datetime) -> Iterat
     if attempt is None:
         return
     if attempt.running_since is None:
-        end = moment(attempt.cluster_created_at or attempt.started) + timedelta(
+        end = moment(attempt.active_since or attempt.started) + timedelta(
             seconds=policy.provisioning_deadline_seconds
         )
         yield _failed_if(f"the trainer of attempt {attempt.number} has not started", end, now)
@@ -202,7 +202,7 @@ def _active_deadline_end(job: StoredJob, attempt: Attempt, limit_seconds: int, n
     counters = job.status.counters
     if counters is None:
         return moment(job.status.attempts[0].started) + timedelta(seconds=limit_seconds)
-    begun = moment(attempt.cluster_created_at) if attempt.cluster_created_at else now
+    begun = moment(attempt.active_since) if attempt.active_since else now
     return begun + timedelta(seconds=limit_seconds - counters.active_seconds)
 
 

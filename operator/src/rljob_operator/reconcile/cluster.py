@@ -67,7 +67,7 @@ def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | Non
         draft.gpus = sum(pool.nodes * pool.gpus_per_node for pool in requested.pools)
     _record_name_conflict(draft, observed, cluster)
     if cluster is not None and draft.attempt.cluster_uid is None:
-        draft.change_attempt(cluster_uid=cluster.uid, cluster_created_at=timestamp(draft.now))
+        draft.change_attempt(cluster_uid=cluster.uid, active_since=timestamp(draft.now))
     if cluster is None:
         finding: Finding | None = _finding_without_cluster(draft, observed)
     else:

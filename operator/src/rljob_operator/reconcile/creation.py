@@ -80,9 +80,9 @@ def seconds_to_pod_counts(draft: StatusDraft, spec: RLJobSpec) -> float | None:
     attempt, elastic = draft.attempt, spec.run_policy.elastic
     if attempt.all_nodes_since is not None:
         return ALL_PODS_SECONDS - seconds_since(attempt.all_nodes_since, draft.now)
-    if elastic is None or attempt.running_since is not None or attempt.cluster_created_at is None:
+    if elastic is None or attempt.running_since is not None or attempt.active_since is None:
         return None
-    return elastic.wait_seconds - seconds_since(attempt.cluster_created_at, draft.now)
+    return elastic.wait_seconds - seconds_since(attempt.active_since, draft.now)
 
 
 def create_cluster(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
@@ -144,11 +144,11 @@ def _fewer_pods(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> tupl
     if all are ready, the attempt still waits, too few are ready, or the job is not elastic. If the previous attempt ran
     on fewer worker pods of the same cluster, the attempt does not wait."""
     attempt, elastic = draft.attempt, spec.run_policy.elastic
-    if elastic is None or attempt.cluster_created_at is None or _are_all_pods_ready(draft, observed, spec):
+    if elastic is None or attempt.active_since is None or _are_all_pods_ready(draft, observed, spec):
         return ()
     previous = draft.attempts[-2] if len(draft.attempts) > 1 else None
     ran_on_fewer = previous is not None and previous.cluster_uid == attempt.cluster_uid and previous.nodes != ()
-    if not ran_on_fewer and seconds_since(attempt.cluster_created_at, draft.now) < elastic.wait_seconds:
+    if not ran_on_fewer and seconds_since(attempt.active_since, draft.now) < elastic.wait_seconds:
         return ()
     pods = observed.pods_of(attempt.cluster)
     ready = Counter(pod.group for pod in pods if pod.ready and not (pod.deleting or pod.ended))

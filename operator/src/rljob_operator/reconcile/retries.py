@@ -57,7 +57,7 @@ def start_attempt(draft: StatusDraft, job: ObservedJob, *, on_same_cluster: bool
             cluster=previous.cluster if previous is not None else cluster_name(job.name, number),
             cluster_uid=previous.cluster_uid if previous is not None else None,
             # Deadlines count from this time, so for a reused cluster it is the start of the attempt.
-            cluster_created_at=timestamp(draft.now) if previous is not None else None,
+            active_since=timestamp(draft.now) if previous is not None else None,
             started=timestamp(draft.now),
         )
     )
@@ -75,7 +75,7 @@ def end_attempt(draft: StatusDraft, ending: Ending) -> None:
     """Records how the newest attempt ended, and adds the time since its cluster was created to the job's active
     seconds."""
     attempt = draft.attempt
-    since = attempt.cluster_created_at
+    since = attempt.active_since
     if since is not None:
         active = max(0, round(seconds_since(since, draft.now)))
         draft.change_counters(active_seconds=min(draft.counters.active_seconds + active, MAX_COUNT))

@@ -198,7 +198,7 @@ def _seconds_to_active_deadline(draft: StatusDraft, policy: RunPolicy) -> float 
     without such a deadline."""
     if policy.active_deadline_seconds is None:
         return None
-    since = draft.attempt.cluster_created_at if draft.is_under_way else None
+    since = draft.attempt.active_since if draft.is_under_way else None
     current = max(0.0, seconds_since(since, draft.now)) if since is not None else 0.0
     return policy.active_deadline_seconds - draft.counters.active_seconds - current
 
@@ -217,7 +217,7 @@ def _endings_by_deadline(
         left = limit - seconds_since(attempt.state_unknown_since, draft.now)
         return [(_remaining_after_silence(left, observed), Ending(unobservable[0], text))]
     limit = policy.provisioning_deadline_seconds
-    waited = seconds_since(attempt.cluster_created_at or attempt.started, draft.now)
+    waited = seconds_since(attempt.active_since or attempt.started, draft.now)
     text = f"the trainer did not start within {limit} s: {waits_for}"
     found = [(limit - waited, Ending(Reason.PROVISIONING_DEADLINE_EXCEEDED, text))]
     failure = observed.failure
