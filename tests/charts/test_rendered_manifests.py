@@ -146,6 +146,7 @@ def test_the_operator_reads_what_the_chart_sets(helm: charts.Helm) -> None:
         "trainer.image=registry.local:5000/trainer:9",
         "maxConcurrentReconciles=3",
         "logLevel=debug",
+        "jobs.allowedLabelPrefixes={volcano.sh/,example.com/team-}",
     )
     variables = charts.items_at(pod_of(helm.rendered(*settings)), "containers", 0, "env")
     metadata = {"metadata.name": "operator-1", "metadata.namespace": "rljob-system"}
@@ -167,6 +168,7 @@ def test_the_operator_reads_what_the_chart_sets(helm: charts.Helm) -> None:
     assert found.leader_election
     assert found.max_concurrent_reconciles == 3
     assert found.log_level == "debug"
+    assert found.allowed_label_prefixes == ("volcano.sh/", "example.com/team-")
     ports = {charts.value_at(port, "name"): charts.value_at(port, "containerPort") for port in ports_of(helm)}
     assert ports == {"health": found.health_port, "metrics": found.metrics_port}
     mounts = {charts.value_at(mount, "name"): charts.value_at(mount, "mountPath") for mount in mounts_of(helm)}
@@ -295,6 +297,7 @@ def test_every_image_has_a_tag_or_a_digest(helm: charts.Helm) -> None:
         ("trainer.image=registry.local:5000/trainer", "at '/trainer/image'"),
         ("trainer.rayVersion=newest", "at '/trainer/rayVersion'"),
         ("networkPolicy.apiServer.ports={0}", "at '/networkPolicy/apiServer/ports/0'"),
+        ("jobs.allowedLabelPrefixes={team}", "at '/jobs/allowedLabelPrefixes/0'"),
         ("tokenKey.existingSecrt=a", "additional properties 'existingSecrt' not allowed"),
         ("watchNamespace={a}", "additional properties 'watchNamespace' not allowed"),
     ],
@@ -311,6 +314,7 @@ def test_a_wrong_value_is_rejected_by_its_name(helm: charts.Helm, setting: str, 
             "image",
             "replicas",
             "trainer",
+            "jobs",
             "maxConcurrentReconciles",
             "logLevel",
             "tokenKey",

@@ -30,6 +30,7 @@ def test_omitted_settings_have_defaults() -> None:
         True,
         8,
     )
+    assert settings.allowed_label_prefixes == ()
     assert (settings.health_port, settings.metrics_port, settings.log_level) == (8080, 9090, "info")
     url = settings.dashboard_url.format(cluster="sorter-1", namespace="team-a")
     assert url == "http://sorter-1-head-svc.team-a.svc:8265"
@@ -46,6 +47,7 @@ def test_all_settings_are_read() -> None:
             "RLJOB_OPERATOR_MAX_CONCURRENT_RECONCILES": "16",
             "RLJOB_OPERATOR_LOG_LEVEL": "DEBUG",
             "RLJOB_OPERATOR_POD_LABELS": "app.kubernetes.io/name=rljob-operator, tier=",
+            "RLJOB_OPERATOR_ALLOWED_LABEL_PREFIXES": "volcano.sh/, example.com/team-,volcano.sh/",
             "RLJOB_OPERATOR_DASHBOARD_URL": "http://localhost:1/{namespace}/{cluster}/",
             "RLJOB_OPERATOR_HEALTH_PORT": "1",
             "RLJOB_OPERATOR_METRICS_PORT": "65535",
@@ -57,6 +59,7 @@ def test_all_settings_are_read() -> None:
     assert (settings.trainer_image, settings.image_pull_policy) == ("example/trainer:1", "Never")
     assert (settings.lease_name, settings.max_concurrent_reconciles, settings.log_level) == ("lease", 16, "debug")
     assert settings.pod_labels == {"app.kubernetes.io/name": "rljob-operator", "tier": ""}
+    assert settings.allowed_label_prefixes == ("volcano.sh/", "example.com/team-")
     assert settings.dashboard_url == "http://localhost:1/{namespace}/{cluster}"
     assert (settings.health_port, settings.metrics_port, settings.leader_election) == (1, 65535, False)
     assert settings.kubeconfig == "/kube/config"
@@ -79,6 +82,10 @@ def test_missing_settings_are_named(name: str) -> None:
         ("LEADER_ELECTION", "maybe", "unknown value (seen: 'maybe'); use one of true, false"),
         ("NAMESPACES", "team-a,Team_B", "not a namespace (seen: 'Team_B')"),
         ("POD_LABELS", "a=b,c", "(seen: 'c'); use key=value"),
+        ("ALLOWED_LABEL_PREFIXES", "team,volcano.sh/", "not the beginning of a label key (seen: 'team'); use a domain"),
+        ("ALLOWED_LABEL_PREFIXES", "/", "not the beginning of a label key (seen: '/')"),
+        ("ALLOWED_LABEL_PREFIXES", "rljob.dev/job", "begin with rljob.dev/ or ray.io/ belong to the operator"),
+        ("ALLOWED_LABEL_PREFIXES", "ray.io/", "belong to the operator and KubeRay (seen: 'ray.io/'); remove this"),
         ("DASHBOARD_URL", "http://fixed:8265", "not a URL with {cluster} and {namespace} (seen: 'http://fixed:8265')"),
         ("DASHBOARD_URL", "http://{cluster}:8265", "not a URL with {cluster} and {namespace}"),
         ("DASHBOARD_URL", "http://proxy/{namespace}", "not a URL with {cluster} and {namespace}"),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rljob_api.v1alpha1.pools import OWNED_ANNOTATION_PREFIXES as OWNED_PREFIXES
 from rljob_operator.errors import SettingsError
 
 PREFIX = "RLJOB_OPERATOR_"
@@ -31,6 +32,9 @@ class Settings:
     """Ray version for jobs that specify none."""
     image_pull_policy: str
     """Pull policy of all pods of jobs."""
+    allowed_label_prefixes: tuple[str, ...]
+    """Beginnings of the label keys that jobs may set in `spec.scheduling.labels`, such as `volcano.sh/`; empty for
+    none."""
     pod_labels: Mapping[str, str]
     """Labels of the operator's own pods; the network policies of jobs allow connections from pods with these labels."""
     token_keys_folder: Path
@@ -78,6 +82,7 @@ def parse_settings(environment: Mapping[str, str]) -> Settings:
         trainer_image=read.text("TRAINER_IMAGE", "") or None,
         ray_version=read.text("RAY_VERSION"),
         image_pull_policy=read.choice("IMAGE_PULL_POLICY", PULL_POLICIES, "IfNotPresent"),
+        allowed_label_prefixes=read.label_prefixes("ALLOWED_LABEL_PREFIXES"),
         pod_labels=read.labels("POD_LABELS"),
         token_keys_folder=Path(read.text("TOKEN_KEYS_FOLDER")),
         dashboard_url=read.url_template("DASHBOARD_URL", DEFAULT_DASHBOARD_URL),
@@ -144,13 +149,32 @@ class _Reader:
             raise SettingsError(f"{PREFIX}{name}: must be an integer from {lowest} to {highest} (seen: {found!r})")
         return int(found)
 
+    def parts(self, name: str) -> tuple[str, ...]:
+        """The different parts of a comma-separated list; empty if the variable is not set."""
+        return tuple(dict.fromkeys(part.strip() for part in self.text(name, "").split(",") if part.strip()))
+
     def namespaces(self, name: str) -> tuple[str, ...]:
-        found = tuple(dict.fromkeys(part.strip() for part in self.text(name, "").split(",") if part.strip()))
+        found = self.parts(name)
         for part in found:
             if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", part):
                 raise SettingsError(
                     f"{PREFIX}{name}: not a namespace (seen: {part!r}); use comma-separated names, or leave it empty"
                     " for all namespaces"
+                )
+        return found
+
+    def label_prefixes(self, name: str) -> tuple[str, ...]:
+        found = self.parts(name)
+        for part in found:
+            if not re.fullmatch(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?/[-._A-Za-z0-9]{0,63}", part):
+                raise SettingsError(
+                    f"{PREFIX}{name}: not the beginning of a label key (seen: {part!r}); use a domain with a slash, such"
+                    " as volcano.sh/, or leave it empty to allow no labels"
+                )
+            if part.startswith(OWNED_PREFIXES):
+                raise SettingsError(
+                    f"{PREFIX}{name}: labels that begin with {' or '.join(OWNED_PREFIXES)} belong to the operator and"
+                    f" KubeRay (seen: {part!r}); remove this entry"
                 )
         return found
 

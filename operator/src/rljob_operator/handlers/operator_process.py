@@ -84,6 +84,7 @@ def _defaults(settings: Settings) -> Defaults:
         image_pull_policy=settings.image_pull_policy,
         operator_namespace=settings.pod_namespace,
         operator_pod_labels=settings.pod_labels,
+        allowed_label_prefixes=settings.allowed_label_prefixes,
     )
 
 

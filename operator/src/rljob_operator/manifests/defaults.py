@@ -20,6 +20,8 @@ class Defaults:
     operator_namespace: str
     operator_pod_labels: Mapping[str, str]
     """Labels of the operator's pods; each job's network policy admits pods with these labels."""
+    allowed_label_prefixes: tuple[str, ...] = ()
+    """Beginnings of the label keys that a job may set in `spec.scheduling.labels`; each contains a slash."""
 
     def __post_init__(self) -> None:
         if not is_ray_new_enough(self.ray_version):
