@@ -85,7 +85,7 @@ class ClusterCreation:
             # an earlier attempt (the names of clusters repeat after 1000 attempts).
             self._require_leadership()
             await self._objects.apply(NETWORK_POLICIES, job.namespace, text_at(policy, "metadata", "name"), policy)
-        manifest = ray_cluster(owner, spec, effect.attempt, self._defaults, key_id(key))
+        manifest = ray_cluster(owner, spec, effect.attempt, self._defaults, key_id(key), job.queue_labels)
         self._require_leadership()
         try:
             created = await self._objects.create_strictly(CLUSTERS, job.namespace, manifest)

@@ -17,8 +17,9 @@ from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, API_GROUP, AP
 from rljob_api.pydantic_messages import follows_from_another, plain_message
 from rljob_api.tolerant_reading import AS_FAR_AS_READABLE, STATUS, STORED_SPEC, read_document
 from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.pools import QUEUE_LABEL
 from rljob_api.v1alpha1.run_policy import RunPolicy
-from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.spec import ManagedBy, RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_api.yaml_text import wire_path
 from rljob_operator.kube.errors import KubeError
@@ -32,7 +33,7 @@ from rljob_operator.raw_json import (
     optional_text_at,
     text_at,
 )
-from rljob_operator.reconcile.observed import ObservedCluster, ObservedJob
+from rljob_operator.reconcile.observed import ObservedCluster, ObservedJob, ObservedWorkload
 from rljob_planner.job_memory import memory_shortage
 
 MAX_ATTEMPTS = 64
@@ -87,8 +88,11 @@ class JobReader:
         self._readings.pop((namespace, name), None)
 
 
-def observed_cluster(raw: JsonObject, events: Iterable[JsonObject] = ()) -> ObservedCluster:
-    """Parses a RayCluster. `events`: events about this cluster; needed only if the cluster has no pods."""
+def observed_cluster(
+    raw: JsonObject, workload: JsonObject | None = None, events: Iterable[JsonObject] = ()
+) -> ObservedCluster:
+    """Parses a RayCluster. `workload`: Kueue's object for this cluster, if there is one. `events`: events about this
+    cluster; needed only if the cluster has no pods."""
     metadata = object_at(raw, "metadata")
     return ObservedCluster(
         name=text_at(metadata, "name"),
@@ -97,6 +101,10 @@ def observed_cluster(raw: JsonObject, events: Iterable[JsonObject] = ()) -> Obse
         pod_creation_error=_pod_creation_error(raw) or _rejection_in(events),
         provisioned=_has_condition(raw, "RayClusterProvisioned"),
         asks_for_token=asks_for_token(raw),
+        suspended=flag_at(raw, "spec", "suspend"),
+        suspending=_has_condition(raw, "RayClusterSuspending"),
+        queue=text_at(object_at(metadata, "labels"), QUEUE_LABEL),
+        workload=None if workload is None else _observed_workload(workload),
     )
 
 
@@ -116,6 +124,14 @@ def time_at(value: object, *path: str) -> datetime | None:
         return None
 
 
+def _observed_workload(raw: JsonObject) -> ObservedWorkload:
+    conditions = {text_at(each, "type"): each for each in objects_at(raw, "status", "conditions")}
+    reserved, evicted = conditions.get("QuotaReserved", {}), conditions.get("Evicted", {})
+    is_evicted = text_at(evicted, "status") == "True"
+    message = text_at(evicted if is_evicted else reserved, "message")
+    return ObservedWorkload(text_at(reserved, "status") == "True" and not is_evicted, message)
+
+
 def _job_object(raw: JsonObject, reading: _SpecReading) -> JobObject:
     metadata = object_at(raw, "metadata")
     namespace, name = _key(raw)
@@ -131,6 +147,8 @@ def _job_object(raw: JsonObject, reading: _SpecReading) -> JobObject:
         spec_error=reading.error,
         status=_status(object_at(raw, "status"), f"RLJob {namespace}/{name}"),
         unknown_fields=reading.unknown_fields,
+        labels={key: value for key, value in object_at(metadata, "labels").items() if isinstance(value, str)},
+        is_managed=text_at(raw, "spec", "managedBy") in ("", ManagedBy.OPERATOR),
         memory_shortage=reading.memory_shortage,
         stop_request=optional_text_at(annotations, ANNOTATION_STOP),
         retry_request=optional_text_at(annotations, ANNOTATION_RETRY),

@@ -16,6 +16,7 @@ _NOT_KEPT = (
     " despite runPolicy.cleanup: KeepCluster, because the operator did not see the trainer exit,"
     " and it might still be running"
 )
+_NOT_KEPT_IN_QUEUE = " despite runPolicy.cleanup: KeepCluster, because it would hold the quota of its queue (Kueue)"
 _NEVER_CREATED = "the job finished before its cluster was created"
 
 
@@ -80,6 +81,8 @@ def _kept_cluster(draft: StatusDraft, observed: Observed) -> ObservedCluster | N
     spec, cluster = observed.job.spec, observed.cluster(draft.attempt.cluster)
     if cluster is None or cluster.deleting or draft.attempt.cluster_uid not in (None, cluster.uid):
         return None
+    if cluster.queue or cluster.suspended:
+        return None
     if spec is None:
         return cluster if draft.result.cleaned_up_at is not None else None
     return cluster if spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER else None
@@ -100,7 +103,9 @@ def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None
         return
     spec = observed.job.spec
     was_to_be_kept = spec is not None and spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER
-    why_not_kept = _NOT_KEPT if was_to_be_kept and attempt.trainer_may_run else ""
+    why_not_kept = ""
+    if was_to_be_kept:
+        why_not_kept = _NOT_KEPT if attempt.trainer_may_run else _NOT_KEPT_IN_QUEUE if _is_queued(draft) else ""
     if are_clusters_deleted(observed):
         message = _NEVER_CREATED if attempt.cluster_uid is None else _DELETED + why_not_kept
         draft.set(kind, FALSE, Reason.REMOVED, message)
