@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, WORKLOADS
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.raw_json import JsonObject, text_at
 
@@ -189,6 +189,47 @@ def test_finished_jobs_are_kept_as_trimmed_copies() -> None:
     cache.store(JOBS, "MODIFIED", job(7))
     cache.store(JOBS, "DELETED", job(8))
     assert not cache.is_trimmed("team", "j")
+
+
+def workload(version: int, name: str, owner: str = "RayCluster", created: str = "2026-01-31T12:00:00Z") -> JsonObject:
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": name,
+            "resourceVersion": str(version),
+            "creationTimestamp": created,
+            "labels": {"kueue.x-k8s.io/job-uid": "c1", "team": "a"},
+            "ownerReferences": [{"kind": owner, "uid": "c1", "controller": True}],
+        },
+        "spec": {"podSets": [{"template": {}}]},
+        "status": {"conditions": [{"type": "QuotaReserved", "status": "False"}], "resourceRequests": [1]},
+    }
+
+
+def test_the_newest_workload_of_a_cluster_is_found_without_its_spec() -> None:
+    cache = filled()
+    assert cache.store(WORKLOADS, "ADDED", workload(6, "new", created="2026-01-31T12:00:01Z"))
+    assert cache.store(WORKLOADS, "ADDED", workload(9, "old"))
+    assert not cache.store(WORKLOADS, "ADDED", workload(7, "of a batch job", owner="Job"))
+    found = cache.workload_of("team", "c1")
+    assert found is not None
+    assert (text_at(found, "metadata", "name"), set(found)) == ("new", {"metadata", "status"})
+    assert found["status"] == {"conditions": [{"type": "QuotaReserved", "status": "False"}]}
+    assert (cache.workload_of("team", "c2"), cache.workload_of("other", "c1"), cache.num_objects) == (None, None, 2)
+    cache.replace(WORKLOADS, None, [], "20")
+    assert cache.workload_of("team", "c1") is None
+
+
+def test_missing_or_forbidden_workloads_change_nothing_for_jobs() -> None:
+    cache = ObjectCache((None,))
+    cache.note_forbidden(WORKLOADS, None, "workloads is forbidden")
+    assert (cache.is_complete, cache.forbidden("team")) == (False, None)
+    for kind in (JOBS, CLUSTERS, PODS):
+        cache.replace(kind, None, [], "1")
+    assert cache.is_complete
+    cache.note_missing(WORKLOADS)
+    assert cache.is_complete
 
 
 @pytest.mark.parametrize("version", ["", "v-7"])

@@ -14,7 +14,6 @@ from rljob_operator.controller.observe import Observation
 from rljob_operator.controller.operator_context import OperatorContext
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube.allowed_calls import CLUSTERS, NETWORK_POLICIES, PODS, SECRETS, missing_fields
-from rljob_operator.kube.cache import job_uid
 from rljob_operator.kube.errors import (
     AlreadyExistsError,
     ForbiddenError,
@@ -24,6 +23,7 @@ from rljob_operator.kube.errors import (
 )
 from rljob_operator.kube.observed_objects import controller_uid
 from rljob_operator.kube.pod_problems import LABEL_CLUSTER
+from rljob_operator.kube.projections import job_uid
 from rljob_operator.manifests.access import asks_for_token, derived_token, key_id, network_policy, token_secret
 from rljob_operator.manifests.ray_cluster import ray_cluster
 from rljob_operator.raw_json import JsonObject, text_at

@@ -105,11 +105,18 @@ class _LeaderTasks:
         self._reconcile_loop = ReconcileLoop(
             self._queue, Observer(context, ray, ages), EffectExecutor(context), context
         )
-        namespaces = context.settings.namespaces
+        namespaces, kueue = context.settings.namespaces, context.settings.kueue
         events = WatchEventRouter(context.cache, self._queue, context.clock)
-        self._watches = Watches(connection, namespaces, events.on_event, context.metrics)
+        self._watches = Watches(connection, namespaces, events.on_event, context.metrics, kueue)
         self._relist = Relist(
-            context.objects, namespaces or (None,), context.cache, ages, events, self._watches.restart, context.metrics
+            context.objects,
+            namespaces or (None,),
+            context.cache,
+            ages,
+            events,
+            self._watches.restart,
+            context.metrics,
+            kueue,
         )
 
     def start(self) -> None:

@@ -16,9 +16,10 @@ from collections.abc import Callable
 from rljob_api.constants import LABEL_JOB_UID, PHASE_BEFORE_STATUS
 from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.handlers.watch_events import WatchEventRouter
-from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, KubeObjects, ResourceType
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, WORKLOADS, KubeObjects, ResourceType
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import ForbiddenError, KubeError, ResourceTypeMissingError
+from rljob_operator.kube.projections import LABEL_CLUSTER_UID
 from rljob_operator.kube.server_clock import Ages
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at
@@ -42,8 +43,9 @@ logger = logging.getLogger(__name__)
 
 
 class Relist:
-    """Lists jobs, clusters and pods. `on_new_kind` is called when RLJobs or RayClusters can be listed and their
-    CustomResourceDefinition was missing before: no watch starts by itself for a kind that is installed later."""
+    """Lists jobs, clusters and pods, and with `kueue` also Kueue's workloads. `on_new_kind` is called when a kind can
+    be listed and its CustomResourceDefinition was missing before: no watch starts by itself for a kind that is
+    installed later."""
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class Relist:
         events: WatchEventRouter,
         on_new_kind: Callable[[], None],
         metrics: Metrics,
+        kueue: bool = False,
     ) -> None:
         self._objects = objects
         self._namespaces = namespaces
@@ -62,6 +65,7 @@ class Relist:
         self._events = events
         self._on_new_kind = on_new_kind
         self._metrics = metrics
+        self._kueue = kueue
         self._missing: set[ResourceType] = set()
         self._forbidden: set[tuple[ResourceType, str | None]] = set()
 
@@ -86,6 +90,8 @@ class Relist:
         """Lists everything once, updates the cache, and queues the jobs that need a pass once the cache is complete.
         Raises KubeError."""
         missing_before = set(self._missing)
+        if self._kueue:
+            await self._list_workloads()
         # List pods and clusters before jobs: a job exists before its pods and clusters, so the listing of jobs has it.
         await self._list(PODS, LABEL_JOB_UID)
         await self._list(CLUSTERS, LABEL_JOB_UID)
@@ -104,8 +110,16 @@ class Relist:
         self._events.on_listed_clusters()
 
     def _pause_seconds(self) -> float:
-        seconds = INCOMPLETE_SECONDS if self._missing or self._forbidden else RELIST_SECONDS
+        is_incomplete = any(kind != WORKLOADS for kind in (*self._missing, *(kind for kind, _ in self._forbidden)))
+        seconds = INCOMPLETE_SECONDS if is_incomplete else RELIST_SECONDS
         return max(seconds, self._cache.num_objects / OBJECTS_PER_SECOND)
+
+    async def _list_workloads(self) -> None:
+        """Lists Kueue's workloads. Jobs do not depend on them: a failure is logged and the last listing stays."""
+        try:
+            await self._list(WORKLOADS, LABEL_CLUSTER_UID)
+        except KubeError as error:
+            logger.warning("cannot list Kueue's workloads: %s; jobs in a queue show an older state", error)
 
     async def _list(self, kind: ResourceType, labels: str = "") -> list[JsonObject]:
         """Updates the cache with listings of a kind in all namespaces. Returns the objects that it removed from the
@@ -133,7 +147,13 @@ class Relist:
         return deleted
 
     def _note_missing(self, kind: ResourceType) -> None:
-        if kind not in self._missing:
+        if kind == WORKLOADS and kind not in self._missing:
+            logger.warning(
+                "Kueue is not installed, or older than 0.15 (the API server does not serve %s); jobs run without it;"
+                " install Kueue, or set kueue.enabled=false in the values of the operator's Helm chart",
+                kind.path(None),
+            )
+        elif kind not in self._missing:
             logger.warning(
                 "the resource %s is not installed; jobs wait until KubeRay and the CustomResourceDefinition of RLJobs"
                 " are installed",

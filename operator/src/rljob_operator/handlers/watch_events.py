@@ -9,9 +9,10 @@ from datetime import datetime
 
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, LABEL_JOB
 from rljob_operator.controller.reconcile_loop import JobKey
-from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, ResourceType
-from rljob_operator.kube.cache import DELETED, ObjectCache, is_finished_and_cleaned_up, job_uid
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, WORKLOADS, ResourceType
+from rljob_operator.kube.cache import DELETED, ObjectCache, is_finished_and_cleaned_up
 from rljob_operator.kube.observed_objects import time_at
+from rljob_operator.kube.projections import cluster_uid, job_uid
 from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.raw_json import JsonObject, integer_at, object_at, optional_text_at, text_at
 from rljob_operator.workqueue import WorkQueue
@@ -80,7 +81,10 @@ class WatchEventRouter:
             if self._versions.needs_reconcile(key, event_type, raw) and self._cache.is_complete:
                 self._queue_job(key, raw)
         elif has_changed and self._cache.is_complete:
-            self._on_cluster_or_pod(kind, event_type, raw)
+            if kind == WORKLOADS:
+                self._on_workload(raw)
+            else:
+                self._on_cluster_or_pod(kind, event_type, raw)
 
     def on_listed_job(self, job: JsonObject) -> None:
         """Queues a listed job if it needs a pass, now or later."""
@@ -125,6 +129,12 @@ class WatchEventRouter:
         was_created_or_deleted = kind == CLUSTERS and event_type in ("", "ADDED", DELETED)
         if was_created_or_deleted or not is_finished_and_cleaned_up(job):
             self._queue.add(key)
+
+    def _on_workload(self, workload: JsonObject) -> None:
+        cluster = self._cache.cluster(cluster_uid(workload))
+        # The event "MODIFIED" stands for any change of the cluster's state: the cluster itself exists as before.
+        if cluster is not None:
+            self._on_cluster_or_pod(CLUSTERS, "MODIFIED", cluster)
 
     def _queue_job(self, key: JobKey, job: JsonObject) -> None:
         seconds = seconds_until_reconcile(job, self._clock.now())

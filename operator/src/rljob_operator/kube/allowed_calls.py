@@ -52,6 +52,9 @@ CORE_EVENTS = ResourceType(CORE_PATH, "events", "Event")
 EVENTS = ResourceType("/apis/events.k8s.io/v1", "events", "Event")
 """For creating events."""
 NETWORK_POLICIES = ResourceType("/apis/networking.k8s.io/v1", "networkpolicies", "NetworkPolicy")
+WORKLOADS = ResourceType("/apis/kueue.x-k8s.io/v1beta2", "workloads", "Workload")
+"""Kueue's workloads, one for each RayCluster that waits in a queue or was admitted. Kueue 0.15 or newer serves this
+version."""
 LEASES = ResourceType("/apis/coordination.k8s.io/v1", "leases", "Lease")
 
 

@@ -1,4 +1,5 @@
-"""Caches all jobs and their clusters and pods, from watches and relists, so that most passes need no read request.
+"""Caches all jobs and their clusters, pods and Kueue workloads, from watches and relists, so that most passes need no
+read request.
 
 Events can arrive twice, late, in the wrong order, or not at all: the cache keeps the newer of two states of an object,
 and a listing repairs missed events. Resource versions of the same kind are compared as numbers (`version_number`).
@@ -9,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rljob_api.constants import ANNOTATION_RETRY, LABEL_JOB_UID
+from rljob_api.constants import ANNOTATION_RETRY
 from rljob_api.requests import as_recorded
-from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, ResourceType
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, WORKLOADS, ResourceType
 from rljob_operator.kube.errors import UnavailableError
+from rljob_operator.kube.projections import cluster_uid, is_of_ray_cluster, job_uid, projected
 from rljob_operator.raw_json import JsonObject, at, object_at, optional_text_at, text_at
 
-KINDS = (JOBS, CLUSTERS, PODS)
+REQUIRED_KINDS = (JOBS, CLUSTERS, PODS)
+"""Without these kinds, the operator cannot decide what to do. Workloads only explain why a job waits."""
 DELETED = "DELETED"
 """Type of a watch event about the deletion of an object."""
 KEPT_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
@@ -38,12 +41,17 @@ class ObjectCache:
     """The cache, for one event loop. `namespaces`: the namespaces that are listed; `(None,)` for all."""
 
     def __init__(self, namespaces: Sequence[str | None]) -> None:
-        self._objects: dict[ResourceType, dict[tuple[str, str], JsonObject]] = {kind: {} for kind in KINDS}
+        self._objects: dict[ResourceType, dict[tuple[str, str], JsonObject]] = {
+            kind: {} for kind in (*REQUIRED_KINDS, WORKLOADS)
+        }
         self._of_jobs: dict[tuple[ResourceType, str, str], dict[str, JsonObject]] = {}
-        """For each kind, namespace and UID of a job: its clusters or pods, by name."""
+        """For each kind, namespace and UID of a job: its clusters or pods, by name. For workloads: the UID of the
+        RayCluster instead of the job's."""
+        self._clusters: dict[str, JsonObject] = {}
+        """RayClusters by UID."""
         self._deleted: dict[str, _Deleted] = {}
         """Deleted objects that are still remembered, by UID."""
-        self._unlisted = {(kind, namespace) for kind in KINDS for namespace in namespaces}
+        self._unlisted = {(kind, namespace) for kind in REQUIRED_KINDS for namespace in namespaces}
         """Kinds and namespaces that no listing has covered yet."""
         self._trimmed: set[tuple[str, str]] = set()
         """Namespaces and names of the jobs of which the cache has only a trimmed copy."""
@@ -53,8 +61,8 @@ class ObjectCache:
 
     @property
     def is_complete(self) -> bool:
-        """Whether each kind was listed at least once in each namespace, or cannot be listed there. Before that, an
-        object that is not in the cache may exist."""
+        """Whether each required kind was listed at least once in each namespace, or cannot be listed there. Before
+        that, an object that is not in the cache may exist."""
         return not self._unlisted
 
     def job(self, namespace: str, name: str) -> JsonObject | None:
@@ -78,6 +86,16 @@ class ObjectCache:
         found = self._of_jobs.get((kind, namespace, uid), {})
         return tuple(found[name] for name in sorted(found))
 
+    def cluster(self, uid: str) -> JsonObject | None:
+        """The RayCluster with this UID; None if there is none."""
+        return self._clusters.get(uid)
+
+    def workload_of(self, namespace: str, uid: str) -> JsonObject | None:
+        """Kueue's workload of the RayCluster with this UID: its metadata and `status.conditions`. None if Kueue does
+        not manage the cluster, or if the operator does not read workloads."""
+        found = self._of_jobs.get((WORKLOADS, namespace, uid), {})
+        return max(found.values(), key=lambda raw: text_at(raw, "metadata", "creationTimestamp"), default=None)
+
     def newest_version(self, kind: ResourceType, namespace: str, uid: str) -> int:
         """The newest resource version of a job's clusters or pods; -1 if the job has none. A listing that is requested
         from now on must not be older."""
@@ -94,7 +112,11 @@ class ObjectCache:
     def forbidden(self, namespace: str) -> str | None:
         """The API server's message if the operator may not list the objects of a namespace, so that the cached ones may
         be stale; else None."""
-        found = [message for (_, where), message in self._forbidden.items() if where in (None, namespace)]
+        found = [
+            message
+            for (kind, where), message in self._forbidden.items()
+            if kind in REQUIRED_KINDS and where in (None, namespace)
+        ]
         return found[0] if found else None
 
     @property
@@ -111,6 +133,8 @@ class ObjectCache:
     def store(self, kind: ResourceType, event_type: str, raw: JsonObject) -> bool:
         """Stores the state of an object from an event or a response, or removes a deleted object. Returns whether this
         has changed the cached objects."""
+        if kind == WORKLOADS and not is_of_ray_cluster(raw):
+            return False
         key, uid, version = _key(raw), _uid(raw), _version(raw)
         known = self._objects[kind].get(key)
         if event_type == DELETED:
@@ -172,30 +196,27 @@ class ObjectCache:
         self._unlisted.discard((kind, namespace))
 
     def _put(self, kind: ResourceType, raw: JsonObject) -> None:
-        # managedFields is as large as the object itself and is not used here.
-        metadata = {name: value for name, value in object_at(raw, "metadata").items() if name != "managedFields"}
-        kept: JsonObject = {**raw, "metadata": metadata}
+        kept = projected(kind, raw)
         if kind == JOBS and is_finished_and_cleaned_up(raw):
             kept = _trimmed_copy(raw)
             self._trimmed.add(_key(raw))
         self._objects[kind][_key(raw)] = kept
         if kind != JOBS:
-            self._of_jobs.setdefault(_job_key(kind, raw), {})[_key(raw)[1]] = kept
+            self._of_jobs.setdefault(_owner_key(kind, raw), {})[_key(raw)[1]] = kept
+        if kind == CLUSTERS:
+            self._clusters[_uid(raw)] = kept
 
     def _remove(self, kind: ResourceType, known: JsonObject) -> None:
         del self._objects[kind][_key(known)]
         if kind == JOBS:
             self._trimmed.discard(_key(known))
-        of_job = self._of_jobs.get(_job_key(kind, known))
-        if of_job is not None:
-            of_job.pop(_key(known)[1], None)
-            if not of_job:
-                del self._of_jobs[_job_key(kind, known)]
-
-
-def job_uid(raw: JsonObject) -> str:
-    """UID of the job that a cluster or a pod belongs to, by its label; empty if it has no such label."""
-    return text_at(object_at(raw, "metadata", "labels"), LABEL_JOB_UID)
+        if kind == CLUSTERS:
+            self._clusters.pop(_uid(known), None)
+        of_owner = self._of_jobs.get(_owner_key(kind, known))
+        if of_owner is not None:
+            of_owner.pop(_key(known)[1], None)
+            if not of_owner:
+                del self._of_jobs[_owner_key(kind, known)]
 
 
 def is_finished_and_cleaned_up(job: JsonObject) -> bool:
@@ -241,8 +262,8 @@ def _has_new_retry_request(job: JsonObject) -> bool:
     return bool(request) and as_recorded(request) != text_at(job, "status", "handledRequests", "retry")
 
 
-def _job_key(kind: ResourceType, raw: JsonObject) -> tuple[ResourceType, str, str]:
-    return kind, _key(raw)[0], job_uid(raw)
+def _owner_key(kind: ResourceType, raw: JsonObject) -> tuple[ResourceType, str, str]:
+    return kind, _key(raw)[0], cluster_uid(raw) if kind == WORKLOADS else job_uid(raw)
 
 
 def _key(raw: JsonObject) -> tuple[str, str]:
