@@ -176,9 +176,7 @@ def _deadlines(job: StoredJob, attempt: Attempt | None, now: datetime) -> Iterat
     if attempt is None:
         return
     if attempt.running_since is None:
-        end = moment(attempt.active_since or attempt.started) + timedelta(
-            seconds=policy.provisioning_deadline_seconds
-        )
+        end = moment(attempt.active_since or attempt.started) + timedelta(seconds=policy.provisioning_deadline_seconds)
         yield _failed_if(f"the trainer of attempt {attempt.number} has not started", end, now)
     yield from _stall_deadline(attempt, policy, now)
     if policy.active_deadline_seconds is not None:

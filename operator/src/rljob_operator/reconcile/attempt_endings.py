@@ -89,7 +89,9 @@ def _ending_by_lost_worker(draft: StatusDraft, observed: Observed) -> Ending | N
         return None
     for pod in sorted(observed.pods_of(draft.attempt.cluster), key=lambda pod: pod.name):
         if pod.group != HEAD_GROUP and is_lost(pod):
-            return Ending(Reason.INFRASTRUCTURE_ERROR, f"pod {pod.name}: node {pod.node} does not respond", None, pod.name)
+            return Ending(
+                Reason.INFRASTRUCTURE_ERROR, f"pod {pod.name}: node {pod.node} does not respond", None, pod.name
+            )
     return None
 
 

@@ -81,7 +81,7 @@ def _kept_cluster(draft: StatusDraft, observed: Observed) -> ObservedCluster | N
     spec, cluster = observed.job.spec, observed.cluster(draft.attempt.cluster)
     if cluster is None or cluster.deleting or draft.attempt.cluster_uid not in (None, cluster.uid):
         return None
-    if cluster.queue or cluster.suspended:
+    if _is_in_queue(observed) or cluster.suspended:
         return None
     if spec is None:
         return cluster if draft.result.cleaned_up_at is not None else None
@@ -105,7 +105,7 @@ def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None
     was_to_be_kept = spec is not None and spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER
     why_not_kept = ""
     if was_to_be_kept:
-        why_not_kept = _NOT_KEPT if attempt.trainer_may_run else _NOT_KEPT_IN_QUEUE if _is_queued(draft) else ""
+        why_not_kept = _NOT_KEPT if attempt.trainer_may_run else _NOT_KEPT_IN_QUEUE if _is_in_queue(observed) else ""
     if are_clusters_deleted(observed):
         message = _NEVER_CREATED if attempt.cluster_uid is None else _DELETED + why_not_kept
         draft.set(kind, FALSE, Reason.REMOVED, message)
@@ -116,3 +116,7 @@ def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None
         draft.set(kind, FALSE, failure.reason, text)
     else:
         draft.set(kind, FALSE, Reason.DELETING, _DELETING + why_not_kept)
+
+
+def _is_in_queue(observed: Observed) -> bool:
+    return bool(observed.job.queue_labels) or any(cluster.queue for cluster in observed.clusters)

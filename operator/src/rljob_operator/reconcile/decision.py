@@ -21,6 +21,7 @@ _QUIET = (
 
 _NORMAL = (
     *(Reason.CREATING, Reason.READY, Reason.SUBMITTED, Reason.STARTING, Reason.TRAINING, Reason.STOPPING),
+    *(Reason.QUEUED, Reason.ADMITTED),
     *(Reason.SAVED, Reason.SUCCEEDED, Reason.REMOVED, Reason.KEPT, Reason.SUSPENDED, Reason.RESUMED, Reason.RESIZED),
     Reason.WAITING_FOR_NEXT_ATTEMPT,
 )

@@ -170,8 +170,8 @@ def _end(draft: StatusDraft, observed: Observed, ending: Ending, policy: RunPoli
     end_attempt(draft, ending)
     if trainer_may_run(draft, observed):
         draft.change_attempt(trainer_may_run=True)
-    # If the trainer may still be running, its cluster cannot be reused: deleting the cluster stops the trainer. If Kueue
-    # evicted the cluster, the trainer ends with its pods.
+    # If the trainer may still be running, its cluster cannot be reused: deleting the cluster stops the trainer. If
+    # Kueue evicted the cluster, the trainer ends with its pods.
     has_trainer_ended = ending.reason is Reason.EVICTED or (ray_job is not None and ray_job.status.has_ended)
     reusable = has_trainer_ended and is_cluster_reusable(draft, observed)
     if ending.reason is Reason.SUCCEEDED:

@@ -5,6 +5,7 @@ Decisions never read conditions: what a later pass must know is in a record (`at
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 from rljob_api.conditions import NO_ROOM, ConditionType, Reason
@@ -39,7 +40,10 @@ _CONDITIONS_BEFORE_TRAINING = (
     ConditionType.JOB_SUBMITTED,
 )
 
-_PHASES_BETWEEN_ATTEMPTS = {Reason.EVICTED: AttemptState.QUEUED.value} | dict.fromkeys(NO_ROOM, "Pending")
+_PHASES_BETWEEN_ATTEMPTS: Mapping[str, str] = {
+    Reason.EVICTED.value: AttemptState.QUEUED.value,
+    **{reason.value: "Pending" for reason in NO_ROOM},
+}
 """The phase between two attempts, by the reason of the first one, if the phase is not Retrying."""
 
 
