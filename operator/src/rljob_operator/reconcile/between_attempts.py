@@ -134,16 +134,15 @@ def _start_on_same_cluster(draft: StatusDraft, observed: Observed) -> None:
     cluster = observed.cluster(draft.attempt.cluster)
     assert cluster is not None, "a reusable cluster exists"
     if _is_emptied_by_queue(draft, cluster):
-        is_empty = cluster.suspended or cluster.suspending
         pods = observed.pods_of(cluster.name)
-        if any((is_empty or pod.deleting) and not is_lost(pod) for pod in pods) or cluster.suspending:
+        if any((cluster.is_suspended or pod.deleting) and not is_lost(pod) for pod in pods) or cluster.suspending:
             return
     start_attempt(draft, observed.job, on_same_cluster=True, is_suspended=cluster.suspended)
 
 
 def _is_emptied_by_queue(draft: StatusDraft, cluster: ObservedCluster) -> bool:
     """Whether the pods of the newest attempt are gone, or are being deleted, because Kueue suspended the cluster."""
-    return cluster.suspended or cluster.suspending or draft.attempt.reason == Reason.EVICTED
+    return cluster.is_suspended or draft.attempt.reason == Reason.EVICTED
 
 
 def _does_head_respond(pods: Pods) -> bool:

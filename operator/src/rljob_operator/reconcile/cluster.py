@@ -91,7 +91,7 @@ def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | Non
 def _queue_finding(draft: StatusDraft, cluster: ObservedCluster) -> Finding | None:
     """What a suspended cluster waits for: it has not been admitted yet (reason Queued), or it was suspended again after
     it had been admitted (reason Evicted). None if the cluster is not suspended."""
-    if not cluster.suspended:
+    if not cluster.is_suspended:
         return None
     reason = Reason.QUEUED if draft.attempt.active_since is None else Reason.EVICTED
     text = f"RayCluster {cluster.name} is suspended"
@@ -197,7 +197,7 @@ def _record_cluster(draft: StatusDraft, cluster: ObservedCluster) -> None:
         draft.change_attempt(cluster_uid=cluster.uid)
     if draft.attempt.active_since is not None:
         return
-    if cluster.suspended:
+    if cluster.is_suspended:
         draft.change_attempt(state=AttemptState.QUEUED.value)
     else:
         draft.change_attempt(state=AttemptState.PROVISIONING.value, active_since=timestamp(draft.now))

@@ -13,7 +13,7 @@ from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import AttemptState, StopRequest
 from rljob_operator.reconcile.attempt_endings import Ending, reason_of_stop
 from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, disrupted_pod
-from rljob_operator.reconcile.creation import should_use_all_pods
+from rljob_operator.reconcile.creation import create_cluster, should_use_all_pods
 from rljob_operator.reconcile.decision import DumpStacks, Effect, StopRayJob
 from rljob_operator.reconcile.observed import EffectKind, Observed, Reachability
 from rljob_operator.reconcile.status_draft import (
@@ -140,7 +140,7 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
     if observed.job.should_be_suspended:
         return Reason.SUSPENDED, None
     cluster = observed.cluster(draft.attempt.cluster)
-    if cluster is not None and cluster.suspended and draft.attempt.active_since is not None:
+    if cluster is not None and cluster.is_suspended and draft.attempt.active_since is not None:
         return Reason.EVICTED, cluster.workload.message if cluster.workload is not None else None
     left = _seconds_to_active_deadline(draft, policy)
     if left is not None and left <= 0:
@@ -236,6 +236,9 @@ def _endings_by_deadline(
         return [(_remaining_after_silence(left, observed), Ending(unobservable[0], text))]
     if attempt.active_since is None and attempt.cluster_uid is not None:
         # The cluster waits in a queue, as long as it takes.
+        return []
+    if waits_for[0] is Reason.CREATING and create_cluster(draft, observed):
+        # An operator that has just started does not know yet why the cluster could not be created.
         return []
     limit = policy.provisioning_deadline_seconds
     waited = seconds_since(attempt.active_since or attempt.started, draft.now)
