@@ -218,11 +218,11 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
         ),
         (
             with_memory_kill("ray", "2026-01-31T11:55:29Z"),
-            PodProblem(Reason.INFRASTRUCTURE_ERROR, "PreemptionByScheduler: for a/b"),
+            PodProblem(Reason.DISRUPTED, "PreemptionByScheduler: for a/b"),
         ),
         (
             with_memory_kill("driver", "2026-01-31T11:55:31Z"),
-            PodProblem(Reason.INFRASTRUCTURE_ERROR, "PreemptionByScheduler: for a/b"),
+            PodProblem(Reason.DISRUPTED, "PreemptionByScheduler: for a/b"),
         ),
         (
             pod("Failed", reason="Evicted", message="The node was low on resource: memory."),
@@ -230,7 +230,7 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
         ),
         (
             pod("Running", conditions=[SCHEDULED, READY, DISRUPTED]),
-            PodProblem(Reason.INFRASTRUCTURE_ERROR, "PreemptionByScheduler: for a/b"),
+            PodProblem(Reason.DISRUPTED, "PreemptionByScheduler: for a/b"),
         ),
         (
             pod("Failed", containerStatuses=[container("driver", ended("Error", 3, "bad\n"))]),

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from rljob_api.conditions import ConditionType
+from rljob_api.conditions import ConditionType, Reason
 from rljob_api.run_state import RunPhase
 from rljob_operator.reconcile.decision import DeleteCluster
-from rljob_operator.reconcile.observed import Observed, ObservedRay, RayJobStatus, Reachability
+from rljob_operator.reconcile.observed import Observed, ObservedRay, PodProblem, RayJobStatus, Reachability
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 
@@ -141,8 +141,9 @@ def test_a_kept_cluster_stays_when_another_is_removed_under_an_unreadable_spec()
 
 
 def test_a_cluster_on_which_nothing_was_started_is_kept() -> None:
+    pods = (inputs.pod("head", "head"), inputs.pod("w", problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found")))
     decision = inputs.decide(
-        inputs.observed(inputs.provisioning(seconds_ago=300), inputs.cluster(), inputs.ready_pods()[:1], job_spec=KEEP)
+        inputs.observed(inputs.provisioning(seconds_ago=300), inputs.cluster(), pods, job_spec=KEEP)
     )
     assert decision.status.attempts[0].reason == "ProvisioningDeadlineExceeded"
     assert decision.effects == ()

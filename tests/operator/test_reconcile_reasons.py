@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rljob_api.conditions import FAILURE_CLASSES, ConditionType, Reason
+from rljob_api.conditions import FAILURE_CLASSES, RESTARTED_FREELY, ConditionType, Reason
 from rljob_api.conditions import REASONS as CONDITION_REASONS
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.job_checks import cluster_violations
@@ -24,14 +24,14 @@ from rljob_operator.reconcile.observed import (
 )
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.messages import Mentions
-from rljob_testing.operator import inputs
+from rljob_testing.operator import inputs, reasons_of_waiting
 from rljob_testing.operator.inputs import condition_of, decide
 
 C, R = ConditionType, Reason
 S = inputs
 
 STEPS = Mentions("10 steps")
-NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+NO_GPU = reasons_of_waiting.NO_GPU
 [_NO_STORAGE] = cluster_violations(S.spec({"checkpoint": {}}), has_default_image=True)
 NO_STORAGE = f"spec.checkpoint.storage: {_NO_STORAGE.message}"
 
@@ -340,9 +340,9 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
      Mentions("10 of 10 steps")),
     (
         C.FAILED, R.PROVISIONING_DEADLINE_EXCEEDED,
-        replace(starting(PodProblem(R.UNSCHEDULABLE, NO_GPU)),
+        replace(starting(PodProblem(R.IMAGE_PULL_FAILED, "not found")),
                 job=replace(starting().job, status=S.provisioning(seconds_ago=1800))),
-        "True", Mentions("1800 s: 1 of 3 pods ready; 2 of 2 pods of pool main:", NO_GPU, "(pod w0)"),
+        "True", Mentions("1800 s: 1 of 3 pods ready; 2 of 2 pods of pool main:", "not found", "(pod w0)"),
     ),
     (
         C.FAILED, R.ACTIVE_DEADLINE_EXCEEDED, S.observed(S.provisioning(seconds_ago=600), S.cluster(), job_spec=ACTIVE),
@@ -374,6 +374,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         C.FAILED, R.SUBMISSION_FAILED, ended(None, "RUNTIME_ENV_SETUP_FAILURE"),
         "True", "RUNTIME_ENV_SETUP_FAILURE: Ray's message",
     ),
+    *reasons_of_waiting.ROWS,
 ]  # fmt: skip
 
 
@@ -394,5 +395,5 @@ def test_every_reason_is_reached_and_only_in_its_own_conditions() -> None:
 
 def test_every_result_has_a_failure_class_and_can_be_reached() -> None:
     endings = set(CONDITION_REASONS[C.FAILED])
-    assert set(FAILURE_CLASSES) == endings | {R.SUSPENDED, R.RESIZED}
+    assert set(FAILURE_CLASSES) == endings | {R.SUSPENDED, *RESTARTED_FREELY}
     assert {row[1] for row in REASONS if row[0] is C.FAILED} == endings
