@@ -288,7 +288,9 @@ def test_an_attempt_with_an_unreadable_spec_ends(seen: Observed, silence: Reacha
 
 
 def has_fitting_spec(seen: Observed) -> bool:
-    return seen.job.spec is not None and seen.job.spec.checkpoint.storage is not None
+    spec = seen.job.spec
+    is_elastic_in_queue = spec is not None and spec.run_policy.elastic is not None and bool(seen.job.queue_labels)
+    return spec is not None and spec.checkpoint.storage is not None and not is_elastic_in_queue
 
 
 def num_attempts(seen: Observed) -> int:
