@@ -5,7 +5,10 @@ Fields of a job that this version of the operator does not know are tolerated (`
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,6 +41,8 @@ from rljob_planner.job_memory import memory_shortage
 
 MAX_ATTEMPTS = 64
 """How many attempts are read from a status at most: the newest ones."""
+MAX_MEMORY_WARNINGS = 256
+"""How many warnings about GPU memory are cached."""
 INVALID_CLUSTER_EVENTS = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus")
 """Reasons of the events with which KubeRay rejects a RayCluster. KubeRay reports a rejection only by events."""
 
@@ -68,11 +73,14 @@ class _SpecReading:
 
 
 class JobReader:
-    """Parses jobs. Parsing a spec is slow and specs rarely change, so the last result for each job is cached."""
+    """Parses jobs. Parsing a spec is slow and specs rarely change, so the last result for each job is cached. A memory
+    estimate takes up to 5 ms, several times as long as parsing; jobs with equal pools, roles and training share it."""
 
     def __init__(self) -> None:
         self._readings: dict[tuple[str, str], tuple[object, _SpecReading]] = {}
         """By namespace and name: the raw spec and its parsed form."""
+        self._memory_warnings: OrderedDict[bytes, str] = OrderedDict()
+        """By digest of pools, roles and training: the warning about GPU memory; the last used one is at the end."""
 
     def read(self, raw: JsonObject) -> JobObject:
         """Parses a job. An invalid spec becomes `spec_error`. An invalid status raises KubeError: without the status,
@@ -80,12 +88,41 @@ class JobReader:
         key, spec = _key(raw), raw.get("spec")
         cached = self._readings.get(key)
         if cached is None or cached[0] != spec:
-            cached = self._readings[key] = (spec, _spec_reading(raw))
+            cached = self._readings[key] = (spec, self._spec_reading(raw))
         return _job_object(raw, cached[1])
 
     def forget(self, namespace: str, name: str) -> None:
         """Forgets a job that was deleted."""
         self._readings.pop((namespace, name), None)
+
+    def _spec_reading(self, raw: JsonObject) -> _SpecReading:
+        metadata = object_at(raw, "metadata")
+        document = {
+            "apiVersion": f"{API_GROUP}/{API_VERSION}",
+            "kind": KIND,
+            "metadata": {name: metadata[name] for name in ("name", "namespace") if name in metadata},
+            "spec": raw.get("spec"),
+        }
+        try:
+            reading = read_document(RLJob, document, STORED_SPEC)
+        except ValidationError as error:
+            message = "; ".join(f"{wire_path(each['loc'])}: {plain_message(each, RLJob)}" for each in _errors(error))
+            policy = read_document(RunPolicy, object_at(raw, "spec", "runPolicy"), AS_FAR_AS_READABLE).value
+            return _SpecReading(None, message, (), policy, "")
+        spec = reading.value.spec
+        warning = self._memory_shortage(object_at(raw, "spec"), spec)
+        return _SpecReading(spec, None, reading.unknown_fields, RunPolicy(), warning)
+
+    def _memory_shortage(self, raw: JsonObject, spec: RLJobSpec) -> str:
+        """The warning about GPU memory, from the cache if it has one. `raw`: the spec as the API server sent it."""
+        parts = [raw.get(name) for name in ("pools", "roles", "training")]
+        key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
+        if key not in self._memory_warnings:
+            self._memory_warnings[key] = _memory_shortage(spec)
+            if len(self._memory_warnings) > MAX_MEMORY_WARNINGS:
+                self._memory_warnings.popitem(last=False)
+        self._memory_warnings.move_to_end(key)
+        return self._memory_warnings[key]
 
 
 def observed_cluster(
@@ -159,24 +196,6 @@ def _job_object(raw: JsonObject, reading: _SpecReading) -> JobObject:
 
 def _key(raw: JsonObject) -> tuple[str, str]:
     return text_at(raw, "metadata", "namespace"), text_at(raw, "metadata", "name")
-
-
-def _spec_reading(raw: JsonObject) -> _SpecReading:
-    metadata = object_at(raw, "metadata")
-    document = {
-        "apiVersion": f"{API_GROUP}/{API_VERSION}",
-        "kind": KIND,
-        "metadata": {name: metadata[name] for name in ("name", "namespace") if name in metadata},
-        "spec": raw.get("spec"),
-    }
-    try:
-        reading = read_document(RLJob, document, STORED_SPEC)
-    except ValidationError as error:
-        message = "; ".join(f"{wire_path(each['loc'])}: {plain_message(each, RLJob)}" for each in _errors(error))
-        policy = read_document(RunPolicy, object_at(raw, "spec", "runPolicy"), AS_FAR_AS_READABLE).value
-        return _SpecReading(None, message, (), policy, "")
-    spec = reading.value.spec
-    return _SpecReading(spec, None, reading.unknown_fields, RunPolicy(), _memory_shortage(spec))
 
 
 def _memory_shortage(spec: RLJobSpec) -> str:
