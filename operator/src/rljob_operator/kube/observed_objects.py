@@ -163,10 +163,12 @@ def time_at(value: object, *path: str) -> datetime | None:
 
 def _observed_workload(raw: JsonObject) -> ObservedWorkload:
     conditions = {text_at(each, "type"): each for each in objects_at(raw, "status", "conditions")}
-    reserved, evicted = conditions.get("QuotaReserved", {}), conditions.get("Evicted", {})
-    is_evicted = text_at(evicted, "status") == "True"
-    message = text_at(evicted if is_evicted else reserved, "message")
-    return ObservedWorkload(text_at(reserved, "status") == "True" and not is_evicted, message)
+
+    def message_if(kind: str, status: str) -> str:
+        found = conditions.get(kind, {})
+        return text_at(found, "message") if text_at(found, "status") == status else ""
+
+    return ObservedWorkload(message_if("QuotaReserved", "False"), message_if("Evicted", "True"))
 
 
 def _job_object(raw: JsonObject, reading: _SpecReading) -> JobObject:

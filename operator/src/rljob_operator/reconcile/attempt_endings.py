@@ -108,7 +108,8 @@ def _ending_by_finding(draft: StatusDraft, finding: Finding) -> Ending:
     if stop is not None and finding.reason in _LOST:
         was_asked = "was asked to stop and was lost before it exited"
         lost = was_asked if stop.sent_at is not None else "was lost before it was asked to stop"
-        return Ending(reason_of_stop(stop), f"the trainer {lost}: {finding.message}")
+        why = f"{stop.message}; " if stop.message is not None else ""
+        return Ending(reason_of_stop(stop), f"{why}the trainer {lost}: {finding.message}")
     return Ending(finding.reason, finding.message)
 
 
