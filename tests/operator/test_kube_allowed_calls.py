@@ -291,6 +291,8 @@ NAMED = {"name": "job"}
         (401, {"reason": "Unauthorized"}, "", UnavailableError),
         (429, {"reason": "TooManyRequests"}, "", UnavailableError),
         (500, {}, "boom", UnavailableError),
+        (500, {"message": "etcdserver: request is too large"}, "", RefusedError),
+        (413, {}, "Request entity too large", RefusedError),
         (504, {"reason": "Timeout"}, "", UnavailableError),
     ],
 )

@@ -12,6 +12,9 @@ UNAUTHORIZED, FORBIDDEN, GONE, UNPROCESSABLE = 401, 403, 410, 422
 STRICT_DECODING = "strict decoding error"
 """Part of the API server's message about fields that the definition of a kind of object does not have."""
 
+ETCD_TOO_LARGE = "etcdserver: request is too large"
+"""Part of the message of a response of status 500 for an object that exceeds etcd's limit."""
+
 
 class KubeError(OperatorError):
     """A request to the API server failed."""
@@ -63,6 +66,14 @@ class ExpiredError(KubeError):
     """The continue token of a listing has expired: the listing must start again."""
 
 
+class StatusUnreadableError(KubeError):
+    """The status of a job cannot be parsed, so the operator does not know what the job has done."""
+
+
+class StatusNotWrittenError(KubeError):
+    """The API server rejects a new status of a job."""
+
+
 class DefinitionOutdatedError(KubeError):
     """The CustomResourceDefinition of RLJobs is older than this operator: the API server dropped
     fields that were written."""
@@ -97,7 +108,8 @@ def error_of(what: str, status: int, body: JsonObject, text: str, retry_after: s
         return NotFoundError(message) if names_object else ResourceTypeMissingError(message)
     if status == CONFLICT:
         return AlreadyExistsError(message) if text_at(body, "reason") == "AlreadyExists" else ConflictError(message)
-    if status in (UNAUTHORIZED, TOO_MANY_REQUESTS) or status >= SERVER_ERROR:
+    is_too_large = ETCD_TOO_LARGE in explanation
+    if status in (UNAUTHORIZED, TOO_MANY_REQUESTS) or (status >= SERVER_ERROR and not is_too_large):
         return UnavailableError(message, _seconds(retry_after) or integer_at(body, "details", "retryAfterSeconds") or 0)
     if status == GONE:
         return ExpiredError(message)
