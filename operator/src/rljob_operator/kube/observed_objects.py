@@ -25,7 +25,7 @@ from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import ManagedBy, RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_api.yaml_text import wire_path
-from rljob_operator.kube.errors import KubeError
+from rljob_operator.kube.errors import StatusUnreadableError
 from rljob_operator.manifests.access import asks_for_token
 from rljob_operator.raw_json import (
     JsonObject,
@@ -83,8 +83,8 @@ class JobReader:
         """By digest of pools, roles and training: the warning about GPU memory; the last used one is at the end."""
 
     def read(self, raw: JsonObject) -> JobObject:
-        """Parses a job. An invalid spec becomes `spec_error`. An invalid status raises KubeError: without the status,
-        the operator would start the job again."""
+        """Parses a job. An invalid spec becomes `spec_error`. An invalid status raises StatusUnreadableError:
+        without the status, the operator would start the job again."""
         key, spec = _key(raw), raw.get("spec")
         cached = self._readings.get(key)
         if cached is None or cached[0] != spec:
@@ -211,8 +211,8 @@ def _memory_shortage(spec: RLJobSpec) -> str:
 
 
 def _status(raw: JsonObject, where: str) -> RLJobStatus:
-    """Parses the status. Raises KubeError if a field on which decisions depend cannot be parsed, or if the status has
-    lost its attempts. `where`: the job, for the message."""
+    """Parses the status. Raises StatusUnreadableError if a field on which decisions depend cannot be parsed, or if
+    the status has lost its attempts. `where`: the job, for the message."""
     attempts = objects_at(raw, "attempts")
     if len(attempts) > MAX_ATTEMPTS:
         raw = {**raw, "attempts": list(attempts[-MAX_ATTEMPTS:])}
@@ -234,8 +234,8 @@ def _num_attempts(status: RLJobStatus) -> int:
     return max(counted, int(reuses_cluster))
 
 
-def _damaged(message: str) -> KubeError:
-    return KubeError(f"{message}; delete the job and create it again")
+def _damaged(message: str) -> StatusUnreadableError:
+    return StatusUnreadableError(f"{message}; delete the job and create it again")
 
 
 def _errors(error: ValidationError) -> list[ErrorDetails]:
