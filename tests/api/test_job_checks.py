@@ -40,6 +40,25 @@ def test_an_old_ray_is_rejected_on_a_cluster() -> None:
 
 
 @pytest.mark.parametrize(
+    ("allowed", "advice"),
+    [
+        ((), '(seen: "s3-reader"); remove it, or ask the operator\'s administrator'),
+        (("s3-writer", "reader"), "use one of s3-writer, reader, or ask the administrator"),
+    ],
+)
+def test_a_service_account_that_the_installation_does_not_list_is_rejected(
+    allowed: tuple[str, ...], advice: str
+) -> None:
+    spec = inputs.spec({"serviceAccountName": "s3-reader"})
+    (found,) = cluster_violations(spec, has_default_image=True, service_account_names=allowed)
+    assert found.path == ("spec", "serviceAccountName")
+    assert found.message == Mentions("may not use this ServiceAccount", advice, "jobs.serviceAccountNames")
+    names = ("s3-reader", *allowed)
+    assert cluster_violations(spec, has_default_image=True, service_account_names=names) == ()
+    assert cluster_violations(spec, has_default_image=True) == ()
+
+
+@pytest.mark.parametrize(
     ("edits", "expected"),
     [
         (

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from rljob_api.constants import MIN_RAY_VERSION, RAY_CONTAINER
 from rljob_api.contract_documents import TrainerJob, dump_job
@@ -23,6 +23,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 STORAGE_RULE = "RLJobSpec.storageOnCluster"
 IMAGE_RULE = "RLJobSpec.imageOnCluster"
 RAY_VERSION_RULE = "RLJobSpec.rayVersionOnCluster"
+SERVICE_ACCOUNT_RULE = "RLJobSpec.serviceAccountOnCluster"
 _VERSION = r"\d+\.\d+\.\d+"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -43,9 +44,15 @@ _IGNORED_ANNOTATIONS = {
 """Annotations that Kubernetes no longer reads, with the advice of the warning."""
 
 
-def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Violation, ...]:
-    """What prevents a valid job from running on a Kubernetes cluster. `has_default_image`: whether the operator's
-    installation has a default trainer image."""
+def cluster_violations(
+    spec: RLJobSpec, *, has_default_image: bool, service_account_names: Collection[str] | None = None
+) -> tuple[Violation, ...]:
+    """What prevents a valid job from running on a Kubernetes cluster.
+
+    Args:
+        has_default_image: Whether the operator's installation has a default trainer image.
+        service_account_names: The ServiceAccounts that the installation allows jobs to use; None if this is unknown.
+    """
     found = []
     if spec.checkpoint.storage is None:
         found.append(
@@ -76,6 +83,18 @@ def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Vio
                 ),
                 advice="use an image with a newer Ray, and set this field to its version",
                 seen=spec.ray_version,
+            )
+        )
+    account = spec.service_account_name
+    if account is not None and service_account_names is not None and account not in service_account_names:
+        allowed = f"use one of {', '.join(service_account_names)}, " if service_account_names else "remove it, "
+        found.append(
+            Violation(
+                rule=SERVICE_ACCOUNT_RULE,
+                path=("spec", "serviceAccountName"),
+                wrong="jobs may not use this ServiceAccount",
+                advice=f"{allowed}or ask the administrator to add it to the operator's value jobs.serviceAccountNames",
+                seen=json.dumps(account),
             )
         )
     return tuple(found)

@@ -79,12 +79,8 @@ class ClusterCreation:
         key = read_token_keys(self._settings.token_keys_folder).current
         secret = token_secret(owner, effect.cluster, derived_token(key, owner, effect.cluster))
         await self._objects.create(SECRETS, job.namespace, secret)
-        policy = network_policy(owner, effect.attempt, self._defaults)
-        if not await self._objects.create(NETWORK_POLICIES, job.namespace, policy):
-            # The existing policy may differ: an operator in another namespace may have created it, or this operator for
-            # an earlier attempt (the names of clusters repeat after 1000 attempts).
-            self._require_leadership()
-            await self._objects.apply(NETWORK_POLICIES, job.namespace, text_at(policy, "metadata", "name"), policy)
+        if self._defaults.network_policy.enabled:
+            await self._create_network_policy(job, network_policy(owner, effect.attempt, self._defaults))
         manifest = ray_cluster(owner, spec, effect.attempt, self._defaults, key_id(key))
         self._require_leadership()
         try:
@@ -97,6 +93,17 @@ class ClusterCreation:
         self._cache.store(CLUSTERS, "", created)
         missing = missing_fields(manifest, created)
         return await self._delete_incomplete(created, job, missing[0]) if missing else None
+
+    async def _create_network_policy(self, job: ObservedJob, policy: JsonObject) -> None:
+        """Creates the policy. Raises RefusedError, for example if the API server does not know a field of the rules
+        that the installer has added."""
+        try:
+            await self._objects.create_strictly(NETWORK_POLICIES, job.namespace, policy)
+        except AlreadyExistsError:
+            # The existing policy may differ: an operator in another namespace may have created it, or this operator for
+            # an earlier attempt (the names of clusters repeat after 1000 attempts).
+            self._require_leadership()
+            await self._objects.apply(NETWORK_POLICIES, job.namespace, text_at(policy, "metadata", "name"), policy)
 
     async def _obstacle(self, name: str, job: ObservedJob) -> EffectFailure | None:
         """Why the cluster cannot be created now; None if it can. If pods of another cluster with this name are left,

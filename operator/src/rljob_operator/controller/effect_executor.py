@@ -170,8 +170,10 @@ class EffectExecutor:
         return None
 
     def _record_policy_if_due(self, effect: ApplyNetworkPolicy, observation: Observation) -> bool:
-        """Returns whether the policy should be applied now: the cluster exists, and the policy was not applied within
-        `POLICY_SECONDS`. If so, records the current time as the time of the application."""
+        """Returns whether the policy should be applied now: policies are enabled, the cluster exists, and the policy
+        was not applied within `POLICY_SECONDS`. If so, records the current time as the time of the application."""
+        if not self._defaults.network_policy.enabled:
+            return False
         now = self._clock.monotonic()
         self._policy_applied_at = {uid: at for uid, at in self._policy_applied_at.items() if now - at < POLICY_SECONDS}
         uid = text_at(observation.clusters.get(effect.cluster, {}), "metadata", "uid")

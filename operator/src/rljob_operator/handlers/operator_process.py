@@ -85,6 +85,9 @@ def _defaults(settings: Settings) -> Defaults:
         operator_namespace=settings.pod_namespace,
         operator_pod_labels=settings.pod_labels,
         allowed_label_prefixes=settings.allowed_label_prefixes,
+        service_account_names=settings.service_account_names,
+        run_as_user=settings.run_as_user,
+        network_policy=settings.job_network_policy,
     )
 
 

@@ -32,7 +32,11 @@ ALL_PODS_SECONDS = 60
 
 def spec_problem(job: ObservedJob, spec: RLJobSpec, defaults: Defaults) -> Ending | None:
     """Why the job cannot run on a Kubernetes cluster; None if its spec has no such problem."""
-    found = cluster_violations(spec, has_default_image=defaults.trainer_image is not None)
+    found = cluster_violations(
+        spec,
+        has_default_image=defaults.trainer_image is not None,
+        service_account_names=defaults.service_account_names,
+    )
     if found:
         reason = Reason.STORAGE_MISSING if found[0].rule == STORAGE_RULE else Reason.INVALID_SPEC
         return Ending(reason, "; ".join(f"{wire_path(each.path)}: {each.message}" for each in found))
