@@ -42,7 +42,7 @@ def test_an_old_ray_is_rejected_on_a_cluster() -> None:
 @pytest.mark.parametrize(
     ("allowed", "advice"),
     [
-        ((), '(seen: "s3-reader"); remove it, or ask the operator\'s administrator'),
+        ((), '(seen: "s3-reader"); remove it, or ask the administrator'),
         (("s3-writer", "reader"), "use one of s3-writer, reader, or ask the administrator"),
     ],
 )

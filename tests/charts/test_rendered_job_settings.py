@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 
 import pytest
+from pydantic import JsonValue
 
 from rljob_operator.settings import JobNetworkPolicy, Settings, parse_settings
 from rljob_testing.cluster import charts
 
-MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+MONITORING: JsonValue = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 NUMBERS_OF_USERS = ("runAsUser", "runAsGroup", "fsGroup")
 
 
@@ -83,7 +84,7 @@ def test_the_cluster_may_choose_all_users(helm: charts.Helm) -> None:
 
 def test_rules_for_the_network_policies_of_jobs_reach_the_operator(helm: charts.Helm) -> None:
     assert settings_of(helm.rendered()).job_network_policy == JobNetworkPolicy()
-    rule = {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [{"protocol": "TCP", "port": 443}]}
+    rule: JsonValue = {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [{"protocol": "TCP", "port": 443}]}
     values = {
         "metricsFrom": [MONITORING],
         "metricsPort": 9999,

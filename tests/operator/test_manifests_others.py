@@ -106,8 +106,9 @@ def test_only_the_attempts_own_pods_and_the_operator_reach_its_pods() -> None:
 
 def test_the_installer_adds_rules_to_the_network_policy() -> None:
     pods = {"matchLabels": {"rljob.dev/job-uid": "0f8fad5b-d9cb-469f-a165-70867728950e", "rljob.dev/attempt": "1"}}
-    monitoring, hub = {"podSelector": {}}, {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}]}
-    gateway = {"from": [{"ipBlock": {"cidr": "10.2.0.0/16"}}], "ports": [{"port": 8265}]}
+    monitoring: Manifest = {"podSelector": {}}
+    hub: Manifest = {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}]}
+    gateway: Manifest = {"from": [{"ipBlock": {"cidr": "10.2.0.0/16"}}], "ports": [{"port": 8265}]}
     added = JobNetworkPolicy(
         ingress=(gateway,), metrics_from=(monitoring,), metrics_port=9999, restrict_egress=True, egress=(hub,)
     )
@@ -115,10 +116,11 @@ def test_the_installer_adds_rules_to_the_network_policy() -> None:
     found = spec_of(network_policy(inputs.IDENTITY, 1, replace(inputs.DEFAULTS, network_policy=added)))
     ingress = plain["ingress"]
     assert isinstance(ingress, list)
+    metrics: Manifest = {"from": [monitoring], "ports": [{"protocol": "TCP", "port": 9999}]}
     assert found == {
         "podSelector": pods,
         "policyTypes": ["Ingress", "Egress"],
-        "ingress": [*ingress, {"from": [monitoring], "ports": [{"protocol": "TCP", "port": 9999}]}, gateway],
+        "ingress": [*ingress, metrics, gateway],
         "egress": [
             {"to": [{"podSelector": pods}]},
             {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]},
