@@ -23,7 +23,9 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 STORAGE_RULE = "RLJobSpec.storageOnCluster"
 IMAGE_RULE = "RLJobSpec.imageOnCluster"
 RAY_VERSION_RULE = "RLJobSpec.rayVersionOnCluster"
+URL_PASSWORD_RULE = "EnvVar.passwordInUrl"
 SERVICE_ACCOUNT_RULE = "RLJobSpec.serviceAccountOnCluster"
+_URL_WITH_PASSWORD = r"(?i)\b[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@"
 _VERSION = r"\d+\.\d+\.\d+"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -115,6 +117,7 @@ def job_warnings(job: RLJob) -> tuple[Violation, ...]:
         *_kueue_warnings("annotations", job.metadata.annotations),
         *(found for path, pod in pods for found in _pod_warnings(path, pod)),
         *_byte_warnings(_amounts_of_bytes(job.spec)),
+        *_password_warnings(job.spec),
         *_shared_memory_warnings(job.spec),
         *_elastic_warnings(job.spec),
         *_training_warnings(job.spec),
@@ -162,6 +165,18 @@ def _byte_warnings(amounts: Iterator[tuple[Path, str]]) -> Iterator[Violation]:
                 wrong="is not a whole number of bytes",
                 advice="use for example 400M or 400Mi (the suffix 'm' means thousandths)",
                 seen=json.dumps(text),
+            )
+
+
+def _password_warnings(spec: RLJobSpec) -> Iterator[Violation]:
+    """Warnings about passwords in URLs. A rule already rejects variables whose names say that they hold a secret."""
+    for index, variable in enumerate(spec.env):
+        if variable.value is not None and re.search(_URL_WITH_PASSWORD, variable.value):
+            yield Violation(
+                rule=URL_PASSWORD_RULE,
+                path=("spec", "env", index, "value"),
+                wrong="contains a URL with a password, which everybody who may read the job can read",
+                advice="store the value in a Secret and refer to it in valueFrom.secretKeyRef, or use envFrom",
             )
 
 
