@@ -19,6 +19,7 @@ from rljob_operator.kube.errors import (
     AlreadyExistsError,
     ForbiddenError,
     NotFoundError,
+    RefusedError,
     UnavailableError,
     UnknownFieldError,
 )
@@ -95,15 +96,19 @@ class ClusterCreation:
         return await self._delete_incomplete(created, job, missing[0]) if missing else None
 
     async def _create_network_policy(self, job: ObservedJob, policy: JsonObject) -> None:
-        """Creates the policy. Raises RefusedError, for example if the API server does not know a field of the rules
-        that the installer has added."""
+        """Creates the policy. Raises RefusedError, for example if the installer's rules have an unknown field."""
         try:
-            await self._objects.create_strictly(NETWORK_POLICIES, job.namespace, policy)
-        except AlreadyExistsError:
-            # The existing policy may differ: an operator in another namespace may have created it, or this operator for
-            # an earlier attempt (the names of clusters repeat after 1000 attempts).
-            self._require_leadership()
-            await self._objects.apply(NETWORK_POLICIES, job.namespace, text_at(policy, "metadata", "name"), policy)
+            try:
+                await self._objects.create_strictly(NETWORK_POLICIES, job.namespace, policy)
+            except AlreadyExistsError:
+                # The existing policy may differ: an operator in another namespace may have created it, or this operator
+                # for an earlier attempt (the names of clusters repeat after 1000 attempts).
+                self._require_leadership()
+                await self._objects.apply(NETWORK_POLICIES, job.namespace, text_at(policy, "metadata", "name"), policy)
+        except RefusedError as error:
+            # The job has no part in it: whatever is wrong, the installer can fix it while the job waits.
+            message = f"the job's network policy is rejected; check jobs.networkPolicy of the operator's chart: {error}"
+            raise RefusedError(message) from error
 
     async def _obstacle(self, name: str, job: ObservedJob) -> EffectFailure | None:
         """Why the cluster cannot be created now; None if it can. If pods of another cluster with this name are left,
