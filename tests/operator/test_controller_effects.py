@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rljob_operator.controller import reconcile_loop
-from rljob_operator.kube.allowed_calls import CLUSTERS, EVENTS, JOBS
-from rljob_operator.kube.errors import RefusedError
+from rljob_operator.kube.allowed_calls import CLUSTERS, EVENTS, JOBS, NETWORK_POLICIES
+from rljob_operator.kube.errors import RefusedError, UnknownFieldError
 from rljob_operator.raw_json import JsonObject, object_at, text_at
 from rljob_operator.ray.client import Dashboard, DashboardOpenError
 from rljob_operator.reconcile.decision import ApplyNetworkPolicy, SubmitRayJob
-from rljob_operator.settings import Settings
+from rljob_operator.settings import JobNetworkPolicy, Settings
 from rljob_testing.jobs.valid_job import edited
+from rljob_testing.messages import Mentions
 from rljob_testing.operator import fake_api
 
 
@@ -42,6 +44,69 @@ def test_a_network_policy_is_applied_once_a_minute(settings: Settings) -> None:
         assert world.api.calls == ["apply networkpolicies"] * 2
 
     fake_api.run_controller(settings, test)
+
+
+def test_the_network_policy_of_a_running_attempt_is_restored(settings: Settings) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_until_pods_pending(world)
+        job = await world.observer.read_job(*fake_api.KEY)
+        seen = await world.observer.observe(job, None)
+        await world.executor.execute((), seen, "1")
+        world.clock.advance(600)
+        await world.executor.execute((), seen, "1")
+        world.api.calls.clear()
+        (name,) = [name for kind, name in world.api.objects if kind == NETWORK_POLICIES]
+        del world.api.objects[NETWORK_POLICIES, name]
+        world.clock.advance(599)
+        await world.executor.execute((), seen, "1")
+        assert world.api.calls == []
+        world.clock.advance(1)
+        await world.executor.execute((), seen, "1")
+        assert world.api.calls == ["apply networkpolicies"]
+        assert (NETWORK_POLICIES, name) in world.api.objects
+
+        # A failure changes nothing for the job, and the next time is as far away as usual.
+        world.clock.advance(600)
+        world.api.errors["apply networkpolicies"] = RefusedError("not allowed")
+        assert await world.executor.execute((), seen, "1") is None
+        world.clock.advance(599)
+        world.api.calls.clear()
+        await world.executor.execute((), seen, "1")
+        assert world.api.calls == []
+
+    fake_api.run_controller(settings, test)
+
+
+def test_without_network_policies_none_is_created_or_restored(settings: Settings) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_until_pods_pending(world)
+        seen = await world.observer.observe(await world.observer.read_job(*fake_api.KEY), None)
+        for _ in range(3):
+            world.clock.advance(600)
+            await world.executor.execute((ApplyNetworkPolicy("job-1"),), seen, "1")
+        assert [kind for kind, _ in world.api.objects if kind == NETWORK_POLICIES] == []
+
+    without = replace(settings, job_network_policy=JobNetworkPolicy(enabled=False))
+    fake_api.run_controller(without, test)
+
+
+def test_rules_of_the_installer_that_the_api_server_rejects_are_reported(settings: Settings) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        world.api.errors["create networkpolicies"] = UnknownFieldError('unknown field "spec.ingress[2].fromm"')
+        key = world.submit("job")
+        await world.relist()
+        await world.reconcile(key, 3)
+        (condition,) = [each for each in conditions(world) if each["type"] == "ClusterReady"]
+        assert condition["reason"] == "CreationRejected"
+        assert condition["message"] == Mentions("check jobs.networkPolicy of the operator's chart", "fromm")
+
+    fake_api.run_controller(settings, test)
+
+
+def conditions(world: fake_api.ControllerOnFakeApi) -> list[dict[str, object]]:
+    found = world.status("job")["conditions"]
+    assert isinstance(found, list)
+    return found
 
 
 def test_a_dashboard_that_no_longer_requires_a_token_gets_no_request_with_one(

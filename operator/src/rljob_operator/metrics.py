@@ -57,6 +57,11 @@ class Metrics:
             ["fault"],
             registry=registry,
         )
+        self.foreign_status_events = Counter(
+            "rljob_operator_foreign_status_events",
+            "Watch events of jobs whose status another installation of the operator writes; it should stay 0.",
+            registry=registry,
+        )
         self.effects = Counter(
             "rljob_operator_effects",
             "Changes in Kubernetes and Ray (effects), by kind and outcome: done, failed.",

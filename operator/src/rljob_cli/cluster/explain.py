@@ -96,14 +96,14 @@ def explanation(
     warnings: list[Event],
     now: datetime,
     flags: str = "",
-    others: Sequence[StoredJob] = (),
+    other_jobs: Sequence[StoredJob] = (),
 ) -> Iterator[Text]:
     """The whole text.
 
     Args:
         warnings: Events about the job's RayClusters and pods, oldest first.
         flags: Options that suggested commands need for the same cluster and namespace.
-        others: The jobs of the namespace, if this job waits for room.
+        other_jobs: The jobs of the namespace, if this job waits for room.
     """
     yield Text.assemble((job.where, "bold"), f": {phase(job)}, {age(job.metadata.creation_timestamp, now)} old")
     progress = progress_text(job)
@@ -113,7 +113,7 @@ def explanation(
         yield Text(f"  {job.unparsed_note}", "yellow")
     yield Text()
     yield from _headline(job, now)
-    yield from _room_text(job, others, now)
+    yield from _room_text(job, other_jobs, now)
     yield from _memory_text(job)
     waiting = [pod for pod in pods if not pod.is_ready and pod.metadata.deletion_timestamp is None]
     troubles = {pod.metadata.name: pod_trouble(pod) for pod in waiting} if ending(job.status) is None else {}

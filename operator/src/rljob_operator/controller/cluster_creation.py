@@ -21,6 +21,7 @@ from rljob_operator.kube.errors import (
     ForbiddenError,
     InvalidFieldError,
     NotFoundError,
+    RefusedError,
     UnavailableError,
     UnknownFieldError,
 )
@@ -105,12 +106,8 @@ class ClusterCreation:
         key = read_token_keys(self._settings.token_keys_folder).current
         secret = token_secret(owner, effect.cluster, derived_token(key, owner, effect.cluster))
         await self._objects.create(SECRETS, job.namespace, secret)
-        policy = network_policy(owner, effect.attempt, self._defaults)
-        if not await self._objects.create(NETWORK_POLICIES, job.namespace, policy):
-            # The existing policy may differ: an operator in another namespace may have created it, or this operator for
-            # an earlier attempt (the names of clusters repeat after 1000 attempts).
-            self._require_leadership()
-            await self._objects.apply(NETWORK_POLICIES, job.namespace, text_at(policy, "metadata", "name"), policy)
+        if self._defaults.network_policy.enabled:
+            await self._create_network_policy(job, network_policy(owner, effect.attempt, self._defaults))
         manifest = ray_cluster(owner, spec, effect.attempt, self._defaults, key_id(key), job.queue_labels)
         self._require_leadership()
         try:
@@ -122,6 +119,21 @@ class ClusterCreation:
         self._cache.store(CLUSTERS, "", created)
         missing = missing_fields(manifest, created)
         return await self._delete_incomplete(created, job, missing[0]) if missing else None
+
+    async def _create_network_policy(self, job: ObservedJob, policy: JsonObject) -> None:
+        """Creates the policy. Raises RefusedError, for example if the installer's rules have an unknown field."""
+        try:
+            try:
+                await self._objects.create_strictly(NETWORK_POLICIES, job.namespace, policy)
+            except AlreadyExistsError:
+                # The existing policy may differ: an operator in another namespace may have created it, or this operator
+                # for an earlier attempt (the names of clusters repeat after 1000 attempts).
+                self._require_leadership()
+                await self._objects.apply(NETWORK_POLICIES, job.namespace, text_at(policy, "metadata", "name"), policy)
+        except RefusedError as error:
+            # The job has no part in it: whatever is wrong, the installer can fix it while the job waits.
+            message = f"the job's network policy is rejected; check jobs.networkPolicy of the operator's chart: {error}"
+            raise RefusedError(message) from error
 
     async def _obstacle(self, name: str, job: ObservedJob) -> EffectFailure | None:
         """Why the cluster cannot be created now; None if it can. If pods of another cluster with this name are left,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import zlib
 from collections.abc import Iterable
 from datetime import UTC
 
@@ -61,6 +62,9 @@ from rljob_operator.reconcile.observed import EffectFailure
 
 POLICY_SECONDS = 60.0
 """Minimum time between two ApplyNetworkPolicy effects for the same cluster."""
+POLICY_RESTORE_SECONDS = 600.0
+"""How often the network policy of a running attempt is applied again, because somebody may have deleted or changed it.
+An unchanged policy costs the API server no write."""
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +84,8 @@ class EffectExecutor:
         self._creation = ClusterCreation(context)
         self._policy_applied_at: dict[str, float] = {}
         """When an ApplyNetworkPolicy effect was last due (monotonic seconds), by the cluster's UID."""
+        self._policy_restored_at: dict[str, float] = {}
+        """When the policy of a running attempt was last applied again (monotonic seconds), by the cluster's UID."""
 
     async def write_status(self, job: JobObject, decision: Decision) -> str:
         """Writes the decision's status if it differs from the job's. Returns the resource version of the job with the
@@ -133,6 +139,7 @@ class EffectExecutor:
                 logger.warning("%s failed: %s: %s", kind, failure.reason, failure.message, extra=about(job))
                 return failure
             logger.info("%s", effect, extra=about(job))
+        await self._restore_policy(observation)
         return None
 
     async def post(self, events: Iterable[EventRecord], job: JobIdentity) -> None:
@@ -159,7 +166,7 @@ class EffectExecutor:
                 case DumpStacks():
                     await self._dump_stacks(effect, observation)
                 case ApplyNetworkPolicy():
-                    await self._apply_policy(effect, observation)
+                    await self._apply_policy(effect.cluster, observation)
                 case DeleteCluster():
                     if await self._objects.delete(CLUSTERS, job.namespace, effect.name, effect.uid) and effect.event:
                         await self.post([_deletion_event(EventReason.CLUSTER_DELETED, effect.event)], job.identity)
@@ -183,8 +190,10 @@ class EffectExecutor:
         return None
 
     def _record_policy_if_due(self, effect: ApplyNetworkPolicy, observation: Observation) -> bool:
-        """Returns whether the policy should be applied now: the cluster exists, and the policy was not applied within
-        `POLICY_SECONDS`. If so, records the current time as the time of the application."""
+        """Returns whether the policy should be applied now: policies are enabled, the cluster exists, and the policy
+        was not applied within `POLICY_SECONDS`. If so, records the current time as the time of the application."""
+        if not self._defaults.network_policy.enabled:
+            return False
         now = self._clock.monotonic()
         self._policy_applied_at = {uid: at for uid, at in self._policy_applied_at.items() if now - at < POLICY_SECONDS}
         uid = text_at(observation.clusters.get(effect.cluster, {}), "metadata", "uid")
@@ -193,11 +202,33 @@ class EffectExecutor:
         self._policy_applied_at[uid] = now
         return True
 
-    async def _apply_policy(self, effect: ApplyNetworkPolicy, observation: Observation) -> None:
+    async def _restore_policy(self, observation: Observation) -> None:
+        """Applies the policy of the running attempt again if this was not done within `POLICY_RESTORE_SECONDS`. After a
+        restart of the operator the first times differ from cluster to cluster. A failure is only logged."""
+        job = observation.observed.job
+        attempt = next(iter(job.status.attempts[-1:]), None)
+        cluster = attempt.cluster if attempt is not None and attempt.ended is None else ""
+        uid = text_at(observation.clusters.get(cluster, {}), "metadata", "uid")
+        if not uid or not self._defaults.network_policy.enabled:
+            return
+        now = self._clock.monotonic()
+        first = now - zlib.crc32(uid.encode()) % POLICY_RESTORE_SECONDS
+        if now - self._policy_restored_at.setdefault(uid, first) < POLICY_RESTORE_SECONDS:
+            return
+        self._policy_restored_at[uid] = now
+        oldest = now - 2 * POLICY_RESTORE_SECONDS
+        self._policy_restored_at = {uid: at for uid, at in self._policy_restored_at.items() if at > oldest}
+        self._require_leadership()
+        try:
+            await self._apply_policy(cluster, observation)
+        except KubeError as error:
+            logger.warning("the network policy was not applied: %s", error, extra=about(f"{job.namespace}/{job.name}"))
+
+    async def _apply_policy(self, cluster: str, observation: Observation) -> None:
         """Applies the policy for the attempt number in the cluster's labels. The cluster may have been created for an
         earlier attempt than the running one; then its pods have the number of the earlier attempt."""
         job = observation.observed.job
-        attempt = text_at(observation.clusters[effect.cluster], "metadata", "labels", LABEL_ATTEMPT)
+        attempt = text_at(observation.clusters[cluster], "metadata", "labels", LABEL_ATTEMPT)
         manifest = network_policy(job.identity, int(attempt), self._defaults)
         name = text_at(manifest, "metadata", "name")
         await self._objects.apply(NETWORK_POLICIES, job.namespace, name, manifest)

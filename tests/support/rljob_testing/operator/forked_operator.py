@@ -224,6 +224,11 @@ class OperatorProcess:
         lines = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
+    def pages(self) -> Sequence[str]:
+        """The probes and the metrics, as text."""
+        paths = ((self.health_port, "/healthz"), (self.health_port, "/readyz"), (self.metrics_port, "/metrics"))
+        return [self._page(port, path).text for port, path in paths]
+
     def kill(self) -> None:
         """Sends SIGKILL: the process cannot clean up."""
         process = self._process
