@@ -309,7 +309,6 @@ def test_every_image_has_a_tag_or_a_digest(helm: charts.Helm) -> None:
         ("trainer.image=registry.local:5000/trainer", "at '/trainer/image'"),
         ("trainer.rayVersion=newest", "at '/trainer/rayVersion'"),
         ("networkPolicy.apiServer.ports={0}", "at '/networkPolicy/apiServer/ports/0'"),
-        ("jobs.allowedLabelPrefixes={team}", "at '/jobs/allowedLabelPrefixes/0'"),
         ("tokenKey.existingSecrt=a", "additional properties 'existingSecrt' not allowed"),
         ("watchNamespace={a}", "additional properties 'watchNamespace' not allowed"),
     ],

@@ -94,6 +94,11 @@ def name_conflict(seconds_ago: float) -> Observed:
     return failed_effect(seen, EffectKind.CREATE_CLUSTER, R.NAME_CONFLICT, "it belongs to another")
 
 
+def invalid_cluster() -> Observed:
+    seen = S.observed(S.provisioning(seen=False))
+    return failed_effect(seen, EffectKind.CREATE_CLUSTER, R.INVALID_SPEC, "spec.head: wrong")
+
+
 def lost_node(node_silent_seconds: float, silent_seconds: float) -> Observed:
     head = S.pod("h", HEAD_GROUP, node_silent_seconds=node_silent_seconds)
     return replace(S.healthy(), pods=(head, S.pod("w")), ray=S.silent_ray(seconds=silent_seconds))
@@ -121,12 +126,9 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         ),
         "False", "over quota",
     ),
-    (
-        C.CLUSTER_READY, R.NAME_CONFLICT, name_conflict(59), "False", "it belongs to another",
-    ),
-    (
-        C.FAILED, R.NAME_CONFLICT, name_conflict(60), "True", "it belongs to another",
-    ),
+    (C.FAILED, R.INVALID_SPEC, invalid_cluster(), "True", "spec.head: wrong"),
+    (C.CLUSTER_READY, R.NAME_CONFLICT, name_conflict(59), "False", "it belongs to another"),
+    (C.FAILED, R.NAME_CONFLICT, name_conflict(60), "True", "it belongs to another"),
     (
         C.CLUSTER_READY, R.KUBERAY_UNAVAILABLE, replace(S.observed(), kuberay_installed=False),
         "False", Mentions("RayCluster (ray.io/v1)", "install KubeRay"),
@@ -159,19 +161,13 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         ),
         "False", "1 of 2 pods ready; the head pod h: exit code 1",
     ),
-    (
-        C.CLUSTER_READY, R.RAY_NODES_MISSING, on_ready(S.ray(gpus=())),
-        "False", Mentions("2 of 2 pods ready, 1 of them"),
-    ),
+    (C.CLUSTER_READY, R.RAY_NODES_MISSING, on_ready(S.ray(gpus=())), "False", Mentions("2 of 2 pods ready, 1 of them")),
     (
         C.CLUSTER_READY, R.DASHBOARD_UNREACHABLE, on_ready(UNREACHABLE),
         "False", Mentions("all pods are ready", "dashboard", "connection refused"),
     ),
     (C.PROGRESSING, R.DASHBOARD_UNREACHABLE, replace(S.healthy(), ray=UNREACHABLE), "Unknown", "connection refused"),
-    (
-        C.CLUSTER_READY, R.TOKEN_REJECTED, on_ready(REJECTED),
-        "False", Mentions("all pods are ready", "token: 403"),
-    ),
+    (C.CLUSTER_READY, R.TOKEN_REJECTED, on_ready(REJECTED), "False", Mentions("all pods are ready", "token: 403")),
     (C.PROGRESSING, R.TOKEN_REJECTED, replace(S.healthy(), ray=REJECTED), "Unknown", "403"),
     (C.FAILED, R.CLUSTER_LOST, S.observed(S.running()), "True",
      Mentions("RayCluster example-1 was deleted")),
@@ -183,14 +179,8 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         C.CLUSTER_READY, R.DELETING, S.observed(COMPLETE, S.cluster(), S.ready_pods()),
         "False", Mentions("its cluster is being deleted"),
     ),
-    (
-        C.CLUSTER_READY, R.REMOVED, S.observed(COMPLETE),
-        "False", Mentions("its cluster was deleted"),
-    ),
-    (
-        C.CLUSTER_READY, R.REMOVED, S.observed(ENDED_BEFORE),
-        "False", Mentions("before its cluster was created"),
-    ),
+    (C.CLUSTER_READY, R.REMOVED, S.observed(COMPLETE), "False", Mentions("its cluster was deleted")),
+    (C.CLUSTER_READY, R.REMOVED, S.observed(ENDED_BEFORE), "False", Mentions("before its cluster was created")),
     (
         C.CLUSTER_READY, R.KEPT, S.observed(COMPLETE, S.cluster(), S.ready_pods(), job_spec=KEPT),
         "True", Mentions("its cluster is kept"),
@@ -265,10 +255,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         C.FAILED, R.DASHBOARD_UNREACHABLE, replace(S.healthy(status=SILENT_LONG), ray=UNREACHABLE), "True",
         Mentions("3600 s: connection refused"),
     ),
-    (
-        C.FAILED, R.TOKEN_REJECTED, replace(S.healthy(status=SILENT_LONG), ray=REJECTED), "True",
-        Mentions("3600 s: 403"),
-    ),
+    (C.FAILED, R.TOKEN_REJECTED, replace(S.healthy(status=SILENT_LONG), ray=REJECTED), "True", Mentions("3600 s: 403")),
     (
         C.FAILED, R.READ_FORBIDDEN,
         replace(S.observed(SILENT_LONG, S.cluster()), forbidden="pods is forbidden"), "True",
@@ -303,10 +290,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         C.CLUSTER_READY, R.SUSPENDED, S.observed(S.waiting_for_retry(), job_spec=SUSPENDED), "False",
         Mentions("the job is suspended", "cluster was deleted"),
     ),
-    (
-        C.SUSPENDED, R.RESUMED, S.observed(decide(S.observed(job_spec=SUSPENDED)).status), "False",
-        Mentions("attempt 1"),
-    ),
+    (C.SUSPENDED, R.RESUMED, S.observed(decide(S.observed(job_spec=SUSPENDED)).status), "False", Mentions("attempt 1")),
     (
         C.RETRYING, R.RESIZED,
         replace(

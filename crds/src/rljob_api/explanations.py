@@ -44,8 +44,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.INVALID_SPEC: Explanation(
             means=(
-                "The job cannot run on this cluster as it is written, or this version of the operator cannot parse its"
-                " spec. A running attempt continues."
+                "The job cannot run on this cluster as it is written: the operator or the API server found an invalid"
+                " field. Or this version of the operator cannot parse the spec; then a running attempt continues."
             ),
             advice=(
                 "Delete the job, correct the fields in the message, and create the job again. `rljob validate` finds"
@@ -98,7 +98,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.CREATION_REJECTED: Explanation(
             means=(
-                "The API server rejected the creation of the RayCluster, its Secret or its NetworkPolicy. After the job"
+                "The API server rejected the creation of the RayCluster, its Secret or its NetworkPolicy, for another"
+                " reason than an invalid field. After the job"
                 " has finished, the reason also stands for a rejected deletion of the RayCluster."
             ),
             advice=(

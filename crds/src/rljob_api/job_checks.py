@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
 from rljob_api.constants import MIN_RAY_VERSION, RAY_CONTAINER
@@ -26,6 +26,9 @@ IMAGE_RULE = "RLJobSpec.imageOnCluster"
 RAY_VERSION_RULE = "RLJobSpec.rayVersionOnCluster"
 ELASTIC_RULE = "RLJobSpec.elasticInQueue"
 LABELS_RULE = "RLJobSpec.schedulingLabelsOnCluster"
+URL_PASSWORD_RULE = "EnvVar.passwordInUrl"
+SERVICE_ACCOUNT_RULE = "RLJobSpec.serviceAccountOnCluster"
+_URL_WITH_PASSWORD = r"(?i)\b[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@"
 _VERSION = r"\d+\.\d+\.\d+"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -51,6 +54,7 @@ def cluster_violations(
     labels: Mapping[str, str] = MappingProxyType({}),
     *,
     has_default_image: bool,
+    service_account_names: Collection[str] | None = None,
     allowed_label_prefixes: tuple[str, ...] | None = None,
 ) -> tuple[Violation, ...]:
     """What prevents a valid job from running on a Kubernetes cluster.
@@ -58,8 +62,8 @@ def cluster_violations(
     Args:
         labels: The labels of the job.
         has_default_image: Whether the operator's installation has a default trainer image.
-        allowed_label_prefixes: Prefixes that the operator's installation allows in `scheduling.labels`; None if they
-            are not known here.
+        service_account_names: The ServiceAccounts that the installation allows jobs to use; None if this is unknown.
+        allowed_label_prefixes: Prefixes that the installation allows in `scheduling.labels`; None if this is unknown.
     """
     found = [*_queue_violations(spec, labels), *_label_violations(spec, allowed_label_prefixes)]
     if spec.checkpoint.storage is None:
@@ -93,6 +97,18 @@ def cluster_violations(
                 seen=spec.ray_version,
             )
         )
+    account = spec.service_account_name
+    if account is not None and service_account_names is not None and account not in service_account_names:
+        allowed = f"use one of {', '.join(service_account_names)}, " if service_account_names else "remove it, "
+        found.append(
+            Violation(
+                rule=SERVICE_ACCOUNT_RULE,
+                path=("spec", "serviceAccountName"),
+                wrong="jobs may not use this ServiceAccount",
+                advice=f"{allowed}or ask the administrator to add it to the operator's value jobs.serviceAccountNames",
+                seen=json.dumps(account),
+            )
+        )
     return tuple(found)
 
 
@@ -111,6 +127,7 @@ def job_warnings(job: RLJob) -> tuple[Violation, ...]:
         *_kueue_warnings("annotations", job.metadata.annotations),
         *(found for path, pod in pods for found in _pod_warnings(path, pod)),
         *_byte_warnings(_amounts_of_bytes(job.spec)),
+        *_password_warnings(job.spec),
         *_shared_memory_warnings(job.spec),
         *_elastic_warnings(job.spec),
         *_training_warnings(job.spec),
@@ -177,6 +194,18 @@ def _byte_warnings(amounts: Iterator[tuple[Path, str]]) -> Iterator[Violation]:
                 wrong="is not a whole number of bytes",
                 advice="use for example 400M or 400Mi (the suffix 'm' means thousandths)",
                 seen=json.dumps(text),
+            )
+
+
+def _password_warnings(spec: RLJobSpec) -> Iterator[Violation]:
+    """Warnings about passwords in URLs. A rule already rejects variables whose names say that they hold a secret."""
+    for index, variable in enumerate(spec.env):
+        if variable.value is not None and re.search(_URL_WITH_PASSWORD, variable.value):
+            yield Violation(
+                rule=URL_PASSWORD_RULE,
+                path=("spec", "env", index, "value"),
+                wrong="contains a URL with a password, which everybody who may read the job can read",
+                advice="store the value in a Secret and refer to it in valueFrom.secretKeyRef, or use envFrom",
             )
 
 

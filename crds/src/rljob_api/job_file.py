@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_api.errors import JobFileError, Problem
-from rljob_api.job_checks import cluster_violations, job_warnings
+from rljob_api.job_checks import URL_PASSWORD_RULE, cluster_violations, job_warnings
 from rljob_api.names import standard_library_clash
 from rljob_api.pydantic_messages import advice_for_scalar, follows_from_another, plain_message
 from rljob_api.rule import Violation
@@ -95,7 +95,8 @@ def _located(text: str, violations: Iterable[Violation]) -> list[Problem]:
     found = []
     for violation in violations:
         line, column = _position(violation.path, document, at_key=False)
-        found.append(Problem(wire_path(violation.path), violation.message, line, column))
+        hides_line = violation.rule == URL_PASSWORD_RULE
+        found.append(Problem(wire_path(violation.path), violation.message, line, column, hides_line))
     return sorted(found, key=lambda problem: (problem.line or 0, problem.column or 0))
 
 

@@ -46,8 +46,8 @@ class RunPolicy(WireModel):
     """Retry budget for infrastructure errors (a pod, node, GPU, memory or the network failed); reset together with
     `maxAppRetries`."""
     provisioning_deadline_seconds: Seconds = 1800
-    """Largest time in seconds from the creation of an attempt's cluster until its trainer runs; time in a queue does not
-    count. After that, a job that waits for room gives back what it holds and tries again later; a job that can never
+    """Largest time in seconds from the creation of an attempt's cluster until its trainer runs, without time in a
+    queue. After that, a job that waits for room gives back what it holds and tries again later; a job that can never
     start fails."""
     active_deadline_seconds: Seconds | None = None
     """Largest total time of all attempts in seconds. After that the job is stopped with a checkpoint and fails, without

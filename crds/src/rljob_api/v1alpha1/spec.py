@@ -14,6 +14,7 @@ from rljob_api.scalars import (
     RELEASE,
     AnnotationKey,
     DnsLabel,
+    DnsName,
     Flag,
     ImageName,
     LabelKey,
@@ -137,6 +138,8 @@ class RLJobSpec(WireModel):
     """Secrets and ConfigMaps whose keys become environment variables of all pods of the job."""
     image_pull_secrets: Annotated[tuple[LocalObjectReference, ...], Field(max_length=8)] = ()
     """Secrets with the credentials of a private image registry, for example `[{name: registry-login}]`."""
+    service_account_name: DnsName | None = None
+    """ServiceAccount of all pods, for cloud identity; must be allowed by the operator's installation."""
     volumes: Annotated[tuple[Volume, ...], Field(max_length=16)] = ()
     """Volumes that are mounted into all pods of the job."""
     code: Code | None = None

@@ -46,7 +46,7 @@ _EXIT_REASONS = {
 
 _LOST = (Reason.CLUSTER_LOST, Reason.HEAD_LOST, Reason.DRIVER_LOST)
 """Reasons of ClusterReady or JobSubmitted with which the trainer's process is lost."""
-_FATAL = (*_LOST, Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING)
+_FATAL = (*_LOST, Reason.INVALID_SPEC, Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING)
 """Reasons of ClusterReady or JobSubmitted that end the attempt immediately, because they are permanent."""
 
 _MEMORY_MAY_BE_THE_CAUSE = (Reason.INFRASTRUCTURE_ERROR, Reason.HEAD_LOST, Reason.DRIVER_LOST)

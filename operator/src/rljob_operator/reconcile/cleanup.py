@@ -17,6 +17,7 @@ _NOT_KEPT = (
     " and it might still be running"
 )
 _NOT_KEPT_IN_QUEUE = " despite runPolicy.cleanup: KeepCluster, because it would hold the quota of its queue (Kueue)"
+_UNNEEDED = "neither the current nor the next attempt uses it"
 _NEVER_CREATED = "the job finished before its cluster was created"
 
 
@@ -27,7 +28,7 @@ def delete_unneeded_clusters(draft: StatusDraft, observed: Observed) -> tuple[Ef
     needs_cluster = draft.is_under_way or (planned is not None and planned.same_cluster)
     attempt = draft.attempt if needs_cluster else None
     return tuple(
-        DeleteCluster(cluster.name, cluster.uid)
+        DeleteCluster(cluster.name, cluster.uid, f"the operator deletes RayCluster {cluster.name}: {_UNNEEDED}")
         for cluster in observed.clusters
         if not cluster.deleting
         and (attempt is None or cluster.name != attempt.cluster or attempt.cluster_uid not in (None, cluster.uid))
@@ -61,8 +62,17 @@ def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
             draft.result = result.model_copy(update={"cleaned_up_at": None})
     left = seconds_to_deletion(draft, observed)
     if left is not None and left <= 0:
-        return (DeleteJob(observed.job.uid),)
-    return tuple(DeleteCluster(cluster.name, cluster.uid) for cluster in to_delete if not cluster.deleting)
+        why = f"the operator deletes the job: it finished at {result.at}, and ttlSecondsAfterFinished is over"
+        return (DeleteJob(observed.job.uid, why),)
+    return tuple(_deletion(draft, cluster) for cluster in to_delete if not cluster.deleting)
+
+
+def _deletion(draft: StatusDraft, cluster: ObservedCluster) -> DeleteCluster:
+    """The deletion of a cluster of a finished job. ClusterReady reports that of the newest attempt's cluster; an event
+    reports that of any other cluster."""
+    is_reported = bool(draft.attempts) and draft.attempt.cluster == cluster.name
+    why = "" if is_reported else f"the operator deletes RayCluster {cluster.name}: the job has finished without it"
+    return DeleteCluster(cluster.name, cluster.uid, why)
 
 
 def seconds_to_deletion(draft: StatusDraft, observed: Observed) -> float | None:

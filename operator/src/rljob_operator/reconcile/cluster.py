@@ -22,6 +22,7 @@ from rljob_operator.reconcile.observed import (
     ObservedCluster,
     ObservedPod,
     ObservedRay,
+    ObservedWorkload,
     PodProblem,
     Reachability,
 )
@@ -98,8 +99,10 @@ def _queue_finding(draft: StatusDraft, cluster: ObservedCluster) -> Finding | No
     if cluster.queue:
         what = "waits in" if reason is Reason.QUEUED else "was evicted by"
         text = f"RayCluster {cluster.name} {what} queue {cluster.queue} (Kueue)"
-    if cluster.workload is not None and cluster.workload.message:
-        text += f": {cluster.workload.message}"
+    workload = cluster.workload or ObservedWorkload()
+    messages = (workload.waits_for, workload.evicted_because)
+    why = next(filter(None, messages if reason is Reason.QUEUED else reversed(messages)), "")
+    text += f": {why}" if why else ""
     return Finding(FALSE, reason, text)
 
 

@@ -37,6 +37,7 @@ def spec_problem(job: ObservedJob, spec: RLJobSpec, defaults: Defaults) -> Endin
         spec,
         job.labels,
         has_default_image=defaults.trainer_image is not None,
+        service_account_names=defaults.service_account_names,
         allowed_label_prefixes=defaults.allowed_label_prefixes,
     )
     if found:

@@ -72,9 +72,10 @@ class ObservedJob:
 class ObservedWorkload:
     """What Kueue reports about a RayCluster, in its Workload object."""
 
-    is_quota_reserved: bool
-    message: str
-    """Why the quota is not reserved, or why the cluster was evicted."""
+    waits_for: str = ""
+    """Why no quota is reserved now; empty if Kueue has not said so."""
+    evicted_because: str = ""
+    """Why the cluster was evicted; empty if it was not, or if it was admitted again since then."""
 
 
 @dataclass(frozen=True)

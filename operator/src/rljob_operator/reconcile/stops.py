@@ -141,7 +141,7 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
         return Reason.SUSPENDED, None
     cluster = observed.cluster(draft.attempt.cluster)
     if cluster is not None and cluster.is_suspended and draft.attempt.active_since is not None:
-        return Reason.EVICTED, cluster.workload.message if cluster.workload is not None else None
+        return Reason.EVICTED, (cluster.workload.evicted_because or None) if cluster.workload is not None else None
     left = _seconds_to_active_deadline(draft, policy)
     if left is not None and left <= 0:
         return Reason.ACTIVE_DEADLINE_EXCEEDED, None

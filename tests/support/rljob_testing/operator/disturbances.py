@@ -146,7 +146,7 @@ def suspended(pick: Random, there: ObservedCluster) -> ObservedCluster:
     """The cluster as Kueue, or somebody else, has suspended it."""
     if pick.random() < 0.2:
         return replace(there, suspended=True)
-    workload = pick.choice([None, ObservedWorkload(False, pick.choice(TEXTS))])
+    workload = pick.choice([None, ObservedWorkload(pick.choice(TEXTS), pick.choice(TEXTS))])
     return replace(there, suspended=True, queue="team", workload=workload)
 
 

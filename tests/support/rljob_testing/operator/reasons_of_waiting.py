@@ -37,7 +37,7 @@ PREEMPTED = "Preempted to accommodate a workload (UID: 1) due to prioritization 
 
 def in_queue(*, suspended: bool = True, message: str = WAITS, active: bool = False) -> Observed:
     """A job whose cluster is in the queue `team`; `active`: its queue has admitted it before."""
-    there = inputs.cluster(suspended=suspended, queue="team", workload=ObservedWorkload(not suspended, message))
+    there = inputs.cluster(suspended=suspended, queue="team", workload=ObservedWorkload(waits_for=message))
     status = inputs.provisioning() if active else inputs.provisioning(record={"active_since": None})
     return inputs.observed(status, there)
 
@@ -45,7 +45,7 @@ def in_queue(*, suspended: bool = True, message: str = WAITS, active: bool = Fal
 def evicted() -> Observed:
     """A cluster that its queue has just suspended, with its pods and its trainer."""
     seen = inputs.healthy(inputs.ray_job(), inputs.run_state())
-    there = inputs.cluster(suspended=True, queue="team", workload=ObservedWorkload(False, PREEMPTED))
+    there = inputs.cluster(suspended=True, queue="team", workload=ObservedWorkload(WAITS, PREEMPTED))
     return replace(seen, clusters=(there,))
 
 
