@@ -56,6 +56,11 @@ def job(status: Mapping[str, object], lifetime: int | None = None, version: int 
     }
 
 
+def kept(policy: Mapping[str, object], gpus: int = 2) -> JsonObject:
+    """A finished job that keeps its cluster, or, without GPUs, did so until somebody deleted the cluster."""
+    return {**job({**OVER, "gpus": gpus}), "spec": {"runPolicy": {"cleanup": "KeepCluster", **policy}}}
+
+
 def part(version: int, name: str = "job-1-head", uid: str = "p1", job_uid: str = "j1") -> JsonObject:
     """A cluster or a pod of the job."""
     labels = {"rljob.dev/job": "job", "rljob.dev/job-uid": job_uid}
@@ -78,6 +83,12 @@ def retry(value: str) -> dict[str, object]:
         (job(OVER, lifetime=100), 39.5),
         (job(OVER, lifetime=60), 0),
         (job(OVER, lifetime=0), 0),
+        (kept({"keepClusterSeconds": 100}), 39.5),
+        (kept({}), 86_339.5),
+        (kept({"keepClusterSeconds": 100, "ttlSecondsAfterFinished": 70}), 9.5),
+        (kept({"keepClusterSeconds": 70, "ttlSecondsAfterFinished": 100}), 9.5),
+        (kept({"keepClusterSeconds": 100}, gpus=0), None),
+        (kept({"keepClusterSeconds": 100, "cleanup": "DeleteCluster"}), None),
         (job(OVER, **retry("first")), None),
         (job(OVER, **retry("second")), 0),
         (job({**OVER, "handledRequests": {"retry": as_recorded(TOO_LONG)}}, **retry(TOO_LONG)), None),
