@@ -72,6 +72,8 @@ def seconds_to_deadlines(seen: Observed) -> list[float]:
         due += [seconds_to(status.progress.updated_at, 5), seconds_to(status.progress.updated_at, 9)]
     if status.result is not None and spec is not None and spec.run_policy.ttl_seconds_after_finished is not None:
         due.append(seconds_to(status.result.at, spec.run_policy.ttl_seconds_after_finished))
+    if status.result is not None and spec is not None:
+        due.append(seconds_to(status.result.at, spec.run_policy.keep_cluster_seconds))
     if status.attempts and status.attempts[-1].ended is None:
         policy = spec.run_policy if spec is not None else seen.job.readable_policy
         due += seconds_to_deadlines_of_attempt(status.attempts[-1], policy)
@@ -212,8 +214,13 @@ def test_a_pending_job_is_always_requeued(seen: Observed) -> None:
     if seen.job.deleting:
         assert decision.requeue_after_seconds is None
     elif status.result is not None:
-        ttl = spec.run_policy.ttl_seconds_after_finished if spec is not None else None
-        left = None if ttl is None else max(0.0, seconds_to(status.result.at, ttl))
+        times = []
+        if spec is not None and spec.run_policy.ttl_seconds_after_finished is not None:
+            times.append(spec.run_policy.ttl_seconds_after_finished)
+        deleted = {effect.uid for effect in decision.effects if isinstance(effect, DeleteCluster)}
+        if spec is not None and any(not each.deleting and each.uid not in deleted for each in seen.clusters):
+            times.append(spec.run_policy.keep_cluster_seconds)
+        left = max(0.0, seconds_to(status.result.at, min(times))) if times else None
         assert decision.requeue_after_seconds == left
     elif status.suspended_at is not None and (not has_fitting_spec(seen) or (spec is not None and spec.suspend)):
         assert decision.requeue_after_seconds is None

@@ -14,6 +14,11 @@ from rljob_testing.operator import manual_clock
 from rljob_testing.operator.listed_world import GOING, KEY, OVER, TOO_LONG, ListedWorld, job, part, retry, run, workload
 
 
+def kept(policy: Mapping[str, object], gpus: int = 2) -> JsonObject:
+    """A finished job that keeps its cluster, or, without GPUs, did so until somebody deleted the cluster."""
+    return {**job({**OVER, "gpus": gpus}), "spec": {"runPolicy": {"cleanup": "KeepCluster", **policy}}}
+
+
 @pytest.mark.parametrize(
     ("raw", "seconds"),
     [
@@ -25,6 +30,12 @@ from rljob_testing.operator.listed_world import GOING, KEY, OVER, TOO_LONG, List
         (job(OVER, lifetime=100), 39.5),
         (job(OVER, lifetime=60), 0),
         (job(OVER, lifetime=0), 0),
+        (kept({"keepClusterSeconds": 100}), 39.5),
+        (kept({}), 86_339.5),
+        (kept({"keepClusterSeconds": 100, "ttlSecondsAfterFinished": 70}), 9.5),
+        (kept({"keepClusterSeconds": 70, "ttlSecondsAfterFinished": 100}), 9.5),
+        (kept({"keepClusterSeconds": 100}, gpus=0), None),
+        (kept({"keepClusterSeconds": 100, "cleanup": "DeleteCluster"}), None),
         (job(OVER, **retry("first")), None),
         (job(OVER, **retry("second")), 0),
         (job({**OVER, "handledRequests": {"retry": as_recorded(TOO_LONG)}}, **retry(TOO_LONG)), None),

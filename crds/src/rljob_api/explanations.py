@@ -248,8 +248,14 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice="Nothing to do.",
         ),
         Reason.KEPT: Explanation(
-            means="The job has finished, and its RayCluster is kept (runPolicy.cleanup: KeepCluster).",
-            advice="To free its GPUs, delete the job or set runPolicy.cleanup to DeleteCluster.",
+            means=(
+                "The job has finished, and its RayCluster is kept (runPolicy.cleanup: KeepCluster) until"
+                " runPolicy.keepClusterSeconds have passed."
+            ),
+            advice=(
+                "To free its GPUs now, delete the job or set runPolicy.cleanup to DeleteCluster. To keep it longer,"
+                " increase keepClusterSeconds."
+            ),
         ),
         Reason.FEASIBLE: Explanation(
             means="Ray's nodes have the GPUs that the job's pools request.",

@@ -19,7 +19,7 @@ from rljob_operator.reconcile.between_attempts import (
     stop_between_attempts,
     wait_or_start,
 )
-from rljob_operator.reconcile.cleanup import clean_up, delete_unneeded_clusters, seconds_to_deletion
+from rljob_operator.reconcile.cleanup import clean_up, delete_unneeded_clusters, seconds_to_cleanup
 from rljob_operator.reconcile.cluster import Finding, report_cluster, report_placement
 from rljob_operator.reconcile.creation import (
     choose_pod_counts,
@@ -237,7 +237,7 @@ def _requeue_after_seconds(draft: StatusDraft, observed: Observed) -> float | No
     """Seconds until the next pass; None if only a watch event can change anything."""
     spec = observed.job.spec
     if draft.result is not None:
-        left = seconds_to_deletion(draft, observed)
+        left = seconds_to_cleanup(draft, observed)
         return None if left is None else max(0.0, left)
     if not draft.is_under_way:
         if draft.suspended_at is not None:
