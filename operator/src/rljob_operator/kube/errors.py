@@ -47,6 +47,10 @@ class ExpiredError(KubeError):
     """The continue token of a listing has expired: the listing must start again."""
 
 
+class TooLongError(KubeError):
+    """The response is too long to be read."""
+
+
 class DefinitionOutdatedError(KubeError):
     """The CustomResourceDefinition of RLJobs is older than this operator: the API server dropped
     fields that were written."""
