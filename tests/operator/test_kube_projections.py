@@ -46,13 +46,8 @@ def head_pod(name: str) -> JsonObject:
     into an init container."""
     template = PodMaker(inputs.IDENTITY, inputs.spec(), 1, inputs.DEFAULTS).head()
     spec, metadata = object_at(template, "spec"), object_at(template, "metadata")
-    added = [
-        {
-            "name": f"RAY_{number}",
-            "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.name{number}"}},
-        }
-        for number in range(8)
-    ]
+    references = [{"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels{number}"}} for number in range(10)]
+    added = [{"name": f"RAY_{number}", "valueFrom": source} for number, source in enumerate(references)]
     containers = [{**each, "env": [*objects_at(each, "env"), *added]} for each in objects_at(spec, "containers")]
     owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": "job-1", "uid": "c1", "controller": True}
     labels = {**object_at(metadata, "labels"), "rljob.dev/job-uid": "j1", "example.com/team": "a"}

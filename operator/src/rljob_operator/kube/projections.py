@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 
 from rljob_api.constants import LABEL_JOB_UID
-from rljob_operator.kube.allowed_calls import CLUSTERS, PODS, WORKLOADS, ResourceType
+from rljob_operator.kube.allowed_calls import CLUSTERS, CORE_EVENTS, PODS, WORKLOADS, ResourceType
 from rljob_operator.raw_json import JsonObject, flag_at, objects_at, text_at
 
 LABEL_CLUSTER_UID = "kueue.x-k8s.io/job-uid"
@@ -59,6 +59,12 @@ _SHAPES: Mapping[ResourceType, _Shape] = {
             "containerStatuses": [_CONTAINER],
         },
     },
+    CORE_EVENTS: {
+        **dict.fromkeys(("reason", "message", "lastTimestamp", "eventTime"), WHOLE),
+        "metadata": {"creationTimestamp": WHOLE},
+        "series": {"lastObservedTime": WHOLE},
+        "involvedObject": {"uid": WHOLE},
+    },
     WORKLOADS: {"metadata": _METADATA, "status": {"conditions": [_CONDITION]}},
 }
 _JOB_METADATA: _Shape = {**_METADATA, "labels": WHOLE}
@@ -76,7 +82,7 @@ _CLEANED_UP_JOB: _Shape = {
 
 
 def projected(kind: ResourceType, raw: JsonObject) -> JsonObject:
-    """The part of a cluster, pod or workload that is kept."""
+    """The part of a cluster, pod, workload or event that is kept."""
     kept = _kept(raw, _SHAPES[kind])
     assert isinstance(kept, dict)
     return kept
