@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rljob_api.job_checks import cluster_violations, is_ray_new_enough, job_warnings
+from rljob_api.job_file import job_text_warnings, load_job_text
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.yaml_text import wire_path
+from rljob_api.yaml_text import to_yaml, wire_path
 from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
@@ -40,6 +41,25 @@ def test_an_old_ray_is_rejected_on_a_cluster() -> None:
 
 
 @pytest.mark.parametrize(
+    ("allowed", "advice"),
+    [
+        ((), '(seen: "s3-reader"); remove it, or ask the administrator'),
+        (("s3-writer", "reader"), "use one of s3-writer, reader, or ask the administrator"),
+    ],
+)
+def test_a_service_account_that_the_installation_does_not_list_is_rejected(
+    allowed: tuple[str, ...], advice: str
+) -> None:
+    spec = inputs.spec({"serviceAccountName": "s3-reader"})
+    (found,) = cluster_violations(spec, has_default_image=True, service_account_names=allowed)
+    assert found.path == ("spec", "serviceAccountName")
+    assert found.message == Mentions("may not use this ServiceAccount", advice, "jobs.serviceAccountNames")
+    names = ("s3-reader", *allowed)
+    assert cluster_violations(spec, has_default_image=True, service_account_names=names) == ()
+    assert cluster_violations(spec, has_default_image=True) == ()
+
+
+@pytest.mark.parametrize(
     ("edits", "expected"),
     [
         (
@@ -63,3 +83,19 @@ def test_settings_of_the_training_without_effect_get_a_warning(
 ) -> None:
     job = RLJob.from_wire(valid_job({f"spec.training.{name}": value for name, value in edits.items()}))
     assert {wire_path(found.path): found.message for found in job_warnings(job)} == expected
+
+
+def test_a_password_in_a_url_gets_a_warning_that_does_not_repeat_it() -> None:
+    lines = (
+        "  env:",
+        "  - {name: PROXY, value: 'http://user:canary-1@proxy:3128'}",
+        "  - {name: TRACKER, value: 'https://tracker.example.com:8443/a@b'}",
+        "  - {name: DATABASE, value: 'postgresql+asyncpg://:canary-2@db/runs'}",
+    )
+    text = to_yaml(valid_job()) + "\n".join(lines) + "\n"
+    found = job_text_warnings(text, load_job_text(text))
+    assert [problem.path for problem in found] == ["spec.env[0].value", "spec.env[2].value"]
+    for problem in found:
+        assert problem.message == Mentions("password", "everybody who may read the job", "secretKeyRef", "envFrom")
+        assert problem.hides_line
+    assert "canary" not in str(found)

@@ -3,14 +3,19 @@ documented permissions, and with a key that outlives upgrades."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import httpx
 import pytest
 
+from rljob_operator.manifests.access import network_policy
+from rljob_operator.settings import parse_settings
 from rljob_testing.cluster import charts
 from rljob_testing.cluster.api_server import ApiServer
+from rljob_testing.operator import inputs
 
 pytestmark = pytest.mark.apiserver
 
@@ -29,6 +34,7 @@ PATHS = {
     "PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
     "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
 }
+POD = ("spec", "template", "spec")
 STRICT_DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
 FULL = ("replicas=2", "topologySpreadConstraints[0].maxSkew=1", "topologySpreadConstraints[0].topologyKey=zone")
 FULL_SPREAD = "topologySpreadConstraints[0].whenUnsatisfiable=ScheduleAnyway"
@@ -50,9 +56,9 @@ def test_every_manifest_is_accepted(http: httpx.Client, helm: charts.Helm, setti
     assert kinds == (set(PATHS) - {"ClusterRole", "ClusterRoleBinding"}) | of_one_mode
 
 
-def pod(helm: charts.Helm) -> tuple[dict[str, object], dict[str, object]]:
+def pod(helm: charts.Helm, *settings: str) -> tuple[dict[str, object], dict[str, object]]:
     """The Deployment's pod as a pod of its own, and its only container."""
-    template = charts.value_at(charts.only_of_kind(helm.rendered(), "Deployment"), "spec", "template")
+    template = charts.value_at(charts.only_of_kind(helm.rendered(*settings), "Deployment"), "spec", "template")
     spec = charts.value_at(template, "spec")
     assert isinstance(spec, dict)
     (container,) = charts.items_at(spec, "containers")
@@ -90,6 +96,36 @@ def test_pod_security_would_reject_anything_less(
     answer = admitted(http, manifest)
     assert answer.status_code == 403
     assert complaint in answer.json()["message"]
+
+
+def test_the_strictest_pod_security_level_admits_the_operator_without_a_user(
+    http: httpx.Client, helm: charts.Helm
+) -> None:
+    manifest, _ = pod(helm, *(f"podSecurityContext.{name}=null" for name in ("runAsUser", "runAsGroup", "fsGroup")))
+    answer = admitted(http, manifest)
+    assert answer.status_code == 201, answer.text
+    assert "runAsUser" not in answer.json()["spec"]["securityContext"]
+
+
+def test_network_policies_with_rules_of_the_installer_are_accepted_and_a_misspelt_selector_is_not(
+    http: httpx.Client, helm: charts.Helm
+) -> None:
+    def answer(selector: str) -> httpx.Response:
+        peer = {"namespaceSelector": {selector: {"team": "a"}}}
+        rule = {"ports": [{"protocol": "TCP", "port": 443, "endPort": 444}]}
+        values = {"metricsFrom": [peer], "ingress": [{"from": [peer], **rule}], "restrictEgress": True}
+        values["egress"] = [{"to": [peer, {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}}], **rule}]
+        manifests = helm.rendered(json.dumps({"jobs": {"networkPolicy": values}}))
+        container = charts.value_at(charts.only_of_kind(manifests, "Deployment"), *POD, "containers", 0)
+        variables = {str(each["name"]): str(each.get("value", "x")) for each in charts.items_at(container, "env")}
+        added = parse_settings(variables).job_network_policy
+        policy = network_policy(inputs.IDENTITY, 1, replace(inputs.DEFAULTS, network_policy=added))
+        return http.post(PATHS["NetworkPolicy"].format("team-a"), params=STRICT_DRY_RUN, json=policy)
+
+    assert answer("matchLabels").status_code == 201, answer("matchLabels").text
+    assert (
+        'unknown field "spec.ingress[2].from[0].namespaceSelector.matchLabel"' in answer("matchLabel").json()["message"]
+    )
 
 
 @pytest.fixture

@@ -156,6 +156,7 @@ def test_the_operator_reads_what_the_chart_sets(helm: charts.Helm) -> None:
         "maxConcurrentReconciles=3",
         "kueue.enabled=true",
         "logLevel=debug",
+        "jobs.allowedLabelPrefixes={volcano.sh/,example.com/team-}",
     )
     variables = charts.items_at(pod_of(helm.rendered(*settings)), "containers", 0, "env")
     metadata = {"metadata.name": "operator-1", "metadata.namespace": "rljob-system"}
@@ -178,6 +179,7 @@ def test_the_operator_reads_what_the_chart_sets(helm: charts.Helm) -> None:
     assert found.max_concurrent_reconciles == 3
     assert found.kueue
     assert found.log_level == "debug"
+    assert found.allowed_label_prefixes == ("volcano.sh/", "example.com/team-")
     ports = {charts.value_at(port, "name"): charts.value_at(port, "containerPort") for port in ports_of(helm)}
     assert ports == {"health": found.health_port, "metrics": found.metrics_port}
     mounts = {charts.value_at(mount, "name"): charts.value_at(mount, "mountPath") for mount in mounts_of(helm)}
@@ -323,6 +325,7 @@ def test_a_wrong_value_is_rejected_by_its_name(helm: charts.Helm, setting: str, 
             "image",
             "replicas",
             "trainer",
+            "jobs",
             "maxConcurrentReconciles",
             "logLevel",
             "tokenKey",

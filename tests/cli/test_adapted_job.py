@@ -131,6 +131,7 @@ def test_settings_that_need_a_cluster_are_reported_once_each() -> None:
   - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: hub, key: token}}}
   envFrom: [{secretRef: {name: all-keys}}]
   imagePullSecrets: [{name: pull}]
+  serviceAccountName: cloud
   volumes:
   - {name: data, mountPath: /data, type: PersistentVolumeClaim, persistentVolumeClaim: {claimName: data}}
   code: {configMap: my-code}
@@ -147,6 +148,7 @@ def test_settings_that_need_a_cluster_are_reported_once_each() -> None:
         "env HF_TOKEN",
         "envFrom all-keys",
         "imagePullSecrets pull",
+        "serviceAccountName cloud",
         "volumes data",
         "code",
         "checkpoint.storage ckpt",

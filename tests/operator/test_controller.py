@@ -218,7 +218,12 @@ def test_an_expired_job_is_deleted(settings: Settings) -> None:
         assert await world.reconcile(fake_api.KEY, 1) == ["get rljobs"], "finished jobs are kept as trimmed copies"
         assert 50 < world.queue.planned[fake_api.KEY] <= 60
         world.clock.advance(61)
-        assert await world.reconcile(fake_api.KEY, 1) == ["get rljobs", *fake_api.LIVE_READS, "delete rljobs"]
+        assert await world.reconcile(fake_api.KEY, 1) == [
+            "get rljobs",
+            *fake_api.LIVE_READS,
+            "create events",
+            "delete rljobs",
+        ]
         assert (JOBS, "job") not in world.api.objects
 
     fake_api.run_controller(settings, test)

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hypothesis import given, settings
 from pydantic import JsonValue
@@ -77,6 +78,24 @@ def pod_security_faults(pod: Manifest) -> list[str]:
 def test_the_pods_pass_restricted_pod_security(job_spec: RLJobSpec) -> None:
     for template in templates(made(job_spec)):
         assert pod_security_faults(mapping(template["spec"])) == []
+
+
+@settings(max_examples=20)
+@given(any_specs())
+def test_the_cluster_chooses_users_if_the_installer_says_so(job_spec: RLJobSpec) -> None:
+    cluster = ray_cluster(inputs.IDENTITY, job_spec, 1, replace(inputs.DEFAULTS, run_as_user=None), "2c70e12b")
+    for template in templates(cluster):
+        pod = mapping(template["spec"])
+        contexts = [mapping(each["securityContext"]) for each in (pod, *mappings(pod["containers"]))]
+        assert not any({"runAsUser", "runAsGroup", "fsGroup"} & set(context) for context in contexts)
+        faults = pod_security_faults(pod)
+        assert {fault.partition(": ")[2] for fault in faults} == {"runAsUser"}
+
+
+def test_a_service_account_is_for_all_pods_and_without_a_token_for_the_api_server() -> None:
+    for template in templates(made(inputs.spec({"serviceAccountName": "s3-reader"}))):
+        pod = mapping(template["spec"])
+        assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("s3-reader", False)
 
 
 def test_the_check_can_fail() -> None:

@@ -13,8 +13,9 @@ from ruamel.yaml import YAML
 from rljob_operator.errors import SettingsError
 from rljob_operator.manifests.access import derived_token, key_id, network_policy, token_secret
 from rljob_operator.manifests.naming import cluster_name, companion_name, submission_id
-from rljob_operator.manifests.ownership import JobIdentity
+from rljob_operator.manifests.ownership import JobIdentity, Manifest
 from rljob_operator.manifests.submission import submission
+from rljob_operator.settings import JobNetworkPolicy
 from rljob_testing.operator import inputs
 
 CHART = Path(__file__).parents[2] / "charts" / "rljob-operator"
@@ -101,6 +102,37 @@ def test_only_the_attempts_own_pods_and_the_operator_reach_its_pods() -> None:
             ],
         },
     }
+
+
+def test_the_installer_adds_rules_to_the_network_policy() -> None:
+    pods = {"matchLabels": {"rljob.dev/job-uid": "0f8fad5b-d9cb-469f-a165-70867728950e", "rljob.dev/attempt": "1"}}
+    monitoring: Manifest = {"podSelector": {}}
+    hub: Manifest = {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}]}
+    gateway: Manifest = {"from": [{"ipBlock": {"cidr": "10.2.0.0/16"}}], "ports": [{"port": 8265}]}
+    added = JobNetworkPolicy(
+        ingress=(gateway,), metrics_from=(monitoring,), metrics_port=9999, restrict_egress=True, egress=(hub,)
+    )
+    plain = spec_of(network_policy(inputs.IDENTITY, 1, inputs.DEFAULTS))
+    found = spec_of(network_policy(inputs.IDENTITY, 1, replace(inputs.DEFAULTS, network_policy=added)))
+    ingress = plain["ingress"]
+    assert isinstance(ingress, list)
+    metrics: Manifest = {"from": [monitoring], "ports": [{"protocol": "TCP", "port": 9999}]}
+    assert found == {
+        "podSelector": pods,
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [*ingress, metrics, gateway],
+        "egress": [
+            {"to": [{"podSelector": pods}]},
+            {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]},
+            hub,
+        ],
+    }
+
+
+def spec_of(policy: Manifest) -> Manifest:
+    spec = policy["spec"]
+    assert isinstance(spec, dict)
+    return spec
 
 
 def test_a_default_ray_that_is_too_old_is_rejected_and_the_charts_is_not() -> None:

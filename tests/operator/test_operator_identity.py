@@ -98,3 +98,32 @@ def test_jobs_of_other_namespaces_are_not_changed(testbed: Testbed, operator: Op
     testbed.wait_for("own", "Complete", "Succeeded")
     assert "status" not in elsewhere.job("foreign")
     assert operator.probe("/readyz") == 200
+
+
+def test_two_installations_in_one_namespace_notice_each_other(testbed: Testbed) -> None:
+    quick = testbed.with_shorter_times({"START_SECONDS": 1000.0})
+    first = quick.with_environment({"RLJOB_OPERATOR_LEASE_NAME": "first"}).operator("first-0")
+    second = quick.with_environment({"RLJOB_OPERATOR_LEASE_NAME": "second"}).operator("second-0")
+    metric = "rljob_operator_foreign_status_events_total"
+    with first.running(), second.running():
+        testbed.dashboard("both-1").complete_after(3.0)
+        testbed.submit("both")
+        testbed.wait_for("both", "Complete", "Succeeded")
+        testbed.wait(lambda: first.metric(metric) + second.metric(metric) > 0, "one of them to notice the other")
+    lines = [line for line in (first.log() + second.log()).splitlines() if "another installation" in line]
+    assert 1 <= len(lines) <= 2
+    for line in lines:
+        assert "level=error" in line
+        assert f"job={testbed.namespace}/both" in line
+        assert "change watchNamespaces of one installation, or uninstall one" in line
+    assert ("rljob-system/second" in first.log()) or ("rljob-system/first" in second.log())
+
+    # What a former installation wrote stays in the jobs, and is no reason to complain.
+    managers = {entry["manager"] for entry in testbed.job("both")["metadata"]["managedFields"]}
+    assert managers & {"rljob-operator/rljob-system/first", "rljob-operator/rljob-system/second"}
+    third = quick.with_environment({"RLJOB_OPERATOR_LEASE_NAME": "third"}).operator("third-0")
+    with third.running():
+        testbed.submit("alone")
+        testbed.wait_for("alone", "Complete", "Succeeded")
+        assert third.metric(metric) == 0
+    assert "another installation" not in third.log()

@@ -9,6 +9,8 @@ from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase
 from rljob_operator.reconcile.decision import EventRecord, EventType
 from rljob_operator.reconcile.observed import Observed, PodProblem, RayJobStatus
+from rljob_operator.reconcile.reconcile import reconcile
+from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 
 
@@ -86,3 +88,14 @@ def test_a_long_text_of_multibyte_characters_fits_into_an_event() -> None:
     assert len(failed.message.encode()) in (1023, 1024)
     (condition,) = [each for each in decision.status.conditions if each.type == ConditionType.FAILED]
     assert len(condition.message) <= 1024
+
+
+def test_a_service_account_that_the_installation_does_not_allow_ends_the_job_before_it_has_a_cluster() -> None:
+    seen = inputs.observed(job_spec=inputs.spec({"serviceAccountName": "s3-reader"}))
+    refused = inputs.decide(seen)
+    assert refused.effects == ()
+    assert (refused.status.phase, refused.status.reason) == ("Failed", "InvalidSpec")
+    (event,) = refused.events
+    assert event.message == Mentions("spec.serviceAccountName: jobs may not use", "s3-reader", "ask the administrator")
+    allowed = reconcile(seen, inputs.NOW, replace(inputs.DEFAULTS, service_account_names=("s3-reader",)))
+    assert allowed.status.phase == "Provisioning"

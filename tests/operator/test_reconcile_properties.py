@@ -330,10 +330,10 @@ def check_submission(seen: Observed, status: RLJobStatus, newest: Attempt, effec
 
 def check_fewer_nodes(status: RLJobStatus, newest: Attempt, elastic: Elastic | None) -> None:
     assert elastic is not None
-    assert newest.cluster_created_at is not None
+    assert newest.active_since is not None
     assert newest.nodes[0].nodes >= elastic.min_nodes
     continues = any(each.cluster_uid == newest.cluster_uid and each.nodes for each in status.attempts[:-1])
-    assert continues or seconds_since(newest.cluster_created_at, inputs.NOW) >= elastic.wait_seconds
+    assert continues or seconds_since(newest.active_since, inputs.NOW) >= elastic.wait_seconds
 
 
 def is_at_work(pod: ObservedPod) -> bool:

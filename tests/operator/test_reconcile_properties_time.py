@@ -76,8 +76,8 @@ def seconds_to_deadlines(seen: Observed) -> list[float]:
         policy = spec.run_policy if spec is not None else seen.job.readable_policy
         due += seconds_to_deadlines_of_attempt(status.attempts[-1], policy)
         active = policy.active_deadline_seconds
-        if active is not None and status.counters is not None and status.attempts[-1].cluster_created_at is not None:
-            due.append(seconds_to(status.attempts[-1].cluster_created_at, active - status.counters.active_seconds))
+        if active is not None and status.counters is not None and status.attempts[-1].active_since is not None:
+            due.append(seconds_to(status.attempts[-1].active_since, active - status.counters.active_seconds))
     return [seconds for seconds in due if seconds > 0]
 
 
@@ -85,11 +85,11 @@ def seconds_to_deadlines_of_attempt(attempt: Attempt, policy: RunPolicy) -> list
     grace, stall = policy.grace_period_seconds, policy.stall_deadline_seconds
     # A name conflict; the trainer's final report; the time that a running trainer may take.
     due = [seconds_to(attempt.name_taken_since or attempt.started, 60)]
-    due.append(seconds_to(attempt.cluster_created_at or attempt.started, policy.provisioning_deadline_seconds))
+    due.append(seconds_to(attempt.active_since or attempt.started, policy.provisioning_deadline_seconds))
     if attempt.ready_at is not None:
         due.append(seconds_to(attempt.ready_at, SUBMISSION_SECONDS))
     # Fewer nodes than all: until they are used, and until they are given up for all.
-    due.append(seconds_to(attempt.cluster_created_at or attempt.started, any_observed.ELASTIC_WAIT_SECONDS))
+    due.append(seconds_to(attempt.active_since or attempt.started, any_observed.ELASTIC_WAIT_SECONDS))
     if attempt.all_nodes_since is not None:
         due.append(seconds_to(attempt.all_nodes_since, 60))
     if attempt.stop is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from rljob_operator.errors import SettingsError
 from rljob_operator.handlers.operator_process import run_operator
-from rljob_operator.settings import parse_settings, read_token_keys
+from rljob_operator.settings import JobNetworkPolicy, parse_settings, read_token_keys
 from rljob_testing.messages import Mentions
 
 NEEDED: Mapping[str, str] = {
@@ -30,6 +30,8 @@ def test_omitted_settings_have_defaults() -> None:
         True,
         8,
     )
+    assert settings.allowed_label_prefixes == settings.service_account_names == ()
+    assert (settings.run_as_user, settings.job_network_policy) == (1000, JobNetworkPolicy())
     assert (settings.health_port, settings.metrics_port, settings.log_level) == (8080, 9090, "info")
     url = settings.dashboard_url.format(cluster="sorter-1", namespace="team-a")
     assert url == "http://sorter-1-head-svc.team-a.svc:8265"
@@ -46,6 +48,10 @@ def test_all_settings_are_read() -> None:
             "RLJOB_OPERATOR_MAX_CONCURRENT_RECONCILES": "16",
             "RLJOB_OPERATOR_LOG_LEVEL": "DEBUG",
             "RLJOB_OPERATOR_POD_LABELS": "app.kubernetes.io/name=rljob-operator, tier=",
+            "RLJOB_OPERATOR_ALLOWED_LABEL_PREFIXES": "volcano.sh/, example.com/team-,volcano.sh/",
+            "RLJOB_OPERATOR_SERVICE_ACCOUNT_NAMES": "reader,s3.writer",
+            "RLJOB_OPERATOR_RUN_AS_USER": "none",
+            "RLJOB_OPERATOR_JOB_NETWORK_POLICY": '{"enabled": false, "metricsFrom": [{"podSelector": {}}]}',
             "RLJOB_OPERATOR_DASHBOARD_URL": "http://localhost:1/{namespace}/{cluster}/",
             "RLJOB_OPERATOR_HEALTH_PORT": "1",
             "RLJOB_OPERATOR_METRICS_PORT": "65535",
@@ -58,6 +64,10 @@ def test_all_settings_are_read() -> None:
     assert (settings.trainer_image, settings.image_pull_policy) == ("example/trainer:1", "Never")
     assert (settings.lease_name, settings.max_concurrent_reconciles, settings.log_level) == ("lease", 16, "debug")
     assert settings.pod_labels == {"app.kubernetes.io/name": "rljob-operator", "tier": ""}
+    assert settings.allowed_label_prefixes == ("volcano.sh/", "example.com/team-")
+    assert settings.service_account_names == ("reader", "s3.writer")
+    assert settings.run_as_user is None
+    assert settings.job_network_policy == JobNetworkPolicy(enabled=False, metrics_from=({"podSelector": {}},))
     assert settings.dashboard_url == "http://localhost:1/{namespace}/{cluster}"
     assert (settings.health_port, settings.metrics_port, settings.leader_election) == (1, 65535, False)
     assert settings.kubeconfig == "/kube/config"
@@ -81,6 +91,28 @@ def test_missing_settings_are_named(name: str) -> None:
         ("LEADER_ELECTION", "maybe", "unknown value (seen: 'maybe'); use one of true, false"),
         ("NAMESPACES", "team-a,Team_B", "not a namespace (seen: 'Team_B')"),
         ("POD_LABELS", "a=b,c", "(seen: 'c'); use key=value"),
+        ("ALLOWED_LABEL_PREFIXES", "team,volcano.sh/", "not the beginning of a label key (seen: 'team'); use a domain"),
+        ("ALLOWED_LABEL_PREFIXES", "/", "not the beginning of a label key (seen: '/')"),
+        ("ALLOWED_LABEL_PREFIXES", "rljob.dev/job", "begin with rljob.dev/ or ray.io/ belong to the operator"),
+        ("ALLOWED_LABEL_PREFIXES", "ray.io/", "belong to the operator and KubeRay (seen: 'ray.io/'); remove this"),
+        ("SERVICE_ACCOUNT_NAMES", "reader,Writer", "not a name (seen: 'Writer')"),
+        ("RUN_AS_USER", "0", "from 1 to 2147483647 (seen: '0')"),
+        ("JOB_NETWORK_POLICY", "{", "not JSON (Expecting property name"),
+        ("JOB_NETWORK_POLICY", "[]", "not a JSON object (seen: '[]')"),
+        ("JOB_NETWORK_POLICY", '{"ingres": []}', "ingres: unknown field; remove it"),
+        ("JOB_NETWORK_POLICY", '{"enabled": "yes"}', "enabled: must be true or false (seen: 'yes')"),
+        ("JOB_NETWORK_POLICY", '{"metricsPort": true}', "metricsPort: not a port (seen: True)"),
+        ("JOB_NETWORK_POLICY", '{"ingress": {}}', "ingress: not a list (seen: {}); use a list"),
+        ("JOB_NETWORK_POLICY", '{"ingress": ["any"]}', "ingress[0]: not an object (seen: 'any')"),
+        ("JOB_NETWORK_POLICY", '{"ingress": [{"to": []}]}', "ingress[0].to: unknown field; use one of from, ports"),
+        ("JOB_NETWORK_POLICY", '{"ingress": [{"ports": 1}]}', "ingress[0].ports: not a list (seen: 1)"),
+        ("JOB_NETWORK_POLICY", '{"metricsFrom": [{}]}', "metricsFrom[0]: selects nothing; set one of ipBlock"),
+        ("JOB_NETWORK_POLICY", '{"egress": [{}]}', "egress: has no effect; set restrictEgress to true"),
+        (
+            "JOB_NETWORK_POLICY",
+            '{"restrictEgress": true, "egress": [{"to": [{"pods": {}}]}]}',
+            "egress[0].to[0].pods: unknown field; use one of ipBlock, namespaceSelector, podSelector",
+        ),
         ("DASHBOARD_URL", "http://fixed:8265", "not a URL with {cluster} and {namespace} (seen: 'http://fixed:8265')"),
         ("DASHBOARD_URL", "http://{cluster}:8265", "not a URL with {cluster} and {namespace}"),
         ("DASHBOARD_URL", "http://proxy/{namespace}", "not a URL with {cluster} and {namespace}"),

@@ -24,6 +24,20 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end }}
 
+{{/* Fails unless the installer has chosen which namespaces the operator watches. */}}
+{{- define "rljob-operator.requireNamespaces" -}}
+{{- if and .Values.watchNamespaces .Values.watchAllNamespaces }}
+{{- fail "watchNamespaces and watchAllNamespaces are both set; set one of them" }}
+{{- else if not (or .Values.watchNamespaces .Values.watchAllNamespaces) }}
+{{- fail "neither watchNamespaces nor watchAllNamespaces is set; use for example --set 'watchNamespaces={team-a}', or for jobs in all namespaces, with a ClusterRole, --set watchAllNamespaces=true" }}
+{{- end }}
+{{- end }}
+
+{{/* The user of the pods of jobs; "none" if the value is null. Helm reads numbers as floats: hence int64. */}}
+{{- define "rljob-operator.runAsUser" -}}
+{{- if kindIs "invalid" .Values.jobs.runAsUser }}none{{ else }}{{ int64 .Values.jobs.runAsUser }}{{ end -}}
+{{- end }}
+
 {{- define "rljob-operator.tokenKeySecret" -}}
 {{- default (printf "%s-token-key" (include "rljob-operator.fullname" .)) .Values.tokenKey.existingSecret -}}
 {{- end }}

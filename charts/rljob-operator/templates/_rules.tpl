@@ -23,9 +23,11 @@ clusters, and finished jobs after `ttlSecondsAfterFinished`.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
+{{- if .Values.jobs.networkPolicy.enabled }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [create, patch]
+{{- end }}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 
 from rljob_api.constants import MIN_RAY_VERSION, RAY_CONTAINER
 from rljob_api.contract_documents import TrainerJob, dump_job
@@ -17,12 +18,17 @@ from rljob_api.rule import Path, Violation, wire_name
 from rljob_api.v1alpha1.affinity import Affinity, NodeTerm, PodTerm
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.model import Dtype, HeadDtype
-from rljob_api.v1alpha1.pools import APPARMOR, KUEUE_PREFIX, Head, PodOverlay, Pool
+from rljob_api.v1alpha1.pools import APPARMOR, KUEUE_PREFIX, PRIORITY_CLASS_LABEL, QUEUE_LABEL, Head, PodOverlay, Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
 
 STORAGE_RULE = "RLJobSpec.storageOnCluster"
 IMAGE_RULE = "RLJobSpec.imageOnCluster"
 RAY_VERSION_RULE = "RLJobSpec.rayVersionOnCluster"
+ELASTIC_RULE = "RLJobSpec.elasticInQueue"
+LABELS_RULE = "RLJobSpec.schedulingLabelsOnCluster"
+URL_PASSWORD_RULE = "EnvVar.passwordInUrl"
+SERVICE_ACCOUNT_RULE = "RLJobSpec.serviceAccountOnCluster"
+_URL_WITH_PASSWORD = r"(?i)\b[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@"
 _VERSION = r"\d+\.\d+\.\d+"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -43,10 +49,23 @@ _IGNORED_ANNOTATIONS = {
 """Annotations that Kubernetes no longer reads, with the advice of the warning."""
 
 
-def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Violation, ...]:
-    """What prevents a valid job from running on a Kubernetes cluster. `has_default_image`: whether the operator's
-    installation has a default trainer image."""
-    found = []
+def cluster_violations(
+    spec: RLJobSpec,
+    labels: Mapping[str, str] = MappingProxyType({}),
+    *,
+    has_default_image: bool,
+    service_account_names: Collection[str] | None = None,
+    allowed_label_prefixes: tuple[str, ...] | None = None,
+) -> tuple[Violation, ...]:
+    """What prevents a valid job from running on a Kubernetes cluster.
+
+    Args:
+        labels: The labels of the job.
+        has_default_image: Whether the operator's installation has a default trainer image.
+        service_account_names: The ServiceAccounts that the installation allows jobs to use; None if this is unknown.
+        allowed_label_prefixes: Prefixes that the installation allows in `scheduling.labels`; None if this is unknown.
+    """
+    found = [*_queue_violations(spec, labels), *_label_violations(spec, allowed_label_prefixes)]
     if spec.checkpoint.storage is None:
         found.append(
             Violation(
@@ -78,6 +97,18 @@ def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Vio
                 seen=spec.ray_version,
             )
         )
+    account = spec.service_account_name
+    if account is not None and service_account_names is not None and account not in service_account_names:
+        allowed = f"use one of {', '.join(service_account_names)}, " if service_account_names else "remove it, "
+        found.append(
+            Violation(
+                rule=SERVICE_ACCOUNT_RULE,
+                path=("spec", "serviceAccountName"),
+                wrong="jobs may not use this ServiceAccount",
+                advice=f"{allowed}or ask the administrator to add it to the operator's value jobs.serviceAccountNames",
+                seen=json.dumps(account),
+            )
+        )
     return tuple(found)
 
 
@@ -96,11 +127,35 @@ def job_warnings(job: RLJob) -> tuple[Violation, ...]:
         *_kueue_warnings("annotations", job.metadata.annotations),
         *(found for path, pod in pods for found in _pod_warnings(path, pod)),
         *_byte_warnings(_amounts_of_bytes(job.spec)),
+        *_password_warnings(job.spec),
         *_shared_memory_warnings(job.spec),
         *_elastic_warnings(job.spec),
         *_training_warnings(job.spec),
         *_size_warnings(job),
     )
+
+
+def _queue_violations(spec: RLJobSpec, labels: Mapping[str, str]) -> Iterator[Violation]:
+    if QUEUE_LABEL in labels and spec.run_policy.elastic is not None:
+        yield Violation(
+            rule=ELASTIC_RULE,
+            path=("spec", "runPolicy", "elastic"),
+            wrong=f"does not work in a queue of Kueue, which admits all worker pods or none (label {QUEUE_LABEL})",
+            advice=f"remove it, or remove the label {QUEUE_LABEL} from metadata.labels",
+        )
+
+
+def _label_violations(spec: RLJobSpec, allowed_prefixes: tuple[str, ...] | None) -> Iterator[Violation]:
+    for key in spec.scheduling.labels:
+        if allowed_prefixes is not None and not key.startswith(allowed_prefixes):
+            allowed = ", ".join(allowed_prefixes) or "none"
+            yield Violation(
+                rule=LABELS_RULE,
+                path=("spec", "scheduling", "labels", key),
+                wrong=f"the operator's installation does not allow this label (allowed prefixes: {allowed})",
+                advice="remove it, or ask for its prefix in the chart's value jobs.allowedLabelPrefixes",
+                seen=json.dumps(key),
+            )
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -109,17 +164,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _kueue_warnings(field: str, entries: Mapping[str, str]) -> Iterator[Violation]:
     for key, value in entries.items():
-        if key.startswith(KUEUE_PREFIX):
+        is_used = field == "labels" and key in (QUEUE_LABEL, PRIORITY_CLASS_LABEL)
+        if key.startswith(KUEUE_PREFIX) and not is_used:
             yield Violation(
                 rule="Metadata.queue",
                 path=("metadata", field, key),
-                wrong=(
-                    "has no effect: this version of RLJob does not support Kueue, and the job does not wait in a queue"
-                ),
-                advice=(
-                    "remove it; pods are created immediately, without waiting for quota, so create the job when GPUs"
-                    " are free"
-                ),
+                wrong="has no effect: of Kueue, only two labels of a job are used",
+                advice=f"remove it, or set the label {QUEUE_LABEL} or {PRIORITY_CLASS_LABEL}",
                 seen=json.dumps(value),
             )
 
@@ -143,6 +194,18 @@ def _byte_warnings(amounts: Iterator[tuple[Path, str]]) -> Iterator[Violation]:
                 wrong="is not a whole number of bytes",
                 advice="use for example 400M or 400Mi (the suffix 'm' means thousandths)",
                 seen=json.dumps(text),
+            )
+
+
+def _password_warnings(spec: RLJobSpec) -> Iterator[Violation]:
+    """Warnings about passwords in URLs. A rule already rejects variables whose names say that they hold a secret."""
+    for index, variable in enumerate(spec.env):
+        if variable.value is not None and re.search(_URL_WITH_PASSWORD, variable.value):
+            yield Violation(
+                rule=URL_PASSWORD_RULE,
+                path=("spec", "env", index, "value"),
+                wrong="contains a URL with a password, which everybody who may read the job can read",
+                advice="store the value in a Secret and refer to it in valueFrom.secretKeyRef, or use envFrom",
             )
 
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_api.errors import JobFileError, Problem
-from rljob_api.job_checks import cluster_violations, job_warnings
+from rljob_api.job_checks import URL_PASSWORD_RULE, cluster_violations, job_warnings
 from rljob_api.names import standard_library_clash
 from rljob_api.pydantic_messages import advice_for_scalar, follows_from_another, plain_message
 from rljob_api.rule import Violation
@@ -87,7 +87,7 @@ def job_text_warnings(text: str, job: RLJob) -> list[Problem]:
 def cluster_problems(text: str, job: RLJob) -> list[Problem]:
     """Why the job that was loaded from this text cannot run on a Kubernetes cluster, in the order of their lines. The
     operator may have a default image, so a missing image is not among them."""
-    return _located(text, cluster_violations(job.spec, has_default_image=True))
+    return _located(text, cluster_violations(job.spec, job.metadata.labels, has_default_image=True))
 
 
 def _located(text: str, violations: Iterable[Violation]) -> list[Problem]:
@@ -95,7 +95,8 @@ def _located(text: str, violations: Iterable[Violation]) -> list[Problem]:
     found = []
     for violation in violations:
         line, column = _position(violation.path, document, at_key=False)
-        found.append(Problem(wire_path(violation.path), violation.message, line, column))
+        hides_line = violation.rule == URL_PASSWORD_RULE
+        found.append(Problem(wire_path(violation.path), violation.message, line, column, hides_line))
     return sorted(found, key=lambda problem: (problem.line or 0, problem.column or 0))
 
 

@@ -65,6 +65,7 @@ def install(images: OwnImages, progress: Progress) -> None:
         command = ["helm", "upgrade", "--install", RELEASE, chart, "--namespace", NAMESPACE]
         command += ["--set-string", f"image.repository={OPERATOR},image.tag={images.operator.partition(':')[2]}"]
         command += ["--set-string", f"trainer.image={images.trainer}"]
+        command += ["--set", "watchAllNamespaces=true"]
         node_label = NODE_LABEL.replace(".", r"\.")
         command += ["--set-string", f"nodeSelector.{node_label}=cpu"]
         run([*command, "--wait", f"--timeout={INSTALL_SECONDS}s"])

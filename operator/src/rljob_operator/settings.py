@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Never
 
+from pydantic import JsonValue
+
+from rljob_api.v1alpha1.pools import OWNED_ANNOTATION_PREFIXES as OWNED_PREFIXES
 from rljob_operator.errors import SettingsError
 
 PREFIX = "RLJOB_OPERATOR_"
@@ -17,6 +22,27 @@ MIN_KEY_BYTES = 16
 DEFAULT_DASHBOARD_URL = "http://{cluster}-head-svc.{namespace}.svc:8265"
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+PEER_FIELDS = ("ipBlock", "namespaceSelector", "podSelector")
+NO_USER = "none"
+"""Value of `RUN_AS_USER` with which pods of jobs get no user id."""
+
+
+@dataclass(frozen=True)
+class JobNetworkPolicy:
+    """The installer's part of the network policies of jobs."""
+
+    enabled: bool = True
+    """Whether the operator creates network policies for jobs."""
+    ingress: tuple[JsonValue, ...] = ()
+    """Further ingress rules, as in a NetworkPolicy."""
+    metrics_from: tuple[JsonValue, ...] = ()
+    """NetworkPolicy peers that may connect to `metrics_port`."""
+    metrics_port: int = 8080
+    """The port on which Ray serves metrics in each pod."""
+    restrict_egress: bool = False
+    """Whether outgoing connections are restricted to the attempt's own pods, DNS and `egress`."""
+    egress: tuple[JsonValue, ...] = ()
+    """Further egress rules, as in a NetworkPolicy."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +57,14 @@ class Settings:
     """Ray version for jobs that specify none."""
     image_pull_policy: str
     """Pull policy of all pods of jobs."""
+    allowed_label_prefixes: tuple[str, ...]
+    """Beginnings of the label keys that jobs may set in `spec.scheduling.labels`, such as `volcano.sh/`; empty for
+    none."""
+    service_account_names: tuple[str, ...]
+    """Names that jobs may use as `spec.serviceAccountName`; empty for none."""
+    run_as_user: int | None
+    """User and file group of the pods of jobs; None to leave both to the cluster, as OpenShift requires."""
+    job_network_policy: JobNetworkPolicy
     pod_labels: Mapping[str, str]
     """Labels of the operator's own pods; the network policies of jobs allow connections from pods with these labels."""
     token_keys_folder: Path
@@ -80,6 +114,10 @@ def parse_settings(environment: Mapping[str, str]) -> Settings:
         trainer_image=read.text("TRAINER_IMAGE", "") or None,
         ray_version=read.text("RAY_VERSION"),
         image_pull_policy=read.choice("IMAGE_PULL_POLICY", PULL_POLICIES, "IfNotPresent"),
+        allowed_label_prefixes=read.label_prefixes("ALLOWED_LABEL_PREFIXES"),
+        service_account_names=read.object_names("SERVICE_ACCOUNT_NAMES"),
+        run_as_user=read.user("RUN_AS_USER", 1000),
+        job_network_policy=read.network_policy("JOB_NETWORK_POLICY"),
         pod_labels=read.labels("POD_LABELS"),
         token_keys_folder=Path(read.text("TOKEN_KEYS_FOLDER")),
         dashboard_url=read.url_template("DASHBOARD_URL", DEFAULT_DASHBOARD_URL),
@@ -147,13 +185,57 @@ class _Reader:
             raise SettingsError(f"{PREFIX}{name}: must be an integer from {lowest} to {highest} (seen: {found!r})")
         return int(found)
 
+    def parts(self, name: str) -> tuple[str, ...]:
+        """The different parts of a comma-separated list; empty if the variable is not set."""
+        return tuple(dict.fromkeys(part.strip() for part in self.text(name, "").split(",") if part.strip()))
+
     def namespaces(self, name: str) -> tuple[str, ...]:
-        found = tuple(dict.fromkeys(part.strip() for part in self.text(name, "").split(",") if part.strip()))
+        found = self.parts(name)
         for part in found:
             if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", part):
                 raise SettingsError(
                     f"{PREFIX}{name}: not a namespace (seen: {part!r}); use comma-separated names, or leave it empty"
                     " for all namespaces"
+                )
+        return found
+
+    def object_names(self, name: str) -> tuple[str, ...]:
+        found = self.parts(name)
+        for part in found:
+            if not re.fullmatch(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?", part):
+                raise SettingsError(f"{PREFIX}{name}: not a name (seen: {part!r}); use comma-separated names")
+        return found
+
+    def user(self, name: str, default: int) -> int | None:
+        return None if self.text(name, str(default)) == NO_USER else self.integer(name, default, 1, 2**31 - 1)
+
+    def network_policy(self, name: str) -> JobNetworkPolicy:
+        fields = _JsonFields(PREFIX + name, self.text(name, "{}"))
+        policy = JobNetworkPolicy(
+            enabled=fields.flag("enabled", True),
+            ingress=fields.rules("ingress", "from"),
+            metrics_from=fields.peers("metricsFrom"),
+            metrics_port=fields.port("metricsPort", JobNetworkPolicy.metrics_port),
+            restrict_egress=fields.flag("restrictEgress", False),
+            egress=fields.rules("egress", "to"),
+        )
+        fields.require_all_read()
+        if policy.egress and not policy.restrict_egress:
+            fields.refuse("egress", "has no effect", "set restrictEgress to true, or remove the rules")
+        return policy
+
+    def label_prefixes(self, name: str) -> tuple[str, ...]:
+        found = self.parts(name)
+        for part in found:
+            if not re.fullmatch(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?/[-._A-Za-z0-9]{0,63}", part):
+                raise SettingsError(
+                    f"{PREFIX}{name}: not the beginning of a label key (seen: {part!r}); use a domain with a slash,"
+                    " such as volcano.sh/, or leave it empty to allow no labels"
+                )
+            if part.startswith(OWNED_PREFIXES):
+                raise SettingsError(
+                    f"{PREFIX}{name}: labels that begin with {' or '.join(OWNED_PREFIXES)} belong to the operator and"
+                    f" KubeRay (seen: {part!r}); remove this entry"
                 )
         return found
 
@@ -181,3 +263,76 @@ class _Reader:
                 f" use for example {DEFAULT_DASHBOARD_URL}"
             )
         return found.rstrip("/")
+
+
+class _JsonFields:
+    """Reads and validates the fields of a JSON object in the variable `variable`: the network policy of jobs. Only the
+    shape of rules and peers is checked here; the API server checks selectors, addresses and ports."""
+
+    def __init__(self, variable: str, text: str) -> None:
+        self._variable = variable
+        self._unread: dict[str, JsonValue] = {}
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise SettingsError(f"{variable}: not JSON ({error}); use a JSON object, or leave it empty") from None
+        if not isinstance(found, dict):
+            raise SettingsError(f"{variable}: not a JSON object (seen: {text[:80]!r}); use {{...}}, or leave it empty")
+        self._unread = found
+
+    def refuse(self, field: str, wrong: str, advice: str) -> Never:
+        """Raises SettingsError about a field."""
+        raise SettingsError(f"{self._variable}: {field}: {wrong}; {advice}")
+
+    def require_all_read(self) -> None:
+        """Raises SettingsError if there is a field that no method has read."""
+        for field in self._unread:
+            self.refuse(field, "unknown field", "remove it, or correct its name")
+
+    def flag(self, field: str, default: bool) -> bool:
+        found = self._unread.pop(field, default)
+        if not isinstance(found, bool):
+            self.refuse(field, f"must be true or false (seen: {found!r})", "use one of them")
+        return found
+
+    def port(self, field: str, default: int) -> int:
+        found = self._unread.pop(field, default)
+        if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= 65535:
+            self.refuse(field, f"not a port (seen: {found!r})", "use an integer from 1 to 65535")
+        return found
+
+    def peers(self, field: str) -> tuple[JsonValue, ...]:
+        """A list of NetworkPolicyPeers."""
+        found = self._list(field, self._unread.pop(field, None))
+        self._check_peers(field, found)
+        return found
+
+    def rules(self, field: str, peers: str) -> tuple[JsonValue, ...]:
+        """A list of ingress or egress rules. `peers`: the field of a rule with its peers, `from` or `to`."""
+        found = self._list(field, self._unread.pop(field, None))
+        for index, rule in enumerate(found):
+            where = f"{field}[{index}]"
+            allowed = self._object(where, rule, (peers, "ports"))
+            self._check_peers(f"{where}.{peers}", self._list(f"{where}.{peers}", allowed.get(peers)))
+            self._list(f"{where}.ports", allowed.get("ports"))
+        return found
+
+    def _check_peers(self, where: str, peers: tuple[JsonValue, ...]) -> None:
+        for index, peer in enumerate(peers):
+            if not self._object(f"{where}[{index}]", peer, PEER_FIELDS):
+                self.refuse(f"{where}[{index}]", "selects nothing", f"set one of {', '.join(PEER_FIELDS)}")
+
+    def _list(self, where: str, value: JsonValue) -> tuple[JsonValue, ...]:
+        """The entries of a list; empty for null."""
+        if value is not None and not isinstance(value, list):
+            self.refuse(where, f"not a list (seen: {value!r})", "use a list")
+        return tuple(value or ())
+
+    def _object(self, where: str, value: JsonValue, fields: tuple[str, ...]) -> dict[str, JsonValue]:
+        """An object with only these fields."""
+        if not isinstance(value, dict):
+            self.refuse(where, f"not an object (seen: {value!r})", f"use an object with {', '.join(fields)}")
+        for name in value:
+            if name not in fields:
+                self.refuse(f"{where}.{name}", "unknown field", f"use one of {', '.join(fields)}")
+        return value

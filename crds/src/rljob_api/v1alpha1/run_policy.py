@@ -29,6 +29,9 @@ class Elastic(WireModel):
     wait_seconds: Seconds = 300
     """Seconds that an attempt waits for all worker pods. Then it starts with as many of the ready ones as the job is
     valid with."""
+    grow_after_seconds: Seconds = 300
+    """Seconds that all worker pods must be ready before the job resumes on them. Doubled each time that such an attempt
+    fails before its first checkpoint."""
 
 
 class RunPolicy(WireModel):
@@ -43,8 +46,9 @@ class RunPolicy(WireModel):
     """Retry budget for infrastructure errors (a pod, node, GPU, memory or the network failed); reset together with
     `maxAppRetries`."""
     provisioning_deadline_seconds: Seconds = 1800
-    """Largest time in seconds from the creation of an attempt's cluster until its trainer runs. After that the job
-    fails, without a retry. If the cluster cannot be created, the time counts from the start of the attempt."""
+    """Largest time in seconds from the creation of an attempt's cluster until its trainer runs, without time in a
+    queue. After that, a job that waits for room gives back what it holds and tries again later; a job that can never
+    start fails."""
     active_deadline_seconds: Seconds | None = None
     """Largest total time of all attempts in seconds. After that the job is stopped with a checkpoint and fails, without
     a retry. Unlimited when unset.

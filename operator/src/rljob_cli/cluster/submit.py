@@ -74,7 +74,7 @@ def _namespace(file: Path, job: RLJob, options: ClusterOptions) -> str | None:
 def _check_for_cluster(file: Path, job: RLJob, namespace: str) -> None:
     """Raises CliError or DocumentError, before anything is created, for what the operator would reject. A missing image
     is no error here, because the operator may have a default image."""
-    found = cluster_violations(job.spec, has_default_image=True)
+    found = cluster_violations(job.spec, job.metadata.labels, has_default_image=True)
     if found:
         raise CliError("\n".join(f"{file}: {wire_path(broken.path)}: {broken.message}" for broken in found))
     dump_job(TrainerJob(name=job.metadata.name, namespace=namespace, uid=_ANY_UID, spec=job.spec))

@@ -194,6 +194,8 @@ def _notes_on_sources_and_storage(spec: RLJobSpec) -> Iterator[str]:
         yield f"envFrom {name}: ignored, export the variables yourself if the job needs them"
     for secret in spec.image_pull_secrets:
         yield f"imagePullSecrets {secret.name}: ignored, no image is pulled"
+    if spec.service_account_name is not None:
+        yield f"serviceAccountName {spec.service_account_name}: ignored, there are no pods"
     for volume in spec.volumes:
         yield f"volumes {volume.name}: ignored, {volume.mount_path} of this machine is used"
     if spec.code is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import zlib
+from collections.abc import Iterable
 from datetime import UTC
 
 from rljob_api.conditions import Reason
@@ -26,10 +28,12 @@ from rljob_operator.kube.errors import (
     KubeError,
     RefusedError,
     ResourceTypeMissingError,
+    StatusNotWrittenError,
 )
 from rljob_operator.kube.observed_objects import JobObject
 from rljob_operator.log import about
 from rljob_operator.manifests.access import network_policy
+from rljob_operator.manifests.ownership import JobIdentity
 from rljob_operator.manifests.submission import stacks_submission, stacks_submission_id, submission
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.ray.client import (
@@ -47,14 +51,20 @@ from rljob_operator.reconcile.decision import (
     DeleteJob,
     DumpStacks,
     Effect,
+    EventReason,
     EventRecord,
+    EventType,
     StopRayJob,
     SubmitRayJob,
+    bounded_note,
 )
-from rljob_operator.reconcile.observed import EffectFailure, ObservedJob
+from rljob_operator.reconcile.observed import EffectFailure
 
 POLICY_SECONDS = 60.0
 """Minimum time between two ApplyNetworkPolicy effects for the same cluster."""
+POLICY_RESTORE_SECONDS = 600.0
+"""How often the network policy of a running attempt is applied again, because somebody may have deleted or changed it.
+An unchanged policy costs the API server no write."""
 
 logger = logging.getLogger(__name__)
 
@@ -74,13 +84,15 @@ class EffectExecutor:
         self._creation = ClusterCreation(context)
         self._policy_applied_at: dict[str, float] = {}
         """When an ApplyNetworkPolicy effect was last due (monotonic seconds), by the cluster's UID."""
+        self._policy_restored_at: dict[str, float] = {}
+        """When the policy of a running attempt was last applied again (monotonic seconds), by the cluster's UID."""
 
     async def write_status(self, job: JobObject, decision: Decision) -> str:
         """Writes the decision's status if it differs from the job's. Returns the resource version of the job with the
         decision's status.
 
-        Raises ConflictError if the job was changed since it was read, and DefinitionOutdatedError if the API server
-        dropped fields of the status.
+        Raises ConflictError if the job was changed since it was read, StatusNotWrittenError if the API server rejects
+        the status, and DefinitionOutdatedError if the API server dropped fields of the status.
         """
         if decision.status == job.observed.status:
             return job.resource_version
@@ -89,9 +101,12 @@ class EffectExecutor:
         if not patch:
             return job.resource_version
         self._require_leadership()
-        written = await self._objects.patch_job_status(
-            job.observed.namespace, job.observed.name, patch, job.resource_version
-        )
+        namespace, name = job.observed.namespace, job.observed.name
+        try:
+            written = await self._objects.patch_job_status(namespace, name, patch, job.resource_version)
+        except RefusedError as error:
+            text = f"RLJob {namespace}/{name}: the API server rejects the new status, so nothing else is done: {error}"
+            raise StatusNotWrittenError(text) from error
         self._metrics.status_writes.inc()
         self._cache.store(JOBS, "", written)
         lost = missing_fields({"status": wanted}, written, "status")
@@ -124,11 +139,12 @@ class EffectExecutor:
                 logger.warning("%s failed: %s: %s", kind, failure.reason, failure.message, extra=about(job))
                 return failure
             logger.info("%s", effect, extra=about(job))
+        await self._restore_policy(observation)
         return None
 
-    async def post(self, decision: Decision, job: ObservedJob) -> None:
+    async def post(self, events: Iterable[EventRecord], job: JobIdentity) -> None:
         """Posts the events. Events only inform users: if one cannot be posted, this is logged and not retried."""
-        for event in decision.events:
+        for event in events:
             try:
                 await self._objects.create(EVENTS, job.namespace, self._event(event, job))
             except KubeError as error:
@@ -150,10 +166,14 @@ class EffectExecutor:
                 case DumpStacks():
                     await self._dump_stacks(effect, observation)
                 case ApplyNetworkPolicy():
-                    await self._apply_policy(effect, observation)
+                    await self._apply_policy(effect.cluster, observation)
                 case DeleteCluster():
-                    await self._objects.delete(CLUSTERS, job.namespace, effect.name, effect.uid)
+                    if await self._objects.delete(CLUSTERS, job.namespace, effect.name, effect.uid) and effect.event:
+                        await self.post([_deletion_event(EventReason.CLUSTER_DELETED, effect.event)], job.identity)
                 case DeleteJob():
+                    # Before the deletion: an operator that stops between the two repeats both, and the event has the
+                    # same name again.
+                    await self.post([_deletion_event(EventReason.JOB_DELETED, effect.event)], job.identity)
                     await self._objects.delete(JOBS, job.namespace, job.name, effect.uid, job_version)
         except RefusedError as error:
             return EffectFailure(kind, Reason.CREATION_REJECTED, str(error))
@@ -170,8 +190,10 @@ class EffectExecutor:
         return None
 
     def _record_policy_if_due(self, effect: ApplyNetworkPolicy, observation: Observation) -> bool:
-        """Returns whether the policy should be applied now: the cluster exists, and the policy was not applied within
-        `POLICY_SECONDS`. If so, records the current time as the time of the application."""
+        """Returns whether the policy should be applied now: policies are enabled, the cluster exists, and the policy
+        was not applied within `POLICY_SECONDS`. If so, records the current time as the time of the application."""
+        if not self._defaults.network_policy.enabled:
+            return False
         now = self._clock.monotonic()
         self._policy_applied_at = {uid: at for uid, at in self._policy_applied_at.items() if now - at < POLICY_SECONDS}
         uid = text_at(observation.clusters.get(effect.cluster, {}), "metadata", "uid")
@@ -180,11 +202,33 @@ class EffectExecutor:
         self._policy_applied_at[uid] = now
         return True
 
-    async def _apply_policy(self, effect: ApplyNetworkPolicy, observation: Observation) -> None:
+    async def _restore_policy(self, observation: Observation) -> None:
+        """Applies the policy of the running attempt again if this was not done within `POLICY_RESTORE_SECONDS`. After a
+        restart of the operator the first times differ from cluster to cluster. A failure is only logged."""
+        job = observation.observed.job
+        attempt = next(iter(job.status.attempts[-1:]), None)
+        cluster = attempt.cluster if attempt is not None and attempt.ended is None else ""
+        uid = text_at(observation.clusters.get(cluster, {}), "metadata", "uid")
+        if not uid or not self._defaults.network_policy.enabled:
+            return
+        now = self._clock.monotonic()
+        first = now - zlib.crc32(uid.encode()) % POLICY_RESTORE_SECONDS
+        if now - self._policy_restored_at.setdefault(uid, first) < POLICY_RESTORE_SECONDS:
+            return
+        self._policy_restored_at[uid] = now
+        oldest = now - 2 * POLICY_RESTORE_SECONDS
+        self._policy_restored_at = {uid: at for uid, at in self._policy_restored_at.items() if at > oldest}
+        self._require_leadership()
+        try:
+            await self._apply_policy(cluster, observation)
+        except KubeError as error:
+            logger.warning("the network policy was not applied: %s", error, extra=about(f"{job.namespace}/{job.name}"))
+
+    async def _apply_policy(self, cluster: str, observation: Observation) -> None:
         """Applies the policy for the attempt number in the cluster's labels. The cluster may have been created for an
         earlier attempt than the running one; then its pods have the number of the earlier attempt."""
         job = observation.observed.job
-        attempt = text_at(observation.clusters[effect.cluster], "metadata", "labels", LABEL_ATTEMPT)
+        attempt = text_at(observation.clusters[cluster], "metadata", "labels", LABEL_ATTEMPT)
         manifest = network_policy(job.identity, int(attempt), self._defaults)
         name = text_at(manifest, "metadata", "name")
         await self._objects.apply(NETWORK_POLICIES, job.namespace, name, manifest)
@@ -220,10 +264,12 @@ class EffectExecutor:
             if await dashboard.job(stacks_submission_id(effect.submission_id)) is None:
                 await dashboard.submit(stacks_submission(job.identity, effect.submission_id, effect.attempt))
 
-    def _event(self, event: EventRecord, job: ObservedJob) -> JsonObject:
-        """The event as an API object. The name of the object is only a unique string."""
+    def _event(self, event: EventRecord, job: JobIdentity) -> JsonObject:
+        """The event as an API object. The name of the object is only a unique string; the deletion of a job has always
+        the same one."""
         time = self._clock.now().astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        digest = hashlib.sha256(f"{job.uid} {event.reason} {event.message} {time}".encode()).hexdigest()[:16]
+        moment = "" if event.reason is EventReason.JOB_DELETED else time
+        digest = hashlib.sha256(f"{job.uid} {event.reason} {event.message} {moment}".encode()).hexdigest()[:16]
         reference = {
             "apiVersion": f"{API_GROUP}/{API_VERSION}",
             "kind": KIND,
@@ -244,6 +290,10 @@ class EffectExecutor:
             "reportingController": f"{API_GROUP}/operator",
             "reportingInstance": self._settings.pod_name,
         }
+
+
+def _deletion_event(reason: EventReason, message: str) -> EventRecord:
+    return EventRecord(EventType.NORMAL, reason, bounded_note(message))
 
 
 def _require_dashboard(observation: Observation) -> Dashboard:

@@ -209,15 +209,16 @@ class Observer:
 
     async def _observed_cluster(self, namespace: str, raw: JsonObject, pods: Sequence[JsonObject]) -> ObservedCluster:
         """A cluster as observed. The events that explain why it has no pods are only read if it has none and is older
-        than `CLUSTER_PATIENCE`."""
-        found = observed_cluster(raw)
+        than `CLUSTER_PATIENCE`, and not suspended."""
+        workload = self._cache.workload_of(namespace, text_at(raw, "metadata", "uid"))
+        found = observed_cluster(raw, workload)
         created = time_at(raw, "metadata", "creationTimestamp")
         has_pods = any(controller_uid(pod) == found.uid for pod in pods)
         is_young = created is None or self._clock.now() - created < CLUSTER_PATIENCE
-        if has_pods or found.pod_creation_error or found.deleting or is_young:
+        if has_pods or found.pod_creation_error or found.deleting or found.suspended or is_young:
             return found
         async with self._slots.released():
-            return observed_cluster(raw, await self._events.of_cluster(namespace, found.uid))
+            return observed_cluster(raw, workload, await self._events.of_cluster(namespace, found.uid))
 
     async def _observed_pods(self, namespace: str, pods: Sequence[JsonObject]) -> tuple[ObservedPod, ...]:
         now = self._clock.now()

@@ -14,9 +14,18 @@ from rljob_operator.controller.effect_executor import EffectExecutor
 from rljob_operator.controller.observe import Observation, Observer
 from rljob_operator.controller.operator_context import OperatorContext
 from rljob_operator.errors import OperatorError
-from rljob_operator.kube.errors import ConflictError, DefinitionOutdatedError, NotFoundError, UnavailableError
+from rljob_operator.kube.errors import (
+    ConflictError,
+    DefinitionOutdatedError,
+    NotFoundError,
+    StatusNotWrittenError,
+    StatusUnreadableError,
+    UnavailableError,
+)
 from rljob_operator.kube.observed_objects import JobObject
 from rljob_operator.log import about
+from rljob_operator.manifests.ownership import JobIdentity
+from rljob_operator.raw_json import text_at
 from rljob_operator.reconcile.decision import (
     ApplyNetworkPolicy,
     CreateCluster,
@@ -25,8 +34,12 @@ from rljob_operator.reconcile.decision import (
     DeleteJob,
     DumpStacks,
     Effect,
+    EventReason,
+    EventRecord,
+    EventType,
     StopRayJob,
     SubmitRayJob,
+    bounded_note,
 )
 from rljob_operator.reconcile.observed import EffectFailure, Reachability
 from rljob_operator.reconcile.reconcile import reconcile
@@ -47,6 +60,8 @@ NAME_TAKEN_SECONDS = 5.0
 being deleted, and the attempt fails after a minute, so the backoff must not grow longer."""
 INCOMPLETE_CACHE_SECONDS = 0.5
 """Retry interval while the cache is incomplete: jobs wait until the first listing of all objects has succeeded."""
+STATUS_FAULT_SECONDS = 600.0
+"""Shortest time between two events that report a fault of the same job's status."""
 DEFINITION_LOG_SECONDS = 60.0
 """Shortest time between two log lines that report an outdated CustomResourceDefinition."""
 
@@ -91,6 +106,8 @@ class _Memory:
     """Whether the job in the cache is known to be older than the job on the API server."""
     unknown_fields: tuple[str, ...] = ()
     """Unknown spec fields that were already logged."""
+    fault_reported_at: float | None = None
+    """When an event last reported a fault of the job's status (time of the event loop); None if none did."""
 
 
 class ReconcileLoop:
@@ -135,6 +152,9 @@ class ReconcileLoop:
             outcome = "crd_outdated"
             self._queue.retry(key)
             self._log_outdated_definition(error)
+        except (StatusUnreadableError, StatusNotWrittenError) as error:
+            logger.error("retry in %.1f s: %s", self._queue.retry(key), error, extra=about(str(key)))
+            await self._report_status_fault(key, memory, error)
         except OperatorError as error:
             logger.error("retry in %.1f s: %s", self._queue.retry(key), error, extra=about(str(key)))
         except Exception:
@@ -189,7 +209,7 @@ class ReconcileLoop:
                 self._record_result(key, failure)
         finally:
             # Post events even if an effect raised: the status is already written, so no later pass would post them.
-            await self._executor.post(decision, job.observed)
+            await self._executor.post(decision.events, job.observed.identity)
 
     async def _read(self, key: JobKey, memory: _Memory) -> JobObject | None:
         """Reads the job from the cache. Reads it from the API server instead if the cached job is stale or only a
@@ -202,6 +222,22 @@ class ReconcileLoop:
             memory.is_cache_stale = False
             return job
         return self._observer.known_job(*key)
+
+    async def _report_status_fault(
+        self, key: JobKey, memory: _Memory, error: StatusUnreadableError | StatusNotWrittenError
+    ) -> None:
+        """Counts the fault, and posts an event on the job, because no condition can show it. The event is repeated at
+        most every `STATUS_FAULT_SECONDS`."""
+        is_unreadable = isinstance(error, StatusUnreadableError)
+        self._metrics.status_faults.labels("unreadable" if is_unreadable else "not_written").inc()
+        now, uid = asyncio.get_running_loop().time(), text_at(self._cache.job(*key), "metadata", "uid")
+        is_reported = memory.fault_reported_at is not None and now < memory.fault_reported_at + STATUS_FAULT_SECONDS
+        if is_reported or not uid:
+            return
+        memory.fault_reported_at = now
+        reason = EventReason.STATUS_UNREADABLE if is_unreadable else EventReason.STATUS_NOT_WRITTEN
+        event = EventRecord(EventType.WARNING, reason, bounded_note(str(error)))
+        await self._executor.post([event], JobIdentity(key.namespace, key.name, uid))
 
     def _log_unknown_fields(self, key: JobKey, memory: _Memory, job: JobObject) -> None:
         found = job.observed.unknown_fields

@@ -17,16 +17,18 @@ from rljob_operator.controller.operator_context import OperatorContext
 from rljob_operator.controller.reconcile_loop import JobKey, ReconcileLoop
 from rljob_operator.handlers.health import BackgroundTasks, health_pages, metrics_pages, serving
 from rljob_operator.handlers.leader_election import LeadershipLostError, LeaseThread
+from rljob_operator.handlers.other_releases import OtherReleases, status_manager
 from rljob_operator.handlers.relist import Relist
 from rljob_operator.handlers.watch_events import WatchEventRouter
 from rljob_operator.handlers.watches import Watches
-from rljob_operator.kube.allowed_calls import KubeObjects
+from rljob_operator.kube.allowed_calls import KubeObjects, ResourceType
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.client import KubeClient
 from rljob_operator.kube.connection import Connection, load_connection
 from rljob_operator.kube.server_clock import Ages, ServerClock
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.metrics import Metrics
+from rljob_operator.raw_json import JsonObject
 from rljob_operator.ray.client import RayClient
 from rljob_operator.settings import Settings, read_token_keys
 from rljob_operator.workqueue import Slots, WorkQueue, work_through
@@ -62,8 +64,9 @@ async def run_operator(settings: Settings) -> None:
             if not await _first(stop_requested, lease.acquired()):
                 return
         cache, slots = ObjectCache(settings.namespaces or (None,)), Slots(settings.max_concurrent_reconciles)
+        objects = KubeObjects(kube, status_manager(settings))
         may_act = lease.may_act if lease is not None else _always
-        context = OperatorContext(KubeObjects(kube), cache, settings, defaults, slots, metrics, clock, may_act)
+        context = OperatorContext(objects, cache, settings, defaults, slots, metrics, clock, may_act)
         leader_tasks = _LeaderTasks(context, connection, ray, tasks)
         leader_tasks.start()
         metrics.leader.set(1)
@@ -84,6 +87,10 @@ def _defaults(settings: Settings) -> Defaults:
         image_pull_policy=settings.image_pull_policy,
         operator_namespace=settings.pod_namespace,
         operator_pod_labels=settings.pod_labels,
+        allowed_label_prefixes=settings.allowed_label_prefixes,
+        service_account_names=settings.service_account_names,
+        run_as_user=settings.run_as_user,
+        network_policy=settings.job_network_policy,
     )
 
 
@@ -106,7 +113,13 @@ class _LeaderTasks:
         )
         namespaces, kueue = context.settings.namespaces, context.settings.kueue
         events = WatchEventRouter(context.cache, self._queue, context.clock)
-        self._watches = Watches(connection, namespaces, events.on_event, context.metrics, kueue)
+        others = OtherReleases(status_manager(context.settings), context.clock, context.metrics)
+
+        def on_event(kind: ResourceType, event_type: str, raw: JsonObject) -> None:
+            others.on_event(kind, raw)
+            events.on_event(kind, event_type, raw)
+
+        self._watches = Watches(connection, namespaces, on_event, context.metrics, kueue)
         self._relist = Relist(
             context.objects,
             namespaces or (None,),

@@ -74,8 +74,10 @@ class Listing:
 class KubeObjects:
     """Reads and writes API objects. All methods raise KubeError; docstrings name the subclasses that callers handle."""
 
-    def __init__(self, client: KubeClient) -> None:
+    def __init__(self, client: KubeClient, status_manager: str = FIELD_MANAGER) -> None:
         self._client = client
+        self._status_manager = status_manager
+        """The field manager of status patches."""
 
     async def get(self, kind: ResourceType, namespace: str, name: str) -> JsonObject:
         """Gets one object. Raises NotFoundError, or ResourceTypeMissingError if the server does not know the kind."""
@@ -184,7 +186,12 @@ class KubeObjects:
         body = {"metadata": {"resourceVersion": resource_version}, "status": patch}
         path = f"{JOBS.path(namespace, name)}/status"
         response = await self._client.request(
-            "PATCH", path, resource="rljobs/status", body=body, content_type=MERGE_PATCH
+            "PATCH",
+            path,
+            resource="rljobs/status",
+            query={"fieldManager": self._status_manager},
+            body=body,
+            content_type=MERGE_PATCH,
         )
         return _require_object(response, JOBS.kind, name)
 

@@ -3,6 +3,7 @@
 The token is derived from the operator's key, so the operator needs no permission to read Secrets; it may only create
 them. The policy allows connections to the attempt's pods only from each other and, on the port of Ray's dashboard, from
 the operator. Outgoing connections are not restricted, because the pods load models and datasets and report to trackers.
+The installer can add rules, and restrict outgoing connections (`settings.JobNetworkPolicy`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rljob_operator.manifests.ownership import JobIdentity, Manifest, metadata
 from rljob_operator.raw_json import JsonObject, text_at
 
 KEY_ID_LENGTH = 8
+_DNS: list[JsonValue] = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
 TOKEN_ENTRY = "auth_token"
 """Name of the Secret's entry with the token, as KubeRay requires it."""
 
@@ -53,23 +55,31 @@ def asks_for_token(ray_cluster: JsonObject) -> bool:
 
 def network_policy(job: JobIdentity, attempt: int, defaults: Defaults) -> Manifest:
     """The NetworkPolicy of an attempt."""
+    added = defaults.network_policy
+    own_pods: Manifest = {"podSelector": _pod_selector(job, attempt)}
     name = companion_name(cluster_name(job.name, attempt), job.uid)
     operator_labels: dict[str, JsonValue] = dict(defaults.operator_pod_labels)
     from_operator: Manifest = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": defaults.operator_namespace}},
         "podSelector": {"matchLabels": operator_labels},
     }
+    ingress: list[JsonValue] = [
+        {"from": [own_pods]},
+        {"from": [from_operator], "ports": [{"protocol": "TCP", "port": DASHBOARD_PORT}]},
+    ]
+    if added.metrics_from:
+        metrics: Manifest = {"protocol": "TCP", "port": added.metrics_port}
+        ingress.append({"from": list(added.metrics_from), "ports": [metrics]})
+    egress: Manifest = {"egress": [{"to": [own_pods]}, {"ports": _DNS}, *added.egress]} if added.restrict_egress else {}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": metadata(job, name, attempt),
         "spec": {
             "podSelector": _pod_selector(job, attempt),
-            "policyTypes": ["Ingress"],
-            "ingress": [
-                {"from": [{"podSelector": _pod_selector(job, attempt)}]},
-                {"from": [from_operator], "ports": [{"protocol": "TCP", "port": DASHBOARD_PORT}]},
-            ],
+            "policyTypes": ["Ingress", "Egress"] if added.restrict_egress else ["Ingress"],
+            "ingress": [*ingress, *added.ingress],
+            **egress,
         },
     }
 

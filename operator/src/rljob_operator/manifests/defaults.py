@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rljob_api.constants import MIN_RAY_VERSION
 from rljob_api.job_checks import is_ray_new_enough
 from rljob_operator.errors import SettingsError
+from rljob_operator.settings import JobNetworkPolicy
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,15 @@ class Defaults:
     operator_namespace: str
     operator_pod_labels: Mapping[str, str]
     """Labels of the operator's pods; each job's network policy admits pods with these labels."""
+    allowed_label_prefixes: tuple[str, ...] = ()
+    """Beginnings of the label keys that a job may set in `spec.scheduling.labels`; each contains a slash."""
+    service_account_names: tuple[str, ...] = ()
+    """Names that a job may use as `spec.serviceAccountName`."""
+    run_as_user: int | None = 1000
+    """User of all containers of jobs, and group of the files on their volumes (`fsGroup`); None to leave both to the
+    cluster."""
+    network_policy: JobNetworkPolicy = field(default_factory=JobNetworkPolicy)
+    """The installer's part of each job's network policy."""
 
     def __post_init__(self) -> None:
         if not is_ray_new_enough(self.ray_version):

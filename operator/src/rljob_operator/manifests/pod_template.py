@@ -33,8 +33,6 @@ from rljob_operator.manifests.volumes import (
     storage_volume,
 )
 
-USER_ID = 1000
-"""User of all containers, and group of the files on their volumes (`fsGroup`)."""
 STOP_DRIVER = "rljob_trainer.pod.stop_driver"
 """Module that the stop hook of the head pod runs."""
 WAIT_FOR_WORKER_EXIT = "rljob_trainer.pod.wait_for_worker_exit"
@@ -75,11 +73,18 @@ class PodMaker:
         fields. `pool_label`: empty for the head pod."""
         return {
             "metadata": {
-                "labels": {**overlay.labels, **labels(self.job, self.attempt), **pool_label},
+                "labels": {
+                    **overlay.labels,
+                    **self.spec.scheduling.labels,
+                    **labels(self.job, self.attempt),
+                    **pool_label,
+                },
                 "annotations": {**overlay.annotations},
             },
             "spec": {
                 **_scheduling(overlay),
+                **self._service_account(),
+                # Webhooks of clouds add tokens of their own kind to the pods of a ServiceAccount.
                 "automountServiceAccountToken": False,
                 "enableServiceLinks": False,
                 # Otherwise the shells that KubeRay starts would be process 1 and ignore SIGTERM: each pod would use its
@@ -88,8 +93,7 @@ class PodMaker:
                 "terminationGracePeriodSeconds": self.spec.run_policy.grace_period_seconds,
                 "securityContext": {
                     "runAsNonRoot": True,
-                    "runAsUser": USER_ID,
-                    "fsGroup": USER_ID,
+                    **self._user("runAsUser", "fsGroup"),
                     # Otherwise the kubelet changes the owner of every file of a large volume before each start.
                     "fsGroupChangePolicy": "OnRootMismatch",
                     "seccompProfile": {"type": "RuntimeDefault"},
@@ -125,6 +129,15 @@ class PodMaker:
             "volumeMounts": mounts(volumes),
         }
 
+    def _service_account(self) -> Manifest:
+        name = self.spec.service_account_name
+        return {} if name is None else {"serviceAccountName": name}
+
+    def _user(self, *fields: str) -> Manifest:
+        """These fields of a security context, with the user's id; empty if the cluster chooses the user."""
+        user = self.defaults.run_as_user
+        return {} if user is None else dict.fromkeys(fields, user)
+
     def _container(self, name: str) -> Manifest:
         """The fields that all containers share."""
         image = self.spec.image or self.defaults.trainer_image
@@ -137,7 +150,7 @@ class PodMaker:
                 "allowPrivilegeEscalation": False,
                 "capabilities": {"drop": ["ALL"]},
                 "runAsNonRoot": True,
-                "runAsUser": USER_ID,
+                **self._user("runAsUser"),
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
         }

@@ -33,6 +33,7 @@ MAX_LISTED = 10_000
 REJECTED_STATUSES = (401, 403)
 """HTTP statuses of requests that were rejected because of a wrong or missing token."""
 MAX_ERROR_CHARACTERS = 500
+HIDDEN_TOKEN = "<token>"
 CLOSE_CONNECTION = {"Connection": "close"}
 """Header of the second request with a token, after the first one was rejected. Through a reused connection, the
 rejection may come from a pod of an earlier cluster of this name. The header closes this connection, so that later
@@ -102,6 +103,7 @@ class Dashboard:
         self._metrics = metrics
         self._url = url
         self._tokens = list(tokens)
+        self._secrets = tuple(tokens)
         self.cluster = (url, *tokens)
         """Identifies the cluster. The URL is not enough: a later job with the same name gets the same URLs, but other
         tokens."""
@@ -176,7 +178,7 @@ class Dashboard:
                 headers = {"Authorization": f"Bearer {self._tokens[0]}", **more_headers}
                 async with self._response(operation, method, path, headers, query, body, timeout) as response:
                     if response.status not in REJECTED_STATUSES:
-                        return response.status, await _text(response)
+                        return response.status, self._without_tokens(await _text(response))
             self._tokens.pop(0)
         raise TokenRejectedError(
             "the dashboard rejects the token that the operator derives for this cluster; if the key in the operator's"
@@ -211,17 +213,26 @@ class Dashboard:
             text = f"cannot connect: {error.strerror or error}"
             raise DashboardUnreachableError(text[:MAX_ERROR_CHARACTERS]) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise DashboardUnreachableError(str(error)[:MAX_ERROR_CHARACTERS] or type(error).__name__) from error
+            text = self._without_tokens(str(error))
+            raise DashboardUnreachableError(text[:MAX_ERROR_CHARACTERS] or type(error).__name__) from error
+        except DashboardUnreachableError as error:
+            raise DashboardUnreachableError(self._without_tokens(str(error))[:MAX_ERROR_CHARACTERS]) from None
         finally:
             self._metrics.ray_requests.labels(operation, outcome).inc()
+
+    def _without_tokens(self, text: str) -> str:
+        """The text of a dashboard without the tokens that were sent to it: it becomes part of messages in statuses,
+        events and logs, and a dashboard, or a program that logs its requests, may repeat what it got."""
+        for token in self._secrets:
+            text = text.replace(token, HIDDEN_TOKEN)
+        return text
 
 
 async def _text(response: aiohttp.ClientResponse) -> str:
     """Reads a response that is not compressed and has at most `MAX_RESPONSE_BYTES`."""
     if encoding := response.headers.get("Content-Encoding"):
         raise DashboardUnreachableError(
-            f"the response is compressed, although the request does not allow this (Content-Encoding:"
-            f" {encoding[:MAX_ERROR_CHARACTERS]})"
+            f"the response is compressed, although the request does not allow this (Content-Encoding: {encoding})"
         )
     data = bytearray()
     async for chunk in response.content.iter_any():

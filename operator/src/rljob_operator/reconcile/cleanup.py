@@ -16,6 +16,8 @@ _NOT_KEPT = (
     " despite runPolicy.cleanup: KeepCluster, because the operator did not see the trainer exit,"
     " and it might still be running"
 )
+_NOT_KEPT_IN_QUEUE = " despite runPolicy.cleanup: KeepCluster, because it would hold the quota of its queue (Kueue)"
+_UNNEEDED = "neither the current nor the next attempt uses it"
 _NEVER_CREATED = "the job finished before its cluster was created"
 
 
@@ -26,7 +28,7 @@ def delete_unneeded_clusters(draft: StatusDraft, observed: Observed) -> tuple[Ef
     needs_cluster = draft.is_under_way or (planned is not None and planned.same_cluster)
     attempt = draft.attempt if needs_cluster else None
     return tuple(
-        DeleteCluster(cluster.name, cluster.uid)
+        DeleteCluster(cluster.name, cluster.uid, f"the operator deletes RayCluster {cluster.name}: {_UNNEEDED}")
         for cluster in observed.clusters
         if not cluster.deleting
         and (attempt is None or cluster.name != attempt.cluster or attempt.cluster_uid not in (None, cluster.uid))
@@ -60,8 +62,17 @@ def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
             draft.result = result.model_copy(update={"cleaned_up_at": None})
     left = seconds_to_deletion(draft, observed)
     if left is not None and left <= 0:
-        return (DeleteJob(observed.job.uid),)
-    return tuple(DeleteCluster(cluster.name, cluster.uid) for cluster in to_delete if not cluster.deleting)
+        why = f"the operator deletes the job: it finished at {result.at}, and ttlSecondsAfterFinished is over"
+        return (DeleteJob(observed.job.uid, why),)
+    return tuple(_deletion(draft, cluster) for cluster in to_delete if not cluster.deleting)
+
+
+def _deletion(draft: StatusDraft, cluster: ObservedCluster) -> DeleteCluster:
+    """The deletion of a cluster of a finished job. ClusterReady reports that of the newest attempt's cluster; an event
+    reports that of any other cluster."""
+    is_reported = bool(draft.attempts) and draft.attempt.cluster == cluster.name
+    why = "" if is_reported else f"the operator deletes RayCluster {cluster.name}: the job has finished without it"
+    return DeleteCluster(cluster.name, cluster.uid, why)
 
 
 def seconds_to_deletion(draft: StatusDraft, observed: Observed) -> float | None:
@@ -79,6 +90,8 @@ def _kept_cluster(draft: StatusDraft, observed: Observed) -> ObservedCluster | N
         return None
     spec, cluster = observed.job.spec, observed.cluster(draft.attempt.cluster)
     if cluster is None or cluster.deleting or draft.attempt.cluster_uid not in (None, cluster.uid):
+        return None
+    if _is_in_queue(observed) or cluster.suspended:
         return None
     if spec is None:
         return cluster if draft.result.cleaned_up_at is not None else None
@@ -100,7 +113,9 @@ def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None
         return
     spec = observed.job.spec
     was_to_be_kept = spec is not None and spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER
-    why_not_kept = _NOT_KEPT if was_to_be_kept and attempt.trainer_may_run else ""
+    why_not_kept = ""
+    if was_to_be_kept:
+        why_not_kept = _NOT_KEPT if attempt.trainer_may_run else _NOT_KEPT_IN_QUEUE if _is_in_queue(observed) else ""
     if are_clusters_deleted(observed):
         message = _NEVER_CREATED if attempt.cluster_uid is None else _DELETED + why_not_kept
         draft.set(kind, FALSE, Reason.REMOVED, message)
@@ -111,3 +126,7 @@ def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None
         draft.set(kind, FALSE, failure.reason, text)
     else:
         draft.set(kind, FALSE, Reason.DELETING, _DELETING + why_not_kept)
+
+
+def _is_in_queue(observed: Observed) -> bool:
+    return bool(observed.job.queue_labels) or any(cluster.queue for cluster in observed.clusters)

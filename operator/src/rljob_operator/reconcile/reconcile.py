@@ -8,6 +8,7 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.scalars import MAX_COUNT
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.status import AttemptState
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.reconcile.attempt_endings import Ending, ending_of_attempt
 from rljob_operator.reconcile.between_attempts import (
@@ -68,7 +69,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Decision
     that observes the decided status and nothing else new decides the same status again, until a time limit passes; it
     repeats only the effects whose results it does not observe yet. Repeating an effect does no harm."""
     job = observed.job
-    if job.deleting:
+    if job.deleting or not job.is_managed:
         return Decision(status=job.status)
     draft = StatusDraft(job, now)
     apply_retry_request(draft, observed)
@@ -104,7 +105,7 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     )
     ending = (
         ending_of_attempt(draft, observed, (cluster_ready, submission), policy.grace_period_seconds)
-        or ending_by_stop(draft, observed, policy, waits_for)
+        or ending_by_stop(draft, observed, policy, waits_for[1])
         or exceeded_deadline(draft, observed, policy, waits_for, unobservable)
     )
     if ending is not None and ending.reason is Reason.PROVISIONING_DEADLINE_EXCEEDED and may_submit:
@@ -169,8 +170,10 @@ def _end(draft: StatusDraft, observed: Observed, ending: Ending, policy: RunPoli
     end_attempt(draft, ending)
     if trainer_may_run(draft, observed):
         draft.change_attempt(trainer_may_run=True)
-    # If the trainer may still be running, its cluster cannot be reused: deleting the cluster stops the trainer.
-    reusable = ray_job is not None and ray_job.status.has_ended and is_cluster_reusable(draft, observed)
+    # If the trainer may still be running, its cluster cannot be reused: deleting the cluster stops the trainer. If
+    # Kueue evicted the cluster, the trainer ends with its pods.
+    has_trainer_ended = ending.reason is Reason.EVICTED or (ray_job is not None and ray_job.status.has_ended)
+    reusable = has_trainer_ended and is_cluster_reusable(draft, observed)
     if ending.reason is Reason.SUCCEEDED:
         end_job(draft, ending)
     elif observed.job.spec is None and ending.reason in _CAUSED_BY_UNREADABLE_SPEC:
@@ -217,13 +220,14 @@ def _ignored_fields(observed: Observed) -> str:
 
 def _waits_for(
     observed: Observed, cluster_ready: Finding | None, placement_problem: str | None, submission: Finding | None
-) -> str:
-    """What an attempt without a running trainer still waits for, for a message."""
+) -> tuple[Reason | None, str]:
+    """What an attempt without a running trainer still waits for, for a message, and the reason of ClusterReady if this
+    condition is not True."""
     if observed.job.spec is None:
-        return f"this operator cannot parse the job's spec ({observed.job.spec_error})"
+        return None, f"this operator cannot parse the job's spec ({observed.job.spec_error})"
     if cluster_ready is not None and not cluster_ready.is_true:
-        return cluster_ready.message
-    return placement_problem or (
+        return cluster_ready.reason, cluster_ready.message
+    return None, placement_problem or (
         submission.message if submission is not None else "the trainer was about to be submitted"
     )
 
@@ -242,6 +246,9 @@ def _requeue_after_seconds(draft: StatusDraft, observed: Observed) -> float | No
     if observed.job.status.counters is None or draft.counters.attempts > observed.job.status.counters.attempts:
         # This pass has started an attempt. The next one creates the cluster.
         return 0.0
+    if draft.attempt.state == AttemptState.QUEUED:
+        # Kueue changes the cluster when it admits it.
+        return None
     waits_for_ray = draft.attempt.submissions > 0 or draft.attempt.ready_at is not None
     was_polled = observed.ray.reachability is not Reachability.NOT_ASKED
     poll = RAY_POLL_SECONDS if waits_for_ray or was_polled else POD_POLL_SECONDS

@@ -46,7 +46,8 @@ class Helm:
         return result.stdout
 
     def rendered(self, *settings: str, with_crd: bool = False) -> list[Manifest]:
-        """The manifests that an installation with these `name=value` settings would create. Raises HelmError.
+        """The manifests that an installation with these `name=value` settings would create. It watches all namespaces
+        unless a setting says otherwise. Raises HelmError.
 
         They lack the CustomResourceDefinition unless `with_crd`, because parsing it takes a second.
         """
@@ -55,7 +56,8 @@ class Helm:
         return [manifest for manifest in YAML(typ="safe").load_all(text) if manifest is not None]
 
     def install(self, *settings: str) -> None:
-        """Installs the release, or upgrades it. Raises HelmError."""
+        """Installs the release, or upgrades it. It watches all namespaces unless a setting says otherwise. Raises
+        HelmError."""
         self("upgrade", "--install", RELEASE, str(CHART), f"--namespace={NAMESPACE}", *_set(settings))
 
     def uninstall(self) -> None:
@@ -119,4 +121,7 @@ def _texts(value: object, key: str) -> list[str]:
 
 
 def _set(settings: tuple[str, ...]) -> list[str]:
-    return [word for setting in settings for word in ("--set", setting)]
+    """The options for the settings. A setting that begins with `{` is a JSON object of values."""
+    is_told = any("watch" in setting for setting in settings)
+    chosen = settings if is_told else ("watchAllNamespaces=true", *settings)
+    return [word for each in chosen for word in ("--set-json" if each.startswith("{") else "--set", each)]

@@ -244,7 +244,7 @@ def _under_way(pick: Random, stage: Stage, number: int) -> Attempt:
     reached = _ORDER.index(stage)
     record: dict[str, object] = {"started": ago(started)}
     if reached >= _ORDER.index(Stage.PROVISIONING):
-        record |= {"cluster_created_at": ago(admitted)}
+        record |= {"active_since": ago(admitted)}
     if reached >= _ORDER.index(Stage.READY):
         record |= {"ready_at": ago(ready)}
     if reached >= _ORDER.index(Stage.SUBMITTED):
@@ -266,7 +266,7 @@ def _under_way(pick: Random, stage: Stage, number: int) -> Attempt:
 def _on_fewer_nodes(pick: Random, attempt: Attempt) -> Attempt:
     """Changes the attempt to one that started on fewer nodes after waiting for all. The missing nodes may have come
     back since."""
-    waited = {"started": ago(100), "cluster_created_at": ago(ELASTIC_WAIT_SECONDS + 1)}
+    waited = {"started": ago(100), "active_since": ago(ELASTIC_WAIT_SECONDS + 1)}
     whole = ago(pick.choice([1, 59, 60, 61])) if attempt.running_since is not None and coin_flip(pick) else None
     return attempt.model_copy(update=waited | {"nodes": (PoolNodes(name="main", nodes=1),), "all_nodes_since": whole})
 

@@ -162,7 +162,10 @@ class ControllerOnFakeApi:
         self.metrics = Metrics()
         self.queue = RecordingQueue()
         self.leads = True
-        defaults = Defaults("example/trainer:1", "2.60.0", "IfNotPresent", "rljob-system", {"app": "rljob"})
+        defaults = Defaults(
+            *("example/trainer:1", "2.60.0", "IfNotPresent", "rljob-system", {"app": "rljob"}),
+            network_policy=settings.job_network_policy,
+        )
         shared = OperatorContext(
             cast(KubeObjects, self.api),
             self.cache,

@@ -114,7 +114,7 @@ def attempt(
         submissions=submissions,
         start_number=START_NUMBER if submissions else None,
         started=since,
-        cluster_created_at=since if seen else None,
+        active_since=since if seen else None,
         ready_at=since if submissions else None,
         running_since=since if submissions else None,
         progressed_at=timestamp(NOW) if submissions else None,

@@ -81,6 +81,8 @@ class KubeRayStandIn:
         """Changes of all objects that belong to jobs."""
         self._scripts: dict[tuple[str, str], scripts.ClusterScript] = {}
         self._applied: dict[str, scripts.PodScript] = {}
+        self._conditions: dict[str, Mapping[str, Mapping[str, str]]] = {}
+        self._suspended: set[str] = set()
         self._noted: set[str] = set()
         self._stopped = threading.Event()
         self.failures: list[str] = []
@@ -142,7 +144,10 @@ class KubeRayStandIn:
             self._post_event(cluster, "RayCluster", "InvalidRayClusterSpec", script.invalid)
             return
         if script.pod_creation_error is not None:
-            self._set_condition(cluster, script.pod_creation_error)
+            failure = {"reason": "FailedCreateHeadPod", "message": f"FailedCreateHeadPod\n{script.pod_creation_error}"}
+            self._set_conditions(cluster, {"ReplicaFailure": failure})
+            return
+        if self._is_suspended(cluster, pods):
             return
         for group, number, template in _wanted_pods(cluster):
             name = f"{_name(cluster)}-{group}-{number}"
@@ -190,20 +195,33 @@ class KubeRayStandIn:
         )
         assert answer.status_code == 200, answer.text
 
-    def _set_condition(self, cluster: Json, message: str) -> None:
-        if _uid(cluster) in self._noted:
+    def _is_suspended(self, cluster: Json, pods: Mapping[str, Json]) -> bool:
+        """Whether the cluster is suspended, or a suspension has not ended yet: once begun, it deletes all pods."""
+        spec = cluster["spec"]
+        assert isinstance(spec, dict)
+        uid, is_wanted = _uid(cluster), spec.get("suspend") is True
+        if not is_wanted and uid not in self._suspended:
+            return False
+        self._suspended.add(uid)
+        for name in pods:
+            self._delete(f"/api/v1/namespaces/{_namespace(cluster)}/pods/{name}")
+        if not is_wanted and not pods:
+            self._suspended.discard(uid)
+        states = {"RayClusterSuspending": bool(pods), "RayClusterSuspended": not pods and is_wanted}
+        self._set_conditions(cluster, {kind: {"status": str(state)} for kind, state in states.items()})
+        return True
+
+    def _set_conditions(self, cluster: Json, wanted: Mapping[str, Mapping[str, str]]) -> None:
+        """Sets conditions of a cluster, True unless they say otherwise. Does nothing if they were set last."""
+        if self._conditions.get(_uid(cluster)) == wanted:
             return
-        condition = {
-            "type": "ReplicaFailure",
-            "status": "True",
-            "reason": "FailedCreateHeadPod",
-            "message": f"FailedCreateHeadPod\n{message}",
-            "lastTransitionTime": _time(),
-        }
+        conditions = [
+            {"type": kind, "status": "True", "lastTransitionTime": _time(), **fields} for kind, fields in wanted.items()
+        ]
         path = f"{CLUSTERS}/namespaces/{_namespace(cluster)}/rayclusters/{_name(cluster)}/status"
-        answer = self._http.patch(path, json={"status": {"conditions": [condition]}})
+        answer = self._http.patch(path, json={"status": {"conditions": conditions}})
         assert answer.status_code == 200, answer.text
-        self._noted.add(_uid(cluster))
+        self._conditions[_uid(cluster)] = wanted
 
     def _post_event(self, about: Json, kind: str, reason: str, message: str) -> None:
         name = f"{_name(about)}.{reason.lower()}"

@@ -40,6 +40,8 @@ class ClusterDashboard:
     """Requires no token."""
     submit_error: str | None = None
     """The error with which it rejects submissions."""
+    repeats_headers: bool = False
+    """Fails to answer requests with a token, and repeats their headers in its error."""
     lose_answer: bool = False
     """Starts the job and then closes the connection without a response."""
     stops_late: bool = False
@@ -116,7 +118,9 @@ class RayDashboardStandIn:
         try:
             around("before", what)
             status, text = (200, "") if cluster.open else self._authorized(request, namespace, name)
-            if status == 200:
+            if status == 200 and cluster.repeats_headers:
+                status, text = 500, f"RuntimeError: cannot handle a request with {dict(request.headers)}"
+            elif status == 200:
                 status, text = self._route(request, cluster, (namespace, name), rest, parse_qs(url.query), body)
             around("after", what)
         except (ConnectionAbortedError, httpx.TransportError):
