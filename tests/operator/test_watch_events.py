@@ -108,7 +108,7 @@ def test_the_end_of_the_last_pod_after_the_end_of_the_job_causes_a_pass() -> Non
 def test_a_finished_job_costs_no_requests() -> None:
     async def test(world: ListedWorld) -> None:
         world.api.objects |= {JOBS: [job(OVER)], CLUSTERS: [part(4, name="job-1", uid="c1")], PODS: [part(5)]}
-        await world.relist.once()
+        await world.start()
         assert await world.work() == [KEY]
         world.events.on_event(JOBS, "", job(OVER))
         world.events.on_event(PODS, "MODIFIED", part(12))
@@ -126,7 +126,7 @@ def test_a_cluster_created_after_the_end_of_its_job_causes_a_pass() -> None:
 
     async def test(world: ListedWorld) -> None:
         world.api.objects[JOBS] = [job(OVER)]
-        await world.relist.once()
+        await world.start()
         world.events.on_event(CLUSTERS, "ADDED", part(15, name="job-2", uid="c2"))
         assert await world.work() == [KEY]
 
@@ -139,7 +139,7 @@ def test_the_end_of_a_kept_cluster_causes_a_pass() -> None:
 
     async def test(world: ListedWorld) -> None:
         world.api.objects |= {JOBS: [job({**OVER, "gpus": 2})], CLUSTERS: [kept]}
-        await world.relist.once()
+        await world.start()
         assert await world.work() == [KEY]
         await world.relist.once()
         assert await world.work() == []
@@ -148,7 +148,7 @@ def test_the_end_of_a_kept_cluster_causes_a_pass() -> None:
         world.api.objects[CLUSTERS] = []
         await world.relist.once()
         assert await world.work() == [KEY], "a listing, also after a restart of the operator"
-        world.api.objects[JOBS] = [job({**OVER, "gpus": 0}, version=30)]
+        world.events.on_event(JOBS, "MODIFIED", job({**OVER, "gpus": 0}, version=30))
         await world.relist.once()
         assert await world.work() == []
 
