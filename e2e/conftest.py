@@ -20,6 +20,7 @@ from rljob_kind.diagnosis import diagnosis
 from rljob_kind.installation import NAMESPACE as OPERATOR_NAMESPACE
 from rljob_kind.installation import RELEASE, ensure_own_images, install
 from rljob_kind.kuberay import bring_up
+from rljob_kind.kueue import ensure_kueue
 from rljob_kind.locking import cluster_lock
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
@@ -80,6 +81,14 @@ def cluster(pytestconfig: pytest.Config) -> Iterator[None]:
         if is_new and not keep_cluster():
             with shown.global_and_fixture_disabled():
                 delete_cluster(progress)
+
+
+@pytest.fixture(scope="session")
+def kueue(cluster: None, pytestconfig: pytest.Config) -> None:
+    """Kueue, and the support of our operator for it. Both stay for the tests that follow."""
+    progress = pytestconfig.stash[PROGRESS]
+    ensure_kueue(progress)
+    install(ensure_own_images(progress), progress)
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ KUBERNETES_VERSION = "v1.34.4"
 ETCD_VERSION = "v3.6.16"
 KUBERAY_VERSION = "v1.6.2"
 KUBERAY_MODULE = "github.com/ray-project/kuberay/ray-operator"
+KUEUE_VERSION = "v0.19.0"
 
 
 class BuildError(Exception):
@@ -143,6 +144,14 @@ PROGRAMS: Mapping[str, GoProgram] = MappingProxyType(
                 main=_COREDNS_MAIN,
             ),
             GoProgram(name="kuberay-operator", module=KUBERAY_MODULE, version=KUBERAY_VERSION, package=KUBERAY_MODULE),
+            GoProgram(
+                name="kueue",
+                module="sigs.k8s.io/kueue",
+                version=KUEUE_VERSION,
+                package="sigs.k8s.io/kueue/cmd/kueue",
+                linker_values=(("sigs.k8s.io/kueue/pkg/version.GitVersion", KUEUE_VERSION),),
+                tags=("exclude_scheduler_library",),
+            ),
             GoProgram(name="helm", module="helm.sh/helm/v4", version="v4.3.1", package="helm.sh/helm/v4/cmd/helm"),
         )
     }
