@@ -65,54 +65,50 @@ def ensure_kueue(progress: Progress) -> None:
             # NamespaceDeletionDiscoveryFailure.
             apis = [f"{version}.visibility.{RELEASE}.x-k8s.io" for version in ("v1beta1", "v1beta2")]
             run(["kubectl", "delete", "apiservice", "--ignore-not-found", *apis])
-    _apply([{"kind": "ResourceFlavor", "metadata": {"name": FLAVOR}}])
+    _apply({"kind": "ResourceFlavor", "metadata": {"name": FLAVOR}})
 
 
-def make_queue(name: str, namespace: str, num_gpus: int, *, local_name: str | None = None) -> None:
-    """Creates a ClusterQueue with this many GPUs, and a LocalQueue for it in a namespace, called `local_name` or the
-    same. Workloads with a higher priority preempt those with a lower one."""
+def make_queue(name: str, namespace: str, num_gpus: int) -> None:
+    """Creates a LocalQueue in a namespace, and a ClusterQueue with this many GPUs only for it. Jobs with a higher
+    priority preempt jobs with a lower one."""
     # Kueue 0.19 never admits a RayCluster whose head uses no resource of the queue (the API server rejects its write:
     # "podSetAssignments must have the same number of podSets as the spec"), so the queue also covers CPU and memory.
     quotas = {"cpu": "1000", "memory": "10Ti", "nvidia.com/gpu": str(num_gpus)}
     resources = [{"name": resource, "nominalQuota": quota} for resource, quota in quotas.items()]
-    groups = [{"coveredResources": list(quotas), "flavors": [{"name": FLAVOR, "resources": resources}]}]
-    cluster_queue = {
-        "kind": "ClusterQueue",
-        "metadata": {"name": name},
-        "spec": {
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-            "resourceGroups": groups,
-            "preemption": {"withinClusterQueue": "LowerPriority"},
+    cluster_queue = f"{namespace}-{name}"
+    _apply(
+        {
+            "kind": "ClusterQueue",
+            "metadata": {"name": cluster_queue},
+            "spec": {
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+                "resourceGroups": [
+                    {"coveredResources": list(quotas), "flavors": [{"name": FLAVOR, "resources": resources}]}
+                ],
+                "preemption": {"withinClusterQueue": "LowerPriority"},
+            },
         },
-    }
-    local_queue = {
-        "kind": "LocalQueue",
-        "metadata": {"name": local_name or name, "namespace": namespace},
-        "spec": {"clusterQueue": name},
-    }
-    _apply([cluster_queue, local_queue])
-    active = ["kubectl", "wait", f"clusterqueue/{name}", "--for=condition=Active", f"--timeout={READY_SECONDS}s"]
-    run(active)
-
-
-def delete_queue(name: str, namespace: str, *, local_name: str | None = None) -> None:
-    """Deletes both objects of `make_queue`, when no workload uses them any more."""
-    for kind, called in (("localqueue", local_name or name), ("clusterqueue", name)):
-        command = ["kubectl", "--namespace", namespace, "delete", kind, called, "--ignore-not-found"]
-        run([*command, f"--timeout={READY_SECONDS}s"])
+        {
+            "kind": "LocalQueue",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"clusterQueue": cluster_queue},
+        },
+    )
+    active = ["kubectl", "wait", f"clusterqueue/{cluster_queue}", "--for=condition=Active"]
+    run([*active, f"--timeout={READY_SECONDS}s"])
 
 
 def make_priorities(**values: int) -> None:
     """Creates WorkloadPriorityClasses with these names and values."""
     _apply(
-        [
+        *(
             {"kind": "WorkloadPriorityClass", "metadata": {"name": name}, "value": value, "description": "for tests"}
             for name, value in values.items()
-        ]
+        )
     )
 
 
-def _apply(objects: list[dict[str, object]]) -> None:
+def _apply(*objects: dict[str, object]) -> None:
     items = [{"apiVersion": API_VERSION, **each} for each in objects]
     run(["kubectl", "apply", "--filename", "-"], text=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
 
