@@ -56,14 +56,14 @@ def main() -> None:
         if "starts" in parts:
             times = start_times(checkouts, Path(folder), num_starts, num_rounds)
             measurements.append(_starts(times, list(checkouts), num_starts))
+        others = [part for part in parts if part != "starts"]
         values: Values = {name: {} for name in checkouts}
-        for number, (name, checkout) in enumerate(checkouts.items()):
+        for number, (name, checkout) in enumerate(checkouts.items() if others else ()):
             with many_jobs(checkout, Path(folder) / f"many-{number}", sizes) as jobs:
-                for part in parts:
-                    if part != "starts":
-                        found = getattr(jobs, part)()
-                        values[name] |= {f"{part} {key}": value for key, value in found.items()}
-                        print(f"{name}: {part}: {found}", flush=True)
+                for part in others:
+                    found = jobs.measured(part)
+                    values[name] |= {f"{part} {key}": value for key, value in found.items()}
+                    print(f"{name}: {part}: {found}", flush=True)
                 report.notes += [f"- {name}: {note}" for note in jobs.notes]
         measurements += _tables(values, parts, sizes)
         for each in measurements:

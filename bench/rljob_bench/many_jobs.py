@@ -42,7 +42,7 @@ CLUSTERS = "/apis/ray.io/v1/rayclusters"
 START_SECONDS = 900.0
 SETTLE_SECONDS = 30.0
 AFTER_RESTART_SECONDS = 60.0
-"""How long writes are counted after a restart: the first two listings and a poll of every dashboard are in this time."""
+"""How long writes are counted after a restart: there are two listings and a poll of every dashboard in this time."""
 NUM_ATTEMPTS = 10
 """Number of attempts that a finished job has had; a status has at most ten."""
 
@@ -74,6 +74,11 @@ class ManyJobs:
     """What was counted, for the report."""
     _num_running: int = 0
     _num_finished: int = 0
+
+    def measured(self, part: str) -> dict[str, float]:
+        """The values of a part, which is the name of a method below."""
+        parts = {"attempt": self.attempt, "running": self.running, "restart": self.restart, "finished": self.finished}
+        return parts[part]()
 
     def attempt(self) -> dict[str, float]:
         """The writes of one job from its creation to its end."""
