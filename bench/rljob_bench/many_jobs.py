@@ -43,6 +43,8 @@ START_SECONDS = 900.0
 SETTLE_SECONDS = 30.0
 AFTER_RESTART_SECONDS = 60.0
 """How long writes are counted after a restart: there are two listings and a poll of every dashboard in this time."""
+LOOK_SECONDS = 3.0
+"""Pause between two looks at a condition. A look can list all jobs."""
 NUM_ATTEMPTS = 10
 """Number of attempts that a finished job has had; a status has at most ten."""
 
@@ -72,6 +74,8 @@ class ManyJobs:
     sizes: Sizes
     notes: list[str] = field(default_factory=list)
     """What was counted, for the report."""
+    _ended_in: str = ""
+    """The namespace of the job of `attempt`, after its end."""
     _num_running: int = 0
     _num_finished: int = 0
 
@@ -86,8 +90,9 @@ class ManyJobs:
             namespace, position = create_namespace(self.server), self.audit.position()
             path = self._jobs_of(namespace)
             create_all(self.server, path, [cluster_job("short")])
-            self._wait(lambda: "result" in self._status(f"{path}/short"), "a short job ends", 180.0)
+            self._wait(lambda: "cleanedUpAt" in self._status(f"{path}/short").get("result", {}), "a job ends", 300.0)
             time.sleep(5.0)
+        self._ended_in = namespace
         found = [each for each in self.audit.since(position) if each.namespace == namespace]
         writes = [each for each in found if each.is_write]
         self._note("writes of an attempt", counted(writes))
@@ -181,13 +186,10 @@ class ManyJobs:
         UIDs, and with the records of `NUM_ATTEMPTS` attempts. At the API server, this would take many minutes."""
         if self._num_finished:
             return
-        namespace = create_namespace(self.server)
+        if not self._ended_in:
+            self.attempt()
+        namespace = self._ended_in
         path = self._jobs_of(namespace)
-        with self._operator():
-            create_all(self.server, path, [cluster_job("short")])
-            self._wait(
-                lambda: bool(self._status(f"{path}/short").get("result", {}).get("cleanedUpAt")), "an end", 180.0
-            )
         with httpx.Client(base_url=self.server.store_url, trust_env=False) as store:
             prefix = f"/registry/rljob.dev/rljobs/{namespace}/"
             key = base64.b64encode(f"{prefix}short".encode()).decode()
@@ -246,7 +248,7 @@ class ManyJobs:
         while not reached():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{what}: not after {seconds:.0f} s; logs are in {self.folder}")
-            time.sleep(2.0)
+            time.sleep(LOOK_SECONDS)
 
     def _note_sizes(self, namespace: str) -> None:
         """Notes how large the objects of a running job are."""
