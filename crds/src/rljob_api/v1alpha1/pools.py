@@ -173,10 +173,7 @@ POOL_RULES = (
         PodOverlay,
         "PodOverlay.labels",
         field=".labels",
-        cel=(
-            f"!has(self.labels) || self.labels.all(k, {starts_with_none_cel('k', OWNED_LABEL_PREFIXES)}"
-            f" && !(k in {list(OWNED_LABELS)}))"
-        ),
+        cel=f"self.labels.all(k, {starts_with_none_cel('k', OWNED_LABEL_PREFIXES)} && !(k in {list(OWNED_LABELS)}))",
         wrong=(
             f"a job must not set label keys with the prefixes {', '.join(OWNED_LABEL_PREFIXES)}, nor the keys"
             f" {', '.join(OWNED_LABELS)}"
@@ -193,9 +190,7 @@ POOL_RULES = (
         PodOverlay,
         "PodOverlay.annotations",
         field=".annotations",
-        cel=(
-            f"!has(self.annotations) || self.annotations.all(k, {starts_with_none_cel('k', OWNED_ANNOTATION_PREFIXES)})"
-        ),
+        cel=f"self.annotations.all(k, {starts_with_none_cel('k', OWNED_ANNOTATION_PREFIXES)})",
         wrong=f"a job must not set annotation keys with the prefixes {', '.join(OWNED_ANNOTATION_PREFIXES)}",
         advice="remove the annotation, or use another key",
         holds=lambda overlay: not _reserved(overlay.annotations, OWNED_ANNOTATION_PREFIXES),
@@ -237,7 +232,7 @@ POOL_RULES = (
         "PodOverlay.annotationsTaken",
         field=".annotations",
         cel=(
-            f"!has(self.annotations) || self.annotations.all(k, !(k in {list(_UNSUPPORTED_ANNOTATIONS)})"
+            f"self.annotations.all(k, !(k in {list(_UNSUPPORTED_ANNOTATIONS)})"
             + "".join(f" && !k.startsWith('{prefix}')" for prefix in _SECCOMP)
             + ")"
         ),
@@ -252,7 +247,7 @@ POOL_RULES = (
         "PodOverlay.appArmor",
         field=".annotations",
         cel=(
-            f"!has(self.annotations) || self.annotations.all(k, !k.startsWith('{APPARMOR}') ||"
+            f"self.annotations.all(k, !k.startsWith('{APPARMOR}') ||"
             f" k == '{APPARMOR}{RAY_CONTAINER}' && (self.annotations[k] in {list(_APPARMOR_PROFILES)} ||"
             f" self.annotations[k].startsWith('{_APPARMOR_LOCALHOST}')))"
         ),

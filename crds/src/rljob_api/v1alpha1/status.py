@@ -303,7 +303,7 @@ class PoolStatus(WireModel):
 
 
 class RLJobStatus(WireModel):
-    """State of the job, written by the operator only."""
+    """State of the job, written by the operator only. docs/spec-reference.md describes all fields."""
 
     observed_generation: Count = 0
     """metadata.generation of the job that this status is based on."""
