@@ -17,7 +17,7 @@ from rljob_operator.controller.operator_context import OperatorContext
 from rljob_operator.controller.reconcile_loop import JobKey, ReconcileLoop
 from rljob_operator.handlers.relist import Relist
 from rljob_operator.handlers.watch_events import WatchEventRouter
-from rljob_operator.kube.allowed_calls import JOBS, KubeObjects, Listing, ResourceType
+from rljob_operator.kube.allowed_calls import JOBS, PODS, KubeObjects, Listing, ResourceType
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError, RefusedError
 from rljob_operator.manifests.defaults import Defaults
@@ -294,3 +294,18 @@ def _merged(old: Mapping[str, object], patch: Mapping[str, object]) -> Json:
         else:
             result[name] = value
     return result
+
+
+def ready_head(world: ControllerOnFakeApi, job: str, cluster_uid: str, *, is_node_silent: bool = False) -> None:
+    """Adds the head pod of a job's first cluster; `is_node_silent`: its Kubernetes node is NotReady."""
+    labels = {
+        "ray.io/cluster": f"{job}-1",
+        "ray.io/node-type": "head",
+        "rljob.dev/job-uid": f"uid-of-{job}",
+        "rljob.dev/job": job,
+    }
+    owners = [{"uid": cluster_uid, "controller": True}]
+    ready = {"type": "Ready", "status": str(not is_node_silent), "lastTransitionTime": "2026-01-31T11:00:00Z"}
+    status = {"phase": "Running", "conditions": [ready, {"type": "ContainersReady", "status": "True"}]}
+    metadata = {"name": f"{job}-head", "labels": labels, "ownerReferences": owners}
+    world.api.put(PODS, {"metadata": metadata, "spec": {"nodeName": "node-1"}, "status": status})
