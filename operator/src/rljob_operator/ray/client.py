@@ -215,8 +215,6 @@ class Dashboard:
         except (aiohttp.ClientError, OSError) as error:
             text = self._without_tokens(str(error))
             raise DashboardUnreachableError(text[:MAX_ERROR_CHARACTERS] or type(error).__name__) from error
-        except DashboardUnreachableError as error:
-            raise DashboardUnreachableError(self._without_tokens(str(error))[:MAX_ERROR_CHARACTERS]) from None
         finally:
             self._metrics.ray_requests.labels(operation, outcome).inc()
 
@@ -232,7 +230,7 @@ async def _text(response: aiohttp.ClientResponse) -> str:
     """Reads a response that is not compressed and has at most `MAX_RESPONSE_BYTES`."""
     if encoding := response.headers.get("Content-Encoding"):
         raise DashboardUnreachableError(
-            f"the response is compressed, although the request does not allow this (Content-Encoding: {encoding})"
+            f"the response is compressed, although the request does not allow this (Content-Encoding: {encoding[:20]})"
         )
     data = bytearray()
     async for chunk in response.content.iter_any():
