@@ -20,6 +20,7 @@ from rljob_kind.diagnosis import diagnosis
 from rljob_kind.installation import NAMESPACE as OPERATOR_NAMESPACE
 from rljob_kind.installation import RELEASE, ensure_own_images, install
 from rljob_kind.kuberay import bring_up
+from rljob_kind.kueue import ensure_kueue, make_priorities, make_queue
 from rljob_kind.locking import cluster_lock
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
@@ -132,6 +133,17 @@ def kill_operator(cluster: None) -> Callable[[], None]:
 def progress(pytestconfig: pytest.Config) -> Progress:
     """Records the seconds of stages, which are printed at the end."""
     return pytestconfig.stash[PROGRESS]
+
+
+@pytest.fixture(scope="session")
+def queue(namespace: str, progress: Progress) -> str:
+    """The name of a queue of Kueue with two GPUs; there are the priorities `low` and `high`. Kueue stays for the tests
+    that follow, and so does the operator's support of Kueue."""
+    ensure_kueue(progress)
+    install(ensure_own_images(progress), progress)
+    make_priorities(low=1, high=100)
+    make_queue("two-gpus", namespace, 2)
+    return "two-gpus"
 
 
 @pytest.fixture(scope="session")

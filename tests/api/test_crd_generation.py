@@ -73,6 +73,16 @@ def test_fields_below_an_affinity_have_no_descriptions() -> None:
     assert described == [below]
 
 
+def test_records_of_the_operator_have_no_descriptions_within() -> None:
+    by_path = dict(schemas(root_schema()))
+    for name in ("attempts", "counters", "nextAttempt", "handledRequests"):
+        path = f".status.{name}"
+        assert "description" in by_path[path]
+        within = [each for each in by_path if each.startswith(f"{path}.") and each != f"{path}.items"]
+        assert within
+        assert not [each for each in within if "description" in by_path[each]]
+
+
 def test_a_field_that_refers_to_another_one_has_only_fields_that_are_described_there() -> None:
     by_path = dict(schemas(root_schema()))
     mark = " The fields are described at "
@@ -80,8 +90,9 @@ def test_a_field_that_refers_to_another_one_has_only_fields_that_are_described_t
     for path, schema in by_path.items():
         if mark in (text := str(schema.get("description", ""))):
             found[path] = "." + text.partition(mark)[2].rstrip(".").replace("pools.", "pools.items.")
+            found[path] = found[path].replace("spec.env.", "spec.env.items.").replace("envFrom.", "envFrom.items.")
     assert found[".spec.training.evaluation.dataset"] == ".spec.training.dataset"
-    assert len(found) == 8
+    assert len(found) == 10
     for path, other in found.items():
         within = {each.removeprefix(path) for each in by_path if each.startswith(f"{path}.")}
         assert within

@@ -168,7 +168,7 @@ def test_an_unknown_field_without_a_similar_name_lists_the_known_names() -> None
             "loss.clipped",
             ("ignored", "not Clipped", "remove the block `clipped`", "loss.type: Clipped"),
         ),
-        ("{kl: {estimator: K1}}", "kl.estimator", ("not allowed", "kl.coefficient 0", '(seen: "K1")', "above 0")),
+        ("{kl: {estimator: K1}}", "kl.estimator", ("would be ignored", "kl.coefficient 0", '(seen: "K1")', "above 0")),
     ],
 )
 def test_an_unknown_or_partly_ignored_algorithm_is_rejected(algorithm: str, path: str, words: Words) -> None:

@@ -58,6 +58,15 @@ def test_cluster_wide_permissions_are_exactly_those_that_are_used(helm: charts.H
     }
 
 
+def test_kueue_adds_only_the_right_to_read_workloads(helm: charts.Helm) -> None:
+    granted = charts.granted_rights(charts.only_of_kind(helm.rendered("kueue.enabled=true"), "ClusterRole"))
+    assert set(granted) - IN_JOB_NAMESPACES == {
+        ("kueue.x-k8s.io", "workloads", "get"),
+        ("kueue.x-k8s.io", "workloads", "list"),
+        ("kueue.x-k8s.io", "workloads", "watch"),
+    }
+
+
 def rights_by_role(manifests: list[charts.Manifest]) -> dict[tuple[object, object], list[tuple[str, str, str]]]:
     """What each Role allows, by its namespace and name."""
     return {
@@ -145,6 +154,7 @@ def test_the_operator_reads_what_the_chart_sets(helm: charts.Helm) -> None:
         TWO_NAMESPACES,
         "trainer.image=registry.local:5000/trainer:9",
         "maxConcurrentReconciles=3",
+        "kueue.enabled=true",
         "logLevel=debug",
         "jobs.allowedLabelPrefixes={volcano.sh/,example.com/team-}",
     )
@@ -167,6 +177,7 @@ def test_the_operator_reads_what_the_chart_sets(helm: charts.Helm) -> None:
     assert found.lease_name == "rljob-operator"
     assert found.leader_election
     assert found.max_concurrent_reconciles == 3
+    assert found.kueue
     assert found.log_level == "debug"
     assert found.allowed_label_prefixes == ("volcano.sh/", "example.com/team-")
     ports = {charts.value_at(port, "name"): charts.value_at(port, "containerPort") for port in ports_of(helm)}
@@ -289,6 +300,7 @@ def test_every_image_has_a_tag_or_a_digest(helm: charts.Helm) -> None:
         ("replicas=two", "at '/replicas'"),
         ("maxConcurrentReconciles=0", "at '/maxConcurrentReconciles'"),
         ("logLevel=verbose", "at '/logLevel'"),
+        ("kueue.enabled=yes", "at '/kueue/enabled'"),
         ("watchNamespaces=team-a", "at '/watchNamespaces'"),
         ("watchNamespaces={Team_A}", "at '/watchNamespaces/0'"),
         ("image.tag=latest", "at '/image/tag'"),
@@ -321,7 +333,15 @@ def test_a_wrong_value_is_rejected_by_its_name(helm: charts.Helm, setting: str, 
             "serviceAccount",
             "metrics",
         ),
-        *("networkPolicy", "podDisruptionBudget", "crds.install", "crds.keep", "networkPolicy.enabled"),
+        *(
+            "kueue",
+            "kueue.enabled",
+            "networkPolicy",
+            "podDisruptionBudget",
+            "crds.install",
+            "crds.keep",
+            "networkPolicy.enabled",
+        ),
         *("networkPolicy.apiServer.ports", "trainer.rayVersion", "image.repository", "metrics.serviceMonitor"),
     ],
 )

@@ -88,7 +88,7 @@ def test_the_documented_chart_values_are_those_of_the_chart() -> None:
 
 def test_the_documented_permissions_of_the_operator_are_those_of_the_chart() -> None:
     text = (CHART / "templates" / "_rules.tpl").read_text()
-    rules = YAML(typ="safe", pure=True).load(text[text.index("- apiGroups") : text.index("{{- end }}")])
+    rules = YAML(typ="safe", pure=True).load(re.sub(r"\{\{.*?\}\}", "", text, flags=re.DOTALL))
     table = {
         "rljobs": ["get", "list", "watch", "delete"],
         "rljobs/status": ["patch"],
@@ -97,6 +97,7 @@ def test_the_documented_permissions_of_the_operator_are_those_of_the_chart() -> 
         "events": ["create", "list"],
         "secrets": ["create"],
         "networkpolicies": ["create", "patch"],
+        "workloads": ["get", "list", "watch"],
     }
     granted: dict[str, set[str]] = {}
     for rule in rules:

@@ -37,7 +37,7 @@ RUNNING = {
     "cluster": "small-2",
     "state": "Running",
     "started": "2026-01-31T12:10:00Z",
-    "clusterCreatedAt": "2026-01-31T12:12:00Z",
+    "activeSince": "2026-01-31T12:12:00Z",
     "runningSince": "2026-01-31T12:15:00Z",
     "progressedAt": "2026-01-31T12:28:00Z",
 }
@@ -197,7 +197,7 @@ def test_an_unreachable_trainer_is_reported_with_its_deadline() -> None:
 
 @pytest.mark.parametrize(
     ("admitted", "end"),
-    [({}, "12:35:00Z (in 5m)"), ({"clusterCreatedAt": "2026-01-31T12:12:00Z"}, "12:37:00Z (in 7m)")],
+    [({}, "12:35:00Z (in 5m)"), ({"activeSince": "2026-01-31T12:12:00Z"}, "12:37:00Z (in 7m)")],
 )
 def test_provisioning_time_counts_from_the_creation_of_the_cluster(admitted: Mapping[str, object], end: str) -> None:
     attempt = {"number": 3, "cluster": "small-3", "state": "Provisioning", "started": "2026-01-31T12:10:00Z"}

@@ -196,7 +196,7 @@ PROVISIONING: Json = {
             "ClusterReady", "False", "PodsPending", "0 of 2 pods ready; waiting for the head pod and 1 of pool main"
         ),
     ],
-    "attempts": [attempt(1, "Provisioning", clusterCreatedAt=ago(120))],
+    "attempts": [attempt(1, "Provisioning", activeSince=ago(120))],
     "counters": COUNTERS,
 }
 RUNNING: Json = {

@@ -135,7 +135,7 @@ def test_no_text_of_a_status_sends_control_characters_to_a_terminal() -> None:
     assert handled.stop == red, "it is compared with the annotation"
 
 
-@pytest.mark.parametrize("field", ["started", "clusterCreatedAt", "stateUnknownSince", "progressedAt"])
+@pytest.mark.parametrize("field", ["started", "activeSince", "stateUnknownSince", "progressedAt"])
 @pytest.mark.parametrize("end", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00+12:00"])
 def test_times_at_the_ends_of_the_calendar_cannot_be_read(field: str, end: str) -> None:
     attempt = {"number": 1, "cluster": "c", "started": CREATED} | {field: end}

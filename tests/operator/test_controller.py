@@ -218,7 +218,12 @@ def test_an_expired_job_is_deleted(settings: Settings) -> None:
         assert await world.reconcile(fake_api.KEY, 1) == ["get rljobs"], "finished jobs are kept as trimmed copies"
         assert 50 < world.queue.planned[fake_api.KEY] <= 60
         world.clock.advance(61)
-        assert await world.reconcile(fake_api.KEY, 1) == ["get rljobs", *fake_api.LIVE_READS, "delete rljobs"]
+        assert await world.reconcile(fake_api.KEY, 1) == [
+            "get rljobs",
+            *fake_api.LIVE_READS,
+            "create events",
+            "delete rljobs",
+        ]
         assert (JOBS, "job") not in world.api.objects
 
     fake_api.run_controller(settings, test)
@@ -255,7 +260,7 @@ def test_more_dashboards_are_polled_less_often(
 ) -> None:
     monkeypatch.setattr(reconcile_loop, "POLLS_PER_SECOND", 0.1 if num_jobs > 1 else 50.0)
 
-    async def silent(_: RunWatcher, __: str, ___: Dashboard, *____: str | None) -> ObservedRay:
+    async def silent(_: RunWatcher, __: str, ___: Dashboard, *____: str | None, **_____: int) -> ObservedRay:
         return ObservedRay(Reachability.UNREACHABLE, error="no answer")
 
     monkeypatch.setattr(RunWatcher, "observe", silent)
@@ -300,7 +305,7 @@ def test_a_head_unreachable_by_dashboard_and_kubelet_is_lost_after_a_minute(
 ) -> None:
     seconds = 0.0
 
-    async def seen(_: RunWatcher, __: str, ___: Dashboard, *____: str | None) -> ObservedRay:
+    async def seen(_: RunWatcher, __: str, ___: Dashboard, *____: str | None, **_____: int) -> ObservedRay:
         how = Reachability.OK if answers else Reachability.UNREACHABLE
         return ObservedRay(how, silent_seconds=0.0 if answers else seconds)
 
@@ -327,13 +332,48 @@ def test_a_head_unreachable_by_dashboard_and_kubelet_is_lost_after_a_minute(
     fake_api.run_controller(settings, test)
 
 
+@pytest.mark.parametrize(("answers", "reason"), [(False, "HeadLost"), (True, "")])
+def test_no_attempt_ends_by_the_last_failure_of_a_dashboard_that_is_polled_rarely(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, answers: bool, reason: str
+) -> None:
+    polls: list[bool] = []
+
+    async def seen(
+        _: RunWatcher, __: str, ___: Dashboard, *____: str | None, num_pods: int, at_once: bool
+    ) -> ObservedRay:
+        assert num_pods == 1
+        polls.append(at_once)
+        is_ok = answers and at_once
+        return ObservedRay(Reachability.OK if is_ok else Reachability.UNREACHABLE, silent_seconds=0 if is_ok else 90)
+
+    monkeypatch.setattr(RunWatcher, "observe", seen)
+    monkeypatch.setattr(RunWatcher, "is_waiting", lambda _, __: True)
+    monkeypatch.setattr(reconcile_loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
+
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_until_pods_pending(world)
+        cluster = world.api.objects[CLUSTERS, "job-1"]
+        world.api.put(CLUSTERS, cluster | {"status": {"conditions": [PROVISIONED]}})
+        ready_head(world, "job", text_at(cluster, "metadata", "uid"))
+        await world.relist()
+        world.api.put(LEASES, {"metadata": {"name": "node-1"}, "spec": {"renewTime": "2026-01-31T12:00:00.000000Z"}})
+        for _ in range(6):
+            await world.reconcile(fake_api.KEY, 1)
+            world.clock.advance(10.0)
+        assert polls == [False] * 6
+        await world.reconcile(fake_api.KEY, 1)
+        assert (polls[6:], world.condition("job", "Retrying")) == ([False, True], reason)
+
+    fake_api.run_controller(settings, test)
+
+
 def test_an_operator_that_starts_late_requests_the_stacks_of_a_hanging_trainer(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str | None, ...]] = []
     hanging = ObservedRayJob("job-1-1", RayJobStatus.RUNNING, "", None, None)
 
-    async def seen(_: RunWatcher, __: str, ___: Dashboard, *ids: str | None) -> ObservedRay:
+    async def seen(_: RunWatcher, __: str, ___: Dashboard, *ids: str | None, **____: int) -> ObservedRay:
         asked.append(ids)
         return ObservedRay(Reachability.OK, job=hanging, stacks_missing=True)
 

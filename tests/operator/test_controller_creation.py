@@ -10,7 +10,7 @@ import pytest
 
 from rljob_operator.controller import reconcile_loop
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, NETWORK_POLICIES
-from rljob_operator.kube.errors import RefusedError, UnknownFieldError
+from rljob_operator.kube.errors import InvalidFieldError, RefusedError, UnknownFieldError
 from rljob_operator.raw_json import JsonObject, object_at, text_at
 from rljob_operator.settings import Settings
 from rljob_testing.operator import fake_api
@@ -112,6 +112,63 @@ def test_a_kuberay_that_does_not_know_a_field_is_too_old(settings: Settings) -> 
         await world.reconcile(fake_api.KEY, 2)
         assert world.condition("job", "Failed") == "KubeRayTooOld"
         assert words in fake_api.condition_message(world, "Failed")
+
+    fake_api.run_controller(settings, test)
+
+
+@pytest.mark.parametrize(
+    ("field", "from_job"),
+    [
+        (
+            "spec.workerGroupSpecs[1].template.spec.tolerations[0].effect",
+            "spec.pools[1].template.tolerations[0].effect",
+        ),
+        ("spec.headGroupSpec.template.metadata.labels", "spec.head.template.labels"),
+        ("spec.headGroupSpec.template.spec.containers[0].resources.limits", "spec.head.resources.limits"),
+        ("spec.workerGroupSpecs[0].template.spec.containers[0].env[3].value", "spec.env"),
+        ("spec.headGroupSpec.template.spec.containers[1].volumeMounts[0]", "spec.volumes"),
+        ("spec.rayVersion", "spec.rayVersion"),
+        ("spec.authOptions.mode", None),
+        ("spec.workerGroupSpecs[0].template.spec.shareProcessNamespace", None),
+    ],
+)
+def test_an_invalid_cluster_ends_the_job_at_once_with_the_field_of_the_job(
+    settings: Settings, field: str, from_job: str | None
+) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_first_attempt(world)
+        words = f'RayCluster.ray.io "job-1" is invalid: {field}: Unsupported value'
+        world.api.errors["create rayclusters"] = InvalidFieldError(words, (field,))
+        await world.reconcile(fake_api.KEY, 2)
+        assert world.condition("job", "Failed") == "InvalidSpec"
+        message = fake_api.condition_message(world, "Failed")
+        assert words in message
+        assert (f"(from {from_job} of the job)" in message) == (from_job is not None)
+        assert ("of the job)" in message) == (from_job is not None)
+
+    fake_api.run_controller(settings, test)
+
+
+def test_a_field_of_the_job_that_kuberay_does_not_know_is_a_fault_of_the_job(settings: Settings) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_first_attempt(world)
+        affinity = "spec.headGroupSpec.template.spec.affinity.podAffinity.matchLabelKeys"
+        world.api.errors["create rayclusters"] = UnknownFieldError(f'strict decoding error: unknown field "{affinity}"')
+        await world.reconcile(fake_api.KEY, 2)
+        assert world.condition("job", "Failed") == "InvalidSpec"
+        assert "(spec.head.template.affinity.podAffinity.matchLabelKeys)" in fake_api.condition_message(world, "Failed")
+
+    fake_api.run_controller(settings, test)
+
+
+def test_a_kuberay_that_lacks_a_field_of_the_operator_is_too_old_whatever_else_it_lacks(settings: Settings) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_first_attempt(world)
+        fields = ("spec.headGroupSpec.template.spec.affinity.new", "spec.authOptions")
+        words = ", ".join(f'unknown field "{field}"' for field in fields)
+        world.api.errors["create rayclusters"] = UnknownFieldError(f"strict decoding error: {words}")
+        await world.reconcile(fake_api.KEY, 2)
+        assert world.condition("job", "Failed") == "KubeRayTooOld"
 
     fake_api.run_controller(settings, test)
 

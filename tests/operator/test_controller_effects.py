@@ -7,14 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from rljob_operator.kube.allowed_calls import NETWORK_POLICIES
+from rljob_operator.controller import reconcile_loop
+from rljob_operator.kube.allowed_calls import CLUSTERS, EVENTS, JOBS, NETWORK_POLICIES
 from rljob_operator.kube.errors import RefusedError, UnknownFieldError
-from rljob_operator.raw_json import JsonObject
+from rljob_operator.raw_json import JsonObject, object_at, text_at
 from rljob_operator.ray.client import Dashboard, DashboardOpenError
 from rljob_operator.reconcile.decision import ApplyNetworkPolicy, SubmitRayJob
 from rljob_operator.settings import JobNetworkPolicy, Settings
+from rljob_testing.jobs.valid_job import edited
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import fake_api
+
+
+def posted(world: fake_api.ControllerOnFakeApi, reason: str) -> list[JsonObject]:
+    """The events with this reason."""
+    return [raw for (kind, _), raw in world.api.objects.items() if kind == EVENTS and text_at(raw, "reason") == reason]
 
 
 @pytest.fixture
@@ -122,5 +129,74 @@ def test_a_dashboard_that_no_longer_requires_a_token_gets_no_request_with_one(
         failure = await world.executor.execute((SubmitRayJob("job-1-1", 1, 7),), seen, "1")
         assert failure is not None
         assert (failure.reason, requests) == ("AuthenticationMissing", [])
+
+    fake_api.run_controller(settings, test)
+
+
+def test_an_event_on_the_job_reports_the_deletion_after_its_ttl(settings: Settings) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        world.submit("job", {"spec.runPolicy.ttlSecondsAfterFinished": 60, "spec.checkpoint": {}})
+        await world.relist()
+        await world.reconcile(fake_api.KEY, 1)
+        world.clock.advance(61)
+        world.api.errors["delete rljobs"] = RefusedError("the webhook denies it")
+        await world.reconcile(fake_api.KEY, 1)
+        del world.api.errors["delete rljobs"]
+        world.controller._memories.clear()
+        calls = await world.reconcile(fake_api.KEY, 1)
+        assert calls.index("create events") < calls.index("delete rljobs")
+        assert (JOBS, "job") not in world.api.objects
+        (event,) = posted(world, "JobDeleted")
+        assert "ttlSecondsAfterFinished" in text_at(event, "note")
+        assert text_at(event, "reportingController") == "rljob.dev/operator"
+        assert text_at(event, "reportingInstance") == "operator-0"
+        assert (text_at(event, "regarding", "name"), text_at(event, "regarding", "uid")) == ("job", "uid-of-job")
+
+    fake_api.run_controller(settings, test)
+
+
+def test_an_event_on_the_job_reports_the_deletion_of_a_cluster_that_no_attempt_uses(settings: Settings) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_until_pods_pending(world)
+        own = world.api.objects[CLUSTERS, "job-1"]
+        metadata = {name: value for name, value in object_at(own, "metadata").items() if name != "uid"}
+        world.api.put(CLUSTERS, {**own, "metadata": {**metadata, "name": "job-7"}})
+        await world.relist()
+        await world.reconcile(fake_api.KEY, 1)
+        assert (CLUSTERS, "job-7") not in world.api.objects
+        (event,) = posted(world, "ClusterDeleted")
+        assert "RayCluster job-7" in text_at(event, "note")
+
+    fake_api.run_controller(settings, test)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "words"),
+    [
+        ("unreadable", "StatusUnreadable", "status.attempts is empty"),
+        ("not_written", "StatusNotWritten", "request entity too large"),
+    ],
+)
+def test_a_fault_of_the_status_is_counted_and_shown_on_the_job_at_most_every_10_minutes(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str, words: str
+) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        world.submit("job")
+        if fault == "unreadable":
+            status = {"counters": {"attempts": 2}}
+            world.api.put(JOBS, edited(world.api.objects[JOBS, "job"], {"status": status}))
+        else:
+            world.api.errors["patch rljobs"] = RefusedError("request entity too large")
+        await world.relist()
+        calls = await world.reconcile(fake_api.KEY, 3)
+        assert fake_api.writing_calls([call for call in calls if call != "patch rljobs"]) == []
+        (event,) = posted(world, reason)
+        assert words in text_at(event, "note")
+        assert (text_at(event, "type"), text_at(event, "regarding", "uid")) == ("Warning", "uid-of-job")
+        assert f'rljob_operator_status_faults_total{{fault="{fault}"}} 3.0' in world.metrics.exposition().decode()
+        monkeypatch.setattr(reconcile_loop, "STATUS_FAULT_SECONDS", 0.0)
+        world.clock.advance(1)
+        await world.reconcile(fake_api.KEY, 1)
+        assert len(posted(world, reason)) == 2
 
     fake_api.run_controller(settings, test)

@@ -18,6 +18,7 @@ from rljob_operator.kube.errors import (
     ConflictError,
     ExpiredError,
     ForbiddenError,
+    InvalidFieldError,
     KubeError,
     NotFoundError,
     RefusedError,
@@ -27,6 +28,7 @@ from rljob_operator.kube.errors import (
     error_of,
 )
 from rljob_operator.kube.observed_objects import JobObject, JobReader, controller_uid, observed_cluster
+from rljob_operator.kube.projections import projected
 from rljob_testing.jobs.valid_job import edited
 from rljob_testing.operator import api_proxy
 from rljob_testing.operator.testbed import cluster_job
@@ -225,9 +227,9 @@ def test_a_status_that_has_lost_its_attempts_is_damaged(fields: Json) -> None:
 
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "9999-12-31T23:59:59-12:00"])
 def test_a_status_with_times_at_the_ends_of_the_calendar_is_damaged(time: str) -> None:
-    message = "RLJob team/job: status.attempts[0].clusterCreatedAt must be a time in the years 1970 to 2999"
+    message = "RLJob team/job: status.attempts[0].activeSince must be a time in the years 1970 to 2999"
     with pytest.raises(KubeError, match=re.escape(message)):
-        job_object(edited(job(status=STATUS), {"status.attempts[0].clusterCreatedAt": time}))
+        job_object(edited(job(status=STATUS), {"status.attempts[0].activeSince": time}))
 
 
 def test_a_creation_time_before_the_calendar_begins_is_none() -> None:
@@ -255,6 +257,8 @@ def test_a_cluster_is_read() -> None:
         },
     }
     seen = observed_cluster(raw)
+    assert observed_cluster(projected(CLUSTERS, raw)) == seen
+    assert controller_uid(projected(CLUSTERS, raw)) == "u1"
     assert (seen.name, seen.uid, seen.deleting, seen.asks_for_token) == ("job-1", "c1", False, False)
     assert controller_uid(raw) == "u1"
     assert seen.pod_creation_error == "FailedCreateHeadPod: exceeded quota"
@@ -267,8 +271,8 @@ def test_a_cluster_that_kuberay_rejects_is_read() -> None:
         {"reason": "InvalidRayClusterSpec", "message": "new", "lastTimestamp": "2026-01-31T12:00:05Z"},
         {"reason": "CreatedHeadPod", "message": "fine", "lastTimestamp": "2026-01-31T12:00:09Z"},
     ]
-    assert observed_cluster({"metadata": {"name": "x"}}, events).pod_creation_error == "new"
-    assert observed_cluster({"metadata": {"name": "x"}}, events[2:]).pod_creation_error is None
+    assert observed_cluster({"metadata": {"name": "x"}}, events=events).pod_creation_error == "new"
+    assert observed_cluster({"metadata": {"name": "x"}}, events=events[2:]).pod_creation_error is None
 
 
 NAMED = {"name": "job"}
@@ -283,11 +287,15 @@ NAMED = {"name": "job"}
         (409, {"reason": "AlreadyExists", "details": NAMED}, "", AlreadyExistsError),
         (409, {"reason": "Conflict", "details": NAMED}, "", ConflictError),
         (403, {"reason": "Forbidden", "message": "exceeded quota"}, "", RefusedError),
-        (422, {"reason": "Invalid", "message": "no"}, "", RefusedError),
+        (422, {"reason": "Invalid", "message": "denied by a policy"}, "", RefusedError),
+        (422, {"message": "no", "details": {"causes": [{"field": "spec.rayVersion"}]}}, "", InvalidFieldError),
+        (400, {"message": "no", "details": {"causes": [{"field": "spec.rayVersion"}]}}, "", RefusedError),
         (400, {"reason": "BadRequest", "message": "no"}, "", RefusedError),
         (401, {"reason": "Unauthorized"}, "", UnavailableError),
         (429, {"reason": "TooManyRequests"}, "", UnavailableError),
         (500, {}, "boom", UnavailableError),
+        (500, {"message": "etcdserver: request is too large"}, "", RefusedError),
+        (413, {}, "Request entity too large", RefusedError),
         (504, {"reason": "Timeout"}, "", UnavailableError),
     ],
 )

@@ -27,7 +27,7 @@ WAIT_SECONDS = 300.0
 TIMES = {
     *("lastTransitionTime", "started", "ended", "clusterUid", "updatedAt", "savedAt"),
     *(
-        "clusterCreatedAt",
+        "activeSince",
         "readyAt",
         "runningSince",
         "progressedAt",

@@ -42,12 +42,11 @@ SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
     ),
     "an infrastructure failure at the end": (Scenario(starts=(Start(exit_code=75),)), "Complete", "Succeeded", 2),
     "a configuration error": (Scenario(starts=(Start(exit_code=2),)), "Failed", "ConfigurationError", 1),
-    "no node": (
-        Scenario(inputs.spec({"runPolicy": LIMITS}), pods_get_ready=False),
-        "Failed", "ProvisioningDeadlineExceeded", 1,
+    "no room at first": (
+        Scenario(inputs.spec({"runPolicy": LIMITS}), ticks_without_room=range(30)), "Complete", "Succeeded", 2,
     ),
     "quota": (Scenario(refused_creations=3), "Complete", "Succeeded", 1),
-    "no quota ever": (
+    "no permission ever": (
         Scenario(inputs.spec({"runPolicy": LIMITS}), refused_creations=1000),
         "Failed", "ProvisioningDeadlineExceeded", 1,
     ),

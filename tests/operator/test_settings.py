@@ -56,6 +56,7 @@ def test_all_settings_are_read() -> None:
             "RLJOB_OPERATOR_HEALTH_PORT": "1",
             "RLJOB_OPERATOR_METRICS_PORT": "65535",
             "RLJOB_OPERATOR_LEADER_ELECTION": "False",
+            "RLJOB_OPERATOR_KUEUE": "True",
             "KUBECONFIG": "/kube/config",
         }
     )
@@ -70,6 +71,7 @@ def test_all_settings_are_read() -> None:
     assert settings.dashboard_url == "http://localhost:1/{namespace}/{cluster}"
     assert (settings.health_port, settings.metrics_port, settings.leader_election) == (1, 65535, False)
     assert settings.kubeconfig == "/kube/config"
+    assert settings.kueue
     assert settings.token_keys_folder == Path("/keys")
 
 

@@ -16,12 +16,12 @@ from rljob_testing.operator import inputs
 from rljob_testing.operator.testbed import cluster_job
 
 Json = dict[str, object]
+METADATA = {"name": "job", "namespace": "team", "uid": "u1", "creationTimestamp": "2026-01-31T12:00:00Z"}
 
 
 def job(edits: Mapping[str, object] | None = None, **parts: object) -> Json:
     """A job as the API server returns it."""
-    metadata = {"name": "job", "namespace": "team", "uid": "u1", "creationTimestamp": "2026-01-31T12:00:00Z"}
-    return {**cluster_job("job", edits), "metadata": metadata, **parts}
+    return {**cluster_job("job", edits), "metadata": METADATA, **parts}
 
 
 def test_the_memory_of_a_spec_is_estimated_once() -> None:
@@ -35,6 +35,33 @@ def test_the_memory_of_a_spec_is_estimated_once() -> None:
     assert reader.read(job(too_large, status={"observedGeneration": 1})).observed.memory_shortage is first
     assert reader.read(job()).observed.memory_shortage == ""
     assert reader.read(job({**too_large, "spec.training.steps": 0})).observed.memory_shortage == ""
+
+
+def test_equal_jobs_share_an_estimate_and_the_number_of_kept_estimates_is_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    estimates: list[object] = []
+
+    def estimate(spec: object) -> str:
+        estimates.append(spec)
+        return "too small"
+
+    monkeypatch.setattr(observed_objects, "memory_shortage", estimate)
+    monkeypatch.setattr(observed_objects, "MAX_MEMORY_WARNINGS", 2)
+    reader = JobReader()
+
+    def read(name: str, edits: Mapping[str, object]) -> int:
+        """Reads a new job; returns how many estimates there have been so far."""
+        assert reader.read(job(edits, metadata={**METADATA, "name": name})).observed.memory_shortage == "too small"
+        return len(estimates)
+
+    assert read("first", {}) == 1
+    assert read("other-policy", {"spec.runPolicy.maxAppRetries": 7, "spec.suspend": True}) == 1
+    assert read("more-steps", {"spec.training.steps": 77}) == 2
+    assert read("again", {}) == 2
+    assert read("larger-pool", {"spec.pools[0].nodes": 2}) == 3
+    assert read("still-known", {}) == 3
+    assert read("forgotten", {"spec.training.steps": 77}) == 4
 
 
 def test_a_failed_estimate_does_not_stop_a_job_from_being_read(

@@ -31,4 +31,9 @@ clusters, and finished jobs after `ttlSecondsAfterFinished`.
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]
+{{- if .Values.kueue.enabled }}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [get, list, watch]
+{{- end }}
 {{- end }}

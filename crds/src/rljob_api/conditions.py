@@ -17,6 +17,8 @@ class ConditionType(StrEnum):
     """Types of conditions, in the order in which a job reaches them."""
 
     SPEC_VALID = "SpecValid"
+    QUOTA_RESERVED = "QuotaReserved"
+    """Only for jobs in a queue (Kueue)."""
     CLUSTER_READY = "ClusterReady"
     PLACEMENT_FEASIBLE = "PlacementFeasible"
     JOB_SUBMITTED = "JobSubmitted"
@@ -39,6 +41,10 @@ class Reason(StrEnum):
     MEMORY_TOO_SMALL = "MemoryTooSmall"
     TRAINER_IMAGE_INCOMPATIBLE = "TrainerImageIncompatible"
 
+    QUEUED = "Queued"
+    ADMITTED = "Admitted"
+    EVICTED = "Evicted"
+
     CREATING = "Creating"
     PODS_PENDING = "PodsPending"
     READY = "Ready"
@@ -48,6 +54,7 @@ class Reason(StrEnum):
     KUBERAY_TOO_OLD = "KubeRayTooOld"
     READ_FORBIDDEN = "ReadForbidden"
     POD_CREATION_FAILED = "PodCreationFailed"
+    QUOTA_EXCEEDED = "QuotaExceeded"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
@@ -96,6 +103,7 @@ class Reason(StrEnum):
     APPLICATION_ERROR = "ApplicationError"
     INFRASTRUCTURE_ERROR = "InfrastructureError"
     OUT_OF_MEMORY = "OutOfMemory"
+    DISRUPTED = "Disrupted"
     STOPPED_THROUGH_RAY = "StoppedThroughRay"
     STOPPED_BY_USER = "StoppedByUser"
     EXITED_WITHOUT_RESULT = "ExitedWithoutResult"
@@ -125,6 +133,10 @@ FAILURE_CLASSES: Mapping[Reason, FailureClass] = MappingProxyType(
         Reason.STALLED: FailureClass.INFRASTRUCTURE,
         Reason.SUSPENDED: FailureClass.RESUMABLE,
         Reason.RESIZED: FailureClass.RESUMABLE,
+        Reason.EVICTED: FailureClass.RESUMABLE,
+        Reason.DISRUPTED: FailureClass.RESUMABLE,
+        Reason.UNSCHEDULABLE: FailureClass.RESUMABLE,
+        Reason.QUOTA_EXCEEDED: FailureClass.RESUMABLE,
         Reason.PROVISIONING_DEADLINE_EXCEEDED: FailureClass.FINAL,
         Reason.ACTIVE_DEADLINE_EXCEEDED: FailureClass.FINAL,
         Reason.STOPPED_BY_USER: FailureClass.FINAL,
@@ -132,6 +144,11 @@ FAILURE_CLASSES: Mapping[Reason, FailureClass] = MappingProxyType(
     }
 )
 """The failure class of every reason with which an attempt or a job can end, except `Succeeded`."""
+
+NO_ROOM = (Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED)
+"""The Kubernetes cluster has no room for the job now: the job gives back what it holds and tries again later."""
+RESTARTED_FREELY = (Reason.RESIZED, Reason.EVICTED, Reason.DISRUPTED, *NO_ROOM)
+"""Reasons of ended attempts after which the next attempt starts by itself, without using a retry."""
 
 _FAILURES_OF_JOBS = tuple(reason for reason, each in FAILURE_CLASSES.items() if each is not FailureClass.RESUMABLE)
 _RETRIED = tuple(
@@ -148,8 +165,11 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.INVALID_SPEC,
             Reason.STORAGE_MISSING,
         ),
+        ConditionType.QUOTA_RESERVED: (Reason.QUEUED, Reason.ADMITTED, Reason.EVICTED),
         ConditionType.CLUSTER_READY: (
             Reason.CREATING,
+            Reason.QUEUED,
+            Reason.EVICTED,
             Reason.PODS_PENDING,
             Reason.READY,
             Reason.CREATION_REJECTED,
@@ -158,6 +178,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.KUBERAY_TOO_OLD,
             Reason.READ_FORBIDDEN,
             Reason.POD_CREATION_FAILED,
+            Reason.QUOTA_EXCEEDED,
             Reason.UNSCHEDULABLE,
             Reason.IMAGE_PULL_FAILED,
             Reason.CONTAINER_CONFIG_ERROR,
@@ -165,6 +186,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.CONTAINER_CRASHING,
             Reason.OUT_OF_MEMORY,
             Reason.INFRASTRUCTURE_ERROR,
+            Reason.DISRUPTED,
             Reason.RAY_NODES_MISSING,
             Reason.DASHBOARD_UNREACHABLE,
             Reason.TOKEN_REJECTED,
@@ -210,7 +232,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             # The next two are used only for a job whose spec this operator cannot read.
             Reason.PROVISIONING_DEADLINE_EXCEEDED,
             Reason.RUN_STATE_UNREADABLE,
-            Reason.RESIZED,
+            *RESTARTED_FREELY,
             Reason.NEXT_ATTEMPT_STARTED,
             Reason.SUSPENDED,
             Reason.ENDED,

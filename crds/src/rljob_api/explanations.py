@@ -44,8 +44,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.INVALID_SPEC: Explanation(
             means=(
-                "The job cannot run on this cluster as it is written, or this version of the operator cannot parse its"
-                " spec. A running attempt continues."
+                "The job cannot run on this cluster as it is written: the operator or the API server found an invalid"
+                " field. Or this version of the operator cannot parse the spec; then a running attempt continues."
             ),
             advice=(
                 "Delete the job, correct the fields in the message, and create the job again. `rljob validate` finds"
@@ -63,6 +63,27 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             means="The trainer in the image and this operator are incompatible: their versions are too far apart.",
             advice="Use an image of the operator's version; contract versions (`rljob --version`) may differ by one.",
         ),
+        Reason.QUEUED: Explanation(
+            means="The job waits in its queue: Kueue has suspended the RayCluster and has not admitted it yet.",
+            advice=(
+                "Wait; Kueue admits the job when enough quota is free, and this time counts toward no deadline. If the"
+                " queue in the message does not exist, create it, or create the job again with another queue label."
+            ),
+        ),
+        Reason.ADMITTED: Explanation(
+            means="The queue has reserved quota for the job: its pods may start.",
+            advice="Nothing to do.",
+        ),
+        Reason.EVICTED: Explanation(
+            means=(
+                "Kueue suspended the RayCluster after it had been admitted, for example because a job of higher"
+                " priority needs the quota."
+            ),
+            advice=(
+                "Wait; the trainer saves a checkpoint if it can within `runPolicy.gracePeriodSeconds`. The next attempt"
+                " resumes on the same RayCluster when the queue admits it again, and uses no retry."
+            ),
+        ),
         Reason.CREATING: Explanation(
             means="The job's RayCluster is being created, or pods of a previous one with the same name still exist.",
             advice="Wait; KubeRay creates the pods. If nothing happens, check the log of the KubeRay operator.",
@@ -77,7 +98,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.CREATION_REJECTED: Explanation(
             means=(
-                "The API server rejected the creation of the RayCluster, its Secret or its NetworkPolicy. After the job"
+                "The API server rejected the creation of the RayCluster, its Secret or its NetworkPolicy, for another"
+                " reason than an invalid field. After the job"
                 " has finished, the reason also stands for a rejected deletion of the RayCluster."
             ),
             advice=(
@@ -126,7 +148,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice=(
                 "Compare the message with `kubectl describe nodes`. Wait until other pods free GPUs, or create a"
                 " missing PersistentVolumeClaim. To change the request, nodeSelector or tolerations:"
-                f" {_CREATE_AGAIN} After runPolicy.provisioningDeadlineSeconds the job fails."
+                f" {_CREATE_AGAIN} After runPolicy.provisioningDeadlineSeconds the job gives back what it holds and"
+                " tries again later, as often as needed."
             ),
         ),
         Reason.IMAGE_PULL_FAILED: Explanation(
@@ -138,6 +161,14 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice=(
                 "The usual cause is a missing Secret, ConfigMap or key in env or envFrom. Create it, and the pod starts"
                 " automatically."
+            ),
+        ),
+        Reason.QUOTA_EXCEEDED: Explanation(
+            means="A ResourceQuota of the namespace is used up by other pods, so pods of the job cannot be created.",
+            advice=(
+                "Wait until other jobs of the namespace end, or ask for a larger quota. After"
+                " `runPolicy.provisioningDeadlineSeconds` the job gives back what it holds and tries again later, as"
+                " often as needed."
             ),
         ),
         Reason.VOLUME_MOUNT_FAILED: Explanation(
@@ -217,8 +248,14 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice="Nothing to do.",
         ),
         Reason.KEPT: Explanation(
-            means="The job has finished, and its RayCluster is kept (runPolicy.cleanup: KeepCluster).",
-            advice="To free its GPUs, delete the job or set runPolicy.cleanup to DeleteCluster.",
+            means=(
+                "The job has finished, and its RayCluster is kept (runPolicy.cleanup: KeepCluster) until"
+                " runPolicy.keepClusterSeconds have passed."
+            ),
+            advice=(
+                "To free its GPUs now, delete the job or set runPolicy.cleanup to DeleteCluster. To keep it longer,"
+                " increase keepClusterSeconds."
+            ),
         ),
         Reason.FEASIBLE: Explanation(
             means="Ray's nodes have the GPUs that the job's pools request.",
@@ -333,7 +370,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.PROVISIONING_DEADLINE_EXCEEDED: Explanation(
             means=(
                 "The trainer did not run within `runPolicy.provisioningDeadlineSeconds` after the creation of its"
-                " cluster or, if the cluster could not be created, after the start of the attempt."
+                " cluster (or, if the cluster could not be created, after the start of the attempt), and not because"
+                " room was missing."
             ),
             advice=(
                 "The message says what the job was waiting for. Fix the cause or increase the deadline, then run"
@@ -376,6 +414,16 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice=(
                 "Increase the memory under spec.head.resources or spec.pools[].resources, or reduce batch sizes or"
                 f" response lengths: {_CREATE_AGAIN}"
+            ),
+        ),
+        Reason.DISRUPTED: Explanation(
+            means=(
+                "Kubernetes takes a pod of the job away: a pod of higher priority needs its place, its node is drained,"
+                " or its node runs out of a resource."
+            ),
+            advice=(
+                "Nothing to do: the trainer is asked to save a checkpoint, and the next attempt resumes from the newest"
+                " one without using a retry."
             ),
         ),
         Reason.STOPPED_THROUGH_RAY: Explanation(

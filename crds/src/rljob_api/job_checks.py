@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 
 from rljob_api.constants import MIN_RAY_VERSION, RAY_CONTAINER
 from rljob_api.contract_documents import TrainerJob, dump_job
@@ -17,12 +18,14 @@ from rljob_api.rule import Path, Violation, wire_name
 from rljob_api.v1alpha1.affinity import Affinity, NodeTerm, PodTerm
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.model import Dtype, HeadDtype
-from rljob_api.v1alpha1.pools import APPARMOR, KUEUE_PREFIX, Head, PodOverlay, Pool
+from rljob_api.v1alpha1.pools import APPARMOR, KUEUE_PREFIX, PRIORITY_CLASS_LABEL, QUEUE_LABEL, Head, PodOverlay, Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
 
 STORAGE_RULE = "RLJobSpec.storageOnCluster"
 IMAGE_RULE = "RLJobSpec.imageOnCluster"
 RAY_VERSION_RULE = "RLJobSpec.rayVersionOnCluster"
+ELASTIC_RULE = "RLJobSpec.elasticInQueue"
+LABELS_RULE = "RLJobSpec.schedulingLabelsOnCluster"
 URL_PASSWORD_RULE = "EnvVar.passwordInUrl"
 SERVICE_ACCOUNT_RULE = "RLJobSpec.serviceAccountOnCluster"
 _URL_WITH_PASSWORD = r"(?i)\b[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@"
@@ -47,15 +50,22 @@ _IGNORED_ANNOTATIONS = {
 
 
 def cluster_violations(
-    spec: RLJobSpec, *, has_default_image: bool, service_account_names: Collection[str] | None = None
+    spec: RLJobSpec,
+    labels: Mapping[str, str] = MappingProxyType({}),
+    *,
+    has_default_image: bool,
+    service_account_names: Collection[str] | None = None,
+    allowed_label_prefixes: tuple[str, ...] | None = None,
 ) -> tuple[Violation, ...]:
     """What prevents a valid job from running on a Kubernetes cluster.
 
     Args:
+        labels: The labels of the job.
         has_default_image: Whether the operator's installation has a default trainer image.
         service_account_names: The ServiceAccounts that the installation allows jobs to use; None if this is unknown.
+        allowed_label_prefixes: Prefixes that the installation allows in `scheduling.labels`; None if this is unknown.
     """
-    found = []
+    found = [*_queue_violations(spec, labels), *_label_violations(spec, allowed_label_prefixes)]
     if spec.checkpoint.storage is None:
         found.append(
             Violation(
@@ -125,23 +135,42 @@ def job_warnings(job: RLJob) -> tuple[Violation, ...]:
     )
 
 
+def _queue_violations(spec: RLJobSpec, labels: Mapping[str, str]) -> Iterator[Violation]:
+    if QUEUE_LABEL in labels and spec.run_policy.elastic is not None:
+        yield Violation(
+            rule=ELASTIC_RULE,
+            path=("spec", "runPolicy", "elastic"),
+            wrong=f"does not work in a queue of Kueue, which admits all worker pods or none (label {QUEUE_LABEL})",
+            advice=f"remove it, or remove the label {QUEUE_LABEL} from metadata.labels",
+        )
+
+
+def _label_violations(spec: RLJobSpec, allowed_prefixes: tuple[str, ...] | None) -> Iterator[Violation]:
+    for key in spec.scheduling.labels:
+        if allowed_prefixes is not None and not key.startswith(allowed_prefixes):
+            allowed = ", ".join(allowed_prefixes) or "none"
+            yield Violation(
+                rule=LABELS_RULE,
+                path=("spec", "scheduling", "labels", key),
+                wrong=f"the operator's installation does not allow this label (allowed prefixes: {allowed})",
+                advice="remove it, or ask for its prefix in the chart's value jobs.allowedLabelPrefixes",
+                seen=json.dumps(key),
+            )
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in version.split("."))
 
 
 def _kueue_warnings(field: str, entries: Mapping[str, str]) -> Iterator[Violation]:
     for key, value in entries.items():
-        if key.startswith(KUEUE_PREFIX):
+        is_used = field == "labels" and key in (QUEUE_LABEL, PRIORITY_CLASS_LABEL)
+        if key.startswith(KUEUE_PREFIX) and not is_used:
             yield Violation(
                 rule="Metadata.queue",
                 path=("metadata", field, key),
-                wrong=(
-                    "has no effect: this version of RLJob does not support Kueue, and the job does not wait in a queue"
-                ),
-                advice=(
-                    "remove it; pods are created immediately, without waiting for quota, so create the job when GPUs"
-                    " are free"
-                ),
+                wrong="has no effect: of Kueue, only two labels of a job are used",
+                advice=f"remove it, or set the label {QUEUE_LABEL} or {PRIORITY_CLASS_LABEL}",
                 seen=json.dumps(value),
             )
 

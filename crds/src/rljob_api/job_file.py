@@ -87,7 +87,7 @@ def job_text_warnings(text: str, job: RLJob) -> list[Problem]:
 def cluster_problems(text: str, job: RLJob) -> list[Problem]:
     """Why the job that was loaded from this text cannot run on a Kubernetes cluster, in the order of their lines. The
     operator may have a default image, so a missing image is not among them."""
-    return _located(text, cluster_violations(job.spec, has_default_image=True))
+    return _located(text, cluster_violations(job.spec, job.metadata.labels, has_default_image=True))
 
 
 def _located(text: str, violations: Iterable[Violation]) -> list[Problem]:

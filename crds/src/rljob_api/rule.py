@@ -180,7 +180,7 @@ def _selected_block_rule(
         on,
         f"{on.__name__}.{wire}",
         field=f".{wire}",
-        cel=f"!({_is_chosen_cel(on, variant)}) || has(self.{cel_property(wire)})",
+        cel=f"{_is_other_cel(on, variant)} || has(self.{cel_property(wire)})",
         wrong=f"is required with type {variant}",
         advice=f"add the block `{wire}`, or choose another type",
         holds=lambda value: read(value)[0] != variant or read(value)[1] is not None,
@@ -196,8 +196,8 @@ def _other_block_rule(
         on,
         f"{on.__name__}.{wire}Used",
         field=f".{wire}",
-        cel=f"!has(self.{cel_property(wire)}) || ({_is_chosen_cel(on, variant)})",
-        wrong=f"is not allowed: it would be ignored, because type is not {variant}",
+        cel=f"!has(self.{cel_property(wire)}) || {_is_chosen_cel(on, variant)}",
+        wrong=f"would be ignored, because type is not {variant}",
         advice=f"remove the block `{wire}`, or set type: {variant}",
         holds=lambda value: read(value)[1] is None or read(value)[0] == variant,
     )
@@ -207,6 +207,12 @@ def _is_chosen_cel(on: type[WireModel], variant: str) -> str:
     """CEL for whether `type` is set to the variant."""
     is_chosen = f"self.type == '{variant}'"
     return is_chosen if on.model_fields["type"].is_required() else f"has(self.type) && {is_chosen}"
+
+
+def _is_other_cel(on: type[WireModel], variant: str) -> str:
+    """CEL for whether `type` is unset, or set to another variant."""
+    is_other = f"self.type != '{variant}'"
+    return is_other if on.model_fields["type"].is_required() else f"!has(self.type) || {is_other}"
 
 
 def exactly_one_rule(
@@ -268,10 +274,8 @@ def key_rule(
         on,
         f"{on.__name__}.{wire}Keys",
         field=f".{wire}",
-        cel=(
-            f"!has(self.{wire}) || self.{wire}.all(k, k.matches({cel_text(pattern)}) && k.indexOf('/') <= {MAX_DOMAIN})"
-        ),
-        wrong="the key is invalid",
+        cel=f"self.{wire}.all(k, k.matches({cel_text(pattern)}) && k.indexOf('/') <= {MAX_DOMAIN})",
+        wrong="invalid key",
         advice="use a key such as team or example.com/team, with at most 63 characters after the domain",
         holds=lambda value: not fault_paths(value),
         fault_paths=fault_paths,

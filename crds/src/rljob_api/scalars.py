@@ -141,8 +141,8 @@ Fraction = Annotated[FiniteNumber, Field(ge=0, le=1)]
 
 ShortText = Annotated[StrictStr, Field(min_length=1, max_length=253)]
 LongText = Annotated[StrictStr, Field(min_length=1, max_length=4096)]
-DnsLabel = Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=_DNS_LABEL)]
-DnsName = Annotated[StrictStr, Field(min_length=1, max_length=253, pattern=_DNS_NAME)]
+DnsLabel = Annotated[StrictStr, Field(max_length=63, pattern=_DNS_LABEL)]
+DnsName = Annotated[StrictStr, Field(max_length=253, pattern=_DNS_NAME)]
 LabelKey = Annotated[StrictStr, Field(max_length=253, pattern=QUALIFIED_NAME)]
 AnnotationKey = Annotated[StrictStr, Field(max_length=317, pattern=ANNOTATION_KEY)]
 LabelValue = Annotated[StrictStr, Field(max_length=63, pattern=_LABEL_VALUE)]
@@ -152,8 +152,8 @@ ResourceWithDomain = Annotated[StrictStr, Field(max_length=MAX_RESOURCE_DOMAIN +
 FileKey = Annotated[StrictStr, Field(max_length=253, pattern=_FILE_KEY)]
 """A key of a Secret or ConfigMap."""
 ImageName = Annotated[StrictStr, Field(max_length=1024, pattern=_IMAGE)]
-EnvName = Annotated[StrictStr, Field(min_length=1, max_length=128, pattern=_ENV_NAME)]
-AbsolutePath = Annotated[StrictStr, Field(min_length=1, max_length=1024, pattern=_ABSOLUTE_PATH)]
+EnvName = Annotated[StrictStr, Field(max_length=128, pattern=_ENV_NAME)]
+AbsolutePath = Annotated[StrictStr, Field(max_length=1024, pattern=_ABSOLUTE_PATH)]
 Quantity = Annotated[
     StrictStr,
     Field(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rljob_kind.cluster import CPU_NODE, GPU_NODE, NODE_LABEL
 from rljob_kind.host import check_free_disk
 from rljob_kind.images import build_image, content_hash, image_id, remove_other_tags
+from rljob_kind.kueue import is_installed as has_kueue
 from rljob_kind.loading import load_image, remove_other_images
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
@@ -52,7 +53,8 @@ def ensure_own_images(progress: Progress) -> OwnImages:
 
 
 def install(images: OwnImages, progress: Progress) -> None:
-    """Loads the images on the nodes that use them, and installs or upgrades the chart with Helm.
+    """Loads the images on the nodes that use them, and installs or upgrades the chart with Helm, with the support of
+    Kueue if the cluster has Kueue.
 
     Raises CommandError if the operator does not become ready.
     """
@@ -65,7 +67,8 @@ def install(images: OwnImages, progress: Progress) -> None:
         command = ["helm", "upgrade", "--install", RELEASE, chart, "--namespace", NAMESPACE]
         command += ["--set-string", f"image.repository={OPERATOR},image.tag={images.operator.partition(':')[2]}"]
         command += ["--set-string", f"trainer.image={images.trainer}"]
-        command += ["--set", "watchAllNamespaces=true"]
+        kueue = "true" if has_kueue() else "false"
+        command += ["--set", f"watchAllNamespaces=true,kueue.enabled={kueue}"]
         node_label = NODE_LABEL.replace(".", r"\.")
         command += ["--set-string", f"nodeSelector.{node_label}=cpu"]
         run([*command, "--wait", f"--timeout={INSTALL_SECONDS}s"])

@@ -50,6 +50,13 @@ class Metrics:
             "rljob_operator_ray_requests", "Requests to Ray dashboards.", ["operation", "outcome"], registry=registry
         )
         self.status_writes = Counter("rljob_operator_status_writes", "Status updates written.", registry=registry)
+        self.status_faults = Counter(
+            "rljob_operator_status_faults",
+            "Passes that failed because of a job's status, by fault: unreadable (its fields cannot be parsed),"
+            " not_written (the API server rejects the new status).",
+            ["fault"],
+            registry=registry,
+        )
         self.foreign_status_events = Counter(
             "rljob_operator_foreign_status_events",
             "Watch events of jobs whose status another installation of the operator writes; it should stay 0.",

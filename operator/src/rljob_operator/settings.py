@@ -78,6 +78,8 @@ class Settings:
     leader_election: bool
     """Whether the operator works only while it holds the Lease `lease_name`."""
     lease_name: str
+    kueue: bool
+    """Whether the operator reads Kueue's workloads."""
     max_concurrent_reconciles: int
     """How many jobs are reconciled at the same time at most; jobs that wait for a response of Ray do not count."""
     log_level: str
@@ -123,6 +125,7 @@ def parse_settings(environment: Mapping[str, str]) -> Settings:
         pod_namespace=read.text("POD_NAMESPACE"),
         leader_election=read.choice("LEADER_ELECTION", ("true", "false"), "true") == "true",
         lease_name=read.text("LEASE_NAME", "rljob-operator"),
+        kueue=read.choice("KUEUE", ("true", "false"), "false") == "true",
         max_concurrent_reconciles=read.integer("MAX_CONCURRENT_RECONCILES", 8, 1, 1024),
         log_level=read.choice("LOG_LEVEL", LOG_LEVELS, "info"),
         health_port=read.integer("HEALTH_PORT", 8080, 1, 65535),

@@ -2,7 +2,7 @@
 
 References are expanded, `X | None` becomes X, number bounds get their OpenAPI 3.0 form, maps with values of any JSON
 type keep all fields, and each occurrence of a type gets the rules of the type. The size of a CRD is limited. So the CRD
-has only the first paragraph of each description, no descriptions within an affinity, whose types occur many times, and
+has only the first paragraph of each description, no descriptions within the types of `_WITHOUT_INNER_DESCRIPTIONS`, and
 none within the fields of `_DESCRIBED_AT`. The reference page has all descriptions."""
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ _LISTS_BY_NAME = ("Pool", "EnvVar", "Volume", "Reward", "PoolStatus", "Condition
 _LIST_KEYS = {"Condition": "type"}
 """Lists of these types are maps for Kubernetes, so that server-side apply merges their entries. The key of an entry is
 its `name`, that of a condition its `type`."""
-_WITHOUT_INNER_DESCRIPTIONS = ("Affinity",)
+_WITHOUT_INNER_DESCRIPTIONS = ("Affinity", "Attempt", "Counters", "NextAttempt", "HandledRequests")
+"""Types whose fields have no descriptions in the CRD: an affinity occurs many times, and the fields of the others are
+the operator's own records."""
 _DESCRIBED_AT = {
     ("Head", "resources"): "spec.pools.resources",
     ("Head", "template"): "spec.pools.template",
     ("Roles", "ref"): "spec.roles.actor",
     ("Roles", "critic"): "spec.roles.actor",
     ("Roles", "rewardModel"): "spec.roles.actor",
+    ("EnvSource", "configMapKeyRef"): "spec.env.valueFrom.secretKeyRef",
+    ("EnvFrom", "configMapRef"): "spec.envFrom.secretRef",
     ("Critic", "optimizer"): "spec.training.optimizer",
     ("CriticModel", "offload"): "spec.training.model.offload",
     ("Evaluation", "dataset"): "spec.training.dataset",
@@ -182,15 +186,17 @@ class _Converter:
         return {"additionalProperties": self.convert(values)}
 
     def _property(self, schema: Schema, required: bool) -> Schema:
-        """The schema of a field. pydantic's schema lacks a default that a factory creates; the CRD gets an empty
-        object."""
+        """The schema of a field. pydantic's schema lacks a default that a factory creates; the CRD gets an object with
+        the empty maps of its type. The API server checks the rules on this default before it adds the defaults within
+        it, and without them each rule on a map would have to check first whether the map is set."""
         result = self.convert(schema)
         if not required and "default" not in schema:
             if result.get("type") != "object":
                 raise UnknownSchemaError(
                     f"schema: only objects may have a default factory (seen: {schema!r}); write the default out"
                 )
-            result["default"] = {}
+            fields = mapping(result.get("properties", {})).items()
+            result["default"] = {name: {} for name, field in fields if "additionalProperties" in mapping(field)}
         return result
 
 

@@ -62,7 +62,7 @@ def _block_rule(
         f"Algorithm.{part}.{block}",
         field=f".{part}.{block}",
         cel=f"!has(self.{part}) || !has(self.{part}.{block}) || {is_chosen_cel('self', part, [variant])}",
-        wrong=f"is not allowed: it would be ignored, because the job's {part} is not {variant}",
+        wrong=f"would be ignored, because the job's {part} is not {variant}",
         advice=f"remove the block `{block}`, or set {part}.type: {variant}",
         holds=lambda algorithm: read(algorithm).block(variant) is None or chosen(algorithm) is variant,
     )

@@ -20,7 +20,7 @@ from rljob_api.scalars import (
     TimeLimit,
 )
 
-ClassName = Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=REWARD_NAME)]
+ClassName = Annotated[StrictStr, Field(max_length=63, pattern=REWARD_NAME)]
 
 
 class EnvironmentType(StrEnum):

@@ -91,7 +91,7 @@ def _kl_rule(field: str, is_default_cel: str, is_default: Callable[[Kl], bool]) 
         f"Kl.{field}",
         field=f".{field}",
         cel=f"!has(self.coefficient) || self.coefficient > 0.0 || {is_default_cel}",
-        wrong="is not allowed with kl.coefficient 0, because it would be ignored",
+        wrong="would be ignored with kl.coefficient 0",
         advice="remove it, or set kl.coefficient above 0",
         holds=lambda kl: kl.coefficient > 0 or is_default(kl),
     )

@@ -207,7 +207,7 @@ MODEL_RULES = (
         "Model.gradientCheckpointingEveryNthLayer",
         field=".gradientCheckpointingEveryNthLayer",
         cel="self.gradientCheckpointing != 'Never' || self.gradientCheckpointingEveryNthLayer == 1",
-        wrong="is not allowed with gradientCheckpointing: Never, because it would be ignored",
+        wrong="would be ignored with gradientCheckpointing: Never",
         advice="set gradientCheckpointing: Always, or remove this field",
         holds=lambda model: (
             model.gradient_checkpointing is not GradientCheckpointing.NEVER

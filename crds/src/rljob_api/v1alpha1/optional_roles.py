@@ -103,7 +103,7 @@ CRITIC_RULES = (
         "Training.critic",
         field=".critic",
         cel=f"!has(self.critic) || {may_need_critic_cel('self.algorithm')}",
-        wrong="is not allowed: it would be ignored, because the job's algorithm has no critic",
+        wrong="would be ignored, because the job's algorithm has no critic",
         advice="remove the block, or choose algorithm.type: PPO or advantage.type: GAE",
         holds=lambda training: training.critic is None or may_need_critic(training.algorithm),
     ),

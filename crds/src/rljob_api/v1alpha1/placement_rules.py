@@ -91,7 +91,7 @@ def _unused_pool_rule(role: OptionalRole) -> Rule:
         f"RLJobSpec.{name}Used",
         field=f".roles.{name}.pool",
         cel=f"!has({pool}) || {role.is_present_cel} || !{_pool_exists_cel(name)}",
-        wrong=f"is not allowed: it would be ignored, because {role.wrong}",
+        wrong=f"would be ignored, because {role.wrong}",
         advice=f"remove it, or {role.advice}",
         holds=holds,
     )
@@ -110,7 +110,7 @@ def _unused_layout_rule(role: OptionalRole) -> Rule:
         f"RLJobSpec.{name}LayoutUsed",
         field=f".roles.{name}",
         cel=f"!has({role_cel}.shardSize) && !has({role_cel}.sequenceParallel) || {role.is_present_cel}",
-        wrong=f"shardSize and sequenceParallel are not allowed: they would be ignored, because {role.wrong}",
+        wrong=f"shardSize and sequenceParallel would be ignored, because {role.wrong}",
         advice=f"remove them, or {role.advice}",
         holds=holds,
     )

@@ -59,7 +59,7 @@ POLICY_FILTRATION_RULES = (
         "PolicyFiltration.scope",
         field=".scope",
         cel="!has(self.scope) || !has(self.type) || self.type != 'None'",
-        wrong="is not allowed with type None, because it would be ignored",
+        wrong="would be ignored with type None",
         advice="remove it, or set another type",
         holds=lambda f: f.scope is None or f.type is not PolicyFiltrationType.NONE,
     ),

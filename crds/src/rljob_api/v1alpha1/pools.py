@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from pydantic import Field, StrictStr
 
 from rljob_api.base import WireModel
 from rljob_api.constants import RAY_CONTAINER
-from rljob_api.rule import Path, key_rule, rule, starts_with_none_cel
+from rljob_api.rule import ContractT, Path, Rule, key_rule, rule, starts_with_none_cel
 from rljob_api.scalars import (
     ANNOTATION_KEY,
     MAX_RESOURCE_DOMAIN,
@@ -29,6 +29,8 @@ from rljob_api.v1alpha1.affinity import Affinity
 from rljob_api.v1alpha1.resources import QUOTA, Resources, is_extended_resource_cel, is_resource_name
 
 KUEUE_PREFIX = "kueue.x-k8s.io/"
+QUEUE_LABEL, PRIORITY_CLASS_LABEL = f"{KUEUE_PREFIX}queue-name", f"{KUEUE_PREFIX}priority-class"
+"""Labels of a job in a queue of Kueue, which the operator copies to the job's RayCluster."""
 OWNED_LABEL_PREFIXES = ("rljob.dev/", "ray.io/", KUEUE_PREFIX)
 # KubeRay's Service for the head pod selects pods by the first of these labels.
 OWNED_LABELS = ("app.kubernetes.io/created-by", "app.kubernetes.io/managed-by")
@@ -150,6 +152,32 @@ def _invalid_apparmor(overlay: PodOverlay) -> list[Path]:
     ]
 
 
+def owned_labels_rule(on: type[ContractT], read: Callable[[ContractT], Mapping[str, str]]) -> Rule:
+    """The rule that the field `labels` of a type has no label of the operator, of KubeRay or of Kueue. `read` returns
+    the labels."""
+
+    def fault_paths(value: ContractT) -> list[Path]:
+        return _reserved(read(value), OWNED_LABEL_PREFIXES, OWNED_LABELS)
+
+    return rule(
+        on,
+        f"{on.__name__}.labels",
+        field=".labels",
+        cel=f"self.labels.all(k, {starts_with_none_cel('k', OWNED_LABEL_PREFIXES)} && !(k in {list(OWNED_LABELS)}))",
+        wrong=(
+            f"a job must not set label keys with the prefixes {', '.join(OWNED_LABEL_PREFIXES)}, nor the keys"
+            f" {', '.join(OWNED_LABELS)}"
+        ),
+        advice="remove the label, or use another key",
+        holds=lambda value: not fault_paths(value),
+        fault_paths=fault_paths,
+        details=lambda _, path: (
+            ["labels of Kueue belong in metadata.labels of the job"] if str(path[0]).startswith(KUEUE_PREFIX) else []
+        ),
+        is_about_key=True,
+    )
+
+
 POOL_RULES = (
     rule(
         Pool,
@@ -169,33 +197,12 @@ POOL_RULES = (
         advice="remove it from requests and limits, and set the number of GPUs in gpusPerNode",
         holds=lambda pool: pool.gpu_resource not in pool.resources.requests.keys() | pool.resources.limits.keys(),
     ),
-    rule(
-        PodOverlay,
-        "PodOverlay.labels",
-        field=".labels",
-        cel=(
-            f"!has(self.labels) || self.labels.all(k, {starts_with_none_cel('k', OWNED_LABEL_PREFIXES)}"
-            f" && !(k in {list(OWNED_LABELS)}))"
-        ),
-        wrong=(
-            f"a job must not set label keys with the prefixes {', '.join(OWNED_LABEL_PREFIXES)}, nor the keys"
-            f" {', '.join(OWNED_LABELS)}"
-        ),
-        advice="remove the label, or use another key",
-        holds=lambda overlay: not _reserved(overlay.labels, OWNED_LABEL_PREFIXES, OWNED_LABELS),
-        fault_paths=lambda overlay: _reserved(overlay.labels, OWNED_LABEL_PREFIXES, OWNED_LABELS),
-        details=lambda _, path: (
-            ["this version of RLJob does not support Kueue"] if str(path[0]).startswith(KUEUE_PREFIX) else []
-        ),
-        is_about_key=True,
-    ),
+    owned_labels_rule(PodOverlay, lambda overlay: overlay.labels),
     rule(
         PodOverlay,
         "PodOverlay.annotations",
         field=".annotations",
-        cel=(
-            f"!has(self.annotations) || self.annotations.all(k, {starts_with_none_cel('k', OWNED_ANNOTATION_PREFIXES)})"
-        ),
+        cel=f"self.annotations.all(k, {starts_with_none_cel('k', OWNED_ANNOTATION_PREFIXES)})",
         wrong=f"a job must not set annotation keys with the prefixes {', '.join(OWNED_ANNOTATION_PREFIXES)}",
         advice="remove the annotation, or use another key",
         holds=lambda overlay: not _reserved(overlay.annotations, OWNED_ANNOTATION_PREFIXES),
@@ -237,7 +244,7 @@ POOL_RULES = (
         "PodOverlay.annotationsTaken",
         field=".annotations",
         cel=(
-            f"!has(self.annotations) || self.annotations.all(k, !(k in {list(_UNSUPPORTED_ANNOTATIONS)})"
+            f"self.annotations.all(k, !(k in {list(_UNSUPPORTED_ANNOTATIONS)})"
             + "".join(f" && !k.startsWith('{prefix}')" for prefix in _SECCOMP)
             + ")"
         ),
@@ -252,7 +259,7 @@ POOL_RULES = (
         "PodOverlay.appArmor",
         field=".annotations",
         cel=(
-            f"!has(self.annotations) || self.annotations.all(k, !k.startsWith('{APPARMOR}') ||"
+            f"self.annotations.all(k, !k.startsWith('{APPARMOR}') ||"
             f" k == '{APPARMOR}{RAY_CONTAINER}' && (self.annotations[k] in {list(_APPARMOR_PROFILES)} ||"
             f" self.annotations[k].startsWith('{_APPARMOR_LOCALHOST}')))"
         ),

@@ -78,7 +78,7 @@ def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:
         f"Resources.{field}",
         field=f".{field}",
         cel=(
-            f"!has(self.{field}) || self.{field}.all(k, k.matches({cel_text(_BUILT_IN_NAMES)})"
+            f"self.{field}.all(k, k.matches({cel_text(_BUILT_IN_NAMES)})"
             f" || (k.matches({cel_text(RESOURCE_WITH_DOMAIN)}) && {is_extended_resource_cel('k')}))"
         ),
         wrong="must name a resource that a container can request",
@@ -115,9 +115,9 @@ def _is_count_cel(field: str) -> str:
     value = f"self.{field}[k]"
     letters = list(range(_MAX_DIGITS))
     return (
-        f"(!has(self.{field}) || self.{field}.all(k, !k.contains('/') || (type({value}) == int ? {value} <="
-        f" {_MAX_COUNT} : size({value}) <= {_MAX_DIGITS} && {letters}.all(i, i >= size({value}) ||"
-        f" ({value}.charAt(i) >= '0' && {value}.charAt(i) <= '9')))))"
+        f"self.{field}.all(k, !k.contains('/') || (type({value}) == int ? {value} <= {_MAX_COUNT} :"
+        f" size({value}) <= {_MAX_DIGITS} && {letters}.all(i, i >= size({value}) ||"
+        f" ({value}.charAt(i) >= '0' && {value}.charAt(i) <= '9'))))"
     )
 
 
@@ -175,7 +175,7 @@ def _order_rule(name: str) -> Rule:
         f"Resources.{name}",
         field=".requests",
         cel=(
-            f"!has(self.requests) || !has(self.limits) || !('{name}' in self.requests) || !('{name}' in self.limits) ||"
+            f"!('{name}' in self.requests) || !('{name}' in self.limits) ||"
             f" {number('requests')}.compareTo({number('limits')}) <= 0"
         ),
         wrong=f"the request for {name} must not be larger than limits.{name}",
@@ -204,8 +204,8 @@ RESOURCE_RULES = (
         field=".requests",
         # For huge pages this CEL does not compare the amounts, because that would cost too much. The operator does.
         cel=(
-            f"!has(self.requests) || self.requests.all(k, !k.contains('/') && !k.startsWith('{HUGE_PAGES}') ||"
-            " has(self.limits) && k in self.limits &&"
+            f"self.requests.all(k, !k.contains('/') && !k.startsWith('{HUGE_PAGES}') ||"
+            " k in self.limits &&"
             " (!k.contains('/') || int(self.requests[k]) == int(self.limits[k])))"
         ),
         wrong="the request for an extended resource or huge pages must be equal to the limit",
@@ -219,8 +219,8 @@ RESOURCE_RULES = (
         "Resources.hugePages",
         field="",
         cel=(
-            f"!has(self.limits) || !self.limits.exists(k, k.startsWith('{HUGE_PAGES}')) || 'cpu' in self.limits ||"
-            " 'memory' in self.limits || has(self.requests) && ('cpu' in self.requests || 'memory' in self.requests)"
+            f"!self.limits.exists(k, k.startsWith('{HUGE_PAGES}')) || 'cpu' in self.limits ||"
+            " 'memory' in self.limits || 'cpu' in self.requests || 'memory' in self.requests"
         ),
         wrong="huge pages require an entry for cpu or memory",
         advice="add memory, for example memory: 1Gi",
@@ -232,8 +232,7 @@ RESOURCE_RULES = (
         "Resources.pageSize",
         field="",
         # A request is equal to the limit. One call of `quantity` for each size: more would cost too much.
-        cel="!has(self.limits) || "
-        + " && ".join(
+        cel=" && ".join(
             f"(!('{name}' in self.limits) || (type({value}) == int ? {value} : quantity({value}).asInteger()) % {size}"
             " == 0)"
             for name, size in _PAGES.items()

@@ -34,7 +34,7 @@ def _checked_pattern(pattern: str) -> str:
     return pattern
 
 
-RewardName = Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=REWARD_NAME)]
+RewardName = Annotated[StrictStr, Field(max_length=63, pattern=REWARD_NAME)]
 RegularExpression = Annotated[StrictStr, Field(min_length=1, max_length=1024), AfterValidator(_checked_pattern)]
 
 

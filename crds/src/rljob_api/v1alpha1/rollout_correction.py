@@ -107,7 +107,7 @@ CORRECTION_RULES = (
         "RolloutCorrection.maxRatio",
         field=".maxRatio",
         cel="!has(self.maxRatio) || !has(self.type) || self.type != 'None'",
-        wrong="is not allowed with type None, because it would be ignored",
+        wrong="would be ignored with type None",
         advice="remove it, or set for example type: TokenTruncated",
         holds=lambda c: c.max_ratio is None or c.type is not RolloutCorrectionType.NONE,
     ),

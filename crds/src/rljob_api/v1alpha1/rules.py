@@ -34,12 +34,13 @@ from rljob_api.v1alpha1.resources import RESOURCE_RULES
 from rljob_api.v1alpha1.reward import REWARD_RULES
 from rljob_api.v1alpha1.rollout import ROLLOUT_RULES
 from rljob_api.v1alpha1.rollout_correction import CORRECTION_RULES
-from rljob_api.v1alpha1.spec import METADATA_RULES, UNIQUE_RULES, RLJobSpec
+from rljob_api.v1alpha1.spec import METADATA_RULES, SCHEDULING_RULES, UNIQUE_RULES, RLJobSpec
 from rljob_api.v1alpha1.training import TRAINING_RULES
 
 RULES: tuple[Rule, ...] = (
     *METADATA_RULES,
     *UNIQUE_RULES,
+    *SCHEDULING_RULES,
     *PLACEMENT_RULES,
     *POOL_RULES,
     *AFFINITY_RULES,

@@ -14,7 +14,8 @@ class Cleanup(StrEnum):
     DELETE_CLUSTER = "DeleteCluster"
     """The cluster is deleted, and its GPUs become free."""
     KEEP_CLUSTER = "KeepCluster"
-    """The cluster stays for debugging, and keeps its GPUs until the job is deleted or this field is changed."""
+    """The cluster stays for debugging, and keeps its GPUs for `keepClusterSeconds`, or until the job is deleted or this
+    field is changed."""
 
 
 class Elastic(WireModel):
@@ -29,6 +30,9 @@ class Elastic(WireModel):
     wait_seconds: Seconds = 300
     """Seconds that an attempt waits for all worker pods. Then it starts with as many of the ready ones as the job is
     valid with."""
+    grow_after_seconds: Seconds = 300
+    """Seconds that all worker pods must be ready before the job resumes on them. Doubled each time that such an attempt
+    fails before its first checkpoint."""
 
 
 class RunPolicy(WireModel):
@@ -43,8 +47,9 @@ class RunPolicy(WireModel):
     """Retry budget for infrastructure errors (a pod, node, GPU, memory or the network failed); reset together with
     `maxAppRetries`."""
     provisioning_deadline_seconds: Seconds = 1800
-    """Largest time in seconds from the creation of an attempt's cluster until its trainer runs. After that the job
-    fails, without a retry. If the cluster cannot be created, the time counts from the start of the attempt."""
+    """Largest time in seconds from the creation of an attempt's cluster until its trainer runs, without time in a
+    queue. After that, a job that waits for room gives back what it holds and tries again later; a job that can never
+    start fails."""
     active_deadline_seconds: Seconds | None = None
     """Largest total time of all attempts in seconds. After that the job is stopped with a checkpoint and fails, without
     a retry. Unlimited when unset.
@@ -61,6 +66,8 @@ class RunPolicy(WireModel):
     elastic: Elastic | None = None
     """Run with fewer worker pods if some cannot start. When unset, every attempt waits for all worker pods."""
     cleanup: Cleanup = Cleanup.DELETE_CLUSTER
+    keep_cluster_seconds: Seconds = 86_400
+    """With `cleanup: KeepCluster`: seconds after the end of the job when its cluster is deleted after all."""
     grace_period_seconds: Seconds = 120
     """Seconds that the trainer has to save a checkpoint and exit when it is asked to stop: by a user, a suspension or a
     deadline, or because its pod is terminated."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field, StrictStr
 
 from rljob_api.base import WireModel
-from rljob_api.rule import cel_text, rule, unique_rule
+from rljob_api.rule import cel_text, key_rule, rule, unique_rule
 from rljob_api.scalars import (
     RELEASE,
     AnnotationKey,
@@ -17,13 +18,14 @@ from rljob_api.scalars import (
     Flag,
     ImageName,
     LabelKey,
+    LabelMap,
     LabelValue,
     PositiveCount,
     ShortText,
 )
 from rljob_api.v1alpha1.checkpoint import Checkpoint
 from rljob_api.v1alpha1.pod_environment import Code, EnvFrom, EnvVar, LocalObjectReference, Volume
-from rljob_api.v1alpha1.pools import Head, Pool
+from rljob_api.v1alpha1.pools import Head, Pool, owned_labels_rule
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.training import Training
 
@@ -93,6 +95,23 @@ class Roles(WireModel):
         return roles[name]
 
 
+class ManagedBy(StrEnum):
+    """Controller that runs the job. Operators skip jobs of another controller."""
+
+    OPERATOR = "rljob.dev/operator"
+    MULTIKUEUE = "kueue.x-k8s.io/multikueue"
+
+
+class Scheduling(WireModel):
+    """Settings for a batch scheduler with which KubeRay works. Queues of Kueue are labels of the job instead."""
+
+    gang: Flag = False
+    """Start all pods of the job or none. Needs a KubeRay that was installed with a batch scheduler."""
+    labels: LabelMap = Field(default_factory=dict)
+    """Labels of the RayCluster and of its pods, for example `{kai.scheduler/queue: team-a}`. The operator's
+    installation must allow their prefixes."""
+
+
 class RLJobSpec(WireModel):
     """The desired training run and its cluster. Immutable after creation, except `suspend` and `runPolicy`."""
 
@@ -100,12 +119,14 @@ class RLJobSpec(WireModel):
     """If true, the operator asks the trainer to save a checkpoint and exit, and then deletes the job's pods. Set it to
     false to resume from that checkpoint."""
 
+    managed_by: ManagedBy = ManagedBy.OPERATOR
     image: ImageName | None = None
     """Container image of the trainer, for example `registry.example/team/rljob-trainer:1.2`. The default image of the
     operator's installation when unset."""
     ray_version: Annotated[StrictStr, Field(max_length=32, pattern=RELEASE)] | None = None
     """Version of Ray in the image, for example `2.54.0`. The default version of the operator's installation when
     unset."""
+    scheduling: Scheduling = Field(default_factory=Scheduling)
     head: Head = Field(default_factory=Head)
     pools: Annotated[tuple[Pool, ...], Field(min_length=1, max_length=8)]
     """Pools of identical worker pods with GPUs. A job needs at least one pool, and each pool must have at least one
@@ -183,4 +204,9 @@ UNIQUE_RULES = (
     unique_rule(RLJobSpec, "env", "name", lambda spec: [variable.name for variable in spec.env]),
     unique_rule(RLJobSpec, "volumes", "name", lambda spec: [volume.name for volume in spec.volumes]),
     unique_rule(RLJobSpec, "volumes", "mountPath", lambda spec: [volume.mount_path for volume in spec.volumes]),
+)
+
+SCHEDULING_RULES = (
+    owned_labels_rule(Scheduling, lambda scheduling: scheduling.labels),
+    key_rule(Scheduling, "labels", lambda scheduling: scheduling.labels),
 )

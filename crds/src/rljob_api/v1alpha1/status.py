@@ -103,6 +103,8 @@ class AttemptOutcome(StrEnum):
 class AttemptState(StrEnum):
     """State of an attempt."""
 
+    QUEUED = "Queued"
+    """Its cluster is suspended until a queue (Kueue) admits it."""
     PROVISIONING = "Provisioning"
     """Its cluster is being created or is starting, and its trainer is not yet submitted to Ray."""
     STARTING = "Starting"
@@ -124,7 +126,7 @@ class FailureClass(StrEnum):
     INFRASTRUCTURE = "Infrastructure"
     """A pod, node, GPU, memory or the network failed: retry, limited by `runPolicy.maxInfraRetries`."""
     RESUMABLE = "Resumable"
-    """Stopped on purpose and resumed later: uses no retry budget."""
+    """Stopped on purpose, or the cluster had no room or took the pods away: resumed later, uses no retry budget."""
     FINAL = "Final"
     """Stopped on purpose by a deadline or a user: no retry."""
 
@@ -164,7 +166,7 @@ class Attempt(WireModel):
     cluster_uid: ShortText | None = None
     """UID of the RayCluster, set once it was observed. If the cluster is missing later, somebody deleted it."""
     state: ShortText = AttemptState.PROVISIONING.value
-    """One of Provisioning, Starting, Running, Stopping, Ended."""
+    """One of Queued, Provisioning, Starting, Running, Stopping, Ended."""
     submissions: Count = 0
     """Number of submissions of the trainer to Ray: 0 or 1.
 
@@ -178,11 +180,10 @@ class Attempt(WireModel):
     name_taken_since: Timestamp | None = None
     """When the operator first saw that a RayCluster of another owner has the name of this attempt's cluster; unset if
     none has."""
-    cluster_created_at: Timestamp | None = None
-    """When its RayCluster was first observed; for a reused cluster, when the attempt started.
-
-    The active deadline counts from here. So does the provisioning deadline, but if the cluster cannot be created, it
-    counts from `started`."""
+    active_since: Timestamp | None = None
+    """When its RayCluster was first observed without being suspended; for a reused cluster, when the attempt started or
+    the queue (Kueue) admitted the cluster. The active deadline counts from here. So does the provisioning deadline, but
+    if the cluster cannot be created, it counts from `started`."""
     ready_at: Timestamp | None = None
     """When all pods were ready and had joined Ray for the first time."""
     running_since: Timestamp | None = None
@@ -245,9 +246,14 @@ class Counters(WireModel):
     failed_attempts: Count = 0
     """Number of all failed attempts; never reset."""
     active_seconds: Count = 0
-    """Total seconds of the attempts that have ended, each from `clusterCreatedAt` to `ended`."""
+    """Total seconds of the attempts that have ended, each from `activeSince` to `ended`."""
     checkpoint_step: Count | None = None
     """Step of the newest checkpoint when the retry counters were last reset after progress."""
+    uncounted_restarts: Count = 0
+    """Attempts since then that ended because of a disruption or because there was no room. Each makes the next pause
+    longer."""
+    short_growths: Count = 0
+    """How many times in a row an elastic job failed soon after it resumed on all worker pods."""
 
 
 class NextAttempt(WireModel):
@@ -303,7 +309,7 @@ class PoolStatus(WireModel):
 
 
 class RLJobStatus(WireModel):
-    """State of the job, written by the operator only."""
+    """State of the job, written by the operator only. docs/spec-reference.md describes all fields."""
 
     observed_generation: Count = 0
     """metadata.generation of the job that this status is based on."""
@@ -324,6 +330,8 @@ class RLJobStatus(WireModel):
     """Counters over the whole life of the job; unset until the operator has seen the job."""
     next_attempt: NextAttempt | None = None
     """The next attempt, while the job is between two attempts."""
+    waiting_since: Timestamp | None = None
+    """Since when the job waits for quota or for nodes with room; unset while it does not."""
     suspended_at: Timestamp | None = None
     """When the job was suspended and its pods were deleted; unset while it is not suspended."""
     result: JobResult | None = None

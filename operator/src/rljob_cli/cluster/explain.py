@@ -5,7 +5,7 @@ field to change. There is no estimate if the planner does not know the model or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from rich.console import Console
@@ -45,6 +45,7 @@ _USUAL_FIELDS = ("spec.training.maxTokensPerMicroBatch", "spec.training.rollout.
 """Fields that reduce GPU memory in most jobs."""
 _MAX_PODS = 8
 _MAX_WARNINGS = 5
+_MAX_HOLDERS = 10
 _PROCESSED_WITHIN_SECONDS = 10
 """A running operator processes a new job within this time."""
 
@@ -59,16 +60,18 @@ def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | N
     job = cluster.job(name)
     pods: list[Pod] = []
     warnings: list[Event] = []
+    others: list[StoredJob] = []
     unreadable = ""
     try:
+        others = cluster.jobs() if job.status.waiting_since is not None else []
         pods = cluster.pods(job)
         warnings = cluster.warnings(job.metadata.namespace)
     except NotAllowedError as error:
-        unreadable = f"\nPods and events could not be read: {error}"
+        unreadable = f"\nOther jobs, pods and events could not be read: {error}"
     # Only warnings about RayClusters and pods, because the operator's events about the job repeat the conditions.
     names = {attempt.cluster for attempt in job.status.attempts} | {pod.metadata.name for pod in pods}
     warnings = [event for event in warnings if event.involved_object.name in names]
-    for line in explanation(job, pods, warnings, now, cluster.flags):
+    for line in explanation(job, pods, warnings, now, cluster.flags, others):
         console.print(line, soft_wrap=True)
     if unreadable:
         console.print(Text(unreadable, "yellow"), soft_wrap=True)
@@ -88,10 +91,20 @@ def explain_reason(text: str, console: Console) -> None:
 
 
 def explanation(
-    job: StoredJob, pods: list[Pod], warnings: list[Event], now: datetime, flags: str = ""
+    job: StoredJob,
+    pods: list[Pod],
+    warnings: list[Event],
+    now: datetime,
+    flags: str = "",
+    other_jobs: Sequence[StoredJob] = (),
 ) -> Iterator[Text]:
-    """The whole text. `warnings`: events about the job's RayClusters and pods, oldest first; `flags`: options that
-    suggested commands need for the same cluster and namespace."""
+    """The whole text.
+
+    Args:
+        warnings: Events about the job's RayClusters and pods, oldest first.
+        flags: Options that suggested commands need for the same cluster and namespace.
+        other_jobs: The jobs of the namespace, if this job waits for room.
+    """
     yield Text.assemble((job.where, "bold"), f": {phase(job)}, {age(job.metadata.creation_timestamp, now)} old")
     progress = progress_text(job)
     if progress is not None:
@@ -100,6 +113,7 @@ def explanation(
         yield Text(f"  {job.unparsed_note}", "yellow")
     yield Text()
     yield from _headline(job, now)
+    yield from _room_text(job, other_jobs, now)
     yield from _memory_text(job)
     waiting = [pod for pod in pods if not pod.is_ready and pod.metadata.deletion_timestamp is None]
     troubles = {pod.metadata.name: pod_trouble(pod) for pod in waiting} if ending(job.status) is None else {}
@@ -207,6 +221,21 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
         checkpointed = condition(status, ConditionType.CHECKPOINTED)
         if checkpointed is not None and checkpointed.reason == Reason.NO_CHECKPOINT_YET:
             yield Text(f"No checkpoint yet: {EXPLANATIONS[Reason.NO_CHECKPOINT_YET].advice}")
+
+
+def _room_text(job: StoredJob, others: Sequence[StoredJob], now: datetime) -> Iterator[Text]:
+    """For a job that waits for room: since when, and which jobs of its namespace hold GPUs."""
+    if job.status.waiting_since is None:
+        return
+    since = moment(job.status.waiting_since)
+    yield Text(f"  It has waited for room since {time_text(since)}, for {age(since, now)}.")
+    holders = [
+        f"{other.metadata.name} ({other.status.gpus})"
+        for other in others
+        if other.status.gpus and other.status.waiting_since is None and other.metadata.uid != job.metadata.uid
+    ]
+    held = ", ".join(holders[:_MAX_HOLDERS]) + (", ..." if len(holders) > _MAX_HOLDERS else "")
+    yield Text(f"  Jobs of this namespace that hold GPUs: {held or 'none'}. Room comes when jobs or other pods end.")
 
 
 def _end_text(job: StoredJob, end: Ending, now: datetime) -> Iterator[Text]:

@@ -21,6 +21,7 @@ UNREADABLE = "?"
 
 _MUST_BE_TRUE = (
     ConditionType.SPEC_VALID,
+    ConditionType.QUOTA_RESERVED,
     ConditionType.CLUSTER_READY,
     ConditionType.PLACEMENT_FEASIBLE,
     ConditionType.JOB_SUBMITTED,

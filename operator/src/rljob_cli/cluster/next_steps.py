@@ -9,7 +9,7 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import STACKS_SECONDS
 from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
 from rljob_api.v1alpha1.run_policy import Cleanup, RunPolicy
-from rljob_api.v1alpha1.status import Attempt, FailureClass, NextAttempt, RLJobStatus, StopRequest
+from rljob_api.v1alpha1.status import Attempt, AttemptState, FailureClass, NextAttempt, RLJobStatus, StopRequest
 from rljob_cli.cluster.job_state import (
     Ending,
     application_retries_left,
@@ -29,6 +29,7 @@ from rljob_cli.plain_text import duration_text, in_time, time_text
 
 _NEXT_BY_CONDITION = {
     ConditionType.SPEC_VALID: "the operator creates its RayCluster",
+    ConditionType.QUOTA_RESERVED: "KubeRay creates the pods",
     ConditionType.CLUSTER_READY: "the operator compares Ray's nodes with the pools, then submits the trainer",
     ConditionType.PLACEMENT_FEASIBLE: "the operator submits the trainer",
     ConditionType.JOB_SUBMITTED: "the trainer loads the model and starts its workers",
@@ -115,6 +116,8 @@ def _before_next_attempt(job: StoredJob, following: NextAttempt, now: datetime, 
     newest = newest_attempt(job)
     number, begins = newest.number + 1 if newest is not None else 1, moment(following.not_before)
     where = "on the same cluster, if that is still healthy" if following.same_cluster else "on a new cluster"
+    if following.reason == Reason.EVICTED:
+        where = "when no pod is left, and waits in the queue again"
     yield f"attempt {number} starts at {time_text(begins)} ({in_time(begins, now)}), {where}, {resume_point(job)}"
     if begins <= now and not following.same_cluster:
         yield "the new attempt waits until all pods of the previous attempt are deleted"
@@ -175,11 +178,17 @@ def _deadlines(job: StoredJob, attempt: Attempt | None, now: datetime) -> Iterat
     policy = job.run_policy
     if attempt is None:
         return
-    if attempt.running_since is None:
-        end = moment(attempt.cluster_created_at or attempt.started) + timedelta(
-            seconds=policy.provisioning_deadline_seconds
-        )
-        yield _failed_if(f"the trainer of attempt {attempt.number} has not started", end, now)
+    if attempt.state == AttemptState.QUEUED:
+        yield "no deadline passes while the job waits in its queue"
+    elif attempt.running_since is None:
+        end = moment(attempt.active_since or attempt.started) + timedelta(seconds=policy.provisioning_deadline_seconds)
+        if job.status.waiting_since is None:
+            yield _failed_if(f"the trainer of attempt {attempt.number} has not started", end, now)
+        else:
+            yield (
+                f"if there is no room by {time_text(end)} ({in_time(end, now)}), the job gives back what it holds and"
+                " tries again later, as often as needed"
+            )
     yield from _stall_deadline(attempt, policy, now)
     if policy.active_deadline_seconds is not None:
         yield _failed_if(
@@ -202,7 +211,7 @@ def _active_deadline_end(job: StoredJob, attempt: Attempt, limit_seconds: int, n
     counters = job.status.counters
     if counters is None:
         return moment(job.status.attempts[0].started) + timedelta(seconds=limit_seconds)
-    begun = moment(attempt.cluster_created_at) if attempt.cluster_created_at else now
+    begun = moment(attempt.active_since) if attempt.active_since else now
     return begun + timedelta(seconds=limit_seconds - counters.active_seconds)
 
 

@@ -107,6 +107,8 @@ def _requests(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
             f"cleaned up {age(moment(result.cleaned_up_at), now)} ago" if result.cleaned_up_at else "being cleaned up"
         )
         yield "result", one_line(f"{at}; {left}")
+    if job.status.waiting_since is not None:
+        yield "waiting", f"for room since {time_text(moment(job.status.waiting_since))}"
     if suspended_at is not None:
         yield "suspended", f"for {age(moment(suspended_at), now)}; its pods are deleted"
     elif job.wants_suspend and result is None:

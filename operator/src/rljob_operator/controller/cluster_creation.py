@@ -7,6 +7,8 @@ example the cluster of a deleted job: KubeRay would adopt these pods.
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Sequence
 
 from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -14,10 +16,10 @@ from rljob_operator.controller.observe import Observation
 from rljob_operator.controller.operator_context import OperatorContext
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube.allowed_calls import CLUSTERS, NETWORK_POLICIES, PODS, SECRETS, missing_fields
-from rljob_operator.kube.cache import job_uid
 from rljob_operator.kube.errors import (
     AlreadyExistsError,
     ForbiddenError,
+    InvalidFieldError,
     NotFoundError,
     RefusedError,
     UnavailableError,
@@ -25,6 +27,7 @@ from rljob_operator.kube.errors import (
 )
 from rljob_operator.kube.observed_objects import controller_uid
 from rljob_operator.kube.pod_problems import LABEL_CLUSTER
+from rljob_operator.kube.projections import job_uid
 from rljob_operator.manifests.access import asks_for_token, derived_token, key_id, network_policy, token_secret
 from rljob_operator.manifests.ray_cluster import ray_cluster
 from rljob_operator.raw_json import JsonObject, text_at
@@ -35,6 +38,24 @@ from rljob_operator.settings import read_token_keys
 _EFFECT_KIND = EffectKind.CREATE_CLUSTER
 
 _INSTALL_KUBERAY = "install KubeRay 1.6 or later with its CustomResourceDefinitions"
+
+_GROUP = r"^spec\.(?:(headGroupSpec)|workerGroupSpecs\[(\d+)\])\.template\."
+_GROUP_FIELDS = (
+    (r"metadata\.(labels|annotations)\b(.*)", r"template.\1\2"),
+    (
+        r"spec\.(nodeSelector|tolerations|affinity|priorityClassName|runtimeClassName|schedulerName)\b(.*)",
+        r"template.\1\2",
+    ),
+    (r"spec\.containers\[0\]\.resources\b(.*)", r"resources\1"),
+)
+"""Fields of a group's pod template, and the field of the job's pool or head from which each of them comes."""
+_JOB_FIELDS = (
+    (r"spec\.containers\[\d+\]\.(env|envFrom|image)\b.*", r"spec.\1"),
+    (r"spec\.(containers\[\d+\]\.volumeMounts|volumes)\b.*", "spec.volumes"),
+    (r"spec\.imagePullSecrets\b(.*)", r"spec.imagePullSecrets\1"),
+)
+"""Fields of a group's pod template, and the field of the job from which each of them comes. The operator adds entries
+to these lists, so an index is not that of the job's list."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +85,11 @@ class ClusterCreation:
             return obstacle
         try:
             return await self._create(effect, job, job.spec)
+        except InvalidFieldError as error:
+            found = _fields_of_job(error.fields)
+            from_job = f" (from {', '.join(found)} of the job)" if found else ""
+            message = f"the API server rejects an object of the job{from_job}: {error}"
+            return EffectFailure(_EFFECT_KIND, Reason.INVALID_SPEC, message)
         except UnavailableError as error:
             # The error may also mean that another replica may be the leader now: then this call raises it again.
             self._require_leadership()
@@ -82,15 +108,14 @@ class ClusterCreation:
         await self._objects.create(SECRETS, job.namespace, secret)
         if self._defaults.network_policy.enabled:
             await self._create_network_policy(job, network_policy(owner, effect.attempt, self._defaults))
-        manifest = ray_cluster(owner, spec, effect.attempt, self._defaults, key_id(key))
+        manifest = ray_cluster(owner, spec, effect.attempt, self._defaults, key_id(key), job.queue_labels)
         self._require_leadership()
         try:
             created = await self._objects.create_strictly(CLUSTERS, job.namespace, manifest)
         except AlreadyExistsError:
             return await self._use_existing(effect, job)
         except UnknownFieldError as error:
-            message = f"KubeRay is too old for this operator: {error}; {_INSTALL_KUBERAY}"
-            return EffectFailure(_EFFECT_KIND, Reason.KUBERAY_TOO_OLD, message)
+            return _unknown_fields(error)
         self._cache.store(CLUSTERS, "", created)
         missing = missing_fields(manifest, created)
         return await self._delete_incomplete(created, job, missing[0]) if missing else None
@@ -152,6 +177,39 @@ class ClusterCreation:
             f" operator deleted it; {_INSTALL_KUBERAY}"
         )
         return EffectFailure(_EFFECT_KIND, Reason.KUBERAY_TOO_OLD, message)
+
+
+def _unknown_fields(error: UnknownFieldError) -> EffectFailure:
+    """The failure for fields that KubeRay's definition lacks: KubeRay is too old, or, if all of these fields come from
+    the job's own settings, the job cannot use them here."""
+    found = _fields_of_job(error.fields)
+    if found and len(found) == len(error.fields):
+        message = (
+            f"this KubeRay does not know fields that the job uses ({', '.join(found)}): {error}; remove them from the"
+            " job, or install a newer KubeRay with its CustomResourceDefinitions"
+        )
+        return EffectFailure(_EFFECT_KIND, Reason.INVALID_SPEC, message)
+    message = f"KubeRay is too old for this operator: {error}; {_INSTALL_KUBERAY}"
+    return EffectFailure(_EFFECT_KIND, Reason.KUBERAY_TOO_OLD, message)
+
+
+def _fields_of_job(fields: Sequence[str]) -> list[str]:
+    """The fields of the job from which fields of a RayCluster come, without those that the operator itself sets. For
+    example `spec.pools[0].template.affinity` for `spec.workerGroupSpecs[0].template.spec.affinity`."""
+    return [found for field in fields if (found := _field_of_job(field)) is not None]
+
+
+def _field_of_job(field: str) -> str | None:
+    group = re.match(_GROUP, field)
+    if group is None:
+        return "spec.rayVersion" if field == "spec.rayVersion" else None
+    rest, part = field[group.end() :], "spec.head" if group[1] else f"spec.pools[{group[2]}]"
+    for pattern, written in _GROUP_FIELDS:
+        if found := re.fullmatch(pattern, rest):
+            return f"{part}.{found.expand(written)}"
+    return next(
+        (found.expand(written) for pattern, written in _JOB_FIELDS if (found := re.fullmatch(pattern, rest))), None
+    )
 
 
 def _conflict(cluster: str) -> EffectFailure:

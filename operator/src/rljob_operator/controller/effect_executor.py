@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import zlib
+from collections.abc import Iterable
 from datetime import UTC
 
 from rljob_api.conditions import Reason
@@ -27,10 +28,12 @@ from rljob_operator.kube.errors import (
     KubeError,
     RefusedError,
     ResourceTypeMissingError,
+    StatusNotWrittenError,
 )
 from rljob_operator.kube.observed_objects import JobObject
 from rljob_operator.log import about
 from rljob_operator.manifests.access import network_policy
+from rljob_operator.manifests.ownership import JobIdentity
 from rljob_operator.manifests.submission import stacks_submission, stacks_submission_id, submission
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.ray.client import (
@@ -48,11 +51,14 @@ from rljob_operator.reconcile.decision import (
     DeleteJob,
     DumpStacks,
     Effect,
+    EventReason,
     EventRecord,
+    EventType,
     StopRayJob,
     SubmitRayJob,
+    bounded_note,
 )
-from rljob_operator.reconcile.observed import EffectFailure, ObservedJob
+from rljob_operator.reconcile.observed import EffectFailure
 
 POLICY_SECONDS = 60.0
 """Minimum time between two ApplyNetworkPolicy effects for the same cluster."""
@@ -85,8 +91,8 @@ class EffectExecutor:
         """Writes the decision's status if it differs from the job's. Returns the resource version of the job with the
         decision's status.
 
-        Raises ConflictError if the job was changed since it was read, and DefinitionOutdatedError if the API server
-        dropped fields of the status.
+        Raises ConflictError if the job was changed since it was read, StatusNotWrittenError if the API server rejects
+        the status, and DefinitionOutdatedError if the API server dropped fields of the status.
         """
         if decision.status == job.observed.status:
             return job.resource_version
@@ -95,9 +101,12 @@ class EffectExecutor:
         if not patch:
             return job.resource_version
         self._require_leadership()
-        written = await self._objects.patch_job_status(
-            job.observed.namespace, job.observed.name, patch, job.resource_version
-        )
+        namespace, name = job.observed.namespace, job.observed.name
+        try:
+            written = await self._objects.patch_job_status(namespace, name, patch, job.resource_version)
+        except RefusedError as error:
+            text = f"RLJob {namespace}/{name}: the API server rejects the new status, so nothing else is done: {error}"
+            raise StatusNotWrittenError(text) from error
         self._metrics.status_writes.inc()
         self._cache.store(JOBS, "", written)
         lost = missing_fields({"status": wanted}, written, "status")
@@ -133,9 +142,9 @@ class EffectExecutor:
         await self._restore_policy(observation)
         return None
 
-    async def post(self, decision: Decision, job: ObservedJob) -> None:
+    async def post(self, events: Iterable[EventRecord], job: JobIdentity) -> None:
         """Posts the events. Events only inform users: if one cannot be posted, this is logged and not retried."""
-        for event in decision.events:
+        for event in events:
             try:
                 await self._objects.create(EVENTS, job.namespace, self._event(event, job))
             except KubeError as error:
@@ -159,8 +168,12 @@ class EffectExecutor:
                 case ApplyNetworkPolicy():
                     await self._apply_policy(effect.cluster, observation)
                 case DeleteCluster():
-                    await self._objects.delete(CLUSTERS, job.namespace, effect.name, effect.uid)
+                    if await self._objects.delete(CLUSTERS, job.namespace, effect.name, effect.uid) and effect.event:
+                        await self.post([_deletion_event(EventReason.CLUSTER_DELETED, effect.event)], job.identity)
                 case DeleteJob():
+                    # Before the deletion: an operator that stops between the two repeats both, and the event has the
+                    # same name again.
+                    await self.post([_deletion_event(EventReason.JOB_DELETED, effect.event)], job.identity)
                     await self._objects.delete(JOBS, job.namespace, job.name, effect.uid, job_version)
         except RefusedError as error:
             return EffectFailure(kind, Reason.CREATION_REJECTED, str(error))
@@ -251,10 +264,12 @@ class EffectExecutor:
             if await dashboard.job(stacks_submission_id(effect.submission_id)) is None:
                 await dashboard.submit(stacks_submission(job.identity, effect.submission_id, effect.attempt))
 
-    def _event(self, event: EventRecord, job: ObservedJob) -> JsonObject:
-        """The event as an API object. The name of the object is only a unique string."""
+    def _event(self, event: EventRecord, job: JobIdentity) -> JsonObject:
+        """The event as an API object. The name of the object is only a unique string; the deletion of a job has always
+        the same one."""
         time = self._clock.now().astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        digest = hashlib.sha256(f"{job.uid} {event.reason} {event.message} {time}".encode()).hexdigest()[:16]
+        moment = "" if event.reason is EventReason.JOB_DELETED else time
+        digest = hashlib.sha256(f"{job.uid} {event.reason} {event.message} {moment}".encode()).hexdigest()[:16]
         reference = {
             "apiVersion": f"{API_GROUP}/{API_VERSION}",
             "kind": KIND,
@@ -275,6 +290,10 @@ class EffectExecutor:
             "reportingController": f"{API_GROUP}/operator",
             "reportingInstance": self._settings.pod_name,
         }
+
+
+def _deletion_event(reason: EventReason, message: str) -> EventRecord:
+    return EventRecord(EventType.NORMAL, reason, bounded_note(message))
 
 
 def _require_dashboard(observation: Observation) -> Dashboard:

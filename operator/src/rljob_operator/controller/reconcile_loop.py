@@ -14,9 +14,18 @@ from rljob_operator.controller.effect_executor import EffectExecutor
 from rljob_operator.controller.observe import Observation, Observer
 from rljob_operator.controller.operator_context import OperatorContext
 from rljob_operator.errors import OperatorError
-from rljob_operator.kube.errors import ConflictError, DefinitionOutdatedError, NotFoundError, UnavailableError
+from rljob_operator.kube.errors import (
+    ConflictError,
+    DefinitionOutdatedError,
+    NotFoundError,
+    StatusNotWrittenError,
+    StatusUnreadableError,
+    UnavailableError,
+)
 from rljob_operator.kube.observed_objects import JobObject
 from rljob_operator.log import about
+from rljob_operator.manifests.ownership import JobIdentity
+from rljob_operator.raw_json import text_at
 from rljob_operator.reconcile.decision import (
     ApplyNetworkPolicy,
     CreateCluster,
@@ -25,8 +34,12 @@ from rljob_operator.reconcile.decision import (
     DeleteJob,
     DumpStacks,
     Effect,
+    EventReason,
+    EventRecord,
+    EventType,
     StopRayJob,
     SubmitRayJob,
+    bounded_note,
 )
 from rljob_operator.reconcile.observed import EffectFailure, Reachability
 from rljob_operator.reconcile.reconcile import reconcile
@@ -47,6 +60,8 @@ NAME_TAKEN_SECONDS = 5.0
 being deleted, and the attempt fails after a minute, so the backoff must not grow longer."""
 INCOMPLETE_CACHE_SECONDS = 0.5
 """Retry interval while the cache is incomplete: jobs wait until the first listing of all objects has succeeded."""
+STATUS_FAULT_SECONDS = 600.0
+"""Shortest time between two events that report a fault of the same job's status."""
 DEFINITION_LOG_SECONDS = 60.0
 """Shortest time between two log lines that report an outdated CustomResourceDefinition."""
 
@@ -91,6 +106,8 @@ class _Memory:
     """Whether the job in the cache is known to be older than the job on the API server."""
     unknown_fields: tuple[str, ...] = ()
     """Unknown spec fields that were already logged."""
+    fault_reported_at: float | None = None
+    """When an event last reported a fault of the job's status (time of the event loop); None if none did."""
 
 
 class ReconcileLoop:
@@ -107,6 +124,8 @@ class ReconcileLoop:
         self._metrics = context.metrics
         self._clock = context.clock
         self._memories: dict[JobKey, _Memory] = {}
+        self._polled_jobs: set[JobKey] = set()
+        """Jobs whose dashboards are polled."""
         self._definition_logged_at: float | None = None
 
     async def work(self, key: JobKey) -> None:
@@ -135,6 +154,9 @@ class ReconcileLoop:
             outcome = "crd_outdated"
             self._queue.retry(key)
             self._log_outdated_definition(error)
+        except (StatusUnreadableError, StatusNotWrittenError) as error:
+            logger.error("retry in %.1f s: %s", self._queue.retry(key), error, extra=about(str(key)))
+            await self._report_status_fault(key, memory, error)
         except OperatorError as error:
             logger.error("retry in %.1f s: %s", self._queue.retry(key), error, extra=about(str(key)))
         except Exception:
@@ -156,10 +178,16 @@ class ReconcileLoop:
         self._log_unknown_fields(key, memory, job)
         failure = memory.failed_effect.failure if memory.failed_effect is not None else None
         observation = await self._observer.observe(job, failure)
-        was_polled = observation.observed.ray.reachability is not Reachability.NOT_ASKED
-        memory.polled_at = asyncio.get_running_loop().time() if was_polled else None
         decision = reconcile(observation.observed, self._clock.now(), self._defaults)
         effects = self._due(decision, memory)
+        if not observation.was_ray_asked and _is_irreversible(job.observed.status, decision.status, effects):
+            # The dashboard has failed for a while, and is polled rarely. It may work again: nothing irreversible is
+            # done without asking it.
+            observation = await self._observer.observe(job, failure, ask_ray_at_once=True)
+            decision = reconcile(observation.observed, self._clock.now(), self._defaults)
+            effects = self._due(decision, memory)
+        was_polled = observation.observed.ray.reachability is not Reachability.NOT_ASKED
+        self._note_poll(key, memory, was_polled)
         if _is_irreversible(job.observed.status, decision.status, effects):
             again = await self._observer.observe_again(job, observation, failure)
             if again is None:
@@ -189,7 +217,7 @@ class ReconcileLoop:
                 self._record_result(key, failure)
         finally:
             # Post events even if an effect raised: the status is already written, so no later pass would post them.
-            await self._executor.post(decision, job.observed)
+            await self._executor.post(decision.events, job.observed.identity)
 
     async def _read(self, key: JobKey, memory: _Memory) -> JobObject | None:
         """Reads the job from the cache. Reads it from the API server instead if the cached job is stale or only a
@@ -202,6 +230,22 @@ class ReconcileLoop:
             memory.is_cache_stale = False
             return job
         return self._observer.known_job(*key)
+
+    async def _report_status_fault(
+        self, key: JobKey, memory: _Memory, error: StatusUnreadableError | StatusNotWrittenError
+    ) -> None:
+        """Counts the fault, and posts an event on the job, because no condition can show it. The event is repeated at
+        most every `STATUS_FAULT_SECONDS`."""
+        is_unreadable = isinstance(error, StatusUnreadableError)
+        self._metrics.status_faults.labels("unreadable" if is_unreadable else "not_written").inc()
+        now, uid = asyncio.get_running_loop().time(), text_at(self._cache.job(*key), "metadata", "uid")
+        is_reported = memory.fault_reported_at is not None and now < memory.fault_reported_at + STATUS_FAULT_SECONDS
+        if is_reported or not uid:
+            return
+        memory.fault_reported_at = now
+        reason = EventReason.STATUS_UNREADABLE if is_unreadable else EventReason.STATUS_NOT_WRITTEN
+        event = EventRecord(EventType.WARNING, reason, bounded_note(str(error)))
+        await self._executor.post([event], JobIdentity(key.namespace, key.name, uid))
 
     def _log_unknown_fields(self, key: JobKey, memory: _Memory, job: JobObject) -> None:
         found = job.observed.unknown_fields
@@ -241,7 +285,7 @@ class ReconcileLoop:
             if decision.effects:
                 seconds = max(seconds, AFTER_EFFECT_SECONDS)
             if was_polled and seconds > 0:
-                interval = self._num_polled_jobs() / POLLS_PER_SECOND
+                interval = len(self._polled_jobs) / POLLS_PER_SECOND
                 seconds = max(seconds, min(LONGEST_POLL_INTERVAL_SECONDS, interval))
             self._queue.add_after(key, seconds)
         failed_effect = self._memories[key].failed_effect
@@ -251,12 +295,18 @@ class ReconcileLoop:
         if failed_effect is not None:
             self._queue.add_after(key, failed_effect.retry_at - asyncio.get_running_loop().time())
 
-    def _num_polled_jobs(self) -> int:
-        """Number of jobs whose dashboards are polled."""
-        return sum(memory.polled_at is not None for memory in self._memories.values())
+    def _note_poll(self, key: JobKey, memory: _Memory, was_polled: bool) -> None:
+        """Notes whether the pass has polled the job's dashboard."""
+        if was_polled:
+            memory.polled_at = asyncio.get_running_loop().time()
+            self._polled_jobs.add(key)
+        else:
+            memory.polled_at = None
+            self._polled_jobs.discard(key)
 
     def _forget(self, key: JobKey) -> None:
         self._memories.pop(key, None)
+        self._polled_jobs.discard(key)
         self._observer.forget(*key)
         self._queue.forget_failures(key)
 

@@ -111,7 +111,7 @@ class _LeaderTasks:
         self._reconcile_loop = ReconcileLoop(
             self._queue, Observer(context, ray, ages), EffectExecutor(context), context
         )
-        namespaces = context.settings.namespaces
+        namespaces, kueue = context.settings.namespaces, context.settings.kueue
         events = WatchEventRouter(context.cache, self._queue, context.clock)
         others = OtherReleases(status_manager(context.settings), context.clock, context.metrics)
 
@@ -119,9 +119,16 @@ class _LeaderTasks:
             others.on_event(kind, raw)
             events.on_event(kind, event_type, raw)
 
-        self._watches = Watches(connection, namespaces, on_event, context.metrics)
+        self._watches = Watches(connection, namespaces, on_event, context.metrics, kueue)
         self._relist = Relist(
-            context.objects, namespaces or (None,), context.cache, ages, events, self._watches.restart, context.metrics
+            context.objects,
+            namespaces or (None,),
+            context.cache,
+            ages,
+            events,
+            self._watches.restart,
+            context.metrics,
+            kueue,
         )
 
     def start(self) -> None:

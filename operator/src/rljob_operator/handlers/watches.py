@@ -1,4 +1,4 @@
-"""Watches jobs, clusters and pods with kopf.
+"""Watches jobs, clusters, pods and Kueue's workloads with kopf.
 
 kopf runs in a thread with its own event loop, because kopf cancels every task of its loop when it ends. Sometimes kopf
 must be restarted: it checks only once which resources exist, and some errors of a watch end it.
@@ -16,8 +16,9 @@ from contextlib import suppress
 import kopf
 
 from rljob_api.constants import API_GROUP, API_VERSION, LABEL_JOB_UID
-from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, ResourceType
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, WORKLOADS, ResourceType
 from rljob_operator.kube.connection import Connection
+from rljob_operator.kube.projections import LABEL_CLUSTER_UID
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject
 
@@ -27,10 +28,16 @@ WATCHED = {
     PODS: ("", "v1", PODS.plural),
 }
 """Group, version and plural of each kind, as kopf expects them."""
+WATCHED_WITH_KUEUE = {**WATCHED, WORKLOADS: ("kueue.x-k8s.io", "v1beta2", WORKLOADS.plural)}
+LABEL_SELECTORS = {CLUSTERS: LABEL_JOB_UID, PODS: LABEL_JOB_UID, WORKLOADS: LABEL_CLUSTER_UID}
 FIRST_PAUSE_SECONDS = 1.0
 """Pause before kopf is restarted after it has ended by itself; it doubles each time."""
 LONGEST_PAUSE_SECONDS = 30.0
 """Upper limit of that pause. A run of kopf that lasts longer resets the pause."""
+IDLE_SECONDS = 0.05
+PAGE_SIZE = 100
+"""Objects per request with which kopf lists objects before it watches them. Without it, kopf would request all objects
+at once. Unlike the operator's own listings, kopf does not take smaller pages if objects are large."""
 STOP_SECONDS = 5.0
 CANCEL_SECONDS = 1.0
 """Time from the end of the first task of kopf to the cancellation of watchers that are still running."""
@@ -39,8 +46,9 @@ logger = logging.getLogger(__name__)
 
 
 class Watches:
-    """Runs all watches. `on_event` is called, in the event loop of `run`, with the kind of object, the type of the
-    event and the object. The type is empty for an object that existed before the watch."""
+    """Runs all watches; with `kueue` also of Kueue's workloads. `on_event` is called, in the event loop of `run`, with
+    the kind of object, the type of the event and the object. The type is empty for an object that existed before the
+    watch."""
 
     def __init__(
         self,
@@ -48,11 +56,13 @@ class Watches:
         namespaces: tuple[str, ...],
         on_event: Callable[[ResourceType, str, JsonObject], None],
         metrics: Metrics,
+        kueue: bool = False,
     ) -> None:
         self._connection = connection
         self._namespaces = namespaces
         self._on_event = on_event
         self._metrics = metrics
+        self._watched = WATCHED_WITH_KUEUE if kueue else WATCHED
         self._thread: _KopfThread | None = None
 
     async def run(self) -> None:
@@ -95,7 +105,7 @@ class Watches:
             return on_event
 
         kopf.on.login(registry=registry)(log_in)
-        for kind, resource in WATCHED.items():
+        for kind, resource in self._watched.items():
             kopf.on.event(*resource, registry=registry, id=kind.plural)(handler(kind))
         return registry
 
@@ -209,8 +219,12 @@ def _settings() -> kopf.OperatorSettings:
     settings.networking.error_backoffs = _EndlessDelays()
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
-    for kind in (CLUSTERS, PODS):
-        settings.watching.label_selectors[WATCHED[kind]] = LABEL_JOB_UID
+    settings.watching.chunk_size = PAGE_SIZE
+    # kopf has a task for each object that had an event, and the task keeps the object until this time has passed. After
+    # the first listing, all objects would be in memory at the same time.
+    settings.queueing.idle_timeout = IDLE_SECONDS
+    for kind, selector in LABEL_SELECTORS.items():
+        settings.watching.label_selectors[WATCHED_WITH_KUEUE[kind]] = selector
     return settings
 
 

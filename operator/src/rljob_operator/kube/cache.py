@@ -1,4 +1,5 @@
-"""Caches all jobs and their clusters and pods, from watches and relists, so that most passes need no read request.
+"""Caches all jobs and their clusters, pods and Kueue workloads, from watches and relists, so that most passes need no
+read request.
 
 Events can arrive twice, late, in the wrong order, or not at all: the cache keeps the newer of two states of an object,
 and a listing repairs missed events. Resource versions of the same kind are compared as numbers (`version_number`).
@@ -6,22 +7,27 @@ and a listing repairs missed events. Resource versions of the same kind are comp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from rljob_api.constants import ANNOTATION_RETRY, LABEL_JOB_UID
+from rljob_api.constants import ANNOTATION_RETRY
 from rljob_api.requests import as_recorded
-from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, ResourceType
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, WORKLOADS, ResourceType
 from rljob_operator.kube.errors import UnavailableError
+from rljob_operator.kube.projections import (
+    cluster_uid,
+    is_of_ray_cluster,
+    job_uid,
+    projected,
+    projected_job,
+    trimmed_job,
+)
 from rljob_operator.raw_json import JsonObject, at, object_at, optional_text_at, text_at
 
-KINDS = (JOBS, CLUSTERS, PODS)
+REQUIRED_KINDS = (JOBS, CLUSTERS, PODS)
+"""Without these kinds, the operator cannot decide what to do. Workloads only explain why a job waits."""
 DELETED = "DELETED"
 """Type of a watch event about the deletion of an object."""
-KEPT_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
-KEPT_STATUS = ("observedGeneration", "phase", "gpus", "result", "handledRequests")
-"""The metadata and status fields that the cache keeps of a job that is finished and cleaned up; there may be many such
-jobs. The cache also keeps their `spec.runPolicy`."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +44,17 @@ class ObjectCache:
     """The cache, for one event loop. `namespaces`: the namespaces that are listed; `(None,)` for all."""
 
     def __init__(self, namespaces: Sequence[str | None]) -> None:
-        self._objects: dict[ResourceType, dict[tuple[str, str], JsonObject]] = {kind: {} for kind in KINDS}
+        self._objects: dict[ResourceType, dict[tuple[str, str], JsonObject]] = {
+            kind: {} for kind in (*REQUIRED_KINDS, WORKLOADS)
+        }
         self._of_jobs: dict[tuple[ResourceType, str, str], dict[str, JsonObject]] = {}
-        """For each kind, namespace and UID of a job: its clusters or pods, by name."""
+        """For each kind, namespace and UID of a job: its clusters or pods, by name. For workloads: the UID of the
+        RayCluster instead of the job's."""
+        self._clusters: dict[str, JsonObject] = {}
+        """RayClusters by UID."""
         self._deleted: dict[str, _Deleted] = {}
         """Deleted objects that are still remembered, by UID."""
-        self._unlisted = {(kind, namespace) for kind in KINDS for namespace in namespaces}
+        self._unlisted = {(kind, namespace) for kind in REQUIRED_KINDS for namespace in namespaces}
         """Kinds and namespaces that no listing has covered yet."""
         self._trimmed: set[tuple[str, str]] = set()
         """Namespaces and names of the jobs of which the cache has only a trimmed copy."""
@@ -53,8 +64,8 @@ class ObjectCache:
 
     @property
     def is_complete(self) -> bool:
-        """Whether each kind was listed at least once in each namespace, or cannot be listed there. Before that, an
-        object that is not in the cache may exist."""
+        """Whether each required kind was listed at least once in each namespace, or cannot be listed there. Before
+        that, an object that is not in the cache may exist; after it, only a job that is finished and cleaned up."""
         return not self._unlisted
 
     def job(self, namespace: str, name: str) -> JsonObject | None:
@@ -78,6 +89,16 @@ class ObjectCache:
         found = self._of_jobs.get((kind, namespace, uid), {})
         return tuple(found[name] for name in sorted(found))
 
+    def cluster(self, uid: str) -> JsonObject | None:
+        """The RayCluster with this UID; None if there is none."""
+        return self._clusters.get(uid)
+
+    def workload_of(self, namespace: str, uid: str) -> JsonObject | None:
+        """Kueue's workload of the RayCluster with this UID: its metadata and `status.conditions`. None if Kueue does
+        not manage the cluster, or if the operator does not read workloads."""
+        found = self._of_jobs.get((WORKLOADS, namespace, uid), {})
+        return max(found.values(), key=lambda raw: text_at(raw, "metadata", "creationTimestamp"), default=None)
+
     def newest_version(self, kind: ResourceType, namespace: str, uid: str) -> int:
         """The newest resource version of a job's clusters or pods; -1 if the job has none. A listing that is requested
         from now on must not be older."""
@@ -94,7 +115,11 @@ class ObjectCache:
     def forbidden(self, namespace: str) -> str | None:
         """The API server's message if the operator may not list the objects of a namespace, so that the cached ones may
         be stale; else None."""
-        found = [message for (_, where), message in self._forbidden.items() if where in (None, namespace)]
+        found = [
+            message
+            for (kind, where), message in self._forbidden.items()
+            if kind in REQUIRED_KINDS and where in (None, namespace)
+        ]
         return found[0] if found else None
 
     @property
@@ -111,6 +136,8 @@ class ObjectCache:
     def store(self, kind: ResourceType, event_type: str, raw: JsonObject) -> bool:
         """Stores the state of an object from an event or a response, or removes a deleted object. Returns whether this
         has changed the cached objects."""
+        if kind == WORKLOADS and not is_of_ray_cluster(raw):
+            return False
         key, uid, version = _key(raw), _uid(raw), _version(raw)
         known = self._objects[kind].get(key)
         if event_type == DELETED:
@@ -126,26 +153,35 @@ class ObjectCache:
             return False
         if known is not None:
             self._remove(kind, known)
-        self._put(kind, raw)
+        self._put(kind, raw, known)
         return True
 
-    def replace(
-        self, kind: ResourceType, namespace: str | None, listed: Iterable[JsonObject], version: str
+    def add_listed(self, kind: ResourceType, listed: Iterable[JsonObject]) -> set[tuple[str, str]]:
+        """Stores the objects of a page of a listing. Returns their namespaces and names."""
+        found = set()
+        for raw in listed:
+            found.add(_key(raw))
+            self.store(kind, "", raw)
+        return found
+
+    def complete_listing(
+        self, kind: ResourceType, namespace: str | None, found: Set[tuple[str, str]], version: str
     ) -> tuple[JsonObject, ...]:
-        """Stores a listing of a kind in a namespace (None: in all), removes the cached objects that the listing does
-        not contain, and returns the removed objects. Cached objects that are newer than the listing stay as they are.
-        `version`: the resource version of the listing."""
-        found = {_key(raw): raw for raw in listed}
+        """Ends a listing of a kind in a namespace (None: in all): removes the cached objects that the listing does not
+        contain, and returns them. Cached objects that are newer than the listing stay as they are.
+
+        Args:
+            found: Namespaces and names of the objects of all pages, after `add_listed` of each page.
+            version: The resource version of the listing.
+        """
         listed_at = version_number(version)
         removed = [
             known
             for key, known in self._objects[kind].items()
-            if namespace in (None, key[0]) and key not in found and not _version(known) > listed_at >= 0
+            if namespace in (None, key[0]) and key not in found and not _is_newer(known, listed_at)
         ]
         for known in removed:
             self._remove(kind, known)
-        for raw in found.values():
-            self.store(kind, "", raw)
         self._deleted = {
             uid: deleted
             for uid, deleted in self._deleted.items()
@@ -157,6 +193,28 @@ class ObjectCache:
         self._forbidden.pop((kind, namespace), None)
         self._unlisted.discard((kind, namespace))
         return tuple(removed)
+
+    def note_unfinished_jobs_listed(self, namespace: str | None) -> None:
+        """Records that the cache has all jobs of a namespace (None: of all) for which there is something to do."""
+        self._unlisted.discard((JOBS, namespace))
+
+    def unfinished_jobs(self) -> tuple[JsonObject, ...]:
+        """All jobs except those that are finished and cleaned up and have nothing new."""
+        return tuple(raw for key, raw in self._objects[JOBS].items() if key not in self._trimmed)
+
+    def unlisted_jobs(self, namespace: str | None, found: Set[tuple[str, str]], version: str) -> tuple[JsonObject, ...]:
+        """The jobs of a namespace (None: of all) that should be in a listing of the jobs that are not cleaned up, and
+        are not. Such a job was deleted, or cleaned up without the cache's knowledge. `found` and `version`: as in
+        `complete_listing`."""
+        listed_at = version_number(version)
+        return tuple(
+            raw
+            for raw in self.unfinished_jobs()
+            if namespace in (None, _key(raw)[0])
+            and _key(raw) not in found
+            and not text_at(raw, "status", "result", "cleanedUpAt")
+            and not _is_newer(raw, listed_at)
+        )
 
     def note_missing(self, kind: ResourceType) -> None:
         """Records that the API server does not know this kind, so there are no such objects."""
@@ -171,31 +229,32 @@ class ObjectCache:
         self._forbidden[kind, namespace] = message
         self._unlisted.discard((kind, namespace))
 
-    def _put(self, kind: ResourceType, raw: JsonObject) -> None:
-        # managedFields is as large as the object itself and is not used here.
-        metadata = {name: value for name, value in object_at(raw, "metadata").items() if name != "managedFields"}
-        kept: JsonObject = {**raw, "metadata": metadata}
-        if kind == JOBS and is_finished_and_cleaned_up(raw):
-            kept = _trimmed_copy(raw)
+    def _put(self, kind: ResourceType, raw: JsonObject, known: JsonObject | None) -> None:
+        """Stores the part of an object that is kept. `known`: the former state of an object of this name."""
+        if kind != JOBS:
+            kept = projected(kind, raw)
+        elif is_finished_and_cleaned_up(raw):
+            kept = trimmed_job(raw)
             self._trimmed.add(_key(raw))
+        else:
+            kept = projected_job(raw, known)
         self._objects[kind][_key(raw)] = kept
         if kind != JOBS:
-            self._of_jobs.setdefault(_job_key(kind, raw), {})[_key(raw)[1]] = kept
+            self._of_jobs.setdefault(_owner_key(kind, raw), {})[_key(raw)[1]] = kept
+        if kind == CLUSTERS:
+            self._clusters[_uid(raw)] = kept
 
     def _remove(self, kind: ResourceType, known: JsonObject) -> None:
         del self._objects[kind][_key(known)]
         if kind == JOBS:
             self._trimmed.discard(_key(known))
-        of_job = self._of_jobs.get(_job_key(kind, known))
-        if of_job is not None:
-            of_job.pop(_key(known)[1], None)
-            if not of_job:
-                del self._of_jobs[_job_key(kind, known)]
-
-
-def job_uid(raw: JsonObject) -> str:
-    """UID of the job that a cluster or a pod belongs to, by its label; empty if it has no such label."""
-    return text_at(object_at(raw, "metadata", "labels"), LABEL_JOB_UID)
+        if kind == CLUSTERS:
+            self._clusters.pop(_uid(known), None)
+        of_owner = self._of_jobs.get(_owner_key(kind, known))
+        if of_owner is not None:
+            of_owner.pop(_key(known)[1], None)
+            if not of_owner:
+                del self._of_jobs[_owner_key(kind, known)]
 
 
 def is_finished_and_cleaned_up(job: JsonObject) -> bool:
@@ -225,24 +284,14 @@ def version_number(version: str) -> int:
     return int(version) if version.isascii() and version.isdecimal() else -1
 
 
-def _trimmed_copy(job: JsonObject) -> JsonObject:
-    """The fields of a finished job that are still needed: its identity, its result, and when to delete it."""
-    metadata, status = object_at(job, "metadata"), object_at(job, "status")
-    return {
-        "metadata": {name: metadata[name] for name in KEPT_METADATA if name in metadata},
-        "spec": {"runPolicy": dict(object_at(job, "spec", "runPolicy"))},
-        "status": {name: status[name] for name in KEPT_STATUS if name in status},
-    }
-
-
 def _has_new_retry_request(job: JsonObject) -> bool:
     """Whether a user has requested a retry that the operator has not handled yet."""
     request = text_at(object_at(job, "metadata", "annotations"), ANNOTATION_RETRY)
     return bool(request) and as_recorded(request) != text_at(job, "status", "handledRequests", "retry")
 
 
-def _job_key(kind: ResourceType, raw: JsonObject) -> tuple[ResourceType, str, str]:
-    return kind, _key(raw)[0], job_uid(raw)
+def _owner_key(kind: ResourceType, raw: JsonObject) -> tuple[ResourceType, str, str]:
+    return kind, _key(raw)[0], cluster_uid(raw) if kind == WORKLOADS else job_uid(raw)
 
 
 def _key(raw: JsonObject) -> tuple[str, str]:
@@ -255,6 +304,11 @@ def _uid(raw: JsonObject) -> str:
 
 def _version(raw: JsonObject) -> int:
     return version_number(text_at(raw, "metadata", "resourceVersion"))
+
+
+def _is_newer(raw: JsonObject, listed_at: int) -> bool:
+    """Whether an object is certainly newer than a listing."""
+    return _version(raw) > listed_at >= 0
 
 
 def _is_not_newer(version: int, other: int) -> bool:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 from rljob_operator.errors import OperatorError
-from rljob_operator.raw_json import JsonObject, integer_at, text_at
+from rljob_operator.raw_json import JsonObject, integer_at, objects_at, text_at
 
 NOT_FOUND, CONFLICT, TOO_MANY_REQUESTS, SERVER_ERROR = 404, 409, 429, 500
-UNAUTHORIZED, FORBIDDEN, GONE = 401, 403, 410
+UNAUTHORIZED, FORBIDDEN, GONE, UNPROCESSABLE = 401, 403, 410, 422
 STRICT_DECODING = "strict decoding error"
 """Part of the API server's message about fields that the definition of a kind of object does not have."""
+
+ETCD_TOO_LARGE = "etcdserver: request is too large"
+"""Part of the message of a response of status 500 for an object that exceeds etcd's limit."""
 
 
 class KubeError(OperatorError):
@@ -35,8 +40,22 @@ class RefusedError(KubeError):
     """The API server rejected the request: admission, validation, quota or permissions. The message is the server's."""
 
 
+class InvalidFieldError(RefusedError):
+    """The API server rejected the values of fields, and would reject the same request again."""
+
+    def __init__(self, message: str, fields: tuple[str, ...]) -> None:
+        self.fields = fields
+        """Paths of these fields, such as `spec.rayVersion`; not empty."""
+        super().__init__(message)
+
+
 class UnknownFieldError(RefusedError):
-    """The API server's definition of this kind of object lacks a field that was sent."""
+    """The API server's definition of this kind of object lacks fields that were sent."""
+
+    def __init__(self, message: str) -> None:
+        self.fields = tuple(re.findall(r'unknown field "([^"]+)"', message))
+        """Paths of these fields, such as `spec.authOptions`; empty if the message does not name them."""
+        super().__init__(message)
 
 
 class ForbiddenError(RefusedError):
@@ -45,6 +64,18 @@ class ForbiddenError(RefusedError):
 
 class ExpiredError(KubeError):
     """The continue token of a listing has expired: the listing must start again."""
+
+
+class TooLongError(KubeError):
+    """The response is too long to be read."""
+
+
+class StatusUnreadableError(KubeError):
+    """The status of a job cannot be parsed, so the operator does not know what the job has done."""
+
+
+class StatusNotWrittenError(KubeError):
+    """The API server rejects a new status of a job."""
 
 
 class DefinitionOutdatedError(KubeError):
@@ -81,13 +112,19 @@ def error_of(what: str, status: int, body: JsonObject, text: str, retry_after: s
         return NotFoundError(message) if names_object else ResourceTypeMissingError(message)
     if status == CONFLICT:
         return AlreadyExistsError(message) if text_at(body, "reason") == "AlreadyExists" else ConflictError(message)
-    if status in (UNAUTHORIZED, TOO_MANY_REQUESTS) or status >= SERVER_ERROR:
+    is_too_large = ETCD_TOO_LARGE in explanation
+    if status in (UNAUTHORIZED, TOO_MANY_REQUESTS) or (status >= SERVER_ERROR and not is_too_large):
         return UnavailableError(message, _seconds(retry_after) or integer_at(body, "details", "retryAfterSeconds") or 0)
     if status == GONE:
         return ExpiredError(message)
     if status == FORBIDDEN and is_read:
         return ForbiddenError(explanation)
-    return UnknownFieldError(explanation) if STRICT_DECODING in explanation else RefusedError(explanation)
+    if STRICT_DECODING in explanation:
+        return UnknownFieldError(explanation)
+    # An admission policy may also respond with 422. It names no field, and the administrator may change the policy.
+    fields = tuple(text_at(each, "field") for each in objects_at(body, "details", "causes") if text_at(each, "field"))
+    is_invalid = status == UNPROCESSABLE and fields
+    return InvalidFieldError(explanation, fields) if is_invalid else RefusedError(explanation)
 
 
 def _seconds(text: str) -> float:

@@ -5,7 +5,10 @@ Fields of a job that this version of the operator does not know are tolerated (`
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,11 +20,12 @@ from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, API_GROUP, AP
 from rljob_api.pydantic_messages import follows_from_another, plain_message
 from rljob_api.tolerant_reading import AS_FAR_AS_READABLE, STATUS, STORED_SPEC, read_document
 from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.pools import QUEUE_LABEL
 from rljob_api.v1alpha1.run_policy import RunPolicy
-from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.spec import ManagedBy, RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_api.yaml_text import wire_path
-from rljob_operator.kube.errors import KubeError
+from rljob_operator.kube.errors import StatusUnreadableError
 from rljob_operator.manifests.access import asks_for_token
 from rljob_operator.raw_json import (
     JsonObject,
@@ -32,11 +36,13 @@ from rljob_operator.raw_json import (
     optional_text_at,
     text_at,
 )
-from rljob_operator.reconcile.observed import ObservedCluster, ObservedJob
+from rljob_operator.reconcile.observed import ObservedCluster, ObservedJob, ObservedWorkload
 from rljob_planner.job_memory import memory_shortage
 
 MAX_ATTEMPTS = 64
 """How many attempts are read from a status at most: the newest ones."""
+MAX_MEMORY_WARNINGS = 256
+"""How many warnings about GPU memory are cached."""
 INVALID_CLUSTER_EVENTS = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus")
 """Reasons of the events with which KubeRay rejects a RayCluster. KubeRay reports a rejection only by events."""
 
@@ -67,28 +73,63 @@ class _SpecReading:
 
 
 class JobReader:
-    """Parses jobs. Parsing a spec is slow and specs rarely change, so the last result for each job is cached."""
+    """Parses jobs. Parsing a spec is slow and specs rarely change, so the last result for each job is cached. A memory
+    estimate takes up to 5 ms, several times as long as parsing; jobs with equal pools, roles and training share it."""
 
     def __init__(self) -> None:
         self._readings: dict[tuple[str, str], tuple[object, _SpecReading]] = {}
         """By namespace and name: the raw spec and its parsed form."""
+        self._memory_warnings: OrderedDict[bytes, str] = OrderedDict()
+        """By digest of pools, roles and training: the warning about GPU memory; the last used one is at the end."""
 
     def read(self, raw: JsonObject) -> JobObject:
-        """Parses a job. An invalid spec becomes `spec_error`. An invalid status raises KubeError: without the status,
-        the operator would start the job again."""
+        """Parses a job. An invalid spec becomes `spec_error`. An invalid status raises StatusUnreadableError:
+        without the status, the operator would start the job again."""
         key, spec = _key(raw), raw.get("spec")
         cached = self._readings.get(key)
         if cached is None or cached[0] != spec:
-            cached = self._readings[key] = (spec, _spec_reading(raw))
+            cached = self._readings[key] = (spec, self._spec_reading(raw))
         return _job_object(raw, cached[1])
 
     def forget(self, namespace: str, name: str) -> None:
         """Forgets a job that was deleted."""
         self._readings.pop((namespace, name), None)
 
+    def _spec_reading(self, raw: JsonObject) -> _SpecReading:
+        metadata = object_at(raw, "metadata")
+        document = {
+            "apiVersion": f"{API_GROUP}/{API_VERSION}",
+            "kind": KIND,
+            "metadata": {name: metadata[name] for name in ("name", "namespace") if name in metadata},
+            "spec": raw.get("spec"),
+        }
+        try:
+            reading = read_document(RLJob, document, STORED_SPEC)
+        except ValidationError as error:
+            message = "; ".join(f"{wire_path(each['loc'])}: {plain_message(each, RLJob)}" for each in _errors(error))
+            policy = read_document(RunPolicy, object_at(raw, "spec", "runPolicy"), AS_FAR_AS_READABLE).value
+            return _SpecReading(None, message, (), policy, "")
+        spec = reading.value.spec
+        warning = self._memory_shortage(object_at(raw, "spec"), spec)
+        return _SpecReading(spec, None, reading.unknown_fields, RunPolicy(), warning)
 
-def observed_cluster(raw: JsonObject, events: Iterable[JsonObject] = ()) -> ObservedCluster:
-    """Parses a RayCluster. `events`: events about this cluster; needed only if the cluster has no pods."""
+    def _memory_shortage(self, raw: JsonObject, spec: RLJobSpec) -> str:
+        """The warning about GPU memory, from the cache if it has one. `raw`: the spec as the API server sent it."""
+        parts = [raw.get(name) for name in ("pools", "roles", "training")]
+        key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
+        if key not in self._memory_warnings:
+            self._memory_warnings[key] = _memory_shortage(spec)
+            if len(self._memory_warnings) > MAX_MEMORY_WARNINGS:
+                self._memory_warnings.popitem(last=False)
+        self._memory_warnings.move_to_end(key)
+        return self._memory_warnings[key]
+
+
+def observed_cluster(
+    raw: JsonObject, workload: JsonObject | None = None, events: Iterable[JsonObject] = ()
+) -> ObservedCluster:
+    """Parses a RayCluster. `workload`: Kueue's object for this cluster, if there is one. `events`: events about this
+    cluster; needed only if the cluster has no pods."""
     metadata = object_at(raw, "metadata")
     return ObservedCluster(
         name=text_at(metadata, "name"),
@@ -97,6 +138,10 @@ def observed_cluster(raw: JsonObject, events: Iterable[JsonObject] = ()) -> Obse
         pod_creation_error=_pod_creation_error(raw) or _rejection_in(events),
         provisioned=_has_condition(raw, "RayClusterProvisioned"),
         asks_for_token=asks_for_token(raw),
+        suspended=flag_at(raw, "spec", "suspend"),
+        suspending=_has_condition(raw, "RayClusterSuspending"),
+        queue=text_at(object_at(metadata, "labels"), QUEUE_LABEL),
+        workload=None if workload is None else _observed_workload(workload),
     )
 
 
@@ -116,6 +161,16 @@ def time_at(value: object, *path: str) -> datetime | None:
         return None
 
 
+def _observed_workload(raw: JsonObject) -> ObservedWorkload:
+    conditions = {text_at(each, "type"): each for each in objects_at(raw, "status", "conditions")}
+
+    def message_if(kind: str, status: str) -> str:
+        found = conditions.get(kind, {})
+        return text_at(found, "message") if text_at(found, "status") == status else ""
+
+    return ObservedWorkload(message_if("QuotaReserved", "False"), message_if("Evicted", "True"))
+
+
 def _job_object(raw: JsonObject, reading: _SpecReading) -> JobObject:
     metadata = object_at(raw, "metadata")
     namespace, name = _key(raw)
@@ -131,6 +186,8 @@ def _job_object(raw: JsonObject, reading: _SpecReading) -> JobObject:
         spec_error=reading.error,
         status=_status(object_at(raw, "status"), f"RLJob {namespace}/{name}"),
         unknown_fields=reading.unknown_fields,
+        labels={key: value for key, value in object_at(metadata, "labels").items() if isinstance(value, str)},
+        is_managed=text_at(raw, "spec", "managedBy") in ("", ManagedBy.OPERATOR),
         memory_shortage=reading.memory_shortage,
         stop_request=optional_text_at(annotations, ANNOTATION_STOP),
         retry_request=optional_text_at(annotations, ANNOTATION_RETRY),
@@ -141,24 +198,6 @@ def _job_object(raw: JsonObject, reading: _SpecReading) -> JobObject:
 
 def _key(raw: JsonObject) -> tuple[str, str]:
     return text_at(raw, "metadata", "namespace"), text_at(raw, "metadata", "name")
-
-
-def _spec_reading(raw: JsonObject) -> _SpecReading:
-    metadata = object_at(raw, "metadata")
-    document = {
-        "apiVersion": f"{API_GROUP}/{API_VERSION}",
-        "kind": KIND,
-        "metadata": {name: metadata[name] for name in ("name", "namespace") if name in metadata},
-        "spec": raw.get("spec"),
-    }
-    try:
-        reading = read_document(RLJob, document, STORED_SPEC)
-    except ValidationError as error:
-        message = "; ".join(f"{wire_path(each['loc'])}: {plain_message(each, RLJob)}" for each in _errors(error))
-        policy = read_document(RunPolicy, object_at(raw, "spec", "runPolicy"), AS_FAR_AS_READABLE).value
-        return _SpecReading(None, message, (), policy, "")
-    spec = reading.value.spec
-    return _SpecReading(spec, None, reading.unknown_fields, RunPolicy(), _memory_shortage(spec))
 
 
 def _memory_shortage(spec: RLJobSpec) -> str:
@@ -172,8 +211,8 @@ def _memory_shortage(spec: RLJobSpec) -> str:
 
 
 def _status(raw: JsonObject, where: str) -> RLJobStatus:
-    """Parses the status. Raises KubeError if a field on which decisions depend cannot be parsed, or if the status has
-    lost its attempts. `where`: the job, for the message."""
+    """Parses the status. Raises StatusUnreadableError if a field on which decisions depend cannot be parsed, or if
+    the status has lost its attempts. `where`: the job, for the message."""
     attempts = objects_at(raw, "attempts")
     if len(attempts) > MAX_ATTEMPTS:
         raw = {**raw, "attempts": list(attempts[-MAX_ATTEMPTS:])}
@@ -195,8 +234,8 @@ def _num_attempts(status: RLJobStatus) -> int:
     return max(counted, int(reuses_cluster))
 
 
-def _damaged(message: str) -> KubeError:
-    return KubeError(f"{message}; delete the job and create it again")
+def _damaged(message: str) -> StatusUnreadableError:
+    return StatusUnreadableError(f"{message}; delete the job and create it again")
 
 
 def _errors(error: ValidationError) -> list[ErrorDetails]:

@@ -144,7 +144,7 @@ def _lost(raw: JsonObject) -> PodProblem | None:
     disruption = _condition(raw, "DisruptionTarget")
     if text_at(disruption, "status") == "True":
         message = _joined(text_at(disruption, "reason"), text_at(disruption, "message"))
-        return PodProblem(Reason.INFRASTRUCTURE_ERROR, message)
+        return PodProblem(Reason.DISRUPTED, message)
     if text_at(raw, "status", "phase") == "Failed" and text_at(raw, "status", "reason"):
         message = _joined(text_at(raw, "status", "reason"), text_at(raw, "status", "message"))
         return PodProblem(Reason.INFRASTRUCTURE_ERROR, message)

@@ -73,7 +73,12 @@ class PodMaker:
         fields. `pool_label`: empty for the head pod."""
         return {
             "metadata": {
-                "labels": {**overlay.labels, **labels(self.job, self.attempt), **pool_label},
+                "labels": {
+                    **overlay.labels,
+                    **self.spec.scheduling.labels,
+                    **labels(self.job, self.attempt),
+                    **pool_label,
+                },
                 "annotations": {**overlay.annotations},
             },
             "spec": {

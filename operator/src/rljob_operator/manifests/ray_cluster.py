@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from rljob_api.constants import ANNOTATION_TOKEN_KEY, POOL_RESOURCE_PREFIX
 from rljob_api.quantities import number_of
@@ -16,16 +17,31 @@ from rljob_api.v1alpha1.resources import Resources
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.manifests.naming import cluster_name, companion_name
-from rljob_operator.manifests.ownership import JobIdentity, Manifest, metadata
+from rljob_operator.manifests.ownership import JobIdentity, Manifest, labels, metadata
 from rljob_operator.manifests.pod_template import PodMaker
 
 API_VERSION = "ray.io/v1"
 KIND = "RayCluster"
+GANG_LABEL = "ray.io/gang-scheduling-enabled"
+"""With it, a KubeRay that has a batch scheduler asks this scheduler to start all pods of the cluster or none."""
 
 
-def ray_cluster(job: JobIdentity, spec: RLJobSpec, attempt: int, defaults: Defaults, token_key_id: str) -> Manifest:
-    """The manifest of the RayCluster. `token_key_id`: id of the key from which the cluster's token is derived. Raises
-    DocumentError if the spec is too large for the environment variable in which the trainer gets it."""
+def ray_cluster(
+    job: JobIdentity,
+    spec: RLJobSpec,
+    attempt: int,
+    defaults: Defaults,
+    token_key_id: str,
+    queue_labels: Mapping[str, str] = MappingProxyType({}),
+) -> Manifest:
+    """The manifest of the RayCluster. Raises DocumentError if the spec is too large for the environment variable in
+    which the trainer gets it.
+
+    Args:
+        token_key_id: Id of the key from which the cluster's token is derived.
+        queue_labels: Labels for Kueue. With them, the cluster is created suspended, and Kueue resumes it when its queue
+            admits it.
+    """
     name = cluster_name(job.name, attempt)
     pods = PodMaker(job, spec, attempt, defaults)
     annotations: Manifest = {
@@ -33,11 +49,15 @@ def ray_cluster(job: JobIdentity, spec: RLJobSpec, attempt: int, defaults: Defau
         # A restarted head would not know the Ray job, and the operator would wait for a trainer that no longer exists.
         "ray.io/disable-provisioned-head-restart": "true",
     }
+    of_job = metadata(job, name, attempt)
+    gang: Manifest = {GANG_LABEL: "true"} if spec.scheduling.gang else {}
+    cluster_labels: Manifest = {**spec.scheduling.labels, **gang, **queue_labels, **labels(job, attempt)}
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": {**metadata(job, name, attempt), "annotations": annotations},
+        "metadata": {**of_job, "labels": cluster_labels, "annotations": annotations},
         "spec": {
+            **({"suspend": True} if queue_labels else {}),
             "rayVersion": spec.ray_version or defaults.ray_version,
             "authOptions": {"mode": "token", "secretName": companion_name(name, job.uid)},
             "headGroupSpec": {

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rljob_api.conditions import Reason
-from rljob_api.constants import ErrorCause, ExitCode
+from rljob_api.constants import HEAD_GROUP, ErrorCause, ExitCode
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import StopRequest
-from rljob_operator.reconcile.cluster import Finding, Pods, head_pod
+from rljob_operator.reconcile.cluster import Finding, Pods, head_pod, is_lost
 from rljob_operator.reconcile.observed import Observed, ObservedRay, ObservedRayJob, RayJobStatus
 from rljob_operator.reconcile.status_draft import MAX_CONDITION_MESSAGE, StatusDraft, beginning_of, end_of
 from rljob_operator.reconcile.trainer import newest_ray_job, seconds_since_termination
@@ -46,7 +46,7 @@ _EXIT_REASONS = {
 
 _LOST = (Reason.CLUSTER_LOST, Reason.HEAD_LOST, Reason.DRIVER_LOST)
 """Reasons of ClusterReady or JobSubmitted with which the trainer's process is lost."""
-_FATAL = (*_LOST, Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING)
+_FATAL = (*_LOST, Reason.INVALID_SPEC, Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING)
 """Reasons of ClusterReady or JobSubmitted that end the attempt immediately, because they are permanent."""
 
 _MEMORY_MAY_BE_THE_CAUSE = (Reason.INFRASTRUCTURE_ERROR, Reason.HEAD_LOST, Reason.DRIVER_LOST)
@@ -76,9 +76,23 @@ def ending_of_attempt(
     for finding in findings:
         if ending is None and finding is not None and finding.reason in _FATAL:
             ending = _ending_by_finding(draft, finding)
+    ending = ending or _ending_by_lost_worker(draft, observed)
     if ending is not None and ending.reason in _MEMORY_MAY_BE_THE_CAUSE:
         return _with_memory(ending, observed.pods_of(draft.attempt.cluster))
     return ending
+
+
+def _ending_by_lost_worker(draft: StatusDraft, observed: Observed) -> Ending | None:
+    """The ending of an attempt whose trainer was not started yet, if a worker pod is on a Kubernetes node that no
+    longer responds: KubeRay replaces the pod late. The next attempt gets a new cluster. None if no pod was lost."""
+    if draft.attempt.submissions > 0:
+        return None
+    for pod in sorted(observed.pods_of(draft.attempt.cluster), key=lambda pod: pod.name):
+        if pod.group != HEAD_GROUP and is_lost(pod):
+            return Ending(
+                Reason.INFRASTRUCTURE_ERROR, f"pod {pod.name}: node {pod.node} does not respond", None, pod.name
+            )
+    return None
 
 
 def reason_of_stop(stop: StopRequest) -> Reason:
@@ -94,7 +108,8 @@ def _ending_by_finding(draft: StatusDraft, finding: Finding) -> Ending:
     if stop is not None and finding.reason in _LOST:
         was_asked = "was asked to stop and was lost before it exited"
         lost = was_asked if stop.sent_at is not None else "was lost before it was asked to stop"
-        return Ending(reason_of_stop(stop), f"the trainer {lost}: {finding.message}")
+        why = f"{stop.message}; " if stop.message is not None else ""
+        return Ending(reason_of_stop(stop), f"{why}the trainer {lost}: {finding.message}")
     return Ending(finding.reason, finding.message)
 
 

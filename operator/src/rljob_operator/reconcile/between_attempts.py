@@ -6,20 +6,22 @@ attempt. `stops` handles the stop of the current attempt.
 
 from __future__ import annotations
 
-from rljob_api.conditions import ConditionType, Reason
+from rljob_api.conditions import NO_ROOM, ConditionType, Reason
 from rljob_api.requests import as_recorded, is_later
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_api.v1alpha1.status import AttemptOutcome
+from rljob_api.v1alpha1.status import AttemptOutcome, FailureClass
 from rljob_operator.reconcile.attempt_endings import Ending
 from rljob_operator.reconcile.cleanup import delete_unneeded_clusters, report_no_pods
-from rljob_operator.reconcile.cluster import are_clusters_deleted, readiness_problem
+from rljob_operator.reconcile.cluster import Pods, are_clusters_deleted, head_pod, is_lost, readiness_problem
 from rljob_operator.reconcile.creation import spec_of_attempt
 from rljob_operator.reconcile.decision import Effect
-from rljob_operator.reconcile.observed import Observed
+from rljob_operator.reconcile.observed import Observed, ObservedCluster
 from rljob_operator.reconcile.retries import end_job, reopen_job, reset_retry_budgets, start_attempt
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, UNKNOWN, StatusDraft, seconds_since, timestamp
 
+_WORKERS_ARE_REPLACED = (Reason.INFRASTRUCTURE_ERROR, Reason.OUT_OF_MEMORY, Reason.DISRUPTED)
+"""Reasons after which KubeRay replaces the worker pods that were lost, if the head pod was not lost."""
 _STOPPED = "a user stopped the job while no attempt was running"
 
 
@@ -60,7 +62,7 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
         draft.next_attempt = planned.model_copy(update={"same_cluster": False})
     is_time = planned is None or seconds_since(planned.not_before, draft.now) >= 0
     if is_time and reusable:
-        start_attempt(draft, observed.job, on_same_cluster=True)
+        _start_on_same_cluster(draft, observed)
     elif is_time and observed.forbidden is None and are_clusters_deleted(observed):
         start_attempt(draft, observed.job)
     elif not reusable:
@@ -89,22 +91,33 @@ def report_suspension(draft: StatusDraft, observed: Observed) -> None:
     else:
         if draft.suspended_at is None:
             draft.suspended_at = timestamp(draft.now)
+        draft.waiting_since = None
         draft.set_if_present(ConditionType.RETRYING, FALSE, Reason.SUSPENDED, "the job is suspended")
         draft.set(kind, TRUE, Reason.SUSPENDED, _resume_point(draft, observed.job.spec))
 
 
 def is_cluster_reusable(draft: StatusDraft, observed: Observed) -> bool:
-    """Whether the next attempt can use the newest attempt's cluster: the cluster exists, asks for a token, and all
-    needed pods are ready. The needed pods are those that the newest attempt used; after the reason Resized, all pods of
-    the spec."""
+    """Whether the next attempt can use the newest attempt's cluster, which must exist and ask for a token.
+
+    A cluster that Kueue has suspended is used again, so that its place in the queue is kept. After an infrastructure
+    failure or a disruption, the cluster is used again if its head and all nodes respond, because KubeRay replaces
+    worker pods. Otherwise all needed pods must be ready: those that the newest attempt used; after the reason Resized,
+    all pods of the spec."""
     spec, attempt = observed.job.spec, draft.attempt
     cluster = observed.cluster(attempt.cluster)
     if spec is None or cluster is None or cluster.deleting or cluster.uid != attempt.cluster_uid:
         return False
-    if not cluster.asks_for_token:
+    if not cluster.asks_for_token or attempt.reason in NO_ROOM:
+        return False
+    if _is_emptied_by_queue(draft, cluster):
+        return True
+    pods = observed.pods_of(cluster.name)
+    if attempt.reason in _WORKERS_ARE_REPLACED:
+        return _does_head_respond(pods) and not _has_failed_on_it_before(draft)
+    if attempt.failure_class == FailureClass.INFRASTRUCTURE:
         return False
     used = spec if attempt.reason == Reason.RESIZED else spec_of_attempt(spec, attempt)
-    return readiness_problem(used, observed.pods_of(cluster.name), None) is None
+    return readiness_problem(used, pods, None) is None
 
 
 def seconds_to_start(draft: StatusDraft) -> float | None:
@@ -113,6 +126,41 @@ def seconds_to_start(draft: StatusDraft) -> float | None:
         return None
     seconds = -seconds_since(draft.next_attempt.not_before, draft.now)
     return seconds if seconds > 0 else None
+
+
+def _start_on_same_cluster(draft: StatusDraft, observed: Observed) -> None:
+    """Starts the next attempt on the newest attempt's cluster. If Kueue has suspended this cluster, the attempt starts
+    once no pod of the newest attempt is left."""
+    cluster = observed.cluster(draft.attempt.cluster)
+    assert cluster is not None, "a reusable cluster exists"
+    if _is_emptied_by_queue(draft, cluster):
+        pods = observed.pods_of(cluster.name)
+        if any((cluster.is_suspended or pod.deleting) and not is_lost(pod) for pod in pods) or cluster.suspending:
+            return
+    start_attempt(draft, observed.job, on_same_cluster=True, is_suspended=cluster.suspended)
+
+
+def _is_emptied_by_queue(draft: StatusDraft, cluster: ObservedCluster) -> bool:
+    """Whether the pods of the newest attempt are gone, or are being deleted, because Kueue suspended the cluster."""
+    return cluster.is_suspended or draft.attempt.reason == Reason.EVICTED
+
+
+def _does_head_respond(pods: Pods) -> bool:
+    """Whether the head pod is ready and no pod is on a Kubernetes node that does not respond. On such a node, it may
+    take minutes until KubeRay replaces the pod."""
+    head = head_pod(pods)
+    is_head_ready = head is not None and head.ready and not head.deleting
+    return is_head_ready and not any(pod.overdue or pod.node_silent_seconds > 0 for pod in pods)
+
+
+def _has_failed_on_it_before(draft: StatusDraft) -> bool:
+    """Whether the two newest attempts used the same cluster, and both ended with an infrastructure failure, the newest
+    one without a new checkpoint: then a node or a GPU of the cluster may be broken."""
+    if len(draft.attempts) < 2 or draft.attempt.checkpoint_step is not None:
+        return False
+    before = draft.attempts[-2]
+    is_same = before.cluster_uid == draft.attempt.cluster_uid
+    return is_same and {before.failure_class, draft.attempt.failure_class} == {FailureClass.INFRASTRUCTURE}
 
 
 def _report_cluster(draft: StatusDraft, observed: Observed, reason: Reason, why: str) -> None:

@@ -16,6 +16,8 @@ _NOT_KEPT = (
     " despite runPolicy.cleanup: KeepCluster, because the operator did not see the trainer exit,"
     " and it might still be running"
 )
+_NOT_KEPT_IN_QUEUE = " despite runPolicy.cleanup: KeepCluster, because it would hold the quota of its queue (Kueue)"
+_UNNEEDED = "neither the current nor the next attempt uses it"
 _NEVER_CREATED = "the job finished before its cluster was created"
 
 
@@ -26,7 +28,7 @@ def delete_unneeded_clusters(draft: StatusDraft, observed: Observed) -> tuple[Ef
     needs_cluster = draft.is_under_way or (planned is not None and planned.same_cluster)
     attempt = draft.attempt if needs_cluster else None
     return tuple(
-        DeleteCluster(cluster.name, cluster.uid)
+        DeleteCluster(cluster.name, cluster.uid, f"the operator deletes RayCluster {cluster.name}: {_UNNEEDED}")
         for cluster in observed.clusters
         if not cluster.deleting
         and (attempt is None or cluster.name != attempt.cluster or attempt.cluster_uid not in (None, cluster.uid))
@@ -42,8 +44,8 @@ def report_no_pods(draft: StatusDraft) -> None:
 def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     """Deletes the clusters of a finished job, and the job itself once its TTL is over.
 
-    The newest attempt's cluster is kept if `runPolicy.cleanup` is KeepCluster now and its trainer has certainly exited.
-    If the spec cannot be read, a cluster that was kept so far is still kept.
+    The newest attempt's cluster is kept for `runPolicy.keepClusterSeconds` if `runPolicy.cleanup` is KeepCluster now
+    and its trainer has certainly exited. If the spec cannot be read, a cluster that was kept so far is still kept.
     """
     result = draft.result
     assert result is not None, "only finished jobs are cleaned up"
@@ -60,8 +62,40 @@ def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
             draft.result = result.model_copy(update={"cleaned_up_at": None})
     left = seconds_to_deletion(draft, observed)
     if left is not None and left <= 0:
-        return (DeleteJob(observed.job.uid),)
-    return tuple(DeleteCluster(cluster.name, cluster.uid) for cluster in to_delete if not cluster.deleting)
+        why = f"the operator deletes the job: it finished at {result.at}, and ttlSecondsAfterFinished is over"
+        return (DeleteJob(observed.job.uid, why),)
+    return tuple(_deletion(draft, observed, cluster) for cluster in to_delete if not cluster.deleting)
+
+
+def _deletion(draft: StatusDraft, observed: Observed, cluster: ObservedCluster) -> DeleteCluster:
+    """The deletion of a cluster of a finished job. ClusterReady reports that of the newest attempt's cluster at the end
+    of the job; an event reports that of any other cluster, and of a cluster that was kept long enough."""
+    spec = observed.job.spec
+    if not draft.attempts or draft.attempt.cluster != cluster.name:
+        why = "the job has finished without it"
+    elif spec is not None and spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER and not draft.attempt.trainer_may_run:
+        why = f"it was kept for runPolicy.keepClusterSeconds ({spec.run_policy.keep_cluster_seconds} s)"
+    else:
+        return DeleteCluster(cluster.name, cluster.uid)
+    return DeleteCluster(cluster.name, cluster.uid, f"the operator deletes RayCluster {cluster.name}: {why}")
+
+
+def seconds_to_cleanup(draft: StatusDraft, observed: Observed) -> float | None:
+    """Seconds until a finished job, or before that its kept cluster, is deleted; negative if this is overdue. None if
+    neither will be deleted."""
+    times = [seconds_to_deletion(draft, observed)]
+    if _kept_cluster(draft, observed) is not None:
+        times.append(_seconds_to_end_of_keeping(draft, observed))
+    return min((seconds for seconds in times if seconds is not None), default=None)
+
+
+def _seconds_to_end_of_keeping(draft: StatusDraft, observed: Observed) -> float | None:
+    """Seconds until a kept cluster of a finished job is deleted; 0 or less if it is not kept any longer. None if the
+    job is not finished or its spec cannot be read."""
+    spec = observed.job.spec
+    if draft.result is None or spec is None:
+        return None
+    return spec.run_policy.keep_cluster_seconds - seconds_since(draft.result.at, draft.now)
 
 
 def seconds_to_deletion(draft: StatusDraft, observed: Observed) -> float | None:
@@ -80,9 +114,13 @@ def _kept_cluster(draft: StatusDraft, observed: Observed) -> ObservedCluster | N
     spec, cluster = observed.job.spec, observed.cluster(draft.attempt.cluster)
     if cluster is None or cluster.deleting or draft.attempt.cluster_uid not in (None, cluster.uid):
         return None
+    if _is_in_queue(observed) or cluster.suspended:
+        return None
     if spec is None:
         return cluster if draft.result.cleaned_up_at is not None else None
-    return cluster if spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER else None
+    left = _seconds_to_end_of_keeping(draft, observed)
+    is_kept = spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER and left is not None and left > 0
+    return cluster if is_kept else None
 
 
 def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None) -> None:
@@ -92,7 +130,9 @@ def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None
         return
     kind, attempt = ConditionType.CLUSTER_READY, draft.attempt
     if kept is not None:
-        draft.set(kind, TRUE, Reason.KEPT, _KEPT)
+        policy = observed.job.spec.run_policy if observed.job.spec is not None else None
+        limit = f" for {policy.keep_cluster_seconds} s (runPolicy.keepClusterSeconds)" if policy is not None else ""
+        draft.set(kind, TRUE, Reason.KEPT, _KEPT + limit)
         return
     if are_clusters_deleted(observed):
         report_no_pods(draft)
@@ -100,7 +140,9 @@ def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None
         return
     spec = observed.job.spec
     was_to_be_kept = spec is not None and spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER
-    why_not_kept = _NOT_KEPT if was_to_be_kept and attempt.trainer_may_run else ""
+    why_not_kept = ""
+    if was_to_be_kept:
+        why_not_kept = _NOT_KEPT if attempt.trainer_may_run else _NOT_KEPT_IN_QUEUE if _is_in_queue(observed) else ""
     if are_clusters_deleted(observed):
         message = _NEVER_CREATED if attempt.cluster_uid is None else _DELETED + why_not_kept
         draft.set(kind, FALSE, Reason.REMOVED, message)
@@ -111,3 +153,7 @@ def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None
         draft.set(kind, FALSE, failure.reason, text)
     else:
         draft.set(kind, FALSE, Reason.DELETING, _DELETING + why_not_kept)
+
+
+def _is_in_queue(observed: Observed) -> bool:
+    return bool(observed.job.queue_labels) or any(cluster.queue for cluster in observed.clusters)

@@ -6,19 +6,23 @@ the trainer's placement groups.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
+from fractions import Fraction
 
-from rljob_api.conditions import ConditionType, Reason
+from rljob_api.conditions import NO_ROOM, ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
+from rljob_api.quantities import QUANTITY_PATTERN, number_of
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_api.v1alpha1.status import ConditionStatus, PoolStatus
+from rljob_api.v1alpha1.status import AttemptState, ConditionStatus, PoolStatus
 from rljob_operator.reconcile.observed import (
     EffectKind,
     Observed,
     ObservedCluster,
     ObservedPod,
     ObservedRay,
+    ObservedWorkload,
     PodProblem,
     Reachability,
 )
@@ -38,6 +42,7 @@ _MOST_SPECIFIC_FIRST = (
     Reason.VOLUME_MOUNT_FAILED,
     Reason.CONTAINER_CRASHING,
     Reason.UNSCHEDULABLE,
+    Reason.DISRUPTED,
 )
 """If pods have different problems, the reason that comes first here is reported."""
 
@@ -66,17 +71,39 @@ def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | Non
         draft.pools = _pool_statuses(requested, observed.pods_of(draft.attempt.cluster) if cluster is not None else ())
         draft.gpus = sum(pool.nodes * pool.gpus_per_node for pool in requested.pools)
     _record_name_conflict(draft, observed, cluster)
-    if cluster is not None and draft.attempt.cluster_uid is None:
-        draft.change_attempt(cluster_uid=cluster.uid, cluster_created_at=timestamp(draft.now))
+    if cluster is not None:
+        _record_cluster(draft, cluster)
+        _report_quota(draft, cluster)
     if cluster is None:
         finding: Finding | None = _finding_without_cluster(draft, observed)
     else:
         finding = _finding_with_cluster(draft, observed, spec, cluster)
     if finding is not None:
         draft.set(ConditionType.CLUSTER_READY, finding.status, finding.reason, finding.message)
+        if finding.reason in (Reason.QUEUED, *NO_ROOM):
+            draft.begin_waiting()
+        if finding.is_true:
+            draft.waiting_since = None
         if finding.is_true and draft.attempt.ready_at is None:
             draft.change_attempt(ready_at=timestamp(draft.now))
     return finding
+
+
+def _queue_finding(draft: StatusDraft, cluster: ObservedCluster) -> Finding | None:
+    """What a suspended cluster waits for: it has not been admitted yet (reason Queued), or it was suspended again after
+    it had been admitted (reason Evicted). None if the cluster is not suspended."""
+    if not cluster.is_suspended:
+        return None
+    reason = Reason.QUEUED if draft.attempt.active_since is None else Reason.EVICTED
+    text = f"RayCluster {cluster.name} is suspended"
+    if cluster.queue:
+        what = "waits in" if reason is Reason.QUEUED else "was evicted by"
+        text = f"RayCluster {cluster.name} {what} queue {cluster.queue} (Kueue)"
+    workload = cluster.workload or ObservedWorkload()
+    messages = (workload.waits_for, workload.evicted_because)
+    why = next(filter(None, messages if reason is Reason.QUEUED else reversed(messages)), "")
+    text += f": {why}" if why else ""
+    return Finding(FALSE, reason, text)
 
 
 def report_placement(draft: StatusDraft, observed: Observed, spec: RLJobSpec, *, cluster_ready: bool) -> str | None:
@@ -95,6 +122,14 @@ def is_lost(pod: ObservedPod) -> bool:
     """Whether the pod's Kubernetes node no longer responds, so that the pod cannot be stopped. The pod may still be
     running; checkpoints that it saves later are not used (fencing by start numbers)."""
     return pod.overdue or pod.node_silent_seconds >= NODE_LOST_SECONDS
+
+
+def disrupted_pod(pods: Pods) -> str | None:
+    """Which pod Kubernetes takes away, and why (preemption, drain, eviction); None if it takes none away."""
+    for pod in sorted(pods, key=lambda pod: pod.name):
+        if pod.problem is not None and pod.problem.reason is Reason.DISRUPTED:
+            return f"pod {pod.name}: {pod.problem.message}"
+    return None
 
 
 def are_clusters_deleted(observed: Observed) -> bool:
@@ -122,7 +157,8 @@ def readiness_problem(spec: RLJobSpec, pods: Pods, creation_error: str | None) -
     existing = Counter(pod.group for pod in pods if not (pod.ended or pod.deleting))
     num_missing = sum(max(0, count - existing[group]) for group, count in desired.items())
     if creation_error and num_missing:
-        return PodProblem(Reason.POD_CREATION_FAILED, f"{summary}; {num_missing} cannot be created: {creation_error}")
+        reason = Reason.QUOTA_EXCEEDED if _is_quota_in_use(creation_error) else Reason.POD_CREATION_FAILED
+        return PodProblem(reason, f"{summary}; {num_missing} cannot be created: {creation_error}")
     problems = _problems(pods)
     if problems:
         rank = {reason: index for index, reason in enumerate(_MOST_SPECIFIC_FIRST)}
@@ -132,6 +168,23 @@ def readiness_problem(spec: RLJobSpec, pods: Pods, creation_error: str | None) -
     return PodProblem(Reason.PODS_PENDING, f"{summary}; waiting for {' and '.join(waiting)}")
 
 
+def _is_quota_in_use(message: str) -> bool:
+    """Whether a request failed because of a ResourceQuota that others use up now: the message names no resource of
+    which the request alone needs more than the quota has."""
+    if "exceeded quota" not in message:
+        return False
+    requested, limited = (_amounts(message, word) for word in ("requested", "limited"))
+    return bool(limited) and all(number <= limited.get(name, number) for name, number in requested.items())
+
+
+def _amounts(message: str, word: str) -> dict[str, Fraction]:
+    """The amounts after a word in the API server's message about a quota, such as
+    `requested: requests.nvidia.com/gpu=2,pods=1, used: ...`."""
+    found = re.search(rf"{word}: (\S+)", message)
+    pairs = (each.partition("=") for each in found[1].rstrip(",").split(",")) if found else ()
+    return {name: number_of(amount) for name, _, amount in pairs if re.fullmatch(QUANTITY_PATTERN, amount)}
+
+
 def _cluster_of_attempt(draft: StatusDraft, observed: Observed) -> ObservedCluster | None:
     """The newest attempt's cluster, if it exists and is not being deleted. A cluster with its name and another UID does
     not count."""
@@ -139,6 +192,29 @@ def _cluster_of_attempt(draft: StatusDraft, observed: Observed) -> ObservedClust
     if cluster is None or cluster.deleting or draft.attempt.cluster_uid not in (None, cluster.uid):
         return None
     return cluster
+
+
+def _record_cluster(draft: StatusDraft, cluster: ObservedCluster) -> None:
+    """Records the cluster's UID, and since when the cluster is not suspended by a queue."""
+    if draft.attempt.cluster_uid is None:
+        draft.change_attempt(cluster_uid=cluster.uid)
+    if draft.attempt.active_since is not None:
+        return
+    if cluster.is_suspended:
+        draft.change_attempt(state=AttemptState.QUEUED.value)
+    else:
+        draft.change_attempt(state=AttemptState.PROVISIONING.value, active_since=timestamp(draft.now))
+
+
+def _report_quota(draft: StatusDraft, cluster: ObservedCluster) -> None:
+    """Sets QuotaReserved for a cluster that is or was in a queue."""
+    kind, found = ConditionType.QUOTA_RESERVED, _queue_finding(draft, cluster)
+    if found is not None:
+        draft.set(kind, found.status, found.reason, found.message)
+    elif cluster.queue:
+        draft.set(kind, TRUE, Reason.ADMITTED, f"queue {cluster.queue}")
+    else:
+        draft.set_if_present(kind, TRUE, Reason.ADMITTED, "the cluster is not suspended")
 
 
 def _record_name_conflict(draft: StatusDraft, observed: Observed, cluster: ObservedCluster | None) -> None:
@@ -164,7 +240,8 @@ def _finding_without_cluster(draft: StatusDraft, observed: Observed) -> Finding:
     if draft.attempt.cluster_uid is not None or observed.cluster(name) is not None:
         return Finding(FALSE, Reason.CLUSTER_LOST, f"RayCluster {name} was deleted while the job needed it")
     if failure is not None and failure.kind is EffectKind.CREATE_CLUSTER:
-        return Finding(FALSE, failure.reason, failure.message)
+        reason = Reason.QUOTA_EXCEEDED if _is_quota_in_use(failure.message) else failure.reason
+        return Finding(FALSE, reason, failure.message)
     return Finding(FALSE, Reason.CREATING, f"RayCluster {name} is being created")
 
 
@@ -175,14 +252,17 @@ def _finding_with_cluster(
     wrong."""
     if observed.forbidden is not None:
         return Finding(UNKNOWN, Reason.READ_FORBIDDEN, observed.forbidden)
+    queued = _queue_finding(draft, cluster)
+    if queued is not None and queued.reason is Reason.QUEUED:
+        return queued
     lost = _lost_head(draft, observed, cluster)
     if lost is not None:
         return Finding(FALSE, Reason.HEAD_LOST, lost)
     if not cluster.asks_for_token:
         text = f"RayCluster {cluster.name} has no spec.authOptions: KubeRay is too old; install KubeRay 1.6 or later"
         return Finding(FALSE, Reason.KUBERAY_TOO_OLD, text)
-    if spec is None:
-        return None
+    if queued is not None or spec is None:
+        return queued
     problem = readiness_problem(spec, observed.pods_of(cluster.name), cluster.pod_creation_error)
     if problem is not None:
         return Finding(FALSE, problem.reason, problem.message)

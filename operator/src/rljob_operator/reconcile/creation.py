@@ -14,6 +14,7 @@ from rljob_api.conditions import Reason
 from rljob_api.elastic import largest_valid_nodes, with_nodes
 from rljob_api.errors import DocumentError
 from rljob_api.job_checks import STORAGE_RULE, cluster_violations
+from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Attempt, PoolNodes
 from rljob_api.yaml_text import wire_path
@@ -26,16 +27,18 @@ from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedJob,
 from rljob_operator.reconcile.status_draft import StatusDraft, seconds_since, timestamp
 from rljob_operator.reconcile.trainer import newest_submission, report_submission
 
-ALL_PODS_SECONDS = 60
-"""How long all worker pods must have been ready before an attempt with fewer worker pods is stopped to use them all."""
+MAX_DOUBLINGS = 6
+"""How often `growAfterSeconds` is doubled at most."""
 
 
 def spec_problem(job: ObservedJob, spec: RLJobSpec, defaults: Defaults) -> Ending | None:
     """Why the job cannot run on a Kubernetes cluster; None if its spec has no such problem."""
     found = cluster_violations(
         spec,
+        job.labels,
         has_default_image=defaults.trainer_image is not None,
         service_account_names=defaults.service_account_names,
+        allowed_label_prefixes=defaults.allowed_label_prefixes,
     )
     if found:
         reason = Reason.STORAGE_MISSING if found[0].rule == STORAGE_RULE else Reason.INVALID_SPEC
@@ -72,10 +75,10 @@ def spec_of_attempt(spec: RLJobSpec, attempt: Attempt) -> RLJobSpec:
     return with_nodes(spec, {pool.name: pool.nodes for pool in attempt.nodes}) if attempt.nodes else spec
 
 
-def should_use_all_pods(draft: StatusDraft) -> bool:
-    """Whether to stop an attempt with fewer worker pods, because all have been ready for `ALL_PODS_SECONDS`."""
-    since = draft.attempt.all_nodes_since
-    return since is not None and seconds_since(since, draft.now) >= ALL_PODS_SECONDS
+def should_use_all_pods(draft: StatusDraft, policy: RunPolicy) -> bool:
+    """Whether to stop an attempt with fewer worker pods, because all have been ready for long enough."""
+    left = _seconds_to_growth(draft, policy)
+    return left is not None and left <= 0
 
 
 def seconds_to_pod_counts(draft: StatusDraft, spec: RLJobSpec) -> float | None:
@@ -83,10 +86,20 @@ def seconds_to_pod_counts(draft: StatusDraft, spec: RLJobSpec) -> float | None:
     is stopped to use all of them. Negative if this time has passed; None if there is no such time."""
     attempt, elastic = draft.attempt, spec.run_policy.elastic
     if attempt.all_nodes_since is not None:
-        return ALL_PODS_SECONDS - seconds_since(attempt.all_nodes_since, draft.now)
-    if elastic is None or attempt.running_since is not None or attempt.cluster_created_at is None:
+        return _seconds_to_growth(draft, spec.run_policy)
+    if elastic is None or attempt.running_since is not None or attempt.active_since is None:
         return None
-    return elastic.wait_seconds - seconds_since(attempt.cluster_created_at, draft.now)
+    return elastic.wait_seconds - seconds_since(attempt.active_since, draft.now)
+
+
+def _seconds_to_growth(draft: StatusDraft, policy: RunPolicy) -> float | None:
+    """Seconds until all worker pods have been ready for `runPolicy.elastic.growAfterSeconds`, which is doubled for each
+    time in a row that the job did not last on all worker pods. None if an attempt does not run on fewer of them."""
+    since, elastic = draft.attempt.all_nodes_since, policy.elastic
+    if since is None or elastic is None:
+        return None
+    doublings = min(draft.counters.short_growths, MAX_DOUBLINGS)
+    return elastic.grow_after_seconds * 2.0**doublings - seconds_since(since, draft.now)
 
 
 def create_cluster(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
@@ -148,11 +161,11 @@ def _fewer_pods(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> tupl
     if all are ready, the attempt still waits, too few are ready, or the job is not elastic. If the previous attempt ran
     on fewer worker pods of the same cluster, the attempt does not wait."""
     attempt, elastic = draft.attempt, spec.run_policy.elastic
-    if elastic is None or attempt.cluster_created_at is None or _are_all_pods_ready(draft, observed, spec):
+    if elastic is None or attempt.active_since is None or _are_all_pods_ready(draft, observed, spec):
         return ()
     previous = draft.attempts[-2] if len(draft.attempts) > 1 else None
     ran_on_fewer = previous is not None and previous.cluster_uid == attempt.cluster_uid and previous.nodes != ()
-    if not ran_on_fewer and seconds_since(attempt.cluster_created_at, draft.now) < elastic.wait_seconds:
+    if not ran_on_fewer and seconds_since(attempt.active_since, draft.now) < elastic.wait_seconds:
         return ()
     pods = observed.pods_of(attempt.cluster)
     ready = Counter(pod.group for pod in pods if pod.ready and not (pod.deleting or pod.ended))

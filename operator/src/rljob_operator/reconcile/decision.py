@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
@@ -21,6 +21,7 @@ _QUIET = (
 
 _NORMAL = (
     *(Reason.CREATING, Reason.READY, Reason.SUBMITTED, Reason.STARTING, Reason.TRAINING, Reason.STOPPING),
+    *(Reason.QUEUED, Reason.ADMITTED),
     *(Reason.SAVED, Reason.SUCCEEDED, Reason.REMOVED, Reason.KEPT, Reason.SUSPENDED, Reason.RESUMED, Reason.RESIZED),
     Reason.WAITING_FOR_NEXT_ATTEMPT,
 )
@@ -82,19 +83,23 @@ class ApplyNetworkPolicy:
 
 @dataclass(frozen=True)
 class DeleteCluster:
-    """Deletes the RayCluster with this name and UID; a RayCluster with another UID stays."""
+    """Deletes the RayCluster with this name and UID; a RayCluster with another UID stays. If it is deleted and `event`
+    is not empty, an event on the job has this message."""
 
     kind: ClassVar[EffectKind] = EffectKind.DELETE_CLUSTER
     name: str
     uid: str
+    event: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
 class DeleteJob:
-    """Deletes the RLJob with this UID. Kubernetes then deletes everything that the RLJob owns."""
+    """Deletes the RLJob with this UID. Kubernetes then deletes everything that the RLJob owns. Before, an event on the
+    job gets the message `event`; events stay when their job is deleted."""
 
     kind: ClassVar[EffectKind] = EffectKind.DELETE_JOB
     uid: str
+    event: str = field(default="", compare=False)
 
 
 Effect = CreateCluster | SubmitRayJob | StopRayJob | DumpStacks | ApplyNetworkPolicy | DeleteCluster | DeleteJob
@@ -107,12 +112,21 @@ class EventType(StrEnum):
     WARNING = "Warning"
 
 
+class EventReason(StrEnum):
+    """Reasons of events that belong to no condition."""
+
+    CLUSTER_DELETED = "ClusterDeleted"
+    JOB_DELETED = "JobDeleted"
+    STATUS_UNREADABLE = "StatusUnreadable"
+    STATUS_NOT_WRITTEN = "StatusNotWritten"
+
+
 @dataclass(frozen=True)
 class EventRecord:
     """An event to post: one line in `kubectl describe`."""
 
     type: EventType
-    reason: Reason
+    reason: Reason | EventReason
     message: str
 
 
@@ -144,13 +158,13 @@ def events_between(before: RLJobStatus, after: RLJobStatus) -> tuple[EventRecord
         EventRecord(
             type=EventType.NORMAL if reason in _NORMAL else EventType.WARNING,
             reason=Reason(reason),
-            message=_bounded(condition.message or condition.type),
+            message=bounded_note(condition.message or condition.type),
         )
         for reason, condition in changed.items()
         if reason not in _QUIET
     )
 
 
-def _bounded(text: str) -> str:
+def bounded_note(text: str) -> str:
     """The start of the text, at most `MAX_NOTE_BYTES`."""
     return text.encode()[:MAX_NOTE_BYTES].decode(errors="ignore")

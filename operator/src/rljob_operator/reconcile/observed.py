@@ -7,12 +7,14 @@ not respond.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
 from rljob_api.conditions import Reason
 from rljob_api.run_state import RunState
+from rljob_api.v1alpha1.pools import PRIORITY_CLASS_LABEL, QUEUE_LABEL
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
@@ -40,6 +42,9 @@ class ObservedJob:
     """Value of the annotation `constants.ANNOTATION_STOP`."""
     retry_request: str | None = None
     """Value of the annotation `constants.ANNOTATION_RETRY`."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    is_managed: bool = True
+    """Whether this operator runs the job; False if `spec.managedBy` names another controller."""
     memory_shortage: str = ""
     """A warning that the models are estimated not to fit into GPU memory; empty if they fit or no estimate exists."""
     readable_policy: RunPolicy = field(default_factory=RunPolicy)
@@ -54,6 +59,23 @@ class ObservedJob:
     def should_be_suspended(self) -> bool:
         """Whether `spec.suspend` is true; False if the spec cannot be parsed."""
         return self.spec is not None and self.spec.suspend
+
+    @property
+    def queue_labels(self) -> Mapping[str, str]:
+        """The job's labels for Kueue, which its RayCluster gets; empty if the job is in no queue."""
+        if QUEUE_LABEL not in self.labels:
+            return {}
+        return {key: self.labels[key] for key in (QUEUE_LABEL, PRIORITY_CLASS_LABEL) if key in self.labels}
+
+
+@dataclass(frozen=True)
+class ObservedWorkload:
+    """What Kueue reports about a RayCluster, in its Workload object."""
+
+    waits_for: str = ""
+    """Why no quota is reserved now; empty if Kueue has not said so."""
+    evicted_because: str = ""
+    """Why the cluster was evicted; empty if it was not, or if it was admitted again since then."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +93,20 @@ class ObservedCluster:
     asks_for_token: bool = True
     """Whether the cluster's spec still turns on Ray's token authentication: a KubeRay that is too old drops
     `authOptions`."""
+    suspended: bool = False
+    """`spec.suspend`: KubeRay creates no pods, or deletes them. Kueue suspends a cluster until its queue admits it, and
+    again when it evicts the cluster."""
+    suspending: bool = False
+    """Whether KubeRay is deleting the pods after `suspend` was set. It goes on with this even if `suspend` is reset."""
+    queue: str = ""
+    """Name of the cluster's queue (Kueue); empty without one."""
+    workload: ObservedWorkload | None = None
+    """None without a queue, or if the operator does not read Kueue's objects."""
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the cluster is suspended, or KubeRay still deletes its pods after it was suspended."""
+        return self.suspended or self.suspending
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.scalars import MAX_COUNT
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.status import AttemptState
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.reconcile.attempt_endings import Ending, ending_of_attempt
 from rljob_operator.reconcile.between_attempts import (
@@ -18,7 +19,7 @@ from rljob_operator.reconcile.between_attempts import (
     stop_between_attempts,
     wait_or_start,
 )
-from rljob_operator.reconcile.cleanup import clean_up, delete_unneeded_clusters, seconds_to_deletion
+from rljob_operator.reconcile.cleanup import clean_up, delete_unneeded_clusters, seconds_to_cleanup
 from rljob_operator.reconcile.cluster import Finding, report_cluster, report_placement
 from rljob_operator.reconcile.creation import (
     choose_pod_counts,
@@ -68,7 +69,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Decision
     that observes the decided status and nothing else new decides the same status again, until a time limit passes; it
     repeats only the effects whose results it does not observe yet. Repeating an effect does no harm."""
     job = observed.job
-    if job.deleting:
+    if job.deleting or not job.is_managed:
         return Decision(status=job.status)
     draft = StatusDraft(job, now)
     apply_retry_request(draft, observed)
@@ -102,13 +103,14 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     may_submit = (
         spec is not None and is_ready and placement_problem is None and observed.ray.reachability is Reachability.OK
     )
-    ending = (
-        ending_of_attempt(draft, observed, (cluster_ready, submission), policy.grace_period_seconds)
-        or ending_by_stop(draft, observed, policy, waits_for)
-        or exceeded_deadline(draft, observed, policy, waits_for, unobservable)
-    )
-    if ending is not None and ending.reason is Reason.PROVISIONING_DEADLINE_EXCEEDED and may_submit:
-        ending = None if _allow_late_submission(draft, observed) else ending
+    ending = ending_of_attempt(
+        draft, observed, (cluster_ready, submission), policy.grace_period_seconds
+    ) or ending_by_stop(draft, observed, policy, waits_for[1])
+    if ending is None:
+        ending = exceeded_deadline(draft, observed, policy, waits_for, unobservable)
+        is_submission_late = ending is not None and may_submit and draft.attempt.running_since is None
+        if is_submission_late and _allow_late_submission(draft, observed):
+            ending = None
     if ending is not None:
         _end(draft, observed, ending, policy)
         return _between(draft, observed, spec) if draft.result is None else ()
@@ -169,8 +171,10 @@ def _end(draft: StatusDraft, observed: Observed, ending: Ending, policy: RunPoli
     end_attempt(draft, ending)
     if trainer_may_run(draft, observed):
         draft.change_attempt(trainer_may_run=True)
-    # If the trainer may still be running, its cluster cannot be reused: deleting the cluster stops the trainer.
-    reusable = ray_job is not None and ray_job.status.has_ended and is_cluster_reusable(draft, observed)
+    # If the trainer may still be running, its cluster cannot be reused: deleting the cluster stops the trainer. If
+    # Kueue evicted the cluster, the trainer ends with its pods.
+    has_trainer_ended = ending.reason is Reason.EVICTED or (ray_job is not None and ray_job.status.has_ended)
+    reusable = has_trainer_ended and is_cluster_reusable(draft, observed)
     if ending.reason is Reason.SUCCEEDED:
         end_job(draft, ending)
     elif observed.job.spec is None and ending.reason in _CAUSED_BY_UNREADABLE_SPEC:
@@ -217,13 +221,14 @@ def _ignored_fields(observed: Observed) -> str:
 
 def _waits_for(
     observed: Observed, cluster_ready: Finding | None, placement_problem: str | None, submission: Finding | None
-) -> str:
-    """What an attempt without a running trainer still waits for, for a message."""
+) -> tuple[Reason | None, str]:
+    """What an attempt without a running trainer still waits for, for a message, and the reason of ClusterReady if this
+    condition is not True."""
     if observed.job.spec is None:
-        return f"this operator cannot parse the job's spec ({observed.job.spec_error})"
+        return None, f"this operator cannot parse the job's spec ({observed.job.spec_error})"
     if cluster_ready is not None and not cluster_ready.is_true:
-        return cluster_ready.message
-    return placement_problem or (
+        return cluster_ready.reason, cluster_ready.message
+    return None, placement_problem or (
         submission.message if submission is not None else "the trainer was about to be submitted"
     )
 
@@ -232,7 +237,7 @@ def _requeue_after_seconds(draft: StatusDraft, observed: Observed) -> float | No
     """Seconds until the next pass; None if only a watch event can change anything."""
     spec = observed.job.spec
     if draft.result is not None:
-        left = seconds_to_deletion(draft, observed)
+        left = seconds_to_cleanup(draft, observed)
         return None if left is None else max(0.0, left)
     if not draft.is_under_way:
         if draft.suspended_at is not None:
@@ -242,6 +247,9 @@ def _requeue_after_seconds(draft: StatusDraft, observed: Observed) -> float | No
     if observed.job.status.counters is None or draft.counters.attempts > observed.job.status.counters.attempts:
         # This pass has started an attempt. The next one creates the cluster.
         return 0.0
+    if draft.attempt.state == AttemptState.QUEUED:
+        # Kueue changes the cluster when it admits it.
+        return None
     waits_for_ray = draft.attempt.submissions > 0 or draft.attempt.ready_at is not None
     was_polled = observed.ray.reachability is not Reachability.NOT_ASKED
     poll = RAY_POLL_SECONDS if waits_for_ray or was_polled else POD_POLL_SECONDS

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from datetime import timedelta
 
-from rljob_api.conditions import FAILURE_CLASSES, ConditionType, Reason
+from rljob_api.conditions import FAILURE_CLASSES, NO_ROOM, RESTARTED_FREELY, ConditionType, Reason
 from rljob_api.scalars import MAX_COUNT
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, FailureClass, JobResult, NextAttempt
@@ -40,15 +40,18 @@ Budget = tuple[str, int, int]
 _CONDITIONS_OF_AN_ATTEMPT = (ConditionType.PLACEMENT_FEASIBLE, ConditionType.JOB_SUBMITTED, ConditionType.PROGRESSING)
 """Conditions that become False when the next attempt starts."""
 _REASONS_OF_STOPPED_ATTEMPTS = (
-    *(Reason.SUSPENDED, Reason.RESIZED, Reason.ACTIVE_DEADLINE_EXCEEDED),
-    *(Reason.STOPPED_BY_USER, Reason.STOPPED_THROUGH_RAY),
+    *(Reason.SUSPENDED, Reason.ACTIVE_DEADLINE_EXCEEDED, Reason.STOPPED_BY_USER, Reason.STOPPED_THROUGH_RAY),
+    *RESTARTED_FREELY,
 )
 """An attempt that ends with one of these reasons has the outcome Stopped."""
 
 
-def start_attempt(draft: StatusDraft, job: ObservedJob, *, on_same_cluster: bool = False) -> None:
+def start_attempt(
+    draft: StatusDraft, job: ObservedJob, *, on_same_cluster: bool = False, is_suspended: bool = False
+) -> None:
     """Records that the next attempt starts, on a new cluster or on the previous attempt's cluster. The effects of the
-    new attempt follow in a later pass, once the status is written."""
+    new attempt follow in a later pass, once the status is written. `is_suspended`: whether the same cluster is in a
+    queue again."""
     number = draft.counters.attempts + 1
     previous = draft.attempt if on_same_cluster else None
     draft.add_attempt(
@@ -57,13 +60,16 @@ def start_attempt(draft: StatusDraft, job: ObservedJob, *, on_same_cluster: bool
             cluster=previous.cluster if previous is not None else cluster_name(job.name, number),
             cluster_uid=previous.cluster_uid if previous is not None else None,
             # Deadlines count from this time, so for a reused cluster it is the start of the attempt.
-            cluster_created_at=timestamp(draft.now) if previous is not None else None,
+            active_since=timestamp(draft.now) if previous is not None and not is_suspended else None,
+            state=(AttemptState.QUEUED if is_suspended else AttemptState.PROVISIONING).value,
             started=timestamp(draft.now),
         )
     )
     draft.change_counters(attempts=number)
     draft.next_attempt = None
     draft.suspended_at = None
+    if not on_same_cluster:
+        draft.drop(ConditionType.QUOTA_RESERVED)
     if number > 1:
         for kind in _CONDITIONS_OF_AN_ATTEMPT:
             draft.set_if_present(kind, FALSE, Reason.NEXT_ATTEMPT_STARTED, "the next attempt has started")
@@ -75,7 +81,7 @@ def end_attempt(draft: StatusDraft, ending: Ending) -> None:
     """Records how the newest attempt ended, and adds the time since its cluster was created to the job's active
     seconds."""
     attempt = draft.attempt
-    since = attempt.cluster_created_at
+    since = attempt.active_since
     if since is not None:
         active = max(0, round(seconds_since(since, draft.now)))
         draft.change_counters(active_seconds=min(draft.counters.active_seconds + active, MAX_COUNT))
@@ -102,14 +108,14 @@ def follow_ending(
     does neither: the job waits until it is resumed.
 
     Args:
-        is_cluster_reusable: Whether the next attempt may use the same cluster. After an application error and after the
-            reason Resized, it then uses this cluster; after an infrastructure failure it gets a new one.
+        is_cluster_reusable: Whether the next attempt may use the same cluster.
     """
     failure_class = FAILURE_CLASSES[ending.reason]
+    _count_growth(draft, ending)
+    if ending.reason in RESTARTED_FREELY:
+        _restart_freely(draft, ending, job_uid, is_cluster_reusable)
+        return
     if failure_class is FailureClass.RESUMABLE:
-        if ending.reason is Reason.RESIZED:
-            _plan_next_attempt(draft, ending, failure_class, 0.0, same_cluster=is_cluster_reusable)
-            draft.set(ConditionType.RETRYING, TRUE, ending.reason, ending.message)
         return
     if draft.attempt.outcome == AttemptOutcome.FAILED:
         draft.change_counters(failed_attempts=draft.counters.failed_attempts + 1)
@@ -124,12 +130,40 @@ def follow_ending(
         return
     counter = "application_retries" if failure_class is FailureClass.APPLICATION else "infrastructure_retries"
     draft.change_counters(**{counter: used + 1})
-    seconds = _pause_seconds(draft, job_uid)
-    same_cluster = failure_class is FailureClass.APPLICATION and is_cluster_reusable
-    _plan_next_attempt(draft, ending, failure_class, seconds, same_cluster=same_cluster)
+    num_failures = draft.counters.application_retries + draft.counters.infrastructure_retries
+    seconds = _pause_seconds(draft, job_uid, num_failures)
+    _plan_next_attempt(draft, ending, failure_class, seconds, same_cluster=is_cluster_reusable)
     start = timestamp(draft.now + timedelta(seconds=seconds))
     text = f"retry {used + 1} of {allowed} (runPolicy.{field}) at {start}, after: {ending.message}"
     draft.set(ConditionType.RETRYING, TRUE, ending.reason, text)
+
+
+def _restart_freely(draft: StatusDraft, ending: Ending, job_uid: str, is_cluster_reusable: bool) -> None:
+    """Plans the next attempt after one that ended for no fault of the job. It uses no retry. Each disruption and each
+    time without room makes the next pause longer, until the job makes progress."""
+    if ending.reason in (Reason.RESIZED, Reason.EVICTED):
+        seconds = 0.0
+    else:
+        _reset_budgets_after_progress(draft)
+        num_restarts = draft.counters.uncounted_restarts + 1
+        draft.change_counters(uncounted_restarts=num_restarts)
+        seconds = _pause_seconds(draft, job_uid, num_restarts)
+    _plan_next_attempt(draft, ending, FailureClass.RESUMABLE, seconds, same_cluster=is_cluster_reusable)
+    text = ending.message
+    if seconds:
+        text = f"next attempt at {timestamp(draft.now + timedelta(seconds=seconds))}, uses no retry, after: {text}"
+    draft.set(ConditionType.RETRYING, TRUE, ending.reason, text)
+
+
+def _count_growth(draft: StatusDraft, ending: Ending) -> None:
+    """After an elastic job has resumed on all worker pods: counts an attempt that failed or was disrupted before its
+    first checkpoint, so that the job waits longer the next time."""
+    if len(draft.attempts) < 2 or draft.attempts[-2].reason != Reason.RESIZED:
+        return
+    did_last = draft.attempt.checkpoint_step is not None
+    is_by_user = ending.reason in (Reason.SUSPENDED, Reason.STOPPED_BY_USER)
+    if did_last or not is_by_user:
+        draft.change_counters(short_growths=0 if did_last else draft.counters.short_growths + 1)
 
 
 def wait_for_another_operator(draft: StatusDraft, ending: Ending) -> None:
@@ -146,6 +180,7 @@ def end_job(draft: StatusDraft, ending: Ending) -> None:
     succeeded = ending.reason is Reason.SUCCEEDED
     outcome = AttemptOutcome.SUCCEEDED if succeeded else AttemptOutcome.FAILED
     draft.next_attempt = None
+    draft.waiting_since = None
     draft.suspended_at = None
     draft.result = JobResult(
         outcome=outcome.value,
@@ -168,8 +203,8 @@ def reopen_job(draft: StatusDraft) -> None:
 
 
 def reset_retry_budgets(draft: StatusDraft) -> None:
-    """Resets both retry budgets."""
-    draft.change_counters(application_retries=0, infrastructure_retries=0)
+    """Resets both retry budgets, and the pauses that grow with each restart."""
+    draft.change_counters(application_retries=0, infrastructure_retries=0, uncounted_restarts=0)
 
 
 def _outcome(reason: Reason) -> str:
@@ -181,6 +216,10 @@ def _outcome(reason: Reason) -> str:
 def _plan_next_attempt(
     draft: StatusDraft, ending: Ending, failure_class: FailureClass, pause_seconds: float, *, same_cluster: bool
 ) -> None:
+    if ending.reason in (Reason.EVICTED, *NO_ROOM):
+        draft.begin_waiting()
+    else:
+        draft.waiting_since = None
     draft.next_attempt = NextAttempt(
         reason=ending.reason.value,
         message=both_ends_of(ending.message, MAX_ATTEMPT_MESSAGE),
@@ -207,10 +246,9 @@ def _budget(draft: StatusDraft, failure_class: FailureClass, policy: RunPolicy) 
     return "maxInfraRetries", draft.counters.infrastructure_retries, policy.max_infra_retries
 
 
-def _pause_seconds(draft: StatusDraft, job_uid: str) -> float:
-    """The pause before a retry (exponential backoff): it doubles with each further failure without progress, up to
-    `LONGEST_PAUSE_SECONDS`; then the jitter is applied."""
-    num_failures = draft.counters.application_retries + draft.counters.infrastructure_retries
+def _pause_seconds(draft: StatusDraft, job_uid: str, num_failures: int) -> float:
+    """The pause before the next attempt (exponential backoff): it doubles with each further failure or restart without
+    progress, up to `LONGEST_PAUSE_SECONDS`; then the jitter is applied."""
     # The exponent is limited to avoid an overflow: 2**10 times the first pause is longer than the longest pause anyway.
     seconds = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(num_failures - 1, 10))
     digest = hashlib.sha256(f"{job_uid} {draft.counters.attempts}".encode()).digest()

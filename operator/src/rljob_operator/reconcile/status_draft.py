@@ -5,9 +5,10 @@ Decisions never read conditions: what a later pass must know is in a record (`at
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
-from rljob_api.conditions import ConditionType, Reason
+from rljob_api.conditions import NO_ROOM, ConditionType, Reason
 from rljob_api.requests import as_recorded
 from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.status import (
@@ -33,10 +34,17 @@ TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionSta
 
 _CONDITIONS_BEFORE_TRAINING = (
     ConditionType.SPEC_VALID,
+    ConditionType.QUOTA_RESERVED,
     ConditionType.CLUSTER_READY,
     ConditionType.PLACEMENT_FEASIBLE,
     ConditionType.JOB_SUBMITTED,
 )
+
+_PHASES_BETWEEN_ATTEMPTS: Mapping[str, str] = {
+    Reason.EVICTED.value: AttemptState.QUEUED.value,
+    **{reason.value: "Pending" for reason in NO_ROOM},
+}
+"""The phase between two attempts, by the reason of the first one, if the phase is not Retrying."""
 
 
 class StatusDraft:
@@ -48,6 +56,7 @@ class StatusDraft:
         self.attempts = list(status.attempts)
         self.counters = status.counters or Counters()
         self.next_attempt = status.next_attempt
+        self.waiting_since = status.waiting_since
         self.suspended_at = status.suspended_at
         self.result = status.result
         self.handled = status.handled_requests or HandledRequests()
@@ -110,6 +119,10 @@ class StatusDraft:
         if kind in self._conditions:
             self.set(kind, status, reason, message)
 
+    def begin_waiting(self) -> None:
+        """Records that the job waits for quota or for nodes with room, if this is not recorded yet."""
+        self.waiting_since = self.waiting_since or timestamp(self.now)
+
     def drop(self, kind: ConditionType) -> None:
         """Removes the condition from the status."""
         self._conditions.pop(kind, None)
@@ -130,6 +143,7 @@ class StatusDraft:
             attempts=tuple(self.attempts),
             counters=self.counters,
             next_attempt=self.next_attempt,
+            waiting_since=self.waiting_since,
             suspended_at=self.suspended_at,
             result=self.result,
             handled_requests=None if self.handled == HandledRequests() else self.handled,
@@ -194,7 +208,7 @@ def _phase_of(status: RLJobStatus) -> str:
     if status.suspended_at is not None:
         return "Suspended"
     if status.next_attempt is not None:
-        return "Retrying"
+        return _PHASES_BETWEEN_ATTEMPTS.get(status.next_attempt.reason, "Retrying")
     if not status.attempts:
         return "Pending"
     attempt = status.attempts[-1]

@@ -7,13 +7,13 @@ or cannot be observed ends at a deadline.
 
 from __future__ import annotations
 
-from rljob_api.conditions import Reason
+from rljob_api.conditions import NO_ROOM, Reason
 from rljob_api.constants import POD_LOGS_FOLDER, STACKS_SECONDS, attempt_logs_folder
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import AttemptState, StopRequest
 from rljob_operator.reconcile.attempt_endings import Ending, reason_of_stop
-from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS
-from rljob_operator.reconcile.creation import should_use_all_pods
+from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, disrupted_pod
+from rljob_operator.reconcile.creation import create_cluster, should_use_all_pods
 from rljob_operator.reconcile.decision import DumpStacks, Effect, StopRayJob
 from rljob_operator.reconcile.observed import EffectKind, Observed, Reachability
 from rljob_operator.reconcile.status_draft import (
@@ -32,6 +32,8 @@ from rljob_operator.reconcile.trainer import (
     seconds_without_progress,
 )
 
+_MAY_START_LATER = (Reason.CREATING, Reason.PODS_PENDING, Reason.INFRASTRUCTURE_ERROR, Reason.DISRUPTED)
+"""Reasons for which a new attempt may start although this one did not: slow or failing nodes, not the job."""
 NAME_CONFLICT_SECONDS = 60
 """How long a RayCluster of another owner may have the name of the attempt's cluster before the attempt ends: after a
 job is deleted and created again, the cluster of the deleted job is deleted some time later."""
@@ -46,11 +48,12 @@ def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> N
         # between attempts.
         return
     if draft.attempt.stop is None:
-        reason = _reason_to_stop(draft, observed, policy)
-        if reason is None:
+        found = _reason_to_stop(draft, observed, policy)
+        if found is None:
             return
-        message = _stall_message(draft, observed) if reason is Reason.STALLED else None
-        request = StopRequest(reason=reason.value, message=message, requested_at=timestamp(draft.now))
+        reason, message = found
+        shortened = beginning_of(message, MAX_ATTEMPT_MESSAGE) if message is not None else None
+        request = StopRequest(reason=reason.value, message=shortened, requested_at=timestamp(draft.now))
         draft.change_attempt(stop=request, state=AttemptState.STOPPING.value)
     stop = draft.attempt.stop
     if stop is None or observed.ray.reachability is not Reachability.OK:
@@ -98,10 +101,14 @@ def ending_by_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy, wa
 
 
 def exceeded_deadline(
-    draft: StatusDraft, observed: Observed, policy: RunPolicy, waits_for: str, unobservable: tuple[Reason, str] | None
+    draft: StatusDraft,
+    observed: Observed,
+    policy: RunPolicy,
+    waits_for: tuple[Reason | None, str],
+    unobservable: tuple[Reason, str] | None,
 ) -> Ending | None:
     """The ending by the deadline that passed first; None if no deadline has passed. `waits_for`: what the attempt waits
-    for; `unobservable`: why its trainer cannot be observed."""
+    for, with the reason of the condition if one is not True; `unobservable`: why its trainer cannot be observed."""
     endings = _endings_by_deadline(draft, observed, policy, waits_for, unobservable)
     due = [(seconds, ending) for seconds, ending in endings if seconds <= 0]
     return min(due, key=lambda pair: pair[0])[1] if due else None
@@ -109,7 +116,7 @@ def exceeded_deadline(
 
 def seconds_to_next_limit(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> float | None:
     """Seconds until the next time at which the current attempt may have to stop or end; None if there is none."""
-    limits = [seconds for seconds, _ in _endings_by_deadline(draft, observed, policy, "", None)]
+    limits = [seconds for seconds, _ in _endings_by_deadline(draft, observed, policy, (None, ""), None)]
     attempt, grace = draft.attempt, policy.grace_period_seconds
     if attempt.stop is not None:
         limits.append(_seconds_to_end_of_stop(draft, observed, attempt.stop, policy))
@@ -124,21 +131,28 @@ def seconds_to_next_limit(draft: StatusDraft, observed: Observed, policy: RunPol
     return min((seconds for seconds in limits if seconds > 0), default=None)
 
 
-def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> Reason | None:
-    """Why the attempt should stop; None if there is no reason. A user's stop request is recorded as applied."""
+def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> tuple[Reason, str | None] | None:
+    """Why the attempt should stop, and a message; None if there is no reason. A user's stop request is recorded as
+    applied."""
     if draft.has_stop_request:
         draft.record_stop_applied()
-        return Reason.STOPPED_BY_USER
+        return Reason.STOPPED_BY_USER, None
     if observed.job.should_be_suspended:
-        return Reason.SUSPENDED
+        return Reason.SUSPENDED, None
+    cluster = observed.cluster(draft.attempt.cluster)
+    if cluster is not None and cluster.is_suspended and draft.attempt.active_since is not None:
+        return Reason.EVICTED, (cluster.workload.evicted_because or None) if cluster.workload is not None else None
     left = _seconds_to_active_deadline(draft, policy)
     if left is not None and left <= 0:
-        return Reason.ACTIVE_DEADLINE_EXCEEDED
+        return Reason.ACTIVE_DEADLINE_EXCEEDED, None
+    disruption = disrupted_pod(observed.pods_of(draft.attempt.cluster))
+    if disruption is not None and draft.attempt.running_since is not None:
+        return Reason.DISRUPTED, disruption
     if _is_stalled(draft, observed, policy):
-        return Reason.STALLED
+        return Reason.STALLED, _stall_message(draft, observed)
     # With a spec that cannot be read, the next attempt would wait instead of using all worker pods.
-    if observed.job.spec is not None and newest_ray_job(draft, observed) is not None and should_use_all_pods(draft):
-        return Reason.RESIZED
+    if observed.job.spec is not None and newest_ray_job(draft, observed) is not None:
+        return (Reason.RESIZED, None) if should_use_all_pods(draft, policy) else None
     return None
 
 
@@ -161,7 +175,7 @@ def _stall_message(draft: StatusDraft, observed: Observed) -> str:
     folder = f"{POD_LOGS_FOLDER}/{attempt_logs_folder(draft.attempt.number)}"
     location = claim_uri(f"file://{folder}", spec, observed.job.name) if spec is not None else folder
     parts.append(f"see the stack traces in {location}")
-    return beginning_of("; ".join(parts), MAX_ATTEMPT_MESSAGE)
+    return "; ".join(parts)
 
 
 def _stacks_are_due(draft: StatusDraft) -> bool:
@@ -198,13 +212,17 @@ def _seconds_to_active_deadline(draft: StatusDraft, policy: RunPolicy) -> float 
     without such a deadline."""
     if policy.active_deadline_seconds is None:
         return None
-    since = draft.attempt.cluster_created_at if draft.is_under_way else None
+    since = draft.attempt.active_since if draft.is_under_way else None
     current = max(0.0, seconds_since(since, draft.now)) if since is not None else 0.0
     return policy.active_deadline_seconds - draft.counters.active_seconds - current
 
 
 def _endings_by_deadline(
-    draft: StatusDraft, observed: Observed, policy: RunPolicy, waits_for: str, unobservable: tuple[Reason, str] | None
+    draft: StatusDraft,
+    observed: Observed,
+    policy: RunPolicy,
+    waits_for: tuple[Reason | None, str],
+    unobservable: tuple[Reason, str] | None,
 ) -> list[tuple[float, Ending]]:
     """The deadlines that apply to the attempt now: for each, the seconds until it passes, and how the attempt then
     ends."""
@@ -216,15 +234,34 @@ def _endings_by_deadline(
         text = f"the trainer could not be observed for {limit} s: {unobservable[1]}"
         left = limit - seconds_since(attempt.state_unknown_since, draft.now)
         return [(_remaining_after_silence(left, observed), Ending(unobservable[0], text))]
+    if attempt.active_since is None and attempt.cluster_uid is not None:
+        # The cluster waits in a queue, as long as it takes.
+        return []
+    if waits_for[0] is Reason.CREATING and create_cluster(draft, observed):
+        # An operator that has just started does not know yet why the cluster could not be created.
+        return []
     limit = policy.provisioning_deadline_seconds
-    waited = seconds_since(attempt.cluster_created_at or attempt.started, draft.now)
-    text = f"the trainer did not start within {limit} s: {waits_for}"
-    found = [(limit - waited, Ending(Reason.PROVISIONING_DEADLINE_EXCEEDED, text))]
+    waited = seconds_since(attempt.active_since or attempt.started, draft.now)
+    text = f"the trainer did not start within {limit} s: {waits_for[1]}"
+    found = [(limit - waited, Ending(_reason_at_deadline(draft, observed, waits_for[0]), text))]
     failure = observed.failure
     if failure is not None and failure.kind is EffectKind.CREATE_CLUSTER and failure.reason is Reason.NAME_CONFLICT:
         taken_seconds = seconds_since(attempt.name_taken_since or timestamp(draft.now), draft.now)
         found.append((NAME_CONFLICT_SECONDS - taken_seconds, Ending(Reason.NAME_CONFLICT, failure.message)))
     return found
+
+
+def _reason_at_deadline(draft: StatusDraft, observed: Observed, waits_for: Reason | None) -> Reason:
+    """The reason of an attempt that ends at its provisioning deadline. Without room, the job tries again later. What
+    keeps a new job from starting ends the job, if it is the fault of the job or of the installation. A job that has
+    run before is correct: then it is an infrastructure failure."""
+    if waits_for in NO_ROOM:
+        return waits_for
+    if observed.job.spec is None:
+        return Reason.PROVISIONING_DEADLINE_EXCEEDED
+    has_run = draft.checkpoint is not None or any(each.running_since is not None for each in draft.attempts)
+    may_start_later = has_run or waits_for in _MAY_START_LATER
+    return Reason.INFRASTRUCTURE_ERROR if may_start_later else Reason.PROVISIONING_DEADLINE_EXCEEDED
 
 
 def _remaining_after_silence(seconds: float, observed: Observed) -> float:

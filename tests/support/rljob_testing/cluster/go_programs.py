@@ -30,6 +30,9 @@ KUBERNETES_VERSION = "v1.34.4"
 ETCD_VERSION = "v3.6.16"
 KUBERAY_VERSION = "v1.6.2"
 KUBERAY_MODULE = "github.com/ray-project/kuberay/ray-operator"
+KUEUE_VERSION = "v0.19.0"
+SCHEDULER_PLUGINS_VERSION = "v0.33.5"
+"""The version that KubeRay uses. It contains the scheduler of Kubernetes 1.33.5."""
 
 
 class BuildError(Exception):
@@ -46,6 +49,8 @@ class GoProgram:
     package: str
     staging_version: str | None = None
     """Version of the modules from the program's own repository, which its go.mod requires at v0.0.0."""
+    staging_of: str | None = None
+    """Another module (`path@version`) whose go.mod requires these modules, if it is not the program's."""
     linker_values: tuple[tuple[str, str], ...] = ()
     """(variable, value) pairs set at link time."""
     tags: tuple[str, ...] = ()
@@ -55,7 +60,8 @@ class GoProgram:
     def recipe(self) -> str:
         """All inputs that decide what the binary is, as text."""
         made_from = [self.name, self.module, self.version, self.package, self.staging_version, self.linker_values]
-        return json.dumps([*made_from, self.tags, *([self.main] if self.main is not None else [])])
+        optional = [each for each in (self.main, self.staging_of) if each is not None]
+        return json.dumps([*made_from, self.tags, *optional])
 
     def linker_flags(self) -> str:
         """The value of `-ldflags`: drops the symbol table and sets `linker_values`."""
@@ -111,6 +117,23 @@ _COREDNS_MAIN = "\n".join(
     ]
 )
 
+_GANG_SCHEDULER_MAIN = """package main
+
+import (
+	"os"
+
+	"k8s.io/component-base/cli"
+	"k8s.io/kubernetes/cmd/kube-scheduler/app"
+	_ "sigs.k8s.io/scheduler-plugins/apis/config/scheme"
+	"sigs.k8s.io/scheduler-plugins/pkg/coscheduling"
+)
+
+func main() {
+	os.Exit(cli.Run(app.NewSchedulerCommand(app.WithPlugin(coscheduling.Name, coscheduling.New))))
+}
+"""
+"""The scheduler with one of the plugins: the published program has twenty."""
+
 
 PROGRAMS: Mapping[str, GoProgram] = MappingProxyType(
     {
@@ -143,6 +166,23 @@ PROGRAMS: Mapping[str, GoProgram] = MappingProxyType(
                 main=_COREDNS_MAIN,
             ),
             GoProgram(name="kuberay-operator", module=KUBERAY_MODULE, version=KUBERAY_VERSION, package=KUBERAY_MODULE),
+            GoProgram(
+                name="kueue",
+                module="sigs.k8s.io/kueue",
+                version=KUEUE_VERSION,
+                package="sigs.k8s.io/kueue/cmd/kueue",
+                linker_values=(("sigs.k8s.io/kueue/pkg/version.GitVersion", KUEUE_VERSION),),
+                tags=("exclude_scheduler_library",),
+            ),
+            GoProgram(
+                name="gang-scheduler",
+                module="sigs.k8s.io/scheduler-plugins",
+                version=SCHEDULER_PLUGINS_VERSION,
+                package="sigs.k8s.io/scheduler-plugins/cmd/scheduler",
+                staging_version=SCHEDULER_PLUGINS_VERSION,
+                staging_of="k8s.io/kubernetes@v1.33.5",
+                main=_GANG_SCHEDULER_MAIN,
+            ),
             GoProgram(name="helm", module="helm.sh/helm/v4", version="v4.3.1", package="helm.sh/helm/v4/cmd/helm"),
         )
     }
@@ -227,7 +267,8 @@ def _module_text(program: GoProgram, go: Path, folder: Path) -> str:
     if program.main is None:
         lines.append(f"tool {program.package}")
     if program.staging_version is not None:
-        answer = _run_go(go, ["mod", "download", "-json", f"{program.module}@{program.version}"], folder)
+        staged_by = program.staging_of or f"{program.module}@{program.version}"
+        answer = _run_go(go, ["mod", "download", "-json", staged_by], folder)
         upstream = Path(json.loads(answer)["GoMod"]).read_text()
         staged = sorted(set(re.findall(r"^\s*(?:require )?(\S+) v0\.0\.0$", upstream, flags=re.MULTILINE)))
         lines += [f"replace {module} => {module} {program.staging_version}" for module in staged]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +19,7 @@ from rljob_operator.handlers.relist import Relist
 from rljob_operator.handlers.watch_events import WatchEventRouter
 from rljob_operator.kube.allowed_calls import JOBS, KubeObjects, Listing, ResourceType
 from rljob_operator.kube.cache import ObjectCache
-from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError
+from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError, RefusedError
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, object_at, text_at
@@ -81,6 +81,13 @@ class FakeApi:
         self._call("list", kind)
         found = [raw for (each, _), raw in self.objects.items() if each == kind and _has_labels(raw, labels)]
         return Listing(tuple(copy.deepcopy(found)), str(self._version))
+
+    async def pages(
+        self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[Listing]:
+        if fields:
+            raise RefusedError(f"field label not supported: {fields}")
+        yield await self.listing(kind, namespace, labels=labels)
 
     async def create(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> bool:
         try:

@@ -71,7 +71,11 @@ RULES: Sequence[Mapping[str, Sequence[str]]] = (
     {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
     {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["create", "patch"]},
 )
-"""All rights of the operator in the namespaces of jobs."""
+"""All rights of the operator in the namespaces of jobs, without Kueue."""
+QUEUE_RULES: Sequence[Mapping[str, Sequence[str]]] = (
+    {"apiGroups": ["kueue.x-k8s.io"], "resources": ["workloads"], "verbs": ["get", "list", "watch"]},
+)
+"""Its rights with the chart's value `kueue.enabled`."""
 LEASE_RULES: Sequence[Mapping[str, Sequence[str]]] = (
     {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
 )
@@ -90,6 +94,8 @@ def prepare_account(server: ApiServer) -> str:
     _create(http, accounts, {"metadata": {"name": ACCOUNT}})
     subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": OPERATOR_NAMESPACE}
     _bind(http, f"{RBAC}/clusterroles", f"{RBAC}/clusterrolebindings", "ClusterRole", ACCOUNT, RULES, subject)
+    queues = f"{ACCOUNT}-queues"
+    _bind(http, f"{RBAC}/clusterroles", f"{RBAC}/clusterrolebindings", "ClusterRole", queues, QUEUE_RULES, subject)
     there = f"{RBAC}/namespaces/{OPERATOR_NAMESPACE}"
     _bind(http, f"{there}/roles", f"{there}/rolebindings", "Role", f"{ACCOUNT}-lease", LEASE_RULES, subject)
     _create(http, "/api/v1/namespaces", {"metadata": {"name": NODE_LEASES}})

@@ -81,6 +81,8 @@ class KubeRayStandIn:
         """Changes of all objects that belong to jobs."""
         self._scripts: dict[tuple[str, str], scripts.ClusterScript] = {}
         self._applied: dict[str, scripts.PodScript] = {}
+        self._conditions: dict[str, Mapping[str, Mapping[str, str]]] = {}
+        self._suspended: set[str] = set()
         self._noted: set[str] = set()
         self._stopped = threading.Event()
         self.failures: list[str] = []
@@ -142,9 +144,12 @@ class KubeRayStandIn:
             self._post_event(cluster, "RayCluster", "InvalidRayClusterSpec", script.invalid)
             return
         if script.pod_creation_error is not None:
-            self._set_condition(cluster, script.pod_creation_error)
+            failure = {"reason": "FailedCreateHeadPod", "message": f"FailedCreateHeadPod\n{script.pod_creation_error}"}
+            self._set_conditions(cluster, {"ReplicaFailure": failure})
             return
-        for group, number, template in _wanted_pods(cluster):
+        if self._is_suspended(cluster, pods):
+            return
+        for group, number, template in wanted_pods(cluster):
             name = f"{_name(cluster)}-{group}-{number}"
             wanted = script.pod(group, number)
             if f"{group}-{number}" in script.missing:
@@ -161,22 +166,7 @@ class KubeRayStandIn:
                 self._applied[_uid(pod)] = wanted
 
     def _create_pod(self, cluster: Json, name: str, group: str, template: Json) -> None:
-        body = copy.deepcopy(template)
-        metadata = body.setdefault("metadata", {})
-        assert isinstance(metadata, dict)
-        metadata["name"] = name
-        metadata["ownerReferences"] = [_owner(cluster)]
-        spec = body["spec"]
-        assert isinstance(spec, dict)
-        spec["nodeName"] = node_name(group)
-        metadata.setdefault("labels", {}).update(
-            {
-                "ray.io/cluster": _name(cluster),
-                "ray.io/node-type": "head" if group == "head" else "worker",
-                "ray.io/group": "headgroup" if group == "head" else group,
-                "ray.io/is-ray-node": "yes",
-            }
-        )
+        body = pod_manifest(cluster, name, group, template)
         answer = self._http.post(f"/api/v1/namespaces/{_namespace(cluster)}/pods", json=body)
         assert answer.status_code == 201, answer.text
 
@@ -186,24 +176,37 @@ class KubeRayStandIn:
         path = f"/api/v1/namespaces/{_namespace(pod)}/pods/{_name(pod)}/status"
         answer = self._http.patch(
             path,
-            json={"status": _pod_status(pod, script)},
+            json={"status": pod_status(pod, script)},
         )
         assert answer.status_code == 200, answer.text
 
-    def _set_condition(self, cluster: Json, message: str) -> None:
-        if _uid(cluster) in self._noted:
+    def _is_suspended(self, cluster: Json, pods: Mapping[str, Json]) -> bool:
+        """Whether the cluster is suspended, or a suspension has not ended yet: once begun, it deletes all pods."""
+        spec = cluster["spec"]
+        assert isinstance(spec, dict)
+        uid, is_wanted = _uid(cluster), spec.get("suspend") is True
+        if not is_wanted and uid not in self._suspended:
+            return False
+        self._suspended.add(uid)
+        for name in pods:
+            self._delete(f"/api/v1/namespaces/{_namespace(cluster)}/pods/{name}")
+        if not is_wanted and not pods:
+            self._suspended.discard(uid)
+        states = {"RayClusterSuspending": bool(pods), "RayClusterSuspended": not pods and is_wanted}
+        self._set_conditions(cluster, {kind: {"status": str(state)} for kind, state in states.items()})
+        return True
+
+    def _set_conditions(self, cluster: Json, wanted: Mapping[str, Mapping[str, str]]) -> None:
+        """Sets conditions of a cluster, True unless they say otherwise. Does nothing if they were set last."""
+        if self._conditions.get(_uid(cluster)) == wanted:
             return
-        condition = {
-            "type": "ReplicaFailure",
-            "status": "True",
-            "reason": "FailedCreateHeadPod",
-            "message": f"FailedCreateHeadPod\n{message}",
-            "lastTransitionTime": _time(),
-        }
+        conditions = [
+            {"type": kind, "status": "True", "lastTransitionTime": _time(), **fields} for kind, fields in wanted.items()
+        ]
         path = f"{CLUSTERS}/namespaces/{_namespace(cluster)}/rayclusters/{_name(cluster)}/status"
-        answer = self._http.patch(path, json={"status": {"conditions": [condition]}})
+        answer = self._http.patch(path, json={"status": {"conditions": conditions}})
         assert answer.status_code == 200, answer.text
-        self._noted.add(_uid(cluster))
+        self._conditions[_uid(cluster)] = wanted
 
     def _post_event(self, about: Json, kind: str, reason: str, message: str) -> None:
         name = f"{_name(about)}.{reason.lower()}"
@@ -249,7 +252,7 @@ def kuberay_stand_in(server: ApiServer) -> Iterator[KubeRayStandIn]:
         thread.join(10)
 
 
-def _wanted_pods(cluster: Json) -> Iterator[tuple[str, int, Json]]:
+def wanted_pods(cluster: Json) -> Iterator[tuple[str, int, Json]]:
     """Group, number and template of each pod of a RayCluster."""
     spec = cluster["spec"]
     assert isinstance(spec, dict)
@@ -259,7 +262,29 @@ def _wanted_pods(cluster: Json) -> Iterator[tuple[str, int, Json]]:
             yield group["groupName"], number, group["template"]
 
 
-def _pod_status(pod: Json, script: scripts.PodScript) -> Json:
+def pod_manifest(cluster: Json, name: str, group: str, template: Json) -> Json:
+    """The pod that KubeRay makes of a template of a RayCluster, bound to a node."""
+    body = copy.deepcopy(template)
+    metadata = body.setdefault("metadata", {})
+    assert isinstance(metadata, dict)
+    metadata["name"] = name
+    metadata["ownerReferences"] = [_owner(cluster)]
+    spec = body["spec"]
+    assert isinstance(spec, dict)
+    spec["nodeName"] = node_name(group)
+    metadata.setdefault("labels", {}).update(
+        {
+            "ray.io/cluster": _name(cluster),
+            "ray.io/node-type": "head" if group == "head" else "worker",
+            "ray.io/group": "headgroup" if group == "head" else group,
+            "ray.io/is-ray-node": "yes",
+        }
+    )
+    return body
+
+
+def pod_status(pod: Json, script: scripts.PodScript) -> Json:
+    """The status that the kubelet reports."""
     now = datetime.datetime.now(datetime.UTC)
     scheduled_at = (now - datetime.timedelta(seconds=script.scheduled_seconds_ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
     scheduled: Json = {"type": "PodScheduled", "status": "True", "lastTransitionTime": scheduled_at}

@@ -82,7 +82,8 @@ class Scenario:
     job_spec: RLJobSpec = field(default_factory=inputs.spec)
     starts: tuple[Start, ...] = ()
     """The course of each start, in order; later starts succeed."""
-    pods_get_ready: bool = True
+    ticks_without_room: range = range(0)
+    """Ticks in which no node has room for new worker pods."""
     refused_creations: int = 0
     failed_submissions: int = 0
     """Number of submissions that fail without an effect."""
@@ -265,7 +266,7 @@ class World:
     def _create(self, effect: CreateCluster) -> EffectFailure | None:
         if self.scenario.refused_creations > 0:
             self.scenario.refused_creations -= 1
-            return EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REJECTED, "over quota")
+            return EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REJECTED, "forbidden")
         if self._named(effect.cluster) is None:
             self.num_clusters += 1
             uid = f"c{self.num_clusters}"
@@ -309,7 +310,7 @@ class World:
 
     def _pods_of(self, found: Cluster) -> tuple[ObservedPod, ...]:
         going = found.deleted_since is not None
-        ready = self.tick >= found.since + POD_TICKS and self.scenario.pods_get_ready
+        ready = self.tick >= found.since + POD_TICKS and self.tick not in self.scenario.ticks_without_room
         problem = None if ready else PodProblem(Reason.UNSCHEDULABLE, "no node has a GPU")
         lost = found.node_lost_since
         silent = 0.0 if lost is None else float(TICK_SECONDS * (self.tick - lost))

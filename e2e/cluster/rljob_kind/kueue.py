@@ -1,0 +1,136 @@
+"""Installs Kueue from the chart of its Go module, and creates queues. Kueue lets RayClusters of a queue start when the
+queue has free quota.
+
+This is no part of `bring_up`: only the tests and experiments with queues need Kueue.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+from rljob_kind.cluster import CPU_NODE
+from rljob_kind.images import import_image, present_or_pulled, scratch_folder
+from rljob_kind.loading import load_image
+from rljob_kind.processes import run, succeeds
+from rljob_kind.progress import Progress
+from rljob_kind.settings import cluster_folder
+from rljob_testing.cluster.go_programs import KUEUE_VERSION, ensure_program, module_folder
+
+NAMESPACE = "kueue-system"
+RELEASE = "kueue"
+REPOSITORY = "registry.k8s.io/kueue/kueue"
+IMAGE = f"{REPOSITORY}:{KUEUE_VERSION}"
+READY_SECONDS = 180
+FLAVOR = "any-node"
+API_VERSION = "kueue.x-k8s.io/v1beta2"
+
+_CONFIGURATION = {
+    "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+    "kind": "Configuration",
+    "health": {"healthProbeBindAddress": ":8081"},
+    "metrics": {"bindAddress": ":8443"},
+    "webhook": {"port": 9443},
+    # A single replica needs no lease, which a busy machine may lose.
+    "leaderElection": {"leaderElect": False},
+    # RayClusters only, and of them only those with a queue or in a namespace that has a queue called `default`.
+    "integrations": {"frameworks": ["ray.io/raycluster"]},
+    "manageJobsWithoutQueueName": False,
+}
+
+
+_ROLLOUT = ("kubectl", "--namespace", NAMESPACE, "rollout", "status", "deployment/kueue-controller-manager")
+
+
+def is_installed() -> bool:
+    """Whether the cluster has Kueue, and it is ready."""
+    return succeeds([*_ROLLOUT, "--timeout=1s"])
+
+
+def ensure_kueue(progress: Progress) -> None:
+    """Installs Kueue with its integration of RayClusters, and waits until it is ready. Raises KindError or
+    BuildError."""
+    if not present_or_pulled(IMAGE, progress):
+        _build_image(progress)
+    load_image(IMAGE, CPU_NODE, progress)
+    if not is_installed():
+        with progress.stage("install Kueue", "20 s"):
+            chart = module_folder("kueue") / "charts" / "kueue"
+            values = cluster_folder() / "kueue-values.json"
+            values.write_text(json.dumps(_values()))
+            command = ["helm", "upgrade", "--install", RELEASE, str(chart), "--namespace", NAMESPACE]
+            run([*command, "--create-namespace", "--values", str(values), "--wait", f"--timeout={READY_SECONDS}s"])
+            # On nodes that were built here, the API server gets 404 from this additional API. As long as an API does
+            # not respond, the deletion of a namespace hangs in "Terminating" with the condition
+            # NamespaceDeletionDiscoveryFailure.
+            apis = [f"{version}.visibility.{RELEASE}.x-k8s.io" for version in ("v1beta1", "v1beta2")]
+            run(["kubectl", "delete", "apiservice", "--ignore-not-found", *apis])
+    _apply({"kind": "ResourceFlavor", "metadata": {"name": FLAVOR}})
+
+
+def make_queue(name: str, namespace: str, num_gpus: int) -> None:
+    """Creates a LocalQueue in a namespace, and a ClusterQueue with this many GPUs only for it. Jobs with a higher
+    priority preempt jobs with a lower one."""
+    # Kueue 0.19 never admits a RayCluster whose head uses no resource of the queue (the API server rejects its write:
+    # "podSetAssignments must have the same number of podSets as the spec"), so the queue also covers CPU and memory.
+    quotas = {"cpu": "1000", "memory": "10Ti", "nvidia.com/gpu": str(num_gpus)}
+    resources = [{"name": resource, "nominalQuota": quota} for resource, quota in quotas.items()]
+    cluster_queue = f"{namespace}-{name}"
+    _apply(
+        {
+            "kind": "ClusterQueue",
+            "metadata": {"name": cluster_queue},
+            "spec": {
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+                "resourceGroups": [
+                    {"coveredResources": list(quotas), "flavors": [{"name": FLAVOR, "resources": resources}]}
+                ],
+                "preemption": {"withinClusterQueue": "LowerPriority"},
+            },
+        },
+        {
+            "kind": "LocalQueue",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"clusterQueue": cluster_queue},
+        },
+    )
+    active = ["kubectl", "wait", f"clusterqueue/{cluster_queue}", "--for=condition=Active"]
+    run([*active, f"--timeout={READY_SECONDS}s"])
+
+
+def make_priorities(**values: int) -> None:
+    """Creates WorkloadPriorityClasses with these names and values."""
+    _apply(
+        *(
+            {"kind": "WorkloadPriorityClass", "metadata": {"name": name}, "value": value, "description": "for tests"}
+            for name, value in values.items()
+        )
+    )
+
+
+def _apply(*objects: dict[str, object]) -> None:
+    items = [{"apiVersion": API_VERSION, **each} for each in objects]
+    run(["kubectl", "apply", "--filename", "-"], text=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+
+
+def _values() -> dict[str, object]:
+    """Values of the chart: our image, a start as fast as possible, and the CPU node, which has the image."""
+    return {
+        "controllerManager": {
+            "manager": {
+                "image": {"repository": REPOSITORY, "tag": KUEUE_VERSION, "pullPolicy": "IfNotPresent"},
+                "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+            },
+            "readinessProbe": {"initialDelaySeconds": 1, "periodSeconds": 1},
+            "nodeSelector": {"rljob.dev/node": "cpu"},
+        },
+        "managerConfig": {"controllerManagerConfigYaml": json.dumps(_CONFIGURATION)},
+    }
+
+
+def _build_image(progress: Progress) -> None:
+    with progress.stage("build Kueue", "5 min the first time"):
+        program = ensure_program("kueue")
+        with scratch_folder("kueue") as folder:
+            shutil.copy2(program, folder / "manager")
+            import_image(folder, IMAGE, ["USER 65532:65532", 'ENTRYPOINT ["/manager"]'])
