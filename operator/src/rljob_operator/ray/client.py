@@ -242,8 +242,8 @@ class Dashboard:
         """Reads a response that is not compressed and has at most `max_bytes`."""
         if encoding := response.headers.get("Content-Encoding"):
             raise DashboardUnreachableError(
-                f"the response is compressed, although the request does not allow this (Content-Encoding:"
-                f" {encoding[:MAX_ERROR_CHARACTERS]})"
+                "the response is compressed, although the request does not allow this (Content-Encoding:"
+                f" {encoding[:20]})"
             )
         try:
             if kept_bytes is None:
@@ -284,8 +284,6 @@ class Dashboard:
         except (aiohttp.ClientError, OSError) as error:
             text = self._without_tokens(str(error))
             raise DashboardUnreachableError(text[:MAX_ERROR_CHARACTERS] or type(error).__name__) from error
-        except DashboardUnreachableError as error:
-            raise DashboardUnreachableError(self._without_tokens(str(error))[:MAX_ERROR_CHARACTERS]) from None
         finally:
             self._metrics.ray_requests.labels(operation, outcome).inc()
 
