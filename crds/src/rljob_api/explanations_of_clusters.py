@@ -32,7 +32,7 @@ EXPLANATIONS_OF_CLUSTERS: Mapping[Reason, Explanation] = MappingProxyType(
             means="The job waits in its queue: Kueue has suspended the RayCluster and has not admitted it yet.",
             advice=(
                 "Wait; Kueue admits the job when enough quota is free, and this time counts toward no deadline. If the"
-                " queue in the message does not exist, create it, or create the job again with another queue label."
+                " queue in the message does not exist, create it, or replace the job by one with another queue label."
             ),
         ),
         Reason.ADMITTED: Explanation(
@@ -111,10 +111,9 @@ EXPLANATIONS_OF_CLUSTERS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.UNSCHEDULABLE: Explanation(
             means="The scheduler finds no node for a pod; the message has the scheduler's reason.",
             advice=(
-                "Compare the message with `kubectl describe nodes`. Wait until other pods free GPUs, or create a"
-                " missing PersistentVolumeClaim. To change the request, nodeSelector or tolerations:"
-                f" {CREATE_AGAIN} After runPolicy.provisioningDeadlineSeconds the job gives back what it holds and"
-                " tries again later, as often as needed."
+                "Compare the message with `kubectl describe nodes`. Wait until GPUs are free: after"
+                " runPolicy.provisioningDeadlineSeconds the job gives back what it holds and tries again later. To"
+                f" change the request, nodeSelector or tolerations: {CREATE_AGAIN}"
             ),
         ),
         Reason.IMAGE_PULL_FAILED: Explanation(

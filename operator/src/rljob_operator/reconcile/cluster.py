@@ -124,10 +124,13 @@ def is_lost(pod: ObservedPod) -> bool:
     return pod.overdue or pod.node_silent_seconds >= NODE_LOST_SECONDS
 
 
-def disrupted_pod(pods: Pods) -> str | None:
-    """Which pod Kubernetes takes away, and why (preemption, drain, eviction); None if it takes none away."""
+def disrupted_pod(pods: Pods, *, is_complete: bool = False) -> str | None:
+    """Which pod Kubernetes takes away, and why (preemption, drain, eviction); None if it takes none away.
+    `is_complete`: whether all needed pods are ready. Then pods that terminate do not count, because KubeRay has
+    replaced them."""
     for pod in sorted(pods, key=lambda pod: pod.name):
-        if pod.problem is not None and pod.problem.reason is Reason.DISRUPTED:
+        is_disrupted = pod.problem is not None and pod.problem.reason is Reason.DISRUPTED
+        if pod.problem is not None and is_disrupted and not (is_complete and (pod.deleting or pod.ended)):
             return f"pod {pod.name}: {pod.problem.message}"
     return None
 

@@ -51,9 +51,8 @@ def evicted() -> Observed:
 
 def without_room(reason: Reason = R.UNSCHEDULABLE, seconds_ago: float = 1800) -> Observed:
     """An attempt whose pods find no node, or exceed a quota, since `seconds_ago`."""
-    pods = (inputs.pod("h", HEAD_GROUP),)
-    if reason is R.UNSCHEDULABLE:
-        pods = (*pods, inputs.pod("w", problem=PodProblem(reason, NO_GPU)))
+    waiting = (inputs.pod("w", problem=PodProblem(reason, NO_GPU)),) if reason is R.UNSCHEDULABLE else ()
+    pods = (inputs.pod("h", HEAD_GROUP), *waiting)
     error = QUOTA if reason is R.QUOTA_EXCEEDED else None
     return inputs.observed(inputs.provisioning(seconds_ago=seconds_ago), inputs.cluster(error=error), pods)
 
