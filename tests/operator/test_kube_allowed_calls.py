@@ -271,8 +271,8 @@ def test_a_cluster_that_kuberay_rejects_is_read() -> None:
         {"reason": "InvalidRayClusterSpec", "message": "new", "lastTimestamp": "2026-01-31T12:00:05Z"},
         {"reason": "CreatedHeadPod", "message": "fine", "lastTimestamp": "2026-01-31T12:00:09Z"},
     ]
-    assert observed_cluster({"metadata": {"name": "x"}}, events).pod_creation_error == "new"
-    assert observed_cluster({"metadata": {"name": "x"}}, events[2:]).pod_creation_error is None
+    assert observed_cluster({"metadata": {"name": "x"}}, events=events).pod_creation_error == "new"
+    assert observed_cluster({"metadata": {"name": "x"}}, events=events[2:]).pod_creation_error is None
 
 
 NAMED = {"name": "job"}
