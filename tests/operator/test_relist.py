@@ -10,7 +10,7 @@ import pytest
 from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.handlers import relist
 from rljob_operator.handlers.relist import NOT_CLEANED_UP
-from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, WORKLOADS
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, NETWORK_POLICIES, PODS, WORKLOADS
 from rljob_operator.kube.errors import ForbiddenError, KubeError, ResourceTypeMissingError
 from rljob_operator.raw_json import JsonObject
 from rljob_testing.operator.listed_world import KEY, OVER, ListedWorld, job, part, run
@@ -211,5 +211,37 @@ def test_a_listing_that_expires_between_two_pages_starts_again() -> None:
         world.api.expires_after_pages = 1
         await world.relist.once()
         assert (world.cache.num_objects, world.api.expires_after_pages) == (4, None)
+
+    run(test)
+
+
+def test_the_cluster_whose_network_policy_was_deleted_is_found(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(world: ListedWorld) -> None:
+        world.api.objects |= {
+            JOBS: [job({})],
+            CLUSTERS: [part(4, name="job-1", uid="c1"), part(5, name="job-2", uid="c2")],
+            NETWORK_POLICIES: [part(2, name="job-1-j1"), part(3, name="job-2-j1")],
+        }
+        await world.relist.once()
+        assert not world.cache.lacks_network_policy("c1")
+        world.api.objects[NETWORK_POLICIES] = [part(3, name="job-2-j1")]
+        await world.relist.once()
+        assert (world.cache.lacks_network_policy("c1"), world.cache.lacks_network_policy("c2")) == (True, False)
+        world.cache.note_policy_applied("c1")
+        assert not world.cache.lacks_network_policy("c1")
+        world.api.errors[NETWORK_POLICIES] = ForbiddenError("networkpolicies is forbidden")
+        for _ in range(2):
+            await world.relist.once()
+        assert not world.cache.lacks_network_policy("c1")
+        assert caplog.text.count("networkpolicies is forbidden") == 1
+
+    run(test)
+
+
+def test_without_clusters_no_network_policies_are_listed() -> None:
+    async def test(world: ListedWorld) -> None:
+        world.api.objects |= {JOBS: [job({})], NETWORK_POLICIES: [part(2, name="job-1-j1")]}
+        await world.start()
+        assert "networkpolicies" not in world.api.listed
 
     run(test)

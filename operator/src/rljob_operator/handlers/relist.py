@@ -22,7 +22,15 @@ from contextlib import suppress
 from rljob_api.constants import LABEL_JOB_UID, PHASE_BEFORE_STATUS
 from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.handlers.watch_events import WatchEventRouter
-from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, WORKLOADS, KubeObjects, ResourceType
+from rljob_operator.kube.allowed_calls import (
+    CLUSTERS,
+    JOBS,
+    NETWORK_POLICIES,
+    PODS,
+    WORKLOADS,
+    KubeObjects,
+    ResourceType,
+)
 from rljob_operator.kube.cache import DELETED, ObjectCache
 from rljob_operator.kube.errors import (
     ExpiredError,
@@ -32,8 +40,9 @@ from rljob_operator.kube.errors import (
     RefusedError,
     ResourceTypeMissingError,
 )
-from rljob_operator.kube.projections import LABEL_CLUSTER_UID
+from rljob_operator.kube.projections import LABEL_CLUSTER_UID, job_uid
 from rljob_operator.kube.server_clock import Ages
+from rljob_operator.manifests.naming import companion_name
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at
 
@@ -49,6 +58,8 @@ NOT_CLEANED_UP = "status.result.cleanedUpAt="
 selectors for RLJobs, and reject it."""
 OBJECTS_PER_SECOND = 100.0
 """Limit of listed objects per second: if a listing has more than 6,000 objects, the next one is later."""
+JOBS_PER_REQUEST = 50
+"""For how many jobs network policies are listed in one request: the selector has their UIDs, and URLs are limited."""
 INCOMPLETE_SECONDS = 5.0
 """Seconds between two listings while a kind is not installed or may not be listed; more with more than 500 objects."""
 AFTER_FAILURE_SECONDS = 5.0
@@ -61,7 +72,8 @@ logger = logging.getLogger(__name__)
 
 
 class Relist:
-    """Lists jobs, clusters and pods, and with `kueue` also Kueue's workloads. `on_new_kind` is called when a kind can
+    """Lists jobs, clusters and pods, with `kueue` also Kueue's workloads, and with `network_policies` the names of the
+    policies of running jobs. `on_new_kind` is called when a kind can
     be listed and its CustomResourceDefinition was missing before: no watch starts by itself for a kind that is
     installed later."""
 
@@ -74,7 +86,9 @@ class Relist:
         events: WatchEventRouter,
         on_new_kind: Callable[[], None],
         metrics: Metrics,
+        *,
         kueue: bool = False,
+        network_policies: bool = True,
     ) -> None:
         self._objects = objects
         self._namespaces = namespaces
@@ -84,10 +98,13 @@ class Relist:
         self._on_new_kind = on_new_kind
         self._metrics = metrics
         self._kueue = kueue
+        self._network_policies = network_policies
         self._missing: set[ResourceType] = set()
         self._forbidden: set[tuple[ResourceType, str | None]] = set()
         self._all_jobs_due_at = float("-inf")
         """When to list all jobs the next time (time of the event loop)."""
+        self._are_policies_unknown = False
+        """Whether the last listing of network policies has failed."""
         self._num_listed = 0
         """Number of objects in the newest listings of all kinds."""
 
@@ -120,6 +137,8 @@ class Relist:
         await self._list(PODS, LABEL_JOB_UID)
         await self._list(CLUSTERS, LABEL_JOB_UID)
         are_all_listed, deleted_jobs = await self._list_jobs()
+        if self._network_policies:
+            await self._find_deleted_policies()
         self._ages.keep_only(self._cache.uids())
         jobs = self._cache.jobs()
         self._metrics.set_jobs(Counter(text_at(job, "status", "phase") or PHASE_BEFORE_STATUS for job in jobs))
@@ -128,7 +147,7 @@ class Relist:
         if not self._cache.is_complete:
             return
         for job in deleted_jobs:
-            self._events.on_job_deleted(JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name")))
+            self._events.on_job_deleted(_key(job))
         for job in jobs if are_all_listed else self._cache.unfinished_jobs():
             self._events.on_listed_job(job)
         self._events.on_listed_clusters()
@@ -161,8 +180,7 @@ class Relist:
             for job in self._cache.unlisted_jobs(namespace, found, version):
                 # It was deleted, or cleaned up a moment ago.
                 try:
-                    key = text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name")
-                    self._cache.store(JOBS, "", await self._objects.get(JOBS, *key))
+                    self._cache.store(JOBS, "", await self._objects.get(JOBS, *_key(job)))
                 except NotFoundError:
                     if self._cache.store(JOBS, DELETED, job):
                         deleted.append(job)
@@ -174,6 +192,32 @@ class Relist:
             await self._list(WORKLOADS, LABEL_CLUSTER_UID)
         except KubeError as error:
             logger.warning("cannot list Kueue's workloads: %s; jobs in a queue show an older state", error)
+
+    async def _find_deleted_policies(self) -> None:
+        """Finds the RayClusters whose network policy was deleted. Lists only the policies of jobs that have a cluster:
+        those of finished jobs exist, too. If this fails, the policies count as existing."""
+        # A policy is created before its cluster, so the policies of these clusters exist when they are listed.
+        clusters = [raw for raw in self._cache.clusters() if not text_at(raw, "metadata", "deletionTimestamp")]
+        jobs = sorted({uid for raw in clusters if (uid := job_uid(raw))})
+        found: set[tuple[str, str]] = set()
+        try:
+            for namespace in self._namespaces:
+                for start in range(0, len(jobs), JOBS_PER_REQUEST):
+                    selector = f"{LABEL_JOB_UID} in ({','.join(jobs[start : start + JOBS_PER_REQUEST])})"
+                    pages = self._objects.pages(NETWORK_POLICIES, namespace, labels=selector, only_metadata=True)
+                    async for page in pages:
+                        found |= {_key(raw) for raw in page.items}
+        except KubeError as error:
+            if not self._are_policies_unknown:
+                logger.warning("cannot list the network policies of jobs: %s; deleted ones are restored later", error)
+            self._are_policies_unknown = True
+            return
+        self._are_policies_unknown = False
+        self._cache.note_clusters_without_policy(
+            text_at(raw, "metadata", "uid")
+            for raw in clusters
+            if (_key(raw)[0], companion_name(_key(raw)[1], job_uid(raw))) not in found
+        )
 
     async def _list(self, kind: ResourceType, labels: str = "") -> list[JsonObject]:
         """Updates the cache with listings of a kind in all namespaces. Returns the objects that it removed from the
@@ -237,3 +281,8 @@ class Relist:
             )
         self._missing.add(kind)
         self._cache.note_missing(kind)
+
+
+def _key(raw: JsonObject) -> JobKey:
+    """Namespace and name of a job or another object."""
+    return JobKey(text_at(raw, "metadata", "namespace"), text_at(raw, "metadata", "name"))

@@ -56,6 +56,8 @@ class ObjectCache:
         """Deleted objects that are still remembered, by UID."""
         self._unlisted = {(kind, namespace) for kind in REQUIRED_KINDS for namespace in namespaces}
         """Kinds and namespaces that no listing has covered yet."""
+        self._without_policy: frozenset[str] = frozenset()
+        """UIDs of the RayClusters whose network policy was not in the last listing of policies."""
         self._trimmed: set[tuple[str, str]] = set()
         """Namespaces and names of the jobs of which the cache has only a trimmed copy."""
         self._missing: set[ResourceType] = set()
@@ -98,6 +100,11 @@ class ObjectCache:
         not manage the cluster, or if the operator does not read workloads."""
         found = self._of_jobs.get((WORKLOADS, namespace, uid), {})
         return max(found.values(), key=lambda raw: text_at(raw, "metadata", "creationTimestamp"), default=None)
+
+    def lacks_network_policy(self, uid: str) -> bool:
+        """Whether the network policy of the RayCluster with this UID was deleted before the last listing of policies,
+        and was not applied again since then."""
+        return uid in self._without_policy
 
     def newest_version(self, kind: ResourceType, namespace: str, uid: str) -> int:
         """The newest resource version of a job's clusters or pods; -1 if the job has none. A listing that is requested
@@ -215,6 +222,14 @@ class ObjectCache:
             and not text_at(raw, "status", "result", "cleanedUpAt")
             and not _is_newer(raw, listed_at)
         )
+
+    def note_clusters_without_policy(self, uids: Iterable[str]) -> None:
+        """Records the result of a listing of network policies."""
+        self._without_policy = frozenset(uids)
+
+    def note_policy_applied(self, uid: str) -> None:
+        """Records that the network policy of the RayCluster with this UID was applied."""
+        self._without_policy -= {uid}
 
     def note_missing(self, kind: ResourceType) -> None:
         """Records that the API server does not know this kind, so there are no such objects."""

@@ -17,7 +17,7 @@ from rljob_operator.controller.operator_context import OperatorContext
 from rljob_operator.controller.reconcile_loop import JobKey, ReconcileLoop
 from rljob_operator.handlers.relist import Relist
 from rljob_operator.handlers.watch_events import WatchEventRouter
-from rljob_operator.kube.allowed_calls import JOBS, PODS, KubeObjects, Listing, ResourceType
+from rljob_operator.kube.allowed_calls import JOBS, NETWORK_POLICIES, PODS, KubeObjects, Listing, ResourceType
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError, RefusedError
 from rljob_operator.manifests.defaults import Defaults
@@ -83,10 +83,17 @@ class FakeApi:
         return Listing(tuple(copy.deepcopy(found)), str(self._version))
 
     async def pages(
-        self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
+        self,
+        kind: ResourceType,
+        namespace: str | None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        only_metadata: bool = False,
     ) -> AsyncIterator[Listing]:
         if fields:
             raise RefusedError(f"field label not supported: {fields}")
+        assert only_metadata == (kind == NETWORK_POLICIES)
         yield await self.listing(kind, namespace, labels=labels)
 
     async def create(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> bool:
@@ -276,8 +283,11 @@ def writing_calls(calls: list[str]) -> list[str]:
 
 
 def _has_labels(raw: JsonObject, selector: str) -> bool:
-    """Whether an object matches a label selector of `name=value` and `name` terms."""
+    """Whether an object matches a selector of `name=value` and `name` terms, or of one `name in (values)` term."""
     labels = object_at(raw, "metadata", "labels")
+    name, is_set, values = selector.partition(" in ")
+    if is_set:
+        return labels.get(name) in values.strip("()").split(",")
     wanted = (each.partition("=") for each in selector.split(",") if each)
     return all(name in labels and (not sign or labels[name] == value) for name, sign, value in wanted)
 

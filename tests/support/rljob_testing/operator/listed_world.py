@@ -12,7 +12,16 @@ from typing import cast
 from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.handlers.relist import NOT_CLEANED_UP, Relist
 from rljob_operator.handlers.watch_events import WatchEventRouter
-from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, WORKLOADS, KubeObjects, Listing, ResourceType
+from rljob_operator.kube.allowed_calls import (
+    CLUSTERS,
+    JOBS,
+    NETWORK_POLICIES,
+    PODS,
+    WORKLOADS,
+    KubeObjects,
+    Listing,
+    ResourceType,
+)
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import ExpiredError, KubeError, NotFoundError, RefusedError
 from rljob_operator.metrics import Metrics
@@ -71,6 +80,7 @@ SELECTORS = {
     CLUSTERS: "rljob.dev/job-uid",
     PODS: "rljob.dev/job-uid",
     WORKLOADS: "kueue.x-k8s.io/job-uid",
+    NETWORK_POLICIES: "rljob.dev/job-uid in (j1)",
 }
 
 
@@ -86,7 +96,7 @@ class ApiObjects:
     """Listings of the API server."""
 
     def __init__(self) -> None:
-        self.objects: dict[ResourceType, Sequence[JsonObject]] = {JOBS: (), CLUSTERS: (), PODS: (), WORKLOADS: ()}
+        self.objects: dict[ResourceType, Sequence[JsonObject]] = dict.fromkeys(SELECTORS, ())
         self.errors: dict[ResourceType, KubeError] = {}
         self.version = 10
         self.knows_field_selector = True
@@ -96,10 +106,16 @@ class ApiObjects:
         """The kind and field selector of each listing, and kind, namespace and name of each object that was read."""
 
     async def pages(
-        self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
+        self,
+        kind: ResourceType,
+        namespace: str | None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        only_metadata: bool = False,
     ) -> AsyncIterator[Listing]:
         """Yields pages of two objects."""
-        assert (namespace, labels) == (None, SELECTORS[kind])
+        assert (namespace, labels, only_metadata) == (None, SELECTORS[kind], kind == NETWORK_POLICIES)
         self.listed.append(f"{kind.plural} {fields}".strip())
         if kind in self.errors:
             raise self.errors[kind]
