@@ -214,10 +214,11 @@ class PollTimes:
         self._times.append(time.monotonic())
         return False
 
-    def longest_interval(self, begin: float, end: float) -> float:
-        """The longest time without a request between two moments, in seconds."""
+    def longest_interval(self, begin: float, end: float) -> tuple[float, float]:
+        """The longest time without a request between two moments, in seconds, and when it began, in seconds after
+        `begin`."""
         times = [begin, *(each for each in self._times if begin < each < end), end]
-        return max(late - early for early, late in itertools.pairwise(times))
+        return max((late - early, early - begin) for early, late in itertools.pairwise(times))
 
 
 class PeakMemory(threading.Thread):
@@ -248,20 +249,24 @@ def trains(age: float, environment: dict[str, object]) -> scripts.RunMoment:
 
 def measured(
     checkout: Path, hostile: Mapping[str, tuple[tuple[str, ...], Write]], num_heads: int, seconds: float
-) -> tuple[float, float, float, float]:
+) -> tuple[float, float, float, float, float]:
     """The memory of the operator before the hostile heads exist and its peak in MiB, the share of a core that it uses,
-    and the longest time between two requests to the job that behaves well in seconds."""
+    the longest time between two requests to the job that behaves well in seconds, and how long after the creation of
+    the hostile jobs this time began. The job that behaves well has a namespace of its own."""
     with running_apiserver() as server, tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder:
         server.http.post(CRDS, json=read_yaml(checkout / "crds" / "rljobs.yaml")).raise_for_status()
         install_ray_cluster_resource(server.http)
         path = "/apis/rljob.dev/v1alpha1/rljobs"
         wait_for(lambda: server.http.get(path).status_code == 200, "RLJobs are served", START_SECONDS, 0.2)
-        namespace = create_namespace(server)
-        jobs = f"/apis/rljob.dev/v1alpha1/namespaces/{namespace}/rljobs"
+        namespace, hostile_namespace = create_namespace(server), create_namespace(server)
+        jobs, hostile_path = (
+            f"/apis/rljob.dev/v1alpha1/namespaces/{each}/rljobs" for each in (namespace, hostile_namespace)
+        )
+        namespaces = [namespace, hostile_namespace]
         with (
             kuberay_stand_in(server),
             ray_dashboard_stand_in(server) as dashboards,
-            our_operator(server, Path(folder), [namespace], dashboards.url_template, checkout) as process_id,
+            our_operator(server, Path(folder), namespaces, dashboards.url_template, checkout) as process_id,
         ):
             times = PollTimes()
             good = dashboards.cluster(namespace, f"{GOOD}-1")
@@ -272,12 +277,12 @@ def measured(
             idle, peak = resident_mib(process_id), PeakMemory(process_id)
             peak.start()
             begin, cpu = time.monotonic(), cpu_seconds(process_id)
-            create_all(server, jobs, hostile_jobs(dashboards, namespace, hostile, num_heads))
+            create_all(server, hostile_path, hostile_jobs(dashboards, hostile_namespace, hostile, num_heads))
             time.sleep(seconds)
             end = time.monotonic()
             peak.end()
             share = (cpu_seconds(process_id) - cpu) / (end - begin)
-    return idle, peak.mib, share, times.longest_interval(begin, end)
+    return idle, peak.mib, share, *times.longest_interval(begin, end)
 
 
 def hostile_jobs(
@@ -305,7 +310,7 @@ def measurement(
     """The table, with a row for each checkout. `only`: part of the name of the kinds of heads to use."""
     hostile = {name: kind for name, kind in kinds().items() if only in name}
     rows = {name: measured(checkout, hostile, num_heads, seconds) for name, checkout in checkouts.items()}
-    header = ("memory before, MiB", "peak memory, MiB", "cores", "longest time between polls, s")
+    header = ("memory before, MiB", "peak memory, MiB", "cores", "longest time between polls, s", "began after, s")
     bars = (
         Bar(f"memory below {MAX_MIB:.0f} MiB", rows[OURS][1], MAX_MIB),
         Bar(f"the good job is polled every {MAX_INTERVAL_SECONDS:g} s", rows[OURS][3], MAX_INTERVAL_SECONDS),

@@ -24,6 +24,8 @@ from rljob_operator.ray.response_budgets import (
     JOB_BYTES,
     KEPT_LOG_BYTES,
     LOG_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
     MAX_LISTED_GROUPS,
     RUN_STATE_BYTES,
     SHORT_BYTES,
@@ -93,6 +95,9 @@ class RayClient:
             # No compression: a small compressed response could expand to any size before it is counted.
             headers={"Accept-Encoding": "identity"},
             auto_decompress=False,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
             trust_env=False,
             # Each request has its own timeout for the whole response.
             timeout=aiohttp.ClientTimeout(),

@@ -14,6 +14,9 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 KIB = 1024
+MAX_HEADERS = 32
+MAX_HEADER_BYTES = 2 * KIB
+"""For the status line and each header. Ray sends five short headers."""
 SHORT_BYTES = 64 * KIB
 """For responses that are a line or a traceback, such as those to a request to stop."""
 JOB_BYTES = 256 * KIB
