@@ -69,13 +69,16 @@ def ensure_kueue(progress: Progress) -> None:
 
 
 def make_queue(name: str, namespace: str, num_gpus: int) -> None:
-    """Creates a LocalQueue in a namespace, and a ClusterQueue with this many GPUs only for it. Jobs with a higher
+    """Creates a LocalQueue in a namespace, and a new ClusterQueue with this many GPUs only for it. Jobs with a higher
     priority preempt jobs with a lower one."""
     # Kueue 0.19 never admits a RayCluster whose head uses no resource of the queue (the API server rejects its write:
     # "podSetAssignments must have the same number of podSets as the spec"), so the queue also covers CPU and memory.
     quotas = {"cpu": "1000", "memory": "10Ti", "nvidia.com/gpu": str(num_gpus)}
     resources = [{"name": resource, "nominalQuota": quota} for resource, quota in quotas.items()]
     cluster_queue = f"{namespace}-{name}"
+    # Kueue does not evaluate a job that equals one that did not fit earlier, and then says nothing about it. A new queue
+    # has no such memory.
+    run(["kubectl", "delete", "clusterqueue", cluster_queue, "--ignore-not-found", f"--timeout={READY_SECONDS}s"])
     _apply(
         {
             "kind": "ClusterQueue",
