@@ -207,7 +207,7 @@ class ManyJobs:
 
             with ThreadPoolExecutor(NUM_IN_FLIGHT) as pool:
                 list(pool.map(put, range(1, self.sizes.num_finished)))
-        wait_for_objects(self.server, path, self.sizes.num_finished, 180.0)
+        wait_for_objects(self.server, path, self.sizes.num_finished, START_SECONDS)
         self._num_finished = self.sizes.num_finished
         parts = {name: len(json.dumps(job[name])) / 1024 for name in ("spec", "status")}
         self._note("KiB of a finished job", {"all": len(json.dumps(job)) / 1024, **parts})
