@@ -76,8 +76,8 @@ def make_queue(name: str, namespace: str, num_gpus: int) -> None:
     quotas = {"cpu": "1000", "memory": "10Ti", "nvidia.com/gpu": str(num_gpus)}
     resources = [{"name": resource, "nominalQuota": quota} for resource, quota in quotas.items()]
     cluster_queue = f"{namespace}-{name}"
-    # Kueue does not evaluate a job that equals one that did not fit earlier, and then says nothing about it. A new queue
-    # has no such memory.
+    # Kueue does not evaluate a job that equals one that did not fit earlier, and then says nothing about it. A new
+    # queue has no such memory.
     run(["kubectl", "delete", "clusterqueue", cluster_queue, "--ignore-not-found", f"--timeout={READY_SECONDS}s"])
     _apply(
         {
