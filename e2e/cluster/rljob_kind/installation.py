@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from rljob_kind.cluster import CPU_NODE, GPU_NODE, NODE_LABEL
 from rljob_kind.host import check_free_disk
 from rljob_kind.images import build_image, content_hash, image_id, remove_other_tags
-from rljob_kind.kueue import is_installed as has_kueue
 from rljob_kind.loading import load_image, remove_other_images
-from rljob_kind.processes import run
+from rljob_kind.processes import run, succeeds
 from rljob_kind.progress import Progress
 from rljob_kind.settings import repository
 
@@ -67,13 +66,17 @@ def install(images: OwnImages, progress: Progress) -> None:
         command = ["helm", "upgrade", "--install", RELEASE, chart, "--namespace", NAMESPACE]
         command += ["--set-string", f"image.repository={OPERATOR},image.tag={images.operator.partition(':')[2]}"]
         command += ["--set-string", f"trainer.image={images.trainer}"]
-        kueue = "true" if has_kueue() else "false"
+        kueue = "true" if _has_kueue() else "false"
         command += ["--set", f"watchAllNamespaces=true,kueue.enabled={kueue}"]
         node_label = NODE_LABEL.replace(".", r"\.")
         command += ["--set-string", f"nodeSelector.{node_label}=cpu"]
         run([*command, "--wait", f"--timeout={INSTALL_SECONDS}s"])
     for tag, node in ((images.operator, CPU_NODE), (images.trainer, GPU_NODE)):
         remove_other_images(tag, node)
+
+
+def _has_kueue() -> bool:
+    return succeeds(["kubectl", "get", "customresourcedefinition", "workloads.kueue.x-k8s.io"])
 
 
 def _label_namespace() -> None:
