@@ -1,12 +1,13 @@
-"""Operators as processes, each with its own API server: ours, from this or another checkout, and KubeRay's."""
+"""Operators and their stand-ins as processes: ours, from this or another checkout, and KubeRay's."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,22 +81,43 @@ def wait_for_objects(server: ApiServer, path: str, number: int, seconds: float) 
 
 @contextmanager
 def our_operator(
-    server: ApiServer, folder: Path, namespaces: list[str], dashboards: str, checkout: Path = REPOSITORY
+    server: ApiServer,
+    folder: Path,
+    dashboards: str,
+    checkout: Path = REPOSITORY,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[int]:
-    """Runs our operator from a checkout until the end of the context. Yields its process id."""
+    """Runs our operator from a checkout for all namespaces until the end of the context. Yields its process id.
+    `settings`: more environment variables."""
     folder.mkdir(parents=True, exist_ok=True)
+    token = forked_operator.prepare_account(server)
     setup = forked_operator.OperatorSetup(
-        folder, server.url, server.certificate, forked_operator.prepare_account(server), dashboards, namespaces, {}
+        folder, server.url, server.certificate, token, dashboards, [], dict(settings or {})
     )
     described = OperatorProcess(setup)
     sources = os.pathsep.join(str(checkout / each / "src") for each in ("crds", "operator"))
     environment = dict(described.environment) | {"PYTHONPATH": sources}
     with (
-        (folder / "operator.log").open("wb") as log,
+        (folder / "operator.log").open("ab") as log,
         _process([sys.executable, "-m", "rljob_operator"], environment, log) as process,
     ):
         _wait_until_answered(process, f"http://127.0.0.1:{described.health_port}/healthz", folder / "operator.log")
         yield process.pid
+
+
+@contextmanager
+def ray_stand_in(server: ApiServer, folder: Path) -> Iterator[str]:
+    """Runs `rljob_bench.ray_stand_in` until the end of the context. Yields the URL template of the dashboards."""
+    [port] = free_ports(1)
+    connection = {"url": server.url, "token": server.token, "certificate": str(server.certificate)}
+    with (
+        (folder / "stand-in.log").open("wb") as log,
+        _process(
+            [sys.executable, "-m", "rljob_bench.ray_stand_in", str(port)], _our_paths(), log, connection
+        ) as process,
+    ):
+        _wait_until_answered(process, f"http://127.0.0.1:{port}/-/-/-", folder / "stand-in.log", 401)
+        yield f"http://127.0.0.1:{port}/{{namespace}}/{{cluster}}"
 
 
 @contextmanager
@@ -123,15 +145,27 @@ def cpu_seconds(process_id: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def resident_mib(process_id: int) -> float:
-    """Resident memory of a process in MiB."""
-    return int(Path(f"/proc/{process_id}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+def peak_mib(process_id: int) -> float:
+    """The largest resident memory of a process so far, in MiB."""
+    lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+def _our_paths() -> dict[str, str]:
+    """The environment with this process's folders of Python modules."""
+    return {**inherited_environment(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 @contextmanager
-def _process(command: list[str], environment: dict[str, str], log: Any) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+def _process(
+    command: list[str], environment: dict[str, str], log: Any, document: object = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`document`: JSON for the process's standard input."""
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT)
     try:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(document).encode())
+        process.stdin.close()
         yield process
     finally:
         process.terminate()
@@ -142,11 +176,12 @@ def _process(command: list[str], environment: dict[str, str], log: Any) -> Itera
             process.wait()
 
 
-def _wait_until_answered(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def _wait_until_answered(process: subprocess.Popen[bytes], url: str, log: Path, status: int = 200) -> None:
     deadline = time.monotonic() + SERVED_SECONDS
     while True:
         try:
-            if httpx.get(url, timeout=5, trust_env=False).status_code == 200:
+            # Without certificates, because loading them takes long.
+            if httpx.get(url, timeout=5, trust_env=False, verify=False).status_code == status:
                 return
         except httpx.TransportError:
             pass

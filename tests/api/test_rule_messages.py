@@ -72,7 +72,7 @@ CASES: dict[str, tuple[dict[str, object], dict[str, Words]]] = {
                 "prefixes rljob.dev/, ray.io/, kueue.x-k8s.io/",
                 '(seen: "kueue.x-k8s.io/queue-name")',
                 "another key",
-                "does not support Kueue",
+                "belong in metadata.labels of the job",
             )
         },
     ),

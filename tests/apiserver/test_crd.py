@@ -3,6 +3,7 @@ pydantic."""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 
@@ -18,6 +19,7 @@ from rljob_api.pydantic_messages import follows_from_another
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.cluster import job_requests
+from rljob_testing.cluster.api_server import ApiServer
 from rljob_testing.jobs.valid_job import REMOVED, valid_job
 
 pytestmark = pytest.mark.apiserver
@@ -282,3 +284,24 @@ def test_run_policy_may_change(api: httpx.Client, stored: str) -> None:
     )
     assert answer.status == 200, answer.message
     assert answer.at("spec", "runPolicy", "activeDeadlineSeconds") == 60
+
+
+def test_rules_of_the_spec_are_evaluated_only_when_the_job_is_created(
+    apiserver: ApiServer, api: httpx.Client, stored: str
+) -> None:
+    """Otherwise every write of the status would cost their evaluation, and after an upgrade with a new rule nobody
+    could suspend a job that breaks it."""
+    broken = {"spec.pools[0].name": "other", "spec.roles.actor.pool": "main"}
+    assert job_requests.create(api, valid_job(broken)).status == 422
+    key = base64.b64encode(f"/registry/{API_GROUP}/rljobs/default/{stored}".encode()).decode()
+    with httpx.Client(base_url=apiserver.store_url, trust_env=False) as store:
+        [pair] = store.post("/v3/kv/range", json={"key": key}).raise_for_status().json()["kvs"]
+        job = json.loads(base64.b64decode(pair["value"]))
+        job["spec"]["pools"][0]["name"] = "other"
+        job["spec"]["roles"]["actor"]["pool"] = "main"
+        value = base64.b64encode(json.dumps(job).encode()).decode()
+        store.post("/v3/kv/put", json={"key": key, "value": value}).raise_for_status()
+    answer = job_requests.merge(api, stored, {"spec": {"suspend": True}})
+    assert answer.status == 200, answer.message
+    answer = job_requests.merge(api, stored, {"status": {"phase": "Suspended"}}, "/status")
+    assert answer.status == 200, answer.message

@@ -1,4 +1,4 @@
-"""Links between pages have a target, and every page is in the README's index."""
+"""Links between pages have a target, every page is in the README's index, and tests that pages name exist."""
 
 from __future__ import annotations
 
@@ -36,3 +36,13 @@ def test_links_have_a_target(page: Path) -> None:
 def test_the_readme_links_every_page_of_docs() -> None:
     linked = {target for target, _ in links(pages.REPOSITORY / "README.md")}
     assert [page.name for page in sorted((pages.REPOSITORY / "docs").glob("*.md")) if page not in linked] == []
+
+
+def test_the_tests_that_pages_name_exist() -> None:
+    sources = [path for folder in ("tests", "e2e") for path in (pages.REPOSITORY / folder).rglob("test_*.py")]
+    existing = {path.stem for path in sources}
+    for path in sources:
+        existing |= set(re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"`(?:[\w-]+/)*(test_\w+)`", page.read_text())}
+    assert len(named) > 50
+    assert sorted(named - existing) == []

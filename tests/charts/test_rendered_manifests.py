@@ -29,6 +29,7 @@ IN_JOB_NAMESPACES = {
     ("", "pods", "watch"),
     ("", "events", "list"),
     ("", "secrets", "create"),
+    ("networking.k8s.io", "networkpolicies", "list"),
     ("networking.k8s.io", "networkpolicies", "create"),
     ("networking.k8s.io", "networkpolicies", "patch"),
     ("events.k8s.io", "events", "create"),

@@ -96,7 +96,7 @@ def test_the_documented_permissions_of_the_operator_are_those_of_the_chart() -> 
         "pods": ["list", "watch"],
         "events": ["create", "list"],
         "secrets": ["create"],
-        "networkpolicies": ["create", "patch"],
+        "networkpolicies": ["list", "create", "patch"],
         "workloads": ["get", "list", "watch"],
     }
     granted: dict[str, set[str]] = {}

@@ -10,6 +10,9 @@ from threading import Thread
 
 import pytest
 
+from rljob_cli.cluster.client import Cluster
+from rljob_cli.cluster.stored_job import StoredJob
+from rljob_operator.raw_json import object_at
 from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.cli.rljob_command import SMALL_JOB
 from rljob_testing.messages import Mentions
@@ -109,7 +112,7 @@ def test_a_changed_run_policy_is_applied_and_can_be_reverted(job_cluster: JobClu
         "  spec.runPolicy.activeDeadlineSeconds: unset -> 600",
     ]
     retries = {"maxAppRetries": 2, "maxInfraRetries": 10, "stallDeadlineSeconds": 3600}
-    policy = retries | {"provisioningDeadlineSeconds": 1800, "cleanup": "DeleteCluster"}
+    policy = retries | {"provisioningDeadlineSeconds": 1800, "cleanup": "DeleteCluster", "keepClusterSeconds": 86_400}
     assert run_policy(job_cluster) == policy | {"gracePeriodSeconds": 60, "activeDeadlineSeconds": 600}
     file.write_text(ON_CLUSTER)
     rljob("submit", str(file))
@@ -129,6 +132,64 @@ def test_a_file_without_suspend_does_not_resume_a_suspended_job(
     file.write_text(ON_CLUSTER + "  suspend: false\n")
     assert "  spec.suspend: true -> false\n" in rljob("submit", str(file))[1]
     assert job_cluster.job("small")["spec"]["suspend"] is False  # type: ignore[index]
+
+
+def changes_after_reading(monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]) -> None:
+    """Calls `change` once, right after a command has read a job."""
+    read, pending = Cluster.job, [change]
+
+    def read_and_change(cluster: Cluster, name: str) -> StoredJob:
+        found = read(cluster, name)
+        if pending:
+            pending.pop()()
+        return found
+
+    monkeypatch.setattr(Cluster, "job", read_and_change)
+
+
+def replaced(job_cluster: JobCluster) -> None:
+    """Deletes the job and creates another one with its name."""
+    job_cluster.http.delete(f"{job_cluster.jobs}/small").raise_for_status()
+    job_cluster.create_small_job()
+
+
+def test_a_change_by_somebody_else_is_not_overwritten(
+    job_cluster: JobCluster, rljob: Rljob, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rljob("submit", str(file))
+    theirs = {"spec": {"runPolicy": {"maxAppRetries": 7}}}
+    changes_after_reading(monkeypatch, lambda: job_cluster.change("small", theirs))
+    file.write_text(ON_CLUSTER + "  runPolicy: {gracePeriodSeconds: 60}\n")
+    code, _, errors = rljob("submit", str(file))
+    assert code != 0
+    assert errors == Mentions(f"RLJob {job_cluster.namespace}/small", "somebody else changed", "run the command again")
+    policy = run_policy(job_cluster)
+    assert isinstance(policy, dict)
+    assert (policy["maxAppRetries"], policy["gracePeriodSeconds"]) == (7, 120)
+    assert rljob("submit", str(file))[0] == 0
+
+
+@pytest.mark.parametrize("command", ["suspend", "stop", "delete"])
+def test_a_new_job_with_the_same_name_is_left_alone(
+    job_cluster: JobCluster, rljob: Rljob, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    job_cluster.create_small_job()
+    changes_after_reading(monkeypatch, lambda: replaced(job_cluster))
+    code, _, errors = rljob(command, "small")
+    assert code != 0
+    assert errors == Mentions("somebody else changed or replaced", "nothing was done")
+    job = job_cluster.job("small")
+    assert "annotations" not in object_at(job, "metadata")
+    assert object_at(job, "spec").get("suspend") is not True
+
+
+def test_a_status_that_the_operator_writes_meanwhile_is_no_change_of_the_job(
+    job_cluster: JobCluster, rljob: Rljob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_cluster.create_small_job()
+    changes_after_reading(monkeypatch, lambda: job_cluster.write_status("small", {"phase": "Provisioning"}))
+    assert rljob("suspend", "small")[0] == 0
+    assert object_at(job_cluster.job("small"), "spec")["suspend"] is True
 
 
 def run_policy(job_cluster: JobCluster) -> object:

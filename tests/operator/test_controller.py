@@ -14,10 +14,10 @@ from rljob_operator.controller import reconcile_loop
 from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, LEASES, PODS
 from rljob_operator.kube.errors import ForbiddenError
-from rljob_operator.raw_json import JsonObject, object_at, objects_at, text_at
+from rljob_operator.raw_json import JsonObject, object_at, text_at
 from rljob_operator.ray.client import Dashboard
 from rljob_operator.ray.run_watcher import RunWatcher
-from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, RayJobStatus, Reachability
+from rljob_operator.reconcile.observed import ObservedRay, Reachability
 from rljob_operator.settings import Settings
 from rljob_testing.jobs.valid_job import Wire, edited
 from rljob_testing.messages import Mentions
@@ -260,7 +260,7 @@ def test_more_dashboards_are_polled_less_often(
 ) -> None:
     monkeypatch.setattr(reconcile_loop, "POLLS_PER_SECOND", 0.1 if num_jobs > 1 else 50.0)
 
-    async def silent(_: RunWatcher, __: str, ___: Dashboard, *____: str | None) -> ObservedRay:
+    async def silent(_: RunWatcher, __: str, ___: Dashboard, *____: str | None, **_____: int) -> ObservedRay:
         return ObservedRay(Reachability.UNREACHABLE, error="no answer")
 
     monkeypatch.setattr(RunWatcher, "observe", silent)
@@ -272,29 +272,13 @@ def test_more_dashboards_are_polled_less_often(
             await world.relist()
             await world.reconcile(key, 2)
             uid = text_at(world.api.objects[CLUSTERS, f"{name}-1"], "metadata", "uid")
-            ready_head(world, name, uid)
+            fake_api.ready_head(world, name, uid)
         await world.relist()
         for name in names:
             await world.reconcile(JobKey("team", name), 1)
         assert world.queue.planned[JobKey("team", names[-1])] == pytest.approx(seconds)
 
     fake_api.run_controller(settings, test)
-
-
-def ready_head(
-    world: fake_api.ControllerOnFakeApi, job: str, cluster_uid: str, *, is_node_silent: bool = False
-) -> None:
-    labels = {
-        "ray.io/cluster": f"{job}-1",
-        "ray.io/node-type": "head",
-        "rljob.dev/job-uid": f"uid-of-{job}",
-        "rljob.dev/job": job,
-    }
-    owners = [{"uid": cluster_uid, "controller": True}]
-    ready = {"type": "Ready", "status": str(not is_node_silent), "lastTransitionTime": "2026-01-31T11:00:00Z"}
-    status = {"phase": "Running", "conditions": [ready, {"type": "ContainersReady", "status": "True"}]}
-    metadata = {"name": f"{job}-head", "labels": labels, "ownerReferences": owners}
-    world.api.put(PODS, {"metadata": metadata, "spec": {"nodeName": "node-1"}, "status": status})
 
 
 @pytest.mark.parametrize(
@@ -305,7 +289,7 @@ def test_a_head_unreachable_by_dashboard_and_kubelet_is_lost_after_a_minute(
 ) -> None:
     seconds = 0.0
 
-    async def seen(_: RunWatcher, __: str, ___: Dashboard, *____: str | None) -> ObservedRay:
+    async def seen(_: RunWatcher, __: str, ___: Dashboard, *____: str | None, **_____: int) -> ObservedRay:
         how = Reachability.OK if answers else Reachability.UNREACHABLE
         return ObservedRay(how, silent_seconds=0.0 if answers else seconds)
 
@@ -317,7 +301,7 @@ def test_a_head_unreachable_by_dashboard_and_kubelet_is_lost_after_a_minute(
         await fake_api.start_until_pods_pending(world)
         cluster = world.api.objects[CLUSTERS, "job-1"]
         world.api.put(CLUSTERS, cluster | {"status": {"conditions": [PROVISIONED]}})
-        ready_head(world, "job", text_at(cluster, "metadata", "uid"), is_node_silent=answers)
+        fake_api.ready_head(world, "job", text_at(cluster, "metadata", "uid"), is_node_silent=answers)
         await world.relist()
         for number in range(6):
             renewed = f"2026-01-31T12:0{number if is_renewed else 0}:00.000000Z"
@@ -332,38 +316,36 @@ def test_a_head_unreachable_by_dashboard_and_kubelet_is_lost_after_a_minute(
     fake_api.run_controller(settings, test)
 
 
-def test_an_operator_that_starts_late_requests_the_stacks_of_a_hanging_trainer(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("answers", "reason"), [(False, "HeadLost"), (True, "")])
+def test_no_attempt_ends_by_the_last_failure_of_a_dashboard_that_is_polled_rarely(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, answers: bool, reason: str
 ) -> None:
-    asked: list[tuple[str | None, ...]] = []
-    hanging = ObservedRayJob("job-1-1", RayJobStatus.RUNNING, "", None, None)
+    polls: list[bool] = []
 
-    async def seen(_: RunWatcher, __: str, ___: Dashboard, *ids: str | None) -> ObservedRay:
-        asked.append(ids)
-        return ObservedRay(Reachability.OK, job=hanging, stacks_missing=True)
+    async def seen(
+        _: RunWatcher, __: str, ___: Dashboard, *____: str | None, num_pods: int, at_once: bool
+    ) -> ObservedRay:
+        assert num_pods == 1
+        polls.append(at_once)
+        is_ok = answers and at_once
+        return ObservedRay(Reachability.OK if is_ok else Reachability.UNREACHABLE, silent_seconds=0 if is_ok else 90)
 
     monkeypatch.setattr(RunWatcher, "observe", seen)
+    monkeypatch.setattr(RunWatcher, "is_waiting", lambda _, __: True)
     monkeypatch.setattr(reconcile_loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
 
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_until_pods_pending(world)
-        ready_head(world, "job", text_at(world.api.objects[CLUSTERS, "job-1"], "metadata", "uid"))
-        stored = world.api.objects[JOBS, "job"]
-        status = object_at(stored, "status")
-        [attempt] = objects_at(status, "attempts")
-        began, requested = "2026-01-31T11:40:00Z", "2026-01-31T11:50:00Z"
-        stop = {"reason": "Stalled", "requestedAt": requested}
-        for changes, stacks in [
-            ({}, None),
-            ({"stop": stop}, None),
-            ({"stop": stop | {"sentAt": requested}}, "job-1-1-stacks"),
-        ]:
-            running = attempt | {"submissions": 1, "startNumber": 1, "runningSince": began} | changes
-            world.api.put(JOBS, stored | {"status": status | {"attempts": [running]}})
-            await world.relist()
+        cluster = world.api.objects[CLUSTERS, "job-1"]
+        world.api.put(CLUSTERS, cluster | {"status": {"conditions": [PROVISIONED]}})
+        fake_api.ready_head(world, "job", text_at(cluster, "metadata", "uid"))
+        await world.relist()
+        world.api.put(LEASES, {"metadata": {"name": "node-1"}, "spec": {"renewTime": "2026-01-31T12:00:00.000000Z"}})
+        for _ in range(6):
             await world.reconcile(fake_api.KEY, 1)
-            assert asked[-1] == ("job-1-1", stacks)
-        [attempt] = objects_at(world.status("job"), "attempts")
-        assert object_at(attempt, "stop") == stop | {"sentAt": "2026-01-31T12:00:00Z"}
+            world.clock.advance(10.0)
+        assert polls == [False] * 6
+        await world.reconcile(fake_api.KEY, 1)
+        assert (polls[6:], world.condition("job", "Retrying")) == ([False, True], reason)
 
     fake_api.run_controller(settings, test)

@@ -65,6 +65,17 @@ def test_the_network_policy_of_a_running_attempt_is_restored(settings: Settings)
         assert world.api.calls == ["apply networkpolicies"]
         assert (NETWORK_POLICIES, name) in world.api.objects
 
+        # The next listing finds a deleted policy.
+        del world.api.objects[NETWORK_POLICIES, name]
+        await world.relist()
+        world.api.calls.clear()
+        for _ in range(2):
+            await world.executor.execute((), seen, "1")
+        assert world.api.calls == ["apply networkpolicies"]
+        await world.relist()
+        await world.executor.execute((), seen, "1")
+        assert world.api.calls == []
+
         # A failure changes nothing for the job, and the next time is as far away as usual.
         world.clock.advance(600)
         world.api.errors["apply networkpolicies"] = RefusedError("not allowed")

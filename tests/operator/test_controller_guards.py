@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from rljob_api.constants import ANNOTATION_STOP
+from rljob_operator.controller import reconcile_loop
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.kube.errors import ForbiddenError, RefusedError
 from rljob_operator.raw_json import JsonObject, object_at, objects_at, text_at
 from rljob_operator.ray.client import Dashboard
 from rljob_operator.ray.run_watcher import RunWatcher
-from rljob_operator.reconcile.observed import ObservedRay, Reachability
+from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, RayJobStatus, Reachability
 from rljob_operator.settings import Settings
 from rljob_testing.jobs.valid_job import edited
 from rljob_testing.operator import fake_api
@@ -136,5 +137,42 @@ def test_events_are_posted_though_an_effect_raises(settings: Settings) -> None:
         calls = await world.reconcile(fake_api.KEY, 1)
         assert calls.index("delete rayclusters") < calls.index("create events")
         assert objects_at(world.status("job"), "conditions")
+
+    fake_api.run_controller(settings, test)
+
+
+def test_an_operator_that_starts_late_requests_the_stacks_of_a_hanging_trainer(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str | None, ...]] = []
+    hanging = ObservedRayJob("job-1-1", RayJobStatus.RUNNING, "", None, None)
+
+    async def seen(_: RunWatcher, __: str, ___: Dashboard, *ids: str | None, **____: int) -> ObservedRay:
+        asked.append(ids)
+        return ObservedRay(Reachability.OK, job=hanging, stacks_missing=True)
+
+    monkeypatch.setattr(RunWatcher, "observe", seen)
+    monkeypatch.setattr(reconcile_loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
+
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_until_pods_pending(world)
+        fake_api.ready_head(world, "job", text_at(world.api.objects[CLUSTERS, "job-1"], "metadata", "uid"))
+        stored = world.api.objects[JOBS, "job"]
+        status = object_at(stored, "status")
+        [attempt] = objects_at(status, "attempts")
+        began, requested = "2026-01-31T11:40:00Z", "2026-01-31T11:50:00Z"
+        stop = {"reason": "Stalled", "requestedAt": requested}
+        for changes, stacks in [
+            ({}, None),
+            ({"stop": stop}, None),
+            ({"stop": stop | {"sentAt": requested}}, "job-1-1-stacks"),
+        ]:
+            running = attempt | {"submissions": 1, "startNumber": 1, "runningSince": began} | changes
+            world.api.put(JOBS, stored | {"status": status | {"attempts": [running]}})
+            await world.relist()
+            await world.reconcile(fake_api.KEY, 1)
+            assert asked[-1] == ("job-1-1", stacks)
+        [attempt] = objects_at(world.status("job"), "attempts")
+        assert object_at(attempt, "stop") == stop | {"sentAt": "2026-01-31T12:00:00Z"}
 
     fake_api.run_controller(settings, test)

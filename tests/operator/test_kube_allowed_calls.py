@@ -28,6 +28,7 @@ from rljob_operator.kube.errors import (
     error_of,
 )
 from rljob_operator.kube.observed_objects import JobObject, JobReader, controller_uid, observed_cluster
+from rljob_operator.kube.projections import projected
 from rljob_testing.jobs.valid_job import edited
 from rljob_testing.operator import api_proxy
 from rljob_testing.operator.testbed import cluster_job
@@ -256,6 +257,8 @@ def test_a_cluster_is_read() -> None:
         },
     }
     seen = observed_cluster(raw)
+    assert observed_cluster(projected(CLUSTERS, raw)) == seen
+    assert controller_uid(projected(CLUSTERS, raw)) == "u1"
     assert (seen.name, seen.uid, seen.deleting, seen.asks_for_token) == ("job-1", "c1", False, False)
     assert controller_uid(raw) == "u1"
     assert seen.pod_creation_error == "FailedCreateHeadPod: exceeded quota"
@@ -268,8 +271,8 @@ def test_a_cluster_that_kuberay_rejects_is_read() -> None:
         {"reason": "InvalidRayClusterSpec", "message": "new", "lastTimestamp": "2026-01-31T12:00:05Z"},
         {"reason": "CreatedHeadPod", "message": "fine", "lastTimestamp": "2026-01-31T12:00:09Z"},
     ]
-    assert observed_cluster({"metadata": {"name": "x"}}, events).pod_creation_error == "new"
-    assert observed_cluster({"metadata": {"name": "x"}}, events[2:]).pod_creation_error is None
+    assert observed_cluster({"metadata": {"name": "x"}}, events=events).pod_creation_error == "new"
+    assert observed_cluster({"metadata": {"name": "x"}}, events=events[2:]).pod_creation_error is None
 
 
 NAMED = {"name": "job"}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 
-from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, WORKLOADS
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, WORKLOADS, ResourceType
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.raw_json import JsonObject, text_at
 
@@ -24,10 +25,20 @@ def pod(version: int | str, name: str = "p", uid: str = "p1", job: str = "j1", n
     }
 
 
+def replace(
+    cache: ObjectCache, kind: ResourceType, namespace: str | None, listed: Sequence[JsonObject], version: str
+) -> tuple[JsonObject, ...]:
+    """Stores a whole listing, in pages of two objects."""
+    found: set[tuple[str, str]] = set()
+    for start in range(0, len(listed), 2):
+        found |= cache.add_listed(kind, listed[start : start + 2])
+    return cache.complete_listing(kind, namespace, found, version)
+
+
 def filled() -> ObjectCache:
     cache = ObjectCache((None,))
     for kind in (JOBS, CLUSTERS, PODS):
-        cache.replace(kind, None, [], "1")
+        replace(cache, kind, None, [], "1")
     return cache
 
 
@@ -100,12 +111,12 @@ def test_a_listing_repairs_missed_events() -> None:
         pod(14, name="newer", uid="newer"),
         pod(15, name="ended", uid="ended"),
     ]
-    removed = cache.replace(PODS, None, listed, "20")
+    removed = replace(cache, PODS, None, listed, "20")
     found = {text_at(raw, "metadata", "name"): text_at(raw, "metadata", "resourceVersion") for raw in removed}
     assert found == {"gone": "5"}
     # By name: changed, missed, newer and young; a deletion after the listing was made is not undone by it.
     assert versions(cache) == ["12", "13", "26", "25"]
-    assert cache.replace(PODS, None, [], "30") != ()
+    assert replace(cache, PODS, None, [], "30") != ()
     assert versions(cache) == []
 
 
@@ -113,7 +124,7 @@ def test_a_listing_of_one_namespace_does_not_change_others() -> None:
     cache = ObjectCache(("team", "other"))
     cache.store(PODS, "ADDED", pod(5))
     cache.store(PODS, "ADDED", pod(6, namespace="other"))
-    cache.replace(PODS, "other", [], "20")
+    replace(cache, PODS, "other", [], "20")
     assert versions(cache) == ["5"]
     assert cache.of_job(PODS, "other", "j1") == ()
 
@@ -123,7 +134,7 @@ def test_nothing_is_complete_before_all_was_listed() -> None:
     cache.store(JOBS, "ADDED", pod(5))
     for kind, namespace in itertools.product((JOBS, CLUSTERS, PODS), ("team", "other")):
         assert not cache.is_complete
-        cache.replace(kind, namespace, [], "9")
+        replace(cache, kind, namespace, [], "9")
     assert cache.is_complete
 
 
@@ -131,10 +142,10 @@ def test_an_unknown_kind_is_complete_and_empty() -> None:
     cache = ObjectCache((None,))
     cache.store(CLUSTERS, "ADDED", pod(5))
     cache.note_missing(CLUSTERS)
-    cache.replace(JOBS, None, [], "9")
-    cache.replace(PODS, None, [], "9")
+    replace(cache, JOBS, None, [], "9")
+    replace(cache, PODS, None, [], "9")
     assert (cache.is_complete, cache.is_missing(CLUSTERS), cache.of_job(CLUSTERS, "team", "j1")) == (True, True, ())
-    cache.replace(CLUSTERS, None, [], "10")
+    replace(cache, CLUSTERS, None, [], "10")
     assert not cache.is_missing(CLUSTERS)
 
 
@@ -143,7 +154,7 @@ def test_objects_without_read_permission_are_stale() -> None:
     cache.store(PODS, "ADDED", pod(5))
     cache.note_forbidden(PODS, "team", "pods is forbidden")
     assert (cache.forbidden("team"), cache.forbidden("other"), versions(cache)) == ("pods is forbidden", None, ["5"])
-    cache.replace(PODS, "team", [pod(6)], "9")
+    replace(cache, PODS, "team", [pod(6)], "9")
     assert (cache.forbidden("team"), versions(cache)) == (None, ["6"])
 
 
@@ -217,7 +228,7 @@ def test_the_newest_workload_of_a_cluster_is_found_without_its_spec() -> None:
     assert (text_at(found, "metadata", "name"), set(found)) == ("new", {"metadata", "status"})
     assert found["status"] == {"conditions": [{"type": "QuotaReserved", "status": "False"}]}
     assert (cache.workload_of("team", "c2"), cache.workload_of("other", "c1"), cache.num_objects) == (None, None, 2)
-    cache.replace(WORKLOADS, None, [], "20")
+    replace(cache, WORKLOADS, None, [], "20")
     assert cache.workload_of("team", "c1") is None
 
 
@@ -226,7 +237,7 @@ def test_missing_or_forbidden_workloads_change_nothing_for_jobs() -> None:
     cache.note_forbidden(WORKLOADS, None, "workloads is forbidden")
     assert (cache.is_complete, cache.forbidden("team")) == (False, None)
     for kind in (JOBS, CLUSTERS, PODS):
-        cache.replace(kind, None, [], "1")
+        replace(cache, kind, None, [], "1")
     assert cache.is_complete
     cache.note_missing(WORKLOADS)
     assert cache.is_complete
@@ -238,5 +249,5 @@ def test_of_incomparable_versions_the_last_counts(version: str) -> None:
     cache.store(PODS, "ADDED", pod(5))
     assert cache.store(PODS, "MODIFIED", pod(version))
     assert versions(cache) == [version]
-    cache.replace(PODS, None, [], "9")
+    replace(cache, PODS, None, [], "9")
     assert versions(cache) == []

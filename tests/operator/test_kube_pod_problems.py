@@ -9,7 +9,9 @@ import pytest
 
 from rljob_api.conditions import Reason
 from rljob_operator.kube import pod_problems
+from rljob_operator.kube.allowed_calls import PODS
 from rljob_operator.kube.pod_problems import is_ready, needs_events
+from rljob_operator.kube.projections import projected
 from rljob_operator.reconcile.observed import ObservedPod, PodProblem
 from rljob_testing.operator import manual_clock
 
@@ -20,8 +22,15 @@ READY = {"type": "Ready", "status": "True"}
 
 
 def observed_pod(raw: Json, now: datetime, events: Iterable[Json] = ()) -> ObservedPod:
-    """The pod as observed by an operator that has just learned the server's time."""
-    return pod_problems.observed_pod(raw, now, manual_clock.synchronized_clock(now).ages, events)
+    """The pod as observed by an operator that has just learned the server's time: from the API server, and from its
+    cache."""
+    events = tuple(events)
+    found, cached = (
+        pod_problems.observed_pod(each, now, manual_clock.synchronized_clock(now).ages, events)
+        for each in (raw, projected(PODS, raw))
+    )
+    assert found == cached
+    return found
 
 
 def pod(phase: str = "Pending", **status: object) -> dict[str, object]:
@@ -218,11 +227,11 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
         ),
         (
             with_memory_kill("ray", "2026-01-31T11:55:29Z"),
-            PodProblem(Reason.INFRASTRUCTURE_ERROR, "PreemptionByScheduler: for a/b"),
+            PodProblem(Reason.DISRUPTED, "PreemptionByScheduler: for a/b"),
         ),
         (
             with_memory_kill("driver", "2026-01-31T11:55:31Z"),
-            PodProblem(Reason.INFRASTRUCTURE_ERROR, "PreemptionByScheduler: for a/b"),
+            PodProblem(Reason.DISRUPTED, "PreemptionByScheduler: for a/b"),
         ),
         (
             pod("Failed", reason="Evicted", message="The node was low on resource: memory."),
@@ -230,7 +239,7 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
         ),
         (
             pod("Running", conditions=[SCHEDULED, READY, DISRUPTED]),
-            PodProblem(Reason.INFRASTRUCTURE_ERROR, "PreemptionByScheduler: for a/b"),
+            PodProblem(Reason.DISRUPTED, "PreemptionByScheduler: for a/b"),
         ),
         (
             pod("Failed", containerStatuses=[container("driver", ended("Error", 3, "bad\n"))]),
@@ -267,7 +276,7 @@ CREATING = [container(state=waiting("ContainerCreating"))]
     ],
 )
 def test_only_pods_that_hang_without_a_message_need_their_events(raw: Json, expected: bool) -> None:
-    assert needs_events(raw, NOW) is expected
+    assert needs_events(raw, NOW) is needs_events(projected(PODS, raw), NOW) is expected
 
 
 def test_the_newest_informative_event_counts() -> None:

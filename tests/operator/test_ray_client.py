@@ -8,11 +8,13 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from http.server import ThreadingHTTPServer
+from typing import Literal
 
 import pytest
 
+from rljob_operator.metrics import Metrics
 from rljob_operator.ray import client
-from rljob_operator.ray.client import Dashboard, DashboardUnreachableError
+from rljob_operator.ray.client import Dashboard, DashboardUnreachableError, RayClient
 from rljob_operator.ray.dashboard_responses import infeasible_groups
 from rljob_operator.reconcile.observed import Reachability
 from rljob_testing import local_servers
@@ -54,7 +56,11 @@ def test_an_unreachable_dashboard_is_reported() -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<html>...", "not JSON: <html>..."),
         (b"HTTP/1.1 503 No\r\nContent-Length: 11\r\n\r\nbusy\nat all\n", "HTTP 503: at all"),
         (b"HTTP/1.1 302 No\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", "HTTP 302: "),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n" + b"x" * 9_000_000, "larger than 8388608 bytes"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 69633\r\n\r\n", "`nodes` is too large (69633 bytes, at most 69632)"),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + b"x" * 9_000_000, "bytes, at most 69632)"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 2, "more than one response"),
+        (b"HTTP/1.1 200 OK\r\nX: 123456\r\n" + b"X: 123456\r\n" * 50 + b"\r\n", "Too many headers"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 3000 + b"\r\n\r\n", "more than 2048 bytes"),
         (
             b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip, gzip\r\nConnection: close\r\n\r\n"
             + gzip.compress(gzip.compress(b'{"data": {}}')),
@@ -95,7 +101,7 @@ def node(num_gpus: str) -> bytes:
         (node("NaN"), "cannot convert float NaN"),
         (node("1" + 400 * "0"), "infinity"),
         (node(5000 * "1"), "not JSON"),
-        (ok(200_000 * "["), "not JSON"),
+        (ok(60_000 * "["), "not JSON"),
     ],
 )
 def test_any_number_and_any_depth_is_handled(answer: bytes, error: str) -> None:
@@ -128,6 +134,123 @@ async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[Dashboard]:
                 yield found
         finally:
             server.shutdown()
+
+
+RUNNING = '{"status": "RUNNING", "driver_node_id": "head", "message": "MESSAGE"}'
+FAILED = RUNNING.replace("RUNNING", "FAILED")
+
+
+@pytest.mark.parametrize(
+    ("path", "seen"),
+    [
+        ("/api/v0/nodes", "`nodes` is too large (600000 bytes, at most 69632)"),
+        ("/api/jobs/job-1-1", "`job` is too large (600000 bytes, at most 262144)"),
+        ("/api/v0/placement_groups", "`placement_groups` is too large (600000 bytes, at most 114688)"),
+    ],
+)
+def test_each_request_has_its_budget(path: str, seen: str) -> None:
+    async def test() -> None:
+        answers = {**FEW_BYTES, path: ok("x" * 600_000)}
+        async with answering(answers) as large:
+            found = await ray_polling.observe_without_memory(large, "job-1-1")
+            assert found.reachability is Reachability.UNREACHABLE
+            assert seen in (found.error or "")
+
+    asyncio.run(asyncio.wait_for(test(), 240))
+
+
+FEW_BYTES = {
+    "/api/v0/nodes": node("0"),
+    "/api/jobs/job-1-1": ok(RUNNING),
+    "/api/v0/placement_groups": ok("{}"),
+    "/api/v0/logs": b"HTTP/1.1 500 No\r\nContent-Length: 26\r\n\r\nA file is not found at: /x",
+}
+
+
+def test_the_longest_message_of_ray_is_within_the_budget_of_a_job() -> None:
+    async def test() -> None:
+        answers = {**FEW_BYTES, "/api/jobs/job-1-1": ok(FAILED.replace("MESSAGE", "\\ud83d\\ude00" * 20_000))}
+        async with answering(answers) as verbose:
+            found = (await ray_polling.observe_without_memory(verbose, "job-1-1")).job
+            assert found is not None
+            assert found.message == "\U0001f600" * 16_000
+
+    asyncio.run(asyncio.wait_for(test(), 240))
+
+
+def test_a_run_state_beyond_its_budget_is_reported_and_the_job_is_still_observed() -> None:
+    async def test() -> None:
+        async with answering({**FEW_BYTES, "/api/v0/logs": ok("x" * 300_000)}) as large:
+            found = await ray_polling.observe_without_memory(large, "job-1-1")
+            assert (found.reachability, found.job is not None) == (Reachability.OK, True)
+            assert "run state: too long" in (found.run_state_error or "")
+            assert "(300000 bytes, at most 262144)" in (found.run_state_error or "")
+
+    asyncio.run(asyncio.wait_for(test(), 240))
+
+
+@pytest.mark.parametrize(("num_bytes", "end"), [(3_000_000, "x" * 15_996 + "last"), (5_000_000, "at most 4194304)")])
+def test_only_the_end_of_a_long_log_is_kept(num_bytes: int, end: str) -> None:
+    async def test() -> None:
+        is_log = "/api/v0/logs/file?node_id=head&filename=job-driver"
+        log = ok("x" * num_bytes + "last")
+        answers = {is_log: log, **FEW_BYTES, "/api/jobs/job-1-1": ok(FAILED)}
+        async with answering(answers) as verbose:
+            found = await ray_polling.observe_without_memory(verbose, "job-1-1")
+            assert found.reachability is Reachability.OK
+            assert found.log_tail.endswith(end)
+            assert len(found.log_tail) <= 16_000
+
+    asyncio.run(asyncio.wait_for(test(), 240))
+
+
+class CountingSemaphore(asyncio.Semaphore):
+    """Counts how many permits are taken at the same time."""
+
+    taken = most = waits = 0
+
+    async def acquire(self) -> Literal[True]:
+        self.waits += self.locked()
+        await super().acquire()
+        self.taken += 1
+        self.most = max(self.most, self.taken)
+        return True
+
+    def release(self) -> None:
+        self.taken -= 1
+        super().release()
+
+
+def test_long_responses_of_several_heads_wait_for_each_other_and_short_ones_do_not() -> None:
+    """Five heads send what they may, slowly, while another job is polled."""
+
+    async def test() -> None:
+        unblocked, num_asked = asyncio.Event(), 0
+
+        async def slow(_: bytes, writer: asyncio.StreamWriter) -> None:
+            nonlocal num_asked
+            num_asked += 1
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 250002\r\n\r\n{" + b" " * 200_000)
+            await unblocked.wait()
+            writer.write(b" " * 50_000 + b"}")
+
+        port = local_servers.free_port()
+        server = await asyncio.start_server(guarded(slow), "127.0.0.1", port)
+        async with answering(FEW_BYTES) as good, RayClient(Metrics()) as ray:
+            steps = ray._reader._steps = CountingSemaphore(4)
+            heads = [ray.dashboard(f"http://127.0.0.1:{port}", [ray_polling.TOKEN]) for _ in range(5)]
+            responses = [asyncio.create_task(head.job("job-1-1")) for head in heads]
+            while num_asked < 5 or steps.waits < 1:
+                await asyncio.sleep(0.01)
+            good._reader = ray._reader
+            assert (await good.job("job-1-1") or {})["status"] == "RUNNING"
+            unblocked.set()
+            # The others do not get their bytes before the first one is done.
+            assert await asyncio.gather(*responses) == [{}] * 5
+            assert (steps.most, steps.taken) == (4, 0)
+        server.close()
+
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_only_a_missing_file_is_none() -> None:
@@ -268,3 +391,26 @@ def test_bundles_are_counted_by_the_resources_they_request() -> None:
         "id-: ",
         "huge: 1 x {GPU: inf}",
     )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 500 No\r\nContent-Length: 82\r\nConnection: close\r\n\r\ncannot use Bearer %s",
+        b"HTTP/1.1 200 OK\r\nbad header with Bearer %s\r\n\r\n",
+    ],
+)
+def test_no_error_has_the_token_that_a_dashboard_repeats(answer: bytes) -> None:
+    async def test() -> None:
+        async def repeat(_: bytes, writer: asyncio.StreamWriter) -> None:
+            writer.write(answer % ray_polling.TOKEN.encode())
+
+        port = local_servers.free_port()
+        server = await asyncio.start_server(guarded(repeat), "127.0.0.1", port)
+        async with ray_polling.connected(port, ray_polling.TOKEN) as odd:
+            with pytest.raises(DashboardUnreachableError) as caught:
+                await odd.job("x")
+        assert ray_polling.TOKEN not in str(caught.value)
+        server.close()
+
+    asyncio.run(asyncio.wait_for(test(), 240))

@@ -16,7 +16,9 @@ def test_before_a_submission_nodes_and_one_authentication_probe_are_requested() 
         assert seen == ObservedRay(Reachability.OK, nodes=(ObservedRayNode(True, 0), ObservedRayNode(False, 8)))
         await watched.poll(None)
         assert watched.ray.take_requests() == ["probe", "nodes", "nodes"]
-        await watched.watcher.observe("uid", watched.dashboard("of another cluster"), None)
+        await watched.watcher.observe(
+            "uid", watched.dashboard("of another cluster"), None, num_pods=ray_polling.NUM_PODS
+        )
         assert watched.ray.take_requests() == ["probe", "nodes"]
 
     ray_polling.run_with_dashboard(ray_polling.FakeRay(), test)
@@ -202,7 +204,9 @@ def test_silence_counts_from_the_first_failed_poll_of_this_cluster() -> None:
             watched.now += seconds
             silent.append((await watched.poll()).silent_seconds)
         assert silent == [0.0, 7.0, 20.0]
-        other = await watched.watcher.observe("uid", watched.dashboard("of another cluster"), None)
+        other = await watched.watcher.observe(
+            "uid", watched.dashboard("of another cluster"), None, num_pods=ray_polling.NUM_PODS
+        )
         assert (other.reachability, other.silent_seconds) == (Reachability.UNREACHABLE, 0.0)
         watched.now += 5
         watched.ray.failing = set()
@@ -217,11 +221,55 @@ def test_silence_counts_from_the_first_failed_poll_of_this_cluster() -> None:
     ray_polling.run_with_dashboard(ray_polling.FakeRay(state=ray_polling.state("Running")), test)
 
 
+def test_a_failing_dashboard_is_polled_less_and_less_often_until_it_responds() -> None:
+    async def test(watched: ray_polling.WatchedDashboard) -> None:
+        polled_after = []
+        watched.ray.failing = {"nodes"}
+        for seconds in range(0, 600, 4):
+            seen = await watched.poll(at_once=False)
+            assert (seen.reachability, seen.error, seen.silent_seconds) == (
+                Reachability.UNREACHABLE,
+                "HTTP 503: busy",
+                seconds,
+            )
+            if watched.ray.take_requests():
+                polled_after.append(seconds)
+            assert watched.watcher.is_waiting("uid") is (seconds > 0)
+            watched.now += 4
+        assert polled_after == [0, 4, 8, 12, 20, 32, 48, 72, 108, 164, 224, 284, 344, 404, 464, 524, 584]
+        watched.ray.failing = set()
+        assert (await watched.poll(at_once=False)).reachability is Reachability.UNREACHABLE
+        assert (await watched.poll(at_once=True)).reachability is Reachability.OK
+        assert not watched.watcher.is_waiting("uid")
+        watched.ray.failing = {"job"}
+        seen = await watched.poll(at_once=False)
+        assert (seen.reachability, seen.silent_seconds) == (Reachability.UNREACHABLE, 0.0)
+
+    ray_polling.run_with_dashboard(ray_polling.FakeRay(), test)
+
+
+def test_a_failing_dashboard_is_polled_at_once_when_its_head_has_changed() -> None:
+    async def test(watched: ray_polling.WatchedDashboard) -> None:
+        watched.ray.failing = {"nodes"}
+        await watched.poll()
+        watched.now += 100
+        await watched.poll()
+        watched.ray.take_requests()
+        watched.ray.failing = set()
+        assert (await watched.poll(at_once=False)).reachability is Reachability.UNREACHABLE
+        watched.watcher.poll_soon("uid")
+        watched.watcher.poll_soon("unknown")
+        assert (await watched.poll(at_once=False)).reachability is Reachability.OK
+        assert watched.ray.take_requests() == ["nodes", "job", "state", "placement_groups"]
+
+    ray_polling.run_with_dashboard(ray_polling.FakeRay(), test)
+
+
 def test_a_slow_poll_counts_as_silence_for_its_duration() -> None:
     async def test(watched: ray_polling.WatchedDashboard) -> None:
         ticks = iter((1000.0, 1004.0))
         watcher = RunWatcher(lambda: next(ticks))
-        seen = await watcher.observe("uid", watched.dashboard(), None)
+        seen = await watcher.observe("uid", watched.dashboard(), None, num_pods=ray_polling.NUM_PODS)
         assert (seen.reachability, seen.silent_seconds) == (Reachability.UNREACHABLE, 4.0)
 
     ray_polling.run_with_dashboard(ray_polling.FakeRay(failing={"nodes"}), test)
@@ -292,7 +340,7 @@ def test_a_new_watcher_sees_the_same_as_the_third_poll() -> None:
             await watched.poll()
             remembering = await watched.poll()
             forgetful = await RunWatcher(lambda: watched.now).observe(
-                "uid", watched.dashboard(), ray_polling.SUBMISSION
+                "uid", watched.dashboard(), ray_polling.SUBMISSION, num_pods=ray_polling.NUM_PODS
             )
             assert remembering == forgetful
 
@@ -303,13 +351,19 @@ def test_a_missing_stack_writer_costs_one_request_while_it_matters() -> None:
     async def test(watched: ray_polling.WatchedDashboard) -> None:
         assert not (await watched.poll()).stacks_missing
         watched.ray.take_requests()
-        seen = await watched.watcher.observe("uid", watched.dashboard(), ray_polling.SUBMISSION, ray_polling.STACKS)
+        seen = await watched.watcher.observe(
+            "uid", watched.dashboard(), ray_polling.SUBMISSION, ray_polling.STACKS, num_pods=ray_polling.NUM_PODS
+        )
         assert (watched.ray.take_requests(), seen.stacks_missing) == (["state", "stacks"], True)
         watched.ray.has_stacks = True
-        seen = await watched.watcher.observe("uid", watched.dashboard(), ray_polling.SUBMISSION, ray_polling.STACKS)
+        seen = await watched.watcher.observe(
+            "uid", watched.dashboard(), ray_polling.SUBMISSION, ray_polling.STACKS, num_pods=ray_polling.NUM_PODS
+        )
         assert (watched.ray.take_requests(), seen.stacks_missing) == (["job", "stacks"], False)
         watched.ray.failing.add("stacks")
-        seen = await watched.watcher.observe("uid", watched.dashboard(), ray_polling.SUBMISSION, ray_polling.STACKS)
+        seen = await watched.watcher.observe(
+            "uid", watched.dashboard(), ray_polling.SUBMISSION, ray_polling.STACKS, num_pods=ray_polling.NUM_PODS
+        )
         # The rest is still known if this is not.
         assert (seen.reachability, seen.stacks_missing) == (Reachability.OK, False)
         assert seen.job is not None

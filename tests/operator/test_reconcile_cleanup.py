@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
-from rljob_api.conditions import ConditionType
+from rljob_api.conditions import ConditionType, Reason
 from rljob_api.run_state import RunPhase
-from rljob_operator.reconcile.decision import DeleteCluster
-from rljob_operator.reconcile.observed import Observed, ObservedRay, RayJobStatus, Reachability
+from rljob_operator.reconcile.decision import DeleteCluster, DeleteJob
+from rljob_operator.reconcile.observed import Observed, ObservedRay, PodProblem, RayJobStatus, Reachability
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 
@@ -141,9 +142,65 @@ def test_a_kept_cluster_stays_when_another_is_removed_under_an_unreadable_spec()
 
 
 def test_a_cluster_on_which_nothing_was_started_is_kept() -> None:
+    pods = (inputs.pod("head", "head"), inputs.pod("w", problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found")))
     decision = inputs.decide(
-        inputs.observed(inputs.provisioning(seconds_ago=300), inputs.cluster(), inputs.ready_pods()[:1], job_spec=KEEP)
+        inputs.observed(inputs.provisioning(seconds_ago=300), inputs.cluster(), pods, job_spec=KEEP)
     )
     assert decision.status.attempts[0].reason == "ProvisioningDeadlineExceeded"
     assert decision.effects == ()
     assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("True", "Kept", Mentions("cluster is kept"))
+
+
+def kept_for(policy: Mapping[str, object]) -> Observed:
+    """A job that finished at `inputs.NOW`, whose cluster is kept."""
+    spec = inputs.spec({"runPolicy": {"cleanup": "KeepCluster", **policy}})
+    done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), job_spec=spec)
+    kept = inputs.with_status_written(done, inputs.decide(done))
+    assert inputs.condition_of(kept.job.status, C.CLUSTER_READY)[1] == "Kept"
+    return replace(kept, ray=ObservedRay(Reachability.NOT_ASKED))
+
+
+@pytest.mark.parametrize(("policy", "seconds"), [({}, 86_400), ({"keepClusterSeconds": 600}, 600)])
+def test_a_kept_cluster_is_deleted_when_its_time_is_over(policy: Mapping[str, object], seconds: int) -> None:
+    kept = kept_for(policy)
+    assert f"kept for {seconds} s" in str(inputs.condition_of(kept.job.status, C.CLUSTER_READY)[2])
+    before = inputs.decide(kept, inputs.at(seconds - 20))
+    assert (before.effects, before.requeue_after_seconds) == ((), 20)
+    end = inputs.decide(kept, inputs.at(seconds))
+    assert end.effects == REMOVED
+    (effect,) = end.effects
+    assert isinstance(effect, DeleteCluster)
+    assert f"keepClusterSeconds ({seconds} s)" in effect.event
+    assert end.status.result is not None
+    assert end.status.result.cleaned_up_at is None
+    deleted = replace(inputs.with_status_written(kept, end), clusters=(), pods=())
+    decision = inputs.decide(deleted, inputs.at(seconds + 5))
+    assert inputs.condition_of(decision.status, C.CLUSTER_READY) == (
+        "False",
+        "Removed",
+        "the job has finished; its cluster was deleted",
+    )
+    assert [event.reason for event in decision.events] == ["Removed"]
+    assert (decision.status.gpus, decision.requeue_after_seconds) == (0, None)
+
+
+def test_a_job_may_be_deleted_before_and_after_the_time_of_its_kept_cluster_is_over() -> None:
+    early = inputs.decide(kept_for({"ttlSecondsAfterFinished": 60}), inputs.at(30))
+    assert (early.effects, early.requeue_after_seconds) == ((), 30)
+    job = kept_for({"ttlSecondsAfterFinished": 60})
+    assert inputs.decide(job, inputs.at(60)).effects == (DeleteJob(job.job.uid),)
+    late_end = kept_for({"ttlSecondsAfterFinished": 900, "keepClusterSeconds": 600})
+    assert inputs.decide(late_end, inputs.at(600)).effects == REMOVED
+
+
+def test_a_longer_time_keeps_a_cluster_that_is_still_there() -> None:
+    kept = kept_for({"keepClusterSeconds": 600})
+    longer = inputs.spec({"runPolicy": {"cleanup": "KeepCluster", "keepClusterSeconds": 7200}})
+    decision = inputs.decide(replace(kept, job=replace(kept.job, spec=longer)), inputs.at(600))
+    assert (decision.effects, decision.requeue_after_seconds) == ((), 6600)
+
+
+def test_a_kept_cluster_stays_while_the_spec_cannot_be_read() -> None:
+    kept = kept_for({"keepClusterSeconds": 600})
+    unread = replace(kept, job=replace(kept.job, spec=None, spec_error="spec.pools: wrong"))
+    assert inputs.decide(unread, inputs.at(10_000)).effects == ()

@@ -17,7 +17,7 @@ from rljob_operator.reconcile.decision import Decision, SubmitRayJob
 from rljob_operator.reconcile.observed import EffectFailure
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_testing.operator import inputs, simulation
-from rljob_testing.operator.simulation import Scenario, Start
+from rljob_testing.operator.scenarios import Scenario, Start
 
 LIMITS = {"provisioningDeadlineSeconds": 60, "gracePeriodSeconds": 30}
 NO_RETRY = {"maxAppRetries": 0, "maxInfraRetries": 0}
@@ -42,12 +42,17 @@ SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
     ),
     "an infrastructure failure at the end": (Scenario(starts=(Start(exit_code=75),)), "Complete", "Succeeded", 2),
     "a configuration error": (Scenario(starts=(Start(exit_code=2),)), "Failed", "ConfigurationError", 1),
-    "no node": (
-        Scenario(inputs.spec({"runPolicy": LIMITS}), pods_get_ready=False),
-        "Failed", "ProvisioningDeadlineExceeded", 1,
+    "no room at first": (
+        Scenario(inputs.spec({"runPolicy": LIMITS}), ticks_without_room=range(30)), "Complete", "Succeeded", 2,
+    ),
+    "in a queue, and evicted": (
+        Scenario(ticks_without_quota=(range(8), range(20, 30))), "Complete", "Succeeded", 2,
+    ),
+    "evicted for a moment": (
+        Scenario(ticks_without_quota=(range(8), range(20, 22))), "Complete", "Succeeded", 2,
     ),
     "quota": (Scenario(refused_creations=3), "Complete", "Succeeded", 1),
-    "no quota ever": (
+    "no permission ever": (
         Scenario(inputs.spec({"runPolicy": LIMITS}), refused_creations=1000),
         "Failed", "ProvisioningDeadlineExceeded", 1,
     ),

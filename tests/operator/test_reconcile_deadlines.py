@@ -15,6 +15,7 @@ from rljob_operator.reconcile.observed import (
     EffectKind,
     Observed,
     ObservedRay,
+    PodProblem,
     RayJobStatus,
     Reachability,
 )
@@ -47,12 +48,13 @@ def training(seconds_ago: float) -> Observed:
 
 
 def test_provisioning_has_until_its_deadline_and_not_longer() -> None:
-    assert inputs.condition_of(inputs.decide(pending(299)).status, C.FAILED) is None
-    decision = inputs.decide(pending(300))
+    worker = inputs.pod("w", problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found"))
+    assert inputs.condition_of(inputs.decide(replace(pending(299), pods=(worker,))).status, C.FAILED) is None
+    decision = inputs.decide(replace(pending(300), pods=(worker,)))
     assert inputs.condition_of(decision.status, C.FAILED) == (
         "True",
         "ProvisioningDeadlineExceeded",
-        Mentions("300 s: 0 of 2 pods ready; waiting for the head pod and 1 of pool main"),
+        Mentions("300 s: 0 of 2 pods ready; 1 of 1 pods of pool main: not found (pod w)"),
     )
     assert decision.status.attempts[0].outcome == AttemptOutcome.FAILED
     assert decision.status.counters is not None

@@ -19,7 +19,7 @@ from rljob_testing.operator import inputs
 C = ConditionType
 # 8 prompts x 4 responses over 4 nodes x 2 GPUs; on 3 nodes they would not divide.
 FOUR = {"pools[0].nodes": 4, "pools[0].gpusPerNode": 2, "training.batchSize": 8, "training.rollout.groupSize": 4}
-ELASTIC = inputs.spec({**FOUR, "runPolicy": {"elastic": {"minNodes": 1, "waitSeconds": 100}}})
+ELASTIC = inputs.spec({**FOUR, "runPolicy": {"elastic": {"minNodes": 1, "waitSeconds": 100, "growAfterSeconds": 60}}})
 RIGID = inputs.spec(FOUR)
 ON_TWO = (PoolNodes(name="main", nodes=2),)
 
@@ -179,7 +179,9 @@ def test_after_a_failure_on_fewer_nodes_the_next_attempt_does_not_wait_again() -
 
 
 def test_a_lost_node_ends_the_attempt_and_its_cluster() -> None:
-    lost = replace(small(1), ray=inputs.ray(inputs.ray_job(RayJobStatus.FAILED, 75)))
+    """KubeRay replaces the pod only when Kubernetes gives up the node, after minutes."""
+    gone = inputs.pod("w1", node_silent_seconds=30)
+    lost = replace(small(1), pods=(*pods(1), gone), ray=inputs.ray(inputs.ray_job(RayJobStatus.FAILED, 75)))
     decision = inputs.decide(lost)
     assert decision.effects == (DeleteCluster("example-1", "c1"),)
     assert decision.status.counters == Counters(

@@ -10,7 +10,7 @@ from rljob_api.conditions import Reason
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import StopRequest
 from rljob_operator.reconcile.decision import SubmitRayJob
-from rljob_operator.reconcile.observed import Observed, ObservedRay, RayJobStatus, Reachability
+from rljob_operator.reconcile.observed import Observed, ObservedRay, PodProblem, RayJobStatus, Reachability
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator import inputs
 
@@ -125,7 +125,8 @@ def test_a_submission_after_an_operator_outage_is_not_too_late() -> None:
     assert any(
         isinstance(effect, SubmitRayJob) for effect in inputs.decide(inputs.with_status_written(seen, decision)).effects
     )
-    late = replace(seen, pods=inputs.ready_pods()[:1])
+    pulling = inputs.pod("worker-0", problem=PodProblem(R.IMAGE_PULL_FAILED, "not found"))
+    late = replace(seen, pods=(*inputs.ready_pods()[:1], pulling))
     result = inputs.decide(late).status.result
     assert result is not None
     assert result.reason == R.PROVISIONING_DEADLINE_EXCEEDED

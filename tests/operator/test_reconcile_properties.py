@@ -363,7 +363,8 @@ def check_deletion(seen: Observed, status: RLJobStatus, effect: DeleteCluster) -
     assert not (is_newest and status.next_attempt is not None and status.next_attempt.same_cluster)
     keeps = spec is not None and spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER
     if is_newest and status.result is not None and keeps:
-        assert newest.trainer_may_run
+        is_in_queue = seen.job.queue_labels or any(each.queue or each.suspended for each in seen.clusters)
+        assert newest.trainer_may_run or is_in_queue
 
 
 @ANY_MOMENT
@@ -386,3 +387,9 @@ def records(status: RLJobStatus) -> RLJobStatus:
 @given(any_observed.observations())
 def test_a_job_that_is_being_deleted_is_not_changed(seen: Observed) -> None:
     assert inputs.decide(replace(seen, job=replace(seen.job, deleting=True))) == Decision(seen.job.status)
+
+
+@ANY_MOMENT
+@given(any_observed.observations())
+def test_a_job_of_another_controller_is_not_changed(seen: Observed) -> None:
+    assert inputs.decide(replace(seen, job=replace(seen.job, is_managed=False))) == Decision(seen.job.status)

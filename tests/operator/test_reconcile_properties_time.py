@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rljob_api.constants import STACKS_SECONDS
 from rljob_api.run_state import RunState
 from rljob_api.v1alpha1.run_policy import RunPolicy
-from rljob_api.v1alpha1.status import Attempt, RLJobStatus
+from rljob_api.v1alpha1.status import Attempt, AttemptState, RLJobStatus
 from rljob_operator.reconcile.decision import CreateCluster, DeleteCluster, Effect
 from rljob_operator.reconcile.observed import Observed, ObservedRay, Reachability
 from rljob_operator.reconcile.reconcile import SUBMISSION_SECONDS
@@ -72,6 +72,8 @@ def seconds_to_deadlines(seen: Observed) -> list[float]:
         due += [seconds_to(status.progress.updated_at, 5), seconds_to(status.progress.updated_at, 9)]
     if status.result is not None and spec is not None and spec.run_policy.ttl_seconds_after_finished is not None:
         due.append(seconds_to(status.result.at, spec.run_policy.ttl_seconds_after_finished))
+    if status.result is not None and spec is not None:
+        due.append(seconds_to(status.result.at, spec.run_policy.keep_cluster_seconds))
     if status.attempts and status.attempts[-1].ended is None:
         policy = spec.run_policy if spec is not None else seen.job.readable_policy
         due += seconds_to_deadlines_of_attempt(status.attempts[-1], policy)
@@ -91,7 +93,7 @@ def seconds_to_deadlines_of_attempt(attempt: Attempt, policy: RunPolicy) -> list
     # Fewer nodes than all: until they are used, and until they are given up for all.
     due.append(seconds_to(attempt.active_since or attempt.started, any_observed.ELASTIC_WAIT_SECONDS))
     if attempt.all_nodes_since is not None:
-        due.append(seconds_to(attempt.all_nodes_since, 60))
+        due += [seconds_to(attempt.all_nodes_since, any_observed.GROW_AFTER_SECONDS * 2**power) for power in range(7)]
     if attempt.stop is not None:
         requested_at = attempt.stop.sent_at or attempt.stop.requested_at
         due += [seconds_to(requested_at, seconds) for seconds in (STACKS_SECONDS, grace, grace + STACKS_SECONDS)]
@@ -212,11 +214,22 @@ def test_a_pending_job_is_always_requeued(seen: Observed) -> None:
     if seen.job.deleting:
         assert decision.requeue_after_seconds is None
     elif status.result is not None:
-        ttl = spec.run_policy.ttl_seconds_after_finished if spec is not None else None
-        left = None if ttl is None else max(0.0, seconds_to(status.result.at, ttl))
+        times = []
+        if spec is not None and spec.run_policy.ttl_seconds_after_finished is not None:
+            times.append(spec.run_policy.ttl_seconds_after_finished)
+        deleted = {effect.uid for effect in decision.effects if isinstance(effect, DeleteCluster)}
+        if spec is not None and any(not each.deleting and each.uid not in deleted for each in seen.clusters):
+            times.append(spec.run_policy.keep_cluster_seconds)
+        left = max(0.0, seconds_to(status.result.at, min(times))) if times else None
         assert decision.requeue_after_seconds == left
     elif status.suspended_at is not None and (not has_fitting_spec(seen) or (spec is not None and spec.suspend)):
         assert decision.requeue_after_seconds is None
+    elif status.attempts[-1].state == AttemptState.QUEUED:
+        # Kueue changes the cluster when it admits it. An attempt that has just started is looked at again at once.
+        before = seen.job.status.attempts
+        assert decision.requeue_after_seconds == (
+            None if before and before[-1].number == status.attempts[-1].number else 0
+        )
     else:
         assert decision.requeue_after_seconds is not None
         assert 0 <= decision.requeue_after_seconds <= 10
@@ -225,6 +238,8 @@ def test_a_pending_job_is_always_requeued(seen: Observed) -> None:
 @settings(max_examples=100)
 @given(any_observed.observations(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
 def test_every_wait_has_an_end(seen: Observed, silence: Reachability) -> None:
+    """The job ends, or its attempts end one after the other. Only in a queue, where it holds no pods, a job waits for
+    as long as it takes."""
     # A spec that cannot be run or read waits for one that can.
     if seen.job.deleting or not has_fitting_spec(seen):
         return
@@ -236,10 +251,15 @@ def test_every_wait_has_an_end(seen: Observed, silence: Reachability) -> None:
         + any_observed.PROVISIONING_SECONDS
         + SECONDS_TO_SPARE
     )
-    while seen.job.status.result is None and seen.job.status.suspended_at is None:
-        assert seconds <= limit
+    begins, last = {num_attempts(seen): 0}, num_attempts(seen) + 2
+    while seen.job.status.result is None and seen.job.status.suspended_at is None and num_attempts(seen) < last:
+        assert seconds - begins.setdefault(num_attempts(seen), seconds) <= limit
         decision = inputs.decide(seen, inputs.at(seconds))
         seen = inputs.with_status_written(seen, decision)
+        newest = decision.status.attempts[-1] if decision.status.attempts else None
+        if newest is not None and newest.state == AttemptState.QUEUED:
+            assert all(pod.overdue or pod.node_silent_seconds >= 60 for pod in seen.pods_of(newest.cluster))
+            return
         for effect in decision.effects:
             seen = done(seen, effect)
         seen, seconds = after_deletions(seen), seconds + 30
@@ -260,7 +280,10 @@ def test_an_attempt_with_an_unreadable_spec_ends(seen: Observed, silence: Reacha
     )
     job = replace(seen.job, spec=None, spec_error="is new", readable_policy=policy)
     seen, seconds = replace(seen, job=job, ray=ObservedRay(silence, "timeout", silent_seconds=3600)), 0
-    while seen.job.status.attempts and seen.job.status.attempts[-1].ended is None:
+    while seen.job.status.attempts and seen.job.status.attempts[-1].state not in (
+        AttemptState.ENDED,
+        AttemptState.QUEUED,
+    ):
         assert (
             seconds
             <= any_observed.STALL_SECONDS
@@ -272,7 +295,13 @@ def test_an_attempt_with_an_unreadable_spec_ends(seen: Observed, silence: Reacha
 
 
 def has_fitting_spec(seen: Observed) -> bool:
-    return seen.job.spec is not None and seen.job.spec.checkpoint.storage is not None
+    spec = seen.job.spec
+    is_elastic_in_queue = spec is not None and spec.run_policy.elastic is not None and bool(seen.job.queue_labels)
+    return spec is not None and spec.checkpoint.storage is not None and not is_elastic_in_queue
+
+
+def num_attempts(seen: Observed) -> int:
+    return seen.job.status.attempts[-1].number if seen.job.status.attempts else 0
 
 
 def done(seen: Observed, effect: Effect) -> Observed:
@@ -287,8 +316,8 @@ def done(seen: Observed, effect: Effect) -> Observed:
 
 
 def after_deletions(seen: Observed) -> Observed:
-    """Removes clusters that are being deleted, and pods without a cluster; except for those whose node removes
-    nothing."""
-    clusters = tuple(each for each in seen.clusters if not each.deleting)
-    names = {each.name for each in clusters}
+    """Removes clusters that are being deleted, and pods without a cluster or with a suspended one; except for those
+    whose node removes nothing."""
+    clusters = tuple(replace(each, suspending=False) for each in seen.clusters if not each.deleting)
+    names = {each.name for each in seen.clusters if not (each.deleting or each.is_suspended)}
     return replace(seen, clusters=clusters, pods=tuple(pod for pod in seen.pods if pod.cluster in names or pod.overdue))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rljob_api.conditions import FAILURE_CLASSES, ConditionType, Reason
+from rljob_api.conditions import FAILURE_CLASSES, RESTARTED_FREELY, ConditionType, Reason
 from rljob_api.conditions import REASONS as CONDITION_REASONS
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.job_checks import cluster_violations
@@ -24,14 +24,14 @@ from rljob_operator.reconcile.observed import (
 )
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.messages import Mentions
-from rljob_testing.operator import inputs
+from rljob_testing.operator import inputs, reasons_of_waiting
 from rljob_testing.operator.inputs import condition_of, decide
 
 C, R = ConditionType, Reason
 S = inputs
 
 STEPS = Mentions("10 steps")
-NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+NO_GPU = reasons_of_waiting.NO_GPU
 [_NO_STORAGE] = cluster_violations(S.spec({"checkpoint": {}}), has_default_image=True)
 NO_STORAGE = f"spec.checkpoint.storage: {_NO_STORAGE.message}"
 
@@ -126,15 +126,9 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         ),
         "False", "over quota",
     ),
-    (
-        C.FAILED, R.INVALID_SPEC, invalid_cluster(), "True", "spec.head: wrong",
-    ),
-    (
-        C.CLUSTER_READY, R.NAME_CONFLICT, name_conflict(59), "False", "it belongs to another",
-    ),
-    (
-        C.FAILED, R.NAME_CONFLICT, name_conflict(60), "True", "it belongs to another",
-    ),
+    (C.FAILED, R.INVALID_SPEC, invalid_cluster(), "True", "spec.head: wrong"),
+    (C.CLUSTER_READY, R.NAME_CONFLICT, name_conflict(59), "False", "it belongs to another"),
+    (C.FAILED, R.NAME_CONFLICT, name_conflict(60), "True", "it belongs to another"),
     (
         C.CLUSTER_READY, R.KUBERAY_UNAVAILABLE, replace(S.observed(), kuberay_installed=False),
         "False", Mentions("RayCluster (ray.io/v1)", "install KubeRay"),
@@ -167,19 +161,13 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         ),
         "False", "1 of 2 pods ready; the head pod h: exit code 1",
     ),
-    (
-        C.CLUSTER_READY, R.RAY_NODES_MISSING, on_ready(S.ray(gpus=())),
-        "False", Mentions("2 of 2 pods ready, 1 of them"),
-    ),
+    (C.CLUSTER_READY, R.RAY_NODES_MISSING, on_ready(S.ray(gpus=())), "False", Mentions("2 of 2 pods ready, 1 of them")),
     (
         C.CLUSTER_READY, R.DASHBOARD_UNREACHABLE, on_ready(UNREACHABLE),
         "False", Mentions("all pods are ready", "dashboard", "connection refused"),
     ),
     (C.PROGRESSING, R.DASHBOARD_UNREACHABLE, replace(S.healthy(), ray=UNREACHABLE), "Unknown", "connection refused"),
-    (
-        C.CLUSTER_READY, R.TOKEN_REJECTED, on_ready(REJECTED),
-        "False", Mentions("all pods are ready", "token: 403"),
-    ),
+    (C.CLUSTER_READY, R.TOKEN_REJECTED, on_ready(REJECTED), "False", Mentions("all pods are ready", "token: 403")),
     (C.PROGRESSING, R.TOKEN_REJECTED, replace(S.healthy(), ray=REJECTED), "Unknown", "403"),
     (C.FAILED, R.CLUSTER_LOST, S.observed(S.running()), "True",
      Mentions("RayCluster example-1 was deleted")),
@@ -191,14 +179,8 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         C.CLUSTER_READY, R.DELETING, S.observed(COMPLETE, S.cluster(), S.ready_pods()),
         "False", Mentions("its cluster is being deleted"),
     ),
-    (
-        C.CLUSTER_READY, R.REMOVED, S.observed(COMPLETE),
-        "False", Mentions("its cluster was deleted"),
-    ),
-    (
-        C.CLUSTER_READY, R.REMOVED, S.observed(ENDED_BEFORE),
-        "False", Mentions("before its cluster was created"),
-    ),
+    (C.CLUSTER_READY, R.REMOVED, S.observed(COMPLETE), "False", Mentions("its cluster was deleted")),
+    (C.CLUSTER_READY, R.REMOVED, S.observed(ENDED_BEFORE), "False", Mentions("before its cluster was created")),
     (
         C.CLUSTER_READY, R.KEPT, S.observed(COMPLETE, S.cluster(), S.ready_pods(), job_spec=KEPT),
         "True", Mentions("its cluster is kept"),
@@ -273,10 +255,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         C.FAILED, R.DASHBOARD_UNREACHABLE, replace(S.healthy(status=SILENT_LONG), ray=UNREACHABLE), "True",
         Mentions("3600 s: connection refused"),
     ),
-    (
-        C.FAILED, R.TOKEN_REJECTED, replace(S.healthy(status=SILENT_LONG), ray=REJECTED), "True",
-        Mentions("3600 s: 403"),
-    ),
+    (C.FAILED, R.TOKEN_REJECTED, replace(S.healthy(status=SILENT_LONG), ray=REJECTED), "True", Mentions("3600 s: 403")),
     (
         C.FAILED, R.READ_FORBIDDEN,
         replace(S.observed(SILENT_LONG, S.cluster()), forbidden="pods is forbidden"), "True",
@@ -311,10 +290,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         C.CLUSTER_READY, R.SUSPENDED, S.observed(S.waiting_for_retry(), job_spec=SUSPENDED), "False",
         Mentions("the job is suspended", "cluster was deleted"),
     ),
-    (
-        C.SUSPENDED, R.RESUMED, S.observed(decide(S.observed(job_spec=SUSPENDED)).status), "False",
-        Mentions("attempt 1"),
-    ),
+    (C.SUSPENDED, R.RESUMED, S.observed(decide(S.observed(job_spec=SUSPENDED)).status), "False", Mentions("attempt 1")),
     (
         C.RETRYING, R.RESIZED,
         replace(
@@ -348,9 +324,9 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
      Mentions("10 of 10 steps")),
     (
         C.FAILED, R.PROVISIONING_DEADLINE_EXCEEDED,
-        replace(starting(PodProblem(R.UNSCHEDULABLE, NO_GPU)),
+        replace(starting(PodProblem(R.IMAGE_PULL_FAILED, "not found")),
                 job=replace(starting().job, status=S.provisioning(seconds_ago=1800))),
-        "True", Mentions("1800 s: 1 of 3 pods ready; 2 of 2 pods of pool main:", NO_GPU, "(pod w0)"),
+        "True", Mentions("1800 s: 1 of 3 pods ready; 2 of 2 pods of pool main:", "not found", "(pod w0)"),
     ),
     (
         C.FAILED, R.ACTIVE_DEADLINE_EXCEEDED, S.observed(S.provisioning(seconds_ago=600), S.cluster(), job_spec=ACTIVE),
@@ -382,6 +358,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         C.FAILED, R.SUBMISSION_FAILED, ended(None, "RUNTIME_ENV_SETUP_FAILURE"),
         "True", "RUNTIME_ENV_SETUP_FAILURE: Ray's message",
     ),
+    *reasons_of_waiting.ROWS,
 ]  # fmt: skip
 
 
@@ -402,5 +379,5 @@ def test_every_reason_is_reached_and_only_in_its_own_conditions() -> None:
 
 def test_every_result_has_a_failure_class_and_can_be_reached() -> None:
     endings = set(CONDITION_REASONS[C.FAILED])
-    assert set(FAILURE_CLASSES) == endings | {R.SUSPENDED, R.RESIZED}
+    assert set(FAILURE_CLASSES) == endings | {R.SUSPENDED, *RESTARTED_FREELY}
     assert {row[1] for row in REASONS if row[0] is C.FAILED} == endings

@@ -99,7 +99,8 @@ def test_a_cluster_that_breaks_during_the_backoff_is_not_reused() -> None:
 
 
 def test_an_infrastructure_failure_gets_a_new_cluster_when_nothing_of_the_former_is_left() -> None:
-    seen = failing(INFRASTRUCTURE)
+    silent = inputs.pod("worker-0", node_silent_seconds=5)
+    seen = replace(failing(INFRASTRUCTURE), pods=(inputs.pod("head", "head"), silent))
     decision = inputs.decide(seen)
     assert decision.effects == (DeleteCluster("example-1", "c1"),)
     assert decision.status.next_attempt is not None

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
 
+from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.handlers import relist
-from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, WORKLOADS
+from rljob_operator.handlers.relist import NOT_CLEANED_UP
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, NETWORK_POLICIES, PODS, WORKLOADS
 from rljob_operator.kube.errors import ForbiddenError, KubeError, ResourceTypeMissingError
+from rljob_operator.raw_json import JsonObject
 from rljob_testing.operator.listed_world import KEY, OVER, ListedWorld, job, part, run
 
 
@@ -36,12 +40,14 @@ def test_objects_that_the_watches_reported_are_not_listed_again_soon(monkeypatch
     monkeypatch.setattr(relist, "RELIST_SECONDS", 0.5)
 
     async def test(world: ListedWorld) -> None:
+        # All jobs are listed at the second time.
         world.api.objects |= {JOBS: [job({})], PODS: [part(5)]}
         world.events.on_event(JOBS, "", job({}))
         world.events.on_event(PODS, "", part(5))
         async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
             listing = tasks.create_task(world.relist.run())
-            world.queue.done(await world.queue.get())
+            for _ in range(2):
+                world.queue.done(await world.queue.get())
             began = asyncio.get_running_loop().time()
             await world.queue.get()
             assert asyncio.get_running_loop().time() - began >= 0.5
@@ -53,7 +59,7 @@ def test_objects_that_the_watches_reported_are_not_listed_again_soon(monkeypatch
 def test_a_cluster_of_a_finished_job_found_by_a_listing_is_reconciled_once() -> None:
     async def test(world: ListedWorld) -> None:
         world.api.objects[JOBS] = [job(OVER)]
-        await world.relist.once()
+        await world.start()
         assert await world.work() == []
         world.api.objects[CLUSTERS] = [part(15, name="job-2", uid="c2")]
         await world.relist.once()
@@ -133,5 +139,109 @@ def test_many_objects_are_listed_less_often(num_pods: int, missing: float, compl
         world.api.errors.clear()
         await world.relist.once()
         assert world.relist._pause_seconds() == complete
+
+    run(test)
+
+
+def named(name: str, status: Mapping[str, object], version: int = 1) -> JsonObject:
+    return job(status, version=version, name=name, uid=name)
+
+
+def test_only_jobs_that_are_not_cleaned_up_are_listed_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(world: ListedWorld) -> None:
+        world.api.objects[JOBS] = [named("over", OVER), named("runs", {}), named("other", {})]
+        await world.relist.once()
+        assert (f"rljobs {NOT_CLEANED_UP}" in world.api.listed, "rljobs" in world.api.listed) == (True, False)
+        assert world.cache.is_complete, "the operator works on them"
+        await world.relist.once()
+        assert ("rljobs" in world.api.listed, world.cache.num_objects, world.relist._num_listed) == (True, 3, 3)
+        world.api.listed.clear()
+        await world.relist.once()
+        assert f"rljobs {NOT_CLEANED_UP}" in world.api.listed
+        assert (world.cache.num_objects, world.relist._num_listed) == (3, 2)
+        monkeypatch.setattr(world.relist, "_all_jobs_due_at", 0.0)
+        world.api.objects[JOBS] = [named("runs", {})]
+        world.api.version = 20
+        await world.relist.once()
+        assert ("rljobs" in world.api.listed, world.cache.num_objects) == (True, 1)
+
+    run(test)
+
+
+def test_an_older_api_server_lists_all_jobs_each_time() -> None:
+    async def test(world: ListedWorld) -> None:
+        world.api.knows_field_selector = False
+        world.api.objects[JOBS] = [named("over", OVER), named("runs", {})]
+        for _ in range(2):
+            await world.relist.once()
+            assert world.relist._num_listed == 2
+        world.api.objects[JOBS] = []
+        world.api.version = 20
+        await world.relist.once()
+        assert world.cache.num_objects == 0
+
+    run(test)
+
+
+def test_a_job_that_left_the_listing_of_unfinished_jobs_is_read() -> None:
+    """Its last event was lost: it was deleted, or it was cleaned up."""
+
+    async def test(world: ListedWorld) -> None:
+        world.api.objects[JOBS] = [named("deleted", {}), named("finished", {}), named("young", {})]
+        await world.start()
+        await world.work()
+        world.api.objects[JOBS] = [named("finished", OVER, version=15), named("young", {})]
+        world.api.version = 20
+        world.events.on_event(JOBS, "MODIFIED", named("newer", {}, version=25))
+        await world.relist.once()
+        assert [each for each in world.api.listed if "/" in each] == ["rljobs team/deleted", "rljobs team/finished"]
+        assert (world.cache.job("team", "deleted"), world.cache.is_trimmed("team", "finished")) == (None, True)
+        assert world.cache.job("team", "newer") is not None
+        assert JobKey("team", "deleted") in await world.work()
+
+    run(test)
+
+
+def test_a_listing_that_expires_between_two_pages_starts_again() -> None:
+    async def test(world: ListedWorld) -> None:
+        world.api.objects[PODS] = [part(5, name=f"pod-{number}", uid=f"u{number}") for number in range(5)]
+        await world.relist.once()
+        world.api.objects[PODS] = world.api.objects[PODS][1:]
+        world.api.version = 20
+        world.api.expires_after_pages = 1
+        await world.relist.once()
+        assert (world.cache.num_objects, world.api.expires_after_pages) == (4, None)
+
+    run(test)
+
+
+def test_the_cluster_whose_network_policy_was_deleted_is_found(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(world: ListedWorld) -> None:
+        world.api.objects |= {
+            JOBS: [job({})],
+            CLUSTERS: [part(4, name="job-1", uid="c1"), part(5, name="job-2", uid="c2")],
+            NETWORK_POLICIES: [part(2, name="job-1-j1"), part(3, name="job-2-j1")],
+        }
+        await world.relist.once()
+        assert not world.cache.lacks_network_policy("c1")
+        world.api.objects[NETWORK_POLICIES] = [part(3, name="job-2-j1")]
+        await world.relist.once()
+        assert (world.cache.lacks_network_policy("c1"), world.cache.lacks_network_policy("c2")) == (True, False)
+        world.cache.note_policy_applied("c1")
+        assert not world.cache.lacks_network_policy("c1")
+        world.api.errors[NETWORK_POLICIES] = ForbiddenError("networkpolicies is forbidden")
+        for _ in range(2):
+            await world.relist.once()
+        assert not world.cache.lacks_network_policy("c1")
+        assert caplog.text.count("networkpolicies is forbidden") == 1
+
+    run(test)
+
+
+def test_without_clusters_no_network_policies_are_listed() -> None:
+    async def test(world: ListedWorld) -> None:
+        world.api.objects |= {JOBS: [job({})], NETWORK_POLICIES: [part(2, name="job-1-j1")]}
+        await world.start()
+        assert "networkpolicies" not in world.api.listed
 
     run(test)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from rljob_api.requests import as_recorded
@@ -12,6 +14,11 @@ from rljob_operator.kube.errors import KubeError
 from rljob_operator.raw_json import JsonObject
 from rljob_testing.operator import manual_clock
 from rljob_testing.operator.listed_world import GOING, KEY, OVER, TOO_LONG, ListedWorld, job, part, retry, run, workload
+
+
+def kept(policy: Mapping[str, object], gpus: int = 2) -> JsonObject:
+    """A finished job that keeps its cluster, or, without GPUs, did so until somebody deleted the cluster."""
+    return {**job({**OVER, "gpus": gpus}), "spec": {"runPolicy": {"cleanup": "KeepCluster", **policy}}}
 
 
 @pytest.mark.parametrize(
@@ -25,6 +32,12 @@ from rljob_testing.operator.listed_world import GOING, KEY, OVER, TOO_LONG, List
         (job(OVER, lifetime=100), 39.5),
         (job(OVER, lifetime=60), 0),
         (job(OVER, lifetime=0), 0),
+        (kept({"keepClusterSeconds": 100}), 39.5),
+        (kept({}), 86_339.5),
+        (kept({"keepClusterSeconds": 100, "ttlSecondsAfterFinished": 70}), 9.5),
+        (kept({"keepClusterSeconds": 70, "ttlSecondsAfterFinished": 100}), 9.5),
+        (kept({"keepClusterSeconds": 100}, gpus=0), None),
+        (kept({"keepClusterSeconds": 100, "cleanup": "DeleteCluster"}), None),
         (job(OVER, **retry("first")), None),
         (job(OVER, **retry("second")), 0),
         (job({**OVER, "handledRequests": {"retry": as_recorded(TOO_LONG)}}, **retry(TOO_LONG)), None),
@@ -95,7 +108,7 @@ def test_the_end_of_the_last_pod_after_the_end_of_the_job_causes_a_pass() -> Non
 def test_a_finished_job_costs_no_requests() -> None:
     async def test(world: ListedWorld) -> None:
         world.api.objects |= {JOBS: [job(OVER)], CLUSTERS: [part(4, name="job-1", uid="c1")], PODS: [part(5)]}
-        await world.relist.once()
+        await world.start()
         assert await world.work() == [KEY]
         world.events.on_event(JOBS, "", job(OVER))
         world.events.on_event(PODS, "MODIFIED", part(12))
@@ -113,7 +126,7 @@ def test_a_cluster_created_after_the_end_of_its_job_causes_a_pass() -> None:
 
     async def test(world: ListedWorld) -> None:
         world.api.objects[JOBS] = [job(OVER)]
-        await world.relist.once()
+        await world.start()
         world.events.on_event(CLUSTERS, "ADDED", part(15, name="job-2", uid="c2"))
         assert await world.work() == [KEY]
 
@@ -126,7 +139,7 @@ def test_the_end_of_a_kept_cluster_causes_a_pass() -> None:
 
     async def test(world: ListedWorld) -> None:
         world.api.objects |= {JOBS: [job({**OVER, "gpus": 2})], CLUSTERS: [kept]}
-        await world.relist.once()
+        await world.start()
         assert await world.work() == [KEY]
         await world.relist.once()
         assert await world.work() == []
@@ -135,7 +148,7 @@ def test_the_end_of_a_kept_cluster_causes_a_pass() -> None:
         world.api.objects[CLUSTERS] = []
         await world.relist.once()
         assert await world.work() == [KEY], "a listing, also after a restart of the operator"
-        world.api.objects[JOBS] = [job({**OVER, "gpus": 0}, version=30)]
+        world.events.on_event(JOBS, "MODIFIED", job({**OVER, "gpus": 0}, version=30))
         await world.relist.once()
         assert await world.work() == []
 

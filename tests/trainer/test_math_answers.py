@@ -241,3 +241,25 @@ def test_an_unscorable_answer_is_rejected_whatever_the_response(answer: object, 
     for response in ("", "5"):
         with pytest.raises(ValueError, match="the row's answer"):
             scored(scorer, answer, response)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "__import__('pathlib').Path('{}').touch()",
+        "exec(\"open('{}', 'w')\")",
+        "\\text{{__import__('os').system('touch {}')}}",
+        "[c for c in ().__class__.__base__.__subclasses__()] + [open('{}', 'w')]",
+    ],
+)
+@pytest.mark.parametrize("form", ["\\boxed{%s}", "#### %s", "The answer is %s", "<answer>$%s$</answer>"])
+def test_code_in_a_response_is_not_executed_and_later_responses_are_scored_as_before(
+    tmp_path: Path, scorer: Scorer, payload: str, form: str
+) -> None:
+    """As an attacker of the training data would write it (CVE-2026-6878 of another trainer)."""
+    mark = tmp_path / "executed"
+    response = form % payload.format(mark)
+    assert scored(scorer, "18", response).score != 1.0
+    assert not mark.exists()
+    assert scored(scorer, "18", "\\boxed{18}").score == 1.0
+    assert scored(scorer, "18", "\\boxed{19}").score == 0.0

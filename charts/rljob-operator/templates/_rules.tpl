@@ -26,7 +26,7 @@ clusters, and finished jobs after `ttlSecondsAfterFinished`.
 {{- if .Values.jobs.networkPolicy.enabled }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [create, patch]
+  verbs: [list, create, patch]
 {{- end }}
 - apiGroups: [events.k8s.io]
   resources: [events]

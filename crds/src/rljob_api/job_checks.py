@@ -65,7 +65,7 @@ def cluster_violations(
         service_account_names: The ServiceAccounts that the installation allows jobs to use; None if this is unknown.
         allowed_label_prefixes: Prefixes that the installation allows in `scheduling.labels`; None if this is unknown.
     """
-    found = [*_queue_violations(spec, labels), *_label_violations(spec, allowed_label_prefixes)]
+    found = []
     if spec.checkpoint.storage is None:
         found.append(
             Violation(
@@ -97,19 +97,12 @@ def cluster_violations(
                 seen=spec.ray_version,
             )
         )
-    account = spec.service_account_name
-    if account is not None and service_account_names is not None and account not in service_account_names:
-        allowed = f"use one of {', '.join(service_account_names)}, " if service_account_names else "remove it, "
-        found.append(
-            Violation(
-                rule=SERVICE_ACCOUNT_RULE,
-                path=("spec", "serviceAccountName"),
-                wrong="jobs may not use this ServiceAccount",
-                advice=f"{allowed}or ask the administrator to add it to the operator's value jobs.serviceAccountNames",
-                seen=json.dumps(account),
-            )
-        )
-    return tuple(found)
+    return (
+        *found,
+        *_service_account_violations(spec.service_account_name, service_account_names),
+        *_queue_violations(spec, labels),
+        *_label_violations(spec, allowed_label_prefixes),
+    )
 
 
 def is_ray_new_enough(version: str) -> bool:
@@ -133,6 +126,18 @@ def job_warnings(job: RLJob) -> tuple[Violation, ...]:
         *_training_warnings(job.spec),
         *_size_warnings(job),
     )
+
+
+def _service_account_violations(name: str | None, allowed_names: Collection[str] | None) -> Iterator[Violation]:
+    if name is not None and allowed_names is not None and name not in allowed_names:
+        allowed = f"use one of {', '.join(allowed_names)}, " if allowed_names else "remove it, "
+        yield Violation(
+            rule=SERVICE_ACCOUNT_RULE,
+            path=("spec", "serviceAccountName"),
+            wrong="jobs may not use this ServiceAccount",
+            advice=f"{allowed}or ask the administrator to add it to the operator's value jobs.serviceAccountNames",
+            seen=json.dumps(name),
+        )
 
 
 def _queue_violations(spec: RLJobSpec, labels: Mapping[str, str]) -> Iterator[Violation]:

@@ -66,17 +66,13 @@ def install(images: OwnImages, progress: Progress) -> None:
         command = ["helm", "upgrade", "--install", RELEASE, chart, "--namespace", NAMESPACE]
         command += ["--set-string", f"image.repository={OPERATOR},image.tag={images.operator.partition(':')[2]}"]
         command += ["--set-string", f"trainer.image={images.trainer}"]
-        kueue = "true" if _has_kueue() else "false"
+        kueue = "true" if succeeds(["kubectl", "get", "crd", "workloads.kueue.x-k8s.io"]) else "false"
         command += ["--set", f"watchAllNamespaces=true,kueue.enabled={kueue}"]
         node_label = NODE_LABEL.replace(".", r"\.")
         command += ["--set-string", f"nodeSelector.{node_label}=cpu"]
         run([*command, "--wait", f"--timeout={INSTALL_SECONDS}s"])
     for tag, node in ((images.operator, CPU_NODE), (images.trainer, GPU_NODE)):
         remove_other_images(tag, node)
-
-
-def _has_kueue() -> bool:
-    return succeeds(["kubectl", "get", "customresourcedefinition", "workloads.kueue.x-k8s.io"])
 
 
 def _label_namespace() -> None:

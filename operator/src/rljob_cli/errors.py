@@ -49,6 +49,10 @@ class ClusterUnreachableError(ClusterError):
         """The cause, such as `connection refused`, without the cluster and without advice."""
 
 
+class ConflictError(ClusterError):
+    """The object on the API server is not the version for which the request was made."""
+
+
 class JobNotFoundError(ClusterError):
     """There is no job with this name. `flags`: options that the suggested command needs for the same cluster and
     namespace."""
@@ -58,6 +62,17 @@ class JobNotFoundError(ClusterError):
             f"RLJob {name}: not found in this namespace; `rljob list{flags}` lists the jobs of the namespace,"
             " --namespace selects another one",
             NOT_FOUND_EXIT_CODE,
+        )
+
+
+class JobChangedError(ClusterError):
+    """Somebody changed, deleted or replaced the job after the command had read it. `where`: the job, such as `RLJob
+    team-a/my-job`."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"{where}: somebody else changed or replaced this job while the command was running, so nothing was done;"
+            " see its current state with `rljob status`, then run the command again"
         )
 
 

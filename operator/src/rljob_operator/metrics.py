@@ -71,6 +71,10 @@ class Metrics:
         self.watch_restarts = Counter(
             "rljob_operator_watch_restarts", "Restarts of all watches after they ended unexpectedly.", registry=registry
         )
+        self._add_states(registry)
+
+    def _add_states(self, registry: CollectorRegistry) -> None:
+        """Creates the gauges that show the state of the process."""
         self.definition_outdated = Gauge(
             "rljob_operator_definition_outdated",
             "1 if the CustomResourceDefinition of RLJobs is older than the operator, so that jobs wait; else 0.",

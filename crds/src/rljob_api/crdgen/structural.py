@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rljob_api.rule import cel_property, wire_name
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.rules import RULES, immutable_fields
+from rljob_api.v1alpha1.rules import MUTABLE_SPEC_FIELDS, RULES, immutable_fields
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 
 Schema = dict[str, object]
@@ -75,6 +76,7 @@ def _rules_of(name: str) -> list[Schema]:
     """The `x-kubernetes-validations` of one type."""
     rules = [_validation(rule.cel, rule.message, rule.field) for rule in RULES if rule.on.__name__ == name]
     if name == RLJobSpec.__name__:
+        rules = [_checked_at_creation(rule) for rule in rules]
         rules += [_validation(each.cel, each.message, each.field) for each in immutable_fields()]
     return rules
 
@@ -83,6 +85,18 @@ def _validation(cel: str, message: str, field: str) -> Schema:
     """One entry of `x-kubernetes-validations`."""
     validation: Schema = {"rule": cel, "message": message}
     return validation | {"fieldPath": field} if field else validation
+
+
+def _checked_at_creation(rule: Schema) -> Schema:
+    """A rule of the spec that the API server evaluates only when the job is created, if it reads only immutable fields.
+
+    The API server evaluates all rules again at every write of the status. The rules of the spec are the most expensive
+    ones. This also lets a user suspend a job that breaks a rule of a newer version.
+    """
+    mutable = (f"self.{cel_property(wire_name(RLJobSpec, name))}" for name in MUTABLE_SPEC_FIELDS)
+    if any(field in str(rule["rule"]) for field in mutable):
+        return rule
+    return rule | {"rule": f"oldSelf.hasValue() || ({rule['rule']})", "optionalOldSelf": True}
 
 
 def _first_paragraph(text: object) -> str:

@@ -14,7 +14,8 @@ class Cleanup(StrEnum):
     DELETE_CLUSTER = "DeleteCluster"
     """The cluster is deleted, and its GPUs become free."""
     KEEP_CLUSTER = "KeepCluster"
-    """The cluster stays for debugging, and keeps its GPUs until the job is deleted or this field is changed."""
+    """The cluster stays for debugging, and keeps its GPUs for `keepClusterSeconds`, or until the job is deleted or this
+    field is changed."""
 
 
 class Elastic(WireModel):
@@ -65,6 +66,8 @@ class RunPolicy(WireModel):
     elastic: Elastic | None = None
     """Run with fewer worker pods if some cannot start. When unset, every attempt waits for all worker pods."""
     cleanup: Cleanup = Cleanup.DELETE_CLUSTER
+    keep_cluster_seconds: Seconds = 86_400
+    """With `cleanup: KeepCluster`: seconds after the end of the job when its cluster is deleted after all."""
     grace_period_seconds: Seconds = 120
     """Seconds that the trainer has to save a checkpoint and exit when it is asked to stop: by a user, a suspension or a
     deadline, or because its pod is terminated."""

@@ -20,12 +20,14 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from rljob_api.constants import API_GROUP, API_VERSION, LABEL_JOB_UID
+from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, API_GROUP, API_VERSION, LABEL_JOB_UID
 from rljob_cli.cluster.kubernetes_models import Event, Json, Pod, Refusal
 from rljob_cli.cluster.stored_job import StoredJob, stored_job
 from rljob_cli.errors import (
     ClusterError,
     ClusterUnreachableError,
+    ConflictError,
+    JobChangedError,
     JobExistsError,
     JobNotFoundError,
     NotAllowedError,
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_SECONDS = 5.0
 RESPONSE_TIMEOUT_SECONDS = 30.0
 _PIECE_BYTES = 64 * 1024
+_MAX_PATCHES = 10
+"""How often a change is tried at most, while the operator writes the status between reading and changing the job."""
 _API_PATH = f"/apis/{API_GROUP}/{API_VERSION}"
 _PLURAL = "rljobs"
 _VALID_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,251}[a-z0-9])?")
@@ -87,19 +91,23 @@ class Cluster:
         path = f"{_API_PATH}/{_PLURAL}" if everywhere else self._job_path()
         return [stored_job(item) for item in _items(self._json("GET", path))]
 
-    def change_spec(self, name: str, changes: Mapping[str, object]) -> StoredJob:
-        """Applies a merge patch to `spec`; null removes a field. Raises JobNotFoundError."""
-        patch: Json = {"spec": dict(changes)}
-        return stored_job(self._json("PATCH", self._job_path(name), [("fieldValidation", "Strict")], patch))
+    def change_spec(self, job: StoredJob, changes: Mapping[str, object]) -> StoredJob:
+        """Applies a merge patch to `spec` of the job as it was read; null removes a field. Raises JobNotFoundError and
+        JobChangedError."""
+        return self._patch_job(job, {}, {"spec": dict(changes)})
 
-    def annotate_job(self, name: str, annotation: str, value: str) -> StoredJob:
-        """Sets an annotation of a job. Raises JobNotFoundError."""
-        patch: Json = {"metadata": {"annotations": {annotation: value}}}
-        return stored_job(self._json("PATCH", self._job_path(name), (), patch))
+    def annotate_job(self, job: StoredJob, annotation: str, value: str) -> StoredJob:
+        """Sets an annotation of the job as it was read. Raises JobNotFoundError and JobChangedError."""
+        return self._patch_job(job, {"annotations": {annotation: value}}, {})
 
-    def delete_job(self, name: str) -> None:
-        """Deletes a job; Kubernetes then deletes its RayCluster and pods. Raises JobNotFoundError."""
-        self._json("DELETE", self._job_path(name))
+    def delete_job(self, job: StoredJob) -> None:
+        """Deletes a job; Kubernetes then deletes its RayCluster and pods. Raises JobNotFoundError, and JobChangedError
+        if another job has its name now."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": job.metadata.uid}}
+        try:
+            self._json("DELETE", self._job_path(job.metadata.name), (), body)
+        except ConflictError:
+            raise JobChangedError(job.where) from None
 
     def pods(self, job: StoredJob) -> list[Pod]:
         """The job's pods, of all attempts, by name."""
@@ -127,6 +135,20 @@ class Cluster:
         with _plain_errors(self.name):
             while piece := response.response.read1(_PIECE_BYTES):
                 yield piece
+
+    def _patch_job(self, job: StoredJob, metadata: Mapping[str, object], rest: Mapping[str, object]) -> StoredJob:
+        """Applies a merge patch to the version of the job that was read. The operator writes the status all the time;
+        if nothing else has changed, the patch is repeated for the newer version."""
+        seen, path = job, self._job_path(job.metadata.name)
+        for _ in range(_MAX_PATCHES):
+            patch = {"metadata": {**metadata, "resourceVersion": seen.metadata.resource_version}, **rest}
+            try:
+                return stored_job(self._json("PATCH", path, [("fieldValidation", "Strict")], patch))
+            except ConflictError:
+                seen = self.job(job.metadata.name)
+            if _requested_state(seen) != _requested_state(job):
+                break
+        raise JobChangedError(job.where)
 
     def _job_path(self, name: str | None = None) -> str:
         """The URL path of one job, or of all jobs of the namespace. The name is checked, because an empty name or `.`
@@ -166,6 +188,17 @@ class Cluster:
             if response.status >= 400:
                 raise _error_of_response(response.status, response.response.data, self.name, self.flags)
         return response
+
+
+def _requested_state(job: StoredJob) -> tuple[str, int, str | None, str | None]:
+    """What users have requested of the job: its UID, the generation of its spec, its stop and its retry request."""
+    annotations = job.metadata.annotations
+    return (
+        job.metadata.uid,
+        job.metadata.generation,
+        annotations.get(ANNOTATION_STOP),
+        annotations.get(ANNOTATION_RETRY),
+    )
 
 
 def connect(options: ClusterOptions) -> Cluster:
@@ -328,6 +361,8 @@ def _error_of_response(status: int, body: bytes, cluster: str, flags: str) -> Cl
         )
     if status == 409 and refusal.reason == "AlreadyExists":
         return JobExistsError(refusal.details.name)
+    if status == 409:
+        return ConflictError(f"{cluster}: {message}")
     if status in (429, 500, 502, 503, 504):
         return ClusterUnreachableError(cluster, message)
     return ClusterError(f"{cluster}: the API server rejected the request ({message}); correct what this message names")

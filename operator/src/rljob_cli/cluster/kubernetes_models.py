@@ -24,6 +24,7 @@ class ObjectMeta(_Part):
     name: str
     namespace: str = ""
     uid: str = ""
+    resource_version: str = ""
     generation: int = 0
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}

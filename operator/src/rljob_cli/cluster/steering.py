@@ -53,8 +53,8 @@ class _Outcome:
 class Steering:
     """The commands for one job. Every public method returns an exit code: 0; with `wait` also 1 if the job does not
     reach the requested state (for example because it finished), 3 if it was deleted, 130 for Ctrl-C. The methods raise
-    JobNotFoundError and other subclasses of ClusterError, and CliError if the request is not possible in the job's
-    state."""
+    JobNotFoundError, JobChangedError and other subclasses of ClusterError, and CliError if the request is not possible
+    in the job's state."""
 
     cluster: Cluster
     name: str
@@ -75,7 +75,7 @@ class Steering:
         if job.wants_suspend:
             self._say(f"{job.where} is already being suspended")
         else:
-            job = self.cluster.change_spec(self.name, {"suspend": True})
+            job = self.cluster.change_spec(job, {"suspend": True})
             self._say(f"{job.where} will be suspended: {_how_the_attempt_ends(job)}")
             self._say(f"{self._command('resume')} resumes it from its newest checkpoint")
         return self._until(job, _suspended)
@@ -86,7 +86,7 @@ class Steering:
         if not job.wants_suspend:
             self._say(f"{job.where} is not suspended ({_state_text(job)})")
             return ExitCode.SUCCESS
-        job = self.cluster.change_spec(self.name, {"suspend": False})
+        job = self.cluster.change_spec(job, {"suspend": False})
         end = ending(job.status)
         if end is not None:
             more = "" if end.is_complete else f"; {self._command('retry')} resumes it from its newest checkpoint"
@@ -111,7 +111,7 @@ class Steering:
         elif attempt is not None and attempt.stop is not None and attempt.stop.reason == Reason.STOPPED_BY_USER:
             self._say(f"{job.where} is already being stopped, since {attempt.stop.requested_at}")
         else:
-            job = self.cluster.annotate_job(self.name, ANNOTATION_STOP, _new_value(self.clock.now()))
+            job = self.cluster.annotate_job(job, ANNOTATION_STOP, _new_value(self.clock.now()))
             how = _how_the_attempt_ends(job, job.run_policy.cleanup)
             self._say(f"{job.where} will be stopped: {how}, and the job is Failed ({Reason.STOPPED_BY_USER})")
             self._say(f"{self._command('retry')} resumes it from its newest checkpoint")
@@ -125,7 +125,7 @@ class Steering:
         # A later stop request replaces the retry request, so another retry request is needed.
         if asked_at is None or (is_to_be_retried(job) and stop_is_pending(job)):
             self._check_that_retry_is_possible(job)
-            job = self.cluster.annotate_job(self.name, ANNOTATION_RETRY, _new_value(self.clock.now()))
+            job = self.cluster.annotate_job(job, ANNOTATION_RETRY, _new_value(self.clock.now()))
             self._say(f"{job.where}: {_what_a_retry_does(job)}")
         else:
             self._say(f"{job.where}: a retry was already requested at {shortened(one_line(asked_at))}")
@@ -209,9 +209,10 @@ def delete(cluster: Cluster, name: str, console: Console, *, wait: bool, clock: 
 
     Raises:
         JobNotFoundError: there is no such job.
+        JobChangedError: another job has its name now.
     """
     job = cluster.job(name)
-    cluster.delete_job(name)
+    cluster.delete_job(job)
     console.print(Text(f"{job.where} deleted; its pods stop within their grace period"), soft_wrap=True)
     folder = storage_uri(job)
     if folder is not None:

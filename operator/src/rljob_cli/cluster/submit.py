@@ -83,7 +83,8 @@ def _check_for_cluster(file: Path, job: RLJob, namespace: str) -> None:
 def _update_existing(file: Path, job: RLJob, cluster: Cluster, console: Console) -> StoredJob:
     """Applies the file's changes of runPolicy and suspend to the existing job with this name, and returns it.
 
-    Raises CliError if another part of the spec differs, or if the job is being deleted."""
+    Raises CliError if another part of the spec differs, or if the job is being deleted, and JobChangedError if somebody
+    changes it meanwhile."""
     stored = cluster.job(job.metadata.name)
     if stored.metadata.deletion_timestamp is not None:
         raise CliError(
@@ -99,7 +100,7 @@ def _update_existing(file: Path, job: RLJob, cluster: Cluster, console: Console)
     if not changes:
         console.print(Text(f"{stored.where} already exists with this spec ({phase(stored)})"), soft_wrap=True)
         return stored
-    stored = cluster.change_spec(job.metadata.name, changes)
+    stored = cluster.change_spec(stored, changes)
     console.print(Text(f"{stored.where} already exists; changed:", "green"), soft_wrap=True)
     for line in differences(spec, stored.spec()):
         console.print(Text(f"  {line}"), soft_wrap=True)

@@ -203,8 +203,9 @@ class EffectExecutor:
         return True
 
     async def _restore_policy(self, observation: Observation) -> None:
-        """Applies the policy of the running attempt again if this was not done within `POLICY_RESTORE_SECONDS`. After a
-        restart of the operator the first times differ from cluster to cluster. A failure is only logged."""
+        """Applies the policy of the running attempt again if it was deleted, or if this was not done within
+        `POLICY_RESTORE_SECONDS`. After a restart of the operator the first times differ from cluster to cluster. A
+        failure is only logged."""
         job = observation.observed.job
         attempt = next(iter(job.status.attempts[-1:]), None)
         cluster = attempt.cluster if attempt is not None and attempt.ended is None else ""
@@ -213,9 +214,11 @@ class EffectExecutor:
             return
         now = self._clock.monotonic()
         first = now - zlib.crc32(uid.encode()) % POLICY_RESTORE_SECONDS
-        if now - self._policy_restored_at.setdefault(uid, first) < POLICY_RESTORE_SECONDS:
+        is_young = now - self._policy_restored_at.setdefault(uid, first) < POLICY_RESTORE_SECONDS
+        if is_young and not self._cache.lacks_network_policy(uid):
             return
         self._policy_restored_at[uid] = now
+        self._cache.note_policy_applied(uid)
         oldest = now - 2 * POLICY_RESTORE_SECONDS
         self._policy_restored_at = {uid: at for uid, at in self._policy_restored_at.items() if at > oldest}
         self._require_leadership()

@@ -60,6 +60,8 @@ class Observation:
     """The RayClusters of the job as API objects, by name."""
     is_live: bool
     """Whether clusters and pods were read from the API server, not from the cache."""
+    was_ray_asked: bool = True
+    """False if the dashboard has failed for a while and was not polled now: `observed.ray` has its last failure."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,12 @@ class Observer:
         self._reader = JobReader()
         self._events = ExplainingEvents(context.objects, context.clock)
 
-    async def observe(self, job: JobObject, failure: EffectFailure | None) -> Observation:
+    async def observe(
+        self, job: JobObject, failure: EffectFailure | None, ask_ray_at_once: bool = False
+    ) -> Observation:
         """Observes a job through the cache and its dashboard. If the dashboard fails, nothing is raised: the error is
-        in the result. `failure`: the newest failure of an effect, which becomes part of the result."""
+        in the result. `failure`: the newest failure of an effect, which becomes part of the result. `ask_ray_at_once`:
+        poll the dashboard even if it has failed for a while."""
         observed_job = job.observed
         parts = _ClustersAndPods(
             _owned(self._cache.of_job(CLUSTERS, observed_job.namespace, observed_job.uid), observed_job),
@@ -105,23 +110,31 @@ class Observer:
             are_live=False,
         )
         observation = await self._observation(observed_job, parts, NOT_ASKED, failure)
+        key = f"{observed_job.namespace}/{observed_job.name}"
         if observation.dashboard is None:
-            self._watcher.forget(f"{observed_job.namespace}/{observed_job.name}")
+            self._watcher.forget(key)
             return observation
         head = _head_to_poll(observed_job, parts)
         if head is None:
+            self._watcher.poll_soon(key)
             return observation
+        was_ray_asked = ask_ray_at_once or not self._watcher.is_waiting(key)
         async with self._slots.released():
-            key = f"{observed_job.namespace}/{observed_job.name}"
             ray = await self._watcher.observe(
-                key, observation.dashboard, _newest_submission(observed_job), _expected_stacks_program(observed_job)
+                key,
+                observation.dashboard,
+                _newest_submission(observed_job),
+                _expected_stacks_program(observed_job),
+                num_pods=_num_scheduled_pods(observed_job, parts),
+                at_once=ask_ray_at_once,
             )
         pods = observation.observed.pods
         if ray.reachability is Reachability.UNREACHABLE:
             pods = _with_silent_node(
                 pods, head, await self._leases.seconds_since_renewal(text_at(head, "spec", "nodeName"))
             )
-        return replace(observation, observed=replace(observation.observed, ray=ray, pods=pods))
+        observed = replace(observation.observed, ray=ray, pods=pods)
+        return replace(observation, observed=observed, was_ray_asked=was_ray_asked)
 
     async def observe_again(
         self, job: JobObject, before: Observation, failure: EffectFailure | None
@@ -283,6 +296,14 @@ def _head_to_poll(job: ObservedJob, parts: _ClustersAndPods) -> JsonObject | Non
     uid = text_at(cluster, "metadata", "uid") if cluster is not None else ""
     heads = (pod for pod in parts.pods if uid and controller_uid(pod) == uid and is_head(pod))
     return next((head for head in heads if is_ready(head) or is_on_not_ready_node(head)), None)
+
+
+def _num_scheduled_pods(job: ObservedJob, parts: _ClustersAndPods) -> int:
+    """The number of pods of the current attempt's cluster that have a node. Pods without one cost a user nothing, so
+    they must not increase what the operator reads."""
+    cluster = _current_cluster(job, parts)
+    uid = text_at(cluster, "metadata", "uid") if cluster is not None else ""
+    return sum(controller_uid(pod) == uid and text_at(pod, "spec", "nodeName") != "" for pod in parts.pods)
 
 
 def _newest_submission(job: ObservedJob) -> str | None:

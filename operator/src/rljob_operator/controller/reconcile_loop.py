@@ -124,6 +124,8 @@ class ReconcileLoop:
         self._metrics = context.metrics
         self._clock = context.clock
         self._memories: dict[JobKey, _Memory] = {}
+        self._polled_jobs: set[JobKey] = set()
+        """Jobs whose dashboards are polled."""
         self._definition_logged_at: float | None = None
 
     async def work(self, key: JobKey) -> None:
@@ -176,10 +178,16 @@ class ReconcileLoop:
         self._log_unknown_fields(key, memory, job)
         failure = memory.failed_effect.failure if memory.failed_effect is not None else None
         observation = await self._observer.observe(job, failure)
-        was_polled = observation.observed.ray.reachability is not Reachability.NOT_ASKED
-        memory.polled_at = asyncio.get_running_loop().time() if was_polled else None
         decision = reconcile(observation.observed, self._clock.now(), self._defaults)
         effects = self._due(decision, memory)
+        if not observation.was_ray_asked and _is_irreversible(job.observed.status, decision.status, effects):
+            # The dashboard has failed for a while, and is polled rarely. It may work again: nothing irreversible is
+            # done without asking it.
+            observation = await self._observer.observe(job, failure, ask_ray_at_once=True)
+            decision = reconcile(observation.observed, self._clock.now(), self._defaults)
+            effects = self._due(decision, memory)
+        was_polled = observation.observed.ray.reachability is not Reachability.NOT_ASKED
+        self._note_poll(key, memory, was_polled)
         if _is_irreversible(job.observed.status, decision.status, effects):
             again = await self._observer.observe_again(job, observation, failure)
             if again is None:
@@ -277,7 +285,7 @@ class ReconcileLoop:
             if decision.effects:
                 seconds = max(seconds, AFTER_EFFECT_SECONDS)
             if was_polled and seconds > 0:
-                interval = self._num_polled_jobs() / POLLS_PER_SECOND
+                interval = len(self._polled_jobs) / POLLS_PER_SECOND
                 seconds = max(seconds, min(LONGEST_POLL_INTERVAL_SECONDS, interval))
             self._queue.add_after(key, seconds)
         failed_effect = self._memories[key].failed_effect
@@ -287,12 +295,18 @@ class ReconcileLoop:
         if failed_effect is not None:
             self._queue.add_after(key, failed_effect.retry_at - asyncio.get_running_loop().time())
 
-    def _num_polled_jobs(self) -> int:
-        """Number of jobs whose dashboards are polled."""
-        return sum(memory.polled_at is not None for memory in self._memories.values())
+    def _note_poll(self, key: JobKey, memory: _Memory, was_polled: bool) -> None:
+        """Notes whether the pass has polled the job's dashboard."""
+        if was_polled:
+            memory.polled_at = asyncio.get_running_loop().time()
+            self._polled_jobs.add(key)
+        else:
+            memory.polled_at = None
+            self._polled_jobs.discard(key)
 
     def _forget(self, key: JobKey) -> None:
         self._memories.pop(key, None)
+        self._polled_jobs.discard(key)
         self._observer.forget(*key)
         self._queue.forget_failures(key)
 

@@ -128,7 +128,8 @@ class _LeaderTasks:
             events,
             self._watches.restart,
             context.metrics,
-            kueue,
+            kueue=kueue,
+            network_policies=context.defaults.network_policy.enabled,
         )
 
     def start(self) -> None:

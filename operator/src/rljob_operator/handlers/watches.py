@@ -34,6 +34,10 @@ FIRST_PAUSE_SECONDS = 1.0
 """Pause before kopf is restarted after it has ended by itself; it doubles each time."""
 LONGEST_PAUSE_SECONDS = 30.0
 """Upper limit of that pause. A run of kopf that lasts longer resets the pause."""
+IDLE_SECONDS = 0.05
+PAGE_SIZE = 100
+"""Objects per request with which kopf lists objects before it watches them. Without it, kopf would request all objects
+at once. Unlike the operator's own listings, kopf does not take smaller pages if objects are large."""
 STOP_SECONDS = 5.0
 CANCEL_SECONDS = 1.0
 """Time from the end of the first task of kopf to the cancellation of watchers that are still running."""
@@ -215,6 +219,10 @@ def _settings() -> kopf.OperatorSettings:
     settings.networking.error_backoffs = _EndlessDelays()
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
+    settings.watching.chunk_size = PAGE_SIZE
+    # kopf has a task for each object that had an event, and the task keeps the object until this time has passed. After
+    # the first listing, all objects would be in memory at the same time.
+    settings.queueing.idle_timeout = IDLE_SECONDS
     for kind, selector in LABEL_SELECTORS.items():
         settings.watching.label_selectors[WATCHED_WITH_KUEUE[kind]] = selector
     return settings

@@ -7,22 +7,26 @@ a response must not count as success or as a missing object.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 from rljob_api.constants import API_GROUP, API_VERSION
-from rljob_operator.kube.client import APPLY_PATCH, MERGE_PATCH, KubeClient
+from rljob_operator.kube.client import APPLY_PATCH, JSON, MERGE_PATCH, KubeClient
 from rljob_operator.kube.errors import (
     AlreadyExistsError,
     ConflictError,
     ExpiredError,
     NotFoundError,
     ResourceTypeMissingError,
+    TooLongError,
     UnavailableError,
 )
 from rljob_operator.raw_json import JsonObject, objects_at, text_at
 
-PAGE_SIZE = 500
+PAGE_SIZE = 250
+"""Objects per request of a listing; fewer if the response is too long."""
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+"""With this Accept header, a listing has only the metadata of the objects."""
 CORE_PATH, GROUPS_PATH = "/api/v1", "/apis"
 FIELD_MANAGER = "rljob-operator"
 """The field manager for server-side apply."""
@@ -60,7 +64,7 @@ LEASES = ResourceType("/apis/coordination.k8s.io/v1", "leases", "Lease")
 
 @dataclass(frozen=True)
 class Listing:
-    """A listing of the objects of a kind."""
+    """A listing of the objects of a kind, or one page of it."""
 
     items: tuple[JsonObject, ...]
     version: str
@@ -92,14 +96,52 @@ class KubeObjects:
     ) -> Listing:
         """Like `list_all`, but also returns the resource version of the listing."""
         try:
+            return await self._whole_listing(kind, namespace, labels, fields)
+        except ExpiredError:
+            # The listing took longer than the server keeps its snapshot.
+            return await self._whole_listing(kind, namespace, labels, fields)
+
+    async def pages(
+        self,
+        kind: ResourceType,
+        namespace: str | None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        only_metadata: bool = False,
+    ) -> AsyncIterator[Listing]:
+        """Like `listing`, but yields page by page, all from the same snapshot, so that one page at a time is in memory.
+        Raises ExpiredError if the server no longer has the snapshot: then the listing must start again. With
+        `only_metadata`, the objects have no other part."""
+        accept, list_kind = (
+            (METADATA_ONLY, "PartialObjectMetadataList") if only_metadata else (JSON, f"{kind.kind}List")
+        )
+        query = {name: text for name, text in (("labelSelector", labels), ("fieldSelector", fields)) if text}
+        size = PAGE_SIZE
+        while True:
+            query["limit"] = str(size)
             try:
-                return await self._pages(kind, namespace, labels, fields)
-            except ExpiredError:
-                # The listing took longer than the server keeps its snapshot.
-                return await self._pages(kind, namespace, labels, fields)
-        except ResourceTypeMissingError as error:
-            await self._require_missing(kind, error)
-            raise
+                page = await self._client.request(
+                    "GET", kind.path(namespace), resource=kind.plural, query=query, accept=accept
+                )
+            except TooLongError:
+                if size == 1:
+                    raise
+                size = max(1, size // 4)
+                continue
+            except ResourceTypeMissingError as error:
+                await self._require_missing(kind, error)
+                raise
+            _require_list(page, list_kind)
+            rest = text_at(page, "metadata", "continue")
+            found = Listing(objects_at(page, "items"), text_at(page, "metadata", "resourceVersion"))
+            # Nothing here refers to the page any more when the caller continues.
+            del page
+            yield found
+            del found
+            if not rest:
+                return
+            query["continue"] = rest
 
     async def create(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> bool:
         """Creates an object; returns False if one with this name exists (it stays as it is). Raises RefusedError."""
@@ -197,21 +239,13 @@ class KubeObjects:
                 return kind.plural in [text_at(resource, "name") for resource in resources]
         return False
 
-    async def _pages(self, kind: ResourceType, namespace: str | None, labels: str, fields: str) -> Listing:
-        query = {"limit": str(PAGE_SIZE)}
-        if labels:
-            query["labelSelector"] = labels
-        if fields:
-            query["fieldSelector"] = fields
+    async def _whole_listing(self, kind: ResourceType, namespace: str | None, labels: str, fields: str) -> Listing:
         found: list[JsonObject] = []
-        while True:
-            page = await self._client.request("GET", kind.path(namespace), resource=kind.plural, query=query)
-            _require_list(page, f"{kind.kind}List")
-            found += objects_at(page, "items")
-            rest = text_at(page, "metadata", "continue")
-            if not rest:
-                return Listing(tuple(found), text_at(page, "metadata", "resourceVersion"))
-            query["continue"] = rest
+        version = ""
+        async for page in self.pages(kind, namespace, labels=labels, fields=fields):
+            found += page.items
+            version = page.version
+        return Listing(tuple(found), version)
 
 
 def merge_patch(old: JsonObject, new: JsonObject) -> dict[str, object]:

@@ -7,24 +7,27 @@ and a listing repairs missed events. Resource versions of the same kind are comp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from rljob_api.constants import ANNOTATION_RETRY
 from rljob_api.requests import as_recorded
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, WORKLOADS, ResourceType
 from rljob_operator.kube.errors import UnavailableError
-from rljob_operator.kube.projections import cluster_uid, is_of_ray_cluster, job_uid, projected
+from rljob_operator.kube.projections import (
+    cluster_uid,
+    is_of_ray_cluster,
+    job_uid,
+    projected,
+    projected_job,
+    trimmed_job,
+)
 from rljob_operator.raw_json import JsonObject, at, object_at, optional_text_at, text_at
 
 REQUIRED_KINDS = (JOBS, CLUSTERS, PODS)
 """Without these kinds, the operator cannot decide what to do. Workloads only explain why a job waits."""
 DELETED = "DELETED"
 """Type of a watch event about the deletion of an object."""
-KEPT_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
-KEPT_STATUS = ("observedGeneration", "phase", "gpus", "result", "handledRequests")
-"""The metadata and status fields that the cache keeps of a job that is finished and cleaned up; there may be many such
-jobs. The cache also keeps their `spec.runPolicy`."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class ObjectCache:
         """Deleted objects that are still remembered, by UID."""
         self._unlisted = {(kind, namespace) for kind in REQUIRED_KINDS for namespace in namespaces}
         """Kinds and namespaces that no listing has covered yet."""
+        self._without_policy: frozenset[str] = frozenset()
+        """UIDs of the RayClusters whose network policy was not in the last listing of policies."""
         self._trimmed: set[tuple[str, str]] = set()
         """Namespaces and names of the jobs of which the cache has only a trimmed copy."""
         self._missing: set[ResourceType] = set()
@@ -62,7 +67,7 @@ class ObjectCache:
     @property
     def is_complete(self) -> bool:
         """Whether each required kind was listed at least once in each namespace, or cannot be listed there. Before
-        that, an object that is not in the cache may exist."""
+        that, an object that is not in the cache may exist; after it, only a job that is finished and cleaned up."""
         return not self._unlisted
 
     def job(self, namespace: str, name: str) -> JsonObject | None:
@@ -95,6 +100,11 @@ class ObjectCache:
         not manage the cluster, or if the operator does not read workloads."""
         found = self._of_jobs.get((WORKLOADS, namespace, uid), {})
         return max(found.values(), key=lambda raw: text_at(raw, "metadata", "creationTimestamp"), default=None)
+
+    def lacks_network_policy(self, uid: str) -> bool:
+        """Whether the network policy of the RayCluster with this UID was deleted before the last listing of policies,
+        and was not applied again since then."""
+        return uid in self._without_policy
 
     def newest_version(self, kind: ResourceType, namespace: str, uid: str) -> int:
         """The newest resource version of a job's clusters or pods; -1 if the job has none. A listing that is requested
@@ -150,26 +160,35 @@ class ObjectCache:
             return False
         if known is not None:
             self._remove(kind, known)
-        self._put(kind, raw)
+        self._put(kind, raw, known)
         return True
 
-    def replace(
-        self, kind: ResourceType, namespace: str | None, listed: Iterable[JsonObject], version: str
+    def add_listed(self, kind: ResourceType, listed: Iterable[JsonObject]) -> set[tuple[str, str]]:
+        """Stores the objects of a page of a listing. Returns their namespaces and names."""
+        found = set()
+        for raw in listed:
+            found.add(_key(raw))
+            self.store(kind, "", raw)
+        return found
+
+    def complete_listing(
+        self, kind: ResourceType, namespace: str | None, found: Set[tuple[str, str]], version: str
     ) -> tuple[JsonObject, ...]:
-        """Stores a listing of a kind in a namespace (None: in all), removes the cached objects that the listing does
-        not contain, and returns the removed objects. Cached objects that are newer than the listing stay as they are.
-        `version`: the resource version of the listing."""
-        found = {_key(raw): raw for raw in listed}
+        """Ends a listing of a kind in a namespace (None: in all): removes the cached objects that the listing does not
+        contain, and returns them. Cached objects that are newer than the listing stay as they are.
+
+        Args:
+            found: Namespaces and names of the objects of all pages, after `add_listed` of each page.
+            version: The resource version of the listing.
+        """
         listed_at = version_number(version)
         removed = [
             known
             for key, known in self._objects[kind].items()
-            if namespace in (None, key[0]) and key not in found and not _version(known) > listed_at >= 0
+            if namespace in (None, key[0]) and key not in found and not _is_newer(known, listed_at)
         ]
         for known in removed:
             self._remove(kind, known)
-        for raw in found.values():
-            self.store(kind, "", raw)
         self._deleted = {
             uid: deleted
             for uid, deleted in self._deleted.items()
@@ -181,6 +200,36 @@ class ObjectCache:
         self._forbidden.pop((kind, namespace), None)
         self._unlisted.discard((kind, namespace))
         return tuple(removed)
+
+    def note_unfinished_jobs_listed(self, namespace: str | None) -> None:
+        """Records that the cache has all jobs of a namespace (None: of all) for which there is something to do."""
+        self._unlisted.discard((JOBS, namespace))
+
+    def unfinished_jobs(self) -> tuple[JsonObject, ...]:
+        """All jobs except those that are finished and cleaned up and have nothing new."""
+        return tuple(raw for key, raw in self._objects[JOBS].items() if key not in self._trimmed)
+
+    def unlisted_jobs(self, namespace: str | None, found: Set[tuple[str, str]], version: str) -> tuple[JsonObject, ...]:
+        """The jobs of a namespace (None: of all) that should be in a listing of the jobs that are not cleaned up, and
+        are not. Such a job was deleted, or cleaned up without the cache's knowledge. `found` and `version`: as in
+        `complete_listing`."""
+        listed_at = version_number(version)
+        return tuple(
+            raw
+            for raw in self.unfinished_jobs()
+            if namespace in (None, _key(raw)[0])
+            and _key(raw) not in found
+            and not text_at(raw, "status", "result", "cleanedUpAt")
+            and not _is_newer(raw, listed_at)
+        )
+
+    def note_clusters_without_policy(self, uids: Iterable[str]) -> None:
+        """Records the result of a listing of network policies."""
+        self._without_policy = frozenset(uids)
+
+    def note_policy_applied(self, uid: str) -> None:
+        """Records that the network policy of the RayCluster with this UID was applied."""
+        self._without_policy -= {uid}
 
     def note_missing(self, kind: ResourceType) -> None:
         """Records that the API server does not know this kind, so there are no such objects."""
@@ -195,11 +244,15 @@ class ObjectCache:
         self._forbidden[kind, namespace] = message
         self._unlisted.discard((kind, namespace))
 
-    def _put(self, kind: ResourceType, raw: JsonObject) -> None:
-        kept = projected(kind, raw)
-        if kind == JOBS and is_finished_and_cleaned_up(raw):
-            kept = _trimmed_copy(raw)
+    def _put(self, kind: ResourceType, raw: JsonObject, known: JsonObject | None) -> None:
+        """Stores the part of an object that is kept. `known`: the former state of an object of this name."""
+        if kind != JOBS:
+            kept = projected(kind, raw)
+        elif is_finished_and_cleaned_up(raw):
+            kept = trimmed_job(raw)
             self._trimmed.add(_key(raw))
+        else:
+            kept = projected_job(raw, known)
         self._objects[kind][_key(raw)] = kept
         if kind != JOBS:
             self._of_jobs.setdefault(_owner_key(kind, raw), {})[_key(raw)[1]] = kept
@@ -246,16 +299,6 @@ def version_number(version: str) -> int:
     return int(version) if version.isascii() and version.isdecimal() else -1
 
 
-def _trimmed_copy(job: JsonObject) -> JsonObject:
-    """The fields of a finished job that are still needed: its identity, its result, and when to delete it."""
-    metadata, status = object_at(job, "metadata"), object_at(job, "status")
-    return {
-        "metadata": {name: metadata[name] for name in KEPT_METADATA if name in metadata},
-        "spec": {"runPolicy": dict(object_at(job, "spec", "runPolicy"))},
-        "status": {name: status[name] for name in KEPT_STATUS if name in status},
-    }
-
-
 def _has_new_retry_request(job: JsonObject) -> bool:
     """Whether a user has requested a retry that the operator has not handled yet."""
     request = text_at(object_at(job, "metadata", "annotations"), ANNOTATION_RETRY)
@@ -276,6 +319,11 @@ def _uid(raw: JsonObject) -> str:
 
 def _version(raw: JsonObject) -> int:
     return version_number(text_at(raw, "metadata", "resourceVersion"))
+
+
+def _is_newer(raw: JsonObject, listed_at: int) -> bool:
+    """Whether an object is certainly newer than a listing."""
+    return _version(raw) > listed_at >= 0
 
 
 def _is_not_newer(version: int, other: int) -> bool:

@@ -66,6 +66,10 @@ class ExpiredError(KubeError):
     """The continue token of a listing has expired: the listing must start again."""
 
 
+class TooLongError(KubeError):
+    """The response is too long to be read."""
+
+
 class StatusUnreadableError(KubeError):
     """The status of a job cannot be parsed, so the operator does not know what the job has done."""
 

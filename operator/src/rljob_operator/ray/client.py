@@ -1,12 +1,14 @@
 """Sends requests to the dashboards of Ray clusters: the Jobs API, the state API and log files.
 
 A dashboard runs in a user's pod, so nothing about a response is trusted: not its size, its format or its duration.
-Connections are reused, because running jobs are polled often and new connections would be most of the work.
+`response_budgets` has the limits of the sizes. Connections are reused, because running jobs are polled often and new
+connections would be most of the work.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +19,23 @@ import aiohttp
 
 from rljob_operator.errors import OperatorError
 from rljob_operator.metrics import Metrics
-from rljob_operator.raw_json import JsonObject, objects_at
+from rljob_operator.raw_json import JsonObject, objects_at, text_at
+from rljob_operator.ray.response_budgets import (
+    JOB_BYTES,
+    KEPT_LOG_BYTES,
+    LOG_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    MAX_LISTED_GROUPS,
+    RUN_STATE_BYTES,
+    SHORT_BYTES,
+    BodyReader,
+    OneResponseConnector,
+    ResponseTooLargeError,
+    group_listing_bytes,
+    max_nodes,
+    node_listing_bytes,
+)
 
 TIMEOUT_SECONDS = 5.0
 """Timeout of a request, including its whole response."""
@@ -27,13 +45,12 @@ is busy."""
 IDLE_CONNECTION_SECONDS = 60.0
 """How long an idle connection stays open: longer than the longest time between two polls of a dashboard (30 s), and
 shorter than the 75 s after which servers of older Ray versions close it."""
-MAX_RESPONSE_BYTES = 8 * 1024 * 1024
-MAX_LISTED = 10_000
-"""How many nodes or placement groups Ray may list in one response."""
 REJECTED_STATUSES = (401, 403)
 """HTTP statuses of requests that were rejected because of a wrong or missing token."""
 MAX_ERROR_CHARACTERS = 500
 HIDDEN_TOKEN = "<token>"
+MAX_LAST_LINE = 10_000
+"""The last line of an error response is searched in this number of its last characters."""
 CLOSE_CONNECTION = {"Connection": "close"}
 """Header of the second request with a token, after the first one was rejected. Through a reused connection, the
 rejection may come from a pod of an earlier cluster of this name. The header closes this connection, so that later
@@ -50,6 +67,10 @@ class RayError(OperatorError):
 
 class DashboardUnreachableError(RayError):
     """The dashboard does not respond, or its response shows that Ray is unhealthy; a retry may succeed."""
+
+
+class LargeResponseError(DashboardUnreachableError):
+    """The response has more bytes than its budget."""
 
 
 class TokenRejectedError(RayError):
@@ -69,17 +90,20 @@ class RayClient:
 
     def __init__(self, metrics: Metrics) -> None:
         self._http = aiohttp.ClientSession(
-            # No connection limit: a slow dashboard must not delay requests to others.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS),
+            connector=OneResponseConnector(IDLE_CONNECTION_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
             # No compression: a small compressed response could expand to any size before it is counted.
             headers={"Accept-Encoding": "identity"},
             auto_decompress=False,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
             trust_env=False,
             # Each request has its own timeout for the whole response.
             timeout=aiohttp.ClientTimeout(),
         )
         self._metrics = metrics
+        self._reader = BodyReader()
 
     async def __aenter__(self) -> Self:
         return self
@@ -91,16 +115,19 @@ class RayClient:
 
     def dashboard(self, url: str, tokens: Sequence[str]) -> Dashboard:
         """A client for one cluster's dashboard. `tokens`: the tokens to try, the most likely first."""
-        return Dashboard(self._http, self._metrics, url, tokens)
+        return Dashboard(self._http, self._metrics, self._reader, url, tokens)
 
 
 class Dashboard:
     """A client for one cluster's dashboard. Every method can raise DashboardUnreachableError, and every method that
     sends a token can raise TokenRejectedError."""
 
-    def __init__(self, http: aiohttp.ClientSession, metrics: Metrics, url: str, tokens: Sequence[str]) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, metrics: Metrics, reader: BodyReader, url: str, tokens: Sequence[str]
+    ) -> None:
         self._http = http
         self._metrics = metrics
+        self._reader = reader
         self._url = url
         self._tokens = list(tokens)
         self._secrets = tuple(tokens)
@@ -121,17 +148,20 @@ class Dashboard:
         if status not in REJECTED_STATUSES:
             raise DashboardUnreachableError(f"HTTP {status} for a request without a token (expected: 401 or 403)")
 
-    async def nodes(self) -> tuple[JsonObject, ...]:
-        """The nodes that Ray knows, including dead ones; at most `MAX_LISTED`."""
-        return await self._listing("nodes")
+    async def nodes(self, num_pods: int) -> tuple[JsonObject, ...]:
+        """The nodes that Ray reports as alive. `num_pods`: the number of the cluster's pods, which limits how many
+        nodes are read."""
+        return await self._listing("nodes", "ALIVE", "0", max_nodes(num_pods), node_listing_bytes(num_pods))
 
-    async def placement_groups(self) -> tuple[JsonObject, ...]:
-        """The placement groups and their scheduling state; at most `MAX_LISTED`."""
-        return await self._listing("placement_groups")
+    async def pending_groups(self, num_pods: int) -> tuple[JsonObject, ...]:
+        """Placement groups that Ray has not created yet, with their bundles and their scheduling state; at most
+        `MAX_LISTED_GROUPS`. `num_pods` as in `nodes`."""
+        max_bytes = group_listing_bytes(num_pods)
+        return await self._listing("placement_groups", "PENDING", "1", MAX_LISTED_GROUPS, max_bytes)
 
     async def job(self, submission_id: str) -> JsonObject | None:
         """The Ray job with this submission id; None if Ray knows no such job."""
-        status, text = await self._ask("job", "GET", f"/api/jobs/{submission_id}")
+        status, text = await self._ask("job", "GET", f"/api/jobs/{submission_id}", max_bytes=JOB_BYTES)
         return None if status == 404 else _object(_text_if_ok(status, text))
 
     async def submit(self, body: JsonObject) -> None:
@@ -149,16 +179,34 @@ class Dashboard:
         if status != 404:
             _text_if_ok(status, text)
 
-    async def log_file(self, node_id: str, file_name: str, num_lines: int) -> str | None:
-        """The last lines of a file in a node's log folder (-1: the whole file); None if it does not exist."""
-        query = {"node_id": node_id, "filename": file_name, "lines": str(num_lines), "format": "text"}
-        status, text = await self._ask("log", "GET", "/api/v0/logs/file", query=query)
+    async def run_state_file(self, node_id: str, file_name: str) -> str | None:
+        """The content of a run state file in a node's log folder; None if it does not exist. Raises LargeResponseError
+        if it is too long to be a run state."""
+        return await self._log_file(node_id, file_name, "-1", RUN_STATE_BYTES)
+
+    async def log_end(self, node_id: str, file_name: str, num_lines: int) -> str | None:
+        """The last lines of a file in a node's log folder, and of them at most the last `KEPT_LOG_BYTES`; None if it
+        does not exist. Raises LargeResponseError if the lines are longer than `LOG_BYTES`."""
+        return await self._log_file(node_id, file_name, str(num_lines), LOG_BYTES, KEPT_LOG_BYTES)
+
+    async def _log_file(
+        self, node_id: str, file_name: str, lines: str, max_bytes: int, kept_bytes: int | None = None
+    ) -> str | None:
+        query = {"node_id": node_id, "filename": file_name, "lines": lines, "format": "text"}
+        status, text = await self._ask(
+            "log", "GET", "/api/v0/logs/file", query=query, max_bytes=max_bytes, kept_bytes=kept_bytes
+        )
         return None if status == 500 and text.startswith(NO_FILE) else _text_if_ok(status, text)
 
-    async def _listing(self, what: str) -> tuple[JsonObject, ...]:
-        query = {"detail": "1", "limit": str(MAX_LISTED)}
-        status, text = await self._ask(what, "GET", f"/api/v0/{what}", query=query)
-        return objects_at(_object(_text_if_ok(status, text)), "data", "result", "result")
+    async def _listing(
+        self, what: str, state: str, detail: str, max_entries: int, max_bytes: int
+    ) -> tuple[JsonObject, ...]:
+        """The entries of a listing of the state API that have this state; Ray applies the limit to them."""
+        query = {"detail": detail, "limit": str(max_entries)}
+        query |= {"filter_keys": "state", "filter_predicates": "=", "filter_values": state}
+        status, text = await self._ask(what, "GET", f"/api/v0/{what}", query=query, max_bytes=max_bytes)
+        found = objects_at(_object(_text_if_ok(status, text)), "data", "result", "result")
+        return tuple(entry for entry in found if text_at(entry, "state") == state)[:max_entries]
 
     async def _ask(
         self,
@@ -169,21 +217,47 @@ class Dashboard:
         query: Mapping[str, str] | None = None,
         body: JsonObject | None = None,
         timeout: float = TIMEOUT_SECONDS,
+        max_bytes: int = SHORT_BYTES,
+        kept_bytes: int | None = None,
     ) -> tuple[int, str]:
         """Sends a request with the first token that the dashboard accepts. Returns the HTTP status and the text of the
-        response. This object does not send a token again that was rejected twice. `operation`: the name of the request
-        in the metrics."""
+        response. This object does not send a token again that was rejected twice.
+
+        Args:
+            operation: The name of the request in the metrics and in errors.
+            max_bytes: The budget of the response; a longer one raises LargeResponseError.
+            kept_bytes: If it is not None, only the last bytes of the response are returned.
+        """
         while self._tokens:
             for more_headers in ({}, CLOSE_CONNECTION):
                 headers = {"Authorization": f"Bearer {self._tokens[0]}", **more_headers}
                 async with self._response(operation, method, path, headers, query, body, timeout) as response:
                     if response.status not in REJECTED_STATUSES:
-                        return response.status, self._without_tokens(await _text(response))
+                        text = await self._text(operation, response, max_bytes, kept_bytes)
+                        return response.status, self._without_tokens(text)
             self._tokens.pop(0)
         raise TokenRejectedError(
             "the dashboard rejects the token that the operator derives for this cluster; if the key in the operator's"
             " Secret was replaced, restore the old key as previous-key"
         )
+
+    async def _text(
+        self, operation: str, response: aiohttp.ClientResponse, max_bytes: int, kept_bytes: int | None
+    ) -> str:
+        """Reads a response that is not compressed and has at most `max_bytes`."""
+        if encoding := response.headers.get("Content-Encoding"):
+            raise DashboardUnreachableError(
+                "the response is compressed, although the request does not allow this (Content-Encoding:"
+                f" {encoding[:20]})"
+            )
+        try:
+            if kept_bytes is None:
+                data = await self._reader.read(response, max_bytes)
+            else:
+                data = await self._reader.read_end(response, max_bytes, kept_bytes)
+        except ResponseTooLargeError as error:
+            raise LargeResponseError(f"the response to the request `{operation}` is {error}") from None
+        return data.decode(errors="replace")
 
     @asynccontextmanager
     async def _response(
@@ -215,8 +289,6 @@ class Dashboard:
         except (aiohttp.ClientError, OSError) as error:
             text = self._without_tokens(str(error))
             raise DashboardUnreachableError(text[:MAX_ERROR_CHARACTERS] or type(error).__name__) from error
-        except DashboardUnreachableError as error:
-            raise DashboardUnreachableError(self._without_tokens(str(error))[:MAX_ERROR_CHARACTERS]) from None
         finally:
             self._metrics.ray_requests.labels(operation, outcome).inc()
 
@@ -226,20 +298,6 @@ class Dashboard:
         for token in self._secrets:
             text = text.replace(token, HIDDEN_TOKEN)
         return text
-
-
-async def _text(response: aiohttp.ClientResponse) -> str:
-    """Reads a response that is not compressed and has at most `MAX_RESPONSE_BYTES`."""
-    if encoding := response.headers.get("Content-Encoding"):
-        raise DashboardUnreachableError(
-            f"the response is compressed, although the request does not allow this (Content-Encoding: {encoding})"
-        )
-    data = bytearray()
-    async for chunk in response.content.iter_any():
-        data += chunk
-        if len(data) > MAX_RESPONSE_BYTES:
-            raise DashboardUnreachableError(f"the response is larger than {MAX_RESPONSE_BYTES} bytes")
-    return data.decode(errors="replace")
 
 
 def _text_if_ok(status: int, text: str) -> str:
@@ -252,15 +310,20 @@ def _text_if_ok(status: int, text: str) -> str:
 def _object(text: str) -> JsonObject:
     """Parses a JSON object; empty if the text is JSON, but not an object. Raises DashboardUnreachableError if it is not
     JSON."""
+    # The garbage collector would look at all objects again and again while their number grows, in vain: up to ten times
+    # the time of the parser.
+    gc.disable()
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         raise DashboardUnreachableError(f"the response is not JSON: {_last_line(text)}") from None
+    finally:
+        gc.enable()
     return found if isinstance(found, dict) else {}
 
 
 def _last_line(text: str) -> str:
     """The last line of at least two characters, at most `MAX_ERROR_CHARACTERS` of it. Ray's error responses contain a
     traceback, which ends with the error."""
-    lines = [line.strip() for line in text.splitlines() if len(line.strip()) > 1]
+    lines = [line.strip() for line in text[-MAX_LAST_LINE:].splitlines() if len(line.strip()) > 1]
     return lines[-1][:MAX_ERROR_CHARACTERS] if lines else ""

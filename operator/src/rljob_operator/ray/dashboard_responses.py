@@ -8,14 +8,14 @@ result contains the error.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rljob_api.contract_documents import load_run_state
 from rljob_api.errors import DocumentError
 from rljob_api.run_state import RunPhase, RunState
 from rljob_operator.raw_json import JsonObject, flag_at, integer_at, number_at, object_at, objects_at, text_at
-from rljob_operator.ray.client import MAX_LISTED, DashboardUnreachableError
+from rljob_operator.ray.client import DashboardUnreachableError
 from rljob_operator.reconcile.observed import ObservedRayJob, ObservedRayNode, RayJobStatus
 
 MAX_LOG_CHARACTERS = 16_000
@@ -37,11 +37,6 @@ class RunStateFile:
 
 
 NO_RUN_STATE = RunStateFile(b"", None, None)
-
-
-def alive(nodes: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
-    """The nodes that Ray reports as alive, among the first `MAX_LISTED`."""
-    return tuple(node for node in nodes[:MAX_LISTED] if text_at(node, "state") == "ALIVE")
 
 
 def observed_ray_node(node: JsonObject) -> ObservedRayNode:
@@ -80,15 +75,19 @@ def run_state_file(text: str | None, former: RunStateFile) -> RunStateFile:
     if digest == former.digest:
         return former
     if len(text) > MAX_RUN_STATE_CHARACTERS:
-        error = (
-            f"run state: too long ({len(text)} characters, at most {MAX_RUN_STATE_CHARACTERS}); trainers write shorter"
-            " run states, so check which other program wrote this file"
-        )
-        return RunStateFile(digest, None, error)
+        return too_long_run_state(f"{len(text)} characters, at most {MAX_RUN_STATE_CHARACTERS}", digest)
     try:
         return RunStateFile(digest, load_run_state(text), None)
     except DocumentError as error:
         return RunStateFile(digest, None, str(error)[:MAX_ERROR_CHARACTERS])
+
+
+def too_long_run_state(seen: str, digest: bytes) -> RunStateFile:
+    """The result for a file that is too long to be a run state. `seen`: its length and the limit."""
+    text = (
+        f"run state: too long ({seen}); trainers write shorter run states, so check which other program wrote this file"
+    )
+    return RunStateFile(digest, None, text)
 
 
 def infeasible_groups(groups: Iterable[JsonObject]) -> tuple[str, ...]:

@@ -5,6 +5,9 @@ also the placement groups; if the Ray job has ended without success, also the dr
 trainer, one request for each poll is enough: the run state, or the Ray job if the previous poll found the run state
 unchanged. Once a minute the nodes are requested, too. Everything else comes from memory, so the result is always
 complete. Without memory, as after a restart of the operator, the next poll is a full one.
+
+A dashboard that has failed for a while is polled less and less often, so that it costs little, whatever it sends. In
+between, its newest failure counts as observed.
 """
 
 from __future__ import annotations
@@ -16,18 +19,24 @@ from dataclasses import dataclass, replace
 from rljob_api.constants import driver_log_file_name, run_state_file_name
 from rljob_api.run_state import RunPhase
 from rljob_operator.raw_json import JsonObject, text_at
-from rljob_operator.ray.client import Dashboard, DashboardOpenError, DashboardUnreachableError, TokenRejectedError
+from rljob_operator.ray.client import (
+    Dashboard,
+    DashboardOpenError,
+    DashboardUnreachableError,
+    LargeResponseError,
+    TokenRejectedError,
+)
 from rljob_operator.ray.dashboard_responses import (
     MAX_LOG_CHARACTERS,
     NO_RUN_STATE,
     RunStateFile,
-    alive,
     has_failed,
     head_id,
     infeasible_groups,
     observed_ray_job,
     observed_ray_node,
     run_state_file,
+    too_long_run_state,
 )
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, ObservedRayNode, Reachability
 
@@ -35,6 +44,9 @@ POLL_TIMEOUT_SECONDS = 10.0
 """Timeout for all requests of one poll together, without the check for the stack-trace program."""
 GROUPS_SECONDS = 30.0
 """Minimum time between two requests for placement groups while a trainer starts."""
+LONGEST_SILENCE_SECONDS = 60.0
+"""Longest time between two polls of a dashboard that fails. Until then it is half of the time for which it has failed:
+a head that just starts is polled often."""
 NODES_SECONDS = 60.0
 """Minimum time between two requests for the nodes, once Ray has the trainer."""
 NUM_LOG_LINES = 50
@@ -51,6 +63,8 @@ class _Nodes:
     alive: tuple[ObservedRayNode, ...] = ()
     head_id: str = ""
     requested_at: float = LONG_AGO
+    num_pods: int = 0
+    """Number of the cluster's pods."""
 
 
 @dataclass
@@ -98,6 +112,10 @@ class _Memory:
     """None makes the next poll a full one."""
     failing_since: float | None = None
     """When the first of the failed polls since the last success began; None if the last poll succeeded."""
+    failure: ObservedRay | None = None
+    """The result of the last poll if it failed."""
+    waits_until: float = LONG_AGO
+    """Until then, a failing dashboard is not polled."""
 
 
 class RunWatcher:
@@ -109,7 +127,14 @@ class RunWatcher:
         self._memories: dict[str, _Memory] = {}
 
     async def observe(
-        self, job: str, dashboard: Dashboard, submission_id: str | None, stacks_id: str | None = None
+        self,
+        job: str,
+        dashboard: Dashboard,
+        submission_id: str | None,
+        stacks_id: str | None = None,
+        *,
+        num_pods: int,
+        at_once: bool = False,
     ) -> ObservedRay:
         """Polls the cluster of an RLJob and its newest submission. Never raises: errors are in the result. Calls for
         the same RLJob must not overlap.
@@ -119,14 +144,20 @@ class RunWatcher:
             submission_id: The newest submission; None if there is none.
             stacks_id: Submission id of the program that writes the trainer's stack traces. If it is not None, a
                 successful poll also checks whether Ray has this program.
+            num_pods: The number of the cluster's pods, which limits the size of Ray's responses.
+            at_once: Poll the dashboard even if `is_waiting`.
         """
         memory = self._memories.get(job)
         if memory is None or memory.cluster != dashboard.cluster:
             memory = self._memories[job] = _Memory(dashboard.cluster, _Nodes())
         begun_at = self._clock()
+        failure, failing_since = memory.failure, memory.failing_since
+        if failure is not None and failing_since is not None and begun_at < memory.waits_until and not at_once:
+            return replace(failure, silent_seconds=begun_at - failing_since)
+        memory.nodes.num_pods = num_pods
         seen = await self._poll(memory, dashboard, submission_id)
         if seen.reachability is Reachability.OK:
-            memory.failing_since = None
+            memory.failing_since, memory.failure = None, None
             return seen if stacks_id is None else replace(seen, stacks_missing=await _is_missing(dashboard, stacks_id))
         memory.run = None
         if seen.reachability is Reachability.REJECTED:
@@ -134,7 +165,21 @@ class RunWatcher:
             memory.requires_token = False
         if memory.failing_since is None:
             memory.failing_since = begun_at
-        return replace(seen, silent_seconds=self._clock() - memory.failing_since)
+        now = self._clock()
+        silent_seconds = now - memory.failing_since
+        memory.failure = seen
+        memory.waits_until = now + min(LONGEST_SILENCE_SECONDS, silent_seconds / 2)
+        return replace(seen, silent_seconds=silent_seconds)
+
+    def is_waiting(self, job: str) -> bool:
+        """Whether the dashboard of an RLJob has failed for a while, so that `observe` does not poll it now."""
+        memory = self._memories.get(job)
+        return memory is not None and memory.failure is not None and self._clock() < memory.waits_until
+
+    def poll_soon(self, job: str) -> None:
+        """Ends `is_waiting`, because something about the head pod has changed."""
+        if memory := self._memories.get(job):
+            memory.waits_until = LONG_AGO
 
     def forget(self, job: str) -> None:
         """Forgets an RLJob; does nothing if it was not watched."""
@@ -206,13 +251,13 @@ class RunWatcher:
         the Ray job before: if the Ray job has ended, the run state is then the final one."""
         await _read_run_state(run, dashboard)
         if run.is_starting and self._clock() - run.groups_requested_at >= GROUPS_SECONDS:
-            run.infeasible_groups = infeasible_groups(await dashboard.placement_groups())
+            run.infeasible_groups = infeasible_groups(await dashboard.pending_groups(nodes.num_pods))
             run.groups_requested_at = self._clock()
         failed = has_failed(run.ray_job, run.file.state)
         return replace(_result(nodes, run), log_tail=await _log_tail(run, dashboard) if failed else "")
 
     async def _request_nodes(self, nodes: _Nodes, dashboard: Dashboard) -> None:
-        found = alive(await dashboard.nodes())
+        found = await dashboard.nodes(nodes.num_pods)
         nodes.alive = tuple(observed_ray_node(node) for node in found)
         nodes.head_id = head_id(found)
         nodes.requested_at = self._clock()
@@ -245,12 +290,22 @@ async def _is_missing(dashboard: Dashboard, submission_id: str) -> bool:
 
 
 async def _read_run_state(run: _Run, dashboard: Dashboard) -> None:
-    name = run_state_file_name(run.submission_id)
-    text = await dashboard.log_file(run.driver_node_id, name, -1) if run.driver_node_id else None
-    run.file = run_state_file(text, run.file)
+    if not run.driver_node_id:
+        run.file = NO_RUN_STATE
+        return
+    try:
+        text = await dashboard.run_state_file(run.driver_node_id, run_state_file_name(run.submission_id))
+    except LargeResponseError as error:
+        run.file = too_long_run_state(str(error), b"")
+    else:
+        run.file = run_state_file(text, run.file)
 
 
 async def _log_tail(run: _Run, dashboard: Dashboard) -> str:
-    name = driver_log_file_name(run.submission_id)
-    text = await dashboard.log_file(run.driver_node_id, name, NUM_LOG_LINES) if run.driver_node_id else None
+    if not run.driver_node_id:
+        return ""
+    try:
+        text = await dashboard.log_end(run.driver_node_id, driver_log_file_name(run.submission_id), NUM_LOG_LINES)
+    except LargeResponseError as error:
+        return f"the end of the driver's log cannot be shown: {error}"
     return (text or "")[-MAX_LOG_CHARACTERS:]

@@ -10,7 +10,7 @@ from rljob_api.conditions import Reason
 from rljob_api.constants import HEAD_GROUP, ErrorCause, ExitCode
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import StopRequest
-from rljob_operator.reconcile.cluster import Finding, Pods, head_pod, is_lost
+from rljob_operator.reconcile.cluster import Finding, Pods, disrupted_pod, head_pod, is_lost
 from rljob_operator.reconcile.observed import Observed, ObservedRay, ObservedRayJob, RayJobStatus
 from rljob_operator.reconcile.status_draft import MAX_CONDITION_MESSAGE, StatusDraft, beginning_of, end_of
 from rljob_operator.reconcile.trainer import newest_ray_job, seconds_since_termination
@@ -49,8 +49,9 @@ _LOST = (Reason.CLUSTER_LOST, Reason.HEAD_LOST, Reason.DRIVER_LOST)
 _FATAL = (*_LOST, Reason.INVALID_SPEC, Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING)
 """Reasons of ClusterReady or JobSubmitted that end the attempt immediately, because they are permanent."""
 
-_MEMORY_MAY_BE_THE_CAUSE = (Reason.INFRASTRUCTURE_ERROR, Reason.HEAD_LOST, Reason.DRIVER_LOST)
-"""If an attempt ends with one of these reasons and a pod ran out of memory, the reason becomes OutOfMemory."""
+_PODS_MAY_BE_THE_CAUSE = (Reason.INFRASTRUCTURE_ERROR, Reason.HEAD_LOST, Reason.DRIVER_LOST)
+"""If an attempt ends with one of these reasons and a pod ran out of memory, the reason becomes OutOfMemory. If
+Kubernetes took a pod away, it becomes Disrupted."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,10 @@ def ending_of_attempt(
         if ending is None and finding is not None and finding.reason in _FATAL:
             ending = _ending_by_finding(draft, finding)
     ending = ending or _ending_by_lost_worker(draft, observed)
-    if ending is not None and ending.reason in _MEMORY_MAY_BE_THE_CAUSE:
-        return _with_memory(ending, observed.pods_of(draft.attempt.cluster))
-    return ending
+    if ending is None or ending.reason not in _PODS_MAY_BE_THE_CAUSE:
+        return ending
+    is_complete = any(finding is not None and finding.is_true for finding in findings[:1])
+    return _with_cause_in_pods(ending, observed.pods_of(draft.attempt.cluster), is_complete=is_complete)
 
 
 def _ending_by_lost_worker(draft: StatusDraft, observed: Observed) -> Ending | None:
@@ -216,14 +218,16 @@ def _ending_when_complete(ray: ObservedRay) -> Ending | None:
     return Ending(Reason.SUCCEEDED, f"{state.progress.step} of {state.progress.total_steps} steps are done")
 
 
-def _with_memory(ending: Ending, pods: Pods) -> Ending:
-    """The ending, with the reason OutOfMemory if a pod of the cluster ran out of memory. The message keeps the
-    trainer's own error."""
+def _with_cause_in_pods(ending: Ending, pods: Pods, *, is_complete: bool) -> Ending:
+    """The ending, with the reason OutOfMemory if a pod of the cluster ran out of memory, or Disrupted if Kubernetes
+    took a pod away before the operator could stop the trainer. The message keeps the trainer's own error.
+    `is_complete`: whether all needed pods are ready."""
     for pod in sorted(pods, key=lambda pod: pod.name):
         if pod.problem is not None and pod.problem.reason is Reason.OUT_OF_MEMORY:
             message = f"pod {pod.name}: {pod.problem.message}; {ending.message}"
             return Ending(Reason.OUT_OF_MEMORY, message, ErrorCause.HOST_MEMORY, pod.name)
-    return ending
+    disruption = disrupted_pod(pods, is_complete=is_complete)
+    return ending if disruption is None else Ending(Reason.DISRUPTED, f"{disruption}; {ending.message}")
 
 
 def _exit_text(code: int) -> str:

@@ -13,7 +13,14 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import AttemptOutcome, FailureClass
 from rljob_operator.reconcile.attempt_endings import Ending
 from rljob_operator.reconcile.cleanup import delete_unneeded_clusters, report_no_pods
-from rljob_operator.reconcile.cluster import Pods, are_clusters_deleted, head_pod, is_lost, readiness_problem
+from rljob_operator.reconcile.cluster import (
+    Pods,
+    are_clusters_deleted,
+    disrupted_pod,
+    head_pod,
+    is_lost,
+    readiness_problem,
+)
 from rljob_operator.reconcile.creation import spec_of_attempt
 from rljob_operator.reconcile.decision import Effect
 from rljob_operator.reconcile.observed import Observed, ObservedCluster
@@ -109,9 +116,10 @@ def is_cluster_reusable(draft: StatusDraft, observed: Observed) -> bool:
         return False
     if not cluster.asks_for_token or attempt.reason in NO_ROOM:
         return False
-    if _is_emptied_by_queue(draft, cluster):
-        return True
     pods = observed.pods_of(cluster.name)
+    if _is_emptied_by_queue(draft, cluster):
+        # If the queue admitted the cluster again before KubeRay deleted the pods, the former trainer might still run.
+        return cluster.is_suspended or not attempt.trainer_may_run or head_pod(pods) is None
     if attempt.reason in _WORKERS_ARE_REPLACED:
         return _does_head_respond(pods) and not _has_failed_on_it_before(draft)
     if attempt.failure_class == FailureClass.INFRASTRUCTURE:
@@ -134,23 +142,22 @@ def _start_on_same_cluster(draft: StatusDraft, observed: Observed) -> None:
     cluster = observed.cluster(draft.attempt.cluster)
     assert cluster is not None, "a reusable cluster exists"
     if _is_emptied_by_queue(draft, cluster):
-        is_empty = cluster.suspended or cluster.suspending
         pods = observed.pods_of(cluster.name)
-        if any((is_empty or pod.deleting) and not is_lost(pod) for pod in pods) or cluster.suspending:
+        if any((cluster.is_suspended or pod.deleting) and not is_lost(pod) for pod in pods) or cluster.suspending:
             return
     start_attempt(draft, observed.job, on_same_cluster=True, is_suspended=cluster.suspended)
 
 
 def _is_emptied_by_queue(draft: StatusDraft, cluster: ObservedCluster) -> bool:
     """Whether the pods of the newest attempt are gone, or are being deleted, because Kueue suspended the cluster."""
-    return cluster.suspended or cluster.suspending or draft.attempt.reason == Reason.EVICTED
+    return cluster.is_suspended or draft.attempt.reason == Reason.EVICTED
 
 
 def _does_head_respond(pods: Pods) -> bool:
     """Whether the head pod is ready and no pod is on a Kubernetes node that does not respond. On such a node, it may
     take minutes until KubeRay replaces the pod."""
     head = head_pod(pods)
-    is_head_ready = head is not None and head.ready and not head.deleting
+    is_head_ready = head is not None and head.ready and not head.deleting and disrupted_pod((head,)) is None
     return is_head_ready and not any(pod.overdue or pod.node_silent_seconds > 0 for pod in pods)
 
 

@@ -44,8 +44,8 @@ def report_no_pods(draft: StatusDraft) -> None:
 def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     """Deletes the clusters of a finished job, and the job itself once its TTL is over.
 
-    The newest attempt's cluster is kept if `runPolicy.cleanup` is KeepCluster now and its trainer has certainly exited.
-    If the spec cannot be read, a cluster that was kept so far is still kept.
+    The newest attempt's cluster is kept for `runPolicy.keepClusterSeconds` if `runPolicy.cleanup` is KeepCluster now
+    and its trainer has certainly exited. If the spec cannot be read, a cluster that was kept so far is still kept.
     """
     result = draft.result
     assert result is not None, "only finished jobs are cleaned up"
@@ -64,15 +64,38 @@ def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     if left is not None and left <= 0:
         why = f"the operator deletes the job: it finished at {result.at}, and ttlSecondsAfterFinished is over"
         return (DeleteJob(observed.job.uid, why),)
-    return tuple(_deletion(draft, cluster) for cluster in to_delete if not cluster.deleting)
+    return tuple(_deletion(draft, observed, cluster) for cluster in to_delete if not cluster.deleting)
 
 
-def _deletion(draft: StatusDraft, cluster: ObservedCluster) -> DeleteCluster:
-    """The deletion of a cluster of a finished job. ClusterReady reports that of the newest attempt's cluster; an event
-    reports that of any other cluster."""
-    is_reported = bool(draft.attempts) and draft.attempt.cluster == cluster.name
-    why = "" if is_reported else f"the operator deletes RayCluster {cluster.name}: the job has finished without it"
-    return DeleteCluster(cluster.name, cluster.uid, why)
+def _deletion(draft: StatusDraft, observed: Observed, cluster: ObservedCluster) -> DeleteCluster:
+    """The deletion of a cluster of a finished job. ClusterReady reports that of the newest attempt's cluster at the end
+    of the job; an event reports that of any other cluster, and of a cluster that was kept long enough."""
+    spec = observed.job.spec
+    if not draft.attempts or draft.attempt.cluster != cluster.name:
+        why = "the job has finished without it"
+    elif spec is not None and spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER and not draft.attempt.trainer_may_run:
+        why = f"it was kept for runPolicy.keepClusterSeconds ({spec.run_policy.keep_cluster_seconds} s)"
+    else:
+        return DeleteCluster(cluster.name, cluster.uid)
+    return DeleteCluster(cluster.name, cluster.uid, f"the operator deletes RayCluster {cluster.name}: {why}")
+
+
+def seconds_to_cleanup(draft: StatusDraft, observed: Observed) -> float | None:
+    """Seconds until a finished job, or before that its kept cluster, is deleted; negative if this is overdue. None if
+    neither will be deleted."""
+    times = [seconds_to_deletion(draft, observed)]
+    if _kept_cluster(draft, observed) is not None:
+        times.append(_seconds_to_end_of_keeping(draft, observed))
+    return min((seconds for seconds in times if seconds is not None), default=None)
+
+
+def _seconds_to_end_of_keeping(draft: StatusDraft, observed: Observed) -> float | None:
+    """Seconds until a kept cluster of a finished job is deleted; 0 or less if it is not kept any longer. None if the
+    job is not finished or its spec cannot be read."""
+    spec = observed.job.spec
+    if draft.result is None or spec is None:
+        return None
+    return spec.run_policy.keep_cluster_seconds - seconds_since(draft.result.at, draft.now)
 
 
 def seconds_to_deletion(draft: StatusDraft, observed: Observed) -> float | None:
@@ -95,7 +118,9 @@ def _kept_cluster(draft: StatusDraft, observed: Observed) -> ObservedCluster | N
         return None
     if spec is None:
         return cluster if draft.result.cleaned_up_at is not None else None
-    return cluster if spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER else None
+    left = _seconds_to_end_of_keeping(draft, observed)
+    is_kept = spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER and left is not None and left > 0
+    return cluster if is_kept else None
 
 
 def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None) -> None:
@@ -105,7 +130,9 @@ def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None
         return
     kind, attempt = ConditionType.CLUSTER_READY, draft.attempt
     if kept is not None:
-        draft.set(kind, TRUE, Reason.KEPT, _KEPT)
+        policy = observed.job.spec.run_policy if observed.job.spec is not None else None
+        limit = f" for {policy.keep_cluster_seconds} s (runPolicy.keepClusterSeconds)" if policy is not None else ""
+        draft.set(kind, TRUE, Reason.KEPT, _KEPT + limit)
         return
     if are_clusters_deleted(observed):
         report_no_pods(draft)

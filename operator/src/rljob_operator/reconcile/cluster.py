@@ -92,7 +92,7 @@ def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | Non
 def _queue_finding(draft: StatusDraft, cluster: ObservedCluster) -> Finding | None:
     """What a suspended cluster waits for: it has not been admitted yet (reason Queued), or it was suspended again after
     it had been admitted (reason Evicted). None if the cluster is not suspended."""
-    if not cluster.suspended:
+    if not cluster.is_suspended:
         return None
     reason = Reason.QUEUED if draft.attempt.active_since is None else Reason.EVICTED
     text = f"RayCluster {cluster.name} is suspended"
@@ -124,10 +124,13 @@ def is_lost(pod: ObservedPod) -> bool:
     return pod.overdue or pod.node_silent_seconds >= NODE_LOST_SECONDS
 
 
-def disrupted_pod(pods: Pods) -> str | None:
-    """Which pod Kubernetes takes away, and why (preemption, drain, eviction); None if it takes none away."""
+def disrupted_pod(pods: Pods, *, is_complete: bool = False) -> str | None:
+    """Which pod Kubernetes takes away, and why (preemption, drain, eviction); None if it takes none away.
+    `is_complete`: whether all needed pods are ready. Then pods that terminate do not count, because KubeRay has
+    replaced them."""
     for pod in sorted(pods, key=lambda pod: pod.name):
-        if pod.problem is not None and pod.problem.reason is Reason.DISRUPTED:
+        is_disrupted = pod.problem is not None and pod.problem.reason is Reason.DISRUPTED
+        if pod.problem is not None and is_disrupted and not (is_complete and (pod.deleting or pod.ended)):
             return f"pod {pod.name}: {pod.problem.message}"
     return None
 
@@ -200,7 +203,7 @@ def _record_cluster(draft: StatusDraft, cluster: ObservedCluster) -> None:
         draft.change_attempt(cluster_uid=cluster.uid)
     if draft.attempt.active_since is not None:
         return
-    if cluster.suspended:
+    if cluster.is_suspended:
         draft.change_attempt(state=AttemptState.QUEUED.value)
     else:
         draft.change_attempt(state=AttemptState.PROVISIONING.value, active_since=timestamp(draft.now))

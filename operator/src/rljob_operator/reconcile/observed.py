@@ -103,6 +103,11 @@ class ObservedCluster:
     workload: ObservedWorkload | None = None
     """None without a queue, or if the operator does not read Kueue's objects."""
 
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the cluster is suspended, or KubeRay still deletes its pods after it was suspended."""
+        return self.suspended or self.suspending
+
 
 @dataclass(frozen=True)
 class PodProblem:

@@ -19,7 +19,7 @@ from rljob_operator.reconcile.between_attempts import (
     stop_between_attempts,
     wait_or_start,
 )
-from rljob_operator.reconcile.cleanup import clean_up, delete_unneeded_clusters, seconds_to_deletion
+from rljob_operator.reconcile.cleanup import clean_up, delete_unneeded_clusters, seconds_to_cleanup
 from rljob_operator.reconcile.cluster import Finding, report_cluster, report_placement
 from rljob_operator.reconcile.creation import (
     choose_pod_counts,
@@ -103,13 +103,14 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     may_submit = (
         spec is not None and is_ready and placement_problem is None and observed.ray.reachability is Reachability.OK
     )
-    ending = (
-        ending_of_attempt(draft, observed, (cluster_ready, submission), policy.grace_period_seconds)
-        or ending_by_stop(draft, observed, policy, waits_for[1])
-        or exceeded_deadline(draft, observed, policy, waits_for, unobservable)
-    )
-    if ending is not None and ending.reason is Reason.PROVISIONING_DEADLINE_EXCEEDED and may_submit:
-        ending = None if _allow_late_submission(draft, observed) else ending
+    ending = ending_of_attempt(
+        draft, observed, (cluster_ready, submission), policy.grace_period_seconds
+    ) or ending_by_stop(draft, observed, policy, waits_for[1])
+    if ending is None:
+        ending = exceeded_deadline(draft, observed, policy, waits_for, unobservable)
+        is_submission_late = ending is not None and may_submit and draft.attempt.running_since is None
+        if is_submission_late and _allow_late_submission(draft, observed):
+            ending = None
     if ending is not None:
         _end(draft, observed, ending, policy)
         return _between(draft, observed, spec) if draft.result is None else ()
@@ -236,7 +237,7 @@ def _requeue_after_seconds(draft: StatusDraft, observed: Observed) -> float | No
     """Seconds until the next pass; None if only a watch event can change anything."""
     spec = observed.job.spec
     if draft.result is not None:
-        left = seconds_to_deletion(draft, observed)
+        left = seconds_to_cleanup(draft, observed)
         return None if left is None else max(0.0, left)
     if not draft.is_under_way:
         if draft.suspended_at is not None:

@@ -12,8 +12,8 @@ from rljob_api.constants import POD_LOGS_FOLDER, STACKS_SECONDS, attempt_logs_fo
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import AttemptState, StopRequest
 from rljob_operator.reconcile.attempt_endings import Ending, reason_of_stop
-from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, disrupted_pod
-from rljob_operator.reconcile.creation import should_use_all_pods
+from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, disrupted_pod, readiness_problem
+from rljob_operator.reconcile.creation import create_cluster, should_use_all_pods, spec_of_attempt
 from rljob_operator.reconcile.decision import DumpStacks, Effect, StopRayJob
 from rljob_operator.reconcile.observed import EffectKind, Observed, Reachability
 from rljob_operator.reconcile.status_draft import (
@@ -140,13 +140,13 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
     if observed.job.should_be_suspended:
         return Reason.SUSPENDED, None
     cluster = observed.cluster(draft.attempt.cluster)
-    if cluster is not None and cluster.suspended and draft.attempt.active_since is not None:
+    if cluster is not None and cluster.is_suspended and draft.attempt.active_since is not None:
         return Reason.EVICTED, (cluster.workload.evicted_because or None) if cluster.workload is not None else None
     left = _seconds_to_active_deadline(draft, policy)
     if left is not None and left <= 0:
         return Reason.ACTIVE_DEADLINE_EXCEEDED, None
-    disruption = disrupted_pod(observed.pods_of(draft.attempt.cluster))
-    if disruption is not None and draft.attempt.running_since is not None:
+    disruption = _disruption(draft, observed)
+    if disruption is not None:
         return Reason.DISRUPTED, disruption
     if _is_stalled(draft, observed, policy):
         return Reason.STALLED, _stall_message(draft, observed)
@@ -154,6 +154,16 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
     if observed.job.spec is not None and newest_ray_job(draft, observed) is not None:
         return (Reason.RESIZED, None) if should_use_all_pods(draft, policy) else None
     return None
+
+
+def _disruption(draft: StatusDraft, observed: Observed) -> str | None:
+    """The pod that Kubernetes takes away from a running trainer, and why; None if there is none."""
+    spec, pods = observed.job.spec, observed.pods_of(draft.attempt.cluster)
+    if draft.attempt.running_since is None:
+        return None
+    needed = spec_of_attempt(spec, draft.attempt) if spec is not None else None
+    is_complete = needed is not None and readiness_problem(needed, pods, None) is None
+    return disrupted_pod(pods, is_complete=is_complete)
 
 
 def _is_stalled(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> bool:
@@ -236,6 +246,9 @@ def _endings_by_deadline(
         return [(_remaining_after_silence(left, observed), Ending(unobservable[0], text))]
     if attempt.active_since is None and attempt.cluster_uid is not None:
         # The cluster waits in a queue, as long as it takes.
+        return []
+    if waits_for[0] is Reason.CREATING and create_cluster(draft, observed):
+        # An operator that has just started does not know yet why the cluster could not be created.
         return []
     limit = policy.provisioning_deadline_seconds
     waited = seconds_since(attempt.active_since or attempt.started, draft.now)

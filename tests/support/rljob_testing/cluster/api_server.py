@@ -56,6 +56,8 @@ class ApiServer:
     """Client that sends the token and trusts the certificate. Paths are relative to `url`; a patch is a merge patch."""
     program: Program
     """The server process. A test may stop and restart it; stored objects stay."""
+    store_url: str
+    """URL of etcd, which also accepts JSON (below `/v3/kv`)."""
 
     def kubeconfig(self, *, url: str | None = None, token: str | None = None, namespace: str = "default") -> str:
         """A kubeconfig (text) for an administrator of this server. Arguments replace its values."""
@@ -79,8 +81,8 @@ def kubeconfig_text(url: str, certificate: Path | None, token: str, namespace: s
 
 
 @contextmanager
-def running_apiserver() -> Iterator[ApiServer]:
-    """Starts etcd and kube-apiserver, yields when the server is ready, stops both.
+def running_apiserver(*arguments: str) -> Iterator[ApiServer]:
+    """Starts etcd and kube-apiserver with additional arguments, yields when the server is ready, stops both.
 
     The programs come from KUBEBUILDER_ASSETS if that is set, else they are built (and cached). Raises BuildError or
     ServerError, with the end of the server's log.
@@ -96,7 +98,7 @@ def running_apiserver() -> Iterator[ApiServer]:
         store.start()
         token = secrets.token_hex(16)
         command = _apiserver_command(apiserver, folder, etcd_url, port, token)
-        program = Program(command, folder / "kube-apiserver.log")
+        program = Program([*command, *arguments], folder / "kube-apiserver.log")
         stack.callback(program.stop)
         program.start()
         http = stack.enter_context(_client(program, folder, f"https://127.0.0.1:{port}", token))
@@ -104,7 +106,12 @@ def running_apiserver() -> Iterator[ApiServer]:
         seconds = time.monotonic() - started
         print(f"[rljob tests] kube-apiserver ready after {seconds:.1f} s on port {port}", file=sys.stderr, flush=True)
         yield ApiServer(
-            url=str(http.base_url), token=token, certificate=_certificate(folder), http=http, program=program
+            url=str(http.base_url),
+            token=token,
+            certificate=_certificate(folder),
+            http=http,
+            program=program,
+            store_url=etcd_url,
         )
 
 

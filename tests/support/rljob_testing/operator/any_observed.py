@@ -13,7 +13,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from rljob_api.conditions import FAILURE_CLASSES, REASONS, ConditionType, Reason
+from rljob_api.conditions import FAILURE_CLASSES, REASONS, RESTARTED_FREELY, ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.run_policy import Cleanup, Elastic, RunPolicy
@@ -45,11 +45,12 @@ from rljob_operator.reconcile.observed import (
 )
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator import inputs
-from rljob_testing.operator.disturbances import POD_PROBLEMS, TEXTS, coin_flip, fitting_disturbances
+from rljob_testing.operator.disturbances import POD_PROBLEMS, TEXTS, coin_flip, fitting_disturbances, suspended
 from rljob_testing.operator.inputs import decide
+from rljob_testing.operator.reasons_of_waiting import QUOTA
 
 PROVISIONING_SECONDS, ACTIVE_SECONDS, STALL_SECONDS, GRACE_SECONDS, TTL_SECONDS = 300, 1000, 600, 30, 400
-ELASTIC_WAIT_SECONDS = 59
+ELASTIC_WAIT_SECONDS, GROW_AFTER_SECONDS = 59, 60
 
 AGES = (0, 1, 5, 9, 10, 20, 29, 30, 31, 59, 60, 61, 100, 299, 300, 301, 599, 600, 601, 1000, 50_000)
 """Ages in seconds, at and around the time limits of the operator."""
@@ -60,6 +61,7 @@ class Stage(StrEnum):
 
     NEW = "new"
     WRITTEN = "attempt written"
+    QUEUED = "cluster in a queue"
     PROVISIONING = "pods start"
     READY = "pods ready"
     SUBMITTED = "submitted"
@@ -77,18 +79,25 @@ class Stage(StrEnum):
 
 _ORDER = tuple(Stage)
 _OFTEN = (
-    *(Stage.WRITTEN, *(Stage.PROVISIONING,) * 4, *(Stage.READY,) * 2, *(Stage.SUBMITTED,) * 3, *(Stage.RUNNING,) * 6),
+    *(
+        Stage.WRITTEN,
+        Stage.QUEUED,
+        *(Stage.PROVISIONING,) * 4,
+        *(Stage.READY,) * 2,
+        *(Stage.SUBMITTED,) * 3,
+        *(Stage.RUNNING,) * 6,
+    ),
     *(Stage.STOPPING, Stage.STOPPING),
     *(Stage.WAITING, Stage.WAITING, Stage.WAITING_ON_CLUSTER),
 )
 """Stages that are drawn more often, because most can happen in them."""
 
 _RETRIED = (FailureClass.APPLICATION, FailureClass.INFRASTRUCTURE)
-_HOLDS_A_CLUSTER = (Stage.PROVISIONING, *_ORDER[_ORDER.index(Stage.READY) : _ORDER.index(Stage.WAITING)])
+_HOLDS_A_CLUSTER = (Stage.QUEUED, Stage.PROVISIONING, *_ORDER[_ORDER.index(Stage.READY) : _ORDER.index(Stage.WAITING)])
 _SUSPENDED = (Stage.SUSPENDING, Stage.SUSPENDED)
 _STOPS = (
     *(Reason.STOPPED_BY_USER, Reason.SUSPENDED, Reason.ACTIVE_DEADLINE_EXCEEDED, Reason.STALLED),
-    *(Reason.RESIZED,) * 2,
+    *(*(Reason.RESIZED,) * 2, Reason.EVICTED, Reason.DISRUPTED),
 )
 
 
@@ -159,13 +168,14 @@ def _bare_specs() -> tuple[RLJobSpec, ...]:
 def _spec(pick: Random) -> RLJobSpec:
     bare = pick.choice(_bare_specs())
     may_shrink = bare.pools[0].nodes > 1 and pick.random() < 0.8
+    elastic = Elastic(min_nodes=1, wait_seconds=ELASTIC_WAIT_SECONDS, grow_after_seconds=GROW_AFTER_SECONDS)
     policy = RunPolicy(
         max_app_retries=pick.choice([0, 2]),
         max_infra_retries=pick.choice([0, 10]),
         provisioning_deadline_seconds=PROVISIONING_SECONDS,
         active_deadline_seconds=pick.choice([None, None, ACTIVE_SECONDS]),
         stall_deadline_seconds=STALL_SECONDS,
-        elastic=Elastic(min_nodes=1, wait_seconds=ELASTIC_WAIT_SECONDS) if may_shrink else None,
+        elastic=elastic if may_shrink else None,
         ttl_seconds_after_finished=pick.choice([None, None, 0, TTL_SECONDS]),
         cleanup=pick.choice(tuple(Cleanup)),
         grace_period_seconds=GRACE_SECONDS,
@@ -191,6 +201,8 @@ def _status(pick: Random, stage: Stage, num_former: int, job_spec: RLJobSpec) ->
         failed_attempts=num_former,
         active_seconds=pick.choice([0, 0, 0, 400, 1000]),
         checkpoint_step=pick.choice([None, 3]) if num_former else None,
+        uncounted_restarts=pick.choice([0, 0, 1, 9]),
+        short_growths=pick.choice([0, 0, 1, 9]),
     )
     status = RLJobStatus(
         attempts=(*former, newest),
@@ -198,6 +210,7 @@ def _status(pick: Random, stage: Stage, num_former: int, job_spec: RLJobSpec) ->
         progress=state.progress if newest.running_since is not None else None,
         checkpoint=state.checkpoint,
         handled_requests=pick.choice([None, None, HandledRequests(stop="first", retry="first")]),
+        waiting_since=pick.choice([None, None, ago(an_age(pick))]),
     )
     return status.model_copy(update=_between_or_after(pick, stage, newest))
 
@@ -230,7 +243,11 @@ def _ended(pick: Random, number: int, stage: Stage) -> Attempt:
         record: dict[str, object] = {"outcome": AttemptOutcome.SUCCEEDED.value, "failure_class": None}
     else:
         is_retried = stage in (Stage.WAITING, Stage.WAITING_ON_CLUSTER)
-        fitting = [reason for reason, found in FAILURE_CLASSES.items() if found in _RETRIED or not is_retried]
+        fitting = [
+            reason
+            for reason, found in FAILURE_CLASSES.items()
+            if found in _RETRIED or reason in RESTARTED_FREELY or not is_retried
+        ]
         reason = Reason.SUSPENDED if stage in _SUSPENDED else pick.choice(fitting)
         made, record = inputs.ended_attempt(reason, FAILURE_CLASSES[reason], number=number), {}
     record |= {"start_number": inputs.START_NUMBER + number - 1, "ended": ago(an_age(pick))}
@@ -245,6 +262,8 @@ def _under_way(pick: Random, stage: Stage, number: int) -> Attempt:
     record: dict[str, object] = {"started": ago(started)}
     if reached >= _ORDER.index(Stage.PROVISIONING):
         record |= {"active_since": ago(admitted)}
+    if stage is Stage.QUEUED:
+        record |= {"active_since": None, "state": AttemptState.QUEUED.value}
     if reached >= _ORDER.index(Stage.READY):
         record |= {"ready_at": ago(ready)}
     if reached >= _ORDER.index(Stage.SUBMITTED):
@@ -281,8 +300,12 @@ def _outside(pick: Random, stage: Stage, about: ObservedJob) -> Observed:
         return nothing
     newest = about.status.attempts[-1]
     there = inputs.cluster(name=newest.cluster, uid=newest.cluster_uid or "c", deleting=not holds and coin_flip(pick))
+    if stage is Stage.QUEUED:
+        return replace(nothing, clusters=(suspended(pick, there),))
     pods = _pods(about, newest.cluster)
-    if stage is Stage.PROVISIONING and pick.random() < 0.8:
+    if stage is Stage.PROVISIONING and pick.random() < 0.2:
+        there, pods = replace(there, pod_creation_error=QUOTA), pods[:1]
+    elif stage is Stage.PROVISIONING and pick.random() < 0.8:
         problem = PodProblem(pick.choice(POD_PROBLEMS), pick.choice(TEXTS)) if coin_flip(pick) else None
         pods = tuple(replace(each, ready=False, problem=problem) for each in pods[: pick.randint(0, len(pods))])
     elif not holds and coin_flip(pick):

@@ -13,20 +13,24 @@ from types import MappingProxyType
 from rljob_api.conditions import Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase
+from rljob_api.v1alpha1.pools import QUEUE_LABEL
 from rljob_api.v1alpha1.status import Attempt, AttemptState, StopRequest
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     EffectKind,
     Observed,
+    ObservedCluster,
     ObservedPod,
     ObservedRay,
     ObservedRayJob,
+    ObservedWorkload,
     PodProblem,
     RayJobStatus,
     Reachability,
 )
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator import inputs
+from rljob_testing.operator.reasons_of_waiting import QUOTA
 
 TEXTS = ("short", "short", "", "x" * 2000, "\ud800\x1b[31mred\x00" * 100, "line\n" * 300, "é" * 700, "\x00")
 REQUESTS = ("first", "second", "", "x" * 300, "a\nb")
@@ -34,7 +38,7 @@ REQUESTS = ("first", "second", "", "x" * 300, "a\nb")
 
 POD_PROBLEMS = (
     *(Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_ERROR, Reason.VOLUME_MOUNT_FAILED),
-    *(Reason.CONTAINER_CRASHING, Reason.OUT_OF_MEMORY, Reason.INFRASTRUCTURE_ERROR),
+    *(Reason.CONTAINER_CRASHING, Reason.OUT_OF_MEMORY, Reason.INFRASTRUCTURE_ERROR, Reason.DISRUPTED),
 )
 _FAILURES = MappingProxyType(
     {
@@ -101,7 +105,7 @@ def _effect_failed(pick: Random, seen: Observed) -> Observed:
     if newest is not None and newest.submissions > 0 and newest.running_since is None:
         kind = EffectKind.SUBMIT_JOB
     reason = pick.choice(_FAILURES[kind])
-    return replace(seen, failure=EffectFailure(kind, reason, pick.choice(TEXTS)))
+    return replace(seen, failure=EffectFailure(kind, reason, pick.choice((*TEXTS, QUOTA))))
 
 
 def _name_taken(pick: Random, seen: Observed) -> Observed:
@@ -126,14 +130,47 @@ def _cluster_changed(pick: Random, seen: Observed) -> Observed:
             replace(first, uid="another"),
             replace(first, deleting=True),
             replace(first, pod_creation_error=pick.choice(TEXTS)),
+            replace(first, pod_creation_error=QUOTA),
             *(replace(first, asks_for_token=False),) * 6,
             replace(first, provisioned=True),
+            replace(first, queue="team"),
         ]
     )
     pods = seen.pods
     if changed is not None and changed.pod_creation_error is not None:
         pods = pods[:1]
     return replace(seen, clusters=tuple(others) if changed is None else (changed, *others), pods=pods)
+
+
+def suspended(pick: Random, there: ObservedCluster) -> ObservedCluster:
+    """The cluster as Kueue, or somebody else, has suspended it."""
+    if pick.random() < 0.2:
+        return replace(there, suspended=True)
+    workload = pick.choice([None, ObservedWorkload(pick.choice(TEXTS), pick.choice(TEXTS))])
+    return replace(there, suspended=True, queue="team", workload=workload)
+
+
+def _cluster_suspended(pick: Random, seen: Observed) -> Observed:
+    """Suspends the first cluster, or resumes it while KubeRay still deletes its pods. Pods are left, or gone."""
+    first, *others = seen.clusters
+    changed = replace(suspended(pick, first), suspended=pick.random() < 0.8, suspending=coin_flip(pick))
+    left = tuple(replace(each, deleting=coin_flip(pick)) for each in seen.pods if each.group != HEAD_GROUP)
+    pods = pick.choice([seen.pods, (), left])
+    ray = seen.ray if pods is seen.pods else ObservedRay(Reachability.NOT_ASKED)
+    return replace(seen, clusters=(changed, *others), pods=pods, ray=ray)
+
+
+def _job_in_queue(_: Random, seen: Observed) -> Observed:
+    return replace(seen, job=replace(seen.job, labels={QUEUE_LABEL: "team"}))
+
+
+def _pod_disrupted(pick: Random, seen: Observed) -> Observed:
+    """Kubernetes takes away the head pod or the last pod."""
+    place = pick.choice([0, len(seen.pods) - 1])
+    problem = PodProblem(Reason.DISRUPTED, f"EvictionByEvictionAPI: {pick.choice(TEXTS)}")
+    found = replace(seen.pods[place], problem=problem)
+    changed = pick.choice([found, replace(found, deleting=True), replace(found, ready=False, ended=True)])
+    return replace(seen, pods=(*seen.pods[:place], changed, *seen.pods[place + 1 :]))
 
 
 def _cluster_left(pick: Random, seen: Observed) -> Observed:
@@ -297,7 +334,6 @@ def _retry_requested(pick: Random, seen: Observed) -> Observed:
 
 
 def _too_large(pick: Random, seen: Observed) -> Observed:
-    """The job's models do not fit into the memory of its GPUs."""
     return replace(seen, job=replace(seen.job, memory_shortage=pick.choice(TEXTS)))
 
 
@@ -347,12 +383,12 @@ Disturbance = Callable[[Random, Observed], Observed]
 
 _OF_ANY_JOB: tuple[Disturbance, ...] = (
     *(_no_kuberay, _forbidden, _effect_failed, _cluster_left, _policy_changed, _spec_unfit, _stop_requested),
-    *(_retry_requested, _written_by_another_version, _too_large, _deleted),
+    *(_retry_requested, _written_by_another_version, _too_large, _deleted, _job_in_queue),
 )
 _OF_AN_ATTEMPT: tuple[Disturbance, ...] = (_effect_failed, _effect_failed, _was_to_stop)
 _OF_A_CLUSTER_TO_COME: tuple[Disturbance, ...] = (*(_name_taken,) * 4, *(_lost_pods_left,) * 4)
 _OF_PODS: tuple[Disturbance, ...] = (
-    *(_cluster_changed,) * 3,
+    *(*(_cluster_changed,) * 3, *(_cluster_suspended,) * 3, *(_pod_disrupted,) * 3),
     *(_pod_changed,) * 5,
     _node_lost,
     *(_node_lost_of_an_unfit_spec,) * 2,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -17,9 +17,9 @@ from rljob_operator.controller.operator_context import OperatorContext
 from rljob_operator.controller.reconcile_loop import JobKey, ReconcileLoop
 from rljob_operator.handlers.relist import Relist
 from rljob_operator.handlers.watch_events import WatchEventRouter
-from rljob_operator.kube.allowed_calls import JOBS, KubeObjects, Listing, ResourceType
+from rljob_operator.kube.allowed_calls import JOBS, NETWORK_POLICIES, PODS, KubeObjects, Listing, ResourceType
 from rljob_operator.kube.cache import ObjectCache
-from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError
+from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError, RefusedError
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, object_at, text_at
@@ -81,6 +81,20 @@ class FakeApi:
         self._call("list", kind)
         found = [raw for (each, _), raw in self.objects.items() if each == kind and _has_labels(raw, labels)]
         return Listing(tuple(copy.deepcopy(found)), str(self._version))
+
+    async def pages(
+        self,
+        kind: ResourceType,
+        namespace: str | None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        only_metadata: bool = False,
+    ) -> AsyncIterator[Listing]:
+        if fields:
+            raise RefusedError(f"field label not supported: {fields}")
+        assert only_metadata == (kind == NETWORK_POLICIES)
+        yield await self.listing(kind, namespace, labels=labels)
 
     async def create(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> bool:
         try:
@@ -269,8 +283,11 @@ def writing_calls(calls: list[str]) -> list[str]:
 
 
 def _has_labels(raw: JsonObject, selector: str) -> bool:
-    """Whether an object matches a label selector of `name=value` and `name` terms."""
+    """Whether an object matches a selector of `name=value` and `name` terms, or of one `name in (values)` term."""
     labels = object_at(raw, "metadata", "labels")
+    name, is_set, values = selector.partition(" in ")
+    if is_set:
+        return labels.get(name) in values.strip("()").split(",")
     wanted = (each.partition("=") for each in selector.split(",") if each)
     return all(name in labels and (not sign or labels[name] == value) for name, sign, value in wanted)
 
@@ -287,3 +304,18 @@ def _merged(old: Mapping[str, object], patch: Mapping[str, object]) -> Json:
         else:
             result[name] = value
     return result
+
+
+def ready_head(world: ControllerOnFakeApi, job: str, cluster_uid: str, *, is_node_silent: bool = False) -> None:
+    """Adds the head pod of a job's first cluster; `is_node_silent`: its Kubernetes node is NotReady."""
+    labels = {
+        "ray.io/cluster": f"{job}-1",
+        "ray.io/node-type": "head",
+        "rljob.dev/job-uid": f"uid-of-{job}",
+        "rljob.dev/job": job,
+    }
+    owners = [{"uid": cluster_uid, "controller": True}]
+    ready = {"type": "Ready", "status": str(not is_node_silent), "lastTransitionTime": "2026-01-31T11:00:00Z"}
+    status = {"phase": "Running", "conditions": [ready, {"type": "ContainersReady", "status": "True"}]}
+    metadata = {"name": f"{job}-head", "labels": labels, "ownerReferences": owners}
+    world.api.put(PODS, {"metadata": metadata, "spec": {"nodeName": "node-1"}, "status": status})

@@ -69,7 +69,7 @@ RULES: Sequence[Mapping[str, Sequence[str]]] = (
     {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
     {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
     {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
-    {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["create", "patch"]},
+    {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["list", "create", "patch"]},
 )
 """All rights of the operator in the namespaces of jobs, without Kueue."""
 QUEUE_RULES: Sequence[Mapping[str, Sequence[str]]] = (

@@ -39,6 +39,7 @@ from rljob_operator.reconcile.observed import (
     ObservedRay,
     ObservedRayJob,
     ObservedRayNode,
+    ObservedWorkload,
     PodProblem,
     RayJobStatus,
     Reachability,
@@ -204,9 +205,15 @@ def cluster(
     error: str | None = None,
     provisioned: bool = False,
     asks_for_token: bool = True,
+    suspended: bool = False,
+    suspending: bool = False,
+    queue: str = "",
+    workload: ObservedWorkload | None = None,
 ) -> ObservedCluster:
     """A cluster of the job, by default that of the first attempt."""
-    return ObservedCluster(name, uid, deleting, error, provisioned, asks_for_token)
+    return ObservedCluster(
+        name, uid, deleting, error, provisioned, asks_for_token, suspended, suspending, queue, workload
+    )
 
 
 def pod(

@@ -149,7 +149,7 @@ class KubeRayStandIn:
             return
         if self._is_suspended(cluster, pods):
             return
-        for group, number, template in _wanted_pods(cluster):
+        for group, number, template in wanted_pods(cluster):
             name = f"{_name(cluster)}-{group}-{number}"
             wanted = script.pod(group, number)
             if f"{group}-{number}" in script.missing:
@@ -166,22 +166,7 @@ class KubeRayStandIn:
                 self._applied[_uid(pod)] = wanted
 
     def _create_pod(self, cluster: Json, name: str, group: str, template: Json) -> None:
-        body = copy.deepcopy(template)
-        metadata = body.setdefault("metadata", {})
-        assert isinstance(metadata, dict)
-        metadata["name"] = name
-        metadata["ownerReferences"] = [_owner(cluster)]
-        spec = body["spec"]
-        assert isinstance(spec, dict)
-        spec["nodeName"] = node_name(group)
-        metadata.setdefault("labels", {}).update(
-            {
-                "ray.io/cluster": _name(cluster),
-                "ray.io/node-type": "head" if group == "head" else "worker",
-                "ray.io/group": "headgroup" if group == "head" else group,
-                "ray.io/is-ray-node": "yes",
-            }
-        )
+        body = pod_manifest(cluster, name, group, template)
         answer = self._http.post(f"/api/v1/namespaces/{_namespace(cluster)}/pods", json=body)
         assert answer.status_code == 201, answer.text
 
@@ -191,7 +176,7 @@ class KubeRayStandIn:
         path = f"/api/v1/namespaces/{_namespace(pod)}/pods/{_name(pod)}/status"
         answer = self._http.patch(
             path,
-            json={"status": _pod_status(pod, script)},
+            json={"status": pod_status(pod, script)},
         )
         assert answer.status_code == 200, answer.text
 
@@ -267,7 +252,7 @@ def kuberay_stand_in(server: ApiServer) -> Iterator[KubeRayStandIn]:
         thread.join(10)
 
 
-def _wanted_pods(cluster: Json) -> Iterator[tuple[str, int, Json]]:
+def wanted_pods(cluster: Json) -> Iterator[tuple[str, int, Json]]:
     """Group, number and template of each pod of a RayCluster."""
     spec = cluster["spec"]
     assert isinstance(spec, dict)
@@ -277,7 +262,29 @@ def _wanted_pods(cluster: Json) -> Iterator[tuple[str, int, Json]]:
             yield group["groupName"], number, group["template"]
 
 
-def _pod_status(pod: Json, script: scripts.PodScript) -> Json:
+def pod_manifest(cluster: Json, name: str, group: str, template: Json) -> Json:
+    """The pod that KubeRay makes of a template of a RayCluster, bound to a node."""
+    body = copy.deepcopy(template)
+    metadata = body.setdefault("metadata", {})
+    assert isinstance(metadata, dict)
+    metadata["name"] = name
+    metadata["ownerReferences"] = [_owner(cluster)]
+    spec = body["spec"]
+    assert isinstance(spec, dict)
+    spec["nodeName"] = node_name(group)
+    metadata.setdefault("labels", {}).update(
+        {
+            "ray.io/cluster": _name(cluster),
+            "ray.io/node-type": "head" if group == "head" else "worker",
+            "ray.io/group": "headgroup" if group == "head" else group,
+            "ray.io/is-ray-node": "yes",
+        }
+    )
+    return body
+
+
+def pod_status(pod: Json, script: scripts.PodScript) -> Json:
+    """The status that the kubelet reports."""
     now = datetime.datetime.now(datetime.UTC)
     scheduled_at = (now - datetime.timedelta(seconds=script.scheduled_seconds_ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
     scheduled: Json = {"type": "PodScheduled", "status": "True", "lastTransitionTime": scheduled_at}

@@ -6,17 +6,26 @@ The tests use a job called `job`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import cast
 
 from rljob_operator.controller.reconcile_loop import JobKey
-from rljob_operator.handlers.relist import Relist
+from rljob_operator.handlers.relist import NOT_CLEANED_UP, Relist
 from rljob_operator.handlers.watch_events import WatchEventRouter
-from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, WORKLOADS, KubeObjects, Listing, ResourceType
+from rljob_operator.kube.allowed_calls import (
+    CLUSTERS,
+    JOBS,
+    NETWORK_POLICIES,
+    PODS,
+    WORKLOADS,
+    KubeObjects,
+    Listing,
+    ResourceType,
+)
 from rljob_operator.kube.cache import ObjectCache
-from rljob_operator.kube.errors import KubeError
+from rljob_operator.kube.errors import ExpiredError, KubeError, NotFoundError, RefusedError
 from rljob_operator.metrics import Metrics
-from rljob_operator.raw_json import JsonObject
+from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.workqueue import WorkQueue
 from rljob_testing.operator import manual_clock
 
@@ -71,6 +80,7 @@ SELECTORS = {
     CLUSTERS: "rljob.dev/job-uid",
     PODS: "rljob.dev/job-uid",
     WORKLOADS: "kueue.x-k8s.io/job-uid",
+    NETWORK_POLICIES: "rljob.dev/job-uid in (j1)",
 }
 
 
@@ -86,17 +96,45 @@ class ApiObjects:
     """Listings of the API server."""
 
     def __init__(self) -> None:
-        self.objects: dict[ResourceType, Sequence[JsonObject]] = {JOBS: (), CLUSTERS: (), PODS: (), WORKLOADS: ()}
+        self.objects: dict[ResourceType, Sequence[JsonObject]] = dict.fromkeys(SELECTORS, ())
         self.errors: dict[ResourceType, KubeError] = {}
         self.version = 10
+        self.knows_field_selector = True
+        self.expires_after_pages: int | None = None
+        """After this number of pages, a listing expires once."""
+        self.listed: list[str] = []
+        """The kind and field selector of each listing, and kind, namespace and name of each object that was read."""
 
-    async def listing(
-        self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
-    ) -> Listing:
-        assert (namespace, labels, fields) == (None, SELECTORS[kind], "")
+    async def pages(
+        self,
+        kind: ResourceType,
+        namespace: str | None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        only_metadata: bool = False,
+    ) -> AsyncIterator[Listing]:
+        """Yields pages of two objects."""
+        assert (namespace, labels, only_metadata) == (None, SELECTORS[kind], kind == NETWORK_POLICIES)
+        self.listed.append(f"{kind.plural} {fields}".strip())
         if kind in self.errors:
             raise self.errors[kind]
-        return Listing(tuple(self.objects[kind]), str(self.version))
+        assert fields in ("", NOT_CLEANED_UP)
+        if fields and not self.knows_field_selector:
+            raise RefusedError("field label not supported: status.result.cleanedUpAt")
+        found = [raw for raw in self.objects[kind] if not fields or not text_at(raw, "status", "result", "cleanedUpAt")]
+        for start in range(0, max(1, len(found)), 2):
+            if self.expires_after_pages is not None and start >= 2 * self.expires_after_pages:
+                self.expires_after_pages = None
+                raise ExpiredError("the provided continue parameter is too old")
+            yield Listing(tuple(found[start : start + 2]), str(self.version))
+
+    async def get(self, kind: ResourceType, namespace: str, name: str) -> JsonObject:
+        self.listed.append(f"{kind.plural} {namespace}/{name}")
+        for raw in self.objects[kind]:
+            if text_at(raw, "metadata", "name") == name:
+                return raw
+        raise NotFoundError(name)
 
 
 class ListedWorld:
@@ -116,6 +154,11 @@ class ListedWorld:
 
     def _on_new_kind(self) -> None:
         self.num_new_kinds += 1
+
+    async def start(self) -> None:
+        """The first two listings: of the jobs that are not cleaned up, and of all."""
+        await self.relist.once()
+        await self.relist.once()
 
     async def work(self) -> list[JobKey]:
         """Returns the keys that wait for work, and marks them as done."""

@@ -48,6 +48,9 @@ class ClusterDashboard:
     """While this is set, jobs that were asked to stop continue to run."""
     forgets_jobs: bool = False
     """Knows no jobs, as after a restart of the head."""
+    answers_itself: Callable[[BaseHTTPRequestHandler], bool] = lambda _: False
+    """Called for each request with a token. If it returns True, it has written the response, or closes the
+    connection."""
     num_gpus_missing: int = 0
     infeasible: Sequence[Mapping[str, object]] = ()
     posts: list[str] = field(default_factory=list)
@@ -118,6 +121,8 @@ class RayDashboardStandIn:
         try:
             around("before", what)
             status, text = (200, "") if cluster.open else self._authorized(request, namespace, name)
+            if status == 200 and cluster.answers_itself(request):
+                return
             if status == 200 and cluster.repeats_headers:
                 status, text = 500, f"RuntimeError: cannot handle a request with {dict(request.headers)}"
             elif status == 200:

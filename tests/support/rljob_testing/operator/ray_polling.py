@@ -17,6 +17,7 @@ from rljob_testing.operator import scripts
 
 SUBMISSION = "job-1-1"
 STACKS = "job-1-1-stacks"
+NUM_PODS = 2
 RUN_STATE = f"rljob-run-state-{SUBMISSION}.json"
 HEAD: dict[str, object] = {"node_id": "head", "is_head_node": True, "state": "ALIVE", "resources_total": {"CPU": 1.0}}
 WORKER: dict[str, object] = {
@@ -111,8 +112,8 @@ class WatchedDashboard:
     def dashboard(self, token: str = "token") -> Dashboard:
         return self.http.dashboard(f"http://127.0.0.1:{self.port}", [token])
 
-    async def poll(self, submission: str | None = SUBMISSION) -> ObservedRay:
-        return await self.watcher.observe("uid", self.dashboard(), submission)
+    async def poll(self, submission: str | None = SUBMISSION, at_once: bool = True) -> ObservedRay:
+        return await self.watcher.observe("uid", self.dashboard(), submission, num_pods=NUM_PODS, at_once=at_once)
 
     async def polled_requests(self, number: int) -> list[list[str]]:
         """Polls this number of times and returns the requests of each poll."""
@@ -148,4 +149,4 @@ async def connected(port: int, *tokens: str) -> AsyncIterator[Dashboard]:
 
 async def observe_without_memory(found: Dashboard, submission_id: str | None) -> ObservedRay:
     """Observes a dashboard without the memory of earlier polls."""
-    return await RunWatcher(time.monotonic).observe("job", found, submission_id)
+    return await RunWatcher(time.monotonic).observe("job", found, submission_id, num_pods=NUM_PODS)

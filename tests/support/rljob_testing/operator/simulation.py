@@ -12,8 +12,7 @@ from datetime import timedelta
 from rljob_api.conditions import Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase, RunState
-from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_api.v1alpha1.status import AttemptState, CheckpointStatus, RLJobStatus
+from rljob_api.v1alpha1.status import CheckpointStatus, RLJobStatus
 from rljob_operator.reconcile.decision import (
     ApplyNetworkPolicy,
     CreateCluster,
@@ -37,64 +36,13 @@ from rljob_operator.reconcile.observed import (
 )
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator import inputs
+from rljob_testing.operator.scenarios import STEPS, Scenario, Start
 
 TICK_SECONDS = 4
 POD_TICKS = 3
 """Ticks from the creation of a cluster to ready pods, and from its deletion to the removal of its pods."""
-STEPS = 10
 STEPS_BETWEEN_CHECKPOINTS = 5
 LOADING_TICKS = 2
-
-
-@dataclass(frozen=True)
-class Start:
-    """The course of one start of the trainer and of its cluster. Steps count from the beginning of the job."""
-
-    exit_code: int = 0
-    """Exit code after the last step."""
-    fails_at_step: int | None = None
-    """The trainer fails at this step with exit code 1."""
-    head_lost_at_step: int | None = None
-    node_lost_at_step: int | None = None
-    """The head's node is lost: its pod stays listed, but does not respond."""
-    cluster_deleted_at_step: int | None = None
-    hangs_at_step: int | None = None
-    worker_lost_at_step: int | None = None
-    """The node of the last worker is lost, and the trainer fails with exit code 75."""
-    waits_at_step: int | None = None
-    """At this step the lost node is back, and the trainer makes no further step until it is asked to stop."""
-
-    @property
-    def last_step(self) -> int:
-        """The last step that this start reaches."""
-        ends = (self.fails_at_step, self.hangs_at_step, self.worker_lost_at_step, self.waits_at_step)
-        return min([STEPS, *(end for end in ends if end is not None)])
-
-    def fails_at(self, step: int) -> bool:
-        """Whether the trainer has failed at this step."""
-        return any(end is not None and step >= end for end in (self.fails_at_step, self.worker_lost_at_step))
-
-
-@dataclass
-class Scenario:
-    """The failures and user requests of one simulated job."""
-
-    job_spec: RLJobSpec = field(default_factory=inputs.spec)
-    starts: tuple[Start, ...] = ()
-    """The course of each start, in order; later starts succeed."""
-    pods_get_ready: bool = True
-    refused_creations: int = 0
-    failed_submissions: int = 0
-    """Number of submissions that fail without an effect."""
-    lost_answers: bool = False
-    """The first request of each kind takes effect, but is reported as failed."""
-    silent_ticks: range = range(0)
-    """Ticks in which the dashboard does not respond."""
-    suspended_ticks: range = range(0)
-    stopped_in: AttemptState | None = None
-    """A user stops the job when its first attempt is in this state."""
-    is_retried: bool = False
-    """A user retries the job after it has failed."""
 
 
 @dataclass
@@ -125,6 +73,10 @@ class Cluster:
     trainers: dict[str, Trainer] = field(default_factory=dict)
     head_lost: bool = False
     node_lost_since: int | None = None
+    emptied_at: int | None = None
+    """Tick at which the pods of a suspended cluster will be gone; None if it has none, or is not suspended."""
+    is_empty: bool = False
+    """Whether the cluster has no pods, because it is suspended."""
 
     @property
     def newest(self) -> Trainer | None:
@@ -178,6 +130,7 @@ class World:
         self.tick += 1
         for found in list(self.clusters.values()):
             self._happen(found)
+            self._suspend(found)
             if found.deleted_since is not None and self.tick >= found.deleted_since + POD_TICKS:
                 del self.clusters[found.uid]
                 if found.node_lost_since is not None:
@@ -193,7 +146,14 @@ class World:
             job=replace(inputs.job(wanted), stop_request=stop, retry_request=retry),
             kuberay_installed=True,
             clusters=tuple(
-                inputs.cluster(uid=found.uid, name=found.name, deleting=found.deleted_since is not None)
+                inputs.cluster(
+                    uid=found.uid,
+                    name=found.name,
+                    deleting=found.deleted_since is not None,
+                    suspended=self._has_no_quota,
+                    suspending=self._is_suspending(found),
+                    queue="team" if self.scenario.ticks_without_quota else "",
+                )
                 for found in self.clusters.values()
             ),
             pods=(*(each for found in self.clusters.values() for each in self._pods_of(found)), *self.lost_pods),
@@ -245,6 +205,25 @@ class World:
         if is_there and saves:
             self._save(trainer, step)
 
+    @property
+    def _has_no_quota(self) -> bool:
+        return any(self.tick in ticks for ticks in self.scenario.ticks_without_quota)
+
+    def _is_suspending(self, found: Cluster) -> bool:
+        """Whether KubeRay still deletes the pods of a suspended cluster, also if it is admitted again meanwhile."""
+        return found.emptied_at is not None and self.tick < found.emptied_at
+
+    def _suspend(self, found: Cluster) -> None:
+        """KubeRay deletes the pods of a suspended cluster, and starts new ones once it is admitted again."""
+        if self._is_suspending(found):
+            return
+        if found.emptied_at is not None:
+            found.trainers, found.emptied_at, found.is_empty = {}, None, True
+        elif self._has_no_quota and not found.is_empty:
+            found.emptied_at = self.tick + POD_TICKS
+        elif not self._has_no_quota and found.is_empty:
+            found.is_empty, found.since = False, self.tick
+
     def _save(self, trainer: Trainer, step: int) -> None:
         """Saves a checkpoint. Fencing: only the newest start can save."""
         if step > self.saved_step and trainer.start_number == max(self.starts):
@@ -265,11 +244,11 @@ class World:
     def _create(self, effect: CreateCluster) -> EffectFailure | None:
         if self.scenario.refused_creations > 0:
             self.scenario.refused_creations -= 1
-            return EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REJECTED, "over quota")
+            return EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REJECTED, "forbidden")
         if self._named(effect.cluster) is None:
             self.num_clusters += 1
             uid = f"c{self.num_clusters}"
-            self.clusters[uid] = Cluster(effect.cluster, uid, self.tick)
+            self.clusters[uid] = Cluster(effect.cluster, uid, self.tick, is_empty=self._has_no_quota)
         return self._lost_answer(EffectKind.CREATE_CLUSTER, Reason.CREATION_REJECTED)
 
     def _submit(self, effect: SubmitRayJob, name: str) -> EffectFailure | None:
@@ -308,8 +287,10 @@ class World:
         return (2,) * (self._num_nodes - self.nodes_away)
 
     def _pods_of(self, found: Cluster) -> tuple[ObservedPod, ...]:
-        going = found.deleted_since is not None
-        ready = self.tick >= found.since + POD_TICKS and self.scenario.pods_get_ready
+        if found.is_empty:
+            return ()
+        going = found.deleted_since is not None or found.emptied_at is not None
+        ready = self.tick >= found.since + POD_TICKS and self.tick not in self.scenario.ticks_without_room
         problem = None if ready else PodProblem(Reason.UNSCHEDULABLE, "no node has a GPU")
         lost = found.node_lost_since
         silent = 0.0 if lost is None else float(TICK_SECONDS * (self.tick - lost))

@@ -13,6 +13,7 @@ _HEAD = "spec.head."
 _POOL = "spec.pools[0]."
 _RESOURCES = _HEAD + "resources"
 _TEMPLATE = _HEAD + "template."
+_SCHEDULING_LABELS = "spec.scheduling.labels"
 _DOMAIN = "d." * 126 + "d"
 """253 characters, the maximum length of a domain name."""
 _PODS = _POOL + "template.affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution"
@@ -55,6 +56,11 @@ def _bad_key(field: str, key: str) -> Bad:
     return Bad(_TEMPLATE + field, {_TEMPLATE + field: {"team": "a", key: "a"}}, places=(f"{_TEMPLATE}{field}.{key}",))
 
 
+def _bad_scheduling_label(key: str) -> Bad:
+    field = _SCHEDULING_LABELS
+    return Bad(field, {field: {"team": "a", key: "a"}}, places=(f"{field}.{key}",))
+
+
 def _bad_annotation(key: str, value: str) -> Bad:
     field = _TEMPLATE + "annotations"
     return Bad(field, {field: {"team": "a", key: value}}, places=(f"{field}.{key}",))
@@ -95,6 +101,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     ],
     "Pool.gpuResource": [{_POOL + "gpuResource": name} for name in ("amd.com/gpu", "nvidia.com/mig-3g.40gb")],
     "PodOverlay.labelsKeys": [{_TEMPLATE + "labels": _GOOD_KEYS}],
+    "Scheduling.labelsKeys": [{_SCHEDULING_LABELS: _GOOD_KEYS}],
     "PodOverlay.annotationsKeys": [{_TEMPLATE + "annotations": {**_GOOD_KEYS, "Example.COM/name": "é" * 4096}}],
     "PodOverlay.nodeSelectorKeys": [{_TEMPLATE + "nodeSelector": _GOOD_KEYS}],
     "PodOverlay.annotationsTaken": [
@@ -129,6 +136,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "PodOverlay.labels": [
         {"spec.pools[0].template.labels": {"team": "a", "example.com/rljob.dev": "b", "app.kubernetes.io/name": "c"}}
     ],
+    "Scheduling.labels": [{_SCHEDULING_LABELS: {"volcano.sh/queue-name": "a", "kai.scheduler/queue": "b"}}],
     "PodOverlay.annotations": [{"spec.pools[0].template.annotations": {"kueue.x-k8s.io/podset-group-name": "a"}}],
     "Toleration.existsHasNoValue": [
         {_TOLERATIONS: [{"key": "gpu", "operator": "Exists"}]},
@@ -188,6 +196,7 @@ BAD: dict[str, list[Bad]] = {
         for name in ("kubernetes.io/gpu", "gpu.kubernetes.io/x", "requests.nvidia.com/gpu", f"{'d.' * 122}d/n")
     ],
     "PodOverlay.labelsKeys": [_bad_key("labels", key) for key in (*_BAD_KEYS, "Example.com/n")],
+    "Scheduling.labelsKeys": [_bad_scheduling_label(key) for key in (*_BAD_KEYS, "Example.com/n")],
     "PodOverlay.annotationsKeys": [_bad_key("annotations", key) for key in _BAD_KEYS],
     "PodOverlay.nodeSelectorKeys": [_bad_key("nodeSelector", key) for key in _BAD_KEYS],
     "PodOverlay.annotationsTaken": [
@@ -254,6 +263,10 @@ BAD: dict[str, list[Bad]] = {
     "PodOverlay.labels": [
         _bad_key("labels", key)
         for key in ("rljob.dev/job", "ray.io/cluster", "kueue.x-k8s.io/queue-name", "app.kubernetes.io/created-by")
+    ],
+    "Scheduling.labels": [
+        _bad_scheduling_label(key)
+        for key in ("rljob.dev/pool", "ray.io/group", "kueue.x-k8s.io/queue-name", "app.kubernetes.io/managed-by")
     ],
     "PodOverlay.annotations": [
         _bad_annotation("ray.io/overwrite-container-cmd", "true"),
