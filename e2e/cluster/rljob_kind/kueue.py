@@ -39,21 +39,14 @@ _CONFIGURATION = {
 }
 
 
-_ROLLOUT = ("kubectl", "--namespace", NAMESPACE, "rollout", "status", "deployment/kueue-controller-manager")
-
-
-def is_installed() -> bool:
-    """Whether the cluster has Kueue, and it is ready."""
-    return succeeds([*_ROLLOUT, "--timeout=1s"])
-
-
 def ensure_kueue(progress: Progress) -> None:
     """Installs Kueue with its integration of RayClusters, and waits until it is ready. Raises KindError or
     BuildError."""
     if not present_or_pulled(IMAGE, progress):
         _build_image(progress)
     load_image(IMAGE, CPU_NODE, progress)
-    if not is_installed():
+    ready = ["kubectl", "--namespace", NAMESPACE, "rollout", "status", "deployment/kueue-controller-manager"]
+    if not succeeds([*ready, "--timeout=1s"]):
         with progress.stage("install Kueue", "20 s"):
             chart = module_folder("kueue") / "charts" / "kueue"
             values = cluster_folder() / "kueue-values.json"
@@ -71,13 +64,13 @@ def ensure_kueue(progress: Progress) -> None:
 def make_queue(name: str, namespace: str, num_gpus: int) -> None:
     """Creates a LocalQueue in a namespace, and a new ClusterQueue with this many GPUs only for it. Jobs with a higher
     priority preempt jobs with a lower one."""
-    # Kueue 0.19 never admits a RayCluster whose head uses no resource of the queue (the API server rejects its write:
-    # "podSetAssignments must have the same number of podSets as the spec"), so the queue also covers CPU and memory.
+    # A queue must cover every resource that pods request. (With the setting `quotaCheckStrategy: IgnoreUndeclared`,
+    # Kueue 0.19 never admits a RayCluster whose head requests none of its resources, here GPUs.)
     quotas = {"cpu": "1000", "memory": "10Ti", "nvidia.com/gpu": str(num_gpus)}
     resources = [{"name": resource, "nominalQuota": quota} for resource, quota in quotas.items()]
     cluster_queue = f"{namespace}-{name}"
-    # Kueue does not evaluate a job that equals one that did not fit earlier, and then says nothing about it. A new
-    # queue has no such memory.
+    # Kueue neither evaluates a job that equals one that did not fit earlier nor says anything about it. A new queue has
+    # no such memory.
     run(["kubectl", "delete", "clusterqueue", cluster_queue, "--ignore-not-found", f"--timeout={READY_SECONDS}s"])
     _apply(
         {
