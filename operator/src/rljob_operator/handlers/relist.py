@@ -20,6 +20,7 @@ from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, KubeObjects,
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import ForbiddenError, KubeError, ResourceTypeMissingError
 from rljob_operator.kube.server_clock import Ages
+from rljob_operator.kube.server_history import ServerHistory
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at
 
@@ -54,6 +55,7 @@ class Relist:
         events: WatchEventRouter,
         on_new_kind: Callable[[], None],
         metrics: Metrics,
+        history: ServerHistory,
     ) -> None:
         self._objects = objects
         self._namespaces = namespaces
@@ -62,6 +64,7 @@ class Relist:
         self._events = events
         self._on_new_kind = on_new_kind
         self._metrics = metrics
+        self._history = history
         self._missing: set[ResourceType] = set()
         self._forbidden: set[tuple[ResourceType, str | None]] = set()
 
@@ -126,6 +129,7 @@ class Relist:
                 self._cache.note_forbidden(kind, namespace, str(error))
                 continue
             self._forbidden.discard((kind, namespace))
+            self._history.check(kind, namespace, listing.items, listing.version)
             deleted += self._cache.replace(kind, namespace, listing.items, listing.version)
         if kind in self._missing:
             logger.info("the resource %s is now installed", kind.plural)

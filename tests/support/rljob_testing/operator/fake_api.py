@@ -20,6 +20,7 @@ from rljob_operator.handlers.watch_events import WatchEventRouter
 from rljob_operator.kube.allowed_calls import JOBS, KubeObjects, Listing, ResourceType
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError
+from rljob_operator.kube.server_history import ServerHistory
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, object_at, text_at
@@ -171,7 +172,9 @@ class ControllerOnFakeApi:
         self.executor = EffectExecutor(shared)
         self.controller = ReconcileLoop(self.queue, self.observer, self.executor, shared)
         events = WatchEventRouter(self.cache, self.queue, self.clock.clock)
-        self._relist = Relist(shared.objects, (None,), self.cache, self.clock.ages, events, lambda: None, self.metrics)
+        history = ServerHistory(self.cache)
+        ages, objects = self.clock.ages, shared.objects
+        self._relist = Relist(objects, (None,), self.cache, ages, events, lambda: None, self.metrics, history)
 
     async def close(self) -> None:
         """Closes the queue and the Ray client."""
