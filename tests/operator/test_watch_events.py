@@ -10,14 +10,13 @@ import pytest
 
 from rljob_api.requests import as_recorded
 from rljob_operator.controller.reconcile_loop import JobKey
-from rljob_operator.handlers import operator_process, relist, watch_events
+from rljob_operator.handlers import relist, watch_events
 from rljob_operator.handlers.relist import Relist
 from rljob_operator.handlers.watch_events import JobVersions, WatchEventRouter, seconds_until_reconcile
-from rljob_operator.kube import server_history
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, KubeObjects, Listing, ResourceType
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import ForbiddenError, KubeError, ResourceTypeMissingError
-from rljob_operator.kube.server_history import ServerHistory, StorageRestoredError
+from rljob_operator.kube.server_history import ServerHistory
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject
 from rljob_operator.workqueue import WorkQueue
@@ -58,11 +57,6 @@ def job(status: Mapping[str, object], lifetime: int | None = None, version: int 
     }
 
 
-def kept(policy: Mapping[str, object], gpus: int = 2) -> JsonObject:
-    """A finished job that keeps its cluster, or, without GPUs, did so until somebody deleted the cluster."""
-    return {**job({**OVER, "gpus": gpus}), "spec": {"runPolicy": {"cleanup": "KeepCluster", **policy}}}
-
-
 def part(version: int, name: str = "job-1-head", uid: str = "p1", job_uid: str = "j1") -> JsonObject:
     """A cluster or a pod of the job."""
     labels = {"rljob.dev/job": "job", "rljob.dev/job-uid": job_uid}
@@ -85,12 +79,6 @@ def retry(value: str) -> dict[str, object]:
         (job(OVER, lifetime=100), 39.5),
         (job(OVER, lifetime=60), 0),
         (job(OVER, lifetime=0), 0),
-        (kept({"keepClusterSeconds": 100}), 39.5),
-        (kept({}), 86_339.5),
-        (kept({"keepClusterSeconds": 100, "ttlSecondsAfterFinished": 70}), 9.5),
-        (kept({"keepClusterSeconds": 70, "ttlSecondsAfterFinished": 100}), 9.5),
-        (kept({"keepClusterSeconds": 100}, gpus=0), None),
-        (kept({"keepClusterSeconds": 100, "cleanup": "DeleteCluster"}), None),
         (job(OVER, **retry("first")), None),
         (job(OVER, **retry("second")), 0),
         (job({**OVER, "handledRequests": {"retry": as_recorded(TOO_LONG)}}, **retry(TOO_LONG)), None),
@@ -129,11 +117,8 @@ class World:
         clock = manual_clock.synchronized_clock(manual_clock.NOON)
         self.events = WatchEventRouter(self.cache, self.queue, clock.clock)
         self.num_new_kinds = 0
-        objects = cast(KubeObjects, self.api)
-        self.history = ServerHistory(self.cache)
-        self.relist = Relist(
-            objects, (None,), self.cache, clock.ages, self.events, self._on_new_kind, Metrics(), self.history
-        )
+        ages, history, objects = clock.ages, ServerHistory(self.cache), cast(KubeObjects, self.api)
+        self.relist = Relist(objects, (None,), self.cache, ages, self.events, self._on_new_kind, Metrics(), history)
 
     def _on_new_kind(self) -> None:
         self.num_new_kinds += 1
@@ -142,9 +127,8 @@ class World:
         """Returns the keys that wait for work, and marks them as done."""
         found = []
         while self.queue.num_waiting:
-            key = await self.queue.get()
-            self.queue.done(key)
-            found.append(key)
+            found.append(await self.queue.get())
+            self.queue.done(found[-1])
         return found
 
 
@@ -414,86 +398,3 @@ def test_a_change_of_only_the_status_causes_no_pass() -> None:
     assert versions.needs_reconcile(KEY, "ADDED", versioned("b", 1)), "recreated between two watches"
     assert versions.needs_reconcile(KEY, "DELETED", versioned("b", 1))
     assert versions.needs_reconcile(KEY, "ADDED", versioned("b", 1))
-
-
-async def is_restored(world: World) -> bool:
-    """Whether the operator has found that the storage was restored."""
-    try:
-        async with asyncio.timeout(0.05):
-            await world.history.restored()
-    except TimeoutError:
-        return False
-    except StorageRestoredError:
-        return True
-
-
-def restored_to_an_earlier_version(world: World) -> None:
-    world.api.objects[JOBS], world.api.version = [job({}, version=3)], 4
-
-
-def restored_with_a_raised_version(world: World) -> None:
-    """As `etcdutl snapshot restore --bump-revision` does it: new versions are larger than all before the restore."""
-    world.api.objects[JOBS], world.api.version = [job({}, version=3)], 1_000_000
-
-
-@pytest.mark.parametrize("restore", [restored_to_an_earlier_version, restored_with_a_raised_version])
-def test_a_restored_storage_is_found_by_two_listings(
-    monkeypatch: pytest.MonkeyPatch, restore: Callable[[World], None]
-) -> None:
-    monkeypatch.setattr(server_history, "CONFIRM_SECONDS", 0.0)
-
-    async def test(world: World) -> None:
-        world.api.objects[JOBS] = [job({}, version=9)]
-        await world.relist.once()
-        assert not await is_restored(world)
-        restore(world)
-        monkeypatch.setattr(server_history, "CONFIRM_SECONDS", 1000.0)
-        await world.relist.once()
-        assert not await is_restored(world), "a single listing may be a stale response"
-        monkeypatch.setattr(server_history, "CONFIRM_SECONDS", 0.0)
-        await world.relist.once()
-        assert await is_restored(world)
-
-    run(test)
-
-
-def test_a_stale_listing_between_others_is_no_restore(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_history, "CONFIRM_SECONDS", 0.05)
-
-    async def test(world: World) -> None:
-        world.api.objects[JOBS] = [job({}, version=9)]
-        for version in (10, 4, 11, 5, 12):
-            world.api.version = version
-            await world.relist.once()
-            await asyncio.sleep(0.06)
-        assert not await is_restored(world)
-
-    run(test)
-
-
-def test_changes_deletions_and_events_of_newer_objects_are_no_restore(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_history, "CONFIRM_SECONDS", 0.0)
-
-    async def test(world: World) -> None:
-        world.api.objects |= {JOBS: [job({}, version=9)], PODS: [part(5), part(6, "other", "p2")]}
-        await world.relist.once()
-        world.events.on_event(JOBS, "MODIFIED", job({}, version=13))
-        world.api.objects[JOBS], world.api.version = [job({}, version=11)], 12
-        world.api.objects[PODS] = [part(12, uid="the-next")]
-        await world.relist.once()
-        world.api.objects[JOBS], world.api.version = [], 14
-        await world.relist.once()
-        assert not await is_restored(world)
-
-    run(test)
-
-
-def test_the_operator_ends_when_the_storage_was_restored() -> None:
-    async def test(world: World) -> None:
-        world.history._message = "restored"
-        world.history._restored.set()
-        waits = operator_process._either(operator_process._wait_for_ever(), world.history.restored())
-        with pytest.raises(StorageRestoredError, match="restored"):
-            await operator_process._first(asyncio.Event(), waits)
-
-    run(test)

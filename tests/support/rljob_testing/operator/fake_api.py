@@ -52,17 +52,18 @@ class FakeApi:
         """A method and a kind, as in `delete rljobs`: before the next such call, `in_between` runs once, as a
         concurrent client."""
         self.in_between: Callable[[], object] = lambda: None
-        self._version = 100
+        self.version = 100
+        """The newest resource version."""
 
     def put(self, kind: ResourceType, raw: JsonObject) -> Json:
         """Stores an object with a new resourceVersion."""
-        self._version += 1
+        self.version += 1
         made: Json = copy.deepcopy(dict(self.stored(raw)))
         metadata = made["metadata"]
         assert isinstance(metadata, dict)
         metadata.setdefault("namespace", NAMESPACE)
-        metadata.setdefault("uid", f"uid-{self._version}")
-        metadata["resourceVersion"] = str(self._version)
+        metadata.setdefault("uid", f"uid-{self.version}")
+        metadata["resourceVersion"] = str(self.version)
         self.objects[kind, metadata["name"]] = made
         return made
 
@@ -81,7 +82,7 @@ class FakeApi:
         assert not fields
         self._call("list", kind)
         found = [raw for (each, _), raw in self.objects.items() if each == kind and _has_labels(raw, labels)]
-        return Listing(tuple(copy.deepcopy(found)), str(self._version))
+        return Listing(tuple(copy.deepcopy(found)), str(self.version))
 
     async def create(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> bool:
         try:
@@ -172,9 +173,9 @@ class ControllerOnFakeApi:
         self.executor = EffectExecutor(shared)
         self.controller = ReconcileLoop(self.queue, self.observer, self.executor, shared)
         events = WatchEventRouter(self.cache, self.queue, self.clock.clock)
-        history = ServerHistory(self.cache)
+        self.history = ServerHistory(self.cache)
         ages, objects = self.clock.ages, shared.objects
-        self._relist = Relist(objects, (None,), self.cache, ages, events, lambda: None, self.metrics, history)
+        self._relist = Relist(objects, (None,), self.cache, ages, events, lambda: None, self.metrics, self.history)
 
     async def close(self) -> None:
         """Closes the queue and the Ray client."""
