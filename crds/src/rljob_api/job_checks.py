@@ -65,7 +65,11 @@ def cluster_violations(
         service_account_names: The ServiceAccounts that the installation allows jobs to use; None if this is unknown.
         allowed_label_prefixes: Prefixes that the installation allows in `scheduling.labels`; None if this is unknown.
     """
-    found = [*_queue_violations(spec, labels), *_label_violations(spec, allowed_label_prefixes)]
+    found = [
+        *_queue_violations(spec, labels),
+        *_label_violations(spec, allowed_label_prefixes),
+        *_service_account_violations(spec.service_account_name, service_account_names),
+    ]
     if spec.checkpoint.storage is None:
         found.append(
             Violation(
@@ -97,19 +101,19 @@ def cluster_violations(
                 seen=spec.ray_version,
             )
         )
-    account = spec.service_account_name
-    if account is not None and service_account_names is not None and account not in service_account_names:
-        allowed = f"use one of {', '.join(service_account_names)}, " if service_account_names else "remove it, "
-        found.append(
-            Violation(
-                rule=SERVICE_ACCOUNT_RULE,
-                path=("spec", "serviceAccountName"),
-                wrong="jobs may not use this ServiceAccount",
-                advice=f"{allowed}or ask the administrator to add it to the operator's value jobs.serviceAccountNames",
-                seen=json.dumps(account),
-            )
-        )
     return tuple(found)
+
+
+def _service_account_violations(account: str | None, names: Collection[str] | None) -> Iterator[Violation]:
+    if account is not None and names is not None and account not in names:
+        allowed = f"use one of {', '.join(names)}, " if names else "remove it, "
+        yield Violation(
+            rule=SERVICE_ACCOUNT_RULE,
+            path=("spec", "serviceAccountName"),
+            wrong="jobs may not use this ServiceAccount",
+            advice=f"{allowed}or ask the administrator to add it to the operator's value jobs.serviceAccountNames",
+            seen=json.dumps(account),
+        )
 
 
 def is_ray_new_enough(version: str) -> bool:
