@@ -251,8 +251,8 @@ def measured(
     checkout: Path, hostile: Mapping[str, tuple[tuple[str, ...], Write]], num_heads: int, seconds: float
 ) -> tuple[float, float, float, float, float]:
     """The memory of the operator before the hostile heads exist and its peak in MiB, the share of a core that it uses,
-    the longest time between two requests to the job that behaves well in seconds, and how long after the creation of
-    the hostile jobs this time began. The job that behaves well has a namespace of its own."""
+    the longest time between two requests to the job that behaves well in seconds, and how long after the first
+    poll of all hostile heads this time began. The job that behaves well has a namespace of its own."""
     with running_apiserver() as server, tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder:
         server.http.post(CRDS, json=read_yaml(checkout / "crds" / "rljobs.yaml")).raise_for_status()
         install_ray_cluster_resource(server.http)
@@ -276,8 +276,13 @@ def measured(
             time.sleep(5)
             idle, peak = resident_mib(process_id), PeakMemory(process_id)
             peak.start()
-            begin, cpu = time.monotonic(), cpu_seconds(process_id)
-            create_all(server, hostile_path, hostile_jobs(dashboards, hostile_namespace, hostile, num_heads))
+            cpu = cpu_seconds(process_id)
+            hostile_wires = hostile_jobs(dashboards, hostile_namespace, hostile, num_heads)
+            create_all(server, hostile_path, hostile_wires)
+            heads = [dashboards.cluster(hostile_namespace, f"hostile-{each}-1") for each in range(num_heads)]
+            wait_for(lambda: all(head.num_requests for head in heads), "all heads are polled", START_SECONDS, 0.2)
+            # Before, the API server and this process are busy with the start of so many jobs.
+            begin = time.monotonic()
             time.sleep(seconds)
             end = time.monotonic()
             peak.end()

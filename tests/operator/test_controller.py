@@ -259,6 +259,7 @@ def test_more_dashboards_are_polled_less_often(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, num_jobs: int, seconds: float
 ) -> None:
     monkeypatch.setattr(reconcile_loop, "POLLS_PER_SECOND", 0.1 if num_jobs > 1 else 50.0)
+    monkeypatch.setattr(reconcile_loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
 
     async def silent(_: RunWatcher, __: str, ___: Dashboard, *____: str | None, **_____: int) -> ObservedRay:
         return ObservedRay(Reachability.UNREACHABLE, error="no answer")
@@ -277,6 +278,12 @@ def test_more_dashboards_are_polled_less_often(
         for name in names:
             await world.reconcile(JobKey("team", name), 1)
         assert world.queue.planned[JobKey("team", names[-1])] == pytest.approx(seconds)
+        for name in names[1:]:
+            del world.api.objects[JOBS, name]
+        await world.relist()
+        for name in (*names[1:], names[0]):
+            await world.reconcile(JobKey("team", name), 1)
+        assert world.queue.planned[JobKey("team", names[0])] == pytest.approx(10.0 if num_jobs > 1 else 4.0)
 
     fake_api.run_controller(settings, test)
 

@@ -4,6 +4,7 @@ backoff."""
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,14 @@ from rljob_api.constants import ANNOTATION_STOP
 from rljob_operator.controller import reconcile_loop
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.kube.errors import ForbiddenError, RefusedError
+from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.raw_json import JsonObject, object_at, objects_at, text_at
 from rljob_operator.ray.client import Dashboard
 from rljob_operator.ray.run_watcher import RunWatcher
-from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, RayJobStatus, Reachability
+from rljob_operator.reconcile.decision import Decision
+from rljob_operator.reconcile.observed import Observed, ObservedRay, ObservedRayJob, RayJobStatus, Reachability
 from rljob_operator.settings import Settings
+from rljob_operator.workqueue import Slots, work_through
 from rljob_testing.jobs.valid_job import edited
 from rljob_testing.operator import fake_api
 
@@ -58,7 +62,7 @@ def test_nothing_is_deleted_by_a_stale_response(settings: Settings, kind: Resour
         world.cache.store(kind, "MODIFIED", of_version(world.api.objects[kind, name], FUTURE_VERSION))
         assert fake_api.writing_calls(await world.reconcile(fake_api.KEY, 2)) == []
         world.api.objects[kind, name] = dict(of_version(world.api.objects[kind, name], FUTURE_VERSION))
-        world.api._version = int(FUTURE_VERSION)
+        world.api.version = int(FUTURE_VERSION)
         assert "delete rayclusters" in await world.reconcile(fake_api.KEY, 1)
 
     fake_api.run_controller(settings, test)
@@ -174,5 +178,42 @@ def test_an_operator_that_starts_late_requests_the_stacks_of_a_hanging_trainer(
             assert asked[-1] == ("job-1-1", stacks)
         [attempt] = objects_at(world.status("job"), "attempts")
         assert object_at(attempt, "stop") == stop | {"sentAt": "2026-01-31T12:00:00Z"}
+
+    fake_api.run_controller(settings, test)
+
+
+def test_a_job_whose_passes_always_fail_delays_no_other_job(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reconcile, failures = reconcile_loop.reconcile, []
+
+    def fails_for_poison(seen: Observed, now: datetime, defaults: Defaults) -> Decision:
+        if seen.job.name == "poison":
+            failures.append(asyncio.get_running_loop().time())
+            raise ZeroDivisionError
+        return reconcile(seen, now, defaults)
+
+    monkeypatch.setattr(reconcile_loop, "reconcile", fails_for_poison)
+
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        others = [f"job-of-{number}" for number in range(20)]
+        for name in ("poison", *others):
+            world.submit(name)
+        await world.relist()
+        work = asyncio.create_task(work_through(world.queue, Slots(1), world.controller.work))
+        async with asyncio.timeout(120):
+            while not all(world.condition(name, "ClusterReady") for name in others):
+                await asyncio.sleep(0.01)
+            num_passes = world.metrics.registry.get_sample_value("rljob_operator_passes_total", {"outcome": "done"})
+            assert num_passes is not None
+            assert len(failures) < num_passes
+            while len(failures) < 3:
+                await asyncio.sleep(0.01)
+        first, second, third = failures[:3]
+        assert second - first >= 0.4
+        assert third - second >= 0.8
+        assert world.status("poison") == {}
+        world.queue.close()
+        await work
 
     fake_api.run_controller(settings, test)

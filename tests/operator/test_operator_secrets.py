@@ -3,6 +3,7 @@ in no status, event, log line, metric or page of the operator, also when a dashb
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 
 from rljob_operator.manifests.access import derived_token
 from rljob_operator.manifests.ownership import JobIdentity
-from rljob_operator.ray.client import HIDDEN_TOKEN
-from rljob_testing.operator import scripts
+from rljob_operator.ray.client import HIDDEN_TOKEN, DashboardUnreachableError
+from rljob_testing import local_servers
+from rljob_testing.operator import ray_polling, scripts
 from rljob_testing.operator.forked_operator import OperatorProcess
 from rljob_testing.operator.testbed import Testbed
 
@@ -114,3 +116,29 @@ def test_no_secret_is_in_anything_that_the_operator_publishes(testbed: Testbed) 
         others = json.dumps([testbed.items(kind) for kind in ("rayclusters", "pods", "networkpolicies")])
         assert OF_USER["literal"] in others
         assert [what for what, value in (own | tokens).items() if value in others] == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 500 No\r\nContent-Length: 82\r\nConnection: close\r\n\r\ncannot use Bearer %s",
+        b"HTTP/1.1 200 OK\r\nbad header with Bearer %s\r\n\r\n",
+    ],
+)
+def test_no_error_has_the_token_that_a_dashboard_repeats(answer: bytes) -> None:
+    async def test() -> None:
+        async def repeat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer % ray_polling.TOKEN.encode())
+            await writer.drain()
+            writer.close()
+
+        port = local_servers.free_port()
+        server = await asyncio.start_server(repeat, "127.0.0.1", port)
+        async with ray_polling.connected(port, ray_polling.TOKEN) as odd:
+            with pytest.raises(DashboardUnreachableError) as caught:
+                await odd.job("x")
+        assert ray_polling.TOKEN not in str(caught.value)
+        server.close()
+
+    asyncio.run(asyncio.wait_for(test(), 240))

@@ -391,26 +391,3 @@ def test_bundles_are_counted_by_the_resources_they_request() -> None:
         "id-: ",
         "huge: 1 x {GPU: inf}",
     )
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"HTTP/1.1 500 No\r\nContent-Length: 82\r\nConnection: close\r\n\r\ncannot use Bearer %s",
-        b"HTTP/1.1 200 OK\r\nbad header with Bearer %s\r\n\r\n",
-    ],
-)
-def test_no_error_has_the_token_that_a_dashboard_repeats(answer: bytes) -> None:
-    async def test() -> None:
-        async def repeat(_: bytes, writer: asyncio.StreamWriter) -> None:
-            writer.write(answer % ray_polling.TOKEN.encode())
-
-        port = local_servers.free_port()
-        server = await asyncio.start_server(guarded(repeat), "127.0.0.1", port)
-        async with ray_polling.connected(port, ray_polling.TOKEN) as odd:
-            with pytest.raises(DashboardUnreachableError) as caught:
-                await odd.job("x")
-        assert ray_polling.TOKEN not in str(caught.value)
-        server.close()
-
-    asyncio.run(asyncio.wait_for(test(), 240))

@@ -9,8 +9,10 @@ import pytest
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.run_state import RunPhase
+from rljob_operator.handlers.watch_events import seconds_until_reconcile
 from rljob_operator.reconcile.decision import DeleteCluster, DeleteJob
 from rljob_operator.reconcile.observed import Observed, ObservedRay, PodProblem, RayJobStatus, Reachability
+from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 
@@ -204,3 +206,27 @@ def test_a_kept_cluster_stays_while_the_spec_cannot_be_read() -> None:
     kept = kept_for({"keepClusterSeconds": 600})
     unread = replace(kept, job=replace(kept.job, spec=None, spec_error="spec.pools: wrong"))
     assert inputs.decide(unread, inputs.at(10_000)).effects == ()
+
+
+@pytest.mark.parametrize(
+    ("policy", "gpus", "seconds"),
+    [
+        ({"keepClusterSeconds": 100}, 2, 40),
+        ({}, 2, 86_340),
+        ({"keepClusterSeconds": 100, "ttlSecondsAfterFinished": 70}, 2, 10),
+        ({"keepClusterSeconds": 70, "ttlSecondsAfterFinished": 100}, 2, 10),
+        # Somebody has deleted the cluster.
+        ({"keepClusterSeconds": 100}, 0, None),
+        ({"keepClusterSeconds": 100, "cleanup": "DeleteCluster"}, 2, None),
+    ],
+)
+def test_a_listed_job_with_a_kept_cluster_gets_a_pass_when_its_time_is_over(
+    policy: Mapping[str, object], gpus: int, seconds: float | None
+) -> None:
+    result = {"at": timestamp(inputs.at(-60)), "cleanedUpAt": timestamp(inputs.at(-60))}
+    raw = {
+        "metadata": {"generation": 1},
+        "spec": {"runPolicy": {"cleanup": "KeepCluster", **policy}},
+        "status": {"observedGeneration": 1, "gpus": gpus, "result": result},
+    }
+    assert seconds_until_reconcile(raw, inputs.NOW) == seconds

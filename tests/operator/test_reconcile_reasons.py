@@ -94,11 +94,6 @@ def name_conflict(seconds_ago: float) -> Observed:
     return failed_effect(seen, EffectKind.CREATE_CLUSTER, R.NAME_CONFLICT, "it belongs to another")
 
 
-def invalid_cluster() -> Observed:
-    seen = S.observed(S.provisioning(seen=False))
-    return failed_effect(seen, EffectKind.CREATE_CLUSTER, R.INVALID_SPEC, "spec.head: wrong")
-
-
 def lost_node(node_silent_seconds: float, silent_seconds: float) -> Observed:
     head = S.pod("h", HEAD_GROUP, node_silent_seconds=node_silent_seconds)
     return replace(S.healthy(), pods=(head, S.pod("w")), ray=S.silent_ray(seconds=silent_seconds))
@@ -126,7 +121,6 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         ),
         "False", "over quota",
     ),
-    (C.FAILED, R.INVALID_SPEC, invalid_cluster(), "True", "spec.head: wrong"),
     (C.CLUSTER_READY, R.NAME_CONFLICT, name_conflict(59), "False", "it belongs to another"),
     (C.FAILED, R.NAME_CONFLICT, name_conflict(60), "True", "it belongs to another"),
     (

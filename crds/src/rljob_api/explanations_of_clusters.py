@@ -63,9 +63,8 @@ EXPLANATIONS_OF_CLUSTERS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.CREATION_REJECTED: Explanation(
             means=(
-                "The API server rejected the creation of the RayCluster, its Secret or its NetworkPolicy, for another"
-                " reason than an invalid field. After the job"
-                " has finished, the reason also stands for a rejected deletion of the RayCluster."
+                "The API server rejected the creation of the RayCluster, its Secret or its NetworkPolicy (not because"
+                " of an invalid field), or, after the job has finished, the deletion of the RayCluster."
             ),
             advice=(
                 "Read the API server's response in the message; usual causes are quotas and admission policies. The"
@@ -212,14 +211,8 @@ EXPLANATIONS_OF_CLUSTERS: Mapping[Reason, Explanation] = MappingProxyType(
             advice="Nothing to do.",
         ),
         Reason.KEPT: Explanation(
-            means=(
-                "The job has finished, and its RayCluster is kept (runPolicy.cleanup: KeepCluster) until"
-                " runPolicy.keepClusterSeconds have passed."
-            ),
-            advice=(
-                "To free its GPUs now, delete the job or set runPolicy.cleanup to DeleteCluster. To keep it longer,"
-                " increase keepClusterSeconds."
-            ),
+            means="The job has finished, and its RayCluster is kept for runPolicy.keepClusterSeconds (KeepCluster).",
+            advice="To free its GPUs earlier, delete the job or set runPolicy.cleanup to DeleteCluster.",
         ),
     }
 )

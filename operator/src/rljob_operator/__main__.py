@@ -1,7 +1,7 @@
 """`python -m rljob_operator`: runs the operator until it receives SIGTERM or SIGINT.
 
-Exit codes: 0 after one of these signals; 1 after a failure that a restart may fix (leadership was lost, or a port is in
-use); 2 for invalid settings.
+Exit codes: 0 after one of these signals; 1 after a failure that a restart may fix (leadership was lost, a port is in
+use, or the API server's storage was restored from a backup); 2 for invalid settings.
 """
 
 from __future__ import annotations

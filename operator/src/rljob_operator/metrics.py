@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -14,79 +15,61 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        registry = self.registry
-        self.queue_depth = Gauge(
+        gauge, counter = partial(Gauge, registry=self.registry), partial(Counter, registry=self.registry)
+        self.queue_depth = gauge(
             "rljob_operator_queue_depth",
             "Jobs that wait for a reconcile pass; maxConcurrentReconciles limits how many passes run at the same time.",
-            registry=registry,
         )
-        self.queue_delayed = Gauge(
-            "rljob_operator_queue_delayed", "Jobs with a reconcile pass scheduled for later.", registry=registry
-        )
-        self.queue_working = Gauge(
+        self.queue_delayed = gauge("rljob_operator_queue_delayed", "Jobs with a reconcile pass scheduled for later.")
+        self.queue_working = gauge(
             "rljob_operator_queue_working",
             "Jobs that are being reconciled, including those that wait for a response of Ray.",
-            registry=registry,
         )
-        self.passes = Counter(
+        self.passes = counter(
             "rljob_operator_passes",
             "Reconcile passes, by outcome: done, deleted, conflict, unavailable, crd_outdated, failed.",
             ["outcome"],
-            registry=registry,
         )
         self.pass_seconds = Histogram(
             "rljob_operator_pass_seconds",
             "Duration of a reconcile pass, including the time until Ray responds.",
             buckets=PASS_BUCKETS_SECONDS,
-            registry=registry,
+            registry=self.registry,
         )
-        self.kube_requests = Counter(
+        self.kube_requests = counter(
             "rljob_operator_kube_requests",
             "Requests to the API server, excluding watches.",
             ["verb", "resource", "code"],
-            registry=registry,
         )
-        self.ray_requests = Counter(
-            "rljob_operator_ray_requests", "Requests to Ray dashboards.", ["operation", "outcome"], registry=registry
+        self.ray_requests = counter(
+            "rljob_operator_ray_requests", "Requests to Ray dashboards.", ["operation", "outcome"]
         )
-        self.status_writes = Counter("rljob_operator_status_writes", "Status updates written.", registry=registry)
-        self.status_faults = Counter(
+        self.status_writes = counter("rljob_operator_status_writes", "Status updates written.")
+        self.status_faults = counter(
             "rljob_operator_status_faults",
             "Passes that failed because of a job's status, by fault: unreadable (its fields cannot be parsed),"
             " not_written (the API server rejects the new status).",
             ["fault"],
-            registry=registry,
         )
-        self.foreign_status_events = Counter(
+        self.foreign_status_events = counter(
             "rljob_operator_foreign_status_events",
             "Watch events of jobs whose status another installation of the operator writes; it should stay 0.",
-            registry=registry,
         )
-        self.effects = Counter(
+        self.effects = counter(
             "rljob_operator_effects",
             "Changes in Kubernetes and Ray (effects), by kind and outcome: done, failed.",
             ["kind", "outcome"],
-            registry=registry,
         )
-        self.watch_restarts = Counter(
-            "rljob_operator_watch_restarts", "Restarts of all watches after they ended unexpectedly.", registry=registry
+        self.watch_restarts = counter(
+            "rljob_operator_watch_restarts", "Restarts of all watches after they ended unexpectedly."
         )
-        self._add_states(registry)
-
-    def _add_states(self, registry: CollectorRegistry) -> None:
-        """Creates the gauges that show the state of the process."""
-        self.definition_outdated = Gauge(
+        self.definition_outdated = gauge(
             "rljob_operator_definition_outdated",
             "1 if the CustomResourceDefinition of RLJobs is older than the operator, so that jobs wait; else 0.",
-            registry=registry,
         )
-        self.cached_objects = Gauge("rljob_operator_cached_objects", "Objects in the cache.", registry=registry)
-        self.leader = Gauge(
-            "rljob_operator_leader", "1 in the replica that is the leader; 0 in the others.", registry=registry
-        )
-        self.jobs = Gauge(
-            "rljob_jobs", "Jobs, by phase; New before the operator has processed a job.", ["phase"], registry=registry
-        )
+        self.cached_objects = gauge("rljob_operator_cached_objects", "Objects in the cache.")
+        self.leader = gauge("rljob_operator_leader", "1 in the replica that is the leader; 0 in the others.")
+        self.jobs = gauge("rljob_jobs", "Jobs, by phase; New before the operator has processed a job.", ["phase"])
 
     def read_queue_from(
         self, waiting: Callable[[], int], delayed: Callable[[], int], working: Callable[[], int]

@@ -26,6 +26,7 @@ from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.client import KubeClient
 from rljob_operator.kube.connection import Connection, load_connection
 from rljob_operator.kube.server_clock import Ages, ServerClock
+from rljob_operator.kube.server_history import ServerHistory, StorageRestoredError
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject
@@ -40,7 +41,8 @@ logger = logging.getLogger(__name__)
 
 
 async def run_operator(settings: Settings) -> None:
-    """Runs until SIGTERM or SIGINT. Raises SettingsError, LeadershipLostError, or OSError if a port is in use."""
+    """Runs until SIGTERM or SIGINT. Raises SettingsError, LeadershipLostError, StorageRestoredError, or OSError if a
+    port is in use."""
     stop_requested = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -71,9 +73,11 @@ async def run_operator(settings: Settings) -> None:
         leader_tasks.start()
         metrics.leader.set(1)
         try:
-            await _first(stop_requested, lease.lost() if lease is not None else _wait_for_ever())
-        except LeadershipLostError:
-            # Another replica may write from now on, so running passes get no time to finish.
+            lost = lease.lost() if lease is not None else _wait_for_ever()
+            await _first(stop_requested, _either(lost, leader_tasks.history.restored()))
+        except (LeadershipLostError, StorageRestoredError):
+            # Another replica may write from now on, or what the cache knows is wrong: running passes get no time to
+            # finish.
             await leader_tasks.stop(patience_seconds=0.0)
             raise
         logger.info("stopping")
@@ -120,6 +124,7 @@ class _LeaderTasks:
             events.on_event(kind, event_type, raw)
 
         self._watches = Watches(connection, namespaces, on_event, context.metrics, kueue)
+        self.history = ServerHistory(context.cache)
         self._relist = Relist(
             context.objects,
             namespaces or (None,),
@@ -128,6 +133,7 @@ class _LeaderTasks:
             events,
             self._watches.restart,
             context.metrics,
+            self.history,
             kueue=kueue,
             network_policies=context.defaults.network_policy.enabled,
         )
@@ -159,6 +165,19 @@ async def _first(stop_requested: asyncio.Event, work: Coroutine[None, None, None
         task.cancel()
         waiter.cancel()
         await asyncio.gather(task, waiter, return_exceptions=True)
+
+
+async def _either(*waits: Coroutine[None, None, None]) -> None:
+    """Waits until one of several waits ends. Raises what it raises."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _wait_for_ever() -> None:

@@ -42,6 +42,7 @@ from rljob_operator.kube.errors import (
 )
 from rljob_operator.kube.projections import LABEL_CLUSTER_UID, job_uid
 from rljob_operator.kube.server_clock import Ages
+from rljob_operator.kube.server_history import ServerHistory
 from rljob_operator.manifests.naming import companion_name
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at
@@ -86,6 +87,7 @@ class Relist:
         events: WatchEventRouter,
         on_new_kind: Callable[[], None],
         metrics: Metrics,
+        history: ServerHistory,
         *,
         kueue: bool = False,
         network_policies: bool = True,
@@ -97,6 +99,7 @@ class Relist:
         self._events = events
         self._on_new_kind = on_new_kind
         self._metrics = metrics
+        self._history = history
         self._kueue = kueue
         self._network_policies = network_policies
         self._missing: set[ResourceType] = set()
@@ -251,9 +254,10 @@ class Relist:
         resource version of the listing."""
         for is_last_try in (False, True):
             found: set[tuple[str, str]] = set()
-            version = ""
+            version = problem = ""
             try:
                 async for page in self._objects.pages(kind, namespace, labels=labels, fields=fields):
+                    problem = problem or self._history.contradiction(kind, namespace, page.items, page.version)
                     found |= self._cache.add_listed(kind, page.items)
                     version = page.version
                     del page
@@ -263,6 +267,7 @@ class Relist:
                     raise
                 continue
             break
+        self._history.record(kind, namespace, version, problem)
         self._num_listed += len(found)
         return found, version
 

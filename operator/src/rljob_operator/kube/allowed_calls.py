@@ -18,13 +18,14 @@ from rljob_operator.kube.errors import (
     ExpiredError,
     NotFoundError,
     ResourceTypeMissingError,
+    TimedOutError,
     TooLongError,
     UnavailableError,
 )
 from rljob_operator.raw_json import JsonObject, objects_at, text_at
 
 PAGE_SIZE = 250
-"""Objects per request of a listing; fewer if the response is too long."""
+"""Objects per request of a listing; fewer after a response that is too long or too late."""
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """With this Accept header, a listing has only the metadata of the objects."""
 CORE_PATH, GROUPS_PATH = "/api/v1", "/apis"
@@ -124,8 +125,9 @@ class KubeObjects:
                 page = await self._client.request(
                     "GET", kind.path(namespace), resource=kind.plural, query=query, accept=accept
                 )
-            except TooLongError:
-                if size == 1:
+            except (TooLongError, TimedOutError) as error:
+                # A server that answers no request at all is not asked again.
+                if size == 1 or (isinstance(error, TimedOutError) and "continue" not in query):
                     raise
                 size = max(1, size // 4)
                 continue

@@ -115,6 +115,11 @@ class ObjectCache:
         """The resource version of a job; -1 if it is not in the cache."""
         return _version(self._objects[JOBS].get((namespace, name), {}))
 
+    def version(self, kind: ResourceType, raw: JsonObject) -> int:
+        """The cached resource version of the object with the namespace, name and UID of `raw`; -1 if there is none."""
+        known = self._objects[kind].get(_key(raw), {})
+        return _version(known) if _uid(known) == _uid(raw) else -1
+
     def is_missing(self, kind: ResourceType) -> bool:
         """Whether the API server does not know this kind of object."""
         return kind in self._missing

@@ -16,7 +16,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient
 
 from rljob_operator.kube.connection import Connection
-from rljob_operator.kube.errors import TooLongError, UnavailableError, error_of
+from rljob_operator.kube.errors import TimedOutError, TooLongError, UnavailableError, error_of
 from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject
@@ -72,7 +72,7 @@ class KubeClient:
                 status, data, retry_after = await self._send(method, path, query or {}, body, headers)
             code = str(status)
         except TimeoutError:
-            raise UnavailableError(f"{what}: timed out after {TIMEOUT_SECONDS:g} s") from None
+            raise TimedOutError(f"{what}: timed out after {TIMEOUT_SECONDS:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise UnavailableError(f"{what}: {error or type(error).__name__}") from error
         finally:

@@ -93,6 +93,10 @@ class UnavailableError(KubeError):
         super().__init__(message)
 
 
+class TimedOutError(UnavailableError):
+    """The API server did not respond in time."""
+
+
 def error_of(what: str, status: int, body: JsonObject, text: str, retry_after: str, is_read: bool = False) -> KubeError:
     """The error for a response of status 400 or higher.
 

@@ -20,6 +20,7 @@ from rljob_operator.handlers.watch_events import WatchEventRouter
 from rljob_operator.kube.allowed_calls import JOBS, NETWORK_POLICIES, PODS, KubeObjects, Listing, ResourceType
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError, RefusedError
+from rljob_operator.kube.server_history import ServerHistory
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, object_at, text_at
@@ -51,17 +52,18 @@ class FakeApi:
         """A method and a kind, as in `delete rljobs`: before the next such call, `in_between` runs once, as a
         concurrent client."""
         self.in_between: Callable[[], object] = lambda: None
-        self._version = 100
+        self.version = 100
+        """The newest resource version."""
 
     def put(self, kind: ResourceType, raw: JsonObject) -> Json:
         """Stores an object with a new resourceVersion."""
-        self._version += 1
+        self.version += 1
         made: Json = copy.deepcopy(dict(self.stored(raw)))
         metadata = made["metadata"]
         assert isinstance(metadata, dict)
         metadata.setdefault("namespace", NAMESPACE)
-        metadata.setdefault("uid", f"uid-{self._version}")
-        metadata["resourceVersion"] = str(self._version)
+        metadata.setdefault("uid", f"uid-{self.version}")
+        metadata["resourceVersion"] = str(self.version)
         self.objects[kind, metadata["name"]] = made
         return made
 
@@ -80,7 +82,7 @@ class FakeApi:
         assert not fields
         self._call("list", kind)
         found = [raw for (each, _), raw in self.objects.items() if each == kind and _has_labels(raw, labels)]
-        return Listing(tuple(copy.deepcopy(found)), str(self._version))
+        return Listing(tuple(copy.deepcopy(found)), str(self.version))
 
     async def pages(
         self,
@@ -188,7 +190,9 @@ class ControllerOnFakeApi:
         self.executor = EffectExecutor(shared)
         self.controller = ReconcileLoop(self.queue, self.observer, self.executor, shared)
         events = WatchEventRouter(self.cache, self.queue, self.clock.clock)
-        self._relist = Relist(shared.objects, (None,), self.cache, self.clock.ages, events, lambda: None, self.metrics)
+        self.history = ServerHistory(self.cache)
+        ages, objects = self.clock.ages, shared.objects
+        self._relist = Relist(objects, (None,), self.cache, ages, events, lambda: None, self.metrics, self.history)
 
     async def close(self) -> None:
         """Closes the queue and the Ray client."""

@@ -24,6 +24,7 @@ from rljob_operator.kube.allowed_calls import (
 )
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import ExpiredError, KubeError, NotFoundError, RefusedError
+from rljob_operator.kube.server_history import ServerHistory
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.workqueue import WorkQueue
@@ -148,8 +149,9 @@ class ListedWorld:
         self.events = WatchEventRouter(self.cache, self.queue, clock.clock)
         self.num_new_kinds = 0
         objects = cast(KubeObjects, self.api)
+        history = ServerHistory(self.cache)
         self.relist = Relist(
-            objects, (None,), self.cache, clock.ages, self.events, self._on_new_kind, Metrics(), kueue=True
+            objects, (None,), self.cache, clock.ages, self.events, self._on_new_kind, Metrics(), history, kueue=True
         )
 
     def _on_new_kind(self) -> None:

@@ -1,0 +1,220 @@
+"""Jobs in queues of Kueue, which suspends their RayClusters. `test_reconcile_crashes` has a whole job in a queue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rljob_api.conditions import ConditionType, Reason
+from rljob_api.constants import HEAD_GROUP
+from rljob_api.v1alpha1.pools import QUEUE_LABEL
+from rljob_api.v1alpha1.status import FailureClass, RLJobStatus
+from rljob_operator.kube.observed_objects import observed_cluster
+from rljob_operator.raw_json import JsonObject
+from rljob_operator.reconcile.decision import DeleteCluster, StopRayJob
+from rljob_operator.reconcile.observed import Observed, ObservedRay, RayJobStatus, Reachability
+from rljob_testing.messages import Mentions
+from rljob_testing.operator import inputs
+from rljob_testing.operator.reasons_of_waiting import PREEMPTED, WAITS, evicted, in_queue
+
+C, R = ConditionType, Reason
+RAY_NOT_ASKED = ObservedRay(Reachability.NOT_ASKED)
+
+
+def status_after(seen: Observed, seconds: float = 0) -> RLJobStatus:
+    return inputs.decide(seen, inputs.at(seconds)).status
+
+
+def test_a_job_waits_in_its_queue_without_deadline_and_without_polls() -> None:
+    seen = in_queue()
+    decision = inputs.decide(seen)
+    assert (decision.status.phase, decision.status.reason) == ("Queued", "Queued")
+    assert (decision.effects, decision.requeue_after_seconds) == ((), None)
+    assert decision.status.waiting_since == "2026-03-01T12:00:00Z"
+    year_later = inputs.decide(inputs.with_status_written(seen, decision), inputs.at(365 * 86_400))
+    assert year_later.status == decision.status
+    assert year_later.effects == ()
+
+
+def test_the_time_in_a_queue_counts_toward_no_deadline() -> None:
+    spec = inputs.spec({"runPolicy": {"provisioningDeadlineSeconds": 300, "activeDeadlineSeconds": 300}})
+    seen = in_queue(suspended=False)
+    seen = replace(seen, job=replace(seen.job, spec=spec))
+    admitted = inputs.decide(seen, inputs.at(9000))
+    newest = admitted.status.attempts[-1]
+    assert (newest.state, newest.active_since) == ("Provisioning", "2026-03-01T14:30:00Z")
+    later = inputs.with_status_written(seen, admitted)
+    assert status_after(later, 9299).attempts[-1].ended is None
+    ended = status_after(later, 9300)
+    assert ended.attempts[-1].reason == R.ACTIVE_DEADLINE_EXCEEDED
+    assert ended.counters is not None
+    assert ended.counters.active_seconds == 300
+
+
+def test_a_queued_job_can_be_suspended_and_stopped() -> None:
+    seen = in_queue()
+    stopped = inputs.decide(replace(seen, job=replace(seen.job, stop_request="now")))
+    assert stopped.status.result is not None
+    assert stopped.status.result.reason == R.STOPPED_BY_USER
+    suspended = inputs.decide(replace(seen, job=replace(seen.job, spec=inputs.spec({"suspend": True}))))
+    assert suspended.status.attempts[-1].reason == R.SUSPENDED
+    assert suspended.effects == stopped.effects == (DeleteCluster("example-1", "c1"),)
+
+
+def test_an_evicted_trainer_is_asked_to_stop_and_the_next_attempt_waits_on_the_same_cluster() -> None:
+    seen = evicted()
+    asked = inputs.decide(seen)
+    assert asked.effects == (StopRayJob("example-1-1"),)
+    leaving = (inputs.pod("h", HEAD_GROUP, deleting=True), inputs.pod("w", deleting=True))
+    stopped = replace(
+        inputs.with_status_written(seen, asked), pods=leaving, ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED))
+    )
+    ended = inputs.decide(stopped, inputs.at(5))
+    attempt = ended.status.attempts[-1]
+    assert (attempt.number, attempt.reason, attempt.outcome, attempt.failure_class) == (
+        *(1, "Evicted", "Stopped", "Resumable"),
+    )
+    assert attempt.message == Mentions(PREEMPTED, "stopped as requested")
+    assert (ended.status.phase, ended.status.reason, ended.effects) == ("Queued", "Evicted", ())
+    waits = replace(inputs.with_status_written(stopped, ended), ray=RAY_NOT_ASKED)
+    assert status_after(waits, 60).attempts[-1].number == 1, "its pods are still there"
+    gone = inputs.decide(replace(waits, pods=()), inputs.at(60))
+    newest = gone.status.attempts[-1]
+    assert (newest.number, newest.state, newest.cluster_uid, newest.active_since) == (2, "Queued", "c1", None)
+    assert gone.status.waiting_since == "2026-03-01T12:00:05Z"
+    counters = gone.status.counters
+    assert counters is not None
+    assert (counters.failed_attempts, counters.infrastructure_retries, counters.uncounted_restarts) == (0, 0, 0)
+    assert gone.effects == ()
+
+
+def test_an_attempt_whose_pods_start_is_evicted_at_once() -> None:
+    seen = in_queue(active=True)
+    status = status_after(seen)
+    assert [(each.reason, each.state) for each in status.attempts] == [("Evicted", "Ended"), (None, "Queued")]
+    assert status.attempts[-1].cluster_uid == "c1"
+
+
+@pytest.mark.parametrize("pods", [inputs.ready_pods(), ()], ids=["pods left", "pods gone"])
+def test_a_cluster_that_is_admitted_again_while_its_pods_are_deleted_is_evicted_all_the_same(
+    pods: tuple[object, ...],
+) -> None:
+    """KubeRay finishes the suspension first."""
+    there = inputs.cluster(suspended=False, suspending=True, queue="team")
+    seen = replace(evicted(), clusters=(there,), pods=pods, ray=RAY_NOT_ASKED)
+    first = status_after(seen)
+    assert first.attempts[0].stop is not None
+    assert first.attempts[0].stop.reason == R.EVICTED
+    if not pods:
+        seen = inputs.with_status_written(seen, inputs.decide(seen))
+        assert status_after(seen, 60).attempts[-1].number == 1, "KubeRay is not done yet"
+        empty = replace(seen, clusters=(replace(there, suspending=False),))
+        started = status_after(empty, 61)
+        assert (started.attempts[-1].number, started.attempts[-1].state) == (2, "Provisioning")
+        assert started.attempts[-1].active_since == "2026-03-01T12:01:01Z"
+
+
+def test_a_cluster_that_is_being_suspended_at_its_creation_is_not_active_yet() -> None:
+    """KubeRay reports Suspending for a moment also for a cluster that was created suspended."""
+    seen = in_queue(suspended=False)
+    begun = replace(seen, clusters=(replace(seen.clusters[0], suspending=True),))
+    assert status_after(begun).attempts[-1].active_since is None
+    after = inputs.with_status_written(begun, inputs.decide(begun))
+    assert status_after(after, 1).attempts[-1].reason is None
+
+
+def test_a_trainer_that_may_still_run_on_a_readmitted_cluster_is_removed_with_it() -> None:
+    """KubeRay has deleted no pods, because the queue admitted the cluster again before it could."""
+    attempt = inputs.ended_attempt(R.EVICTED, FailureClass.RESUMABLE).model_copy(update={"trainer_may_run": True})
+    waiting = inputs.waiting_for_retry(0, same_cluster=True, attempts=(attempt,))
+    seen = inputs.observed(waiting, inputs.cluster(queue="team"), inputs.ready_pods())
+    decision = inputs.decide(seen)
+    assert decision.effects == (DeleteCluster("example-1", "c1"),)
+    assert decision.status.attempts[-1].number == 1
+    assert status_after(replace(seen, pods=())).attempts[-1].number == 2
+    stopped = waiting.model_copy(update={"attempts": (attempt.model_copy(update={"trainer_may_run": False}),)})
+    assert status_after(replace(seen, job=replace(seen.job, status=stopped))).attempts[-1].number == 2
+
+
+@pytest.mark.parametrize("how", ["label", "webhook", "suspended"])
+def test_the_cluster_of_a_finished_job_in_a_queue_is_not_kept(how: str) -> None:
+    keep = inputs.spec({"runPolicy.cleanup": "KeepCluster"})
+    result = {"outcome": "Succeeded", "reason": "Succeeded", "at": "2026-03-01T12:00:00Z"}
+    status = RLJobStatus.from_wire({"result": result, "attempts": [inputs.completed_attempt().to_wire()]})
+    there = inputs.cluster(queue="team" if how == "webhook" else "", suspended=how == "suspended")
+    seen = inputs.observed(status, there, inputs.ready_pods(), job_spec=keep)
+    if how == "label":
+        seen = replace(seen, job=replace(seen.job, labels={QUEUE_LABEL: "team"}))
+    decision = inputs.decide(seen)
+    assert decision.effects == (DeleteCluster("example-1", "c1"),)
+    assert inputs.decide(inputs.observed(status, inputs.cluster(), job_spec=keep)).effects == ()
+
+
+def test_an_elastic_job_in_a_queue_is_refused() -> None:
+    elastic = inputs.spec({"pools[0].nodes": 2, "runPolicy": {"elastic": {"minNodes": 1}}})
+    seen = inputs.observed(job_spec=elastic)
+    refused = status_after(replace(seen, job=replace(seen.job, labels={QUEUE_LABEL: "team"})))
+    assert inputs.condition_of(refused, C.FAILED) == (
+        "True",
+        "InvalidSpec",
+        Mentions("spec.runPolicy.elastic", "Kueue"),
+    )
+    assert status_after(seen).result is None
+
+
+PENDING = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": WAITS}
+RESERVED = {"type": "QuotaReserved", "status": "True", "reason": "QuotaReserved", "message": "Quota reserved in cq"}
+EVICTED = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": PREEMPTED}
+NOT_EVICTED = {"type": "Evicted", "status": "False", "reason": "QuotaReserved", "message": "Previously: Preempted"}
+PODS_NOT_READY = {"type": "PodsReady", "status": "False", "reason": "WaitForStart", "message": "Not all pods are ready"}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "waits_for", "evicted_because"),
+    [
+        ([], "", ""),
+        ([PODS_NOT_READY], "", ""),
+        ([PENDING], WAITS, ""),
+        ([RESERVED], "", ""),
+        ([RESERVED, EVICTED], "", PREEMPTED),
+        ([PENDING, EVICTED], WAITS, PREEMPTED),
+        ([RESERVED, NOT_EVICTED], "", ""),
+    ],
+    ids=["new", "not evaluated", "pending", "reserved", "evicted", "evicted and pending", "admitted again"],
+)
+def test_what_kueue_reports_is_read(conditions: list[JsonObject], waits_for: str, evicted_because: str) -> None:
+    raw = ray_cluster(suspend=True, suspending="False")
+    found = observed_cluster(raw, {"status": {"conditions": conditions}}).workload
+    assert found is not None
+    assert (found.waits_for, found.evicted_because) == (waits_for, evicted_because)
+    assert observed_cluster(raw).workload is None
+
+
+@pytest.mark.parametrize(
+    ("suspend", "suspending", "expected"),
+    [
+        (True, "True", (True, True)),
+        (True, "False", (True, False)),
+        (False, "True", (False, True)),
+        (False, "False", (False, False)),
+        (None, None, (False, False)),
+    ],
+)
+def test_the_suspension_of_a_cluster_is_read(
+    suspend: bool | None, suspending: str | None, expected: tuple[bool, bool]
+) -> None:
+    found = observed_cluster(ray_cluster(suspend=suspend, suspending=suspending))
+    assert (found.suspended, found.suspending) == expected
+    assert found.is_suspended == any(expected)
+    assert found.queue == "team"
+
+
+def ray_cluster(*, suspend: bool | None, suspending: str | None) -> JsonObject:
+    """A RayCluster in the queue `team`, as KubeRay reports it."""
+    conditions = [{"type": "RayClusterSuspending", "status": suspending}] if suspending is not None else []
+    return {
+        "metadata": {"name": "example-1", "uid": "c1", "labels": {QUEUE_LABEL: "team"}},
+        "spec": {} if suspend is None else {"suspend": suspend},
+        "status": {"conditions": conditions},
+    }
