@@ -62,7 +62,6 @@ def test_cluster_wide_permissions_are_exactly_those_that_are_used(helm: charts.H
 def test_kueue_adds_only_the_right_to_read_workloads(helm: charts.Helm) -> None:
     granted = charts.granted_rights(charts.only_of_kind(helm.rendered("kueue.enabled=true"), "ClusterRole"))
     assert set(granted) - IN_JOB_NAMESPACES == {
-        ("kueue.x-k8s.io", "workloads", "get"),
         ("kueue.x-k8s.io", "workloads", "list"),
         ("kueue.x-k8s.io", "workloads", "watch"),
     }

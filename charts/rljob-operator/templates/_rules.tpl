@@ -34,6 +34,6 @@ clusters, and finished jobs after `ttlSecondsAfterFinished`.
 {{- if .Values.kueue.enabled }}
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}
 {{- end }}

@@ -81,7 +81,13 @@ def _objects() -> list[dict[str, object]]:
             {
                 "name": "scheduler",
                 "image": IMAGE,
-                "command": [PROGRAM, "--config=/configuration/scheduler.json"],
+                # By default a gang that did not fit is retried after 5 minutes, also if GPUs become free earlier: the
+                # plugin does not register the deletion of pods as an event that may help.
+                "command": [
+                    PROGRAM,
+                    "--config=/configuration/scheduler.json",
+                    "--pod-max-in-unschedulable-pods-duration=10s",
+                ],
                 "volumeMounts": [{"name": "configuration", "mountPath": "/configuration"}],
             }
         ],
