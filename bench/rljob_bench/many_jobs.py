@@ -34,6 +34,7 @@ from rljob_bench.operators import (
     ray_stand_in,
     wait_for_objects,
 )
+from rljob_bench.processes import is_running
 from rljob_testing.cluster.api_server import ApiServer, create_namespace, running_apiserver
 from rljob_testing.operator.testbed import cluster_job
 
@@ -76,6 +77,8 @@ class ManyJobs:
     """What was counted, for the report."""
     _ended_in: str = ""
     """The namespace of the job of `attempt`, after its end."""
+    _process_id: int = 0
+    """The operator's process; 0 if it was not started."""
     _num_running: int = 0
     _num_finished: int = 0
 
@@ -166,9 +169,11 @@ class ManyJobs:
         with our_operator(
             self.server, self.folder / "operator", self.dashboards, self.checkout, settings
         ) as process_id:
+            self._process_id = process_id
             if settles:
                 self._wait(lambda: any(each.verb == "list" for each in self.audit.since(0)[-50:]), "a listing", 60.0)
             yield process_id
+        self._process_id = 0
 
     def _create_running(self) -> None:
         """Creates jobs until enough of them are running."""
@@ -247,8 +252,14 @@ class ManyJobs:
         deadline = time.monotonic() + seconds
         while not reached():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{what}: not after {seconds:.0f} s; logs are in {self.folder}")
+                raise TimeoutError(f"{what}: not after {seconds:.0f} s{self._end_of_log()}")
+            if self._process_id and not is_running(self._process_id):
+                raise RuntimeError(f"{what}: the operator has ended{self._end_of_log()}")
             time.sleep(LOOK_SECONDS)
+
+    def _end_of_log(self) -> str:
+        log = self.folder / "operator" / "operator.log"
+        return f"; its log ends with: {log.read_text()[-2000:]}" if log.exists() else ""
 
     def _note_sizes(self, namespace: str) -> None:
         """Notes how large the objects of a running job are."""

@@ -12,15 +12,16 @@ GONE_SECONDS = 30.0
 def wait_until_gone(process_ids: Iterable[int]) -> None:
     """Waits until none of the processes runs. Raises TimeoutError after half a minute."""
     deadline = time.monotonic() + GONE_SECONDS
-    waiting = {process_id for process_id in process_ids if _runs(process_id)}
+    waiting = {process_id for process_id in process_ids if is_running(process_id)}
     while waiting:
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {sorted(waiting)} did not end")
         time.sleep(0.05)
-        waiting = {process_id for process_id in waiting if _runs(process_id)}
+        waiting = {process_id for process_id in waiting if is_running(process_id)}
 
 
-def _runs(process_id: int) -> bool:
+def is_running(process_id: int) -> bool:
+    """Whether a process exists and has not ended."""
     try:
         stat = Path(f"/proc/{process_id}/stat").read_text()
     except OSError:
