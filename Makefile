@@ -80,7 +80,7 @@ cluster-down: $(INSTALLED) ## Delete that cluster; programs and images that were
 
 # The programs install verl and TRL themselves, into .cache/bench. Without a package index they report what is missing.
 bench: export PYTHONPATH := $(CURDIR)/tests/support
-bench: $(INSTALLED) ## Run the benchmarks of bench/ beside verl and TRL, more than half an hour (BENCH_ARGS=--quick only tries them); JSON in runs/bench
+bench: $(INSTALLED) ## Run the benchmarks of bench/ beside verl and TRL, about an hour (BENCH_ARGS=--quick only tries them); JSON in runs/bench
 	@mkdir -p runs/bench
 	@for program in bench/*.py; do \
 		echo "== $$program"; name=$${program##*/}; \

@@ -276,13 +276,12 @@ def measured(
             time.sleep(5)
             idle, peak = resident_mib(process_id), PeakMemory(process_id)
             peak.start()
-            cpu = cpu_seconds(process_id)
             hostile_wires = hostile_jobs(dashboards, hostile_namespace, hostile, num_heads)
             create_all(server, hostile_path, hostile_wires)
             heads = [dashboards.cluster(hostile_namespace, f"hostile-{each}-1") for each in range(num_heads)]
             wait_for(lambda: all(head.num_requests for head in heads), "all heads are polled", START_SECONDS, 0.2)
             # Before, the API server and this process are busy with the start of so many jobs.
-            begin = time.monotonic()
+            begin, cpu = time.monotonic(), cpu_seconds(process_id)
             time.sleep(seconds)
             end = time.monotonic()
             peak.end()

@@ -116,8 +116,6 @@ def test_valid_but_unintended_values_are_warned_of_with_their_line(tmp_path: Pat
     head, affinity = "spec.head.template", "spec.pools[0].template.affinity.podAntiAffinity"
     terms = f"{head}.affinity.nodeAffinity.{required}.nodeSelectorTerms[0].matchExpressions[0]"
     expected = [
-        ("5:39", "metadata.labels.kueue.x-k8s.io/queue-name", no_queue, '(seen: "team")'),
-        ("5:76", "metadata.labels.kueue.x-k8s.io/priority-class", no_queue, '(seen: "high")'),
         ("6:44", "metadata.annotations.kueue.x-k8s.io/queue-name", no_queue, '(seen: "team")'),
         ("9:36", "spec.head.resources.requests.memory", no_bytes, '(seen: "400m")'),
         ("9:95", "spec.head.resources.limits.ephemeral-storage", no_bytes, '(seen: "0.5")'),
@@ -284,7 +282,7 @@ def test_a_job_from_a_pipe_is_read_once(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     for text, accepted, lines in (
         (JOB, True, [f"{pipe}: RLJob example is valid (pool main: 2 nodes x 6 GPUs)"]),
-        (JOB.replace("{name: example}", "{name: example, labels: {kueue.x-k8s.io/queue-name: a}}"), True, None),
+        (JOB.replace("{name: example}", "{name: example, labels: {kueue.x-k8s.io/queue: a}}"), True, None),
         (JOB.replace("steps: 10", "steps: 0"), False, None),
     ):
         writer = Thread(target=pipe.write_text, args=(text,))

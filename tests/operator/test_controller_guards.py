@@ -97,7 +97,7 @@ def test_only_the_head_of_the_attempts_own_cluster_is_polled(
 ) -> None:
     polls: list[str] = []
 
-    async def poll(_: RunWatcher, job: str, __: Dashboard, *___: str | None) -> ObservedRay:
+    async def poll(_: RunWatcher, job: str, __: Dashboard, *___: str | None, **_____: int) -> ObservedRay:
         polls.append(job)
         return ObservedRay(Reachability.UNREACHABLE, error="no answer")
 

@@ -231,7 +231,8 @@ def test_the_condition_has_the_expected_reason(jobs: Testbed, name: str) -> None
 
 
 def test_a_job_fails_when_its_pods_miss_the_provisioning_deadline(jobs: Testbed) -> None:
-    jobs.script("too-late-1", scripts.ClusterScript({"head": scripts.STARTING, "main": scripts.STARTING}))
+    missing = scripts.PodScript(phase="Pending", ready=False, waiting=("ErrImagePull", "not found"))
+    jobs.script("too-late-1", scripts.ClusterScript({"head": missing, "main": missing}))
     jobs.submit("too-late", NO_RETRIES)
     # Earlier, the message would name another step that was not finished in time.
     jobs.wait(lambda: "0 of 2 pods ready" in jobs.condition("too-late", "ClusterReady").get("message", ""), "its pods")

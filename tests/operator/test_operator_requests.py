@@ -113,7 +113,7 @@ def test_nothing_is_written_while_nothing_changes(
     time.sleep(4)
     since = Counter(str(seen) for seen in list(proxy.requests)[len(before) :] if seen.resource != "leases")
     # A listing of everything, once a minute, may fall into this time.
-    assert set(since) <= {"list rljobs", "list rayclusters", "list pods"}, since
+    assert set(since) <= {"list rljobs", "list rayclusters", "list pods", "list networkpolicies"}, since
     assert all(number == 1 for number in since.values()), since
     # Polls of one request, though nothing happened that would cause one; and now and then groups and nodes.
     assert 0 < testbed.dashboard("still-1").num_requests - asked <= 6

@@ -10,7 +10,7 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.elastic import largest_valid_nodes, with_nodes
 from rljob_api.run_state import RunPhase
-from rljob_api.v1alpha1.status import Attempt, Counters, PoolNodes, RLJobStatus
+from rljob_api.v1alpha1.status import Attempt, Counters, FailureClass, PoolNodes, RLJobStatus
 from rljob_operator.reconcile.decision import DeleteCluster, StopRayJob, SubmitRayJob
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, RayJobStatus
 from rljob_testing.messages import Mentions
@@ -165,6 +165,41 @@ def test_it_is_stopped_with_a_checkpoint_after_all_nodes_were_there_for_a_minute
     assert (ended.status.counters.failed_attempts, ended.status.counters.infrastructure_retries) == (0, 0)
     grown = replace(inputs.with_status_written(done, ended), ray=inputs.ray(gpus=(2,) * 4))
     assert inputs.decide(grown, inputs.at(71)).effects == (SubmitRayJob("example-2-1", 2, inputs.START_NUMBER + 1),)
+
+
+@pytest.mark.parametrize(("growths", "seconds"), [(0, 60), (1, 120), (2, 240), (6, 3840), (9, 3840)])
+def test_growth_waits_longer_each_time_it_did_not_last(growths: int, seconds: int) -> None:
+    seen = small(4, all_nodes_since="2026-03-01T12:00:00Z")
+    counters = Counters(attempts=1, start_number=inputs.START_NUMBER, short_growths=growths)
+    status = seen.job.status.model_copy(update={"counters": counters})
+    seen = replace(seen, job=replace(seen.job, status=status))
+    state = inputs.run_state(seconds_ago=1 - seconds)
+    seen = replace(seen, ray=inputs.ray(inputs.ray_job(), state))
+    assert inputs.decide(seen, inputs.at(seconds - 1)).effects == ()
+    assert inputs.decide(seen, inputs.at(seconds)).effects == (StopRayJob("example-1-1"),)
+
+
+@pytest.mark.parametrize(
+    ("code", "saved", "stopped", "growths"),
+    [(75, None, None, 3), (1, None, None, 3), (75, 9, None, 0), (None, None, "now", 2)],
+    ids=["lost", "failed", "saved a checkpoint", "stopped by its user"],
+)
+def test_an_attempt_on_all_nodes_that_fails_before_its_first_checkpoint_counts(
+    code: int | None, saved: int | None, stopped: str | None, growths: int
+) -> None:
+    former = inputs.ended_attempt(Reason.RESIZED, FailureClass.RESUMABLE)
+    record = {"cluster": "example-1", "cluster_uid": "c1", "number": 2}
+    status = inputs.running(record=record).model_copy(
+        update={"counters": Counters(attempts=2, start_number=inputs.START_NUMBER, short_growths=2)}
+    )
+    status = status.model_copy(update={"attempts": (former, *status.attempts)})
+    job = replace(
+        inputs.ray_job(RayJobStatus.FAILED if code else RayJobStatus.STOPPED, code), submission_id="example-2-1"
+    )
+    ended = inputs.healthy(job, inputs.run_state(RunPhase.FAILED, checkpoint_step=saved), status, job_spec=ELASTIC)
+    found = inputs.decide(replace(ended, job=replace(ended.job, stop_request=stopped))).status.counters
+    assert found is not None
+    assert found.short_growths == growths
 
 
 def test_after_a_failure_on_fewer_nodes_the_next_attempt_does_not_wait_again() -> None:

@@ -9,10 +9,11 @@ import pytest
 from rljob_api.conditions import Reason
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import StopRequest
-from rljob_operator.reconcile.decision import SubmitRayJob
+from rljob_operator.reconcile.decision import DeleteCluster, StopRayJob, SubmitRayJob
 from rljob_operator.reconcile.observed import Observed, ObservedRay, PodProblem, RayJobStatus, Reachability
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator import inputs
+from rljob_testing.operator.reasons_of_waiting import disrupted
 
 R = Reason
 GRACE_SECONDS = inputs.spec().run_policy.grace_period_seconds
@@ -192,3 +193,82 @@ def test_a_job_between_attempts_with_an_unreadable_spec_can_be_stopped() -> None
     result = inputs.decide(replace(seen, job=replace(seen.job, stop_request="now"))).status.result
     assert result is not None
     assert result.reason == R.STOPPED_BY_USER
+
+
+PREEMPTED = PodProblem(R.DISRUPTED, "PreemptionByScheduler: for a/b")
+TAKEN = replace(inputs.pod("worker-0", problem=PREEMPTED), deleting=True)
+
+
+def uncounted(seen: Observed) -> int:
+    """How many free restarts the job has had; checks that it has used no retry."""
+    counters = inputs.decide(seen).status.counters
+    assert counters is not None
+    assert (counters.failed_attempts, counters.infrastructure_retries) == (0, 0)
+    return counters.uncounted_restarts
+
+
+def test_a_disrupted_trainer_is_asked_to_stop_and_resumes_on_the_same_cluster() -> None:
+    seen = replace(inputs.healthy(inputs.ray_job(), inputs.run_state()), pods=(inputs.ready_pods()[0], TAKEN))
+    asked = inputs.decide(seen)
+    assert asked.effects == (StopRayJob("example-1-1"),)
+    stopped = replace(inputs.with_status_written(seen, asked), ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED)))
+    ended = inputs.decide(stopped, inputs.at(10))
+    newest, following = ended.status.attempts[-1], ended.status.next_attempt
+    assert (newest.reason, newest.outcome, newest.failure_class) == (R.DISRUPTED, "Stopped", "Resumable")
+    assert following is not None
+    assert following.same_cluster
+    assert (ended.status.phase, ended.effects, uncounted(stopped)) == ("Retrying", (), 1)
+
+
+@pytest.mark.parametrize("head", [{"ready": False}, {"deleting": True}, {"problem": PREEMPTED}], ids=str)
+def test_a_disrupted_head_costs_the_cluster(head: dict[str, object]) -> None:
+    seen = disrupted(stopped=True)
+    first, *others = seen.pods
+    decision = inputs.decide(replace(seen, pods=(replace(first, **head), *others)))  # type: ignore[arg-type]
+    assert decision.effects == (DeleteCluster("example-1", "c1"),)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 75)),
+        replace(inputs.healthy(), ray=RAY_NOT_ASKED),
+        replace(inputs.healthy(), ray=inputs.ray()),
+    ],
+    ids=["trainer failed", "head gone", "driver lost"],
+)
+def test_a_trainer_that_is_lost_before_it_could_be_stopped_was_disrupted_too(seen: Observed) -> None:
+    head = inputs.pod("head", "head")
+    gone = seen.ray is RAY_NOT_ASKED
+    pods = (replace(head, ended=True, ready=False, problem=PREEMPTED),) if gone else (head, TAKEN)
+    lost = replace(seen, pods=pods)
+    assert inputs.decide(lost).status.attempts[-1].reason == R.DISRUPTED
+    assert uncounted(lost) == 1
+
+
+def test_a_pod_that_kuberay_has_replaced_disturbs_the_next_attempt_no_longer() -> None:
+    old = replace(TAKEN, name="worker-9")
+    seen = inputs.healthy(inputs.ray_job(), inputs.run_state())
+    replaced = inputs.decide(replace(seen, pods=(*seen.pods, old)))
+    assert (replaced.status.attempts[-1].stop, replaced.effects) == (None, ())
+    failed = inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 75))
+    assert inputs.decide(replace(failed, pods=(*failed.pods, old))).status.attempts[-1].reason == R.INFRASTRUCTURE_ERROR
+    due = replace(inputs.pod("worker-9"), problem=PREEMPTED)
+    assert inputs.decide(replace(seen, pods=(*seen.pods, due))).effects == (StopRayJob("example-1-1"),)
+
+
+def test_pods_that_are_disrupted_before_the_trainer_starts_are_waited_for() -> None:
+    seen = inputs.observed(inputs.provisioning(), inputs.cluster(), (inputs.ready_pods()[0], TAKEN), inputs.ray())
+    assert inputs.decide(seen).status.attempts[-1].ended is None
+
+
+@pytest.mark.parametrize("submitted", [False, True])
+def test_a_worker_lost_with_its_node_ends_an_attempt_whose_trainer_is_not_started(submitted: bool) -> None:
+    silent = replace(inputs.pod("worker-0", node_silent_seconds=60), ready=False)
+    seen = inputs.observed(inputs.provisioning(), inputs.cluster(), (inputs.ready_pods()[0], silent), inputs.ray())
+    if submitted:
+        seen = replace(inputs.healthy(inputs.ray_job(), inputs.run_state()), pods=seen.pods)
+    decision = inputs.decide(seen)
+    newest = decision.status.attempts[-1]
+    assert (newest.reason, newest.failed_pod) == ((None, None) if submitted else (R.INFRASTRUCTURE_ERROR, "worker-0"))
+    assert decision.effects == (() if submitted else (DeleteCluster("example-1", "c1"),))

@@ -10,7 +10,7 @@ import pytest
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.run_state import RunPhase
-from rljob_api.v1alpha1.status import Counters, RLJobStatus
+from rljob_api.v1alpha1.status import Counters, FailureClass, RLJobStatus
 from rljob_operator.reconcile.decision import CreateCluster, DeleteCluster, SubmitRayJob
 from rljob_operator.reconcile.observed import Observed, RayJobStatus
 from rljob_operator.reconcile.status_draft import moment
@@ -273,3 +273,41 @@ def test_an_attempt_counts_active_seconds_without_waiting() -> None:
     stop = inputs.decide(seen, inputs.at(1)).status.attempts[-1].stop
     assert stop is not None
     assert stop.reason == "ActiveDeadlineExceeded"
+
+
+def repeated(seen: Observed, **former: object) -> Observed:
+    """The same failure, after an attempt on the same cluster that failed, too."""
+    newest = seen.job.status.attempts[-1]
+    attempt = inputs.ended_attempt(Reason.INFRASTRUCTURE_ERROR, FailureClass.INFRASTRUCTURE)
+    attempt = attempt.model_copy(update={"cluster": "example-1", "cluster_uid": "c1", **former})
+    status = seen.job.status.model_copy(update={"attempts": (attempt, newest)})
+    return replace(seen, job=replace(seen.job, status=status))
+
+
+def test_an_infrastructure_failure_keeps_the_cluster_while_its_head_and_nodes_respond() -> None:
+    """KubeRay replaces lost worker pods, and the job keeps its place in a queue."""
+    seen = replace(failing(INFRASTRUCTURE), pods=(inputs.pod("h", "head"), inputs.pod("w", ready=False)))
+    for kept in (seen, repeated(seen, cluster_uid="c0"), repeated(seen, failure_class="Application")):
+        decision = inputs.decide(kept)
+        assert decision.effects == ()
+        assert decision.status.next_attempt is not None
+        assert decision.status.next_attempt.same_cluster
+        assert decision.status.counters is not None
+        assert decision.status.counters.infrastructure_retries == 1
+    saved = repeated(replace(failing(INFRASTRUCTURE, checkpoint_step=4), pods=seen.pods))
+    assert inputs.decide(saved).effects == ()
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        replace(failing(INFRASTRUCTURE), pods=(inputs.pod("h", "head", ready=False),)),
+        replace(failing(INFRASTRUCTURE), pods=(inputs.pod("h", "head", deleting=True),)),
+        replace(failing(INFRASTRUCTURE), pods=(inputs.pod("h", "head"), inputs.pod("w", node_silent_seconds=1))),
+        replace(failing(INFRASTRUCTURE), pods=(inputs.pod("h", "head"), inputs.pod("w", overdue=True))),
+        repeated(failing(INFRASTRUCTURE)),
+    ],
+    ids=["head not ready", "head deleted", "silent node", "overdue pod", "failed on it twice"],
+)
+def test_a_cluster_that_may_be_broken_is_not_kept_after_an_infrastructure_failure(seen: Observed) -> None:
+    assert inputs.decide(seen).effects == (DeleteCluster("example-1", "c1"),)

@@ -57,7 +57,7 @@ def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | N
         pods = cluster.pods(job)
         warnings = cluster.warnings(job.metadata.namespace)
     except NotAllowedError as error:
-        unreadable = f"\nOther jobs, pods and events could not be read: {error}"
+        unreadable = f"\nPods and events could not be read: {error}"
     # Only warnings about RayClusters and pods, because the operator's events about the job repeat the conditions.
     names = {attempt.cluster for attempt in job.status.attempts} | {pod.metadata.name for pod in pods}
     warnings = [event for event in warnings if event.involved_object.name in names]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import zlib
 from collections.abc import Iterable
 from datetime import UTC
 
@@ -62,9 +61,6 @@ from rljob_operator.reconcile.observed import EffectFailure
 
 POLICY_SECONDS = 60.0
 """Minimum time between two ApplyNetworkPolicy effects for the same cluster."""
-POLICY_RESTORE_SECONDS = 600.0
-"""How often the network policy of a running attempt is applied again, because somebody may have deleted or changed it.
-An unchanged policy costs the API server no write."""
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +80,6 @@ class EffectExecutor:
         self._creation = ClusterCreation(context)
         self._policy_applied_at: dict[str, float] = {}
         """When an ApplyNetworkPolicy effect was last due (monotonic seconds), by the cluster's UID."""
-        self._policy_restored_at: dict[str, float] = {}
-        """When the policy of a running attempt was last applied again (monotonic seconds), by the cluster's UID."""
 
     async def write_status(self, job: JobObject, decision: Decision) -> str:
         """Writes the decision's status if it differs from the job's. Returns the resource version of the job with the
@@ -203,24 +197,15 @@ class EffectExecutor:
         return True
 
     async def _restore_policy(self, observation: Observation) -> None:
-        """Applies the policy of the running attempt again if it was deleted, or if this was not done within
-        `POLICY_RESTORE_SECONDS`. After a restart of the operator the first times differ from cluster to cluster. A
-        failure is only logged."""
+        """Applies the policy of the current attempt again if the last listing did not have it. A failure is only
+        logged."""
         job = observation.observed.job
         attempt = next(iter(job.status.attempts[-1:]), None)
         cluster = attempt.cluster if attempt is not None and attempt.ended is None else ""
         uid = text_at(observation.clusters.get(cluster, {}), "metadata", "uid")
-        if not uid or not self._defaults.network_policy.enabled:
+        if not uid or not self._defaults.network_policy.enabled or not self._cache.lacks_network_policy(uid):
             return
-        now = self._clock.monotonic()
-        first = now - zlib.crc32(uid.encode()) % POLICY_RESTORE_SECONDS
-        is_young = now - self._policy_restored_at.setdefault(uid, first) < POLICY_RESTORE_SECONDS
-        if is_young and not self._cache.lacks_network_policy(uid):
-            return
-        self._policy_restored_at[uid] = now
         self._cache.note_policy_applied(uid)
-        oldest = now - 2 * POLICY_RESTORE_SECONDS
-        self._policy_restored_at = {uid: at for uid, at in self._policy_restored_at.items() if at > oldest}
         self._require_leadership()
         try:
             await self._apply_policy(cluster, observation)

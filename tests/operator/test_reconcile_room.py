@@ -1,0 +1,170 @@
+"""What follows when an attempt cannot start: jobs wait for room without a limit; what can never start ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rljob_api.conditions import ConditionType, Reason
+from rljob_api.constants import HEAD_GROUP
+from rljob_api.v1alpha1.status import Counters, RLJobStatus
+from rljob_operator.reconcile.cluster import readiness_problem
+from rljob_operator.reconcile.decision import CreateCluster, DeleteCluster, SubmitRayJob
+from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, PodProblem
+from rljob_operator.reconcile.status_draft import moment
+from rljob_testing.operator import inputs
+from rljob_testing.operator.reasons_of_waiting import QUOTA, QUOTA_TOO_SMALL, without_room
+
+C, R = ConditionType, Reason
+NO_ROOM = [R.UNSCHEDULABLE, R.QUOTA_EXCEEDED]
+DEADLINE = 1800
+
+
+def counters(status: RLJobStatus) -> Counters:
+    assert status.counters is not None
+    return status.counters
+
+
+def pause_seconds(status: RLJobStatus, start_seconds: float = 0) -> float:
+    assert status.next_attempt is not None
+    return (moment(status.next_attempt.not_before) - inputs.at(start_seconds)).total_seconds()
+
+
+def with_problem(reason: Reason, seconds_ago: float = DEADLINE) -> Observed:
+    """A new job whose worker pod has had this problem since its start."""
+    pods = (inputs.pod("h", HEAD_GROUP), inputs.pod("w", problem=PodProblem(reason, "why")))
+    return inputs.observed(inputs.provisioning(seconds_ago=seconds_ago), inputs.cluster(), pods)
+
+
+def after_progress(seen: Observed) -> Observed:
+    """The same job, if it has trained before."""
+    former = inputs.ended_attempt().model_copy(update={"cluster": "example-0", "cluster_uid": "c0"})
+    status = seen.job.status.model_copy(update={"attempts": (former, *seen.job.status.attempts)})
+    return replace(seen, job=replace(seen.job, status=status))
+
+
+@pytest.mark.parametrize("reason", NO_ROOM)
+def test_without_room_a_job_waits_until_its_deadline_and_then_gives_back_what_it_holds(reason: Reason) -> None:
+    waiting = inputs.decide(without_room(reason, DEADLINE - 1))
+    assert waiting.effects == ()
+    assert waiting.status.waiting_since == "2026-03-01T12:00:00Z"
+    seen = inputs.with_status_written(without_room(reason, DEADLINE), waiting)
+    seen = replace(seen, job=replace(seen.job, status=waiting.status))
+    decision = inputs.decide(seen, inputs.at(1))
+    status = decision.status
+    assert decision.effects == (DeleteCluster("example-1", "c1"),)
+    assert (status.phase, status.reason, status.result) == ("Pending", reason.value, None)
+    assert (status.attempts[-1].outcome, status.attempts[-1].failure_class) == ("Stopped", "Resumable")
+    assert status.next_attempt is not None
+    assert not status.next_attempt.same_cluster
+    assert status.waiting_since == "2026-03-01T12:00:00Z"
+    used = counters(status)
+    assert (used.failed_attempts, used.application_retries, used.infrastructure_retries) == (0, 0, 0)
+    assert used.uncounted_restarts == 1
+
+
+def test_the_pauses_of_a_job_without_room_grow_and_it_never_ends() -> None:
+    seen, pauses, seconds = without_room(), [], 0.0
+    for number in range(1, 13):
+        ended = inputs.decide(seen, inputs.at(seconds))
+        assert ended.status.result is None
+        assert counters(ended.status).uncounted_restarts == number
+        pauses.append(pause_seconds(ended.status, seconds))
+        seconds += pauses[-1]
+        started = inputs.decide(inputs.observed(ended.status), inputs.at(seconds))
+        newest = started.status.attempts[-1]
+        assert (newest.number, newest.cluster) == (number + 1, f"example-{number + 1}")
+        there = inputs.cluster(name=newest.cluster, uid=f"c{number + 1}")
+        pods = tuple(replace(pod, cluster=newest.cluster) for pod in without_room().pods)
+        created = inputs.observed(started.status, there, pods)
+        created = inputs.with_status_written(created, inputs.decide(created, inputs.at(seconds)))
+        seen, seconds = created, seconds + DEADLINE
+    assert all(8 * 2**index <= pause <= 12 * 2**index for index, pause in enumerate(pauses[:6]))
+    assert all(480 <= pause <= 720 for pause in pauses[7:])
+
+
+@pytest.mark.parametrize("reason", NO_ROOM)
+def test_a_job_that_starts_no_longer_waits(reason: Reason) -> None:
+    waiting = inputs.with_status_written(without_room(reason, 60), inputs.decide(without_room(reason, 60)))
+    assert waiting.job.status.waiting_since is not None
+    ready = replace(waiting, clusters=(inputs.cluster(),), pods=inputs.ready_pods(), ray=inputs.ray())
+    assert inputs.decide(ready).status.waiting_since is None
+
+
+@pytest.mark.parametrize(
+    "reason", [R.IMAGE_PULL_FAILED, R.CONTAINER_CONFIG_ERROR, R.VOLUME_MOUNT_FAILED, R.CONTAINER_CRASHING]
+)
+def test_a_new_job_that_can_never_start_ends_at_its_deadline(reason: Reason) -> None:
+    assert inputs.decide(with_problem(reason, DEADLINE - 1)).status.attempts[-1].ended is None
+    result = inputs.decide(with_problem(reason)).status.result
+    assert result is not None
+    assert result.reason == R.PROVISIONING_DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        after_progress(with_problem(R.IMAGE_PULL_FAILED)),
+        with_problem(R.INFRASTRUCTURE_ERROR),
+        inputs.observed(inputs.provisioning(seconds_ago=DEADLINE), inputs.cluster()),
+    ],
+    ids=["it has run before", "failing node", "slow pods"],
+)
+def test_a_job_that_is_not_at_fault_is_retried_after_its_deadline(seen: Observed) -> None:
+    status = inputs.decide(seen).status
+    assert status.result is None
+    assert (status.attempts[-1].reason, status.attempts[-1].failure_class) == ("InfrastructureError", "Infrastructure")
+    assert counters(status).infrastructure_retries == 1
+    assert inputs.decide(inputs.without_retries(seen)).status.result is not None
+
+
+def test_a_job_that_has_run_before_may_also_be_submitted_late() -> None:
+    seen = after_progress(with_problem(R.IMAGE_PULL_FAILED, 4000))
+    ready = replace(seen, pods=inputs.ready_pods(), ray=inputs.ray())
+    decision = inputs.decide(ready)
+    assert [type(effect) for effect in decision.effects] == [SubmitRayJob]
+    assert decision.status.attempts[-1].ended is None
+
+
+def test_an_operator_that_has_just_started_tries_the_creation_before_the_deadline_ends_it() -> None:
+    """It does not know yet why the cluster could not be created."""
+    seen = inputs.observed(inputs.provisioning(seen=False, seconds_ago=2 * DEADLINE))
+    decision = inputs.decide(seen)
+    assert decision.effects == (CreateCluster(1, "example-1"),)
+    assert decision.status.attempts[-1].ended is None
+    refused = EffectFailure(EffectKind.CREATE_CLUSTER, R.CREATION_REJECTED, "forbidden")
+    result = inputs.decide(replace(seen, failure=refused)).status.result
+    assert result is not None
+    assert result.reason == R.PROVISIONING_DEADLINE_EXCEEDED
+    full = inputs.decide(replace(seen, failure=replace(refused, message=QUOTA))).status
+    assert (full.result, full.attempts[-1].reason) == (None, "QuotaExceeded")
+    left = replace(seen, pods=(inputs.pod("old", cluster="example-0"),))
+    assert inputs.decide(left).status.attempts[-1].reason == R.INFRASTRUCTURE_ERROR
+
+
+TWO_RESOURCES = (
+    'pods "w" is forbidden: exceeded quota: team, requested: limits.memory=16Gi,requests.nvidia.com/gpu=2, used:'
+    " limits.memory=60Gi,requests.nvidia.com/gpu=0, limited: limits.memory=64Gi,requests.nvidia.com/gpu=8"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (QUOTA, R.QUOTA_EXCEEDED),
+        (f"FailedCreateWorkerPod: {QUOTA}", R.QUOTA_EXCEEDED),
+        (TWO_RESOURCES, R.QUOTA_EXCEEDED),
+        (TWO_RESOURCES.replace("memory=16Gi", "memory=65Gi"), R.POD_CREATION_FAILED),
+        (TWO_RESOURCES.replace("memory=16Gi", "memory=65536M"), R.QUOTA_EXCEEDED),
+        (QUOTA_TOO_SMALL, R.POD_CREATION_FAILED),
+        ('pods "w" is forbidden: failed quota: team: must specify limits.memory', R.POD_CREATION_FAILED),
+        ("exceeded quota: gpus", R.POD_CREATION_FAILED),
+        ('admission webhook "policy" denied the request', R.POD_CREATION_FAILED),
+    ],
+)
+def test_a_quota_that_others_use_up_is_told_from_one_that_is_too_small(message: str, reason: Reason) -> None:
+    problem = readiness_problem(inputs.spec(), (inputs.pod("h", HEAD_GROUP),), message)
+    assert problem is not None
+    assert problem.reason is reason
+    assert message in problem.message
