@@ -1,4 +1,4 @@
-"""Jobs that cannot work are rejected, or fail with the cause in their status."""
+"""Jobs that cannot work are rejected, or have the cause in their status."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_job_without_storage_fails_before_a_pod_is_created(kubectl: Kubectl, j
     kubectl("delete", "rljob", "no-storage")
 
 
-def test_an_unschedulable_pool_is_explained_within_thirty_seconds(
+def test_an_unschedulable_pool_is_explained_within_thirty_seconds_and_gives_back_what_it_holds(
     kubectl: Kubectl, jobs: Path, rljob: list[str]
 ) -> None:
     applied = time.monotonic()
@@ -70,10 +70,16 @@ def test_an_unschedulable_pool_is_explained_within_thirty_seconds(
     explained = subprocess.run([*rljob, "explain", "impossible"], capture_output=True, text=True, check=False)
     assert "nvidia.com/gpu" in explained.stdout, explained.stdout + explained.stderr
 
-    ended = wait_for(lambda: failed(kubectl, "impossible"), "Failed at the deadline", timeout_seconds=60)
-    assert ended.reason == "ProvisioningDeadlineExceeded"
-    assert "nvidia.com/gpu" in ended.message
+    wait_for(lambda: kubectl.status("impossible").attempts[0].ended, "the end at the deadline", timeout_seconds=60)
     wait_for(lambda: not kubectl.names("pods", "rljob.dev/job=impossible"), "no pods are left", timeout_seconds=60)
+    status = kubectl.status("impossible")
+    first = status.attempts[0]
+    assert (first.reason, first.outcome, first.failure_class) == ("Unschedulable", "Stopped", "Resumable"), first
+    assert "nvidia.com/gpu" in (first.message or "")
+    assert failed(kubectl, "impossible") is None
+    counters = status.counters
+    assert counters is not None
+    assert (counters.failed_attempts, counters.infrastructure_retries) == (0, 0)
     kubectl("delete", "rljob", "impossible")
 
 
