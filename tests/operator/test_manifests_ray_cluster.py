@@ -15,6 +15,7 @@ from rljob_api.v1alpha1.pools import PodOverlay
 from rljob_operator.manifests.ownership import Manifest
 from rljob_operator.manifests.pod_environment import spec_document
 from rljob_operator.manifests.ray_cluster import ray_cluster
+from rljob_operator.raw_json import at, object_at, objects_at
 from rljob_testing.operator import inputs
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -230,3 +231,26 @@ def test_our_labels_win_even_if_no_rule_rejects_others() -> None:
         "main",
         "a",
     )
+
+
+def test_a_cluster_in_a_queue_is_created_suspended_with_its_labels() -> None:
+    labels = {"kueue.x-k8s.io/queue-name": "team", "kueue.x-k8s.io/priority-class": "high"}
+    queued = ray_cluster(inputs.IDENTITY, inputs.spec(), 1, inputs.DEFAULTS, KEY_ID, labels)
+    other = ray_cluster(inputs.IDENTITY, inputs.spec(), 1, inputs.DEFAULTS, KEY_ID)
+    assert at(queued, "spec", "suspend") is True
+    assert at(other, "spec", "suspend") is None
+    of_queued, of_other = (object_at(each, "metadata", "labels") for each in (queued, other))
+    assert of_queued == {**of_other, **labels}
+
+
+def test_the_labels_of_a_batch_scheduler_are_those_of_the_cluster_and_its_pods() -> None:
+    spec = inputs.spec({"scheduling": {"gang": True, "labels": {"kai.scheduler/queue": "team"}}})
+    cluster = ray_cluster(inputs.IDENTITY, spec, 1, inputs.DEFAULTS, KEY_ID)
+    head = object_at(cluster, "spec", "headGroupSpec")
+    [worker] = objects_at(cluster, "spec", "workerGroupSpecs")
+    of_cluster = object_at(cluster, "metadata", "labels")
+    assert of_cluster["ray.io/gang-scheduling-enabled"] == "true"
+    for labels in (of_cluster, *(object_at(each, "template", "metadata", "labels") for each in (head, worker))):
+        assert labels["kai.scheduler/queue"] == "team"
+    plain = ray_cluster(inputs.IDENTITY, inputs.spec(), 1, inputs.DEFAULTS, KEY_ID)
+    assert "ray.io/gang-scheduling-enabled" not in object_at(plain, "metadata", "labels")

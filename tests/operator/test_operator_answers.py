@@ -156,10 +156,20 @@ class Outcome:
     """The largest number of clusters that existed at the same time, and the number of all clusters."""
 
 
+def losing_head(testbed: Testbed) -> scripts.TrainerScript:
+    """The head pod of the first attempt is deleted while the trainer runs."""
+
+    def life(_: float, environment: Mapping[str, object]) -> scripts.RunMoment:
+        testbed.lose_head(f"{JOB}-1")
+        return scripts.RunMoment(run_state=scripts.run_state(environment, "Running", 1))
+
+    return life
+
+
 def run_job_with_false_answers(testbed: Testbed, answer: Response, to_writes: bool) -> Outcome:
-    """A job whose first attempt ends with a lost node, and whose second one completes."""
+    """A job whose first attempt loses its head pod, and whose second one completes."""
     since = testbed.clusters_version()
-    for number, end in ((1, scripts.failing(75, ("WorkerLostError", "lost"), "")), (2, scripts.succeeding(0.1))):
+    for number, end in ((1, losing_head(testbed)), (2, scripts.succeeding(0.1))):
         testbed.dashboard(f"{JOB}-{number}").life = ending_when_seen(testbed, number, end)
     with api_proxy.running_proxy(testbed.server) as proxy:
         operator = testbed.with_server_url(proxy.url).operator()
@@ -203,7 +213,7 @@ def test_invalid_and_stale_responses_change_nothing(lives: Mapping[str, Life], n
     print(f"{name}: {len(outcome.sent)} answers")
     assert "a bug in the operator" not in outcome.log, outcome.log
     assert [(each["reason"], each["cluster"]) for each in outcome.status["attempts"]] == [
-        ("InfrastructureError", f"{JOB}-1"),
+        ("HeadLost", f"{JOB}-1"),
         ("Succeeded", f"{JOB}-2"),
     ]
     assert outcome.clusters == (1, 2)

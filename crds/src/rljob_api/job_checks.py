@@ -105,18 +105,6 @@ def cluster_violations(
     )
 
 
-def _service_account_violations(account: str | None, names: Collection[str] | None) -> Iterator[Violation]:
-    if account is not None and names is not None and account not in names:
-        allowed = f"use one of {', '.join(names)}, " if names else "remove it, "
-        yield Violation(
-            rule=SERVICE_ACCOUNT_RULE,
-            path=("spec", "serviceAccountName"),
-            wrong="jobs may not use this ServiceAccount",
-            advice=f"{allowed}or ask the administrator to add it to the operator's value jobs.serviceAccountNames",
-            seen=json.dumps(account),
-        )
-
-
 def is_ray_new_enough(version: str) -> bool:
     """Whether a version is at least `MIN_RAY_VERSION`; False if it does not have the form 2.60.0."""
     is_version = re.fullmatch(_VERSION, version, flags=re.ASCII) is not None
