@@ -258,7 +258,7 @@ def test_a_change_just_before_its_deletion_keeps_a_job(settings: Settings, edits
 def test_more_dashboards_are_polled_less_often(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, num_jobs: int, seconds: float
 ) -> None:
-    monkeypatch.setattr(reconcile_loop, "POLLS_PER_SECOND", 0.1 if num_jobs > 1 else 50.0)
+    monkeypatch.setattr(reconcile_loop, "POLLS_PER_SECOND", 0.1 if num_jobs > 1 else 40.0)
     monkeypatch.setattr(reconcile_loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
 
     async def silent(_: RunWatcher, __: str, ___: Dashboard, *____: str | None, **_____: int) -> ObservedRay:

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api.run_state import RunPhase
 from rljob_operator.controller import reconcile_loop
 from rljob_operator.kube.allowed_calls import CLUSTERS, EVENTS, JOBS, NETWORK_POLICIES
 from rljob_operator.kube.errors import RefusedError, UnknownFieldError
-from rljob_operator.raw_json import JsonObject, object_at, text_at
+from rljob_operator.raw_json import JsonObject, at, object_at, objects_at, text_at
 from rljob_operator.ray.client import Dashboard, DashboardOpenError
+from rljob_operator.ray.run_watcher import RunWatcher
 from rljob_operator.reconcile.decision import ApplyNetworkPolicy, SubmitRayJob
+from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, RayJobStatus
 from rljob_operator.settings import JobNetworkPolicy, Settings
 from rljob_testing.jobs.valid_job import edited
 from rljob_testing.messages import Mentions
-from rljob_testing.operator import fake_api
+from rljob_testing.operator import fake_api, inputs
 
 
 def posted(world: fake_api.ControllerOnFakeApi, reason: str) -> list[JsonObject]:
@@ -195,5 +198,46 @@ def test_a_fault_of_the_status_is_counted_and_shown_on_the_job_at_most_every_10_
         world.clock.advance(1)
         await world.reconcile(fake_api.KEY, 1)
         assert len(posted(world, reason)) == 2
+
+    fake_api.run_controller(settings, test)
+
+
+def test_what_only_explains_is_written_at_one_pace(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, phase = 0, RunPhase.RUNNING
+    running = ObservedRayJob("job-1-1", RayJobStatus.RUNNING, "", None, None)
+
+    async def seen(_: RunWatcher, __: str, ___: Dashboard, *____: str | None, **_____: int) -> ObservedRay:
+        return inputs.ray(running, inputs.run_state(phase, step=step))
+
+    monkeypatch.setattr(RunWatcher, "observe", seen)
+    monkeypatch.setattr(reconcile_loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
+
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        nonlocal step, phase
+        await fake_api.start_until_pods_pending(world)
+        stored = world.api.objects[JOBS, "job"]
+        status = object_at(stored, "status")
+        [attempt] = objects_at(status, "attempts")
+        fake_api.ready_head(world, "job", text_at(world.api.objects[CLUSTERS, "job-1"], "metadata", "uid"))
+        began = {"submissions": 1, "startNumber": 1, "runningSince": "2026-01-31T12:00:00Z"}
+        world.api.put(JOBS, stored | {"status": status | {"attempts": [attempt | began]}})
+        await world.relist()
+
+        async def written_step() -> object:
+            await world.reconcile(fake_api.KEY, 1)
+            return at(world.status("job"), "progress", "step")
+
+        assert await written_step() == 0
+        written = []
+        for _ in range(8):
+            step += 1
+            world.clock.advance(4)
+            written.append(await written_step())
+        # One write in 10 seconds, with polls every 4 seconds.
+        assert written == [1, 1, 1, 4, 4, 4, 7, 7]
+        assert world.queue.planned[fake_api.KEY] <= 10
+        # A change that decides something is written at once, with the newest progress.
+        step, phase = 9, RunPhase.STOPPING
+        assert await written_step() == 9
 
     fake_api.run_controller(settings, test)

@@ -1,52 +1,13 @@
-"""The trainer's reports reach the status: soon, not too often, and with addresses that people can use."""
+"""The trainer's reports reach the status, with addresses that people can use."""
 
 from __future__ import annotations
-
-import itertools
 
 import pytest
 from pydantic import ValidationError
 
-from rljob_api.run_state import RunPhase, RunState
-from rljob_api.v1alpha1.status import Progress, RLJobStatus
-from rljob_operator.reconcile.observed import RayJobStatus
-from rljob_operator.reconcile.status_draft import timestamp
+from rljob_api.run_state import RunPhase
+from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_testing.operator import inputs
-
-
-def written(seconds: float) -> RLJobStatus:
-    """A status with the progress that the trainer wrote at that time."""
-    progress = Progress(step=1, total_steps=10, updated_at=timestamp(inputs.at(seconds)))
-    return inputs.running().model_copy(update={"progress": progress})
-
-
-def state_at(seconds: float, checkpoint_step: int | None = None) -> RunState:
-    """The trainer's state at that time."""
-    return inputs.run_state(step=2, seconds_ago=-seconds, checkpoint_step=checkpoint_step)
-
-
-@pytest.mark.parametrize(
-    ("state", "now", "step"),
-    [
-        # The trainer reports every second: a report less than 5 s newer waits.
-        (state_at(4), 4.5, 1),
-        (state_at(5), 5.5, 2),
-        # A trainer that reports seldom does not wait for its next report.
-        (state_at(3), 8.9, 1),
-        (state_at(3), 9, 2),
-        # Its clock may be wrong by an hour in either direction.
-        (state_at(3605), 4, 2),
-        (state_at(-3590), 4, 1),
-        (state_at(-3590), 9, 2),
-        (state_at(-3600), -3590, 2),
-        # A checkpoint is written together with the progress.
-        (state_at(1, checkpoint_step=2), 2, 2),
-    ],
-)
-def test_progress_is_written_in_time_and_not_all_the_time(state: RunState, now: float, step: int) -> None:
-    decision = inputs.decide(inputs.healthy(state=state, status=written(0)), inputs.at(now))
-    assert decision.status.progress is not None
-    assert decision.status.progress.step == step
 
 
 @pytest.mark.parametrize(
@@ -59,39 +20,6 @@ def test_numbers_in_the_status_have_four_significant_digits(number: float | None
     progress = inputs.decide(inputs.healthy(state=state)).status.progress
     assert progress is not None
     assert [progress.reward_mean, progress.eval_score, progress.tokens_per_second] == [shown] * 3
-
-
-def test_the_first_and_the_last_progress_are_written_at_once() -> None:
-    first = inputs.decide(inputs.healthy(state=state_at(0)), inputs.at(0)).status.progress
-    assert first is not None
-    done = inputs.ray_job(RayJobStatus.SUCCEEDED, 0)
-    last = inputs.decide(
-        inputs.healthy(done, inputs.run_state(RunPhase.COMPLETE, step=10), written(0)),
-        inputs.at(1),
-    ).status.progress
-    assert last is not None
-    assert last.step == 10
-
-
-def simulate(seconds_per_step: int) -> list[int]:
-    """Seconds at which progress is written within ten minutes, with polls every 4 s and steps of this length."""
-    status, times = inputs.running(), []
-    for now in range(0, 600, 4):
-        steps = now // seconds_per_step
-        state = inputs.run_state(step=steps, seconds_ago=-steps * seconds_per_step)
-        decision = inputs.decide(inputs.healthy(state=state, status=status), inputs.at(now))
-        if decision.status.progress != status.progress:
-            times.append(now)
-        status = decision.status
-    return times
-
-
-@pytest.mark.parametrize("seconds_per_step", [1, 2, 3, 4, 5, 6, 11, 30])
-def test_changing_progress_is_written_within_10_seconds_and_every_5_on_average(seconds_per_step: int) -> None:
-    times = simulate(seconds_per_step)
-    longest = max(b - a for a, b in itertools.pairwise(times))
-    assert longest <= max(10, seconds_per_step + 4)
-    assert len(times) <= 600 / 5 + 1
 
 
 def test_addresses_are_those_of_the_claim() -> None:

@@ -59,7 +59,7 @@ class Condition(WireModel):
 
 
 class Progress(WireModel):
-    """Progress of the training, 5 to 15 seconds behind the trainer while it runs."""
+    """Progress of the training, up to 15 seconds behind the trainer, or 35 with 1,000 running jobs."""
 
     step: Count
     """Number of completed steps."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rljob_api.conditions import Reason
-from rljob_api.v1alpha1.status import RLJobStatus
+from rljob_api.v1alpha1.status import Progress, RLJobStatus
 from rljob_operator.controller.effect_executor import EffectExecutor
 from rljob_operator.controller.observe import Observation, Observer
 from rljob_operator.controller.operator_context import OperatorContext
@@ -49,9 +49,12 @@ DASHBOARD_PAUSE_SECONDS = 1.5
 """Minimum time between two polls of a job's dashboard, however many watch events arrive."""
 AFTER_EFFECT_SECONDS = 1.0
 """Time from an effect to the next pass, which observes the effect's result."""
-POLLS_PER_SECOND = 50.0
-"""Scheduled dashboard polls of all jobs together: with more than 200 running jobs, each dashboard is polled less often
+POLLS_PER_SECOND = 40.0
+"""Scheduled dashboard polls of all jobs together: with more than 160 running jobs, each dashboard is polled less often
 than every 4 s, down to `LONGEST_POLL_INTERVAL_SECONDS`."""
+EXPLANATION_SECONDS = 10.0
+"""Shortest time between two writes of a job's status that only explain (progress, messages); longer with many running
+jobs: as long as the interval of polls."""
 LONGEST_POLL_INTERVAL_SECONDS = 30.0
 """Longest time between two polls of a dashboard, however many jobs are running. It is limited because the operator
 notices only at a poll that a deadline has passed."""
@@ -70,6 +73,8 @@ IRREVERSIBLE_EFFECTS = (CreateCluster, SubmitRayJob, DeleteCluster, DeleteJob)
 server, not from the cache."""
 SLOW_EFFECTS = (StopRayJob, DumpStacks, ApplyNetworkPolicy)
 """Effects whose result is visible late or never, so an early next pass would not help."""
+
+_ANY_PROGRESS = Progress(step=0, total_steps=0, updated_at="2026-01-01T00:00:00Z")
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +111,9 @@ class _Memory:
     """Whether the job in the cache is known to be older than the job on the API server."""
     unknown_fields: tuple[str, ...] = ()
     """Unknown spec fields that were already logged."""
+    explained_at: float | None = None
+    """When a status that only explains was last written (monotonic seconds); after a restart of the operator, when it
+    first saw the job. None if such a status may be written at once."""
     fault_reported_at: float | None = None
     """When an event last reported a fault of the job's status (time of the event loop); None if none did."""
 
@@ -175,6 +183,8 @@ class ReconcileLoop:
             return False
         if memory.job_uid != job.observed.uid:
             memory.job_uid, memory.failed_effect = job.observed.uid, None
+            # After a restart of the operator, not all jobs are written at once.
+            memory.explained_at = self._clock.monotonic() if job.observed.status.attempts else None
         self._log_unknown_fields(key, memory, job)
         failure = memory.failed_effect.failure if memory.failed_effect is not None else None
         observation = await self._observer.observe(job, failure)
@@ -209,6 +219,8 @@ class ReconcileLoop:
     async def _act(
         self, key: JobKey, job: JobObject, decision: Decision, effects: tuple[Effect, ...], observation: Observation
     ) -> None:
+        if not effects and self._should_wait(key, job.observed.status, decision.status):
+            decision = replace(decision, status=job.observed.status)
         version = await self._executor.write_status(job, decision)
         try:
             failure = await self._executor.execute(effects, observation, version)
@@ -218,6 +230,19 @@ class ReconcileLoop:
         finally:
             # Post events even if an effect raised: the status is already written, so no later pass would post them.
             await self._executor.post(decision.events, job.observed.identity)
+
+    def _should_wait(self, key: JobKey, before: RLJobStatus, after: RLJobStatus) -> bool:
+        """Whether not to write a status now, because it only explains and such a status was written a short time ago.
+        Then schedules the next pass for the time when it may be written."""
+        if before == after or _without_explanations(before) != _without_explanations(after):
+            return False
+        memory, now = self._memories[key], self._clock.monotonic()
+        pause = max(EXPLANATION_SECONDS, self._poll_interval_seconds)
+        if memory.explained_at is not None and now < memory.explained_at + pause:
+            self._queue.add_after(key, max(memory.explained_at + pause - now, DASHBOARD_PAUSE_SECONDS))
+            return True
+        memory.explained_at = now
+        return False
 
     async def _read(self, key: JobKey, memory: _Memory) -> JobObject | None:
         """Reads the job from the cache. Reads it from the API server instead if the cached job is stale or only a
@@ -285,8 +310,7 @@ class ReconcileLoop:
             if decision.effects:
                 seconds = max(seconds, AFTER_EFFECT_SECONDS)
             if was_polled and seconds > 0:
-                interval = len(self._polled_jobs) / POLLS_PER_SECOND
-                seconds = max(seconds, min(LONGEST_POLL_INTERVAL_SECONDS, interval))
+                seconds = max(seconds, self._poll_interval_seconds)
             self._queue.add_after(key, seconds)
         failed_effect = self._memories[key].failed_effect
         if failed_effect is None and any(not isinstance(effect, SLOW_EFFECTS) for effect in effects):
@@ -294,6 +318,11 @@ class ReconcileLoop:
             self._queue.add_after(key, AFTER_EFFECT_SECONDS)
         if failed_effect is not None:
             self._queue.add_after(key, failed_effect.retry_at - asyncio.get_running_loop().time())
+
+    @property
+    def _poll_interval_seconds(self) -> float:
+        """Shortest time between two scheduled polls of a dashboard, with the present number of running jobs."""
+        return min(LONGEST_POLL_INTERVAL_SECONDS, len(self._polled_jobs) / POLLS_PER_SECOND)
 
     def _note_poll(self, key: JobKey, memory: _Memory, was_polled: bool) -> None:
         """Notes whether the pass has polled the job's dashboard."""
@@ -326,6 +355,18 @@ def _is_irreversible(before: RLJobStatus, after: RLJobStatus, effects: tuple[Eff
     if after.result is not None and (before.result is None or _is_cleaned_up(after) != _is_cleaned_up(before)):
         return True
     return _end_times(before) != _end_times(after)
+
+
+def _without_explanations(status: RLJobStatus) -> RLJobStatus:
+    """The status without what changes all the time and decides nothing: numbers of the progress, messages, and when an
+    attempt made progress. That there is a first progress is no explanation."""
+    conditions = tuple(each.model_copy(update={"message": ""}) for each in status.conditions)
+    attempts = tuple(
+        each.model_copy(update={"progressed_at": None, "run_state_at": None}) if each.ended is None else each
+        for each in status.attempts
+    )
+    progress = None if status.progress is None else _ANY_PROGRESS
+    return status.model_copy(update={"conditions": conditions, "attempts": attempts, "progress": progress})
 
 
 def _is_cleaned_up(status: RLJobStatus) -> bool:

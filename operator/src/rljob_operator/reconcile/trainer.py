@@ -39,11 +39,6 @@ END_WITHOUT_STATE = "Ray reports that the trainer succeeded; waiting for the tra
 
 SIGNIFICANT_DIGITS = 4
 """Number of significant digits of the reward, the score and the tokens per second in `status.progress`."""
-MIN_SECONDS_BETWEEN_PROGRESS = 5
-"""New progress is written to the status if its timestamp is later by at least this time than that of the old
-progress."""
-MAX_SECONDS_OF_OLD_PROGRESS = 9
-"""New progress is also written if the progress in the status is at least this old."""
 MIN_SECONDS_BETWEEN_PROGRESSED_AT = 60
 """Minimum time between two changes of an attempt's `progressedAt`, because each change is a write to the API server. If
 a third of the stall deadline is shorter, that is the minimum time."""
@@ -119,7 +114,7 @@ def report_run(
         return
     state = observed.ray.run_state if newest_ray_job(draft, observed) is not None else None
     if state is not None:
-        _copy_run_state(draft, observed, _with_claim_uris(state, spec, observed.job.name))
+        _copy_run_state(draft, _with_claim_uris(state, spec, observed.job.name))
     if draft.checkpoint is None:
         draft.set(ConditionType.CHECKPOINTED, FALSE, Reason.NO_CHECKPOINT_YET, "")
     else:
@@ -203,16 +198,11 @@ def _unobservable(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] 
     return None
 
 
-def _copy_run_state(draft: StatusDraft, observed: Observed, state: RunState) -> None:
+def _copy_run_state(draft: StatusDraft, state: RunState) -> None:
     """Copies progress, checkpoint and export into the status, and the steps of the attempt's checkpoints into its
     record."""
     checkpoint = state.checkpoint
-    ray_job = newest_ray_job(draft, observed)
-    # A new checkpoint changes the status anyway, and the last progress of a trainer must not be lost.
-    is_checkpoint_new = checkpoint not in (None, draft.checkpoint)
-    has_ended = ray_job is not None and ray_job.status.has_ended
-    if is_checkpoint_new or has_ended or _is_progress_due(draft, state.progress):
-        draft.progress = _rounded(state.progress)
+    draft.progress = _rounded(state.progress)
     draft.checkpoint = checkpoint or draft.checkpoint
     draft.export_uri = state.export_uri or draft.export_uri
     if state.resumed_from_step is not None:
@@ -233,18 +223,6 @@ def _rounded(progress: Progress) -> Progress:
         name: float(f"{number:.{SIGNIFICANT_DIGITS}g}") for name, number in numbers.items() if number is not None
     }
     return progress.model_copy(update=rounded)
-
-
-def _is_progress_due(draft: StatusDraft, progress: Progress) -> bool:
-    """Whether to write this progress now: the status has none; or the trainer's timestamps are at least
-    `MIN_SECONDS_BETWEEN_PROGRESS` apart; or the progress in the status is older than `MAX_SECONDS_OF_OLD_PROGRESS`, or
-    in the future, because the trainer's clock is ahead of the operator's clock or was set back."""
-    if draft.progress is None:
-        return True
-    seconds_since_written = seconds_since(draft.progress.updated_at, draft.now)
-    seconds_newer = seconds_since_written - seconds_since(progress.updated_at, draft.now)
-    is_recent = 0 <= seconds_since_written < MAX_SECONDS_OF_OLD_PROGRESS
-    return seconds_newer >= MIN_SECONDS_BETWEEN_PROGRESS or not is_recent
 
 
 def _report_progressing(
