@@ -97,7 +97,7 @@ def test_the_documented_permissions_of_the_operator_are_those_of_the_chart() -> 
         "events": ["create", "list"],
         "secrets": ["create"],
         "networkpolicies": ["list", "create", "patch"],
-        "workloads": ["get", "list", "watch"],
+        "workloads": ["list", "watch"],
     }
     granted: dict[str, set[str]] = {}
     for rule in rules:

@@ -131,10 +131,10 @@ def completed(environment: Environment) -> scripts.RunMoment:
 
 
 def fails_twice(course: Course) -> None:
-    """A node is lost; then the training fails, on a new cluster, which is reused."""
+    """The head pod is lost; then the training fails, on a new cluster, which is reused."""
     course.begin(["steady-1", "steady-2"])
     course.train(1, 2)
-    course.moments[1] = exited(75, "WorkerLostError")
+    course.testbed.lose_head("steady-1")
     course.train(2, 4)
     course.moments[3] = completed
     course.moments[2] = exited(1, "RewardError")

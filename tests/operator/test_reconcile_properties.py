@@ -346,7 +346,8 @@ def check_stop(seen: Observed, newest: Attempt, effect: StopRayJob) -> None:
     assert job is not None
     assert job.submission_id == effect.submission_id == f"example-{newest.number}-1"
     assert job.status in (RayJobStatus.PENDING, RayJobStatus.RUNNING)
-    grace = spec.run_policy.grace_period_seconds if spec is not None else 120
+    policy = spec.run_policy if spec is not None else seen.job.readable_policy
+    grace = policy.grace_period_seconds
     end_reported_at = newest.end_reported_at
     assert newest.stop is not None or (
         end_reported_at is not None and seconds_since(end_reported_at, inputs.NOW) >= grace

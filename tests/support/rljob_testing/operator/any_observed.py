@@ -305,6 +305,9 @@ def _outside(pick: Random, stage: Stage, about: ObservedJob) -> Observed:
     pods = _pods(about, newest.cluster)
     if stage is Stage.PROVISIONING and pick.random() < 0.2:
         there, pods = replace(there, pod_creation_error=QUOTA), pods[:1]
+    elif stage is Stage.PROVISIONING and pick.random() < 0.4:
+        no_node = PodProblem(Reason.UNSCHEDULABLE, pick.choice(TEXTS))
+        pods = tuple(replace(each, ready=False, problem=no_node) for each in pods)
     elif stage is Stage.PROVISIONING and pick.random() < 0.8:
         problem = PodProblem(pick.choice(POD_PROBLEMS), pick.choice(TEXTS)) if coin_flip(pick) else None
         pods = tuple(replace(each, ready=False, problem=problem) for each in pods[: pick.randint(0, len(pods))])

@@ -37,8 +37,7 @@ REQUESTS = ("first", "second", "", "x" * 300, "a\nb")
 """Values of annotations, which Kubernetes does not validate."""
 
 POD_PROBLEMS = (
-    *(Reason.UNSCHEDULABLE,) * 3,
-    *(Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_ERROR, Reason.VOLUME_MOUNT_FAILED),
+    *(Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_ERROR, Reason.VOLUME_MOUNT_FAILED),
     *(Reason.CONTAINER_CRASHING, Reason.OUT_OF_MEMORY, Reason.INFRASTRUCTURE_ERROR, Reason.DISRUPTED),
 )
 _FAILURES = MappingProxyType(

@@ -73,7 +73,7 @@ RULES: Sequence[Mapping[str, Sequence[str]]] = (
 )
 """All rights of the operator in the namespaces of jobs, without Kueue."""
 QUEUE_RULES: Sequence[Mapping[str, Sequence[str]]] = (
-    {"apiGroups": ["kueue.x-k8s.io"], "resources": ["workloads"], "verbs": ["get", "list", "watch"]},
+    {"apiGroups": ["kueue.x-k8s.io"], "resources": ["workloads"], "verbs": ["list", "watch"]},
 )
 """Its rights with the chart's value `kueue.enabled`."""
 LEASE_RULES: Sequence[Mapping[str, Sequence[str]]] = (
