@@ -224,7 +224,7 @@ def test_a_pending_job_is_always_requeued(seen: Observed) -> None:
         assert decision.requeue_after_seconds == left
     elif status.suspended_at is not None and (not has_fitting_spec(seen) or (spec is not None and spec.suspend)):
         assert decision.requeue_after_seconds is None
-    elif status.attempts[-1].state == AttemptState.QUEUED:
+    elif status.attempts and status.attempts[-1].state == AttemptState.QUEUED:
         # Kueue changes the cluster when it admits it. An attempt that has just started is looked at again at once.
         before = seen.job.status.attempts
         assert decision.requeue_after_seconds == (

@@ -13,7 +13,7 @@ from rljob_api.v1alpha1.status import FailureClass, RLJobStatus
 from rljob_operator.kube.observed_objects import observed_cluster
 from rljob_operator.raw_json import JsonObject
 from rljob_operator.reconcile.decision import DeleteCluster, StopRayJob
-from rljob_operator.reconcile.observed import Observed, ObservedRay, RayJobStatus, Reachability
+from rljob_operator.reconcile.observed import Observed, ObservedRay, ObservedRayJob, RayJobStatus, Reachability
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 from rljob_testing.operator.reasons_of_waiting import PREEMPTED, WAITS, evicted, in_queue
@@ -149,6 +149,75 @@ def test_the_cluster_of_a_finished_job_in_a_queue_is_not_kept(how: str) -> None:
     decision = inputs.decide(seen)
     assert decision.effects == (DeleteCluster("example-1", "c1"),)
     assert inputs.decide(inputs.observed(status, inputs.cluster(), job_spec=keep)).effects == ()
+
+
+@pytest.mark.parametrize(
+    "ray_job",
+    [
+        inputs.ray_job(RayJobStatus.STOPPED),
+        inputs.ray_job(RayJobStatus.FAILED, 130),
+        inputs.ray_job(RayJobStatus.FAILED, 75),
+        inputs.ray_job(RayJobStatus.FAILED, 1),
+    ],
+    ids=["stopped", "interrupted", "infrastructure", "application"],
+)
+def test_an_eviction_that_is_seen_after_the_end_of_the_trainer_uses_no_retry(ray_job: ObservedRayJob) -> None:
+    leaving = (inputs.pod("h", HEAD_GROUP, deleting=True), inputs.pod("w", deleting=True))
+    ended = status_after(replace(evicted(), pods=leaving, ray=inputs.ray(ray_job)))
+    assert (ended.attempts[-1].reason, ended.result) == ("Evicted", None)
+    assert ended.counters is not None
+    assert (ended.counters.failed_attempts, ended.counters.infrastructure_retries) == (0, 0)
+
+
+@pytest.mark.parametrize("has_new_head", [False, True])
+def test_an_eviction_that_no_operator_saw_uses_no_retry(*, has_new_head: bool) -> None:
+    """The cluster was admitted again, and KubeRay has reset its condition RayClusterProvisioned."""
+    there = inputs.cluster(queue="team", provisioned=False)
+    pods = (inputs.pod("new", HEAD_GROUP),) if has_new_head else ()
+    ray = inputs.ray() if has_new_head else RAY_NOT_ASKED
+    seen = replace(evicted(), clusters=(there,), pods=pods, ray=ray)
+    decision = inputs.decide(seen)
+    assert [(each.reason, each.cluster_uid) for each in decision.status.attempts] == [("Evicted", "c1"), (None, "c1")]
+    assert decision.effects == ()
+    provisioned = replace(seen, clusters=(replace(there, provisioned=True),))
+    assert status_after(provisioned).attempts[0].failure_class == FailureClass.INFRASTRUCTURE
+
+
+def test_a_readmitted_cluster_is_used_again_after_another_failure() -> None:
+    """It was evicted and admitted again during the backoff, and its new pods are starting."""
+    failed = inputs.waiting_for_retry(-1, same_cluster=True)
+    there = inputs.cluster(queue="team", provisioned=False)
+    seen = inputs.observed(failed, there, (inputs.pod("new", HEAD_GROUP, ready=False),))
+    decision = inputs.decide(seen)
+    assert (decision.status.attempts[-1].number, decision.status.attempts[-1].cluster_uid) == (2, "c1")
+    assert decision.effects == ()
+
+
+def test_a_suspended_cluster_with_a_pod_on_a_lost_node_is_given_back() -> None:
+    """KubeRay would wait for the pod for ever."""
+    ended = inputs.ended_attempt(R.EVICTED, FailureClass.RESUMABLE)
+    waits = inputs.waiting_for_retry(-1, same_cluster=True, attempts=(ended,))
+    there = inputs.cluster(suspended=True, suspending=True, queue="team")
+    lost = inputs.pod("w", deleting=True)
+    seen = inputs.observed(waits, there, (lost,))
+    assert inputs.decide(seen).effects == ()
+    overdue = replace(seen, pods=(replace(lost, overdue=True),))
+    assert inputs.decide(overdue).effects == (DeleteCluster("example-1", "c1"),)
+
+
+def test_no_attempt_starts_on_the_same_cluster_while_pods_cannot_be_read() -> None:
+    """The pods of the former attempt may be there."""
+    seen = inputs.observed(inputs.waiting_for_retry(-1, same_cluster=True), inputs.cluster(), inputs.ready_pods())
+    assert status_after(seen).attempts[-1].number == 2
+    assert status_after(replace(seen, forbidden="pods is forbidden")).attempts[-1].number == 1
+
+
+def test_the_quota_of_a_job_that_has_ended_is_not_reported() -> None:
+    seen = in_queue()
+    queued = inputs.with_status_written(seen, inputs.decide(seen))
+    assert inputs.condition_of(queued.job.status, C.QUOTA_RESERVED) is not None
+    stopped = status_after(replace(queued, job=replace(queued.job, stop_request="now")))
+    assert inputs.condition_of(stopped, C.QUOTA_RESERVED) is None
 
 
 def test_an_elastic_job_in_a_queue_is_refused() -> None:

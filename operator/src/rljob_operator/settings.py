@@ -12,7 +12,7 @@ from typing import Never
 
 from pydantic import JsonValue
 
-from rljob_api.v1alpha1.pools import OWNED_ANNOTATION_PREFIXES as OWNED_PREFIXES
+from rljob_api.v1alpha1.pools import OWNED_LABEL_PREFIXES as OWNED_PREFIXES
 from rljob_operator.errors import SettingsError
 
 PREFIX = "RLJOB_OPERATOR_"
@@ -234,8 +234,8 @@ class _Reader:
                 )
             if part.startswith(OWNED_PREFIXES):
                 raise SettingsError(
-                    f"{PREFIX}{name}: labels that begin with {' or '.join(OWNED_PREFIXES)} belong to the operator and"
-                    f" KubeRay (seen: {part!r}); remove this entry"
+                    f"{PREFIX}{name}: labels that begin with {', '.join(OWNED_PREFIXES)} belong to the operator,"
+                    f" KubeRay and Kueue (seen: {part!r}); remove this entry"
                 )
         return found
 

@@ -53,9 +53,9 @@ def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | N
     others: list[StoredJob] = []
     unreadable = ""
     try:
-        others = cluster.jobs() if job.status.waiting_since is not None else []
         pods = cluster.pods(job)
         warnings = cluster.warnings(job.metadata.namespace)
+        others = cluster.jobs() if job.status.waiting_since is not None else []
     except NotAllowedError as error:
         unreadable = f"\nPods and events could not be read: {error}"
     # Only warnings about RayClusters and pods, because the operator's events about the job repeat the conditions.

@@ -125,7 +125,7 @@ class Observer:
                 observation.dashboard,
                 _newest_submission(observed_job),
                 _expected_stacks_program(observed_job),
-                num_pods=_num_scheduled_pods(observed_job, parts),
+                num_pods=_num_running_pods(observed_job, parts),
                 at_once=ask_ray_at_once,
             )
         pods = observation.observed.pods
@@ -298,12 +298,14 @@ def _head_to_poll(job: ObservedJob, parts: _ClustersAndPods) -> JsonObject | Non
     return next((head for head in heads if is_ready(head) or is_on_not_ready_node(head)), None)
 
 
-def _num_scheduled_pods(job: ObservedJob, parts: _ClustersAndPods) -> int:
-    """The number of pods of the current attempt's cluster that have a node. Pods without one cost a user nothing, so
-    they must not increase what the operator reads."""
+def _num_running_pods(job: ObservedJob, parts: _ClustersAndPods) -> int:
+    """The number of running pods of the current attempt's cluster, at most as many as the job requests. Other pods cost
+    a user nothing, and a user may create pods with any owner, so they must not increase what the operator reads."""
     cluster = _current_cluster(job, parts)
     uid = text_at(cluster, "metadata", "uid") if cluster is not None else ""
-    return sum(controller_uid(pod) == uid and text_at(pod, "spec", "nodeName") != "" for pod in parts.pods)
+    running = sum(controller_uid(pod) == uid and text_at(pod, "status", "phase") == "Running" for pod in parts.pods)
+    pools = job.spec.pools if job.spec is not None else ()
+    return min(running, 1 + sum(pool.nodes for pool in pools)) if pools else running
 
 
 def _newest_submission(job: ObservedJob) -> str | None:

@@ -352,9 +352,17 @@ def _is_irreversible(before: RLJobStatus, after: RLJobStatus, effects: tuple[Eff
     ends an attempt or the job, or changes whether the job is cleaned up."""
     if any(isinstance(effect, IRREVERSIBLE_EFFECTS) for effect in effects):
         return True
+    newest = after.attempts[-1] if after.attempts else None
+    if newest is not None and newest.cluster_uid is not None and newest.number > _num_attempts(before):
+        # An attempt that starts on the cluster of the one before it: no former trainer may run there.
+        return True
     if after.result is not None and (before.result is None or _is_cleaned_up(after) != _is_cleaned_up(before)):
         return True
     return _end_times(before) != _end_times(after)
+
+
+def _num_attempts(status: RLJobStatus) -> int:
+    return status.attempts[-1].number if status.attempts else 0
 
 
 def _without_explanations(status: RLJobStatus) -> RLJobStatus:

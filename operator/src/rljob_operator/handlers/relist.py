@@ -201,10 +201,10 @@ class Relist:
         those of finished jobs exist, too. If this fails, the policies count as existing."""
         # A policy is created before its cluster, so the policies of these clusters exist when they are listed.
         clusters = [raw for raw in self._cache.clusters() if not text_at(raw, "metadata", "deletionTimestamp")]
-        jobs = sorted({uid for raw in clusters if (uid := job_uid(raw))})
         found: set[tuple[str, str]] = set()
         try:
             for namespace in self._namespaces:
+                jobs = sorted({job_uid(raw) for raw in clusters if namespace in (None, _key(raw)[0])} - {""})
                 for start in range(0, len(jobs), JOBS_PER_REQUEST):
                     selector = f"{LABEL_JOB_UID} in ({','.join(jobs[start : start + JOBS_PER_REQUEST])})"
                     pages = self._objects.pages(NETWORK_POLICIES, namespace, labels=selector, only_metadata=True)

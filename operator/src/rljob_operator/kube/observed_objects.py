@@ -136,7 +136,7 @@ def observed_cluster(
         uid=text_at(metadata, "uid"),
         deleting=optional_text_at(metadata, "deletionTimestamp") is not None,
         pod_creation_error=_pod_creation_error(raw) or _rejection_in(events),
-        provisioned=_has_condition(raw, "RayClusterProvisioned"),
+        provisioned=_is_provisioned(raw),
         asks_for_token=asks_for_token(raw),
         suspended=flag_at(raw, "spec", "suspend"),
         suspending=_has_condition(raw, "RayClusterSuspending"),
@@ -241,6 +241,13 @@ def _damaged(message: str) -> StatusUnreadableError:
 def _errors(error: ValidationError) -> list[ErrorDetails]:
     """The errors, without those that only follow from another one."""
     return [each for each in error.errors(include_url=False) if not follows_from_another(each)]
+
+
+def _is_provisioned(cluster: JsonObject) -> bool | None:
+    """Whether the condition RayClusterProvisioned is True; None if there is no such condition."""
+    kind = "RayClusterProvisioned"
+    has_one = any(text_at(each, "type") == kind for each in objects_at(cluster, "status", "conditions"))
+    return _has_condition(cluster, kind) if has_one else None
 
 
 def _has_condition(raw: JsonObject, condition_type: str) -> bool:

@@ -22,6 +22,7 @@ LAST_STATE_MAX_AGE = timedelta(minutes=5)
 DELETION_PATIENCE_SECONDS = 60.0
 """How long a pod may exist after its grace period before its deletion counts as overdue."""
 
+_NOT_SCHEDULED = ("Unschedulable", "SchedulingGated")
 # By `state.waiting.reason` of a container.
 WAITING_REASONS = {
     "ErrImagePull": Reason.IMAGE_PULL_FAILED,
@@ -166,11 +167,11 @@ def _waiting_problem(raw: JsonObject) -> PodProblem | None:
 
 def _unschedulable(raw: JsonObject) -> PodProblem | None:
     scheduled = _condition(raw, "PodScheduled")
-    if text_at(scheduled, "status") == "False" and text_at(scheduled, "reason") == "Unschedulable":
-        return PodProblem(
-            Reason.UNSCHEDULABLE, text_at(scheduled, "message") or "the scheduler found no node for the pod"
-        )
-    return None
+    if text_at(scheduled, "status") != "False" or text_at(scheduled, "reason") not in _NOT_SCHEDULED:
+        return None
+    message = text_at(scheduled, "message") or "the scheduler found no node for the pod"
+    is_claim_missing = "persistentvolumeclaim" in message and "not found" in message
+    return PodProblem(Reason.VOLUME_MOUNT_FAILED if is_claim_missing else Reason.UNSCHEDULABLE, message)
 
 
 def _crashed(raw: JsonObject) -> PodProblem | None:

@@ -19,7 +19,7 @@ import aiohttp
 
 from rljob_operator.errors import OperatorError
 from rljob_operator.metrics import Metrics
-from rljob_operator.raw_json import JsonObject, objects_at, text_at
+from rljob_operator.raw_json import JsonObject, at, objects_at, text_at
 from rljob_operator.ray.response_budgets import (
     JOB_BYTES,
     KEPT_LOG_BYTES,
@@ -205,8 +205,10 @@ class Dashboard:
         query = {"detail": detail, "limit": str(max_entries)}
         query |= {"filter_keys": "state", "filter_predicates": "=", "filter_values": state}
         status, text = await self._ask(what, "GET", f"/api/v0/{what}", query=query, max_bytes=max_bytes)
-        found = objects_at(_object(_text_if_ok(status, text)), "data", "result", "result")
-        return tuple(entry for entry in found if text_at(entry, "state") == state)[:max_entries]
+        found = at(_object(_text_if_ok(status, text)), "data", "result", "result")
+        # The entries beyond the limit are not looked at: there may be very many small ones.
+        entries = objects_at({"entries": found[:max_entries] if isinstance(found, list) else ()}, "entries")
+        return tuple(entry for entry in entries if text_at(entry, "state") == state)
 
     async def _ask(
         self,

@@ -177,9 +177,10 @@ class RunWatcher:
         return memory is not None and memory.failure is not None and self._clock() < memory.waits_until
 
     def poll_soon(self, job: str) -> None:
-        """Ends `is_waiting`, because something about the head pod has changed."""
+        """Ends `is_waiting`, because something about the head pod has changed: it may be another one, whose silence is
+        counted from now on."""
         if memory := self._memories.get(job):
-            memory.waits_until = LONG_AGO
+            memory.waits_until, memory.failing_since = LONG_AGO, None
 
     def forget(self, job: str) -> None:
         """Forgets an RLJob; does nothing if it was not watched."""

@@ -10,7 +10,7 @@ from rljob_api.conditions import Reason
 from rljob_api.constants import HEAD_GROUP, ErrorCause, ExitCode
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import StopRequest
-from rljob_operator.reconcile.cluster import Finding, Pods, disrupted_pod, head_pod, is_lost
+from rljob_operator.reconcile.cluster import Finding, Pods, disrupted_pod, head_pod, is_lost, were_pods_deleted
 from rljob_operator.reconcile.observed import Observed, ObservedRay, ObservedRayJob, RayJobStatus
 from rljob_operator.reconcile.status_draft import MAX_CONDITION_MESSAGE, StatusDraft, beginning_of, end_of
 from rljob_operator.reconcile.trainer import newest_ray_job, seconds_since_termination
@@ -76,7 +76,7 @@ def ending_of_attempt(
     ending = _ending_of_ray_job(draft, observed, ray_job, grace_seconds) if ray_job is not None else None
     for finding in findings:
         if ending is None and finding is not None and finding.reason in _FATAL:
-            ending = _ending_by_finding(draft, finding)
+            ending = _ending_by_finding(draft, observed, finding)
     ending = ending or _ending_by_lost_worker(draft, observed)
     if ending is None or ending.reason not in _PODS_MAY_BE_THE_CAUSE:
         return ending
@@ -103,10 +103,13 @@ def reason_of_stop(stop: StopRequest) -> Reason:
     return Reason(stop.reason) if stop.reason in set(Reason) else Reason.SUSPENDED
 
 
-def _ending_by_finding(draft: StatusDraft, finding: Finding) -> Ending:
+def _ending_by_finding(draft: StatusDraft, observed: Observed, finding: Finding) -> Ending:
     """The ending by a finding whose reason is in `_FATAL`. If the trainer was lost while the attempt was stopping, the
-    attempt ends with the reason for the stop."""
-    stop = draft.attempt.stop
+    attempt ends with the reason for the stop; if it was lost by an eviction that no operator saw, as Evicted."""
+    stop, cluster = draft.attempt.stop, observed.cluster(draft.attempt.cluster)
+    is_lost_with_pods = finding.reason in (Reason.HEAD_LOST, Reason.DRIVER_LOST)
+    if stop is None and is_lost_with_pods and cluster is not None and were_pods_deleted(draft.attempt, cluster):
+        return Ending(Reason.EVICTED, f"the cluster was suspended and admitted again meanwhile: {finding.message}")
     if stop is not None and finding.reason in _LOST:
         was_asked = "was asked to stop and was lost before it exited"
         lost = was_asked if stop.sent_at is not None else "was lost before it was asked to stop"

@@ -20,6 +20,7 @@ from rljob_operator.reconcile.cluster import (
     head_pod,
     is_lost,
     readiness_problem,
+    were_pods_deleted,
 )
 from rljob_operator.reconcile.creation import spec_of_attempt
 from rljob_operator.reconcile.decision import Effect
@@ -68,7 +69,7 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     if planned is not None and not reusable:
         draft.next_attempt = planned.model_copy(update={"same_cluster": False})
     is_time = planned is None or seconds_since(planned.not_before, draft.now) >= 0
-    if is_time and reusable:
+    if is_time and reusable and observed.forbidden is None:
         _start_on_same_cluster(draft, observed)
     elif is_time and observed.forbidden is None and are_clusters_deleted(observed):
         start_attempt(draft, observed.job)
@@ -99,6 +100,7 @@ def report_suspension(draft: StatusDraft, observed: Observed) -> None:
         if draft.suspended_at is None:
             draft.suspended_at = timestamp(draft.now)
         draft.waiting_since = None
+        draft.drop(ConditionType.QUOTA_RESERVED)
         draft.set_if_present(ConditionType.RETRYING, FALSE, Reason.SUSPENDED, "the job is suspended")
         draft.set(kind, TRUE, Reason.SUSPENDED, _resume_point(draft, observed.job.spec))
 
@@ -118,8 +120,12 @@ def is_cluster_reusable(draft: StatusDraft, observed: Observed) -> bool:
         return False
     pods = observed.pods_of(cluster.name)
     if _is_emptied_by_queue(draft, cluster):
+        if cluster.suspending and pods and all(is_lost(pod) for pod in pods):
+            # KubeRay waits for these pods, and nobody can delete them.
+            return False
         # If the queue admitted the cluster again before KubeRay deleted the pods, the former trainer might still run.
-        return cluster.is_suspended or not attempt.trainer_may_run or head_pod(pods) is None
+        has_no_trainer = not attempt.trainer_may_run or head_pod(pods) is None
+        return cluster.is_suspended or has_no_trainer or were_pods_deleted(attempt, cluster)
     if attempt.reason in _WORKERS_ARE_REPLACED:
         return _does_head_respond(pods) and not _has_failed_on_it_before(draft)
     if attempt.failure_class == FailureClass.INFRASTRUCTURE:
@@ -150,7 +156,8 @@ def _start_on_same_cluster(draft: StatusDraft, observed: Observed) -> None:
 
 def _is_emptied_by_queue(draft: StatusDraft, cluster: ObservedCluster) -> bool:
     """Whether the pods of the newest attempt are gone, or are being deleted, because Kueue suspended the cluster."""
-    return cluster.is_suspended or draft.attempt.reason == Reason.EVICTED
+    is_evicted = cluster.is_suspended or draft.attempt.reason == Reason.EVICTED
+    return is_evicted or were_pods_deleted(draft.attempt, cluster)
 
 
 def _does_head_respond(pods: Pods) -> bool:

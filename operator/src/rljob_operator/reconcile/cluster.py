@@ -15,7 +15,7 @@ from rljob_api.conditions import NO_ROOM, ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.quantities import QUANTITY_PATTERN, number_of
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_api.v1alpha1.status import AttemptState, ConditionStatus, PoolStatus
+from rljob_api.v1alpha1.status import Attempt, AttemptState, ConditionStatus, PoolStatus
 from rljob_operator.reconcile.observed import (
     EffectKind,
     Observed,
@@ -82,11 +82,17 @@ def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | Non
         draft.set(ConditionType.CLUSTER_READY, finding.status, finding.reason, finding.message)
         if finding.reason in (Reason.QUEUED, *NO_ROOM):
             draft.begin_waiting()
-        if finding.is_true:
+        elif finding.is_true or _have_pods_nodes(draft, observed):
             draft.waiting_since = None
         if finding.is_true and draft.attempt.ready_at is None:
             draft.change_attempt(ready_at=timestamp(draft.now))
     return finding
+
+
+def _have_pods_nodes(draft: StatusDraft, observed: Observed) -> bool:
+    """Whether the attempt has pods, and the scheduler has found nodes for all of them."""
+    pods = observed.pods_of(draft.attempt.cluster)
+    return bool(pods) and all(pod.node for pod in pods)
 
 
 def _queue_finding(draft: StatusDraft, cluster: ObservedCluster) -> Finding | None:
@@ -122,6 +128,12 @@ def is_lost(pod: ObservedPod) -> bool:
     """Whether the pod's Kubernetes node no longer responds, so that the pod cannot be stopped. The pod may still be
     running; checkpoints that it saves later are not used (fencing by start numbers)."""
     return pod.overdue or pod.node_silent_seconds >= NODE_LOST_SECONDS
+
+
+def were_pods_deleted(attempt: Attempt, cluster: ObservedCluster) -> bool:
+    """Whether KubeRay has deleted all pods of the attempt because the cluster was suspended, also if it was admitted
+    again since then: only this resets `provisioned` of a cluster whose pods were all ready."""
+    return attempt.ready_at is not None and not attempt.nodes and cluster.provisioned is False
 
 
 def disrupted_pod(pods: Pods, *, is_complete: bool = False) -> str | None:
@@ -286,7 +298,7 @@ def _lost_head(draft: StatusDraft, observed: Observed, cluster: ObservedCluster)
     """How the head pod was lost; None if it was not. Before all pods of the cluster are ready for the first time, a
     head pod does not count as lost, because KubeRay replaces it until then."""
     attempt = draft.attempt
-    was_complete = attempt.submissions > 0 or attempt.ready_at is not None or cluster.provisioned
+    was_complete = attempt.submissions > 0 or attempt.ready_at is not None or cluster.provisioned is True
     if not was_complete:
         return None
     head = head_pod(observed.pods_of(cluster.name))

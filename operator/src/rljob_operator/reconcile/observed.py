@@ -87,7 +87,7 @@ class ObservedCluster:
     deleting: bool
     pod_creation_error: str | None
     """KubeRay's message when it could not create a pod."""
-    provisioned: bool = False
+    provisioned: bool | None = None
     """Whether all pods of the cluster have once been ready at the same time. From then on, KubeRay no longer replaces
     the head pod."""
     asks_for_token: bool = True

@@ -147,7 +147,8 @@ def _restart_freely(draft: StatusDraft, ending: Ending, job_uid: str, is_cluster
         _reset_budgets_after_progress(draft)
         num_restarts = draft.counters.uncounted_restarts + 1
         draft.change_counters(uncounted_restarts=num_restarts)
-        seconds = _pause_seconds(draft, job_uid, num_restarts)
+        # A cluster that is kept holds its GPUs during the pause.
+        seconds = _pause_seconds(draft, job_uid, 1 if is_cluster_reusable else num_restarts)
     _plan_next_attempt(draft, ending, FailureClass.RESUMABLE, seconds, same_cluster=is_cluster_reusable)
     text = ending.message
     if seconds:
@@ -181,6 +182,7 @@ def end_job(draft: StatusDraft, ending: Ending) -> None:
     outcome = AttemptOutcome.SUCCEEDED if succeeded else AttemptOutcome.FAILED
     draft.next_attempt = None
     draft.waiting_since = None
+    draft.drop(ConditionType.QUOTA_RESERVED)
     draft.suspended_at = None
     draft.result = JobResult(
         outcome=outcome.value,
@@ -204,7 +206,7 @@ def reopen_job(draft: StatusDraft) -> None:
 
 def reset_retry_budgets(draft: StatusDraft) -> None:
     """Resets both retry budgets, and the pauses that grow with each restart."""
-    draft.change_counters(application_retries=0, infrastructure_retries=0, uncounted_restarts=0)
+    draft.change_counters(application_retries=0, infrastructure_retries=0, uncounted_restarts=0, short_growths=0)
 
 
 def _outcome(reason: Reason) -> str:

@@ -32,7 +32,7 @@ from rljob_operator.reconcile.trainer import (
     seconds_without_progress,
 )
 
-_MAY_START_LATER = (Reason.CREATING, Reason.PODS_PENDING, Reason.INFRASTRUCTURE_ERROR, Reason.DISRUPTED)
+_MAY_START_LATER = (Reason.CREATING, Reason.PODS_PENDING, Reason.INFRASTRUCTURE_ERROR)
 """Reasons for which a new attempt may start although this one did not: slow or failing nodes, not the job."""
 NAME_CONFLICT_SECONDS = 60
 """How long a RayCluster of another owner may have the name of the attempt's cluster before the attempt ends: after a
@@ -43,9 +43,9 @@ def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> N
     """Records that the attempt should stop, if there is a reason, and when the operator asks the trainer to stop. The
     effect follows in `stop_when_due`."""
     ray_job = newest_ray_job(draft, observed)
-    if ray_job is not None and ray_job.status.has_ended:
+    if ray_job is not None and ray_job.status.has_ended and not _is_evicted(draft, observed):
         # The trainer has already exited, so it is not asked to stop. A user's request to stop the job is applied
-        # between attempts.
+        # between attempts. But if the cluster was evicted, the trainer exited for this reason.
         return
     if draft.attempt.stop is None:
         found = _reason_to_stop(draft, observed, policy)
@@ -139,9 +139,10 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
         return Reason.STOPPED_BY_USER, None
     if observed.job.should_be_suspended:
         return Reason.SUSPENDED, None
-    cluster = observed.cluster(draft.attempt.cluster)
-    if cluster is not None and cluster.is_suspended and draft.attempt.active_since is not None:
-        return Reason.EVICTED, (cluster.workload.evicted_because or None) if cluster.workload is not None else None
+    if _is_evicted(draft, observed):
+        cluster = observed.cluster(draft.attempt.cluster)
+        workload = cluster.workload if cluster is not None else None
+        return Reason.EVICTED, (workload.evicted_because or None) if workload is not None else None
     left = _seconds_to_active_deadline(draft, policy)
     if left is not None and left <= 0:
         return Reason.ACTIVE_DEADLINE_EXCEEDED, None
@@ -154,6 +155,12 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
     if observed.job.spec is not None and newest_ray_job(draft, observed) is not None:
         return (Reason.RESIZED, None) if should_use_all_pods(draft, policy) else None
     return None
+
+
+def _is_evicted(draft: StatusDraft, observed: Observed) -> bool:
+    """Whether the attempt's cluster was suspended after it had been admitted."""
+    cluster = observed.cluster(draft.attempt.cluster)
+    return cluster is not None and cluster.is_suspended and draft.attempt.active_since is not None
 
 
 def _disruption(draft: StatusDraft, observed: Observed) -> str | None:
@@ -265,7 +272,7 @@ def _reason_at_deadline(draft: StatusDraft, observed: Observed, waits_for: Reaso
     """The reason of an attempt that ends at its provisioning deadline. Without room, the job tries again later. What
     keeps a new job from starting ends the job, if it is the fault of the job or of the installation. A job that has
     run before is correct: then it is an infrastructure failure."""
-    if waits_for in NO_ROOM:
+    if waits_for in (*NO_ROOM, Reason.DISRUPTED):
         return waits_for
     if observed.job.spec is None:
         return Reason.PROVISIONING_DEADLINE_EXCEEDED

@@ -203,7 +203,7 @@ def cluster(
     name: str = "example-1",
     deleting: bool = False,
     error: str | None = None,
-    provisioned: bool = False,
+    provisioned: bool | None = None,
     asks_for_token: bool = True,
     suspended: bool = False,
     suspending: bool = False,
