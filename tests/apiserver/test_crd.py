@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -18,8 +19,10 @@ from rljob_api.job_file import resolved_job_text
 from rljob_api.pydantic_messages import follows_from_another
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_operator.raw_json import objects_at
 from rljob_testing.cluster import job_requests
 from rljob_testing.cluster.api_server import ApiServer
+from rljob_testing.cluster.kubectl import wait_for
 from rljob_testing.jobs.valid_job import REMOVED, valid_job
 
 pytestmark = pytest.mark.apiserver
@@ -39,9 +42,14 @@ def stored(api: httpx.Client) -> Iterator[str]:
 
 
 def test_the_crd_is_established_and_structural(api: httpx.Client) -> None:
-    crd = api.get(CRD).raise_for_status().json()
+    def established() -> dict[str, object] | None:
+        found: dict[str, object] = api.get(CRD).raise_for_status().json()
+        conditions = {each["type"]: each["status"] for each in objects_at(found, "status", "conditions")}
+        return found if conditions.get("Established") == "True" else None
+
+    # The server serves a resource up to five seconds before it calls it established.
+    crd: dict[str, Any] = wait_for(established, "the definition to be established", 60, 0.1)
     conditions = {condition["type"]: condition["status"] for condition in crd["status"]["conditions"]}
-    assert conditions["Established"] == "True"
     assert conditions["NamesAccepted"] == "True"
     assert conditions.get("NonStructuralSchema", "False") == "False"
     assert crd["status"]["acceptedNames"]["shortNames"] == ["rlj"]

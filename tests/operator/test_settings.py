@@ -94,7 +94,7 @@ def test_missing_settings_are_named(name: str) -> None:
         ("ALLOWED_LABEL_PREFIXES", "team,volcano.sh/", "not the beginning of a label key (seen: 'team'); use a domain"),
         ("ALLOWED_LABEL_PREFIXES", "/", "not the beginning of a label key (seen: '/')"),
         ("ALLOWED_LABEL_PREFIXES", "rljob.dev/job", "begin with rljob.dev/, ray.io/, kueue.x-k8s.io/ belong"),
-        ("ALLOWED_LABEL_PREFIXES", "ray.io/", "belong to the operator, KubeRay and Kueue (seen: 'ray.io/'); remove this"),
+        ("ALLOWED_LABEL_PREFIXES", "ray.io/", "belong to the operator, KubeRay and Kueue (seen: 'ray.io/')"),
         ("SERVICE_ACCOUNT_NAMES", "reader,Writer", "not a name (seen: 'Writer')"),
         ("RUN_AS_USER", "0", "from 1 to 2147483647 (seen: '0')"),
         ("JOB_NETWORK_POLICY", "{", "not JSON (Expecting property name"),

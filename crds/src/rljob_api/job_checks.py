@@ -141,7 +141,7 @@ def _service_account_violations(name: str | None, allowed_names: Collection[str]
 
 
 def _queue_violations(spec: RLJobSpec, labels: Mapping[str, str]) -> Iterator[Violation]:
-    if QUEUE_LABEL in labels and spec.run_policy.elastic is not None:
+    if labels.get(QUEUE_LABEL) and spec.run_policy.elastic is not None:
         yield Violation(
             rule=ELASTIC_RULE,
             path=("spec", "runPolicy", "elastic"),
@@ -169,7 +169,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _kueue_warnings(field: str, entries: Mapping[str, str]) -> Iterator[Violation]:
     for key, value in entries.items():
-        is_used = field == "labels" and key in (QUEUE_LABEL, PRIORITY_CLASS_LABEL)
+        is_used = field == "labels" and key in (QUEUE_LABEL, PRIORITY_CLASS_LABEL) and value != ""
         if key.startswith(KUEUE_PREFIX) and not is_used:
             yield Violation(
                 rule="Metadata.queue",

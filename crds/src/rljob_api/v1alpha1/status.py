@@ -184,6 +184,8 @@ class Attempt(WireModel):
     """When its RayCluster was first observed without being suspended; for a reused cluster, when the attempt started or
     the queue (Kueue) admitted the cluster. The active deadline counts from here. So does the provisioning deadline, but
     if the cluster cannot be created, it counts from `started`."""
+    scheduled_at: Timestamp | None = None
+    """When the scheduler had found nodes for all pods that had waited for room; unset if none had."""
     ready_at: Timestamp | None = None
     """When all pods were ready and had joined Ray for the first time."""
     running_since: Timestamp | None = None

@@ -83,6 +83,8 @@ def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | Non
         if finding.reason in (Reason.QUEUED, *NO_ROOM):
             draft.begin_waiting()
         elif finding.is_true or _have_pods_nodes(draft, observed):
+            if draft.waiting_since is not None:
+                draft.change_attempt(scheduled_at=timestamp(draft.now))
             draft.waiting_since = None
         if finding.is_true and draft.attempt.ready_at is None:
             draft.change_attempt(ready_at=timestamp(draft.now))

@@ -63,7 +63,7 @@ class ObservedJob:
     @property
     def queue_labels(self) -> Mapping[str, str]:
         """The job's labels for Kueue, which its RayCluster gets; empty if the job is in no queue."""
-        if QUEUE_LABEL not in self.labels:
+        if not self.labels.get(QUEUE_LABEL):
             return {}
         return {key: self.labels[key] for key in (QUEUE_LABEL, PRIORITY_CLASS_LABEL) if key in self.labels}
 

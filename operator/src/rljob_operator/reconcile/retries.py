@@ -82,7 +82,7 @@ def end_attempt(draft: StatusDraft, ending: Ending) -> None:
     seconds."""
     attempt = draft.attempt
     since = attempt.active_since
-    if since is not None:
+    if since is not None and ending.reason not in NO_ROOM:
         active = max(0, round(seconds_since(since, draft.now)))
         draft.change_counters(active_seconds=min(draft.counters.active_seconds + active, MAX_COUNT))
     failure_class = FAILURE_CLASSES.get(ending.reason)

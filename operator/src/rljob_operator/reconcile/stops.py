@@ -229,7 +229,7 @@ def _seconds_to_active_deadline(draft: StatusDraft, policy: RunPolicy) -> float 
     without such a deadline."""
     if policy.active_deadline_seconds is None:
         return None
-    since = draft.attempt.active_since if draft.is_under_way else None
+    since = draft.attempt.active_since if draft.is_under_way and draft.waiting_since is None else None
     current = max(0.0, seconds_since(since, draft.now)) if since is not None else 0.0
     return policy.active_deadline_seconds - draft.counters.active_seconds - current
 
@@ -258,7 +258,11 @@ def _endings_by_deadline(
         # An operator that has just started does not know yet why the cluster could not be created.
         return []
     limit = policy.provisioning_deadline_seconds
-    waited = seconds_since(attempt.active_since or attempt.started, draft.now)
+    since = attempt.active_since or attempt.started
+    if attempt.scheduled_at is not None and waits_for[0] not in NO_ROOM:
+        # The time without room counts only toward the time after which the job gives back what it holds.
+        since = attempt.scheduled_at
+    waited = seconds_since(since, draft.now)
     text = f"the trainer did not start within {limit} s: {waits_for[1]}"
     found = [(limit - waited, Ending(_reason_at_deadline(draft, observed, waits_for[0]), text))]
     failure = observed.failure
