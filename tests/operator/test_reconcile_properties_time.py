@@ -68,8 +68,6 @@ def seconds_to_deadlines(seen: Observed) -> list[float]:
     due: list[float] = []
     if status.next_attempt is not None:
         due.append(seconds_to(status.next_attempt.not_before))
-    if status.progress is not None:
-        due += [seconds_to(status.progress.updated_at, 5), seconds_to(status.progress.updated_at, 9)]
     if status.result is not None and spec is not None and spec.run_policy.ttl_seconds_after_finished is not None:
         due.append(seconds_to(status.result.at, spec.run_policy.ttl_seconds_after_finished))
     if status.result is not None and spec is not None:
@@ -88,6 +86,8 @@ def seconds_to_deadlines_of_attempt(attempt: Attempt, policy: RunPolicy) -> list
     # A name conflict; the trainer's final report; the time that a running trainer may take.
     due = [seconds_to(attempt.name_taken_since or attempt.started, 60)]
     due.append(seconds_to(attempt.active_since or attempt.started, policy.provisioning_deadline_seconds))
+    if attempt.scheduled_at is not None:
+        due.append(seconds_to(attempt.scheduled_at, policy.provisioning_deadline_seconds))
     if attempt.ready_at is not None:
         due.append(seconds_to(attempt.ready_at, SUBMISSION_SECONDS))
     # Fewer nodes than all: until they are used, and until they are given up for all.

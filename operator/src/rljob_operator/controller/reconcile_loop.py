@@ -234,7 +234,7 @@ class ReconcileLoop:
     def _should_wait(self, key: JobKey, before: RLJobStatus, after: RLJobStatus) -> bool:
         """Whether not to write a status now, because it only explains and such a status was written a short time ago.
         Then schedules the next pass for the time when it may be written."""
-        if before == after or _without_explanations(before) != _without_explanations(after):
+        if before == after or without_explanations(before) != without_explanations(after):
             return False
         memory, now = self._memories[key], self._clock.monotonic()
         pause = max(EXPLANATION_SECONDS, self._poll_interval_seconds)
@@ -365,7 +365,7 @@ def _num_attempts(status: RLJobStatus) -> int:
     return status.attempts[-1].number if status.attempts else 0
 
 
-def _without_explanations(status: RLJobStatus) -> RLJobStatus:
+def without_explanations(status: RLJobStatus) -> RLJobStatus:
     """The status without what changes all the time and decides nothing: numbers of the progress, messages, and when an
     attempt made progress. That there is a first progress is no explanation."""
     conditions = tuple(each.model_copy(update={"message": ""}) for each in status.conditions)
