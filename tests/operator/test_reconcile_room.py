@@ -168,3 +168,23 @@ def test_a_quota_that_others_use_up_is_told_from_one_that_is_too_small(message: 
     assert problem is not None
     assert problem.reason is reason
     assert message in problem.message
+
+
+@pytest.mark.parametrize(
+    ("quota", "reason"),
+    [
+        ("requested: requests.nvidia.com/gpu=2, used: _, limited: requests.nvidia.com/gpu=5", R.POD_CREATION_FAILED),
+        ("requested: requests.nvidia.com/gpu=2, used: _, limited: requests.nvidia.com/gpu=6", R.QUOTA_EXCEEDED),
+        ("requested: pods=1, used: pods=3, limited: pods=3", R.POD_CREATION_FAILED),
+        ("requested: pods=1, used: pods=4, limited: pods=4", R.QUOTA_EXCEEDED),
+        ("requested: memory=8Gi, used: memory=16Gi, limited: memory=23Gi", R.POD_CREATION_FAILED),
+        ("requested: limits.memory=8Gi, used: limits.memory=28Gi, limited: limits.memory=28Gi", R.QUOTA_EXCEEDED),
+    ],
+)
+def test_a_quota_that_is_too_small_for_all_pods_of_the_job_is_not_waited_for(quota: str, reason: Reason) -> None:
+    """Three worker pods with two GPUs each, and the head."""
+    worker = {"limits": {"memory": "8Gi"}}
+    job_spec = inputs.spec({"pools[0].nodes": 3, "pools[0].resources": worker, "training.batchSize": 6})
+    problem = readiness_problem(job_spec, (), f'pods "w" is forbidden: exceeded quota: team, {quota}')
+    assert problem is not None
+    assert problem.reason is reason

@@ -6,14 +6,11 @@ the trainer's placement groups.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
-from fractions import Fraction
 
 from rljob_api.conditions import NO_ROOM, ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
-from rljob_api.quantities import QUANTITY_PATTERN, number_of
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Attempt, AttemptState, ConditionStatus, PoolStatus
 from rljob_operator.reconcile.observed import (
@@ -26,6 +23,7 @@ from rljob_operator.reconcile.observed import (
     PodProblem,
     Reachability,
 )
+from rljob_operator.reconcile.quota import is_quota_in_use
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, UNKNOWN, StatusDraft, timestamp
 
 SHORT_SILENCE_SECONDS = 20.0
@@ -174,7 +172,7 @@ def readiness_problem(spec: RLJobSpec, pods: Pods, creation_error: str | None) -
     existing = Counter(pod.group for pod in pods if not (pod.ended or pod.deleting))
     num_missing = sum(max(0, count - existing[group]) for group, count in desired.items())
     if creation_error and num_missing:
-        reason = Reason.QUOTA_EXCEEDED if _is_quota_in_use(creation_error) else Reason.POD_CREATION_FAILED
+        reason = Reason.QUOTA_EXCEEDED if is_quota_in_use(creation_error, spec) else Reason.POD_CREATION_FAILED
         return PodProblem(reason, f"{summary}; {num_missing} cannot be created: {creation_error}")
     problems = _problems(pods)
     if problems:
@@ -183,23 +181,6 @@ def readiness_problem(spec: RLJobSpec, pods: Pods, creation_error: str | None) -
         return PodProblem(reason, f"{summary}; {_description(problems[reason, group], group, desired.get(group, 0))}")
     waiting = [_pods_text(group, count - ready[group]) for group, count in desired.items() if count > ready[group]]
     return PodProblem(Reason.PODS_PENDING, f"{summary}; waiting for {' and '.join(waiting)}")
-
-
-def _is_quota_in_use(message: str) -> bool:
-    """Whether a request failed because of a ResourceQuota that others use up now: the message names no resource of
-    which the request alone needs more than the quota has."""
-    if "exceeded quota" not in message:
-        return False
-    requested, limited = (_amounts(message, word) for word in ("requested", "limited"))
-    return bool(limited) and all(number <= limited.get(name, number) for name, number in requested.items())
-
-
-def _amounts(message: str, word: str) -> dict[str, Fraction]:
-    """The amounts after a word in the API server's message about a quota, such as
-    `requested: requests.nvidia.com/gpu=2,pods=1, used: ...`."""
-    found = re.search(rf"{word}: (\S+)", message)
-    pairs = (each.partition("=") for each in found[1].rstrip(",").split(",")) if found else ()
-    return {name: number_of(amount) for name, _, amount in pairs if re.fullmatch(QUANTITY_PATTERN, amount)}
 
 
 def _cluster_of_attempt(draft: StatusDraft, observed: Observed) -> ObservedCluster | None:
@@ -257,7 +238,7 @@ def _finding_without_cluster(draft: StatusDraft, observed: Observed) -> Finding:
     if draft.attempt.cluster_uid is not None or observed.cluster(name) is not None:
         return Finding(FALSE, Reason.CLUSTER_LOST, f"RayCluster {name} was deleted while the job needed it")
     if failure is not None and failure.kind is EffectKind.CREATE_CLUSTER:
-        reason = Reason.QUOTA_EXCEEDED if _is_quota_in_use(failure.message) else failure.reason
+        reason = Reason.QUOTA_EXCEEDED if is_quota_in_use(failure.message, observed.job.spec) else failure.reason
         return Finding(FALSE, reason, failure.message)
     return Finding(FALSE, Reason.CREATING, f"RayCluster {name} is being created")
 
