@@ -7,10 +7,13 @@ import json
 import sys
 from collections.abc import Mapping
 
-from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS
+import pytest
+
+from rljob_api.constants import LABEL_JOB_UID
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.observed_objects import JobReader
-from rljob_operator.kube.projections import LONGEST_TEXT, projected
+from rljob_operator.kube.projections import LONGEST_TEXT, projected, projected_job
 from rljob_operator.manifests.pod_template import PodMaker
 from rljob_operator.manifests.ray_cluster import ray_cluster
 from rljob_operator.raw_json import JsonObject, object_at, objects_at, text_at
@@ -106,7 +109,6 @@ def test_a_cluster_is_kept_without_its_pod_templates() -> None:
     assert object_at(kept, "spec") == {"authOptions": object_at(raw, "spec", "authOptions")}
     assert object_at(kept, "metadata", "annotations").keys() == {
         "rljob.dev/token-key",
-        "ray.io/disable-provisioned-head-restart",
     }
     assert num_bytes(kept, set()) < 6_000
 
@@ -135,3 +137,15 @@ def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
     raw["status"] = {"phase": "Failed", "message": message, "reason": "Evicted"}
     kept = text_at(projected(PODS, raw), "status", "message")
     assert (len(kept), kept[:3], kept[-3:]) == (LONGEST_TEXT + len(" ... "), "aaa", "zzz")
+
+
+@pytest.mark.parametrize("kind", [CLUSTERS, PODS])
+def test_labels_and_owners_that_a_tenant_adds_take_no_memory(kind: ResourceType) -> None:
+    few: JsonObject = {"metadata": {"name": "a", "labels": {LABEL_JOB_UID: "j1"}, "ownerReferences": []}}
+    labels = {LABEL_JOB_UID: "j1"} | {f"rljob.dev/{number}": "" for number in range(1000)}
+    owners = [{"uid": str(number), "controller": False} for number in range(1000)]
+    many: JsonObject = {"metadata": {"name": "a", "labels": labels, "ownerReferences": owners}}
+    assert object_at(projected(kind, many), "metadata", "labels") == {LABEL_JOB_UID: "j1"}
+    assert len(json.dumps(projected(kind, many))) < len(json.dumps(projected(kind, few))) + 4000
+    kept = projected_job({**many, "spec": {}, "status": {}}, None)
+    assert object_at(kept, "metadata", "labels") == {LABEL_JOB_UID: "j1"}

@@ -217,6 +217,8 @@ class EffectExecutor:
         earlier attempt than the running one; then its pods have the number of the earlier attempt."""
         job = observation.observed.job
         attempt = text_at(observation.clusters[cluster], "metadata", "labels", LABEL_ATTEMPT)
+        if not attempt.isascii() or not attempt.isdecimal():
+            raise RefusedError(f"RayCluster {cluster} has lost its label {LABEL_ATTEMPT} (seen: {attempt[:63]!r})")
         manifest = network_policy(job.identity, int(attempt), self._defaults)
         name = text_at(manifest, "metadata", "name")
         await self._objects.apply(NETWORK_POLICIES, job.namespace, name, manifest)

@@ -8,22 +8,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from rljob_api.constants import LABEL_JOB_UID
+from rljob_api.constants import (
+    ANNOTATION_RETRY,
+    ANNOTATION_STOP,
+    ANNOTATION_TOKEN_KEY,
+    LABEL_ATTEMPT,
+    LABEL_JOB,
+    LABEL_JOB_UID,
+)
+from rljob_api.v1alpha1.pools import PRIORITY_CLASS_LABEL, QUEUE_LABEL
 from rljob_operator.kube.allowed_calls import CLUSTERS, CORE_EVENTS, PODS, WORKLOADS, ResourceType
 from rljob_operator.raw_json import JsonObject, flag_at, objects_at, text_at
 
 LABEL_CLUSTER_UID = "kueue.x-k8s.io/job-uid"
 """Label of a Kueue workload: the UID of the object for which it reserves quota, here of a RayCluster."""
-KEPT_PREFIXES = ("rljob.dev/", "ray.io/", "kueue.x-k8s.io/")
-"""Of labels and annotations, those with these prefixes are kept."""
+MOST_ENTRIES = 64
+"""Of longer lists, this number of entries is kept."""
 LONGEST_TEXT = 2000
 """Of longer strings, the first and the last half of this number of characters are kept."""
 
 _Shape = Mapping[str, "_Shape"] | list["_Shape"] | str
-"""What is kept of a value: of an object these fields, of each entry of a list this shape, or WHOLE or PREFIXED."""
+"""What is kept of a value: of an object these fields, of each entry of a list this shape, or WHOLE."""
 WHOLE = "whole"
-PREFIXED = "prefixed"
-"""Of an object, only the fields whose names have one of `KEPT_PREFIXES`."""
 
 _CONDITION: _Shape = dict.fromkeys(("type", "status", "reason", "message", "lastTransitionTime"), WHOLE)
 _CONTAINER_STATE: _Shape = {
@@ -39,8 +45,15 @@ _CONTAINER: _Shape = {
 _METADATA: Mapping[str, _Shape] = {
     **dict.fromkeys(("name", "namespace", "uid", "resourceVersion", "generation"), WHOLE),
     **dict.fromkeys(("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"), WHOLE),
-    "labels": PREFIXED,
-    "annotations": PREFIXED,
+    # A user may set tens of thousands of labels.
+    "labels": dict.fromkeys(
+        (
+            *(LABEL_JOB, LABEL_JOB_UID, LABEL_ATTEMPT, "ray.io/cluster", "ray.io/group", "ray.io/node-type"),
+            *(QUEUE_LABEL, PRIORITY_CLASS_LABEL, LABEL_CLUSTER_UID),
+        ),
+        WHOLE,
+    ),
+    "annotations": dict.fromkeys((ANNOTATION_TOKEN_KEY, ANNOTATION_STOP, ANNOTATION_RETRY), WHOLE),
     "ownerReferences": [{"kind": WHOLE, "uid": WHOLE, "controller": WHOLE}],
 }
 _SHAPES: Mapping[ResourceType, _Shape] = {
@@ -67,7 +80,6 @@ _SHAPES: Mapping[ResourceType, _Shape] = {
     },
     WORKLOADS: {"metadata": _METADATA, "status": {"conditions": [_CONDITION]}},
 }
-_JOB_METADATA: _Shape = {**_METADATA, "labels": WHOLE}
 _CLEANED_UP_JOB: _Shape = {
     "metadata": dict.fromkeys(
         ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"), WHOLE
@@ -93,7 +105,7 @@ def projected_job(raw: JsonObject, known: JsonObject | None) -> JsonObject:
     If the spec has not changed, the result has the same object as its spec."""
     spec, known_spec = raw.get("spec"), known.get("spec") if known is not None else None
     return {
-        "metadata": _kept(raw.get("metadata"), _JOB_METADATA),
+        "metadata": _kept(raw.get("metadata"), _METADATA),
         "spec": known_spec if spec == known_spec else _with_shared_names(spec),
         "status": _with_shared_names(raw.get("status")),
     }
@@ -125,15 +137,10 @@ def is_of_ray_cluster(workload: JsonObject) -> bool:
 
 def _kept(value: object, shape: _Shape) -> object:
     """The part of a value that has this shape. A value of another type is kept as it is: it counts as absent."""
-    if isinstance(value, Mapping):
-        if isinstance(shape, Mapping):
-            return {name: _kept(value[name], inner) for name, inner in shape.items() if name in value}
-        if shape == PREFIXED:
-            return {
-                sys.intern(name): _kept(text, WHOLE) for name, text in value.items() if name.startswith(KEPT_PREFIXES)
-            }
+    if isinstance(value, Mapping) and isinstance(shape, Mapping):
+        return {name: _kept(value[name], inner) for name, inner in shape.items() if name in value}
     if isinstance(value, list) and isinstance(shape, list):
-        return [_kept(entry, shape[0]) for entry in value]
+        return [_kept(entry, shape[0]) for entry in value[:MOST_ENTRIES]]
     if isinstance(value, str) and len(value) > LONGEST_TEXT:
         return f"{value[: LONGEST_TEXT // 2]} ... {value[-LONGEST_TEXT // 2 :]}"
     return value

@@ -73,6 +73,9 @@ def _deletion(draft: StatusDraft, observed: Observed, cluster: ObservedCluster) 
     spec = observed.job.spec
     if not draft.attempts or draft.attempt.cluster != cluster.name:
         why = "the job has finished without it"
+    elif _is_in_queue(observed):
+        # The message of ClusterReady says why the cluster is not kept.
+        return DeleteCluster(cluster.name, cluster.uid)
     elif spec is not None and spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER and not draft.attempt.trainer_may_run:
         why = f"it was kept for runPolicy.keepClusterSeconds ({spec.run_policy.keep_cluster_seconds} s)"
     else:
