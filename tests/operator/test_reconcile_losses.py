@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rljob_api.conditions import Reason
+from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import StopRequest
 from rljob_operator.reconcile.decision import DeleteCluster, StopRayJob, SubmitRayJob
@@ -272,3 +273,16 @@ def test_a_worker_lost_with_its_node_ends_an_attempt_whose_trainer_is_not_starte
     newest = decision.status.attempts[-1]
     assert (newest.reason, newest.failed_pod) == ((None, None) if submitted else (R.INFRASTRUCTURE_ERROR, "worker-0"))
     assert decision.effects == (() if submitted else (DeleteCluster("example-1", "c1"),))
+
+
+@pytest.mark.parametrize("provisioned", [True, False])
+def test_a_head_that_is_taken_away_before_the_trainer_starts_uses_no_retry(*, provisioned: bool) -> None:
+    """A node is drained while the next attempt waits for a worker. KubeRay replaces the head pod only before the cluster
+    was complete."""
+    problem = PodProblem(R.DISRUPTED, "EvictionByEvictionAPI: drained")
+    head = inputs.pod("h", HEAD_GROUP, problem=problem, deleting=True)
+    seen = inputs.observed(inputs.provisioning(), inputs.cluster(provisioned=provisioned), (head,))
+    status = inputs.decide(seen).status
+    assert status.attempts[0].reason == ("Disrupted" if provisioned else None)
+    assert status.counters is not None
+    assert (status.counters.infrastructure_retries, status.counters.failed_attempts) == (0, 0)

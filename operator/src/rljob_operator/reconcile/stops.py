@@ -12,7 +12,7 @@ from rljob_api.constants import POD_LOGS_FOLDER, STACKS_SECONDS, attempt_logs_fo
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import AttemptState, StopRequest
 from rljob_operator.reconcile.attempt_endings import Ending, reason_of_stop
-from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, disrupted_pod, readiness_problem
+from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, disrupted_pod, head_pod, readiness_problem
 from rljob_operator.reconcile.creation import create_cluster, should_use_all_pods, spec_of_attempt
 from rljob_operator.reconcile.decision import DumpStacks, Effect, StopRayJob
 from rljob_operator.reconcile.observed import EffectKind, Observed, Reachability
@@ -164,10 +164,13 @@ def _is_evicted(draft: StatusDraft, observed: Observed) -> bool:
 
 
 def _disruption(draft: StatusDraft, observed: Observed) -> str | None:
-    """The pod that Kubernetes takes away from a running trainer, and why; None if there is none."""
+    """The pod that Kubernetes takes away from a running trainer, and why; None if there is none. Before the trainer is
+    running, only the head pod of a cluster that was complete counts, because KubeRay replaces other pods."""
     spec, pods = observed.job.spec, observed.pods_of(draft.attempt.cluster)
     if draft.attempt.running_since is None:
-        return None
+        head, cluster = head_pod(pods), observed.cluster(draft.attempt.cluster)
+        was_complete = cluster is not None and cluster.provisioned is True
+        return disrupted_pod((head,)) if was_complete and head is not None else None
     needed = spec_of_attempt(spec, draft.attempt) if spec is not None else None
     is_complete = needed is not None and readiness_problem(needed, pods, None) is None
     return disrupted_pod(pods, is_complete=is_complete)
