@@ -204,7 +204,7 @@ def test_a_dead_admission_webhook_is_named(testbed: Testbed, proxy: api_proxy.Ap
     words = 'failed calling webhook "gate.example.org": connection refused'
     proxy.fault = lambda request: api_proxy.Fault(500, words) if str(request) == "create rayclusters" else None
     testbed.submit("gated")
-    rejected = testbed.wait_for("gated", "ClusterReady", "CreationRejected", "False")
+    rejected = testbed.wait_for("gated", "ClusterReady", "InfrastructureError", "False")
     assert words in rejected["message"]
     proxy.fault = lambda _: None
     testbed.wait_for("gated", "Complete", "Succeeded")

@@ -277,8 +277,8 @@ def test_a_worker_lost_with_its_node_ends_an_attempt_whose_trainer_is_not_starte
 
 @pytest.mark.parametrize("provisioned", [True, False])
 def test_a_head_that_is_taken_away_before_the_trainer_starts_uses_no_retry(*, provisioned: bool) -> None:
-    """A node is drained while the next attempt waits for a worker. KubeRay replaces the head pod only before the cluster
-    was complete."""
+    """A node is drained while the next attempt waits for a worker. KubeRay replaces the head pod only before the
+    cluster was complete."""
     problem = PodProblem(R.DISRUPTED, "EvictionByEvictionAPI: drained")
     head = inputs.pod("h", HEAD_GROUP, problem=problem, deleting=True)
     seen = inputs.observed(inputs.provisioning(), inputs.cluster(provisioned=provisioned), (head,))

@@ -13,7 +13,14 @@ from rljob_api.v1alpha1.status import FailureClass, RLJobStatus
 from rljob_operator.kube.observed_objects import observed_cluster
 from rljob_operator.raw_json import JsonObject
 from rljob_operator.reconcile.decision import DeleteCluster, StopRayJob
-from rljob_operator.reconcile.observed import Observed, ObservedRay, ObservedRayJob, RayJobStatus, Reachability
+from rljob_operator.reconcile.observed import (
+    Observed,
+    ObservedRay,
+    ObservedRayJob,
+    PodProblem,
+    RayJobStatus,
+    Reachability,
+)
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 from rljob_testing.operator.reasons_of_waiting import PREEMPTED, WAITS, evicted, in_queue
@@ -218,6 +225,39 @@ def test_the_quota_of_a_job_that_has_ended_is_not_reported() -> None:
     assert inputs.condition_of(queued.job.status, C.QUOTA_RESERVED) is not None
     stopped = status_after(replace(queued, job=replace(queued.job, stop_request="now")))
     assert inputs.condition_of(stopped, C.QUOTA_RESERVED) is None
+
+
+@pytest.mark.parametrize(
+    ("pod_problem", "ends"), [(R.IMAGE_PULL_FAILED, True), (R.UNSCHEDULABLE, False), (None, False)]
+)
+def test_a_job_that_can_never_start_ends_although_kueue_evicts_it_again_and_again(
+    pod_problem: Reason | None, *, ends: bool
+) -> None:
+    """Kueue evicts a cluster whose pods are not ready within five minutes."""
+    policy = {"runPolicy": {"provisioningDeadlineSeconds": 600}}
+    problem = PodProblem(pod_problem, "wrong image") if pod_problem is not None else None
+    pods = (inputs.pod("h", HEAD_GROUP, ready=False, problem=problem),)
+    status, now = in_queue(active=True).job.status, 0
+    for _ in range(3):
+        there = inputs.cluster(suspended=True, queue="team")
+        evicted_now = inputs.observed(status, there, pods, job_spec=inputs.spec(policy))
+        status = inputs.decide(evicted_now, inputs.at(now + 290)).status
+        if status.result is not None:
+            break
+        queued = inputs.decide(
+            replace(evicted_now, job=replace(evicted_now.job, status=status), pods=()), inputs.at(now + 300)
+        )
+        admitted = replace(evicted_now, clusters=(inputs.cluster(queue="team"),), pods=())
+        now += 300
+        status = inputs.decide(
+            replace(admitted, job=replace(admitted.job, status=queued.status)), inputs.at(now)
+        ).status
+    assert (status.result is not None) is ends
+    assert status.counters is not None
+    assert status.counters.infrastructure_retries == 0
+    if status.result is not None:
+        assert status.result.reason == R.PROVISIONING_DEADLINE_EXCEEDED
+        assert "wrong image" in status.result.message
 
 
 def test_an_elastic_job_in_a_queue_is_refused() -> None:

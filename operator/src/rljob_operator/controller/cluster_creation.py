@@ -97,7 +97,7 @@ class ClusterCreation:
             # is reported in the status, because it lasts until a person fixes the webhook.
             if error.retry_after_seconds:
                 raise
-            return EffectFailure(_EFFECT_KIND, Reason.CREATION_REJECTED, str(error))
+            return EffectFailure(_EFFECT_KIND, Reason.INFRASTRUCTURE_ERROR, str(error))
 
     async def _create(self, effect: CreateCluster, job: ObservedJob, spec: RLJobSpec) -> EffectFailure | None:
         """Creates the RayCluster after the Secret and the network policy: KubeRay creates pods as soon as it sees the

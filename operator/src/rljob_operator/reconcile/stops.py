@@ -88,6 +88,8 @@ def ending_by_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy, wa
     if stop is None:
         return None
     reason = reason_of_stop(stop)
+    if draft.attempt.running_since is None and reason is Reason.EVICTED:
+        return _ending_by_eviction_before_start(draft, observed, policy, waits_for)
     if draft.attempt.running_since is None:
         return Ending(reason, f"the attempt was stopped before its trainer started: {waits_for}")
     if _seconds_to_end_of_stop(draft, observed, stop, policy) > 0:
@@ -98,6 +100,37 @@ def ending_by_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy, wa
         return Ending(reason, text)
     why = f"{stop.message}; " if stop.message is not None else ""
     return Ending(reason, f"{why}the trainer was asked to stop and did not exit within {limit} s")
+
+
+def _ending_by_eviction_before_start(
+    draft: StatusDraft, observed: Observed, policy: RunPolicy, waits_for: str
+) -> Ending:
+    """The ending of an attempt that was evicted before its trainer started. Kueue may do this because the pods were not
+    ready in time, again and again: the provisioning deadline counts over all such attempts in a row."""
+    spec, cluster = observed.job.spec, observed.cluster(draft.attempt.cluster)
+    error = cluster.pod_creation_error if cluster is not None else None
+    pods = observed.pods_of(draft.attempt.cluster)
+    problem = readiness_problem(spec_of_attempt(spec, draft.attempt), pods, error) if spec is not None else None
+    text = f"the attempt was evicted before its trainer started: {waits_for}"
+    if problem is None:
+        return Ending(Reason.EVICTED, text)
+    text += f"; {problem.message}"
+    reason = _reason_at_deadline(draft, observed, problem.reason)
+    is_final = reason is Reason.PROVISIONING_DEADLINE_EXCEEDED
+    is_late = _seconds_without_trainer(draft) >= policy.provisioning_deadline_seconds
+    return Ending(reason if is_final and is_late else Reason.EVICTED, text)
+
+
+def _seconds_without_trainer(draft: StatusDraft) -> float:
+    """How long the newest attempts, without a break, have held a cluster without a running trainer."""
+    total = 0.0
+    for attempt in reversed(draft.attempts):
+        if attempt.running_since is not None:
+            break
+        if attempt.active_since is not None:
+            end = moment(attempt.ended) if attempt.ended is not None else draft.now
+            total += seconds_since(attempt.active_since, end)
+    return total
 
 
 def exceeded_deadline(
