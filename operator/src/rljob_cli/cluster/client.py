@@ -138,7 +138,7 @@ class Cluster:
 
     def _patch_job(self, job: StoredJob, metadata: Mapping[str, object], rest: Mapping[str, object]) -> StoredJob:
         """Applies a merge patch to the version of the job that was read. The operator writes the status all the time;
-        if nothing else has changed, the patch is repeated for the newer version."""
+        if users have not changed spec, stop or retry request, the patch is repeated."""
         seen, path = job, self._job_path(job.metadata.name)
         for _ in range(_MAX_PATCHES):
             patch = {"metadata": {**metadata, "resourceVersion": seen.metadata.resource_version}, **rest}

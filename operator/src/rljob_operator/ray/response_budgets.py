@@ -38,7 +38,7 @@ MORE_NODES = 16
 """A listing may have twice as many nodes as the cluster has pods, and this number more: for a while, Ray lists nodes
 whose pods were already deleted and replaced."""
 BYTES_IN_FLIGHT = 16 * 1024 * KIB
-"""All responses together that are being read, without the first `STEP_BYTES` of each."""
+"""Limit for all responses together that are being read, without the first `STEP_BYTES` of each."""
 STEP_BYTES = 64 * KIB
 SLICE_BYTES = 16 * KIB
 """How much of what a connection received is parsed at once."""

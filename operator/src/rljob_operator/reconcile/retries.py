@@ -78,8 +78,8 @@ def start_attempt(
 
 
 def end_attempt(draft: StatusDraft, ending: Ending) -> None:
-    """Records how the newest attempt ended, and adds the time since its cluster was created to the job's active
-    seconds."""
+    """Records how the newest attempt ended, and adds the time since `active_since` to the job's active seconds,
+    unless it ended because nodes or ResourceQuota were missing."""
     attempt = draft.attempt
     since = attempt.active_since
     if since is not None and ending.reason not in NO_ROOM:
