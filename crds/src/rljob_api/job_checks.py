@@ -158,7 +158,7 @@ def _label_violations(spec: RLJobSpec, allowed_prefixes: tuple[str, ...] | None)
                 rule=LABELS_RULE,
                 path=("spec", "scheduling", "labels", key),
                 wrong=f"the operator's installation does not allow this label (allowed prefixes: {allowed})",
-                advice="remove it, or ask the administrator to add its prefix to the operator's value jobs.allowedLabelPrefixes",
+                advice="remove it, or ask for its prefix in the chart's value jobs.allowedLabelPrefixes",
                 seen=json.dumps(key),
             )
 
@@ -174,7 +174,7 @@ def _kueue_warnings(field: str, entries: Mapping[str, str]) -> Iterator[Violatio
             yield Violation(
                 rule="Metadata.queue",
                 path=("metadata", field, key),
-                wrong="has no effect: RLJob uses only two labels of Kueue",
+                wrong="has no effect: of Kueue, only two labels of a job are used",
                 advice=f"remove it, or set the label {QUEUE_LABEL} or {PRIORITY_CLASS_LABEL}",
                 seen=json.dumps(value),
             )

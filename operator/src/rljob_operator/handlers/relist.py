@@ -55,8 +55,8 @@ RELIST_SECONDS = 60.0
 ALL_JOBS_SECONDS = 900.0
 """Seconds between two listings of all jobs, if the API server can list only the jobs that are not cleaned up."""
 NOT_CLEANED_UP = "status.result.cleanedUpAt="
-"""Field selector for jobs that are not cleaned up: the field is empty or absent. API servers before Kubernetes 1.31 have
-no field selectors for RLJobs, and reject it."""
+"""Field selector for jobs that are not cleaned up: the field is empty or absent. API servers before 1.31 have no
+field selectors for RLJobs, and reject it."""
 OBJECTS_PER_SECOND = 100.0
 """Limit of listed objects per second: if a listing has more than 6,000 objects, the next one is later."""
 JOBS_PER_REQUEST = 50
