@@ -6,7 +6,7 @@ attempt. `stops` handles the stop of the current attempt.
 
 from __future__ import annotations
 
-from rljob_api.conditions import NO_ROOM, ConditionType, Reason
+from rljob_api.conditions import NO_ROOM, RESTARTED_FREELY, ConditionType, Reason
 from rljob_api.requests import as_recorded, is_later
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -72,7 +72,7 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     if is_time and reusable and observed.forbidden is None:
         _start_on_same_cluster(draft, observed)
     elif is_time and observed.forbidden is None and are_clusters_deleted(observed):
-        start_attempt(draft, observed.job)
+        start_attempt(draft, observed.job, with_same_name=_is_name_free(draft, observed))
     elif not reusable:
         _report_cluster(draft, observed, Reason.WAITING_FOR_NEXT_ATTEMPT, "waiting for the next attempt")
     return delete_unneeded_clusters(draft, observed)
@@ -152,6 +152,15 @@ def _start_on_same_cluster(draft: StatusDraft, observed: Observed) -> None:
         if any((cluster.is_suspended or pod.deleting) and not is_lost(pod) for pod in pods) or cluster.suspending:
             return
     start_attempt(draft, observed.job, on_same_cluster=True, is_suspended=cluster.suspended)
+
+
+def _is_name_free(draft: StatusDraft, observed: Observed) -> bool:
+    """Whether the next cluster may have the name of the newest attempt's cluster: no trainer was submitted to it, and
+    none of its pods is left. A job that waits for days then needs one Secret and one network policy, not one of each
+    per attempt: the operator is not allowed to delete them."""
+    if not draft.attempts or draft.attempt.reason not in RESTARTED_FREELY or draft.attempt.submissions > 0:
+        return False
+    return not observed.pods_of(draft.attempt.cluster)
 
 
 def _is_emptied_by_queue(draft: StatusDraft, cluster: ObservedCluster) -> bool:

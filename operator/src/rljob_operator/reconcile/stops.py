@@ -176,6 +176,8 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
         cluster = observed.cluster(draft.attempt.cluster)
         workload = cluster.workload if cluster is not None else None
         return Reason.EVICTED, (workload.evicted_because or None) if workload is not None else None
+    if _is_queue_changed(draft, observed):
+        return Reason.QUEUE_CHANGED, None
     left = _seconds_to_active_deadline(draft, policy)
     if left is not None and left <= 0:
         return Reason.ACTIVE_DEADLINE_EXCEEDED, None
@@ -194,6 +196,14 @@ def _is_evicted(draft: StatusDraft, observed: Observed) -> bool:
     """Whether the attempt's cluster was suspended after it had been admitted."""
     cluster = observed.cluster(draft.attempt.cluster)
     return cluster is not None and cluster.is_suspended and draft.attempt.active_since is not None
+
+
+def _is_queue_changed(draft: StatusDraft, observed: Observed) -> bool:
+    """Whether the attempt waits in a queue, and the job's labels now name another queue or priority. A cluster may also
+    be in a queue without a label of the job; so a job whose label was removed stays in its queue."""
+    cluster, labels = observed.cluster(draft.attempt.cluster), observed.job.queue_labels
+    waits = cluster is not None and cluster.suspended and draft.attempt.active_since is None
+    return waits and cluster is not None and bool(labels) and not cluster.has_queue_labels(labels)
 
 
 def _disruption(draft: StatusDraft, observed: Observed) -> str | None:
