@@ -9,7 +9,7 @@ import pytest
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.v1alpha1.pools import PRIORITY_CLASS_LABEL, QUEUE_LABEL
-from rljob_api.v1alpha1.status import FailureClass, RLJobStatus
+from rljob_api.v1alpha1.status import FailureClass, PoolNodes, RLJobStatus
 from rljob_operator.kube.observed_objects import observed_cluster
 from rljob_operator.raw_json import JsonObject
 from rljob_operator.reconcile.decision import CreateCluster, DeleteCluster, StopRayJob
@@ -21,6 +21,7 @@ from rljob_operator.reconcile.observed import (
     RayJobStatus,
     Reachability,
 )
+from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 from rljob_testing.operator.reasons_of_waiting import PREEMPTED, WAITS, evicted, in_queue
@@ -222,6 +223,25 @@ def test_an_eviction_that_no_operator_saw_uses_no_retry(*, has_new_head: bool) -
     assert decision.effects == ()
     provisioned = replace(seen, clusters=(replace(there, provisioned=True),))
     assert status_after(provisioned).attempts[0].failure_class == FailureClass.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nodes", "reason"),
+    [
+        (1, (), R.EVICTED),
+        (0, (), R.DRIVER_LOST),
+        (1, (PoolNodes(name="main", nodes=1),), R.DRIVER_LOST),
+    ],
+)
+def test_a_head_pod_that_is_newer_than_its_trainer_shows_an_eviction_that_no_operator_saw(
+    seconds: int, nodes: tuple[PoolNodes, ...], reason: Reason
+) -> None:
+    """The cluster is complete again. KubeRay also replaces the head pod of a cluster that was never complete."""
+    status = inputs.running(record={"ready_at": timestamp(inputs.NOW), "nodes": nodes})
+    pods = (inputs.pod("new", HEAD_GROUP, created=inputs.at(seconds)), inputs.pod("w"))
+    seen = replace(inputs.healthy(status=status), clusters=(inputs.cluster(queue="team", provisioned=True),), pods=pods)
+    ended = status_after(replace(seen, ray=inputs.ray()), 3600)
+    assert ended.attempts[0].reason == reason
 
 
 def test_a_readmitted_cluster_is_used_again_after_another_failure() -> None:

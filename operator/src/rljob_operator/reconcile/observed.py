@@ -145,6 +145,8 @@ class ObservedPod:
     node_silent_seconds: float = 0.0
     """How long the pod's node has been unreachable: since the node became NotReady, or since the kubelet's lease was
     last renewed, if the operator has read the lease."""
+    created: datetime | None = None
+    """When the pod was created, in UTC."""
 
 
 class Reachability(StrEnum):

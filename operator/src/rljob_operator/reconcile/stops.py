@@ -12,7 +12,13 @@ from rljob_api.constants import POD_LOGS_FOLDER, STACKS_SECONDS, attempt_logs_fo
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import AttemptState, StopRequest
 from rljob_operator.reconcile.attempt_endings import Ending, reason_of_stop
-from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, disrupted_pod, head_pod, readiness_problem
+from rljob_operator.reconcile.cluster import (
+    SHORT_SILENCE_SECONDS,
+    disrupted_pod,
+    head_pod,
+    readiness_problem,
+    was_head_replaced,
+)
 from rljob_operator.reconcile.creation import create_cluster, should_use_all_pods, spec_of_attempt
 from rljob_operator.reconcile.decision import DumpStacks, Effect, StopRayJob
 from rljob_operator.reconcile.observed import EffectKind, Observed, Reachability
@@ -193,9 +199,12 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
 
 
 def _is_evicted(draft: StatusDraft, observed: Observed) -> bool:
-    """Whether the attempt's cluster was suspended after it had been admitted."""
-    cluster = observed.cluster(draft.attempt.cluster)
-    return cluster is not None and cluster.is_suspended and draft.attempt.active_since is not None
+    """Whether the attempt's cluster was suspended after it had been admitted. It may have been admitted again while no
+    operator was running; then its Ray does not know the trainer, which must not be submitted a second time."""
+    attempt, cluster = draft.attempt, observed.cluster(draft.attempt.cluster)
+    if cluster is not None and cluster.is_suspended and attempt.active_since is not None:
+        return True
+    return attempt.submissions > 0 and was_head_replaced(attempt, observed.pods_of(attempt.cluster))
 
 
 def _is_queue_changed(draft: StatusDraft, observed: Observed) -> bool:
