@@ -44,6 +44,7 @@ class Reason(StrEnum):
     QUEUED = "Queued"
     ADMITTED = "Admitted"
     EVICTED = "Evicted"
+    QUEUE_CHANGED = "QueueChanged"
 
     CREATING = "Creating"
     PODS_PENDING = "PodsPending"
@@ -134,6 +135,7 @@ FAILURE_CLASSES: Mapping[Reason, FailureClass] = MappingProxyType(
         Reason.SUSPENDED: FailureClass.RESUMABLE,
         Reason.RESIZED: FailureClass.RESUMABLE,
         Reason.EVICTED: FailureClass.RESUMABLE,
+        Reason.QUEUE_CHANGED: FailureClass.RESUMABLE,
         Reason.DISRUPTED: FailureClass.RESUMABLE,
         Reason.UNSCHEDULABLE: FailureClass.RESUMABLE,
         Reason.QUOTA_EXCEEDED: FailureClass.RESUMABLE,
@@ -148,7 +150,7 @@ FAILURE_CLASSES: Mapping[Reason, FailureClass] = MappingProxyType(
 NO_ROOM = (Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED)
 """Nodes or ResourceQuota are missing now: at its provisioning deadline, the job deletes its RayCluster and tries again
 later."""
-RESTARTED_FREELY = (Reason.RESIZED, Reason.EVICTED, Reason.DISRUPTED, *NO_ROOM)
+RESTARTED_FREELY = (Reason.RESIZED, Reason.EVICTED, Reason.QUEUE_CHANGED, Reason.DISRUPTED, *NO_ROOM)
 """Reasons of ended attempts after which the next attempt starts by itself, without using a retry."""
 
 _FAILURES_OF_JOBS = tuple(reason for reason, each in FAILURE_CLASSES.items() if each is not FailureClass.RESUMABLE)
