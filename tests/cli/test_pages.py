@@ -263,8 +263,8 @@ def test_the_quickstart_on_a_cluster_prints_the_documented_output(compare: Compa
 
 
 WAITS_IN_QUEUE = (
-    "RayCluster second-1 waits in queue gpus (Kueue): couldn't assign flavors to pod set main: insufficient unused quota"
-    " for nvidia.com/gpu in flavor any-node, 16 more needed"
+    "RayCluster second-1 waits in queue gpus (Kueue): couldn't assign flavors to pod set main: insufficient unused"
+    " quota for nvidia.com/gpu in flavor any-node, 16 more needed"
 )
 
 
