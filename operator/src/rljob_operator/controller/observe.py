@@ -259,7 +259,7 @@ class Observer:
         annotated = text_at(cluster, "metadata", "annotations", ANNOTATION_TOKEN_KEY)
         keys = sorted(read_token_keys(self._settings.token_keys_folder).keys, key=lambda key: key_id(key) != annotated)
         url = self._settings.dashboard_url.format(cluster=name, namespace=job.namespace)
-        return self._ray.dashboard(url, [derived_token(key, job.identity, name) for key in keys])
+        return self._ray.dashboard(url, job.namespace, [derived_token(key, job.identity, name) for key in keys])
 
 
 def _owned(clusters: JsonObjects, job: ObservedJob) -> JsonObjects:
