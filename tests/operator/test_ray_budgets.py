@@ -257,9 +257,7 @@ def test_a_long_response_that_stops_soon_makes_room_for_others(monkeypatch: pyte
         server = await asyncio.start_server(ray_polling.guarded(slow), "127.0.0.1", 0)
         async with ray_polling.connected(server.sockets[0].getsockname()[1], ray_polling.TOKEN) as head:
             steps = head._reader._steps = CountingSemaphore(4)
-            with pytest.raises(
-                DashboardUnreachableError, match=r"`job` is too slow \(more than 0.05 s after"
-            ):
+            with pytest.raises(DashboardUnreachableError, match=r"`job` is too slow \(more than 0.05 s after"):
                 await head.job("job-1-1")
             assert (steps.most, steps.taken) == (3, 0)
             unblocked.set()
