@@ -259,7 +259,6 @@ def test_more_dashboards_are_polled_less_often(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, num_jobs: int, seconds: float
 ) -> None:
     monkeypatch.setattr(reconcile_loop, "POLLS_PER_SECOND", 0.1 if num_jobs > 1 else 40.0)
-    monkeypatch.setattr(reconcile_loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
 
     async def silent(_: RunWatcher, __: str, ___: Dashboard, *____: str | None, **_____: int) -> ObservedRay:
         return ObservedRay(Reachability.UNREACHABLE, error="no answer")
@@ -301,7 +300,6 @@ def test_a_head_unreachable_by_dashboard_and_kubelet_is_lost_after_a_minute(
         return ObservedRay(how, silent_seconds=0.0 if answers else seconds)
 
     monkeypatch.setattr(RunWatcher, "observe", seen)
-    monkeypatch.setattr(reconcile_loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
 
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         nonlocal seconds
@@ -339,7 +337,6 @@ def test_no_attempt_ends_by_the_last_failure_of_a_dashboard_that_is_polled_rarel
 
     monkeypatch.setattr(RunWatcher, "observe", seen)
     monkeypatch.setattr(RunWatcher, "is_waiting", lambda _, __: True)
-    monkeypatch.setattr(reconcile_loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
 
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_until_pods_pending(world)

@@ -210,7 +210,6 @@ def test_what_only_explains_is_written_at_one_pace(settings: Settings, monkeypat
         return inputs.ray(running, inputs.run_state(phase, step=step))
 
     monkeypatch.setattr(RunWatcher, "observe", seen)
-    monkeypatch.setattr(reconcile_loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
 
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         nonlocal step, phase

@@ -156,7 +156,6 @@ def test_an_operator_that_starts_late_requests_the_stacks_of_a_hanging_trainer(
         return ObservedRay(Reachability.OK, job=hanging, stacks_missing=True)
 
     monkeypatch.setattr(RunWatcher, "observe", seen)
-    monkeypatch.setattr(reconcile_loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
 
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_until_pods_pending(world)

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from rljob_operator.errors import SettingsError
 from rljob_operator.manifests.access import derived_token, key_id, network_policy, token_secret
-from rljob_operator.manifests.naming import cluster_name, companion_name, submission_id
+from rljob_operator.manifests.naming import attempt_in_name, cluster_name, companion_name, submission_id
 from rljob_operator.manifests.ownership import JobIdentity, Manifest
 from rljob_operator.manifests.submission import submission
 from rljob_operator.settings import JobNetworkPolicy
@@ -39,6 +39,12 @@ def test_kuberay_keeps_the_longest_names_whole() -> None:
     assert len(cluster) <= 50
     assert len(f"{cluster}-head-svc") <= 63
     assert submission_id("example", 2, 3) == "example-2-3"
+
+
+@pytest.mark.parametrize("attempt", [1, 999, 1000, 1007, 12_345])
+def test_the_number_in_a_name_gives_the_same_name(attempt: int) -> None:
+    name = cluster_name("my-job-7", attempt)
+    assert cluster_name("my-job-7", attempt_in_name(name)) == name
 
 
 def test_two_jobs_of_one_name_share_neither_token_nor_secret() -> None:

@@ -298,6 +298,32 @@ def test_a_leader_that_comes_back_late_does_no_harm(name: str) -> None:
         check(late, name, f"paused at point {point} for {late.pause_passes} passes")
 
 
+@pytest.mark.parametrize("name", ["in a queue, and evicted", "evicted for a moment"])
+def test_an_eviction_uses_no_retry_although_no_operator_runs_for_a_while(name: str) -> None:
+    scenario = SCENARIOS[name][0]
+    for start in range(12, 40):
+        for ticks in (1, 2, 3, 5, 8, 12, 20):
+            operator = started(scenario)
+            run_with_outage(operator, range(start, start + ticks))
+            what = f"no operator from tick {start} for {ticks} ticks"
+            counters = operator.status.counters
+            assert (operator.status.phase, operator.world.num_clusters) == ("Complete", 1), what
+            assert counters is not None, what
+            assert (counters.failed_attempts, counters.infrastructure_retries) == (0, 0), what
+            assert operator.world.most_running <= 1, what
+            assert operator.world.starts == sorted(set(operator.world.starts)), what
+
+
+def run_with_outage(operator: Operator, ticks: range) -> None:
+    """Runs passes until nothing is left to do. No operator runs during `ticks`."""
+    for _ in range(MAX_PASSES):
+        if operator.world.tick + 1 in ticks:
+            operator.world.advance()
+        elif operator.ends_with_pass():
+            return
+    raise AssertionError(f"not done after {MAX_PASSES} passes: {operator.status!r}")
+
+
 def test_a_cluster_that_is_created_late_is_removed() -> None:
     """The leader is paused before it creates the first cluster, and comes back at any time of the job's life."""
     num_clusters = set()

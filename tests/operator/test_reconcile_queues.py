@@ -8,11 +8,11 @@ import pytest
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
-from rljob_api.v1alpha1.pools import QUEUE_LABEL
-from rljob_api.v1alpha1.status import FailureClass, RLJobStatus
+from rljob_api.v1alpha1.pools import PRIORITY_CLASS_LABEL, QUEUE_LABEL
+from rljob_api.v1alpha1.status import FailureClass, PoolNodes, RLJobStatus
 from rljob_operator.kube.observed_objects import observed_cluster
 from rljob_operator.raw_json import JsonObject
-from rljob_operator.reconcile.decision import DeleteCluster, StopRayJob
+from rljob_operator.reconcile.decision import CreateCluster, DeleteCluster, StopRayJob
 from rljob_operator.reconcile.observed import (
     Observed,
     ObservedRay,
@@ -21,6 +21,7 @@ from rljob_operator.reconcile.observed import (
     RayJobStatus,
     Reachability,
 )
+from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 from rljob_testing.operator.reasons_of_waiting import PREEMPTED, WAITS, evicted, in_queue
@@ -67,6 +68,40 @@ def test_a_queued_job_can_be_suspended_and_stopped() -> None:
     suspended = inputs.decide(replace(seen, job=replace(seen.job, spec=inputs.spec({"suspend": True}))))
     assert suspended.status.attempts[-1].reason == R.SUSPENDED
     assert suspended.effects == stopped.effects == (DeleteCluster("example-1", "c1"),)
+
+
+@pytest.mark.parametrize(
+    ("labels", "is_moved"),
+    [
+        ({QUEUE_LABEL: "other"}, True),
+        ({QUEUE_LABEL: "team", PRIORITY_CLASS_LABEL: "high"}, True),
+        ({QUEUE_LABEL: "team"}, False),
+        ({}, False),
+    ],
+)
+def test_a_job_that_waits_moves_to_the_queue_of_its_new_label(labels: dict[str, str], *, is_moved: bool) -> None:
+    seen = in_queue()
+    seen = replace(seen, job=replace(seen.job, labels=labels))
+    decision = inputs.decide(seen)
+    if not is_moved:
+        assert (decision.effects, decision.status.attempts[-1].ended) == ((), None)
+        return
+    assert [type(effect) for effect in decision.effects] == [DeleteCluster]
+    assert decision.status.attempts[-1].reason == R.QUEUE_CHANGED
+    assert (decision.status.phase, decision.status.waiting_since) == ("Queued", "2026-03-01T12:00:00Z")
+    deleted = replace(inputs.with_status_written(seen, decision), clusters=())
+    started = inputs.decide(deleted)
+    created = inputs.decide(inputs.with_status_written(deleted, started))
+    assert created.effects == (CreateCluster(1, "example-1"),)
+    assert started.status.counters is not None
+    used = started.status.counters
+    assert (used.attempts, used.failed_attempts, used.uncounted_restarts) == (2, 0, 0)
+
+
+def test_a_job_that_was_admitted_stays_although_its_label_changes() -> None:
+    seen = in_queue(suspended=False, active=True)
+    decision = inputs.decide(replace(seen, job=replace(seen.job, labels={QUEUE_LABEL: "other"})))
+    assert (decision.effects, decision.status.attempts[-1].ended) == ((), None)
 
 
 def test_an_evicted_trainer_is_asked_to_stop_and_the_next_attempt_waits_on_the_same_cluster() -> None:
@@ -188,6 +223,25 @@ def test_an_eviction_that_no_operator_saw_uses_no_retry(*, has_new_head: bool) -
     assert decision.effects == ()
     provisioned = replace(seen, clusters=(replace(there, provisioned=True),))
     assert status_after(provisioned).attempts[0].failure_class == FailureClass.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nodes", "reason"),
+    [
+        (1, (), R.EVICTED),
+        (0, (), R.DRIVER_LOST),
+        (1, (PoolNodes(name="main", nodes=1),), R.DRIVER_LOST),
+    ],
+)
+def test_a_head_pod_that_is_newer_than_its_trainer_shows_an_eviction_that_no_operator_saw(
+    seconds: int, nodes: tuple[PoolNodes, ...], reason: Reason
+) -> None:
+    """The cluster is complete again. KubeRay also replaces the head pod of a cluster that was never complete."""
+    status = inputs.running(record={"ready_at": timestamp(inputs.NOW), "nodes": nodes})
+    pods = (inputs.pod("new", HEAD_GROUP, created=inputs.at(seconds)), inputs.pod("w"))
+    seen = replace(inputs.healthy(status=status), clusters=(inputs.cluster(queue="team", provisioned=True),), pods=pods)
+    ended = status_after(replace(seen, ray=inputs.ray()), 3600)
+    assert ended.attempts[0].reason == reason
 
 
 def test_a_readmitted_cluster_is_used_again_after_another_failure() -> None:
@@ -313,14 +367,15 @@ def test_the_suspension_of_a_cluster_is_read(
     found = observed_cluster(ray_cluster(suspend=suspend, suspending=suspending))
     assert (found.suspended, found.suspending) == expected
     assert found.is_suspended == any(expected)
-    assert found.queue == "team"
+    assert (found.queue, found.priority_class) == ("team", "high")
 
 
 def ray_cluster(*, suspend: bool | None, suspending: str | None) -> JsonObject:
     """A RayCluster in the queue `team`, as KubeRay reports it."""
     conditions = [{"type": "RayClusterSuspending", "status": suspending}] if suspending is not None else []
+    labels = {QUEUE_LABEL: "team", PRIORITY_CLASS_LABEL: "high"}
     return {
-        "metadata": {"name": "example-1", "uid": "c1", "labels": {QUEUE_LABEL: "team"}},
+        "metadata": {"name": "example-1", "uid": "c1", "labels": labels},
         "spec": {} if suspend is None else {"suspend": suspend},
         "status": {"conditions": conditions},
     }

@@ -74,14 +74,24 @@ def test_the_pauses_of_a_job_without_room_grow_and_it_never_ends() -> None:
         seconds += pauses[-1]
         started = inputs.decide(inputs.observed(ended.status), inputs.at(seconds))
         newest = started.status.attempts[-1]
-        assert (newest.number, newest.cluster) == (number + 1, f"example-{number + 1}")
-        there = inputs.cluster(name=newest.cluster, uid=f"c{number + 1}")
-        pods = tuple(replace(pod, cluster=newest.cluster) for pod in without_room().pods)
-        created = inputs.observed(started.status, there, pods)
+        assert (newest.number, newest.cluster) == (number + 1, "example-1"), "one Secret for all attempts"
+        create = inputs.decide(inputs.observed(started.status), inputs.at(seconds))
+        assert create.effects == (CreateCluster(1, "example-1"),)
+        created = inputs.observed(started.status, inputs.cluster(uid=f"c{number + 1}"), without_room().pods)
         created = inputs.with_status_written(created, inputs.decide(created, inputs.at(seconds)))
         seen, seconds = created, seconds + DEADLINE
     assert all(8 * 2**index <= pause <= 12 * 2**index for index, pause in enumerate(pauses[:6]))
     assert all(480 <= pause <= 720 for pause in pauses[7:])
+
+
+def test_a_name_is_not_used_again_while_a_lost_pod_has_it_or_after_a_trainer_was_submitted() -> None:
+    ended = inputs.decide(without_room()).status
+    lost = inputs.pod("w", overdue=True)
+    with_lost_pod = inputs.decide(inputs.observed(ended, pods=(lost,)), inputs.at(3600)).status
+    assert with_lost_pod.attempts[-1].cluster == "example-2"
+    submitted = ended.attempts[-1].model_copy(update={"submissions": 1})
+    after_submission = ended.model_copy(update={"attempts": (submitted,)})
+    assert inputs.decide(inputs.observed(after_submission), inputs.at(3600)).status.attempts[-1].cluster == "example-2"
 
 
 @pytest.mark.parametrize("reason", NO_ROOM)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rljob_api.requests import as_recorded
+from rljob_api.v1alpha1.pools import QUEUE_LABEL
 from rljob_operator.handlers import watch_events
 from rljob_operator.handlers.watch_events import JobVersions, seconds_until_reconcile
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, WORKLOADS
@@ -204,6 +205,8 @@ def test_a_change_of_only_the_status_causes_no_pass() -> None:
     assert versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 2, annotations=request))
     again = request | {"rljob.dev/retry-requested-at": "now"}
     assert versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 2, annotations=again))
+    in_queue = {"labels": {QUEUE_LABEL: "team"}, "annotations": again}
+    assert versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 2, **in_queue))
     deleted = {"deletionTimestamp": "2026-01-31T12:00:00Z"}
     assert versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 2, annotations=again, **deleted))
     assert versions.needs_reconcile(KEY, "ADDED", versioned("b", 1)), "recreated between two watches"

@@ -96,6 +96,41 @@ def test_starting_work_cancels_the_planned_requeue() -> None:
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
+def test_a_paused_key_waits_however_often_it_is_added_and_others_do_not() -> None:
+    async def test() -> None:
+        queue: WorkQueue[str] = WorkQueue(middle, together)
+        loop = asyncio.get_running_loop()
+        queue.add("a")
+        assert await queue.get() == "a"
+        paused_at = loop.time()
+        queue.pause("a", 0.2)
+        queue.add("a")
+        queue.done("a")
+        queue.add("a")
+        queue.add_after("a", 0.0)
+        queue.add("b")
+        assert [await queue.get(), await queue.get()] == ["b", "a"]
+        assert loop.time() - paused_at >= 0.19
+        queue.done("a")
+        queue.add("a")
+        assert await queue.get() == "a"
+
+    asyncio.run(asyncio.wait_for(test(), 240))
+
+
+def test_a_pause_without_events_adds_nothing() -> None:
+    async def test() -> None:
+        queue: WorkQueue[str] = WorkQueue(middle, together)
+        queue.add("a")
+        await queue.get()
+        queue.pause("a", 0.01)
+        queue.done("a")
+        await asyncio.sleep(0.05)
+        assert queue.num_waiting == 0
+
+    asyncio.run(asyncio.wait_for(test(), 240))
+
+
 def test_delays_double_up_to_five_minutes_and_start_again() -> None:
     async def test() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, together)

@@ -44,6 +44,7 @@ class Reason(StrEnum):
     QUEUED = "Queued"
     ADMITTED = "Admitted"
     EVICTED = "Evicted"
+    QUEUE_CHANGED = "QueueChanged"
 
     CREATING = "Creating"
     PODS_PENDING = "PodsPending"
@@ -134,6 +135,7 @@ FAILURE_CLASSES: Mapping[Reason, FailureClass] = MappingProxyType(
         Reason.SUSPENDED: FailureClass.RESUMABLE,
         Reason.RESIZED: FailureClass.RESUMABLE,
         Reason.EVICTED: FailureClass.RESUMABLE,
+        Reason.QUEUE_CHANGED: FailureClass.RESUMABLE,
         Reason.DISRUPTED: FailureClass.RESUMABLE,
         Reason.UNSCHEDULABLE: FailureClass.RESUMABLE,
         Reason.QUOTA_EXCEEDED: FailureClass.RESUMABLE,
@@ -147,7 +149,7 @@ FAILURE_CLASSES: Mapping[Reason, FailureClass] = MappingProxyType(
 
 NO_ROOM = (Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED)
 """The Kubernetes cluster has no room for the job now: the job gives back what it holds and tries again later."""
-RESTARTED_FREELY = (Reason.RESIZED, Reason.EVICTED, Reason.DISRUPTED, *NO_ROOM)
+RESTARTED_FREELY = (Reason.RESIZED, Reason.EVICTED, Reason.QUEUE_CHANGED, Reason.DISRUPTED, *NO_ROOM)
 """Reasons of ended attempts after which the next attempt starts by itself, without using a retry."""
 
 _FAILURES_OF_JOBS = tuple(reason for reason, each in FAILURE_CLASSES.items() if each is not FailureClass.RESUMABLE)

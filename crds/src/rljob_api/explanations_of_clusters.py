@@ -49,6 +49,13 @@ EXPLANATIONS_OF_CLUSTERS: Mapping[Reason, Explanation] = MappingProxyType(
                 " resumes on the same RayCluster when the queue admits it again, and uses no retry."
             ),
         ),
+        Reason.QUEUE_CHANGED: Explanation(
+            means=(
+                "The job's queue or priority label was changed while the job waited in its queue. Its RayCluster is"
+                " created again with the new labels, so the job goes to the end of the queue."
+            ),
+            advice="Nothing to do.",
+        ),
         Reason.CREATING: Explanation(
             means="The job's RayCluster is being created, or pods of a previous one with the same name still exist.",
             advice="Wait; KubeRay creates the pods. If nothing happens, check the log of the KubeRay operator.",

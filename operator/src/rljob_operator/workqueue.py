@@ -41,6 +41,8 @@ class WorkQueue(Generic[KeyT]):
         """Keys that were added and not returned by `get` since: the waiting keys, and keys that were added while they
         were processed and still are."""
         self._processing: set[KeyT] = set()
+        self._pauses: dict[KeyT, asyncio.TimerHandle] = {}
+        """The timers that end the pauses of keys."""
         self._timers: dict[KeyT, asyncio.TimerHandle] = {}
         """The timers of keys that will be added later."""
         self._num_failures: dict[KeyT, int] = {}
@@ -67,8 +69,13 @@ class WorkQueue(Generic[KeyT]):
         if self._closed or key in self._added:
             return
         self._added.add(key)
-        if key not in self._processing:
-            self._enqueue(key)
+        self._enqueue_if_free(key)
+
+    def pause(self, key: KeyT, seconds: float) -> None:
+        """Does not return a key from `get` before the pause is over, however often it is added. Call it while the key
+        is processed."""
+        if not self._closed and key not in self._pauses:
+            self._pauses[key] = asyncio.get_running_loop().call_later(seconds, self._end_pause, key)
 
     def add_after(self, key: KeyT, seconds: float) -> None:
         """Adds a key after a delay. If a key has several delays, only the one that ends first counts. When `get`
@@ -118,16 +125,25 @@ class WorkQueue(Generic[KeyT]):
     def done(self, key: KeyT) -> None:
         """Marks a key as processed. If it was added meanwhile, it waits for its next turn."""
         self._processing.discard(key)
-        if key in self._added:
-            self._enqueue(key)
+        self._enqueue_if_free(key)
 
     def close(self) -> None:
         """Closes the queue: nothing is added or returned any more."""
         self._closed = True
-        for timer in self._timers.values():
+        for timer in (*self._timers.values(), *self._pauses.values()):
             timer.cancel()
         self._timers.clear()
+        self._pauses.clear()
         self._changed.set()
+
+    def _end_pause(self, key: KeyT) -> None:
+        del self._pauses[key]
+        self._enqueue_if_free(key)
+
+    def _enqueue_if_free(self, key: KeyT) -> None:
+        """Lets `get` return an added key, unless it is being processed or paused."""
+        if key in self._added and key not in self._processing and key not in self._pauses:
+            self._enqueue(key)
 
     def _enqueue(self, key: KeyT) -> None:
         self._waiting.setdefault(self._namespace_of(key), deque()).append(key)

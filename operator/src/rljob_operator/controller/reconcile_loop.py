@@ -45,8 +45,9 @@ from rljob_operator.reconcile.observed import EffectFailure, Reachability
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.workqueue import WorkQueue
 
-DASHBOARD_PAUSE_SECONDS = 1.5
-"""Minimum time between two polls of a job's dashboard, however many watch events arrive."""
+PASS_PAUSE_SECONDS = 1.0
+"""Time from the end of a pass to the next pass over the same job, however many watch events arrive. Only the pass that
+creates the cluster of a new attempt follows at once."""
 AFTER_EFFECT_SECONDS = 1.0
 """Time from an effect to the next pass, which observes the effect's result."""
 POLLS_PER_SECOND = 40.0
@@ -105,8 +106,6 @@ class _Memory:
     job_uid: str = ""
     """UID of the job. If the job is deleted and created again with the same name, the UID is another one."""
     failed_effect: _FailedEffect | None = None
-    polled_at: float | None = None
-    """When the last pass polled the job's dashboard (time of the event loop); None if it did not."""
     is_cache_stale: bool = False
     """Whether the job in the cache is known to be older than the job on the API server."""
     unknown_fields: tuple[str, ...] = ()
@@ -137,15 +136,12 @@ class ReconcileLoop:
         self._definition_logged_at: float | None = None
 
     async def work(self, key: JobKey) -> None:
-        """Runs a pass and schedules the next one. Postpones the pass if the cache is incomplete, or if the dashboard
-        was polled a moment ago. Nothing is raised: failures are retried and, except for conflicts, logged."""
+        """Runs a pass and schedules the next one. Postpones the pass if the cache is incomplete. Nothing is raised:
+        failures are retried and, except for conflicts, logged."""
         clock = asyncio.get_running_loop().time
         memory = self._memories.setdefault(key, _Memory())
         if not self._cache.is_complete:
             self._queue.add_after(key, INCOMPLETE_CACHE_SECONDS)
-            return
-        if memory.polled_at is not None and clock() < memory.polled_at + DASHBOARD_PAUSE_SECONDS:
-            self._queue.add_after(key, memory.polled_at + DASHBOARD_PAUSE_SECONDS - clock())
             return
         started, outcome = clock(), "failed"
         try:
@@ -197,7 +193,7 @@ class ReconcileLoop:
             decision = reconcile(observation.observed, self._clock.now(), self._defaults)
             effects = self._due(decision, memory)
         was_polled = observation.observed.ray.reachability is not Reachability.NOT_ASKED
-        self._note_poll(key, memory, was_polled)
+        self._note_poll(key, was_polled)
         if _is_irreversible(job.observed.status, decision.status, effects):
             again = await self._observer.observe_again(job, observation, failure)
             if again is None:
@@ -239,7 +235,7 @@ class ReconcileLoop:
         memory, now = self._memories[key], self._clock.monotonic()
         pause = max(EXPLANATION_SECONDS, self._poll_interval_seconds)
         if memory.explained_at is not None and now < memory.explained_at + pause:
-            self._queue.add_after(key, max(memory.explained_at + pause - now, DASHBOARD_PAUSE_SECONDS))
+            self._queue.add_after(key, max(memory.explained_at + pause - now, PASS_PAUSE_SECONDS))
             return True
         memory.explained_at = now
         return False
@@ -306,6 +302,8 @@ class ReconcileLoop:
         """Schedules the next pass. The queue keeps the earliest of several times, so each `add_after` here can only
         make the pass earlier. `effects`: the effects that this pass has tried."""
         seconds = decision.requeue_after_seconds
+        if seconds != 0:
+            self._queue.pause(key, PASS_PAUSE_SECONDS)
         if seconds is not None:
             if decision.effects:
                 seconds = max(seconds, AFTER_EFFECT_SECONDS)
@@ -324,13 +322,11 @@ class ReconcileLoop:
         """Shortest time between two scheduled polls of a dashboard, with the present number of running jobs."""
         return min(LONGEST_POLL_INTERVAL_SECONDS, len(self._polled_jobs) / POLLS_PER_SECOND)
 
-    def _note_poll(self, key: JobKey, memory: _Memory, was_polled: bool) -> None:
+    def _note_poll(self, key: JobKey, was_polled: bool) -> None:
         """Notes whether the pass has polled the job's dashboard."""
         if was_polled:
-            memory.polled_at = asyncio.get_running_loop().time()
             self._polled_jobs.add(key)
         else:
-            memory.polled_at = None
             self._polled_jobs.discard(key)
 
     def _forget(self, key: JobKey) -> None:

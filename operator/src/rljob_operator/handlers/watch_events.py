@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, LABEL_JOB
+from rljob_api.v1alpha1.pools import PRIORITY_CLASS_LABEL, QUEUE_LABEL
 from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, WORKLOADS, ResourceType
 from rljob_operator.kube.cache import DELETED, ObjectCache, is_finished_and_cleaned_up
@@ -26,23 +27,26 @@ class JobVersions:
     """Distinguishes changes of a job that need a pass from other changes, such as a status that the operator wrote."""
 
     def __init__(self) -> None:
-        self._known: dict[JobKey, tuple[str, int, bool, str, str]] = {}
-        """For each job: UID, generation of the spec, whether it is being deleted, stop request and retry request."""
+        self._known: dict[JobKey, tuple[str, int, bool, str, str, str, str]] = {}
+        """For each job: UID, generation of the spec, whether it is being deleted, stop request, retry request, and the
+        labels for Kueue."""
 
     def needs_reconcile(self, key: JobKey, event_type: str, job: JsonObject) -> bool:
-        """Whether this is the first event for the job, or the job was deleted, or since the last event its spec or a
-        request in its annotations has changed or its deletion was requested."""
+        """Whether this is the first event for the job, or the job was deleted, or since the last event its spec, a
+        request in its annotations or a label for Kueue has changed, or its deletion was requested."""
         if event_type == DELETED:
             self.forget(key)
             return True
         metadata = object_at(job, "metadata")
-        annotations = object_at(metadata, "annotations")
+        annotations, labels = object_at(metadata, "annotations"), object_at(metadata, "labels")
         version = (
             text_at(metadata, "uid"),
             integer_at(metadata, "generation") or 0,
             optional_text_at(metadata, "deletionTimestamp") is not None,
             text_at(annotations, ANNOTATION_STOP),
             text_at(annotations, ANNOTATION_RETRY),
+            text_at(labels, QUEUE_LABEL),
+            text_at(labels, PRIORITY_CLASS_LABEL),
         )
         known = self._known.get(key)
         self._known[key] = version

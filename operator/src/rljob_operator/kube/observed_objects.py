@@ -20,7 +20,7 @@ from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, API_GROUP, AP
 from rljob_api.pydantic_messages import follows_from_another, plain_message
 from rljob_api.tolerant_reading import AS_FAR_AS_READABLE, STATUS, STORED_SPEC, read_document
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.pools import QUEUE_LABEL
+from rljob_api.v1alpha1.pools import PRIORITY_CLASS_LABEL, QUEUE_LABEL
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import ManagedBy, RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
@@ -141,6 +141,7 @@ def observed_cluster(
         suspended=flag_at(raw, "spec", "suspend"),
         suspending=_has_condition(raw, "RayClusterSuspending"),
         queue=text_at(object_at(metadata, "labels"), QUEUE_LABEL),
+        priority_class=text_at(object_at(metadata, "labels"), PRIORITY_CLASS_LABEL),
         workload=None if workload is None else _observed_workload(workload),
     )
 

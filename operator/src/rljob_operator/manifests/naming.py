@@ -16,6 +16,11 @@ def cluster_name(job: str, attempt: int) -> str:
     return f"{job}-{attempt if attempt < NUM_NAMES else attempt % NUM_NAMES}"
 
 
+def attempt_in_name(cluster: str) -> int:
+    """The attempt number in the name of an RLJob's RayCluster: the inverse of `cluster_name` below attempt 1000."""
+    return int(cluster.rpartition("-")[2])
+
+
 def companion_name(cluster: str, job_uid: str) -> str:
     """Name of a cluster's Secret and network policy. It contains a part of the job's UID, because the garbage collector
     may not yet have deleted the Secret and the policy of an earlier job with the same name."""

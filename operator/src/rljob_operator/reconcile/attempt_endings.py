@@ -107,8 +107,9 @@ def _ending_by_finding(draft: StatusDraft, observed: Observed, finding: Finding)
     """The ending by a finding whose reason is in `_FATAL`. If the trainer was lost while the attempt was stopping, the
     attempt ends with the reason for the stop; if it was lost by an eviction that no operator saw, as Evicted."""
     stop, cluster = draft.attempt.stop, observed.cluster(draft.attempt.cluster)
-    is_lost_with_pods = finding.reason in (Reason.HEAD_LOST, Reason.DRIVER_LOST)
-    if stop is None and is_lost_with_pods and cluster is not None and were_pods_deleted(draft.attempt, cluster):
+    is_lost_with_pods = stop is None and finding.reason in (Reason.HEAD_LOST, Reason.DRIVER_LOST)
+    pods = observed.pods_of(draft.attempt.cluster)
+    if is_lost_with_pods and cluster is not None and were_pods_deleted(draft.attempt, cluster, pods):
         return Ending(Reason.EVICTED, f"the cluster was suspended and admitted again meanwhile: {finding.message}")
     if stop is not None and finding.reason in _LOST:
         was_asked = "was asked to stop and was lost before it exited"

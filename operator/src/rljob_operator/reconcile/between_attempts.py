@@ -6,7 +6,7 @@ attempt. `stops` handles the stop of the current attempt.
 
 from __future__ import annotations
 
-from rljob_api.conditions import NO_ROOM, ConditionType, Reason
+from rljob_api.conditions import NO_ROOM, RESTARTED_FREELY, ConditionType, Reason
 from rljob_api.requests import as_recorded, is_later
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -72,7 +72,7 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     if is_time and reusable and observed.forbidden is None:
         _start_on_same_cluster(draft, observed)
     elif is_time and observed.forbidden is None and are_clusters_deleted(observed):
-        start_attempt(draft, observed.job)
+        start_attempt(draft, observed.job, with_same_name=_is_name_free(draft, observed))
     elif not reusable:
         _report_cluster(draft, observed, Reason.WAITING_FOR_NEXT_ATTEMPT, "waiting for the next attempt")
     return delete_unneeded_clusters(draft, observed)
@@ -119,13 +119,13 @@ def is_cluster_reusable(draft: StatusDraft, observed: Observed) -> bool:
     if not cluster.asks_for_token or attempt.reason in NO_ROOM:
         return False
     pods = observed.pods_of(cluster.name)
-    if _is_emptied_by_queue(draft, cluster):
+    if _is_emptied_by_queue(draft, cluster, pods):
         if cluster.suspending and pods and all(is_lost(pod) for pod in pods):
             # KubeRay waits for these pods, and nobody can delete them.
             return False
         # If the queue admitted the cluster again before KubeRay deleted the pods, the former trainer might still run.
         has_no_trainer = not attempt.trainer_may_run or head_pod(pods) is None
-        return cluster.is_suspended or has_no_trainer or were_pods_deleted(attempt, cluster)
+        return cluster.is_suspended or has_no_trainer or were_pods_deleted(attempt, cluster, pods)
     if attempt.reason in _WORKERS_ARE_REPLACED:
         return _does_head_respond(pods) and not _has_failed_on_it_before(draft)
     if attempt.failure_class == FailureClass.INFRASTRUCTURE:
@@ -147,17 +147,26 @@ def _start_on_same_cluster(draft: StatusDraft, observed: Observed) -> None:
     once no pod of the newest attempt is left."""
     cluster = observed.cluster(draft.attempt.cluster)
     assert cluster is not None, "a reusable cluster exists"
-    if _is_emptied_by_queue(draft, cluster):
-        pods = observed.pods_of(cluster.name)
-        if any((cluster.is_suspended or pod.deleting) and not is_lost(pod) for pod in pods) or cluster.suspending:
-            return
+    pods = observed.pods_of(cluster.name)
+    are_pods_left = any((cluster.is_suspended or pod.deleting) and not is_lost(pod) for pod in pods)
+    if _is_emptied_by_queue(draft, cluster, pods) and (are_pods_left or cluster.suspending):
+        return
     start_attempt(draft, observed.job, on_same_cluster=True, is_suspended=cluster.suspended)
 
 
-def _is_emptied_by_queue(draft: StatusDraft, cluster: ObservedCluster) -> bool:
+def _is_name_free(draft: StatusDraft, observed: Observed) -> bool:
+    """Whether the next cluster may have the name of the newest attempt's cluster: no trainer was submitted to it, and
+    none of its pods is left. A job that waits for days then needs one Secret and one network policy, not one of each
+    per attempt: the operator is not allowed to delete them."""
+    if not draft.attempts or draft.attempt.reason not in RESTARTED_FREELY or draft.attempt.submissions > 0:
+        return False
+    return not observed.pods_of(draft.attempt.cluster)
+
+
+def _is_emptied_by_queue(draft: StatusDraft, cluster: ObservedCluster, pods: Pods) -> bool:
     """Whether the pods of the newest attempt are gone, or are being deleted, because Kueue suspended the cluster."""
     is_evicted = cluster.is_suspended or draft.attempt.reason == Reason.EVICTED
-    return is_evicted or were_pods_deleted(draft.attempt, cluster)
+    return is_evicted or were_pods_deleted(draft.attempt, cluster, pods)
 
 
 def _does_head_respond(pods: Pods) -> bool:

@@ -24,7 +24,7 @@ from rljob_operator.reconcile.observed import (
     Reachability,
 )
 from rljob_operator.reconcile.quota import is_quota_in_use
-from rljob_operator.reconcile.status_draft import FALSE, TRUE, UNKNOWN, StatusDraft, timestamp
+from rljob_operator.reconcile.status_draft import FALSE, TRUE, UNKNOWN, StatusDraft, moment, timestamp
 
 SHORT_SILENCE_SECONDS = 20.0
 """A dashboard that has not responded for a shorter time may only be busy."""
@@ -130,10 +130,20 @@ def is_lost(pod: ObservedPod) -> bool:
     return pod.overdue or pod.node_silent_seconds >= NODE_LOST_SECONDS
 
 
-def were_pods_deleted(attempt: Attempt, cluster: ObservedCluster) -> bool:
+def were_pods_deleted(attempt: Attempt, cluster: ObservedCluster, pods: Pods) -> bool:
     """Whether KubeRay has deleted all pods of the attempt because the cluster was suspended, also if it was admitted
     again since then: only this resets `provisioned` of a cluster whose pods were all ready."""
-    return attempt.ready_at is not None and not attempt.nodes and cluster.provisioned is False
+    was_complete = attempt.ready_at is not None and not attempt.nodes
+    return (was_complete and cluster.provisioned is False) or was_head_replaced(attempt, pods)
+
+
+def was_head_replaced(attempt: Attempt, pods: Pods) -> bool:
+    """Whether the head pod was created after all pods of the attempt had been ready. KubeRay replaces the head pod of
+    such a cluster only after a suspension. An attempt on fewer pods than requested does not count."""
+    head = head_pod(pods)
+    if head is None or head.created is None or attempt.ready_at is None or attempt.nodes:
+        return False
+    return head.created > moment(attempt.ready_at)
 
 
 def disrupted_pod(pods: Pods, *, is_complete: bool = False) -> str | None:

@@ -19,6 +19,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Attempt, PoolNodes
 from rljob_api.yaml_text import wire_path
 from rljob_operator.manifests.defaults import Defaults
+from rljob_operator.manifests.naming import attempt_in_name
 from rljob_operator.manifests.pod_environment import spec_document
 from rljob_operator.reconcile.attempt_endings import Ending
 from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, are_clusters_deleted, readiness_problem
@@ -107,7 +108,7 @@ def create_cluster(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]
     earlier attempts exist: a pod that was lost when this attempt started may have come back."""
     if not observed.kuberay_installed or observed.forbidden is not None or not are_clusters_deleted(observed):
         return ()
-    return (CreateCluster(draft.attempt.number, draft.attempt.cluster),)
+    return (CreateCluster(attempt_in_name(draft.attempt.cluster), draft.attempt.cluster),)
 
 
 def submit(draft: StatusDraft, observed: Observed) -> SubmitRayJob:

@@ -23,6 +23,7 @@ _NORMAL = (
     *(Reason.CREATING, Reason.READY, Reason.SUBMITTED, Reason.STARTING, Reason.TRAINING, Reason.STOPPING),
     *(Reason.QUEUED, Reason.ADMITTED),
     *(Reason.SAVED, Reason.SUCCEEDED, Reason.REMOVED, Reason.KEPT, Reason.SUSPENDED, Reason.RESUMED, Reason.RESIZED),
+    Reason.QUEUE_CHANGED,
     Reason.WAITING_FOR_NEXT_ATTEMPT,
 )
 """Reasons whose events have the type Normal; other events are warnings."""
@@ -36,6 +37,7 @@ class CreateCluster:
 
     kind: ClassVar[EffectKind] = EffectKind.CREATE_CLUSTER
     attempt: int
+    """The number in the cluster's name; a label of its pods."""
     cluster: str
     """Name of the RayCluster."""
 

@@ -102,6 +102,12 @@ class ObservedCluster:
     """Name of the cluster's queue (Kueue); empty without one."""
     workload: ObservedWorkload | None = None
     """None without a queue, or if the operator does not read Kueue's objects."""
+    priority_class: str = ""
+    """Name of the cluster's WorkloadPriorityClass (Kueue); empty without one."""
+
+    def has_queue_labels(self, labels: Mapping[str, str]) -> bool:
+        """Whether the cluster's labels for Kueue are these."""
+        return (self.queue, self.priority_class) == (labels.get(QUEUE_LABEL, ""), labels.get(PRIORITY_CLASS_LABEL, ""))
 
     @property
     def is_suspended(self) -> bool:
@@ -139,6 +145,8 @@ class ObservedPod:
     node_silent_seconds: float = 0.0
     """How long the pod's node has been unreachable: since the node became NotReady, or since the kubelet's lease was
     last renewed, if the operator has read the lease."""
+    created: datetime | None = None
+    """When the pod was created, in UTC."""
 
 
 class Reachability(StrEnum):

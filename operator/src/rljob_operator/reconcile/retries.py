@@ -47,17 +47,28 @@ _REASONS_OF_STOPPED_ATTEMPTS = (
 
 
 def start_attempt(
-    draft: StatusDraft, job: ObservedJob, *, on_same_cluster: bool = False, is_suspended: bool = False
+    draft: StatusDraft,
+    job: ObservedJob,
+    *,
+    on_same_cluster: bool = False,
+    with_same_name: bool = False,
+    is_suspended: bool = False,
 ) -> None:
-    """Records that the next attempt starts, on a new cluster or on the previous attempt's cluster. The effects of the
-    new attempt follow in a later pass, once the status is written. `is_suspended`: whether the same cluster is in a
-    queue again."""
+    """Records that the next attempt starts. The effects of the new attempt follow in a later pass, once the status is
+    written.
+
+    Args:
+        on_same_cluster: Whether the previous attempt's cluster is used again.
+        with_same_name: Whether a new cluster gets the name of the previous attempt's cluster, and so its Secret and
+            network policy.
+        is_suspended: Whether the same cluster is in a queue again.
+    """
     number = draft.counters.attempts + 1
     previous = draft.attempt if on_same_cluster else None
     draft.add_attempt(
         Attempt(
             number=number,
-            cluster=previous.cluster if previous is not None else cluster_name(job.name, number),
+            cluster=draft.attempt.cluster if on_same_cluster or with_same_name else cluster_name(job.name, number),
             cluster_uid=previous.cluster_uid if previous is not None else None,
             # Deadlines count from this time, so for a reused cluster it is the start of the attempt.
             active_since=timestamp(draft.now) if previous is not None and not is_suspended else None,
@@ -141,7 +152,7 @@ def follow_ending(
 def _restart_freely(draft: StatusDraft, ending: Ending, job_uid: str, is_cluster_reusable: bool) -> None:
     """Plans the next attempt after one that ended for no fault of the job. It uses no retry. Each disruption and each
     time without room makes the next pause longer, until the job makes progress."""
-    if ending.reason in (Reason.RESIZED, Reason.EVICTED):
+    if ending.reason in (Reason.RESIZED, Reason.EVICTED, Reason.QUEUE_CHANGED):
         seconds = 0.0
     else:
         _reset_budgets_after_progress(draft)
@@ -218,7 +229,7 @@ def _outcome(reason: Reason) -> str:
 def _plan_next_attempt(
     draft: StatusDraft, ending: Ending, failure_class: FailureClass, pause_seconds: float, *, same_cluster: bool
 ) -> None:
-    if ending.reason in (Reason.EVICTED, *NO_ROOM):
+    if ending.reason in (Reason.EVICTED, Reason.QUEUE_CHANGED, *NO_ROOM):
         draft.begin_waiting()
     else:
         draft.waiting_since = None

@@ -42,6 +42,7 @@ _CONDITIONS_BEFORE_TRAINING = (
 
 _PHASES_BETWEEN_ATTEMPTS: Mapping[str, str] = {
     Reason.EVICTED.value: AttemptState.QUEUED.value,
+    Reason.QUEUE_CHANGED.value: AttemptState.QUEUED.value,
     **{reason.value: "Pending" for reason in NO_ROOM},
 }
 """The phase between two attempts, by the reason of the first one, if the phase is not Retrying."""

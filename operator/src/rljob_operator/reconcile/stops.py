@@ -12,7 +12,13 @@ from rljob_api.constants import POD_LOGS_FOLDER, STACKS_SECONDS, attempt_logs_fo
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import AttemptState, StopRequest
 from rljob_operator.reconcile.attempt_endings import Ending, reason_of_stop
-from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, disrupted_pod, head_pod, readiness_problem
+from rljob_operator.reconcile.cluster import (
+    SHORT_SILENCE_SECONDS,
+    disrupted_pod,
+    head_pod,
+    readiness_problem,
+    was_head_replaced,
+)
 from rljob_operator.reconcile.creation import create_cluster, should_use_all_pods, spec_of_attempt
 from rljob_operator.reconcile.decision import DumpStacks, Effect, StopRayJob
 from rljob_operator.reconcile.observed import EffectKind, Observed, Reachability
@@ -176,6 +182,8 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
         cluster = observed.cluster(draft.attempt.cluster)
         workload = cluster.workload if cluster is not None else None
         return Reason.EVICTED, (workload.evicted_because or None) if workload is not None else None
+    if _is_queue_changed(draft, observed):
+        return Reason.QUEUE_CHANGED, None
     left = _seconds_to_active_deadline(draft, policy)
     if left is not None and left <= 0:
         return Reason.ACTIVE_DEADLINE_EXCEEDED, None
@@ -191,9 +199,20 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
 
 
 def _is_evicted(draft: StatusDraft, observed: Observed) -> bool:
-    """Whether the attempt's cluster was suspended after it had been admitted."""
-    cluster = observed.cluster(draft.attempt.cluster)
-    return cluster is not None and cluster.is_suspended and draft.attempt.active_since is not None
+    """Whether the attempt's cluster was suspended after it had been admitted. It may have been admitted again while no
+    operator was running; then its Ray does not know the trainer, which must not be submitted a second time."""
+    attempt, cluster = draft.attempt, observed.cluster(draft.attempt.cluster)
+    if cluster is not None and cluster.is_suspended and attempt.active_since is not None:
+        return True
+    return attempt.submissions > 0 and was_head_replaced(attempt, observed.pods_of(attempt.cluster))
+
+
+def _is_queue_changed(draft: StatusDraft, observed: Observed) -> bool:
+    """Whether the attempt waits in a queue, and the job's labels now name another queue or priority. A cluster may also
+    be in a queue without a label of the job; so a job whose label was removed stays in its queue."""
+    cluster, labels = observed.cluster(draft.attempt.cluster), observed.job.queue_labels
+    waits = cluster is not None and cluster.suspended and draft.attempt.active_since is None
+    return waits and cluster is not None and bool(labels) and not cluster.has_queue_labels(labels)
 
 
 def _disruption(draft: StatusDraft, observed: Observed) -> str | None:

@@ -46,7 +46,7 @@ ANSWER_SECONDS = 60.0
 """Timeout of requests to an operator's pages. Only an operator that hangs exceeds it."""
 QUICK: Mapping[str, float] = dict.fromkeys(
     (
-        *("RAY_POLL_SECONDS", "POD_POLL_SECONDS", "DASHBOARD_PAUSE_SECONDS", "AFTER_EFFECT_SECONDS"),
+        *("RAY_POLL_SECONDS", "POD_POLL_SECONDS", "PASS_PAUSE_SECONDS", "AFTER_EFFECT_SECONDS"),
         *("GROUPS_SECONDS", "NODES_SECONDS", "NAME_TAKEN_SECONDS", "POLICY_SECONDS"),
         *("SHORT_SILENCE_SECONDS", "RUN_STATE_SECONDS"),
         "EXPLANATION_SECONDS",

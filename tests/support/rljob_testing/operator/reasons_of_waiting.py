@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
+from rljob_api.v1alpha1.pools import QUEUE_LABEL
 from rljob_api.v1alpha1.status import StopRequest
 from rljob_operator.reconcile.observed import (
     EffectFailure,
@@ -40,6 +41,12 @@ def in_queue(*, suspended: bool = True, message: str = WAITS, active: bool = Fal
     there = inputs.cluster(suspended=suspended, queue="team", workload=ObservedWorkload(waits_for=message))
     status = inputs.provisioning() if active else inputs.provisioning(record={"active_since": None})
     return inputs.observed(status, there)
+
+
+def in_another_queue() -> Observed:
+    """A job that waits in the queue `team`; its label now names the queue `other`."""
+    seen = in_queue()
+    return replace(seen, job=replace(seen.job, labels={QUEUE_LABEL: "other"}))
 
 
 def evicted() -> Observed:
@@ -78,6 +85,7 @@ ROWS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     (C.QUOTA_RESERVED, R.QUEUED, in_queue(), "False", Mentions("example-1 waits in queue team (Kueue)", WAITS)),
     (C.CLUSTER_READY, R.QUEUED, in_queue(), "False", Mentions("example-1 waits in queue team (Kueue)", WAITS)),
     (C.QUOTA_RESERVED, R.ADMITTED, in_queue(suspended=False), "True", "queue team"),
+    (C.RETRYING, R.QUEUE_CHANGED, in_another_queue(), "True", Mentions("before its trainer started", "queue team")),
     (C.QUOTA_RESERVED, R.EVICTED, evicted(), "False", Mentions("example-1 was evicted by queue team", PREEMPTED)),
     (C.CLUSTER_READY, R.EVICTED, evicted(), "False", Mentions("example-1 was evicted by queue team", PREEMPTED)),
     (

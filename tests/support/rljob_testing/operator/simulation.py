@@ -77,6 +77,8 @@ class Cluster:
     """Tick at which the pods of a suspended cluster will be gone; None if it has none, or is not suspended."""
     is_empty: bool = False
     """Whether the cluster has no pods, because it is suspended."""
+    was_complete: bool = False
+    """Whether all pods were ready once; a suspension resets it."""
 
     @property
     def newest(self) -> Trainer | None:
@@ -131,6 +133,8 @@ class World:
         for found in list(self.clusters.values()):
             self._happen(found)
             self._suspend(found)
+            pods = self._pods_of(found)
+            found.was_complete |= len(pods) == 1 + self._num_nodes and all(pod.ready for pod in pods)
             if found.deleted_since is not None and self.tick >= found.deleted_since + POD_TICKS:
                 del self.clusters[found.uid]
                 if found.node_lost_since is not None:
@@ -150,6 +154,7 @@ class World:
                     uid=found.uid,
                     name=found.name,
                     deleting=found.deleted_since is not None,
+                    provisioned=found.was_complete,
                     suspended=self._has_no_quota,
                     suspending=self._is_suspending(found),
                     queue="team" if self.scenario.ticks_without_quota else "",
@@ -218,9 +223,12 @@ class World:
         if self._is_suspending(found):
             return
         if found.emptied_at is not None:
-            found.trainers, found.emptied_at, found.is_empty = {}, None, True
+            found.trainers, found.emptied_at, found.is_empty, found.was_complete = {}, None, True, False
         elif self._has_no_quota and not found.is_empty:
             found.emptied_at = self.tick + POD_TICKS
+            if found.newest is not None and found.newest.stop_since is None:
+                # The head pod's preStop hook.
+                found.newest.stop_since = self.tick
         elif not self._has_no_quota and found.is_empty:
             found.is_empty, found.since = False, self.tick
 
@@ -301,7 +309,13 @@ class World:
         if found.head_lost:
             return tuple(workers)
         head = inputs.pod(
-            f"{found.uid}-h", HEAD_GROUP, cluster=found.name, ready=ready, deleting=going, node_silent_seconds=silent
+            f"{found.uid}-h",
+            HEAD_GROUP,
+            cluster=found.name,
+            ready=ready,
+            deleting=going,
+            node_silent_seconds=silent,
+            created=inputs.NOW + timedelta(seconds=TICK_SECONDS * found.since),
         )
         return (head, *workers)
 
