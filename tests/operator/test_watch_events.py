@@ -183,7 +183,8 @@ def test_a_change_of_a_workload_causes_a_pass_of_the_job_that_owns_the_cluster()
         assert await world.work() == [KEY]
         world.events.on_event(WORKLOADS, "ADDED", workload(12))
         world.events.on_event(WORKLOADS, "ADDED", workload(13, cluster="another"))
-        assert await world.work() == [], "twice, and of a cluster that no job has"
+        world.events.on_event(WORKLOADS, "ADDED", workload(14, namespace="another"))
+        assert await world.work() == [], "twice, of a cluster that no job has, and in another namespace"
         world.events.on_event(WORKLOADS, "DELETED", workload(14))
         assert (await world.work(), world.cache.workload_of("team", "c1")) == ([KEY], None)
 

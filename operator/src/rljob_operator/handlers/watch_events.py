@@ -136,8 +136,9 @@ class WatchEventRouter:
 
     def _on_workload(self, workload: JsonObject) -> None:
         cluster = self._cache.cluster(cluster_uid(workload))
-        # The event "MODIFIED" stands for any change of the cluster's state: the cluster itself exists as before.
-        if cluster is not None:
+        # The event "MODIFIED" stands for any change of the cluster's state: the cluster itself exists as before. A user
+        # can create a workload with the UID of a cluster in another namespace.
+        if cluster is not None and _key(cluster)[0] == _key(workload)[0]:
             self._on_cluster_or_pod(CLUSTERS, "MODIFIED", cluster)
 
     def _queue_job(self, key: JobKey, job: JsonObject) -> None:
