@@ -256,7 +256,7 @@ class EffectExecutor:
         """The event as an API object. The name of the object is only a unique string; the deletion of a job has always
         the same one."""
         time = self._clock.now().astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        moment = "" if event.reason is EventReason.JOB_DELETED else time
+        moment = "" if event.reason == EventReason.JOB_DELETED else time
         digest = hashlib.sha256(f"{job.uid} {event.reason} {event.message} {moment}".encode()).hexdigest()[:16]
         reference = {
             "apiVersion": f"{API_GROUP}/{API_VERSION}",
@@ -271,7 +271,7 @@ class EffectExecutor:
             "metadata": {"name": f"{job.name}.{digest}", "namespace": job.namespace},
             "eventTime": time,
             "type": event.type.value,
-            "reason": event.reason.value,
+            "reason": str(event.reason),
             "note": event.message,
             "action": "Reconcile",
             "regarding": reference,
