@@ -85,7 +85,7 @@ def test_an_unschedulable_pool_is_explained() -> None:
         "",
         "What comes next:",
         Mentions("ClusterReady", "operator", "pools", "trainer"),
-        Mentions("Failed, without a retry", "attempt 1", "not started", "2026-01-31T12:40:00Z (in 10m)"),
+        Mentions("quota or free capacity", "2026-01-31T12:40:00Z (in 10m)", "deletes its RayCluster", "tries again"),
     ]
 
 
@@ -265,7 +265,7 @@ def test_a_failure_is_explained_with_how_to_resume() -> None:
         "What comes next:",
         Mentions("fix", "`rljob retry small`", "step 10", "retry budgets"),
         Mentions("results, logs and checkpoints: pvc://results/small"),
-        Mentions("RayCluster is kept", "GPUs", "`rljob delete small`"),
+        Mentions("RayCluster is kept until 2026-02-01T12:20:00Z (in 23h", "keepClusterSeconds", "`rljob delete small`"),
     ]
     given_up = status | {"attempts": [ATTEMPT | {"trainerMayRun": True}]}
     text = explained(given_up, [pod("p", {})], more="  runPolicy: {cleanup: KeepCluster}\n")
