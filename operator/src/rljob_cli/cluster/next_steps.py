@@ -210,12 +210,7 @@ def _deadlines(job: StoredJob, attempt: Attempt | None, now: datetime) -> Iterat
     if attempt.running_since is None:
         yield _provisioning_deadline(job, attempt, now)
     yield from _stall_deadline(attempt, policy, now)
-    if policy.active_deadline_seconds is not None and job.status.waiting_since is not None:
-        yield from _paused_deadline(job, f"while the job waits for {missing_capacity(job)}")
-    elif policy.active_deadline_seconds is not None:
-        yield _failed_if(
-            "the job has not finished", _active_deadline_end(job, attempt, policy.active_deadline_seconds, now), now
-        )
+    yield from _active_deadline(job, attempt, now)
 
 
 def _provisioning_deadline(job: StoredJob, attempt: Attempt, now: datetime) -> str:
@@ -261,13 +256,18 @@ def _stall_deadline(attempt: Attempt, policy: RunPolicy, now: datetime) -> Itera
         yield f"attempt {attempt.number} ends if {cause} until {when}"
 
 
-def _active_deadline_end(job: StoredJob, attempt: Attempt, limit_seconds: int, now: datetime) -> datetime:
-    """When the active deadline ends, if nothing pauses it until then."""
-    counters = job.status.counters
-    if counters is None:
-        return moment(job.status.attempts[0].started) + timedelta(seconds=limit_seconds)
-    begun = moment(attempt.active_since) if attempt.active_since else now
-    return begun + timedelta(seconds=limit_seconds - counters.active_seconds)
+def _active_deadline(job: StoredJob, attempt: Attempt, now: datetime) -> Iterator[str]:
+    """When `runPolicy.activeDeadlineSeconds` ends, if nothing pauses it until then, or what pauses it now."""
+    limit_seconds, counters = job.run_policy.active_deadline_seconds, job.status.counters
+    if limit_seconds is None:
+        return
+    if job.status.waiting_since is not None:
+        yield from _paused_deadline(job, f"while the job waits for {missing_capacity(job)}")
+    elif attempt.active_since is None and attempt.running_since is None:
+        yield from _paused_deadline(job, "until the RayCluster exists")
+    else:
+        left = timedelta(seconds=limit_seconds - (counters.active_seconds if counters is not None else 0))
+        yield _failed_if("the job has not finished", moment(attempt.active_since or attempt.started) + left, now)
 
 
 def _paused_deadline(job: StoredJob, until: str) -> Iterator[str]:
