@@ -160,7 +160,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             means=(
                 "The trainer did not run within `runPolicy.provisioningDeadlineSeconds` after the creation of its"
                 " cluster (or, if the cluster could not be created, after the start of the attempt), and not because"
-                " capacity was missing."
+                " room was missing."
             ),
             advice=(
                 "The message says what the job was waiting for. Fix the cause or increase the deadline, then run"

@@ -32,13 +32,11 @@ EXPLANATIONS_OF_CLUSTERS: Mapping[Reason, Explanation] = MappingProxyType(
             means="The job waits in its queue: Kueue has suspended the RayCluster and has not admitted it yet.",
             advice=(
                 "Wait; Kueue admits the job when enough quota is free, and this time counts toward no deadline. If the"
-                " queue in the message does not exist, ask an administrator to create it, or change the job's label:"
-                " then it waits in the other queue. If Kueue is not installed, or its integration `ray.io/raycluster`"
-                " is off, the job waits for ever."
+                " queue in the message does not exist, create it, or replace the job by one with another queue label."
             ),
         ),
         Reason.ADMITTED: Explanation(
-            means="Kueue has admitted the job: the quota of its queue is reserved, and its pods may start.",
+            means="The queue has reserved quota for the job: its pods may start.",
             advice="Nothing to do.",
         ),
         Reason.EVICTED: Explanation(
@@ -113,8 +111,8 @@ EXPLANATIONS_OF_CLUSTERS: Mapping[Reason, Explanation] = MappingProxyType(
             means="The scheduler finds no node for a pod; the message has the scheduler's reason.",
             advice=(
                 "Compare the message with `kubectl describe nodes`. Wait until GPUs are free: after"
-                " runPolicy.provisioningDeadlineSeconds the operator deletes the RayCluster, and the job tries again"
-                f" later. To change the request, nodeSelector or tolerations: {CREATE_AGAIN}"
+                " runPolicy.provisioningDeadlineSeconds the job gives back what it holds and tries again later. To"
+                f" change the request, nodeSelector or tolerations: {CREATE_AGAIN}"
             ),
         ),
         Reason.IMAGE_PULL_FAILED: Explanation(
@@ -129,14 +127,11 @@ EXPLANATIONS_OF_CLUSTERS: Mapping[Reason, Explanation] = MappingProxyType(
             ),
         ),
         Reason.QUOTA_EXCEEDED: Explanation(
-            means=(
-                "A ResourceQuota of the namespace is used up by others, so the RayCluster or pods of the job cannot be"
-                " created."
-            ),
+            means="A ResourceQuota of the namespace is used up by other pods, so pods of the job cannot be created.",
             advice=(
-                "Wait until other jobs of the namespace end, or ask for a larger ResourceQuota. After"
-                " `runPolicy.provisioningDeadlineSeconds` the operator deletes the RayCluster, and the job tries again"
-                " later, as often as needed."
+                "Wait until other jobs of the namespace end, or ask for a larger quota. After"
+                " `runPolicy.provisioningDeadlineSeconds` the job gives back what it holds and tries again later, as"
+                " often as needed."
             ),
         ),
         Reason.VOLUME_MOUNT_FAILED: Explanation(
