@@ -12,6 +12,7 @@ from rljob_api.conditions import Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.v1alpha1.pools import QUEUE_LABEL
 from rljob_api.v1alpha1.status import RLJobStatus
+from rljob_cli.cluster import client
 from rljob_cli.cluster.client import PlacedPods
 from rljob_cli.cluster.explain import explanation
 from rljob_cli.cluster.stored_job import StoredJob, stored_job
@@ -229,7 +230,9 @@ def test_a_job_that_never_had_a_cluster_keeps_none() -> None:
 
 
 @pytest.mark.apiserver
-def test_the_holders_of_gpus_are_read_from_the_server(job_cluster: JobCluster, rljob: Rljob) -> None:
+def test_the_holders_of_gpus_are_read_from_the_server(
+    job_cluster: JobCluster, rljob: Rljob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job_cluster.create_small_job()
     since = "2026-01-31T12:00:00Z"
     waits = job_statuses.condition("ClusterReady", "False", "Unschedulable", since)
@@ -249,3 +252,10 @@ def test_the_holders_of_gpus_are_read_from_the_server(job_cluster: JobCluster, r
     code, text, errors = rljob("explain", "small")
     assert (code, errors) == (0, "")
     assert "Other jobs of this namespace that hold GPUs (worker pods on nodes): half (2).\n" in text
+    monkeypatch.setattr(client, "_PAGE_SIZE", 1)
+    assert "hold GPUs (worker pods on nodes): half (2).\n" in rljob("explain", "small")[1]
+    monkeypatch.setattr(client, "_MAX_PAGES", 1)
+    assert "hold GPUs (worker pods on nodes): half (1), ....\n" in rljob("explain", "small")[1]
+    queued = job_statuses.condition("ClusterReady", "False", "Queued", since)
+    job_cluster.write_status("small", {"conditions": [queued]})
+    assert "hold GPUs" not in rljob("explain", "small")[1]

@@ -381,6 +381,7 @@ def _plain_errors(cluster: str) -> Iterator[None]:
 
 
 def _items(found: Json) -> list[Json]:
-    items = found.get("items")
+    # An empty list of metadata has null instead of [].
+    items = [] if found["items"] is None else found["items"]
     assert isinstance(items, list), "a list was asked for"
     return items
