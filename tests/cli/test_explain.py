@@ -331,6 +331,13 @@ def test_a_job_without_a_status_is_explained() -> None:
     ]
 
 
+def test_a_job_of_another_controller_is_not_promised_to_start() -> None:
+    text = explained({}, more="  managedBy: kueue.x-k8s.io/multikueue\n")
+    ignored = Mentions("operator ignores the job", "spec.managedBy is kueue.x-k8s.io/multikueue")
+    assert text == ignored
+    assert text == Mentions("only that controller", without=["creates its RayCluster", "check that the operator"])
+
+
 def test_an_unknown_reason_of_a_newer_operator_is_shown() -> None:
     later = job_statuses.condition("Progressing", "False", "Retrying", CREATED, "attempt 2 of 3")
     text = explained({"conditions": [VALID, later]})

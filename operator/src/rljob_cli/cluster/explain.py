@@ -298,6 +298,9 @@ def _unobserved_text(attempt: Attempt | None, now: datetime) -> Iterator[Text]:
 
 def _new_job_text(job: StoredJob, now: datetime) -> Iterator[Text]:
     seconds = (now - job.metadata.creation_timestamp).total_seconds()
+    if job.other_controller is not None:
+        yield Text(f"The operator ignores the job: spec.managedBy is {one_line(job.other_controller)}.", "bold")
+        return
     yield Text("No operator has processed the job yet.", "bold")
     if seconds > _PROCESSED_WITHIN_SECONDS:
         yield Text(

@@ -75,6 +75,8 @@ def what_is_next(job: StoredJob, now: datetime, flags: str = "") -> Iterator[str
 
 
 def _next_step(job: StoredJob, attempt: Attempt | None) -> str:
+    if not job.status.conditions and job.other_controller is not None:
+        return "only that controller can start the job; to run it with the operator, create it without spec.managedBy"
     if not job.status.conditions:
         return "the operator validates the job and creates its RayCluster"
     waits = waits_for(job.status)
