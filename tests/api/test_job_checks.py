@@ -7,6 +7,7 @@ import pytest
 from rljob_api.job_checks import cluster_violations, is_ray_new_enough, job_warnings
 from rljob_api.job_file import job_text_warnings, load_job_text
 from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.pools import PRIORITY_CLASS_LABEL, QUEUE_LABEL
 from rljob_api.yaml_text import to_yaml, wire_path
 from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.messages import Mentions
@@ -99,3 +100,18 @@ def test_a_password_in_a_url_gets_a_warning_that_does_not_repeat_it() -> None:
         assert problem.message == Mentions("password", "everybody who may read the job", "secretKeyRef", "envFrom")
         assert problem.hides_line
     assert "canary" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("labels", "is_warned"),
+    [
+        ({PRIORITY_CLASS_LABEL: "high"}, True),
+        ({PRIORITY_CLASS_LABEL: "high", QUEUE_LABEL: "team"}, False),
+        ({QUEUE_LABEL: "team"}, False),
+    ],
+)
+def test_a_priority_without_a_queue_gets_a_warning(labels: dict[str, str], is_warned: bool) -> None:
+    job = RLJob.from_wire(valid_job({"metadata.labels": labels}))
+    found = {wire_path(warning.path): warning.message for warning in job_warnings(job)}
+    advice = Mentions("no effect without the label", QUEUE_LABEL, '(seen: "high")', "set")
+    assert found == ({f"metadata.labels.{PRIORITY_CLASS_LABEL}": advice} if is_warned else {})

@@ -18,6 +18,8 @@ from rljob_operator.reconcile.observed import Observed
 from rljob_testing.operator import any_observed, inputs
 from rljob_testing.operator.inputs import decide
 
+OF_A_NEWER_OPERATOR = "Nothing blocks the job"
+"""Drawn seldom, because this operator does not write such a condition; `test_explain` has it."""
 HEADLINES = {
     "The job is being deleted",
     "The job has finished",
@@ -31,7 +33,7 @@ HEADLINES = {
     "The job is waiting (attempt N)",
     "Running",
     "Nothing blocks the job; it waits for its first step",
-    "Nothing blocks the job",
+    OF_A_NEWER_OPERATOR,
     "No operator has processed the job yet",
 }
 
@@ -74,7 +76,7 @@ def test_every_status_of_a_job_is_shown_and_explained() -> None:
         headlines.update([headline(lines), headline(before_the_pass)])
 
     check()
-    assert [kind for kind in HEADLINES if kind not in list(headlines)] == []
+    assert HEADLINES - set(headlines) <= {OF_A_NEWER_OPERATOR}
     assert [text for text in headlines if sum(text == kind for kind in HEADLINES) != 1] == []
 
 

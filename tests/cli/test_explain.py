@@ -85,7 +85,7 @@ def test_an_unschedulable_pool_is_explained() -> None:
         "",
         "What comes next:",
         Mentions("ClusterReady", "operator", "pools", "trainer"),
-        Mentions("Failed, without a retry", "attempt 1", "not started", "2026-01-31T12:40:00Z (in 10m)"),
+        Mentions("quota or free capacity", "2026-01-31T12:40:00Z (in 10m)", "deletes its RayCluster", "tries again"),
     ]
 
 
@@ -265,7 +265,7 @@ def test_a_failure_is_explained_with_how_to_resume() -> None:
         "What comes next:",
         Mentions("fix", "`rljob retry small`", "step 10", "retry budgets"),
         Mentions("results, logs and checkpoints: pvc://results/small"),
-        Mentions("RayCluster is kept", "GPUs", "`rljob delete small`"),
+        Mentions("RayCluster is kept until 2026-02-01T12:20:00Z (in 23h", "keepClusterSeconds", "`rljob delete small`"),
     ]
     given_up = status | {"attempts": [ATTEMPT | {"trainerMayRun": True}]}
     text = explained(given_up, [pod("p", {})], more="  runPolicy: {cleanup: KeepCluster}\n")
@@ -329,6 +329,13 @@ def test_a_job_without_a_status_is_explained() -> None:
         "What comes next:",
         Mentions("operator", "RayCluster"),
     ]
+
+
+def test_a_job_of_another_controller_is_not_promised_to_start() -> None:
+    text = explained({}, more="  managedBy: kueue.x-k8s.io/multikueue\n")
+    ignored = Mentions("operator ignores the job", "spec.managedBy is kueue.x-k8s.io/multikueue")
+    assert text == ignored
+    assert text == Mentions("only that controller", without=["creates its RayCluster", "check that the operator"])
 
 
 def test_an_unknown_reason_of_a_newer_operator_is_shown() -> None:

@@ -258,6 +258,20 @@ def test_suspension_results_and_requests_are_shown() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("reason", "what"),
+    [
+        ("Queued", "quota of its queue"),
+        ("QuotaExceeded", "quota of a ResourceQuota"),
+        ("Unschedulable", "quota or free capacity"),
+    ],
+)
+def test_what_a_job_waits_for_is_shown(reason: str, what: str) -> None:
+    waits = job_statuses.condition("ClusterReady", "False", reason, CREATED)
+    text = printed(job({"conditions": [waits], "waitingSince": "2026-01-31T12:20:00Z"}))
+    assert f"  waiting      for {what} since 2026-01-31T12:20:00Z\n" in text
+
+
 def test_of_many_attempts_the_newest_are_shown() -> None:
     attempts = [FIRST | {"number": number, "message": None} for number in range(37, 101)]
     lines = facts(attempted({"attempts": attempts}))

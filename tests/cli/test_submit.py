@@ -10,6 +10,7 @@ from threading import Thread
 
 import pytest
 
+from rljob_api.v1alpha1.pools import PRIORITY_CLASS_LABEL, QUEUE_LABEL
 from rljob_cli.cluster.client import Cluster
 from rljob_cli.cluster.stored_job import StoredJob
 from rljob_operator.raw_json import object_at
@@ -92,7 +93,9 @@ def test_another_spec_under_the_same_name_is_rejected_with_every_difference(
     assert (code, output) == (2, "")
     message, *differences = errors.splitlines()
     where = f"error: {file}: RLJob {job_cluster.namespace}/small"
-    assert message == Mentions(where, "exists", "suspend", "runPolicy", "metadata.name", "`rljob delete small`")
+    assert message == Mentions(
+        where, "exists", "suspend", "runPolicy", "queue", "metadata.name", "`rljob delete small`"
+    )
     assert differences == [
         "  spec.pools[main].nodes: 1 -> 2",
         "  spec.training.steps: 3 -> 4",
@@ -132,6 +135,70 @@ def test_a_file_without_suspend_does_not_resume_a_suspended_job(
     file.write_text(ON_CLUSTER + "  suspend: false\n")
     assert "  spec.suspend: true -> false\n" in rljob("submit", str(file))[1]
     assert job_cluster.job("small")["spec"]["suspend"] is False  # type: ignore[index]
+
+
+QUEUED = {"number": 1, "cluster": "small-1", "clusterUid": "c1", "state": "Queued", "started": "2026-01-31T12:00:00Z"}
+RUNNING = QUEUED | {"state": "Running"}
+ENDED = RUNNING | {"state": "Ended", "ended": "2026-01-31T12:05:00Z"}
+AGAIN = {"reason": "HeadLost", "failureClass": "Infrastructure", "notBefore": "2026-01-31T12:06:00Z"}
+SAME = AGAIN | {"sameCluster": True}
+COMPLETE = {"outcome": "Succeeded", "reason": "Succeeded", "at": "2026-01-31T12:05:00Z"}
+MOVED = Mentions("operator deletes", "a new one waits", "these labels", without=["rljob suspend"])
+NEXT_ATTEMPT = Mentions("the next attempt uses these labels", without=["rljob suspend"])
+NEXT_CLUSTER = Mentions("existing RayCluster keeps its labels", "`rljob suspend small`", "`rljob resume small`")
+
+
+def with_labels(labels: str) -> str:
+    """The job file with these labels, written as a YAML mapping."""
+    return ON_CLUSTER.replace("{name: small}", f"{{name: small, labels: {labels}}}")
+
+
+A = f"{{{QUEUE_LABEL}: a, team: red}}"
+B = f"{{{QUEUE_LABEL}: b, team: blue}}"
+URGENT = f"{{{QUEUE_LABEL}: a, {PRIORITY_CLASS_LABEL}: urgent}}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "status", "change", "when"),
+    [
+        (A, B, {}, f'[{QUEUE_LABEL}]: "a" -> "b"', NEXT_ATTEMPT),
+        (A, B, {"attempts": [ENDED], "nextAttempt": AGAIN}, f'[{QUEUE_LABEL}]: "a" -> "b"', NEXT_ATTEMPT),
+        (A, B, {"attempts": [ENDED], "nextAttempt": SAME}, f'[{QUEUE_LABEL}]: "a" -> "b"', NEXT_CLUSTER),
+        (A, B, {"attempts": [QUEUED]}, f'[{QUEUE_LABEL}]: "a" -> "b"', MOVED),
+        (A, B, {"attempts": [RUNNING]}, f'[{QUEUE_LABEL}]: "a" -> "b"', NEXT_CLUSTER),
+        (A, B, {"attempts": [ENDED], "result": COMPLETE}, f'[{QUEUE_LABEL}]: "a" -> "b"', Mentions("no effect")),
+        (A, "{}", {"attempts": [QUEUED]}, f'[{QUEUE_LABEL}]: "a" -> unset', NEXT_CLUSTER),
+        ("{}", B, {"attempts": [RUNNING]}, f'[{QUEUE_LABEL}]: unset -> "b"', NEXT_CLUSTER),
+        (A, URGENT, {"attempts": [QUEUED]}, f'[{PRIORITY_CLASS_LABEL}]: unset -> "urgent"', MOVED),
+        (A, URGENT, {"attempts": [RUNNING]}, f'[{PRIORITY_CLASS_LABEL}]: unset -> "urgent"', NEXT_CLUSTER),
+    ],
+)
+def test_another_queue_or_priority_in_the_file_changes_the_job(
+    job_cluster: JobCluster,
+    rljob: Rljob,
+    file: Path,
+    before: str,
+    after: str,
+    status: dict[str, object],
+    change: str,
+    when: Mentions,
+) -> None:
+    file.write_text(with_labels(before))
+    rljob("submit", str(file))
+    job_cluster.write_status("small", status)
+    file.write_text(with_labels(after))
+    code, output, _ = rljob("submit", str(file))
+    assert code == 0
+    assert output.splitlines()[:3] == [
+        Mentions(f"RLJob {job_cluster.namespace}/small", "exists", "changed"),
+        f"  metadata.labels{change}",
+        when,
+    ]
+    # Only the labels of Kueue are changed.
+    assert object_at(job_cluster.job("small"), "metadata", "labels").get("team") == (
+        "red" if "team: red" in before else None
+    )
+    assert "already exists with this spec" in rljob("submit", str(file))[1]
 
 
 def changes_after_reading(monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]) -> None:
@@ -177,7 +244,7 @@ def test_a_new_job_with_the_same_name_is_left_alone(
     changes_after_reading(monkeypatch, lambda: replaced(job_cluster))
     code, _, errors = rljob(command, "small")
     assert code != 0
-    assert errors == Mentions("somebody else changed or replaced", "nothing was done")
+    assert errors == Mentions("somebody else changed, deleted or replaced", "nothing was done")
     job = job_cluster.job("small")
     assert "annotations" not in object_at(job, "metadata")
     assert object_at(job, "spec").get("suspend") is not True
@@ -190,6 +257,18 @@ def test_a_status_that_the_operator_writes_meanwhile_is_no_change_of_the_job(
     changes_after_reading(monkeypatch, lambda: job_cluster.write_status("small", {"phase": "Provisioning"}))
     assert rljob("suspend", "small")[0] == 0
     assert object_at(job_cluster.job("small"), "spec")["suspend"] is True
+
+
+def test_a_queue_that_somebody_else_changes_is_not_overwritten(
+    job_cluster: JobCluster, rljob: Rljob, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rljob("submit", str(file))
+    theirs = {"metadata": {"labels": {QUEUE_LABEL: "theirs"}}}
+    changes_after_reading(monkeypatch, lambda: job_cluster.change("small", theirs))
+    file.write_text(with_labels(f"{{{QUEUE_LABEL}: mine}}"))
+    code, _, errors = rljob("submit", str(file))
+    assert (code, errors) == (2, Mentions("somebody else changed, deleted or replaced"))
+    assert object_at(job_cluster.job("small"), "metadata", "labels") == {QUEUE_LABEL: "theirs"}
 
 
 def run_policy(job_cluster: JobCluster) -> object:

@@ -214,7 +214,11 @@ def workload(version: int, name: str, owner: str = "RayCluster", created: str = 
             "ownerReferences": [{"kind": owner, "uid": "c1", "controller": True}],
         },
         "spec": {"podSets": [{"template": {}}]},
-        "status": {"conditions": [{"type": "QuotaReserved", "status": "False"}], "resourceRequests": [1]},
+        "status": {
+            "conditions": [{"type": "QuotaReserved", "status": "False"}],
+            "admissionChecks": [{"name": "capacity", "state": "Pending", "podSetUpdates": [1]}],
+            "resourceRequests": [1],
+        },
     }
 
 
@@ -226,7 +230,10 @@ def test_the_newest_workload_of_a_cluster_is_found_without_its_spec() -> None:
     found = cache.workload_of("team", "c1")
     assert found is not None
     assert (text_at(found, "metadata", "name"), set(found)) == ("new", {"metadata", "status"})
-    assert found["status"] == {"conditions": [{"type": "QuotaReserved", "status": "False"}]}
+    assert found["status"] == {
+        "conditions": [{"type": "QuotaReserved", "status": "False"}],
+        "admissionChecks": [{"name": "capacity", "state": "Pending"}],
+    }
     assert (cache.workload_of("team", "c2"), cache.workload_of("other", "c1"), cache.num_objects) == (None, None, 2)
     replace(cache, WORKLOADS, None, [], "20")
     assert cache.workload_of("team", "c1") is None

@@ -351,6 +351,35 @@ def test_what_kueue_reports_is_read(conditions: list[JsonObject], waits_for: str
     assert observed_cluster(raw).workload is None
 
 
+def check(name: str, state: str, message: str = "") -> JsonObject:
+    return {"name": name, "state": state, "message": message}
+
+
+ADMITTED = {"type": "Admitted", "status": "True"}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "checks", "waits_for"),
+    [
+        ([RESERVED], [check("budget", "Ready", "fine"), check("nodes", "Pending", "no machines yet")], True),
+        ([RESERVED, ADMITTED], [check("budget", "Ready"), check("nodes", "Ready")], False),
+        ([PENDING], [check("nodes", "Pending", "no machines yet")], False),
+        ([PENDING], [check("nodes", "Rejected", "no machines yet")], True),
+    ],
+    ids=["reserved", "all ready", "not begun", "rejected"],
+)
+def test_an_admission_check_that_keeps_a_job_waiting_is_named(
+    conditions: list[JsonObject], checks: list[JsonObject], waits_for: bool
+) -> None:
+    raw, workload = ray_cluster(suspend=True, suspending="False"), {"conditions": conditions, "admissionChecks": checks}
+    found = observed_cluster(raw, {"status": workload}).workload
+    assert found is not None
+    named = Mentions("admission check nodes", str(checks[-1]["state"]), "no machines yet", without=["budget", "Ready"])
+    assert (found.waits_for == named) is waits_for
+    assert (WAITS in found.waits_for) is (PENDING in conditions)
+    assert ("quota is reserved" in found.waits_for) is (waits_for and RESERVED in conditions)
+
+
 @pytest.mark.parametrize(
     ("suspend", "suspending", "expected"),
     [

@@ -118,6 +118,7 @@ def job_warnings(job: RLJob) -> tuple[Violation, ...]:
     return (
         *_kueue_warnings("labels", job.metadata.labels),
         *_kueue_warnings("annotations", job.metadata.annotations),
+        *_priority_warnings(job.metadata.labels),
         *(found for path, pod in pods for found in _pod_warnings(path, pod)),
         *_byte_warnings(_amounts_of_bytes(job.spec)),
         *_password_warnings(job.spec),
@@ -158,7 +159,10 @@ def _label_violations(spec: RLJobSpec, allowed_prefixes: tuple[str, ...] | None)
                 rule=LABELS_RULE,
                 path=("spec", "scheduling", "labels", key),
                 wrong=f"the operator's installation does not allow this label (allowed prefixes: {allowed})",
-                advice="remove it, or ask for its prefix in the chart's value jobs.allowedLabelPrefixes",
+                advice=(
+                    "remove it, or ask the administrator to add its prefix to the operator's value"
+                    " jobs.allowedLabelPrefixes"
+                ),
                 seen=json.dumps(key),
             )
 
@@ -174,10 +178,23 @@ def _kueue_warnings(field: str, entries: Mapping[str, str]) -> Iterator[Violatio
             yield Violation(
                 rule="Metadata.queue",
                 path=("metadata", field, key),
-                wrong="has no effect: of Kueue, only two labels of a job are used",
+                wrong="has no effect: RLJob uses only two labels of Kueue",
                 advice=f"remove it, or set the label {QUEUE_LABEL} or {PRIORITY_CLASS_LABEL}",
                 seen=json.dumps(value),
             )
+
+
+def _priority_warnings(labels: Mapping[str, str]) -> Iterator[Violation]:
+    """A warning about a priority without a queue. An empty one already has another warning."""
+    priority = labels.get(PRIORITY_CLASS_LABEL)
+    if priority and not labels.get(QUEUE_LABEL):
+        yield Violation(
+            rule="Metadata.priority",
+            path=("metadata", "labels", PRIORITY_CLASS_LABEL),
+            wrong=f"has no effect without the label {QUEUE_LABEL}",
+            advice=f"set {QUEUE_LABEL} to the job's queue, or remove this label",
+            seen=json.dumps(priority),
+        )
 
 
 def _amounts_of_bytes(spec: RLJobSpec) -> Iterator[tuple[Path, str]]:

@@ -276,7 +276,7 @@ def key_rule(
         field=f".{wire}",
         cel=f"self.{wire}.all(k, k.matches({cel_text(pattern)}) && k.indexOf('/') <= {MAX_DOMAIN})",
         wrong="invalid key",
-        advice="use a key such as team or example.com/team, with at most 63 characters after the domain",
+        advice="use a name of at most 63 characters, with or without a domain (team, example.com/team)",
         holds=lambda value: not fault_paths(value),
         fault_paths=fault_paths,
         is_about_key=True,

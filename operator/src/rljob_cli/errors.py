@@ -71,8 +71,8 @@ class JobChangedError(ClusterError):
 
     def __init__(self, where: str) -> None:
         super().__init__(
-            f"{where}: somebody else changed or replaced this job while the command was running, so nothing was done;"
-            " see its current state with `rljob status`, then run the command again"
+            f"{where}: somebody else changed, deleted or replaced this job while the command was running, so nothing"
+            " was done; see its current state with `rljob status`, then run the command again"
         )
 
 

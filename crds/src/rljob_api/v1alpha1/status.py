@@ -232,6 +232,15 @@ class Attempt(WireModel):
     checkpoint_step: Count | None = None
     """Step of the newest checkpoint that the attempt saved."""
 
+    @property
+    def counted_since(self) -> str | None:
+        """Since when it counts toward `runPolicy.activeDeadlineSeconds`; None before its RayCluster is active. The time
+        that pods waited for nodes before the trainer ran does not count."""
+        waited = self.scheduled_at is not None and (
+            self.running_since is None or self.scheduled_at <= self.running_since
+        )
+        return self.scheduled_at if waited else self.active_since
+
 
 class Counters(WireModel):
     """Counters over the whole life of the job, also of attempts that are no longer listed."""

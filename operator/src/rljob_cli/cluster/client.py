@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,19 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
-
-from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, API_GROUP, API_VERSION, LABEL_JOB_UID
-from rljob_cli.cluster.kubernetes_models import Event, Json, Pod, Refusal
+from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, LABEL_JOB, LABEL_JOB_UID, LABEL_POOL
+from rljob_api.v1alpha1.pools import PRIORITY_CLASS_LABEL, QUEUE_LABEL
+from rljob_cli.cluster.error_responses import API_PATH, PLURAL, error_of_response
+from rljob_cli.cluster.kubernetes_models import Event, Json, Pod
 from rljob_cli.cluster.stored_job import StoredJob, stored_job
 from rljob_cli.errors import (
     ClusterError,
     ClusterUnreachableError,
     ConflictError,
     JobChangedError,
-    JobExistsError,
-    JobNotFoundError,
-    NotAllowedError,
 )
 from rljob_cli.plain_text import one_line
 from rljob_cli.settings import kubeconfig_files, service_account_namespace
@@ -44,8 +42,12 @@ RESPONSE_TIMEOUT_SECONDS = 30.0
 _PIECE_BYTES = 64 * 1024
 _MAX_PATCHES = 10
 """How often a change is tried at most, while the operator writes the status between reading and changing the job."""
-_API_PATH = f"/apis/{API_GROUP}/{API_VERSION}"
-_PLURAL = "rljobs"
+_PAGE_SIZE, _MAX_PAGES = 500, 4
+"""Worker pods in one response, and the number of responses that are read of one namespace at most."""
+_JSON = "application/json, */*"
+_ONLY_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+"""Media type with which the API server leaves out spec and status: of a pod this is 90 %."""
+_ON_NODES = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 _VALID_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,251}[a-z0-9])?")
 
 Query = Sequence[tuple[str, str]]
@@ -63,6 +65,16 @@ class ClusterOptions:
         """The given options as a string, to append to a suggested command."""
         given = (("--kubeconfig", self.kubeconfig), ("--context", self.context), ("--namespace", self.namespace))
         return "".join(f" {flag} {shlex.quote(str(value))}" for flag, value in given if value is not None)
+
+
+@dataclass(frozen=True)
+class PlacedPods:
+    """How many worker pods of each job of a namespace have a node, and thus hold its GPUs."""
+
+    by_job: Mapping[str, int]
+    """By the name of the job, the largest number first."""
+    is_complete: bool
+    """False if the namespace has more pods than are read."""
 
 
 class Cluster:
@@ -88,13 +100,15 @@ class Cluster:
 
     def jobs(self, *, everywhere: bool = False) -> list[StoredJob]:
         """All jobs of the namespace, or of all namespaces."""
-        path = f"{_API_PATH}/{_PLURAL}" if everywhere else self._job_path()
+        path = f"{API_PATH}/{PLURAL}" if everywhere else self._job_path()
         return [stored_job(item) for item in _items(self._json("GET", path))]
 
-    def change_spec(self, job: StoredJob, changes: Mapping[str, object]) -> StoredJob:
-        """Applies a merge patch to `spec` of the job as it was read; null removes a field. Raises JobNotFoundError and
-        JobChangedError."""
-        return self._patch_job(job, {}, {"spec": dict(changes)})
+    def change_spec(
+        self, job: StoredJob, changes: Mapping[str, object], labels: Mapping[str, str | None] | None = None
+    ) -> StoredJob:
+        """Applies merge patches to `spec` and to the labels of the job as it was read; None removes a field or label.
+        Raises JobNotFoundError and JobChangedError."""
+        return self._patch_job(job, {"labels": dict(labels)} if labels else {}, {"spec": dict(changes)})
 
     def annotate_job(self, job: StoredJob, annotation: str, value: str) -> StoredJob:
         """Sets an annotation of the job as it was read. Raises JobNotFoundError and JobChangedError."""
@@ -114,6 +128,22 @@ class Cluster:
         path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
         found = self._json("GET", path, [("labelSelector", f"{LABEL_JOB_UID}={job.metadata.uid}")])
         return sorted(map(Pod.model_validate, _items(found)), key=lambda pod: pod.metadata.name)
+
+    def placed_worker_pods(self, namespace: str) -> PlacedPods:
+        """The worker pods of all jobs of a namespace that have a node and have not ended, also those of jobs that wait
+        and of kept clusters. Reads only their metadata, and at most `_MAX_PAGES` pages."""
+        path, found, token = f"/api/v1/namespaces/{namespace}/pods", Counter[str](), ""
+        query = [("labelSelector", f"{LABEL_JOB_UID},{LABEL_POOL}"), ("fieldSelector", _ON_NODES)]
+        for _ in range(_MAX_PAGES):
+            page = self._json(
+                "GET", path, [*query, ("limit", str(_PAGE_SIZE)), ("continue", token)], accept=_ONLY_METADATA
+            )
+            found.update(Pod.model_validate(item).metadata.labels.get(LABEL_JOB, "?") for item in _items(page))
+            metadata = page.get("metadata")
+            token = str(metadata.get("continue") or "") if isinstance(metadata, dict) else ""
+            if not token:
+                break
+        return PlacedPods(dict(found.most_common()), not token)
 
     def nodes(self) -> list[Json]:
         """The nodes of the cluster, as API objects."""
@@ -138,7 +168,8 @@ class Cluster:
 
     def _patch_job(self, job: StoredJob, metadata: Mapping[str, object], rest: Mapping[str, object]) -> StoredJob:
         """Applies a merge patch to the version of the job that was read. The operator writes the status all the time;
-        if users have not changed spec, stop or retry request, the patch is repeated."""
+        if users have not changed spec, queue, stop or retry request meanwhile, the patch is repeated for the newer
+        version."""
         seen, path = job, self._job_path(job.metadata.name)
         for _ in range(_MAX_PATCHES):
             patch = {"metadata": {**metadata, "resourceVersion": seen.metadata.resource_version}, **rest}
@@ -153,11 +184,18 @@ class Cluster:
     def _job_path(self, name: str | None = None) -> str:
         """The URL path of one job, or of all jobs of the namespace. The name is checked, because an empty name or `.`
         would give the path of all jobs."""
-        path = f"{_API_PATH}/namespaces/{checked_name('--namespace', self.namespace)}/{_PLURAL}"
+        path = f"{API_PATH}/namespaces/{checked_name('--namespace', self.namespace)}/{PLURAL}"
         return path if name is None else f"{path}/{checked_name('NAME', name)}"
 
-    def _json(self, method: str, path: str, query: Query = (), body: Mapping[str, object] | None = None) -> Json:
-        response = self._send(method, path, query, body)
+    def _json(
+        self,
+        method: str,
+        path: str,
+        query: Query = (),
+        body: Mapping[str, object] | None = None,
+        accept: str = _JSON,
+    ) -> Json:
+        response = self._send(method, path, query, body, accept=accept)
         with _plain_errors(self.name):
             content = response.response.data
         try:
@@ -172,13 +210,20 @@ class Cluster:
         return found
 
     def _send(
-        self, method: str, path: str, query: Query, body: Mapping[str, object] | None = None, *, endless: bool = False
+        self,
+        method: str,
+        path: str,
+        query: Query,
+        body: Mapping[str, object] | None = None,
+        *,
+        endless: bool = False,
+        accept: str = _JSON,
     ) -> RESTResponse:
         """Sends a request and returns the response, whose body is not read yet. `endless`: no timeout for
         reading the body, because a log that is followed may have no new lines for hours. Raises ClusterError for an
         error response."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        headers = {"Content-Type": kind, "Accept": "application/json, */*"}
+        headers = {"Content-Type": kind, "Accept": accept}
         with _plain_errors(self.name):
             request = self._api.param_serialize(
                 method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
@@ -186,19 +231,17 @@ class Cluster:
             timeout = (CONNECT_TIMEOUT_SECONDS, None if endless else RESPONSE_TIMEOUT_SECONDS)
             response = self._api.call_api(*request, _request_timeout=timeout)
             if response.status >= 400:
-                raise _error_of_response(response.status, response.response.data, self.name, self.flags)
+                raise error_of_response(response.status, response.response.data, self.name, self.flags)
         return response
 
 
-def _requested_state(job: StoredJob) -> tuple[str, int, str | None, str | None]:
-    """What users have requested of the job: its UID, the generation of its spec, its stop and its retry request."""
-    annotations = job.metadata.annotations
-    return (
-        job.metadata.uid,
-        job.metadata.generation,
-        annotations.get(ANNOTATION_STOP),
-        annotations.get(ANNOTATION_RETRY),
-    )
+def _requested_state(job: StoredJob) -> tuple[str, int, Sequence[str | None]]:
+    """What users have requested of the job: its UID, the generation of its spec, its stop and its retry request, its
+    queue and its priority."""
+    metadata = job.metadata
+    annotations = [metadata.annotations.get(name) for name in (ANNOTATION_STOP, ANNOTATION_RETRY)]
+    labels = [metadata.labels.get(name) for name in (QUEUE_LABEL, PRIORITY_CLASS_LABEL)]
+    return metadata.uid, metadata.generation, [*annotations, *labels]
 
 
 def connect(options: ClusterOptions) -> Cluster:
@@ -337,38 +380,8 @@ def _plain_errors(cluster: str) -> Iterator[None]:
         raise ClusterUnreachableError(cluster, reason) from error
 
 
-def _error_of_response(status: int, body: bytes, cluster: str, flags: str) -> ClusterError:
-    """The exception for an error response of the API server. If the body is a `Status` object, it has the message, the
-    reason and the details; otherwise the whole body is the message."""
-    try:
-        refusal = Refusal.model_validate_json(body)
-    except ValidationError:
-        refusal = Refusal(message=body.decode(errors="replace").strip())
-    message = one_line(refusal.message) or f"HTTP {status}"
-    if status == 401:
-        return ClusterError(
-            f"{cluster}: the API server rejected the credentials; log in again, or use another context (--context)"
-        )
-    # Quotas and other admission plugins also respond with 403, but do not name a user.
-    if status == 403 and 'User "' in message:
-        return NotAllowedError(f"{cluster}: permission denied ({message}); ask for a role as in docs/install.md")
-    if status == 404 and refusal.details.kind == _PLURAL and refusal.details.name:
-        return JobNotFoundError(refusal.details.name, flags)
-    if status == 404 and not refusal.details.name:
-        return ClusterError(
-            f"{cluster}: the API server does not know RLJobs; install the operator (docs/install.md), or select"
-            " another cluster with --context"
-        )
-    if status == 409 and refusal.reason == "AlreadyExists":
-        return JobExistsError(refusal.details.name)
-    if status == 409:
-        return ConflictError(f"{cluster}: {message}")
-    if status in (429, 500, 502, 503, 504):
-        return ClusterUnreachableError(cluster, message)
-    return ClusterError(f"{cluster}: the API server rejected the request ({message}); correct what this message names")
-
-
 def _items(found: Json) -> list[Json]:
-    items = found.get("items")
+    # An empty list of metadata has null instead of [].
+    items = [] if found["items"] is None else found["items"]
     assert isinstance(items, list), "a list was asked for"
     return items

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 
 from rich.console import Console
@@ -12,18 +13,20 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.explanations import EXPLANATIONS
 from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.status import Attempt, Condition, NextAttempt, StopRequest
-from rljob_cli.cluster.client import Cluster
+from rljob_cli.cluster.client import Cluster, PlacedPods
 from rljob_cli.cluster.explain_memory import memory_text
 from rljob_cli.cluster.job_state import (
     Ending,
     attempt_under_way,
     condition,
     ending,
+    missing_capacity,
     moment,
     newest_attempt,
     phase,
     stop_asked_at,
     waits_for,
+    waits_in_queue,
 )
 from rljob_cli.cluster.kubernetes_models import ContainerStatus, Event, Pod
 from rljob_cli.cluster.next_steps import what_is_next
@@ -50,18 +53,20 @@ def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | N
     job = cluster.job(name)
     pods: list[Pod] = []
     warnings: list[Event] = []
-    others: list[StoredJob] = []
     unreadable = ""
     try:
         pods = cluster.pods(job)
         warnings = cluster.warnings(job.metadata.namespace)
-        others = cluster.jobs() if job.status.waiting_since is not None else []
     except NotAllowedError as error:
         unreadable = f"\nPods and events could not be read: {error}"
+    holders = None
+    if job.status.waiting_since is not None and not waits_in_queue(job):
+        with suppress(NotAllowedError):
+            holders = cluster.placed_worker_pods(job.metadata.namespace)
     # Only warnings about RayClusters and pods, because the operator's events about the job repeat the conditions.
     names = {attempt.cluster for attempt in job.status.attempts} | {pod.metadata.name for pod in pods}
     warnings = [event for event in warnings if event.involved_object.name in names]
-    for line in explanation(job, pods, warnings, now, cluster.flags, others):
+    for line in explanation(job, pods, warnings, now, cluster.flags, holders):
         console.print(line, soft_wrap=True)
     if unreadable:
         console.print(Text(unreadable, "yellow"), soft_wrap=True)
@@ -86,14 +91,14 @@ def explanation(
     warnings: list[Event],
     now: datetime,
     flags: str = "",
-    other_jobs: Sequence[StoredJob] = (),
+    holders: PlacedPods | None = None,
 ) -> Iterator[Text]:
     """The whole text.
 
     Args:
         warnings: Events about the job's RayClusters and pods, oldest first.
         flags: Options that suggested commands need for the same cluster and namespace.
-        other_jobs: The jobs of the namespace, if this job waits for room.
+        holders: The worker pods of the namespace that hold GPUs, if the job waits for capacity; None if unknown.
     """
     yield Text.assemble((job.where, "bold"), f": {phase(job)}, {age(job.metadata.creation_timestamp, now)} old")
     progress = progress_text(job)
@@ -103,7 +108,8 @@ def explanation(
         yield Text(f"  {job.unparsed_note}", "yellow")
     yield Text()
     yield from _headline(job, now)
-    yield from _room_text(job, other_jobs, now)
+    yield from _queue_text(job)
+    yield from _capacity_text(job, holders, now)
     yield from memory_text(job)
     waiting = [pod for pod in pods if not pod.is_ready and pod.metadata.deletion_timestamp is None]
     troubles = {pod.metadata.name: pod_trouble(pod) for pod in waiting} if ending(job.status) is None else {}
@@ -213,19 +219,34 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
             yield Text(f"No checkpoint yet: {EXPLANATIONS[Reason.NO_CHECKPOINT_YET].advice}")
 
 
-def _room_text(job: StoredJob, others: Sequence[StoredJob], now: datetime) -> Iterator[Text]:
-    """For a job that waits for room: since when, and which jobs of its namespace hold GPUs."""
+def _queue_text(job: StoredJob) -> Iterator[Text]:
+    """For a job in a queue without a message of Kueue: what this may mean, and what to check."""
+    found = waits_for(job.status)
+    is_queued = attempt_under_way(job) is not None and found is not None and found.reason == Reason.QUEUED
+    if not is_queued or found is None or ": " in found.message:
+        return
+    namespace, check = job.metadata.namespace, "kubectl get workloads.kueue.x-k8s.io"
+    yield Text(
+        "  Kueue's reason is not known. If several equal jobs do not fit, Kueue gives it only for the first one."
+    )
+    yield Text(
+        "  The job waits for ever if Kueue is not installed, or if its integration ray.io/raycluster is off: then"
+        f" `{check} -n {namespace}` fails, or lists nothing for the RayCluster; ask an administrator"
+    )
+
+
+def _capacity_text(job: StoredJob, holders: PlacedPods | None, now: datetime) -> Iterator[Text]:
+    """For a job that waits for quota or capacity: since when, and which other jobs of its namespace hold GPUs."""
     if job.status.waiting_since is None:
         return
     since = moment(job.status.waiting_since)
-    yield Text(f"  It has waited for room since {time_text(since)}, for {age(since, now)}.")
-    holders = [
-        f"{other.metadata.name} ({other.status.gpus})"
-        for other in others
-        if other.status.gpus and other.status.waiting_since is None and other.metadata.uid != job.metadata.uid
-    ]
-    held = ", ".join(holders[:_MAX_HOLDERS]) + (", ..." if len(holders) > _MAX_HOLDERS else "")
-    yield Text(f"  Jobs of this namespace that hold GPUs: {held or 'none'}. Room comes when jobs or other pods end.")
+    yield Text(f"  It has waited for {missing_capacity(job)} since {time_text(since)}, for {age(since, now)}.")
+    if holders is None:
+        return
+    others = [f"{name} ({number})" for name, number in holders.by_job.items() if name != job.metadata.name]
+    more = ", ..." if len(others) > _MAX_HOLDERS or not holders.is_complete else ""
+    held = ", ".join(others[:_MAX_HOLDERS]) + more if others else "none" if holders.is_complete else "unknown"
+    yield Text(f"  Other jobs of this namespace that hold GPUs (worker pods on nodes): {held}.")
 
 
 def _end_text(job: StoredJob, end: Ending, now: datetime) -> Iterator[Text]:
@@ -277,6 +298,9 @@ def _unobserved_text(attempt: Attempt | None, now: datetime) -> Iterator[Text]:
 
 def _new_job_text(job: StoredJob, now: datetime) -> Iterator[Text]:
     seconds = (now - job.metadata.creation_timestamp).total_seconds()
+    if job.other_controller is not None:
+        yield Text(f"The operator ignores the job: spec.managedBy is {one_line(job.other_controller)}.", "bold")
+        return
     yield Text("No operator has processed the job yet.", "bold")
     if seconds > _PROCESSED_WITHIN_SECONDS:
         yield Text(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from rljob_api.conditions import ConditionType
+from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, PHASE_BEFORE_STATUS
 from rljob_api.requests import as_recorded, is_later
 from rljob_api.v1alpha1.checkpoint import Resume
@@ -85,6 +85,24 @@ def waits_for(status: RLJobStatus) -> Condition | None:
         if found is not None and found.status is not ConditionStatus.TRUE:
             return found
     return None
+
+
+def waits_in_queue(job: StoredJob) -> bool:
+    """Whether an unfinished job waits in a queue of Kueue, for the first time or after an eviction."""
+    return _reason_of_waiting(job) in (Reason.QUEUED, Reason.EVICTED)
+
+
+def missing_capacity(job: StoredJob) -> str:
+    """What a job with `status.waitingSince` waits for, as in "waits for quota of its queue"."""
+    if waits_in_queue(job):
+        return "quota of its queue"
+    is_about_quota = _reason_of_waiting(job) == Reason.QUOTA_EXCEEDED
+    return "quota of a ResourceQuota" if is_about_quota else "quota or free capacity"
+
+
+def _reason_of_waiting(job: StoredJob) -> str:
+    following, found = job.status.next_attempt, waits_for(job.status)
+    return following.reason if following is not None else found.reason if found is not None else ""
 
 
 def phase(job: StoredJob) -> str:

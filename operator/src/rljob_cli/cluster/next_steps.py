@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from rljob_api.conditions import ConditionType, Reason
+from rljob_api.conditions import NO_ROOM, ConditionType, Reason
 from rljob_api.constants import STACKS_SECONDS
 from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
+from rljob_api.v1alpha1.pools import QUEUE_LABEL
 from rljob_api.v1alpha1.run_policy import Cleanup, RunPolicy
-from rljob_api.v1alpha1.status import Attempt, AttemptState, FailureClass, NextAttempt, RLJobStatus, StopRequest
+from rljob_api.v1alpha1.status import Attempt, AttemptState, FailureClass, NextAttempt, StopRequest
 from rljob_cli.cluster.job_state import (
     Ending,
     application_retries_left,
@@ -17,6 +18,7 @@ from rljob_cli.cluster.job_state import (
     condition,
     ending,
     infrastructure_retries_left,
+    missing_capacity,
     moment,
     newest_attempt,
     resume_point,
@@ -39,6 +41,8 @@ _NEXT_BY_CONDITION = {
 _SAVES_AND_EXITS = "saves a checkpoint, if training has started, and exits"
 _NEEDS_ANOTHER_JOB = (Reason.INVALID_SPEC, Reason.STORAGE_MISSING)
 """Reasons for which the job must be created again with a corrected spec."""
+_MAY_START_LATER = (Reason.CREATING, Reason.PODS_PENDING, Reason.INFRASTRUCTURE_ERROR)
+"""Reasons of ClusterReady for which a job is retried that has never run (reconcile/stops.py): slow or failing nodes."""
 _AFTER_A_STOP = {
     Reason.SUSPENDING: "its RayCluster is deleted, and the job is suspended",
     Reason.SUSPENDED: "its RayCluster is deleted, and the job is suspended",
@@ -71,6 +75,8 @@ def what_is_next(job: StoredJob, now: datetime, flags: str = "") -> Iterator[str
 
 
 def _next_step(job: StoredJob, attempt: Attempt | None) -> str:
+    if not job.status.conditions and job.other_controller is not None:
+        return "only that controller can start the job; to run it with the operator, create it without spec.managedBy"
     if not job.status.conditions:
         return "the operator validates the job and creates its RayCluster"
     waits = waits_for(job.status)
@@ -109,7 +115,7 @@ def _when_suspended(job: StoredJob, name: str) -> Iterator[str]:
         yield f"a running trainer {_SAVES_AND_EXITS} within {grace} (runPolicy.gracePeriodSeconds)"
         yield "then its RayCluster is deleted"
     yield f"`rljob resume {name}` resumes the job {resume_point(job)}"
-    yield from _paused_deadline(job)
+    yield from _paused_deadline(job, "until the next attempt")
 
 
 def _before_next_attempt(job: StoredJob, following: NextAttempt, now: datetime, name: str) -> Iterator[str]:
@@ -117,13 +123,18 @@ def _before_next_attempt(job: StoredJob, following: NextAttempt, now: datetime, 
     number, begins = newest.number + 1 if newest is not None else 1, moment(following.not_before)
     where = "on the same cluster, if that is still healthy" if following.same_cluster else "on a new cluster"
     if following.reason == Reason.EVICTED:
-        where = "when no pod is left, and waits in the queue again"
-    yield f"attempt {number} starts at {time_text(begins)} ({in_time(begins, now)}), {where}, {resume_point(job)}"
-    if begins <= now and not following.same_cluster:
-        yield "the new attempt waits until all pods of the previous attempt are deleted"
+        yield (
+            f"attempt {number} starts when the pods of attempt {number - 1} are deleted; then it waits in the queue,"
+            f" and trains {resume_point(job)}"
+        )
+    else:
+        yield f"attempt {number} starts at {time_text(begins)} ({in_time(begins, now)}), {where}, {resume_point(job)}"
+        if begins <= now and not following.same_cluster:
+            yield "the new attempt waits until all pods of the previous attempt are deleted"
     yield f"retries left: {_retries_left(job)}"
-    yield f"`rljob retry {name}` starts the attempt now and resets the retry budgets"
-    yield from _paused_deadline(job)
+    what = "ends this pause and resets" if begins > now else "resets"
+    yield f"`rljob retry {name}` {what} the retry budgets"
+    yield from _paused_deadline(job, "until the next attempt")
 
 
 def _after_the_end(job: StoredJob, end: Ending, now: datetime, flags: str) -> Iterator[str]:
@@ -141,11 +152,8 @@ def _after_the_end(job: StoredJob, end: Ending, now: datetime, flags: str) -> It
     folder = storage_uri(job)
     if folder is not None:
         yield f"results, logs and checkpoints: {folder}"
-    newest = newest_attempt(job)
-    if policy.cleanup is Cleanup.KEEP_CLUSTER and newest is not None and newest.trainer_may_run:
-        yield "the cluster is not kept despite runPolicy.cleanup, because the trainer might still be running"
-    elif policy.cleanup is Cleanup.KEEP_CLUSTER and not _has_no_cluster(status):
-        yield f"its RayCluster is kept and still holds its GPUs; `rljob delete {name}` frees them"
+    if policy.cleanup is Cleanup.KEEP_CLUSTER:
+        yield from _kept_cluster(job, end, now, name)
     if policy.ttl_seconds_after_finished is not None:
         deleted = end.at + timedelta(seconds=policy.ttl_seconds_after_finished)
         yield (
@@ -154,10 +162,29 @@ def _after_the_end(job: StoredJob, end: Ending, now: datetime, flags: str) -> It
         )
 
 
-def _has_no_cluster(status: RLJobStatus) -> bool:
-    """Whether the cluster of a finished job was deleted, for example by a user, or was never created."""
-    found = condition(status, ConditionType.CLUSTER_READY)
-    return found is not None and found.reason in (Reason.REMOVED, Reason.CLUSTER_LOST)
+def _kept_cluster(job: StoredJob, end: Ending, now: datetime, name: str) -> Iterator[str]:
+    """What happens to the cluster of a finished job with `runPolicy.cleanup: KeepCluster`."""
+    newest, found = newest_attempt(job), condition(job.status, ConditionType.CLUSTER_READY)
+    reason = found.reason if found is not None else ""
+    if newest is None or reason in (Reason.REMOVED, Reason.CLUSTER_LOST):
+        # A user deleted the cluster, or it was never created.
+        return
+    if newest.trainer_may_run:
+        yield "the cluster is not kept despite runPolicy.cleanup, because the trainer might still be running"
+    elif job.metadata.labels.get(QUEUE_LABEL):
+        yield "the cluster is not kept despite runPolicy.cleanup, because it would hold the quota of its queue"
+    elif reason == Reason.DELETING:
+        yield "its RayCluster is being deleted"
+    else:
+        policy = job.run_policy
+        field, seconds = "keepClusterSeconds", policy.keep_cluster_seconds
+        if policy.ttl_seconds_after_finished is not None and policy.ttl_seconds_after_finished < seconds:
+            field, seconds = "ttlSecondsAfterFinished", policy.ttl_seconds_after_finished
+        until = end.at + timedelta(seconds=seconds)
+        yield (
+            f"its RayCluster is kept until {time_text(until)} ({in_time(until, now)}; runPolicy.{field}) and holds its"
+            f" GPUs until then; `rljob delete {name}` frees them"
+        )
 
 
 def _after_a_failure(job: StoredJob, end: Ending, flags: str) -> Iterator[str]:
@@ -180,20 +207,45 @@ def _deadlines(job: StoredJob, attempt: Attempt | None, now: datetime) -> Iterat
         return
     if attempt.state == AttemptState.QUEUED:
         yield "no deadline passes while the job waits in its queue"
-    elif attempt.running_since is None:
-        end = moment(attempt.active_since or attempt.started) + timedelta(seconds=policy.provisioning_deadline_seconds)
-        if job.status.waiting_since is None:
-            yield _failed_if(f"the trainer of attempt {attempt.number} has not started", end, now)
-        else:
-            yield (
-                f"if there is no room by {time_text(end)} ({in_time(end, now)}), the job gives back what it holds and"
-                " tries again later, as often as needed"
-            )
+        yield from _paused_deadline(job, "until the queue admits the job")
+        return
+    if attempt.running_since is None:
+        yield _provisioning_deadline(job, attempt, now)
     yield from _stall_deadline(attempt, policy, now)
-    if policy.active_deadline_seconds is not None:
-        yield _failed_if(
-            "the job has not finished", _active_deadline_end(job, attempt, policy.active_deadline_seconds, now), now
+    yield from _active_deadline(job, attempt, now)
+
+
+def _provisioning_deadline(job: StoredJob, attempt: Attempt, now: datetime) -> str:
+    """What happens at the end of `runPolicy.provisioningDeadlineSeconds` if the attempt then still waits for what it
+    waits for now (`stops._reason_at_deadline` of the operator)."""
+    waits, number = waits_for(job.status), attempt.number
+    reason = waits.reason if waits is not None and waits.type == ConditionType.CLUSTER_READY else ""
+    since = attempt.active_since or attempt.started
+    if attempt.scheduled_at is not None and reason not in NO_ROOM:
+        since = attempt.scheduled_at
+    end = moment(since) + timedelta(seconds=job.run_policy.provisioning_deadline_seconds)
+    at = f"{time_text(end)} ({in_time(end, now)})"
+    not_started = f"the trainer of attempt {number} has not started"
+    if reason in NO_ROOM:
+        return (
+            f"if the job still waits for {missing_capacity(job)} at {at}, the operator deletes its RayCluster, and the"
+            " job tries again later, as often as needed and without using a retry"
         )
+    if reason == Reason.DISRUPTED:
+        return f"if {not_started} by {at}, the attempt ends; the next one uses no retry"
+    if reason == Reason.NAME_CONFLICT:
+        return (
+            "the job ends as Failed, without a retry, if the other RayCluster exists a minute after it was first seen"
+        )
+    if waits is not None and waits.type == ConditionType.SPEC_VALID:
+        return f"if {not_started} by {at}, the attempt ends; the next one waits for an operator that can parse the spec"
+    has_run = job.status.checkpoint is not None or any(each.running_since for each in job.status.attempts)
+    if has_run or reason in _MAY_START_LATER:
+        budget = f"a retry ({FailureClass.INFRASTRUCTURE})"
+        return (
+            f"if {not_started} by {at}, the attempt ends; the next one uses {budget}, or the job fails if none is left"
+        )
+    return _failed_if(f"{not_started} for the same reason", end, now)
 
 
 def _stall_deadline(attempt: Attempt, policy: RunPolicy, now: datetime) -> Iterator[str]:
@@ -206,21 +258,26 @@ def _stall_deadline(attempt: Attempt, policy: RunPolicy, now: datetime) -> Itera
         yield f"attempt {attempt.number} ends if {cause} until {when}"
 
 
-def _active_deadline_end(job: StoredJob, attempt: Attempt, limit_seconds: int, now: datetime) -> datetime:
-    """When the active deadline ends, if nothing pauses it until then."""
-    counters = job.status.counters
-    if counters is None:
-        return moment(job.status.attempts[0].started) + timedelta(seconds=limit_seconds)
-    begun = moment(attempt.active_since) if attempt.active_since else now
-    return begun + timedelta(seconds=limit_seconds - counters.active_seconds)
+def _active_deadline(job: StoredJob, attempt: Attempt, now: datetime) -> Iterator[str]:
+    """When `runPolicy.activeDeadlineSeconds` ends, if nothing pauses it until then, or what pauses it now."""
+    limit_seconds, counters = job.run_policy.active_deadline_seconds, job.status.counters
+    if limit_seconds is None:
+        return
+    if job.status.waiting_since is not None:
+        yield from _paused_deadline(job, f"while the job waits for {missing_capacity(job)}")
+    elif attempt.active_since is None and attempt.running_since is None:
+        yield from _paused_deadline(job, "until the RayCluster exists")
+    else:
+        left = timedelta(seconds=limit_seconds - (counters.active_seconds if counters is not None else 0))
+        yield _failed_if("the job has not finished", moment(attempt.counted_since or attempt.started) + left, now)
 
 
-def _paused_deadline(job: StoredJob) -> Iterator[str]:
+def _paused_deadline(job: StoredJob, until: str) -> Iterator[str]:
     limit_seconds, counters = job.run_policy.active_deadline_seconds, job.status.counters
     if limit_seconds is not None and counters is not None:
         left = max(limit_seconds - counters.active_seconds, 0)
         remaining = f"{duration_text(left)} of runPolicy.activeDeadlineSeconds are left"
-        yield f"{remaining}; the deadline is paused until the next attempt"
+        yield f"{remaining}; the deadline is paused {until}"
 
 
 def _failed_if(cause: str, end: datetime, now: datetime) -> str:

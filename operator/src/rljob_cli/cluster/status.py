@@ -15,6 +15,7 @@ from rljob_cli.cluster.job_state import (
     attempt_state,
     ending,
     infrastructure_retries_used,
+    missing_capacity,
     moment,
     newest_attempt,
     phase,
@@ -108,7 +109,7 @@ def _requests(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
         )
         yield "result", one_line(f"{at}; {left}")
     if job.status.waiting_since is not None:
-        yield "waiting", f"for room since {time_text(moment(job.status.waiting_since))}"
+        yield "waiting", f"for {missing_capacity(job)} since {time_text(moment(job.status.waiting_since))}"
     if suspended_at is not None:
         yield "suspended", f"for {age(moment(suspended_at), now)}; its pods are deleted"
     elif job.wants_suspend and result is None:

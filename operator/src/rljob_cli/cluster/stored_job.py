@@ -21,7 +21,7 @@ from rljob_api.standard_streams import printable
 from rljob_api.tolerant_reading import AS_FAR_AS_READABLE, STORED_SPEC, read_document
 from rljob_api.v1alpha1.checkpoint import Checkpoint, CheckpointStorage, ExportHuggingFace, Resume
 from rljob_api.v1alpha1.run_policy import RunPolicy
-from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.spec import ManagedBy, RLJobSpec
 from rljob_api.v1alpha1.status import ConditionStatus, RLJobStatus
 from rljob_api.yaml_text import wire_path
 from rljob_cli.cluster.kubernetes_models import Json, ObjectMeta
@@ -64,6 +64,13 @@ class StoredJob:
     def wants_suspend(self) -> bool:
         """The value of `spec.suspend`."""
         return self._spec_wire().get("suspend") is True
+
+    @property
+    def other_controller(self) -> str | None:
+        """The controller in `spec.managedBy` that runs the job instead of RLJob's operator; None if the operator runs
+        it."""
+        given = self._spec_wire().get("managedBy")
+        return given if isinstance(given, str) and given not in ("", ManagedBy.OPERATOR) else None
 
     @cached_property
     def run_policy(self) -> RunPolicy:

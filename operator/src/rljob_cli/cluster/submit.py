@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,11 +14,13 @@ from rljob_api.contract_documents import TrainerJob, dump_job
 from rljob_api.job_checks import cluster_violations
 from rljob_api.job_file import load_job_text_to_run, read_job_text
 from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.pools import PRIORITY_CLASS_LABEL, QUEUE_LABEL
 from rljob_api.v1alpha1.rules import immutable_changes
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.status import AttemptState
 from rljob_api.yaml_text import wire_path
 from rljob_cli.cluster.client import Cluster, ClusterOptions, connect
-from rljob_cli.cluster.job_state import ending, phase
+from rljob_cli.cluster.job_state import attempt_under_way, ending, phase
 from rljob_cli.cluster.stored_job import StoredJob
 from rljob_cli.differences import differences
 from rljob_cli.errors import CliError, JobExistsError
@@ -81,7 +85,8 @@ def _check_for_cluster(file: Path, job: RLJob, namespace: str) -> None:
 
 
 def _update_existing(file: Path, job: RLJob, cluster: Cluster, console: Console) -> StoredJob:
-    """Applies the file's changes of runPolicy and suspend to the existing job with this name, and returns it.
+    """Applies the file's changes of runPolicy, suspend, queue and priority to the existing job with this name, and
+    returns it.
 
     Raises CliError if another part of the spec differs, or if the job is being deleted, and JobChangedError if somebody
     changes it meanwhile."""
@@ -97,14 +102,47 @@ def _update_existing(file: Path, job: RLJob, cluster: Cluster, console: Console)
         raise CliError(
             _other_spec_message(file, stored, differences(spec, job.spec.model_copy(update=kept)), cluster.flags)
         )
-    if not changes:
+    labels = _label_changes(stored, job)
+    if not changes and not labels:
         console.print(Text(f"{stored.where} already exists with this spec ({phase(stored)})"), soft_wrap=True)
         return stored
-    stored = cluster.change_spec(stored, changes)
+    changed = cluster.change_spec(stored, changes, labels)
     console.print(Text(f"{stored.where} already exists; changed:", "green"), soft_wrap=True)
-    for line in differences(spec, stored.spec()):
+    for line in (*differences(spec, changed.spec()), *_label_lines(stored, labels)):
         console.print(Text(f"  {line}"), soft_wrap=True)
-    return stored
+    if labels:
+        console.print(Text(_when_labels_apply(stored, labels, cluster.flags), "yellow"), soft_wrap=True)
+    return changed
+
+
+def _label_changes(stored: StoredJob, job: RLJob) -> dict[str, str | None]:
+    """The labels for Kueue that differ, with their values in the file; None without one. Empty labels do not count."""
+    before, after = stored.metadata.labels, job.metadata.labels
+    names = (QUEUE_LABEL, PRIORITY_CLASS_LABEL)
+    return {name: after.get(name) or None for name in names if (before.get(name) or "") != (after.get(name) or "")}
+
+
+def _label_lines(stored: StoredJob, labels: Mapping[str, str | None]) -> Iterator[str]:
+    for name, value in labels.items():
+        before, after = (json.dumps(each) if each else "unset" for each in (stored.metadata.labels.get(name), value))
+        yield f"metadata.labels[{name}]: {before} -> {after}"
+
+
+def _when_labels_apply(stored: StoredJob, labels: Mapping[str, str | None], flags: str) -> str:
+    """When changed labels for Kueue take effect, which the operator copies to each new RayCluster. `stored`: the job
+    before the change."""
+    name, attempt, following = f"{stored.metadata.name}{flags}", attempt_under_way(stored), stored.status.next_attempt
+    end, has_queue = ending(stored.status), QUEUE_LABEL not in labels and bool(stored.metadata.labels.get(QUEUE_LABEL))
+    if end is not None and end.is_complete:
+        return "the job is Complete, so these labels have no effect"
+    if attempt is None and (following is None or not following.same_cluster):
+        return "the next attempt uses these labels"
+    if attempt is not None and attempt.state == AttemptState.QUEUED and (labels.get(QUEUE_LABEL) or has_queue):
+        return "the operator deletes the RayCluster that waits, and a new one waits in the queue with these labels"
+    return (
+        f"an existing RayCluster keeps its labels, and the next one gets the new ones; `rljob suspend {name}`, then"
+        f" `rljob resume {name}` replaces it earlier (a running trainer saves a checkpoint first)"
+    )
 
 
 def _changes(stored: RLJobSpec, wanted: RLJobSpec) -> dict[str, object]:
@@ -121,8 +159,9 @@ def _changes(stored: RLJobSpec, wanted: RLJobSpec) -> dict[str, object]:
 def _other_spec_message(file: Path, stored: StoredJob, shown: list[str], flags: str) -> str:
     delete = f"rljob delete {stored.metadata.name}{flags}"
     lines = [
-        f"{file}: {stored.where} already exists with another spec, and only suspend and runPolicy of an existing job"
-        f" can change; use another metadata.name, or delete the job first (`{delete}`). Differences, stored -> file:",
+        f"{file}: {stored.where} already exists with another spec, and only suspend, runPolicy and the queue of an"
+        f" existing job can change; use another metadata.name, or delete the job first (`{delete}`). Differences,"
+        " stored -> file:",
         *(f"  {line}" for line in shown[:_MAX_DIFFERENCES]),
     ]
     if len(shown) > _MAX_DIFFERENCES:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rljob_api.constants import LABEL_JOB_UID, PHASE_BEFORE_STATUS
+from rljob_api.v1alpha1.pools import QUEUE_LABEL
 from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.handlers.watch_events import WatchEventRouter
 from rljob_operator.kube.allowed_calls import (
@@ -273,9 +274,11 @@ class Relist:
     def _note_missing(self, kind: ResourceType) -> None:
         if kind == WORKLOADS and kind not in self._missing:
             logger.warning(
-                "Kueue is not installed, or older than 0.15 (the API server does not serve %s); jobs run without it;"
-                " install Kueue, or set kueue.enabled=false in the values of the operator's Helm chart",
+                "Kueue is not installed, or older than 0.15 (the API server does not serve %s); jobs with the label %s"
+                " wait until it is installed, all others run; install Kueue, or set kueue.enabled=false in the values"
+                " of the operator's Helm chart",
                 kind.path(None),
+                QUEUE_LABEL,
             )
         elif kind not in self._missing:
             logger.warning(

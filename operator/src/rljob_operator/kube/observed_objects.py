@@ -169,7 +169,22 @@ def _observed_workload(raw: JsonObject) -> ObservedWorkload:
         found = conditions.get(kind, {})
         return text_at(found, "message") if text_at(found, "status") == status else ""
 
-    return ObservedWorkload(message_if("QuotaReserved", "False"), message_if("Evicted", "True"))
+    is_reserved = text_at(conditions.get("QuotaReserved", {}), "status") == "True"
+    checks = _open_admission_checks(raw, is_reserved=is_reserved)
+    parts = ["quota is reserved" if is_reserved and checks else message_if("QuotaReserved", "False"), checks]
+    return ObservedWorkload("; ".join(filter(None, parts)), message_if("Evicted", "True"))
+
+
+def _open_admission_checks(workload: JsonObject, *, is_reserved: bool) -> str:
+    """Which admission checks (Kueue) keep a workload from being admitted, and why; empty if none does. Without reserved
+    quota, a check that is Pending has not begun, and does not count."""
+    counts = ("Pending", "Retry", "Rejected") if is_reserved else ("Retry", "Rejected")
+    found = []
+    for check in objects_at(workload, "status", "admissionChecks"):
+        name, state, message = (text_at(check, field) for field in ("name", "state", "message"))
+        if state in counts:
+            found.append(f"admission check {name} is {state}" + (f" ({message})" if message else ""))
+    return "; ".join(found)
 
 
 def _job_object(raw: JsonObject, reading: _SpecReading) -> JobObject:

@@ -78,7 +78,13 @@ _SHAPES: Mapping[ResourceType, _Shape] = {
         "series": {"lastObservedTime": WHOLE},
         "involvedObject": {"uid": WHOLE},
     },
-    WORKLOADS: {"metadata": _METADATA, "status": {"conditions": [_CONDITION]}},
+    WORKLOADS: {
+        "metadata": _METADATA,
+        "status": {
+            "conditions": [_CONDITION],
+            "admissionChecks": [dict.fromkeys(("name", "state", "message"), WHOLE)],
+        },
+    },
 }
 _CLEANED_UP_JOB: _Shape = {
     "metadata": dict.fromkeys(

@@ -85,11 +85,17 @@ class JobCluster(JobNamespace):
         self.change(name, {"metadata": {"annotations": annotations}})
 
     def create_pod(
-        self, name: str, labels: Mapping[str, str], containers: Sequence[str], status: Mapping[str, object]
+        self,
+        name: str,
+        labels: Mapping[str, str],
+        containers: Sequence[str],
+        status: Mapping[str, object],
+        node: str = NODE,
     ) -> None:
-        """Stores a pod on the stand-in node, with the status that a kubelet would report."""
+        """Stores a pod on the stand-in node, with the status that a kubelet would report. `node`: empty for a pod that
+        the scheduler has not placed."""
         path = f"/api/v1/namespaces/{self.namespace}/pods"
-        spec = {"nodeName": NODE, "containers": [{"name": each, "image": "none"} for each in containers]}
+        spec = {"nodeName": node, "containers": [{"name": each, "image": "none"} for each in containers]}
         pod = {"metadata": {"name": name, "labels": dict(labels)}, "spec": spec}
         self.http.post(path, json=pod).raise_for_status()
         self.write_pod_status(name, status)
