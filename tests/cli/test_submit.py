@@ -143,7 +143,7 @@ ENDED = RUNNING | {"state": "Ended", "ended": "2026-01-31T12:05:00Z"}
 AGAIN = {"reason": "HeadLost", "failureClass": "Infrastructure", "notBefore": "2026-01-31T12:06:00Z"}
 SAME = AGAIN | {"sameCluster": True}
 COMPLETE = {"outcome": "Succeeded", "reason": "Succeeded", "at": "2026-01-31T12:05:00Z"}
-MOVED = Mentions("operator deletes", "former queue", "new queue", without=["rljob suspend"])
+MOVED = Mentions("operator deletes", "a new one waits", "these labels", without=["rljob suspend"])
 NEXT_ATTEMPT = Mentions("the next attempt uses these labels", without=["rljob suspend"])
 NEXT_CLUSTER = Mentions("existing RayCluster keeps its labels", "`rljob suspend small`", "`rljob resume small`")
 
@@ -169,7 +169,8 @@ URGENT = f"{{{QUEUE_LABEL}: a, {PRIORITY_CLASS_LABEL}: urgent}}"
         (A, B, {"attempts": [ENDED], "result": COMPLETE}, f'[{QUEUE_LABEL}]: "a" -> "b"', Mentions("no effect")),
         (A, "{}", {"attempts": [QUEUED]}, f'[{QUEUE_LABEL}]: "a" -> unset', NEXT_CLUSTER),
         ("{}", B, {"attempts": [RUNNING]}, f'[{QUEUE_LABEL}]: unset -> "b"', NEXT_CLUSTER),
-        (A, URGENT, {"attempts": [QUEUED]}, f'[{PRIORITY_CLASS_LABEL}]: unset -> "urgent"', NEXT_CLUSTER),
+        (A, URGENT, {"attempts": [QUEUED]}, f'[{PRIORITY_CLASS_LABEL}]: unset -> "urgent"', MOVED),
+        (A, URGENT, {"attempts": [RUNNING]}, f'[{PRIORITY_CLASS_LABEL}]: unset -> "urgent"', NEXT_CLUSTER),
     ],
 )
 def test_another_queue_or_priority_in_the_file_changes_the_job(

@@ -94,6 +94,20 @@ def test_a_name_is_not_used_again_while_a_lost_pod_has_it_or_after_a_trainer_was
     assert inputs.decide(inputs.observed(after_submission), inputs.at(3600)).status.attempts[-1].cluster == "example-2"
 
 
+def test_the_time_without_room_does_not_count_toward_the_active_deadline() -> None:
+    seen = without_room(seconds_ago=1000)
+    seen = replace(seen, job=replace(seen.job, spec=inputs.spec({"runPolicy.activeDeadlineSeconds": 600})))
+    waiting = inputs.decide(seen)
+    assert waiting.status.attempts[-1].ended is None
+    pods = (inputs.pod("h", HEAD_GROUP), inputs.pod("w", ready=False))
+    with_nodes = replace(inputs.with_status_written(seen, waiting), pods=pods)
+    placed = inputs.with_status_written(with_nodes, inputs.decide(with_nodes, inputs.at(1)))
+    assert inputs.decide(placed, inputs.at(600)).status.attempts[-1].ended is None
+    ended = inputs.decide(placed, inputs.at(601)).status
+    assert ended.attempts[-1].reason == R.ACTIVE_DEADLINE_EXCEEDED
+    assert counters(ended).active_seconds == 600
+
+
 @pytest.mark.parametrize("reason", NO_ROOM)
 def test_a_job_that_starts_no_longer_waits(reason: Reason) -> None:
     waiting = inputs.with_status_written(without_room(reason, 60), inputs.decide(without_room(reason, 60)))

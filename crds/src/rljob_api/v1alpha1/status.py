@@ -182,8 +182,9 @@ class Attempt(WireModel):
     none has."""
     active_since: Timestamp | None = None
     """Start of the time that counts for both deadlines: when its RayCluster was first observed without being suspended;
-    for a reused cluster, when the attempt started or the queue (Kueue) admitted the cluster. The provisioning deadline
-    counts from `started` if the cluster cannot be created, and from `scheduledAt` if the attempt waited for nodes."""
+    for a reused cluster, when the attempt started or the queue (Kueue) admitted the cluster. After a wait for nodes, both
+    count from `scheduledAt` instead. If the cluster cannot be created, the provisioning deadline counts from `started`.
+    """
     scheduled_at: Timestamp | None = None
     """When all pods had nodes, if the attempt had waited for free nodes; unset otherwise."""
     ready_at: Timestamp | None = None
@@ -232,6 +233,15 @@ class Attempt(WireModel):
     checkpoint_step: Count | None = None
     """Step of the newest checkpoint that the attempt saved."""
 
+    @property
+    def counted_since(self) -> str | None:
+        """Since when it counts toward `runPolicy.activeDeadlineSeconds`; None before its RayCluster is active. The time
+        that pods waited for nodes before the trainer ran does not count."""
+        waited = self.scheduled_at is not None and (
+            self.running_since is None or self.scheduled_at <= self.running_since
+        )
+        return self.scheduled_at if waited else self.active_since
+
 
 class Counters(WireModel):
     """Counters over the whole life of the job, also of attempts that are no longer listed."""
@@ -248,7 +258,8 @@ class Counters(WireModel):
     failed_attempts: Count = 0
     """Number of all failed attempts; never reset."""
     active_seconds: Count = 0
-    """Total seconds of the attempts that have ended, each from `activeSince` to `ended`."""
+    """Total seconds of the attempts that have ended, each from `activeSince` (after a wait for nodes, from `scheduledAt`) to
+    `ended`."""
     checkpoint_step: Count | None = None
     """Step of the newest checkpoint when the retry counters were last reset after progress."""
     uncounted_restarts: Count = 0

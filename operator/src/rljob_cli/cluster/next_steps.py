@@ -269,7 +269,7 @@ def _active_deadline(job: StoredJob, attempt: Attempt, now: datetime) -> Iterato
         yield from _paused_deadline(job, "until the RayCluster exists")
     else:
         left = timedelta(seconds=limit_seconds - (counters.active_seconds if counters is not None else 0))
-        yield _failed_if("the job has not finished", moment(attempt.active_since or attempt.started) + left, now)
+        yield _failed_if("the job has not finished", moment(attempt.counted_since or attempt.started) + left, now)
 
 
 def _paused_deadline(job: StoredJob, until: str) -> Iterator[str]:

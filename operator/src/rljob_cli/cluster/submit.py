@@ -132,15 +132,13 @@ def _when_labels_apply(stored: StoredJob, labels: Mapping[str, str | None], flag
     """When changed labels for Kueue take effect, which the operator copies to each new RayCluster. `stored`: the job
     before the change."""
     name, attempt, following = f"{stored.metadata.name}{flags}", attempt_under_way(stored), stored.status.next_attempt
-    end = ending(stored.status)
+    end, has_queue = ending(stored.status), QUEUE_LABEL not in labels and bool(stored.metadata.labels.get(QUEUE_LABEL))
     if end is not None and end.is_complete:
         return "the job is Complete, so these labels have no effect"
     if attempt is None and (following is None or not following.same_cluster):
         return "the next attempt uses these labels"
-    if attempt is not None and attempt.state == AttemptState.QUEUED and labels.get(QUEUE_LABEL):
-        return (
-            "the operator deletes the RayCluster that waits in the former queue, and a new one waits in the new queue"
-        )
+    if attempt is not None and attempt.state == AttemptState.QUEUED and (labels.get(QUEUE_LABEL) or has_queue):
+        return "the operator deletes the RayCluster that waits, and a new one waits in the queue with these labels"
     return (
         f"an existing RayCluster keeps its labels, and the next one gets the new ones; `rljob suspend {name}`, then"
         f" `rljob resume {name}` replaces it earlier (a running trainer saves a checkpoint first)"

@@ -89,11 +89,9 @@ def start_attempt(
 
 
 def end_attempt(draft: StatusDraft, ending: Ending) -> None:
-    """Records how the newest attempt ended, and adds the time since `active_since` to the job's active seconds,
-    unless it ended because nodes or ResourceQuota were missing."""
-    attempt = draft.attempt
-    since = attempt.active_since
-    if since is not None and ending.reason not in NO_ROOM:
+    """Records how the newest attempt ended, and adds the time since `counts_since` to the job's active seconds."""
+    attempt, since = draft.attempt, draft.counts_since
+    if since is not None:
         active = max(0, round(seconds_since(since, draft.now)))
         draft.change_counters(active_seconds=min(draft.counters.active_seconds + active, MAX_COUNT))
     failure_class = FAILURE_CLASSES.get(ending.reason)

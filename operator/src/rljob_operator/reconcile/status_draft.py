@@ -76,6 +76,13 @@ class StatusDraft:
         return self.attempts[-1]
 
     @property
+    def counts_since(self) -> str | None:
+        """Since when the newest attempt counts toward the job's active seconds; None while it waits in a queue or for
+        capacity."""
+        is_waiting = self.waiting_since is not None and self.attempt.running_since is None
+        return None if is_waiting else self.attempt.counted_since
+
+    @property
     def is_under_way(self) -> bool:
         """Whether an attempt has started and not ended."""
         return bool(self.attempts) and self.attempt.ended is None

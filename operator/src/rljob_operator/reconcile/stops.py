@@ -284,7 +284,7 @@ def _seconds_to_active_deadline(draft: StatusDraft, policy: RunPolicy) -> float 
     without such a deadline."""
     if policy.active_deadline_seconds is None:
         return None
-    since = draft.attempt.active_since if draft.is_under_way and draft.waiting_since is None else None
+    since = draft.counts_since if draft.is_under_way else None
     current = max(0.0, seconds_since(since, draft.now)) if since is not None else 0.0
     return policy.active_deadline_seconds - draft.counters.active_seconds - current
 
