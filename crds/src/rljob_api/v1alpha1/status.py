@@ -182,9 +182,9 @@ class Attempt(WireModel):
     none has."""
     active_since: Timestamp | None = None
     """Start of the time that counts for both deadlines: when its RayCluster was first observed without being suspended;
-    for a reused cluster, when the attempt started or the queue (Kueue) admitted the cluster. After a wait for nodes, both
-    count from `scheduledAt` instead. If the cluster cannot be created, the provisioning deadline counts from `started`.
-    """
+    for a reused cluster, when the attempt started or the queue (Kueue) admitted the cluster. After a wait for nodes,
+    both count from `scheduledAt` instead. If the cluster cannot be created, the provisioning deadline counts from
+    `started`."""
     scheduled_at: Timestamp | None = None
     """When all pods had nodes, if the attempt had waited for free nodes; unset otherwise."""
     ready_at: Timestamp | None = None
@@ -258,8 +258,8 @@ class Counters(WireModel):
     failed_attempts: Count = 0
     """Number of all failed attempts; never reset."""
     active_seconds: Count = 0
-    """Total seconds of the attempts that have ended, each from `activeSince` (after a wait for nodes, from `scheduledAt`) to
-    `ended`."""
+    """Total seconds of the attempts that have ended, each from `activeSince` to `ended`; after a wait for nodes, from
+    `scheduledAt`."""
     checkpoint_step: Count | None = None
     """Step of the newest checkpoint when the retry counters were last reset after progress."""
     uncounted_restarts: Count = 0
