@@ -12,6 +12,7 @@ from rljob_api.job_checks import job_warnings
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.ownership import Manifest
+from rljob_operator.raw_json import object_at
 from rljob_testing.cluster import job_requests
 from rljob_testing.operator import pod_edits
 from rljob_testing.operator.any_spec import any_specs
@@ -105,6 +106,23 @@ def test_types_schema_and_pods_have_one_verdict(api: httpx.Client, edits: pod_ed
 @given(any_specs())
 def test_the_pods_of_any_valid_job_are_accepted(apiserver_with_classes: httpx.Client, spec: RLJobSpec) -> None:
     assert rejections(apiserver_with_classes, pod_edits.pods_of(spec)) == []
+
+
+SCHEDULERS = {
+    "volcano": {"volcano.sh/queue-name": "team"},
+    "yunikorn": {"yunikorn.apache.org/app-id": "example", "yunikorn.apache.org/queue": "root.team"},
+    "kai-scheduler": {"kai.scheduler/queue": "team"},
+}
+"""Labels with which a job chooses its queue in schedulers of which KubeRay knows the gangs."""
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_jobs_and_pods_with_the_labels_of_a_scheduler_are_accepted(api: httpx.Client, scheduler: str) -> None:
+    job = pod_edits.job_with({"spec.scheduling": {"gang": True, "labels": SCHEDULERS[scheduler]}})
+    assert job_requests.create(api, job).status == 201
+    pods = pod_edits.pods_of(RLJob.from_wire(job).spec)
+    assert all(SCHEDULERS[scheduler].items() <= object_at(pod, "metadata", "labels").items() for pod in pods)
+    assert rejections(api, pods) == []
 
 
 @pytest.mark.parametrize("edits", STRICTER, ids=str)
