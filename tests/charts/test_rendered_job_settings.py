@@ -90,6 +90,7 @@ def test_rules_for_the_network_policies_of_jobs_reach_the_operator(helm: charts.
         "metricsPort": 9999,
         "ingress": [{"from": [{"podSelector": {}}]}],
         "restrictEgress": True,
+        "dnsTo": [MONITORING],
         "egress": [rule],
     }
     found = settings_of(helm.rendered(json.dumps({"jobs": {"networkPolicy": values}}))).job_network_policy
@@ -99,6 +100,7 @@ def test_rules_for_the_network_policies_of_jobs_reach_the_operator(helm: charts.
         metrics_from=(MONITORING,),
         metrics_port=9999,
         restrict_egress=True,
+        dns_to=(MONITORING,),
         egress=(rule,),
     )
     assert settings_of(helm.rendered("jobs.networkPolicy.ingress=null")).job_network_policy == JobNetworkPolicy()

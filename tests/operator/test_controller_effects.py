@@ -77,6 +77,26 @@ def test_the_network_policy_of_a_running_attempt_is_restored(settings: Settings)
     fake_api.run_controller(settings, test)
 
 
+@pytest.mark.parametrize("changed", [None, "", "7", "one", "9" * 63])
+def test_the_network_policy_does_not_depend_on_a_label_that_a_user_can_change(
+    settings: Settings, changed: str | None
+) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_until_pods_pending(world)
+        seen = await world.observer.observe(await world.observer.read_job(*fake_api.KEY), None)
+        [(policy, created)] = [(key, each) for key, each in world.api.objects.items() if key[0] == NETWORK_POLICIES]
+        metadata = dict(object_at(seen.clusters["job-1"], "metadata"))
+        metadata["labels"] = {} if changed is None else {"rljob.dev/attempt": changed}
+        changed_cluster = {**seen.clusters["job-1"], "metadata": metadata}
+        del world.api.objects[policy]
+        world.clock.advance(600)
+        effects = (ApplyNetworkPolicy("job-1"),)
+        assert await world.executor.execute(effects, replace(seen, clusters={"job-1": changed_cluster}), "1") is None
+        assert object_at(world.api.objects[policy], "spec") == object_at(created, "spec")
+
+    fake_api.run_controller(settings, test)
+
+
 def test_without_network_policies_none_is_created_or_restored(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_until_pods_pending(world)

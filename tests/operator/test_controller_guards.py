@@ -107,13 +107,45 @@ def test_only_the_head_of_the_attempts_own_cluster_is_polled(
         await fake_api.start_until_pods_pending(world)
         uid = text_at(world.api.objects[CLUSTERS, "job-1"], "metadata", "uid")
         labels = {"ray.io/cluster": "job-1", "ray.io/node-type": "head", "rljob.dev/job-uid": "uid-of-job"}
-        owners = [{"uid": uid if is_owned else "of-an-earlier-cluster", "controller": True}]
+        owners = [{"kind": "RayCluster", "uid": uid if is_owned else "of-an-earlier-cluster", "controller": True}]
         ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         metadata = {"name": "head", "labels": labels, "ownerReferences": owners}
         world.api.put(PODS, {"metadata": metadata, "status": ready})
         await world.relist()
         await world.reconcile(fake_api.KEY, 1)
         assert polls == (["team/job"] if is_owned else [])
+
+    fake_api.run_controller(settings, test)
+
+
+CLUSTER_LABEL = {"ray.io/cluster": "job-1"}
+OF_CLUSTER = {"kind": "RayCluster", "uid": "c1", "controller": True}
+
+
+@pytest.mark.parametrize(
+    ("labels", "owners", "counts"),
+    [
+        (CLUSTER_LABEL, [OF_CLUSTER], True),
+        # Somebody has deleted the cluster without its pods.
+        (CLUSTER_LABEL, [], True),
+        # A pod that may connect to the job's pods, as their network policy allows.
+        ({}, [], False),
+        ({}, [{"kind": "Job", "uid": "x", "controller": True}], False),
+        (CLUSTER_LABEL, [{"kind": "Job", "uid": "x", "controller": True}], False),
+    ],
+)
+def test_only_pods_of_ray_clusters_keep_a_job_from_its_next_step(
+    settings: Settings, labels: dict[str, str], owners: list[JsonObject], counts: bool
+) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await start_until_a_stop_is_requested(world)
+        metadata = {"name": "other", "labels": {"rljob.dev/job-uid": "uid-of-job", **labels}, "ownerReferences": owners}
+        world.api.put(PODS, {"metadata": metadata, "status": {"phase": "Running"}})
+        for _ in range(3):
+            await world.relist()
+            await world.reconcile(fake_api.KEY, 1)
+        assert (CLUSTERS, "job-1") not in world.api.objects
+        assert ("cleanedUpAt" in object_at(world.status("job"), "result")) is not counts
 
     fake_api.run_controller(settings, test)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import sys
+import tracemalloc
 from collections.abc import Mapping
 
 import pytest
 
 from rljob_api.constants import LABEL_JOB_UID
+from rljob_operator.handlers import watches
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.observed_objects import JobReader
@@ -143,9 +145,27 @@ def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
 def test_labels_and_owners_that_a_tenant_adds_take_no_memory(kind: ResourceType) -> None:
     few: JsonObject = {"metadata": {"name": "a", "labels": {LABEL_JOB_UID: "j1"}, "ownerReferences": []}}
     labels = {LABEL_JOB_UID: "j1"} | {f"rljob.dev/{number}": "" for number in range(1000)}
-    owners = [{"uid": str(number), "controller": False} for number in range(1000)]
-    many: JsonObject = {"metadata": {"name": "a", "labels": labels, "ownerReferences": owners}}
-    assert object_at(projected(kind, many), "metadata", "labels") == {LABEL_JOB_UID: "j1"}
-    assert len(json.dumps(projected(kind, many))) < len(json.dumps(projected(kind, few))) + 4000
-    kept = projected_job({**many, "spec": {}, "status": {}}, None)
-    assert object_at(kept, "metadata", "labels") == {LABEL_JOB_UID: "j1"}
+    annotations = {f"rljob.dev/{number}": "" for number in range(1000)}
+    owners = [{"uid": 9000 * "u", "kind": 9000 * "k", "controller": False} for _ in range(1000)]
+    metadata = {"name": "a", "labels": labels, "annotations": annotations, "ownerReferences": owners}
+    many: JsonObject = {"metadata": metadata}
+    assert len(json.dumps(projected(kind, many))) < len(json.dumps(projected(kind, few))) + 100
+    kept, of_few = (projected_job({**raw, "spec": {}, "status": {}}, None) for raw in (many, few))
+    assert len(json.dumps(kept)) < len(json.dumps(of_few)) + 100
+
+
+def test_a_page_of_the_largest_jobs_takes_little_memory_while_it_is_parsed() -> None:
+    """The API server limits an object to 1.5 MiB, not the number of its labels; `managedFields` repeat their names."""
+    labels = [f"x{number:x}" for number in range(45_000)]
+    managed = {"f:metadata": {"f:labels": {f"f:{label}": {} for label in labels}}}
+    metadata = {"labels": dict.fromkeys(labels, ""), "managedFields": [{"fieldsV1": managed}]}
+    job = json.dumps({"metadata": metadata}, separators=(",", ":"))
+    page_size = watches._settings().watching.chunk_size
+    assert page_size is not None
+    assert 1_000_000 < len(job) < 1.5 * 2**20
+    page = f'{{"items": [{",".join([job] * page_size)}]}}'
+    tracemalloc.start()
+    json.loads(page)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 64 * 2**20

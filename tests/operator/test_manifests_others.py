@@ -133,6 +133,11 @@ def test_the_installer_adds_rules_to_the_network_policy() -> None:
             hub,
         ],
     }
+    dns: Manifest = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}
+    few = network_policy(inputs.IDENTITY, 1, replace(inputs.DEFAULTS, network_policy=replace(added, dns_to=(dns,))))
+    egress = spec_of(few)["egress"]
+    assert isinstance(egress, list)
+    assert egress[1] == {"to": [dns], "ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 
 
 def spec_of(policy: Manifest) -> Manifest:

@@ -4,37 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from http.server import ThreadingHTTPServer
-from typing import Literal
+from contextlib import suppress
 
 import pytest
 
-from rljob_operator.metrics import Metrics
 from rljob_operator.ray import client
-from rljob_operator.ray.client import Dashboard, DashboardUnreachableError, RayClient
+from rljob_operator.ray.client import DashboardUnreachableError
 from rljob_operator.ray.dashboard_responses import infeasible_groups
 from rljob_operator.reconcile.observed import Reachability
 from rljob_testing import local_servers
 from rljob_testing.operator import ray_polling
-
-
-def guarded(
-    answer: Callable[[bytes, asyncio.StreamWriter], Awaitable[None]],
-) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    """A server that rejects requests without a token, and closes the connection after it has responded to another
-    one."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while b"authorization:" not in (request := await reader.readuntil(b"\r\n\r\n")).lower():
-            writer.write(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n")
-        await answer(request, writer)
-        await writer.drain()
-        writer.close()
-
-    return serve
 
 
 def test_an_unreachable_dashboard_is_reported() -> None:
@@ -75,7 +54,7 @@ def test_responses_that_cannot_be_parsed_are_reported(answer: bytes, error: str)
             writer.write(answer)
 
         port = local_servers.free_port()
-        server = await asyncio.start_server(guarded(strange), "127.0.0.1", port)
+        server = await asyncio.start_server(ray_polling.guarded(strange), "127.0.0.1", port)
         async with ray_polling.connected(port, ray_polling.TOKEN) as odd:
             seen = await ray_polling.observe_without_memory(odd, None)
             assert seen.reachability is Reachability.UNREACHABLE
@@ -85,170 +64,22 @@ def test_responses_that_cannot_be_parsed_are_reported(answer: bytes, error: str)
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def ok(text: str) -> bytes:
-    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
-
-
-def node(num_gpus: str) -> bytes:
-    found = f'{{"state": "ALIVE", "is_head_node": true, "resources_total": {{"GPU": {num_gpus}}}}}'
-    return ok(f'{{"data": {{"result": {{"result": [{found}]}}}}}}')
-
-
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (node("Infinity"), "cannot convert float infinity"),
-        (node("NaN"), "cannot convert float NaN"),
-        (node("1" + 400 * "0"), "infinity"),
-        (node(5000 * "1"), "not JSON"),
-        (ok(60_000 * "["), "not JSON"),
+        (ray_polling.node("Infinity"), "cannot convert float infinity"),
+        (ray_polling.node("NaN"), "cannot convert float NaN"),
+        (ray_polling.node("1" + 400 * "0"), "infinity"),
+        (ray_polling.node(5000 * "1"), "not JSON"),
+        (ray_polling.ok(3_000 * "["), "not JSON"),
     ],
 )
 def test_any_number_and_any_depth_is_handled(answer: bytes, error: str) -> None:
     async def test() -> None:
-        async with answering({"": answer}) as odd:
+        async with ray_polling.answering({"": answer}) as odd:
             seen = await ray_polling.observe_without_memory(odd, None)
             assert seen.reachability is Reachability.UNREACHABLE
             assert error in (seen.error or "")
-
-    asyncio.run(asyncio.wait_for(test(), 240))
-
-
-@asynccontextmanager
-async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[Dashboard]:
-    """A dashboard that responds by the prefix of the path. The connection stays open."""
-
-    class Handler(local_servers.QuietHandler):
-        def do_GET(self) -> None:
-            if "Authorization" not in self.headers:
-                self.wfile.write(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n")
-                return
-            self.wfile.write(next(found for start, found in answers.items() if self.path.startswith(start)))
-
-    # In a thread of its own: asyncio keeps a stream only as long as a reader exists.
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            async with ray_polling.connected(server.server_address[1], ray_polling.TOKEN) as found:
-                yield found
-        finally:
-            server.shutdown()
-
-
-RUNNING = '{"status": "RUNNING", "driver_node_id": "head", "message": "MESSAGE"}'
-FAILED = RUNNING.replace("RUNNING", "FAILED")
-
-
-@pytest.mark.parametrize(
-    ("path", "seen"),
-    [
-        ("/api/v0/nodes", "`nodes` is too large (600000 bytes, at most 69632)"),
-        ("/api/jobs/job-1-1", "`job` is too large (600000 bytes, at most 262144)"),
-        ("/api/v0/placement_groups", "`placement_groups` is too large (600000 bytes, at most 114688)"),
-    ],
-)
-def test_each_request_has_its_budget(path: str, seen: str) -> None:
-    async def test() -> None:
-        answers = {**FEW_BYTES, path: ok("x" * 600_000)}
-        async with answering(answers) as large:
-            found = await ray_polling.observe_without_memory(large, "job-1-1")
-            assert found.reachability is Reachability.UNREACHABLE
-            assert seen in (found.error or "")
-
-    asyncio.run(asyncio.wait_for(test(), 240))
-
-
-FEW_BYTES = {
-    "/api/v0/nodes": node("0"),
-    "/api/jobs/job-1-1": ok(RUNNING),
-    "/api/v0/placement_groups": ok("{}"),
-    "/api/v0/logs": b"HTTP/1.1 500 No\r\nContent-Length: 26\r\n\r\nA file is not found at: /x",
-}
-
-
-def test_the_longest_message_of_ray_is_within_the_budget_of_a_job() -> None:
-    async def test() -> None:
-        answers = {**FEW_BYTES, "/api/jobs/job-1-1": ok(FAILED.replace("MESSAGE", "\\ud83d\\ude00" * 20_000))}
-        async with answering(answers) as verbose:
-            found = (await ray_polling.observe_without_memory(verbose, "job-1-1")).job
-            assert found is not None
-            assert found.message == "\U0001f600" * 16_000
-
-    asyncio.run(asyncio.wait_for(test(), 240))
-
-
-def test_a_run_state_beyond_its_budget_is_reported_and_the_job_is_still_observed() -> None:
-    async def test() -> None:
-        async with answering({**FEW_BYTES, "/api/v0/logs": ok("x" * 300_000)}) as large:
-            found = await ray_polling.observe_without_memory(large, "job-1-1")
-            assert (found.reachability, found.job is not None) == (Reachability.OK, True)
-            assert "run state: too long" in (found.run_state_error or "")
-            assert "(300000 bytes, at most 262144)" in (found.run_state_error or "")
-
-    asyncio.run(asyncio.wait_for(test(), 240))
-
-
-@pytest.mark.parametrize(("num_bytes", "end"), [(3_000_000, "x" * 15_996 + "last"), (5_000_000, "at most 4194304)")])
-def test_only_the_end_of_a_long_log_is_kept(num_bytes: int, end: str) -> None:
-    async def test() -> None:
-        is_log = "/api/v0/logs/file?node_id=head&filename=job-driver"
-        log = ok("x" * num_bytes + "last")
-        answers = {is_log: log, **FEW_BYTES, "/api/jobs/job-1-1": ok(FAILED)}
-        async with answering(answers) as verbose:
-            found = await ray_polling.observe_without_memory(verbose, "job-1-1")
-            assert found.reachability is Reachability.OK
-            assert found.log_tail.endswith(end)
-            assert len(found.log_tail) <= 16_000
-
-    asyncio.run(asyncio.wait_for(test(), 240))
-
-
-class CountingSemaphore(asyncio.Semaphore):
-    """Counts how many permits are taken at the same time."""
-
-    taken = most = waits = 0
-
-    async def acquire(self) -> Literal[True]:
-        self.waits += self.locked()
-        await super().acquire()
-        self.taken += 1
-        self.most = max(self.most, self.taken)
-        return True
-
-    def release(self) -> None:
-        self.taken -= 1
-        super().release()
-
-
-def test_long_responses_of_several_heads_wait_for_each_other_and_short_ones_do_not() -> None:
-    """Five heads send what they may, slowly, while another job is polled."""
-
-    async def test() -> None:
-        unblocked, num_asked = asyncio.Event(), 0
-
-        async def slow(_: bytes, writer: asyncio.StreamWriter) -> None:
-            nonlocal num_asked
-            num_asked += 1
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 250002\r\n\r\n{" + b" " * 200_000)
-            await unblocked.wait()
-            writer.write(b" " * 50_000 + b"}")
-
-        port = local_servers.free_port()
-        server = await asyncio.start_server(guarded(slow), "127.0.0.1", port)
-        async with answering(FEW_BYTES) as good, RayClient(Metrics()) as ray:
-            steps = ray._reader._steps = CountingSemaphore(4)
-            heads = [ray.dashboard(f"http://127.0.0.1:{port}", [ray_polling.TOKEN]) for _ in range(5)]
-            responses = [asyncio.create_task(head.job("job-1-1")) for head in heads]
-            while num_asked < 5 or steps.waits < 1:
-                await asyncio.sleep(0.01)
-            good._reader = ray._reader
-            assert (await good.job("job-1-1") or {})["status"] == "RUNNING"
-            unblocked.set()
-            # The others do not get their bytes before the first one is done.
-            assert await asyncio.gather(*responses) == [{}] * 5
-            assert (steps.most, steps.taken) == (4, 0)
-        server.close()
 
     asyncio.run(asyncio.wait_for(test(), 240))
 
@@ -259,16 +90,16 @@ def test_only_a_missing_file_is_none() -> None:
             return f"HTTP/1.1 500 Error\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
 
         answers = {
-            "/api/v0/nodes": node("0"),
-            "/api/jobs/job-1-1": ok('{"status": "RUNNING", "driver_node_id": "head"}'),
-            "/api/v0/placement_groups": ok("{}"),
+            "/api/v0/nodes": ray_polling.node("0"),
+            "/api/jobs/job-1-1": ray_polling.ok('{"status": "RUNNING", "driver_node_id": "head"}'),
+            "/api/v0/placement_groups": ray_polling.ok("{}"),
             "/api/v0/logs": failed("A file is not found at: /tmp/ray/session_1/logs/x"),
         }
-        async with answering(answers) as without_file:
+        async with ray_polling.answering(answers) as without_file:
             seen = await ray_polling.observe_without_memory(without_file, "job-1-1")
             assert (seen.reachability, seen.run_state) == (Reachability.OK, None)
         answers["/api/v0/logs"] = failed("Agent for node id: head doesn't exist.")
-        async with answering(answers) as without_agent:
+        async with ray_polling.answering(answers) as without_agent:
             seen = await ray_polling.observe_without_memory(without_agent, "job-1-1")
             assert (seen.reachability, seen.error) == (
                 Reachability.UNREACHABLE,
@@ -289,7 +120,7 @@ def test_a_dripping_response_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
                 await asyncio.sleep(0.1)
 
         port = local_servers.free_port()
-        server = await asyncio.start_server(guarded(drip), "127.0.0.1", port)
+        server = await asyncio.start_server(ray_polling.guarded(drip), "127.0.0.1", port)
         async with ray_polling.connected(port, ray_polling.TOKEN) as slow:
             with pytest.raises(DashboardUnreachableError, match=r"after 0\.5 s"):
                 await slow.submit({"submission_id": "x"})
@@ -307,7 +138,7 @@ def test_no_response_in_another_encoding_is_requested() -> None:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
         port = local_servers.free_port()
-        server = await asyncio.start_server(guarded(note), "127.0.0.1", port)
+        server = await asyncio.start_server(ray_polling.guarded(note), "127.0.0.1", port)
         async with ray_polling.connected(port, ray_polling.TOKEN) as polite:
             assert (await ray_polling.observe_without_memory(polite, None)).reachability is Reachability.OK
         server.close()

@@ -9,10 +9,9 @@ import pytest
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.run_state import RunPhase
-from rljob_operator.handlers.watch_events import seconds_until_reconcile
+from rljob_api.v1alpha1.run_policy import Cleanup, RunPolicy
 from rljob_operator.reconcile.decision import DeleteCluster, DeleteJob
 from rljob_operator.reconcile.observed import Observed, ObservedRay, PodProblem, RayJobStatus, Reachability
-from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 
@@ -202,31 +201,16 @@ def test_a_longer_time_keeps_a_cluster_that_is_still_there() -> None:
     assert (decision.effects, decision.requeue_after_seconds) == ((), 6600)
 
 
-def test_a_kept_cluster_stays_while_the_spec_cannot_be_read() -> None:
+def test_a_kept_cluster_stays_as_long_under_a_spec_that_cannot_be_read() -> None:
     kept = kept_for({"keepClusterSeconds": 600})
-    unread = replace(kept, job=replace(kept.job, spec=None, spec_error="spec.pools: wrong"))
-    assert inputs.decide(unread, inputs.at(10_000)).effects == ()
-
-
-@pytest.mark.parametrize(
-    ("policy", "gpus", "seconds"),
-    [
-        ({"keepClusterSeconds": 100}, 2, 40),
-        ({}, 2, 86_340),
-        ({"keepClusterSeconds": 100, "ttlSecondsAfterFinished": 70}, 2, 10),
-        ({"keepClusterSeconds": 70, "ttlSecondsAfterFinished": 100}, 2, 10),
-        # Somebody has deleted the cluster.
-        ({"keepClusterSeconds": 100}, 0, None),
-        ({"keepClusterSeconds": 100, "cleanup": "DeleteCluster"}, 2, None),
-    ],
-)
-def test_a_listed_job_with_a_kept_cluster_gets_a_pass_when_its_time_is_over(
-    policy: Mapping[str, object], gpus: int, seconds: float | None
-) -> None:
-    result = {"at": timestamp(inputs.at(-60)), "cleanedUpAt": timestamp(inputs.at(-60))}
-    raw = {
-        "metadata": {"generation": 1},
-        "spec": {"runPolicy": {"cleanup": "KeepCluster", **policy}},
-        "status": {"observedGeneration": 1, "gpus": gpus, "result": result},
-    }
-    assert seconds_until_reconcile(raw, inputs.NOW) == seconds
+    policy = RunPolicy(cleanup=Cleanup.KEEP_CLUSTER, keep_cluster_seconds=600)
+    unread = replace(kept, job=replace(kept.job, spec=None, spec_error="spec.pools: wrong", readable_policy=policy))
+    early = inputs.decide(unread, inputs.at(599))
+    assert (early.effects, early.requeue_after_seconds) == ((), 1)
+    decision = inputs.decide(unread, inputs.at(600))
+    assert decision.effects == REMOVED
+    assert inputs.condition_of(decision.status, C.CLUSTER_READY) == ("False", "Deleting", Mentions("being deleted"))
+    # Nothing of the policy can be read: the default of keepClusterSeconds counts.
+    unknown = replace(unread, job=replace(unread.job, readable_policy=RunPolicy()))
+    assert inputs.decide(unknown, inputs.at(86_399)).effects == ()
+    assert inputs.decide(unknown, inputs.at(86_400)).effects == REMOVED

@@ -7,15 +7,17 @@ from dataclasses import replace
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase
-from rljob_operator.reconcile.decision import EventRecord, EventType
+from rljob_api.v1alpha1.status import Condition, ConditionStatus, RLJobStatus
+from rljob_operator.reconcile.decision import EventRecord, EventType, events_between
 from rljob_operator.reconcile.observed import Observed, PodProblem, RayJobStatus
 from rljob_operator.reconcile.reconcile import reconcile
+from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 
 
 def reasons(seen: Observed) -> list[str]:
-    return [event.reason.value for event in inputs.decide(seen).events]
+    return [event.reason for event in inputs.decide(seen).events]
 
 
 def test_the_events_of_a_successful_job_are_complete() -> None:
@@ -36,7 +38,7 @@ def test_the_events_of_a_successful_job_are_complete() -> None:
     sent, status = [], inputs.observed().job.status
     for number, seen in enumerate(outside):
         decision = inputs.decide(replace(seen, job=replace(seen.job, status=status)), inputs.at(10 * number))
-        sent.append([event.reason.value for event in decision.events])
+        sent.append([event.reason for event in decision.events])
         status = decision.status
     assert sent == [
         ["Creating"],
@@ -49,6 +51,21 @@ def test_the_events_of_a_successful_job_are_complete() -> None:
         ["Succeeded"],
         ["Removed"],
     ]
+
+
+def test_a_reason_that_this_operator_does_not_know_gets_an_event() -> None:
+    status = inputs.observed().job.status
+    since = timestamp(inputs.NOW)
+
+    def with_health(status_of_it: ConditionStatus, reason: str) -> RLJobStatus:
+        health = Condition(type="TrainingHealthy", status=status_of_it, reason=reason, last_transition_time=since)
+        return status.model_copy(update={"conditions": (health,)})
+
+    bad = with_health(ConditionStatus.FALSE, "MostResponsesCutOff")
+    good = with_health(ConditionStatus.TRUE, "A" * 253)
+    assert events_between(status, bad) == (EventRecord(EventType.WARNING, "MostResponsesCutOff", "TrainingHealthy"),)
+    assert events_between(bad, good) == (EventRecord(EventType.NORMAL, "A" * 128, "TrainingHealthy"),)
+    assert events_between(bad, bad) == ()
 
 
 def test_an_event_is_sent_only_when_the_reason_changes() -> None:
@@ -84,7 +101,7 @@ def test_an_invalid_job_gets_one_warning_event() -> None:
 def test_a_long_text_of_multibyte_characters_fits_into_an_event() -> None:
     state = inputs.run_state(RunPhase.FAILED, error=RunError(kind="E", message="é" * 2000))
     decision = inputs.decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), state)))
-    (failed,) = [event for event in decision.events if event.reason is Reason.APPLICATION_ERROR]
+    (failed,) = [event for event in decision.events if event.reason == Reason.APPLICATION_ERROR]
     assert len(failed.message.encode()) in (1023, 1024)
     (condition,) = [each for each in decision.status.conditions if each.type == ConditionType.FAILED]
     assert len(condition.message) <= 1024

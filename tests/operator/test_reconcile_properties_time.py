@@ -218,8 +218,9 @@ def test_a_pending_job_is_always_requeued(seen: Observed) -> None:
         if spec is not None and spec.run_policy.ttl_seconds_after_finished is not None:
             times.append(spec.run_policy.ttl_seconds_after_finished)
         deleted = {effect.uid for effect in decision.effects if isinstance(effect, DeleteCluster)}
-        if spec is not None and any(not each.deleting and each.uid not in deleted for each in seen.clusters):
-            times.append(spec.run_policy.keep_cluster_seconds)
+        if any(not each.deleting and each.uid not in deleted for each in seen.clusters):
+            policy = seen.job.readable_policy if spec is None else spec.run_policy
+            times.append(policy.keep_cluster_seconds)
         left = max(0.0, seconds_to(status.result.at, min(times))) if times else None
         assert decision.requeue_after_seconds == left
     elif status.suspended_at is not None and (not has_fitting_spec(seen) or (spec is not None and spec.suspend)):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 
 from rljob_api.requests import as_recorded
@@ -11,15 +9,12 @@ from rljob_api.v1alpha1.pools import QUEUE_LABEL
 from rljob_operator.handlers import watch_events
 from rljob_operator.handlers.watch_events import JobVersions, seconds_until_reconcile
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, WORKLOADS
+from rljob_operator.kube.cache import is_finished_and_cleaned_up
 from rljob_operator.kube.errors import KubeError
+from rljob_operator.kube.projections import trimmed_job
 from rljob_operator.raw_json import JsonObject
 from rljob_testing.operator import manual_clock
 from rljob_testing.operator.listed_world import GOING, KEY, OVER, TOO_LONG, ListedWorld, job, part, retry, run, workload
-
-
-def kept(policy: Mapping[str, object], gpus: int = 2) -> JsonObject:
-    """A finished job that keeps its cluster, or, without GPUs, did so until somebody deleted the cluster."""
-    return {**job({**OVER, "gpus": gpus}), "spec": {"runPolicy": {"cleanup": "KeepCluster", **policy}}}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +36,10 @@ def kept(policy: Mapping[str, object], gpus: int = 2) -> JsonObject:
     ],
 )
 def test_a_finished_job_is_reconciled_only_when_something_is_due(raw: JsonObject, seconds: float | None) -> None:
-    assert seconds_until_reconcile(raw, manual_clock.synchronized_clock(manual_clock.NOON).clock.now()) == seconds
+    now = manual_clock.synchronized_clock(manual_clock.NOON).clock.now()
+    assert seconds_until_reconcile(raw, now) == seconds
+    if is_finished_and_cleaned_up(raw):
+        assert seconds_until_reconcile(trimmed_job(raw), now) == seconds
 
 
 def test_objects_that_come_and_go_before_the_first_listing_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +183,8 @@ def test_a_change_of_a_workload_causes_a_pass_of_the_job_that_owns_the_cluster()
         assert await world.work() == [KEY]
         world.events.on_event(WORKLOADS, "ADDED", workload(12))
         world.events.on_event(WORKLOADS, "ADDED", workload(13, cluster="another"))
-        assert await world.work() == [], "twice, and of a cluster that no job has"
+        world.events.on_event(WORKLOADS, "ADDED", workload(14, namespace="another"))
+        assert await world.work() == [], "twice, of a cluster that no job has, and in another namespace"
         world.events.on_event(WORKLOADS, "DELETED", workload(14))
         assert (await world.work(), world.cache.workload_of("team", "c1")) == ([KEY], None)
 

@@ -12,6 +12,7 @@ from typing import Never
 
 from pydantic import JsonValue
 
+from rljob_api.constants import DASHBOARD_PORT
 from rljob_api.v1alpha1.pools import OWNED_LABEL_PREFIXES as OWNED_PREFIXES
 from rljob_operator.errors import SettingsError
 
@@ -23,6 +24,8 @@ DEFAULT_DASHBOARD_URL = "http://{cluster}-head-svc.{namespace}.svc:8265"
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 PEER_FIELDS = ("ipBlock", "namespaceSelector", "podSelector")
+RAY_PORTS = (6379, DASHBOARD_PORT, 10001)
+"""Ports of Ray's control store, of its dashboard, and for Ray clients."""
 NO_USER = "none"
 """Value of `RUN_AS_USER` with which pods of jobs get no user id."""
 
@@ -41,6 +44,8 @@ class JobNetworkPolicy:
     """The port on which Ray serves metrics in each pod."""
     restrict_egress: bool = False
     """Whether outgoing connections are restricted to the attempt's own pods, DNS and `egress`."""
+    dns_to: tuple[JsonValue, ...] = ()
+    """With `restrict_egress`: NetworkPolicy peers that are the DNS servers; empty for any address on port 53."""
     egress: tuple[JsonValue, ...] = ()
     """Further egress rules, as in a NetworkPolicy."""
 
@@ -217,11 +222,19 @@ class _Reader:
             metrics_from=fields.peers("metricsFrom"),
             metrics_port=fields.port("metricsPort", JobNetworkPolicy.metrics_port),
             restrict_egress=fields.flag("restrictEgress", False),
+            dns_to=fields.peers("dnsTo"),
             egress=fields.rules("egress", "to"),
         )
         fields.require_all_read()
-        if policy.egress and not policy.restrict_egress:
-            fields.refuse("egress", "has no effect", "set restrictEgress to true, or remove the rules")
+        for field, rules in (("dnsTo", policy.dns_to), ("egress", policy.egress)):
+            if rules and not policy.restrict_egress:
+                fields.refuse(field, "has no effect", "set restrictEgress to true, or remove the rules")
+        if policy.metrics_port in RAY_PORTS:
+            fields.refuse(
+                "metricsPort",
+                f"a port on which Ray can be controlled (seen: {policy.metrics_port})",
+                "use the port on which Ray serves metrics; for other ports, add a rule to ingress",
+            )
         return policy
 
     def label_prefixes(self, name: str) -> tuple[str, ...]:
@@ -273,9 +286,11 @@ class _JsonFields:
         self._variable = variable
         self._unread: dict[str, JsonValue] = {}
         try:
-            found = json.loads(text)
+            found = json.loads(text, object_pairs_hook=self._without_repetitions, parse_constant=self._refuse_constant)
         except ValueError as error:
             raise SettingsError(f"{variable}: not JSON ({error}); use a JSON object, or leave it empty") from None
+        except RecursionError:
+            raise SettingsError(f"{variable}: nested too deeply; use a JSON object, or leave it empty") from None
         if not isinstance(found, dict):
             raise SettingsError(f"{variable}: not a JSON object (seen: {text[:80]!r}); use {{...}}, or leave it empty")
         self._unread = found
@@ -313,14 +328,38 @@ class _JsonFields:
         for index, rule in enumerate(found):
             where = f"{field}[{index}]"
             allowed = self._object(where, rule, (peers, "ports"))
-            self._check_peers(f"{where}.{peers}", self._list(f"{where}.{peers}", allowed.get(peers)))
+            found_peers = self._list(f"{where}.{peers}", allowed.get(peers))
+            if peers in allowed and not found_peers:
+                # In a NetworkPolicy, an empty list means the same as no list.
+                self.refuse(
+                    f"{where}.{peers}",
+                    "an empty list allows every address",
+                    "name peers, or remove the field if that is meant",
+                )
+            self._check_peers(f"{where}.{peers}", found_peers)
             self._list(f"{where}.ports", allowed.get("ports"))
         return found
 
+    def _without_repetitions(self, fields: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+        """An object of the JSON text."""
+        found = dict(fields)
+        if len(found) < len(fields):
+            names = [name for name, _ in fields]
+            repeated = next(name for name in names if names.count(name) > 1)
+            self.refuse(repeated, "set more than once in one object", "remove all but one")
+        return found
+
+    def _refuse_constant(self, name: str) -> Never:
+        raise SettingsError(f"{self._variable}: not JSON (seen: {name}); use numbers of JSON")
+
     def _check_peers(self, where: str, peers: tuple[JsonValue, ...]) -> None:
         for index, peer in enumerate(peers):
-            if not self._object(f"{where}[{index}]", peer, PEER_FIELDS):
+            selectors = self._object(f"{where}[{index}]", peer, PEER_FIELDS)
+            if not selectors:
                 self.refuse(f"{where}[{index}]", "selects nothing", f"set one of {', '.join(PEER_FIELDS)}")
+            for name, selector in selectors.items():
+                if not isinstance(selector, dict):
+                    self.refuse(f"{where}[{index}].{name}", f"not an object (seen: {selector!r})", "use an object")
 
     def _list(self, where: str, value: JsonValue) -> tuple[JsonValue, ...]:
         """The entries of a list; empty for null."""

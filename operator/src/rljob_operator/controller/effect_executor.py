@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from datetime import UTC
 
 from rljob_api.conditions import Reason
-from rljob_api.constants import API_GROUP, API_VERSION, KIND, LABEL_ATTEMPT
+from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_operator.controller.cluster_creation import ClusterCreation
 from rljob_operator.controller.observe import Observation
 from rljob_operator.controller.operator_context import OperatorContext
@@ -32,6 +32,7 @@ from rljob_operator.kube.errors import (
 from rljob_operator.kube.observed_objects import JobObject
 from rljob_operator.log import about
 from rljob_operator.manifests.access import network_policy
+from rljob_operator.manifests.naming import attempt_in_name
 from rljob_operator.manifests.ownership import JobIdentity
 from rljob_operator.manifests.submission import stacks_submission, stacks_submission_id, submission
 from rljob_operator.raw_json import JsonObject, text_at
@@ -213,13 +214,10 @@ class EffectExecutor:
             logger.warning("the network policy was not applied: %s", error, extra=about(f"{job.namespace}/{job.name}"))
 
     async def _apply_policy(self, cluster: str, observation: Observation) -> None:
-        """Applies the policy for the attempt number in the cluster's labels. The cluster may have been created for an
-        earlier attempt than the running one; then its pods have the number of the earlier attempt."""
+        """Applies the policy of a cluster. The cluster may have been created for an earlier attempt than the running
+        one; its pods have the number that is in the cluster's name. The label of the cluster could be changed."""
         job = observation.observed.job
-        attempt = text_at(observation.clusters[cluster], "metadata", "labels", LABEL_ATTEMPT)
-        if not attempt.isascii() or not attempt.isdecimal():
-            raise RefusedError(f"RayCluster {cluster} has lost its label {LABEL_ATTEMPT} (seen: {attempt[:63]!r})")
-        manifest = network_policy(job.identity, int(attempt), self._defaults)
+        manifest = network_policy(job.identity, attempt_in_name(cluster), self._defaults)
         name = text_at(manifest, "metadata", "name")
         await self._objects.apply(NETWORK_POLICIES, job.namespace, name, manifest)
 
@@ -258,7 +256,7 @@ class EffectExecutor:
         """The event as an API object. The name of the object is only a unique string; the deletion of a job has always
         the same one."""
         time = self._clock.now().astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        moment = "" if event.reason is EventReason.JOB_DELETED else time
+        moment = "" if event.reason == EventReason.JOB_DELETED else time
         digest = hashlib.sha256(f"{job.uid} {event.reason} {event.message} {moment}".encode()).hexdigest()[:16]
         reference = {
             "apiVersion": f"{API_GROUP}/{API_VERSION}",
@@ -273,7 +271,7 @@ class EffectExecutor:
             "metadata": {"name": f"{job.name}.{digest}", "namespace": job.namespace},
             "eventTime": time,
             "type": event.type.value,
-            "reason": event.reason.value,
+            "reason": str(event.reason),
             "note": event.message,
             "action": "Reconcile",
             "regarding": reference,

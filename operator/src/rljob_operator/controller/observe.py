@@ -20,7 +20,14 @@ from rljob_operator.kube.errors import ForbiddenError, NotFoundError, ResourceTy
 from rljob_operator.kube.explaining_events import ExplainingEvents, by_pod
 from rljob_operator.kube.node_leases import NodeLeases
 from rljob_operator.kube.observed_objects import JobObject, JobReader, controller_uid, observed_cluster, time_at
-from rljob_operator.kube.pod_problems import is_head, is_on_not_ready_node, is_ready, needs_events, observed_pod
+from rljob_operator.kube.pod_problems import (
+    is_head,
+    is_of_ray_cluster,
+    is_on_not_ready_node,
+    is_ready,
+    needs_events,
+    observed_pod,
+)
 from rljob_operator.kube.server_clock import Ages
 from rljob_operator.manifests.access import derived_token, key_id
 from rljob_operator.manifests.naming import submission_id
@@ -104,7 +111,7 @@ class Observer:
         observed_job = job.observed
         parts = _ClustersAndPods(
             _owned(self._cache.of_job(CLUSTERS, observed_job.namespace, observed_job.uid), observed_job),
-            self._cache.of_job(PODS, observed_job.namespace, observed_job.uid),
+            _of_clusters(self._cache.of_job(PODS, observed_job.namespace, observed_job.uid)),
             not self._cache.is_missing(CLUSTERS),
             self._cache.forbidden(observed_job.namespace),
             are_live=False,
@@ -206,7 +213,11 @@ class Observer:
             except ResourceTypeMissingError:
                 found[kind], is_installed = (), False
         return _ClustersAndPods(
-            _owned(found[CLUSTERS], job), found[PODS], is_installed, forbidden, are_live=forbidden is None
+            _owned(found[CLUSTERS], job),
+            _of_clusters(found[PODS]),
+            is_installed,
+            forbidden,
+            are_live=forbidden is None,
         )
 
     async def _observation(
@@ -259,12 +270,17 @@ class Observer:
         annotated = text_at(cluster, "metadata", "annotations", ANNOTATION_TOKEN_KEY)
         keys = sorted(read_token_keys(self._settings.token_keys_folder).keys, key=lambda key: key_id(key) != annotated)
         url = self._settings.dashboard_url.format(cluster=name, namespace=job.namespace)
-        return self._ray.dashboard(url, [derived_token(key, job.identity, name) for key in keys])
+        return self._ray.dashboard(url, job.namespace, [derived_token(key, job.identity, name) for key in keys])
 
 
 def _owned(clusters: JsonObjects, job: ObservedJob) -> JsonObjects:
     """The clusters that the job owns. The label with the job's UID is not enough: anybody can copy it."""
     return tuple(raw for raw in clusters if controller_uid(raw) == job.uid)
+
+
+def _of_clusters(pods: JsonObjects) -> JsonObjects:
+    """The pods of RayClusters; see `is_of_ray_cluster`."""
+    return tuple(raw for raw in pods if is_of_ray_cluster(raw))
 
 
 def _current_attempt(job: ObservedJob) -> Attempt | None:

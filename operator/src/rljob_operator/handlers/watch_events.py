@@ -9,7 +9,6 @@ from datetime import datetime
 
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, LABEL_JOB
 from rljob_api.v1alpha1.pools import PRIORITY_CLASS_LABEL, QUEUE_LABEL
-from rljob_api.v1alpha1.run_policy import Cleanup, RunPolicy
 from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, WORKLOADS, ResourceType
 from rljob_operator.kube.cache import DELETED, ObjectCache, is_finished_and_cleaned_up
@@ -137,8 +136,9 @@ class WatchEventRouter:
 
     def _on_workload(self, workload: JsonObject) -> None:
         cluster = self._cache.cluster(cluster_uid(workload))
-        # The event "MODIFIED" stands for any change of the cluster's state: the cluster itself exists as before.
-        if cluster is not None:
+        # The event "MODIFIED" stands for any change of the cluster's state: the cluster itself exists as before. A user
+        # can create a workload with the UID of a cluster in another namespace.
+        if cluster is not None and _key(cluster)[0] == _key(workload)[0]:
             self._on_cluster_or_pod(CLUSTERS, "MODIFIED", cluster)
 
     def _queue_job(self, key: JobKey, job: JsonObject) -> None:
@@ -150,19 +150,16 @@ class WatchEventRouter:
 
 
 def seconds_until_reconcile(job: JsonObject, now: datetime) -> float | None:
-    """Seconds until a job needs a pass: 0 if it needs one now; for a finished job until the operator deletes its kept
-    cluster or the job, or None if it will delete neither. `job`: the API object or the cache's trimmed copy."""
+    """Seconds until a job needs a pass: 0 if it needs one now; for a finished job until the operator deletes it, or
+    None if it will not. `job`: the API object or the cache's trimmed copy. A pass of a finished job with a kept cluster
+    decides itself when the next one is due; after a restart, `on_listed_clusters` queues such a job."""
     if not is_finished_and_cleaned_up(job):
         return 0.0
-    policy, ended = object_at(job, "spec", "runPolicy"), time_at(job, "status", "result", "at")
-    lifetimes = [integer_at(policy, "ttlSecondsAfterFinished")]
-    if text_at(policy, "cleanup") == Cleanup.KEEP_CLUSTER and integer_at(job, "status", "gpus"):
-        # Only a job with a kept cluster still holds GPUs.
-        lifetimes.append(integer_at(policy, "keepClusterSeconds") or RunPolicy().keep_cluster_seconds)
-    known = [lifetime for lifetime in lifetimes if lifetime is not None]
-    if not known or ended is None:
+    lifetime = integer_at(job, "spec", "runPolicy", "ttlSecondsAfterFinished")
+    ended = time_at(job, "status", "result", "at")
+    if lifetime is None or ended is None:
         return None
-    return max(0.0, min(known) - (now - ended).total_seconds())
+    return max(0.0, lifetime - (now - ended).total_seconds())
 
 
 def _key(job: JsonObject) -> JobKey:

@@ -9,7 +9,7 @@ from rljob_api.conditions import Reason
 from rljob_api.constants import HEAD_GROUP, RAY_CONTAINER
 from rljob_operator.kube.observed_objects import event_time, time_at
 from rljob_operator.kube.server_clock import Ages
-from rljob_operator.raw_json import JsonObject, integer_at, object_at, objects_at, optional_text_at, text_at
+from rljob_operator.raw_json import JsonObject, flag_at, integer_at, object_at, objects_at, optional_text_at, text_at
 from rljob_operator.reconcile.observed import ObservedPod, PodProblem
 
 LABEL_CLUSTER = "ray.io/cluster"
@@ -79,6 +79,14 @@ def _node_silent_seconds(raw: JsonObject, ages: Ages) -> float:
     if not is_on_not_ready_node(raw):
         return 0.0
     return max(0.0, ages.seconds(text_at(raw, "metadata", "uid"), ("not ready", since), since))
+
+
+def is_of_ray_cluster(raw: JsonObject) -> bool:
+    """Whether a pod belongs to a RayCluster, which may have been deleted without its pods. Other pods may carry the
+    labels of a job, too, for example to reach the job's pods through their network policy."""
+    owners = [owner for owner in objects_at(raw, "metadata", "ownerReferences") if flag_at(owner, "controller")]
+    has_other_owner = any(text_at(owner, "kind") != "RayCluster" for owner in owners)
+    return text_at(object_at(raw, "metadata", "labels"), LABEL_CLUSTER) != "" and not has_other_owner
 
 
 def is_head(raw: JsonObject) -> bool:

@@ -28,8 +28,10 @@ LONGEST_TEXT = 2000
 """Of longer strings, the first and the last half of this number of characters are kept."""
 
 _Shape = Mapping[str, "_Shape"] | list["_Shape"] | str
-"""What is kept of a value: of an object these fields, of each entry of a list this shape, or WHOLE."""
+"""What is kept of a value: of an object these fields, of each entry of a list this shape, or one of these two:"""
 WHOLE = "whole"
+CONTROLLER = "controller"
+"""Of owner references, the one of the controller. A user may add others."""
 
 _CONDITION: _Shape = dict.fromkeys(("type", "status", "reason", "message", "lastTransitionTime"), WHOLE)
 _CONTAINER_STATE: _Shape = {
@@ -54,7 +56,7 @@ _METADATA: Mapping[str, _Shape] = {
         WHOLE,
     ),
     "annotations": dict.fromkeys((ANNOTATION_TOKEN_KEY, ANNOTATION_STOP, ANNOTATION_RETRY), WHOLE),
-    "ownerReferences": [{"kind": WHOLE, "uid": WHOLE, "controller": WHOLE}],
+    "ownerReferences": CONTROLLER,
 }
 _SHAPES: Mapping[ResourceType, _Shape] = {
     CLUSTERS: {
@@ -147,6 +149,9 @@ def _kept(value: object, shape: _Shape) -> object:
         return {name: _kept(value[name], inner) for name, inner in shape.items() if name in value}
     if isinstance(value, list) and isinstance(shape, list):
         return [_kept(entry, shape[0]) for entry in value[:MOST_ENTRIES]]
+    if isinstance(value, list) and shape == CONTROLLER:
+        controllers = [each for each in value if flag_at(each, "controller")]
+        return [_kept(each, dict.fromkeys(("kind", "uid", "controller"), WHOLE)) for each in controllers[:1]]
     if isinstance(value, str) and len(value) > LONGEST_TEXT:
         return f"{value[: LONGEST_TEXT // 2]} ... {value[-LONGEST_TEXT // 2 :]}"
     return value

@@ -70,7 +70,8 @@ def network_policy(job: JobIdentity, attempt: int, defaults: Defaults) -> Manife
     if added.metrics_from:
         metrics: Manifest = {"protocol": "TCP", "port": added.metrics_port}
         ingress.append({"from": list(added.metrics_from), "ports": [metrics]})
-    egress: Manifest = {"egress": [{"to": [own_pods]}, {"ports": _DNS}, *added.egress]} if added.restrict_egress else {}
+    dns: Manifest = {**({"to": list(added.dns_to)} if added.dns_to else {}), "ports": _DNS}
+    egress: Manifest = {"egress": [{"to": [own_pods]}, dns, *added.egress]} if added.restrict_egress else {}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

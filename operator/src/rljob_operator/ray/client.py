@@ -26,15 +26,16 @@ from rljob_operator.ray.response_budgets import (
     LOG_BYTES,
     MAX_HEADER_BYTES,
     MAX_HEADERS,
-    MAX_LISTED_GROUPS,
     RUN_STATE_BYTES,
     SHORT_BYTES,
     BodyReader,
+    ListingBudget,
     OneResponseConnector,
     ResponseTooLargeError,
-    group_listing_bytes,
-    max_nodes,
-    node_listing_bytes,
+    ResponseTooSlowError,
+    group_listing,
+    node_listing,
+    num_values_at_most,
 )
 
 TIMEOUT_SECONDS = 5.0
@@ -70,7 +71,7 @@ class DashboardUnreachableError(RayError):
 
 
 class LargeResponseError(DashboardUnreachableError):
-    """The response has more bytes than its budget."""
+    """The response has more bytes or values than its budget."""
 
 
 class TokenRejectedError(RayError):
@@ -113,9 +114,10 @@ class RayClient:
     ) -> None:
         await self._http.close()
 
-    def dashboard(self, url: str, tokens: Sequence[str]) -> Dashboard:
-        """A client for one cluster's dashboard. `tokens`: the tokens to try, the most likely first."""
-        return Dashboard(self._http, self._metrics, self._reader, url, tokens)
+    def dashboard(self, url: str, namespace: str, tokens: Sequence[str]) -> Dashboard:
+        """A client for the dashboard of a cluster in this namespace. `tokens`: the tokens to try, the most likely
+        first."""
+        return Dashboard(self._http, self._metrics, self._reader, url, namespace, tokens)
 
 
 class Dashboard:
@@ -123,12 +125,19 @@ class Dashboard:
     sends a token can raise TokenRejectedError."""
 
     def __init__(
-        self, http: aiohttp.ClientSession, metrics: Metrics, reader: BodyReader, url: str, tokens: Sequence[str]
+        self,
+        http: aiohttp.ClientSession,
+        metrics: Metrics,
+        reader: BodyReader,
+        url: str,
+        namespace: str,
+        tokens: Sequence[str],
     ) -> None:
         self._http = http
         self._metrics = metrics
         self._reader = reader
         self._url = url
+        self._namespace = namespace
         self._tokens = list(tokens)
         self._secrets = tuple(tokens)
         self.cluster = (url, *tokens)
@@ -151,13 +160,12 @@ class Dashboard:
     async def nodes(self, num_pods: int) -> tuple[JsonObject, ...]:
         """The nodes that Ray reports as alive. `num_pods`: the number of the cluster's pods, which limits how many
         nodes are read."""
-        return await self._listing("nodes", "ALIVE", "0", max_nodes(num_pods), node_listing_bytes(num_pods))
+        return await self._listing("nodes", "ALIVE", "0", node_listing(num_pods))
 
     async def pending_groups(self, num_pods: int) -> tuple[JsonObject, ...]:
         """Placement groups that Ray has not created yet, with their bundles and their scheduling state; at most
         `MAX_LISTED_GROUPS`. `num_pods` as in `nodes`."""
-        max_bytes = group_listing_bytes(num_pods)
-        return await self._listing("placement_groups", "PENDING", "1", MAX_LISTED_GROUPS, max_bytes)
+        return await self._listing("placement_groups", "PENDING", "1", group_listing(num_pods))
 
     async def job(self, submission_id: str) -> JsonObject | None:
         """The Ray job with this submission id; None if Ray knows no such job."""
@@ -198,16 +206,20 @@ class Dashboard:
         )
         return None if status == 500 and text.startswith(NO_FILE) else _text_if_ok(status, text)
 
-    async def _listing(
-        self, what: str, state: str, detail: str, max_entries: int, max_bytes: int
-    ) -> tuple[JsonObject, ...]:
+    async def _listing(self, what: str, state: str, detail: str, budget: ListingBudget) -> tuple[JsonObject, ...]:
         """The entries of a listing of the state API that have this state; Ray applies the limit to them."""
-        query = {"detail": detail, "limit": str(max_entries)}
+        query = {"detail": detail, "limit": str(budget.entries)}
         query |= {"filter_keys": "state", "filter_predicates": "=", "filter_values": state}
-        status, text = await self._ask(what, "GET", f"/api/v0/{what}", query=query, max_bytes=max_bytes)
-        found = at(_object(_text_if_ok(status, text)), "data", "result", "result")
+        status, text = await self._ask(what, "GET", f"/api/v0/{what}", query=query, max_bytes=budget.num_bytes)
+        text = _text_if_ok(status, text)
+        if num_values_at_most(text) > budget.values:
+            raise LargeResponseError(
+                f"the response to the request `{what}` is too large (up to {num_values_at_most(text)} values, at most"
+                f" {budget.values})"
+            )
+        found = at(_object(text), "data", "result", "result")
         # The entries beyond the limit are not looked at: there may be very many small ones.
-        entries = objects_at({"entries": found[:max_entries] if isinstance(found, list) else ()}, "entries")
+        entries = objects_at({"entries": found[: budget.entries] if isinstance(found, list) else ()}, "entries")
         return tuple(entry for entry in entries if text_at(entry, "state") == state)
 
     async def _ask(
@@ -254,11 +266,13 @@ class Dashboard:
             )
         try:
             if kept_bytes is None:
-                data = await self._reader.read(response, max_bytes)
+                data = await self._reader.read(response, max_bytes, self._namespace)
             else:
                 data = await self._reader.read_end(response, max_bytes, kept_bytes)
         except ResponseTooLargeError as error:
             raise LargeResponseError(f"the response to the request `{operation}` is {error}") from None
+        except ResponseTooSlowError as error:
+            raise DashboardUnreachableError(f"the response to the request `{operation}` is {error}") from None
         return data.decode(errors="replace")
 
     @asynccontextmanager

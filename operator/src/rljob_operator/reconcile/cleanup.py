@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rljob_api.conditions import ConditionType, Reason
-from rljob_api.v1alpha1.run_policy import Cleanup
+from rljob_api.v1alpha1.run_policy import Cleanup, RunPolicy
 from rljob_operator.reconcile.cluster import are_clusters_deleted
 from rljob_operator.reconcile.decision import DeleteCluster, DeleteJob, Effect
 from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedCluster
@@ -45,7 +45,8 @@ def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     """Deletes the clusters of a finished job, and the job itself once its TTL is over.
 
     The newest attempt's cluster is kept for `runPolicy.keepClusterSeconds` if `runPolicy.cleanup` is KeepCluster now
-    and its trainer has certainly exited. If the spec cannot be read, a cluster that was kept so far is still kept.
+    and its trainer has certainly exited. If the spec cannot be read, a cluster that was kept so far is kept for this
+    time, or for the default time if this field cannot be read either.
     """
     result = draft.result
     assert result is not None, "only finished jobs are cleaned up"
@@ -70,14 +71,14 @@ def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
 def _deletion(draft: StatusDraft, observed: Observed, cluster: ObservedCluster) -> DeleteCluster:
     """The deletion of a cluster of a finished job. ClusterReady reports that of the newest attempt's cluster at the end
     of the job; an event reports that of any other cluster, and of a cluster that was kept long enough."""
-    spec = observed.job.spec
+    policy = _policy(observed)
     if not draft.attempts or draft.attempt.cluster != cluster.name:
         why = "the job has finished without it"
     elif _is_in_queue(observed):
         # The message of ClusterReady says why the cluster is not kept.
         return DeleteCluster(cluster.name, cluster.uid)
-    elif spec is not None and spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER and not draft.attempt.trainer_may_run:
-        why = f"it was kept for runPolicy.keepClusterSeconds ({spec.run_policy.keep_cluster_seconds} s)"
+    elif policy.cleanup is Cleanup.KEEP_CLUSTER and not draft.attempt.trainer_may_run:
+        why = f"it was kept for runPolicy.keepClusterSeconds ({policy.keep_cluster_seconds} s)"
     else:
         return DeleteCluster(cluster.name, cluster.uid)
     return DeleteCluster(cluster.name, cluster.uid, f"the operator deletes RayCluster {cluster.name}: {why}")
@@ -94,11 +95,10 @@ def seconds_to_cleanup(draft: StatusDraft, observed: Observed) -> float | None:
 
 def _seconds_to_end_of_keeping(draft: StatusDraft, observed: Observed) -> float | None:
     """Seconds until a kept cluster of a finished job is deleted; 0 or less if it is not kept any longer. None if the
-    job is not finished or its spec cannot be read."""
-    spec = observed.job.spec
-    if draft.result is None or spec is None:
+    job is not finished."""
+    if draft.result is None:
         return None
-    return spec.run_policy.keep_cluster_seconds - seconds_since(draft.result.at, draft.now)
+    return _policy(observed).keep_cluster_seconds - seconds_since(draft.result.at, draft.now)
 
 
 def seconds_to_deletion(draft: StatusDraft, observed: Observed) -> float | None:
@@ -119,11 +119,10 @@ def _kept_cluster(draft: StatusDraft, observed: Observed) -> ObservedCluster | N
         return None
     if _is_in_queue(observed) or cluster.suspended:
         return None
-    if spec is None:
-        return cluster if draft.result.cleaned_up_at is not None else None
+    was_kept = draft.result.cleaned_up_at is not None
+    is_to_be_kept = was_kept if spec is None else spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER
     left = _seconds_to_end_of_keeping(draft, observed)
-    is_kept = spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER and left is not None and left > 0
-    return cluster if is_kept else None
+    return cluster if is_to_be_kept and left is not None and left > 0 else None
 
 
 def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None) -> None:
@@ -133,9 +132,8 @@ def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None
         return
     kind, attempt = ConditionType.CLUSTER_READY, draft.attempt
     if kept is not None:
-        policy = observed.job.spec.run_policy if observed.job.spec is not None else None
-        limit = f" for {policy.keep_cluster_seconds} s (runPolicy.keepClusterSeconds)" if policy is not None else ""
-        draft.set(kind, TRUE, Reason.KEPT, _KEPT + limit)
+        seconds = _policy(observed).keep_cluster_seconds
+        draft.set(kind, TRUE, Reason.KEPT, f"{_KEPT} for {seconds} s (runPolicy.keepClusterSeconds)")
         return
     if are_clusters_deleted(observed):
         report_no_pods(draft)
@@ -156,6 +154,12 @@ def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None
         draft.set(kind, FALSE, failure.reason, text)
     else:
         draft.set(kind, FALSE, Reason.DELETING, _DELETING + why_not_kept)
+
+
+def _policy(observed: Observed) -> RunPolicy:
+    """The job's `runPolicy`; of a spec that cannot be read, the readable part of it."""
+    spec = observed.job.spec
+    return observed.job.readable_policy if spec is None else spec.run_policy
 
 
 def _is_in_queue(observed: Observed) -> bool:

@@ -7,11 +7,13 @@ from enum import StrEnum
 from typing import ClassVar
 
 from rljob_api.conditions import Reason
-from rljob_api.v1alpha1.status import RLJobStatus
+from rljob_api.v1alpha1.status import Condition, ConditionStatus, RLJobStatus
 from rljob_operator.reconcile.observed import EffectKind
 
 MAX_NOTE_BYTES = 1024
 """The API server's limit for an event's note."""
+MAX_REASON_CHARACTERS = 128
+"""The API server's limit for an event's reason."""
 
 _QUIET = (
     *(Reason.VALID, Reason.PODS_PENDING, Reason.FEASIBLE, Reason.SUBMITTING, Reason.NO_CHECKPOINT_YET),
@@ -27,6 +29,7 @@ _NORMAL = (
     Reason.WAITING_FOR_NEXT_ATTEMPT,
 )
 """Reasons whose events have the type Normal; other events are warnings."""
+_KNOWN = frozenset(Reason)
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,8 @@ class EventRecord:
     """An event to post: one line in `kubectl describe`."""
 
     type: EventType
-    reason: Reason | EventReason
+    reason: str
+    """A `Reason`, an `EventReason`, or a reason that this operator does not know."""
     message: str
 
 
@@ -149,7 +153,8 @@ class Decision:
 
 def events_between(before: RLJobStatus, after: RLJobStatus) -> tuple[EventRecord, ...]:
     """One event for each condition whose status or reason changed, except for reasons in `_QUIET`. If several changed
-    conditions have the same reason, only the last of them gets an event."""
+    conditions have the same reason, only the last of them gets an event. An event with a reason that this operator does
+    not know is a warning if the condition is False."""
     known = {condition.type: (condition.status, condition.reason) for condition in before.conditions}
     changed = {
         condition.reason: condition
@@ -158,13 +163,19 @@ def events_between(before: RLJobStatus, after: RLJobStatus) -> tuple[EventRecord
     }
     return tuple(
         EventRecord(
-            type=EventType.NORMAL if reason in _NORMAL else EventType.WARNING,
-            reason=Reason(reason),
+            type=EventType.WARNING if _is_warning(condition) else EventType.NORMAL,
+            reason=reason[:MAX_REASON_CHARACTERS],
             message=bounded_note(condition.message or condition.type),
         )
         for reason, condition in changed.items()
         if reason not in _QUIET
     )
+
+
+def _is_warning(condition: Condition) -> bool:
+    if condition.reason in _KNOWN:
+        return condition.reason not in _NORMAL
+    return condition.status is ConditionStatus.FALSE
 
 
 def bounded_note(text: str) -> str:

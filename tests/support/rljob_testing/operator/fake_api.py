@@ -318,7 +318,7 @@ def ready_head(world: ControllerOnFakeApi, job: str, cluster_uid: str, *, is_nod
         "rljob.dev/job-uid": f"uid-of-{job}",
         "rljob.dev/job": job,
     }
-    owners = [{"uid": cluster_uid, "controller": True}]
+    owners = [{"kind": "RayCluster", "uid": cluster_uid, "controller": True}]
     ready = {"type": "Ready", "status": str(not is_node_silent), "lastTransitionTime": "2026-01-31T11:00:00Z"}
     status = {"phase": "Running", "conditions": [ready, {"type": "ContainersReady", "status": "True"}]}
     metadata = {"name": f"{job}-head", "labels": labels, "ownerReferences": owners}

@@ -85,11 +85,11 @@ SELECTORS = {
 }
 
 
-def workload(version: int, cluster: str = "c1") -> JsonObject:
+def workload(version: int, cluster: str = "c1", namespace: str = "team") -> JsonObject:
     """Kueue's workload of a RayCluster."""
     owner = {"kind": "RayCluster", "uid": cluster, "controller": True}
     labels = {"kueue.x-k8s.io/job-uid": cluster}
-    metadata = {"name": "w", "namespace": "team", "uid": "w1", "resourceVersion": str(version), "labels": labels}
+    metadata = {"name": "w", "namespace": namespace, "uid": "w1", "resourceVersion": str(version), "labels": labels}
     return {"metadata": {**metadata, "ownerReferences": [owner]}}
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from http.server import ThreadingHTTPServer
 
 from rljob_operator.metrics import Metrics
 from rljob_operator.ray.client import Dashboard, RayClient
 from rljob_operator.ray.run_watcher import RunWatcher
 from rljob_operator.reconcile.observed import ObservedRay
+from rljob_testing import local_servers
 from rljob_testing.operator import scripts
 
 SUBMISSION = "job-1-1"
@@ -110,7 +113,7 @@ class WatchedDashboard:
         self.watcher = RunWatcher(lambda: self.now)
 
     def dashboard(self, token: str = "token") -> Dashboard:
-        return self.http.dashboard(f"http://127.0.0.1:{self.port}", [token])
+        return self.http.dashboard(f"http://127.0.0.1:{self.port}", "namespace", [token])
 
     async def poll(self, submission: str | None = SUBMISSION, at_once: bool = True) -> ObservedRay:
         return await self.watcher.observe("uid", self.dashboard(), submission, num_pods=NUM_PODS, at_once=at_once)
@@ -144,9 +147,58 @@ TOKEN = "a" * 64
 async def connected(port: int, *tokens: str) -> AsyncIterator[Dashboard]:
     """The client of a dashboard on a port of this machine."""
     async with RayClient(Metrics()) as client:
-        yield client.dashboard(f"http://127.0.0.1:{port}", tokens)
+        yield client.dashboard(f"http://127.0.0.1:{port}", "namespace", tokens)
 
 
 async def observe_without_memory(found: Dashboard, submission_id: str | None) -> ObservedRay:
     """Observes a dashboard without the memory of earlier polls."""
     return await RunWatcher(time.monotonic).observe("job", found, submission_id, num_pods=NUM_PODS)
+
+
+def guarded(
+    answer: Callable[[bytes, asyncio.StreamWriter], Awaitable[None]],
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """A server that rejects requests without a token, and closes the connection after it has responded to another
+    one."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while b"authorization:" not in (request := await reader.readuntil(b"\r\n\r\n")).lower():
+            writer.write(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n")
+        await answer(request, writer)
+        await writer.drain()
+        writer.close()
+
+    return serve
+
+
+def ok(text: str) -> bytes:
+    """A response with this body."""
+    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
+
+
+def node(num_gpus: str) -> bytes:
+    """A listing of nodes: a head with GPUs."""
+    found = f'{{"state": "ALIVE", "is_head_node": true, "resources_total": {{"GPU": {num_gpus}}}}}'
+    return ok(f'{{"data": {{"result": {{"result": [{found}]}}}}}}')
+
+
+@asynccontextmanager
+async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[Dashboard]:
+    """A dashboard that responds by the prefix of the path. The connection stays open."""
+
+    class Handler(local_servers.QuietHandler):
+        def do_GET(self) -> None:
+            if "Authorization" not in self.headers:
+                self.wfile.write(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n")
+                return
+            self.wfile.write(next(found for start, found in answers.items() if self.path.startswith(start)))
+
+    # In a thread of its own: asyncio keeps a stream only as long as a reader exists.
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            async with connected(server.server_address[1], TOKEN) as found:
+                yield found
+        finally:
+            server.shutdown()
