@@ -61,6 +61,43 @@ def test_a_service_account_that_the_installation_does_not_list_is_rejected(
 
 
 @pytest.mark.parametrize(
+    ("edits", "path"),
+    [
+        ({"scheduling": {"labels": {"example.com/queue": "a"}}}, "spec.scheduling.labels.example.com/queue"),
+        (
+            {"pools[0].template": {"labels": {"kai.scheduler/queue": "a"}}},
+            "spec.pools[0].template.labels.kai.scheduler/queue",
+        ),
+        (
+            {"head.template": {"labels": {"scheduling.x-k8s.io/pod-group": "of-another-job"}}},
+            "spec.head.template.labels.scheduling.x-k8s.io/pod-group",
+        ),
+        (
+            {"head.template": {"annotations": {"scheduling.volcano.sh/queue-name": "a"}}},
+            "spec.head.template.annotations.scheduling.volcano.sh/queue-name",
+        ),
+    ],
+)
+def test_labels_and_annotations_of_schedulers_need_a_prefix_that_the_installation_allows(
+    edits: dict[str, object], path: str
+) -> None:
+    spec = inputs.spec(edits)
+    [found] = cluster_violations(spec, has_default_image=True, allowed_label_prefixes=("volcano.sh/",))
+    assert wire_path(found.path) == path
+    assert found.message == Mentions("does not allow this", "(allowed prefixes: volcano.sh/)", str(found.path[-1]))
+    assert cluster_violations(spec, has_default_image=True, allowed_label_prefixes=None) == ()
+    prefixes = ("scheduling.", "kai.scheduler/", "example.com/")
+    assert cluster_violations(spec, has_default_image=True, allowed_label_prefixes=prefixes) == ()
+
+
+def test_other_labels_and_annotations_of_pods_need_no_permission() -> None:
+    labels = {"team": "a", "azure.workload.identity/use": "true", "notvolcano.sh/queue": "a"}
+    template = {"labels": labels, "annotations": {"k8s.v1.cni.cncf.io/networks": "rdma"}}
+    spec = inputs.spec({"pools[0].template": template, "head.template": template})
+    assert cluster_violations(spec, has_default_image=True, allowed_label_prefixes=()) == ()
+
+
+@pytest.mark.parametrize(
     ("edits", "expected"),
     [
         (

@@ -15,6 +15,7 @@ from rljob_api.elastic import can_use_fewer_nodes
 from rljob_api.errors import DocumentError
 from rljob_api.quantities import number_of
 from rljob_api.rule import Path, Violation, wire_name
+from rljob_api.scheduler_labels import scheduler_violations
 from rljob_api.v1alpha1.affinity import Affinity, NodeTerm, PodTerm
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.model import Dtype, HeadDtype
@@ -25,7 +26,6 @@ STORAGE_RULE = "RLJobSpec.storageOnCluster"
 IMAGE_RULE = "RLJobSpec.imageOnCluster"
 RAY_VERSION_RULE = "RLJobSpec.rayVersionOnCluster"
 ELASTIC_RULE = "RLJobSpec.elasticInQueue"
-LABELS_RULE = "RLJobSpec.schedulingLabelsOnCluster"
 URL_PASSWORD_RULE = "EnvVar.passwordInUrl"
 SERVICE_ACCOUNT_RULE = "RLJobSpec.serviceAccountOnCluster"
 _URL_WITH_PASSWORD = r"(?i)\b[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@"
@@ -63,7 +63,8 @@ def cluster_violations(
         labels: The labels of the job.
         has_default_image: Whether the operator's installation has a default trainer image.
         service_account_names: The ServiceAccounts that the installation allows jobs to use; None if this is unknown.
-        allowed_label_prefixes: Prefixes that the installation allows in `scheduling.labels`; None if this is unknown.
+        allowed_label_prefixes: Prefixes of the labels of batch schedulers that the installation allows; None if this is
+            unknown.
     """
     found = []
     if spec.checkpoint.storage is None:
@@ -101,7 +102,7 @@ def cluster_violations(
         *found,
         *_service_account_violations(spec.service_account_name, service_account_names),
         *_queue_violations(spec, labels),
-        *_label_violations(spec, allowed_label_prefixes),
+        *scheduler_violations(spec, allowed_label_prefixes),
     )
 
 
@@ -149,22 +150,6 @@ def _queue_violations(spec: RLJobSpec, labels: Mapping[str, str]) -> Iterator[Vi
             wrong=f"does not work in a queue of Kueue, which admits all worker pods or none (label {QUEUE_LABEL})",
             advice=f"remove it, or remove the label {QUEUE_LABEL} from metadata.labels",
         )
-
-
-def _label_violations(spec: RLJobSpec, allowed_prefixes: tuple[str, ...] | None) -> Iterator[Violation]:
-    for key in spec.scheduling.labels:
-        if allowed_prefixes is not None and not key.startswith(allowed_prefixes):
-            allowed = ", ".join(allowed_prefixes) or "none"
-            yield Violation(
-                rule=LABELS_RULE,
-                path=("spec", "scheduling", "labels", key),
-                wrong=f"the operator's installation does not allow this label (allowed prefixes: {allowed})",
-                advice=(
-                    "remove it, or ask the administrator to add its prefix to the operator's value"
-                    " jobs.allowedLabelPrefixes"
-                ),
-                seen=json.dumps(key),
-            )
 
 
 def _numbers(version: str) -> tuple[int, ...]:
