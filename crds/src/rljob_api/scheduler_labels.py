@@ -45,7 +45,10 @@ def scheduler_violations(spec: RLJobSpec, allowed_prefixes: tuple[str, ...] | No
                     f"the operator's installation does not allow this {kind} (allowed prefixes:"
                     f" {', '.join(allowed_prefixes) or 'none'})"
                 ),
-                advice="remove it, or ask for its prefix in the chart's value jobs.allowedLabelPrefixes",
+                advice=(
+                    "remove it, or ask the administrator to add its prefix to the operator's value"
+                    " jobs.allowedLabelPrefixes"
+                ),
                 seen=json.dumps(path[-1]),
             )
 
