@@ -59,6 +59,20 @@ def test_an_api_server_accepts_the_storage(job_cluster: JobCluster) -> None:
     assert answer.status_code == 201, answer.text
 
 
+@pytest.mark.apiserver
+def test_an_api_server_accepts_the_permission_for_gang_scheduling(job_cluster: JobCluster) -> None:
+    role, binding = YAML(typ="safe", pure=True).load_all((EXAMPLES / "gang-scheduling.yaml").read_text())
+    assert binding["roleRef"] == {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": role["kind"],
+        "name": "kuberay-podgroups",
+    }
+    for kind, manifest in (("clusterroles", role), ("clusterrolebindings", binding)):
+        path = f"/apis/rbac.authorization.k8s.io/v1/{kind}"
+        answer = job_cluster.server.http.post(path, params={"fieldValidation": "Strict"}, json=manifest)
+        assert answer.status_code == 201, answer.text
+
+
 def test_the_reward_function_counts_digits_in_their_position(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES / "cluster")
     try:

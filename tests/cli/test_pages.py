@@ -19,7 +19,7 @@ from rljob_api.job_file import load_job_file
 from rljob_testing import pages
 from rljob_testing.cli.job_cluster import JobCluster, Json
 
-README, QUICKSTART, TUTORIAL, PLANNING, OWN_ENVIRONMENT = (
+README, QUICKSTART, TUTORIAL, PLANNING, OWN_ENVIRONMENT, QUEUES = (
     pages.REPOSITORY / name
     for name in (
         "README.md",
@@ -27,6 +27,7 @@ README, QUICKSTART, TUTORIAL, PLANNING, OWN_ENVIRONMENT = (
         "docs/tutorial-own-reward.md",
         "docs/planning.md",
         "docs/tutorial-own-environment.md",
+        "docs/queues.md",
     )
 )
 PARTS_OF_A_SPEC = ("spec", "pools", "roles", "training", "runPolicy", "checkpoint", "envFrom", "code")
@@ -259,6 +260,30 @@ def test_the_quickstart_on_a_cluster_prints_the_documented_output(compare: Compa
     job_cluster.write_status("quickstart", COMPLETE)
     compare(QUICKSTART, "Result")
     compare(QUICKSTART, "Delete")
+
+
+WAITS_IN_QUEUE = (
+    "RayCluster second-1 waits in queue gpus (Kueue): couldn't assign flavors to pod set main: insufficient unused"
+    " quota for nvidia.com/gpu in flavor any-node, 16 more needed"
+)
+
+
+@pytest.mark.apiserver
+def test_the_explanation_of_a_job_in_a_queue_is_the_documented_one(compare: Compare, job_cluster: JobCluster) -> None:
+    """The API server stores what Kueue and the operator would write."""
+    job: Json = yaml.load(pages.REPOSITORY / "examples/quickstart.yaml")
+    labels = {"kueue.x-k8s.io/queue-name": "gpus", "kueue.x-k8s.io/priority-class": "low"}
+    job_cluster.create_job(job | {"metadata": {"name": "second", "labels": labels}})
+    conditions = [condition(kind, "False", "Queued", WAITS_IN_QUEUE) for kind in ("QuotaReserved", "ClusterReady")]
+    queued = {"number": 1, "cluster": "second-1", "clusterUid": "uid", "started": ago(190), "state": "Queued"}
+    status = {"phase": "Queued", "reason": "Queued", "gpus": 16, "waitingSince": ago(190), "counters": COUNTERS}
+    job_cluster.write_status("second", status | {"conditions": [VALID, *conditions], "attempts": [queued]})
+    compare(QUEUES, "See why a job waits")
+
+
+def test_the_queue_of_the_page_is_the_example() -> None:
+    [shown] = [block.text for block in pages.blocks(QUEUES, "yaml") if "kind: ClusterQueue" in block.text]
+    assert shown == (pages.REPOSITORY / "examples/queue.yaml").read_text()
 
 
 _STARTING: Json = {

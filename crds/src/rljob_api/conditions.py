@@ -148,7 +148,8 @@ FAILURE_CLASSES: Mapping[Reason, FailureClass] = MappingProxyType(
 """The failure class of every reason with which an attempt or a job can end, except `Succeeded`."""
 
 NO_ROOM = (Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED)
-"""The Kubernetes cluster has no room for the job now: the job gives back what it holds and tries again later."""
+"""Nodes or ResourceQuota are missing now: at its provisioning deadline, the job deletes its RayCluster and tries again
+later."""
 RESTARTED_FREELY = (Reason.RESIZED, Reason.EVICTED, Reason.QUEUE_CHANGED, Reason.DISRUPTED, *NO_ROOM)
 """Reasons of ended attempts after which the next attempt starts by itself, without using a retry."""
 

@@ -140,8 +140,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.RESIZED: Explanation(
             means=(
-                "The job ran with fewer worker pods than it requests (`runPolicy.elastic`), and the others are ready"
-                " now. It was stopped with a checkpoint and resumes with all worker pods."
+                "The job ran with fewer worker pods than it requests (`runPolicy.elastic`), and all have been ready for"
+                " `growAfterSeconds`. It was stopped with a checkpoint and resumes with all worker pods."
             ),
             advice="Nothing to do.",
         ),
@@ -158,9 +158,9 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.PROVISIONING_DEADLINE_EXCEEDED: Explanation(
             means=(
-                "The trainer did not run within `runPolicy.provisioningDeadlineSeconds` after the creation of its"
-                " cluster (or, if the cluster could not be created, after the start of the attempt), and not because"
-                " room was missing."
+                "The trainer did not run within `runPolicy.provisioningDeadlineSeconds` after its RayCluster was"
+                " created or admitted by a queue (or, if it was not created, after the start of the attempt). The job"
+                " never ran before, and nodes and ResourceQuota were not the cause."
             ),
             advice=(
                 "The message says what the job was waiting for. Fix the cause or increase the deadline, then run"
@@ -192,9 +192,9 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.INFRASTRUCTURE_ERROR: Explanation(
             means=(
-                "If an attempt or the job failed with this reason: the trainer exited with code 75, was killed by"
-                " SIGKILL or SIGTERM, or Ray could not start it or lost it. If ClusterReady has this reason: a pod was"
-                " evicted, preempted, or lost with its node, or the kubelet cannot create the pod's sandbox or network."
+                "If an attempt or the job failed: the trainer exited with code 75, was killed by SIGKILL or SIGTERM, or"
+                " was lost by Ray, or nodes were slow or failed before it ran. If ClusterReady is False: a pod failed,"
+                " its node is lost or cannot create its sandbox or network, or the API server or a webhook fails."
             ),
             advice=f"The job itself is not at fault; the message has the cause. {RETRY}",
         ),
@@ -207,12 +207,12 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.DISRUPTED: Explanation(
             means=(
-                "Kubernetes takes a pod of the job away: a pod of higher priority needs its place, its node is drained,"
-                " or its node runs out of a resource."
+                "Kubernetes removes a pod of the job: a pod of higher priority needs its place, its node is drained, or"
+                " its node runs out of a resource."
             ),
             advice=(
-                "Nothing to do: the trainer is asked to save a checkpoint, and the next attempt resumes from the newest"
-                " one without using a retry."
+                "Nothing to do: the trainer is asked to save a checkpoint, and after a backoff the next attempt resumes"
+                " from the newest one without using a retry."
             ),
         ),
         Reason.STOPPED_THROUGH_RAY: Explanation(

@@ -29,10 +29,11 @@ CREATE_AGAIN = "delete the job and create it again from the changed file."
 EXPLANATIONS_OF_CLUSTERS: Mapping[Reason, Explanation] = MappingProxyType(
     {
         Reason.QUEUED: Explanation(
-            means="The job waits in its queue: Kueue has suspended the RayCluster and has not admitted it yet.",
+            means="The job waits in its queue: its RayCluster is suspended, and Kueue has not admitted it yet.",
             advice=(
-                "Wait; Kueue admits the job when enough quota is free, and this time counts toward no deadline. If the"
-                " queue in the message does not exist, create it, or replace the job by one with another queue label."
+                "Wait; Kueue admits the job when its queue has enough quota, and this time counts toward no deadline."
+                " A job waits for ever if its queue does not exist or is too small for it, or if Kueue is missing or"
+                " does not manage RayClusters (docs/queues.md)."
             ),
         ),
         Reason.ADMITTED: Explanation(
@@ -45,8 +46,8 @@ EXPLANATIONS_OF_CLUSTERS: Mapping[Reason, Explanation] = MappingProxyType(
                 " priority needs the quota."
             ),
             advice=(
-                "Wait; the trainer saves a checkpoint if it can within `runPolicy.gracePeriodSeconds`. The next attempt"
-                " resumes on the same RayCluster when the queue admits it again, and uses no retry."
+                "Wait; the trainer saves a checkpoint if it can within `runPolicy.gracePeriodSeconds`. When its pods"
+                " are deleted, the next attempt waits in the queue with the same RayCluster, and uses no retry."
             ),
         ),
         Reason.QUEUE_CHANGED: Explanation(
@@ -74,9 +75,10 @@ EXPLANATIONS_OF_CLUSTERS: Mapping[Reason, Explanation] = MappingProxyType(
                 " of an invalid field), or, after the job has finished, the deletion of the RayCluster."
             ),
             advice=(
-                "Read the API server's response in the message; usual causes are quotas and admission policies. The"
-                " operator retries. If the creation is still rejected after runPolicy.provisioningDeadlineSeconds, the"
-                " job fails. A rejected deletion is retried without a limit."
+                "Read the API server's response in the message; usual causes are admission policies, and a"
+                " ResourceQuota smaller than the job. The operator tries again, the creation until"
+                " runPolicy.provisioningDeadlineSeconds have passed: then a new job fails, and a job that has run"
+                " before uses a retry."
             ),
         ),
         Reason.NAME_CONFLICT: Explanation(
@@ -89,8 +91,8 @@ EXPLANATIONS_OF_CLUSTERS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.KUBERAY_UNAVAILABLE: Explanation(
             means="KubeRay is not installed: the API server does not know RayClusters (`ray.io/v1`).",
             advice=(
-                "Install KubeRay. The job then continues automatically, unless runPolicy.provisioningDeadlineSeconds"
-                " have passed."
+                "Install KubeRay. The job then continues automatically. After runPolicy.provisioningDeadlineSeconds, a"
+                " new job fails, and a job that has run before uses a retry."
             ),
         ),
         Reason.KUBERAY_TOO_OLD: Explanation(
@@ -110,16 +112,16 @@ EXPLANATIONS_OF_CLUSTERS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.POD_CREATION_FAILED: Explanation(
             means="The API server rejects a pod that KubeRay tries to create.",
             advice=(
-                "Read the API server's response in the message; usual causes are quotas, limit ranges and Pod Security"
-                " of the namespace."
+                "Read the API server's response in the message; usual causes are limit ranges and Pod Security of the"
+                " namespace, and a ResourceQuota that is smaller than the job."
             ),
         ),
         Reason.UNSCHEDULABLE: Explanation(
             means="The scheduler finds no node for a pod; the message has the scheduler's reason.",
             advice=(
                 "Compare the message with `kubectl describe nodes`. Wait until GPUs are free: after"
-                " runPolicy.provisioningDeadlineSeconds the job gives back what it holds and tries again later. To"
-                f" change the request, nodeSelector or tolerations: {CREATE_AGAIN}"
+                " runPolicy.provisioningDeadlineSeconds the job deletes its RayCluster and tries again later. To change"
+                f" the request, nodeSelector or tolerations: {CREATE_AGAIN}"
             ),
         ),
         Reason.IMAGE_PULL_FAILED: Explanation(
@@ -134,18 +136,24 @@ EXPLANATIONS_OF_CLUSTERS: Mapping[Reason, Explanation] = MappingProxyType(
             ),
         ),
         Reason.QUOTA_EXCEEDED: Explanation(
-            means="A ResourceQuota of the namespace is used up by other pods, so pods of the job cannot be created.",
+            means=(
+                "A ResourceQuota of the namespace is used up by others, so the RayCluster or pods of the job cannot be"
+                " created."
+            ),
             advice=(
-                "Wait until other jobs of the namespace end, or ask for a larger quota. After"
-                " `runPolicy.provisioningDeadlineSeconds` the job gives back what it holds and tries again later, as"
+                "Wait until other jobs of the namespace end, or ask for a larger ResourceQuota. After"
+                " `runPolicy.provisioningDeadlineSeconds` the job deletes its RayCluster and tries again later, as"
                 " often as needed."
             ),
         ),
         Reason.VOLUME_MOUNT_FAILED: Explanation(
-            means="The kubelet cannot mount a volume of a pod, so none of its containers starts.",
+            means=(
+                "The PersistentVolumeClaim of a pod does not exist, or the kubelet cannot mount a volume of the pod, so"
+                " none of its containers starts."
+            ),
             advice=(
-                "Check that the ConfigMap or Secret of the volume in the message exists in the job's namespace (code or"
-                " volumes), and that the volume of a PersistentVolumeClaim can be attached and mounted."
+                "Check that the PersistentVolumeClaim, ConfigMap or Secret in the message exists in the job's namespace"
+                " (checkpoint.storage, code, volumes), and that the volume of the claim can be attached and mounted."
             ),
         ),
         Reason.CONTAINER_CRASHING: Explanation(
@@ -175,8 +183,8 @@ EXPLANATIONS_OF_CLUSTERS: Mapping[Reason, Explanation] = MappingProxyType(
             means="Ray's dashboard rejects the token that the operator derived for this job.",
             advice=(
                 "Somebody replaced the key in the operator's Secret. Put the old key back as `previous-key`. If not, a"
-                " running trainer ends after `runPolicy.stallDeadlineSeconds`, and the next attempt has the new key; a"
-                " job without a running trainer fails at its provisioning deadline: then run `rljob retry`."
+                " running trainer ends after `runPolicy.stallDeadlineSeconds`, and the next attempt has the new key."
+                " Before the trainer runs, a new job fails at its provisioning deadline: then run `rljob retry`."
             ),
         ),
         Reason.AUTHENTICATION_MISSING: Explanation(
@@ -194,11 +202,11 @@ EXPLANATIONS_OF_CLUSTERS: Mapping[Reason, Explanation] = MappingProxyType(
             advice=RETRY,
         ),
         Reason.HEAD_LOST: Explanation(
-            means="The head pod exited or was deleted after the cluster had been ready.",
-            advice=f"Read the cause in the message (node lost, evicted, out of memory). {RETRY}",
+            means="The head pod exited, was deleted or was lost with its node after the cluster had been ready.",
+            advice=f"Read the cause in the message. {RETRY}",
         ),
         Reason.WAITING_FOR_NEXT_ATTEMPT: Explanation(
-            means="An attempt ended. The next one starts after a pause, once the pods of the previous one are deleted.",
+            means="An attempt ended. The next one starts after a backoff, once the pods of the former are deleted.",
             advice="Wait; the condition Retrying says why the attempt ended and when the next one starts.",
         ),
         Reason.NEXT_ATTEMPT_STARTED: Explanation(

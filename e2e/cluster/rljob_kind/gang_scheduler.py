@@ -7,6 +7,9 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from ruamel.yaml import YAML
 
 from rljob_kind.cluster import CPU_NODE
 from rljob_kind.images import import_image, present_or_pulled, scratch_folder
@@ -14,6 +17,7 @@ from rljob_kind.kuberay import NAMESPACE as KUBERAY_NAMESPACE
 from rljob_kind.loading import load_image
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
+from rljob_kind.settings import repository
 from rljob_testing.cluster.go_programs import SCHEDULER_PLUGINS_VERSION, ensure_program, module_folder
 
 NAMESPACE = "scheduler-plugins"
@@ -70,8 +74,7 @@ def gang_scheduling(progress: Progress) -> Iterator[None]:
 
 
 def _objects() -> list[dict[str, object]]:
-    """The scheduler, with all rights because this cluster is only for experiments, and KubeRay's right to create
-    PodGroups, which its manifests lack."""
+    """The scheduler, with all rights because this cluster is only for experiments, and the permission of KubeRay."""
     name, place = {"name": SCHEDULER}, {"name": SCHEDULER, "namespace": NAMESPACE}
     labels = {"app": SCHEDULER}
     pod = {
@@ -94,8 +97,6 @@ def _objects() -> list[dict[str, object]]:
         "volumes": [{"name": "configuration", "configMap": name}],
     }
     template = {"metadata": {"labels": labels}, "spec": pod}
-    rights = {"apiGroups": ["scheduling.x-k8s.io"], "resources": ["podgroups"], "verbs": ["*"]}
-    kuberay = {"kind": "ServiceAccount", "name": "kuberay-operator", "namespace": KUBERAY_NAMESPACE}
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": place},
@@ -111,25 +112,24 @@ def _objects() -> list[dict[str, object]]:
             "metadata": place,
             "spec": {"selector": {"matchLabels": labels}, "template": template},
         },
-        _binding(SCHEDULER, "cluster-admin", {"kind": "ServiceAccount", **place}),
         {
             "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRole",
-            "metadata": {"name": "podgroups"},
-            "rules": [rights],
+            "kind": "ClusterRoleBinding",
+            "metadata": name,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+            "subjects": [{"kind": "ServiceAccount", **place}],
         },
-        _binding("podgroups-for-kuberay", "podgroups", kuberay),
+        *permission_of_kuberay(),
     ]
 
 
-def _binding(name: str, role: str, subject: dict[str, str]) -> dict[str, object]:
-    return {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": name},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
-        "subjects": [subject],
-    }
+def permission_of_kuberay() -> list[dict[str, Any]]:
+    """KubeRay's permission to create PodGroups, which its manifests lack, as the documentation shows it."""
+    text = (repository() / "examples" / "gang-scheduling.yaml").read_text()
+    role, binding = YAML(typ="safe", pure=True).load_all(text)
+    [subject] = binding["subjects"]
+    subject["namespace"] = KUBERAY_NAMESPACE
+    return [role, binding]
 
 
 def _build_image(progress: Progress) -> None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from typing import Any
+
+from ruamel.yaml import YAML
 
 from rljob_kind.cluster import CPU_NODE
 from rljob_kind.images import import_image, present_or_pulled, scratch_folder
 from rljob_kind.loading import load_image
 from rljob_kind.processes import run, succeeds
 from rljob_kind.progress import Progress
-from rljob_kind.settings import cluster_folder
+from rljob_kind.settings import cluster_folder, repository
 from rljob_testing.cluster.go_programs import KUEUE_VERSION, ensure_program, module_folder
 
 NAMESPACE = "kueue-system"
@@ -22,8 +25,8 @@ RELEASE = "kueue"
 REPOSITORY = "registry.k8s.io/kueue/kueue"
 IMAGE = f"{REPOSITORY}:{KUEUE_VERSION}"
 READY_SECONDS = 180
-FLAVOR = "any-node"
-API_VERSION = "kueue.x-k8s.io/v1beta2"
+EXAMPLE = "examples/queue.yaml"
+"""The queue that the documentation shows."""
 
 _CONFIGURATION = {
     "apiVersion": "config.kueue.x-k8s.io/v1beta2",
@@ -58,55 +61,52 @@ def ensure_kueue(progress: Progress) -> None:
             # NamespaceDeletionDiscoveryFailure.
             apis = [f"{version}.visibility.{RELEASE}.x-k8s.io" for version in ("v1beta1", "v1beta2")]
             run(["kubectl", "delete", "apiservice", "--ignore-not-found", *apis])
-    _apply({"kind": "ResourceFlavor", "metadata": {"name": FLAVOR}})
+    _apply(_example("ResourceFlavor"))
 
 
 def make_queue(name: str, namespace: str, num_gpus: int) -> None:
-    """Creates a LocalQueue in a namespace, and a new ClusterQueue with this many GPUs only for it. Jobs with a higher
-    priority preempt jobs with a lower one."""
-    # A queue must cover every resource that pods request. (With the setting `quotaCheckStrategy: IgnoreUndeclared`,
-    # Kueue 0.19 never admits a RayCluster whose head requests none of its resources, here GPUs.)
-    quotas = {"cpu": "1000", "memory": "10Ti", "nvidia.com/gpu": str(num_gpus)}
-    resources = [{"name": resource, "nominalQuota": quota} for resource, quota in quotas.items()]
-    cluster_queue = f"{namespace}-{name}"
+    """Creates a LocalQueue in a namespace, and a new ClusterQueue with this many GPUs only for it, as in `EXAMPLE`.
+    Jobs with a higher priority preempt jobs with a lower one."""
+    cluster_queue, local_queue = queue_manifests(name, namespace, num_gpus)
     # Kueue neither evaluates a job that equals one that did not fit earlier nor says anything about it. A new queue has
     # no such memory.
-    run(["kubectl", "delete", "clusterqueue", cluster_queue, "--ignore-not-found", f"--timeout={READY_SECONDS}s"])
-    _apply(
-        {
-            "kind": "ClusterQueue",
-            "metadata": {"name": cluster_queue},
-            "spec": {
-                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-                "resourceGroups": [
-                    {"coveredResources": list(quotas), "flavors": [{"name": FLAVOR, "resources": resources}]}
-                ],
-                "preemption": {"withinClusterQueue": "LowerPriority"},
-            },
-        },
-        {
-            "kind": "LocalQueue",
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": {"clusterQueue": cluster_queue},
-        },
-    )
-    active = ["kubectl", "wait", f"clusterqueue/{cluster_queue}", "--for=condition=Active"]
+    full_name = cluster_queue["metadata"]["name"]
+    run(["kubectl", "delete", "clusterqueue", full_name, "--ignore-not-found", f"--timeout={READY_SECONDS}s"])
+    _apply(cluster_queue, local_queue)
+    active = ["kubectl", "wait", f"clusterqueue/{full_name}", "--for=condition=Active"]
     run([*active, f"--timeout={READY_SECONDS}s"])
+
+
+def queue_manifests(name: str, namespace: str, num_gpus: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The ClusterQueue and the LocalQueue of `EXAMPLE` with other names and another number of GPUs."""
+    # With the setting `quotaCheckStrategy: IgnoreUndeclared` and a queue that covers only GPUs, Kueue 0.19 never admits
+    # a RayCluster, whose head requests none.
+    cluster_queue, local_queue = _example("ClusterQueue"), _example("LocalQueue")
+    cluster_queue["metadata"]["name"] = local_queue["spec"]["clusterQueue"] = f"{namespace}-{name}"
+    cluster_queue["spec"]["namespaceSelector"]["matchLabels"] = {"kubernetes.io/metadata.name": namespace}
+    local_queue["metadata"] = {"name": name, "namespace": namespace}
+    [group] = cluster_queue["spec"]["resourceGroups"]
+    [gpus] = [each for each in group["flavors"][0]["resources"] if each["name"] == "nvidia.com/gpu"]
+    gpus["nominalQuota"] = str(num_gpus)
+    return cluster_queue, local_queue
 
 
 def make_priorities(**values: int) -> None:
     """Creates WorkloadPriorityClasses with these names and values."""
-    _apply(
-        *(
-            {"kind": "WorkloadPriorityClass", "metadata": {"name": name}, "value": value, "description": "for tests"}
-            for name, value in values.items()
-        )
-    )
+    example = _example("WorkloadPriorityClass")
+    _apply(*({**example, "metadata": {"name": name}, "value": value} for name, value in values.items()))
 
 
-def _apply(*objects: dict[str, object]) -> None:
-    items = [{"apiVersion": API_VERSION, **each} for each in objects]
-    run(["kubectl", "apply", "--filename", "-"], text=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+def _example(kind: str) -> dict[str, Any]:
+    """The first object of this kind in `EXAMPLE`."""
+    objects = YAML(typ="safe", pure=True).load_all((repository() / EXAMPLE).read_text())
+    found: dict[str, Any] = next(each for each in objects if each["kind"] == kind)
+    return found
+
+
+def _apply(*objects: dict[str, Any]) -> None:
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+    run(["kubectl", "apply", "--filename", "-"], text=text)
 
 
 def _values() -> dict[str, object]:

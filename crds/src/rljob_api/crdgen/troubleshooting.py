@@ -183,7 +183,7 @@ Read some lines of `samples.jsonl` first: prompts, responses and scores. Then co
 
 _MEANING_OF_TRUE = {
     ConditionType.SPEC_VALID: "the job can run on this cluster as it is written",
-    ConditionType.QUOTA_RESERVED: "The queue (Kueue) has admitted the job's RayCluster; only for jobs in a queue.",
+    ConditionType.QUOTA_RESERVED: "the queue (Kueue) has admitted the RayCluster; only for jobs in a queue",
     ConditionType.CLUSTER_READY: "all pods are ready and have joined Ray",
     ConditionType.PLACEMENT_FEASIBLE: "Ray's nodes have the GPUs that the pools request",
     ConditionType.JOB_SUBMITTED: "Ray has accepted the trainer",

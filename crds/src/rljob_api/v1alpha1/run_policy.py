@@ -19,8 +19,8 @@ class Cleanup(StrEnum):
 
 
 class Elastic(WireModel):
-    """Run an attempt with fewer worker pods if some cannot start. When all pods are ready, the operator stops this
-    attempt with a checkpoint, and the next one resumes on all pods."""
+    """Run an attempt with fewer worker pods if some cannot start. When all pods have been ready for `growAfterSeconds`,
+    it is stopped with a checkpoint, and the next attempt resumes on all pods."""
 
     min_nodes: PositiveCount
     """Smallest number of worker pods of each pool.
@@ -31,8 +31,8 @@ class Elastic(WireModel):
     """Seconds that an attempt waits for all worker pods. Then it starts with as many of the ready ones as the job is
     valid with."""
     grow_after_seconds: Seconds = 300
-    """Seconds that all worker pods must be ready before the job resumes on them. Doubled each time that such an attempt
-    fails before its first checkpoint."""
+    """Seconds that all worker pods must be ready before the job resumes on them. Doubled each time that an attempt on
+    all pods fails or is disrupted before its first checkpoint, at most six times."""
 
 
 class RunPolicy(WireModel):
@@ -47,15 +47,14 @@ class RunPolicy(WireModel):
     """Retry budget for infrastructure errors (a pod, node, GPU, memory or the network failed); reset together with
     `maxAppRetries`."""
     provisioning_deadline_seconds: Seconds = 1800
-    """Largest time in seconds from the creation of an attempt's cluster until its trainer runs, without time in a
-    queue. After that, a job that waits for room gives back what it holds and tries again later; a job that can never
-    start fails."""
+    """Seconds from the creation of an attempt's RayCluster, or its admission by a queue, until its trainer runs. Then,
+    without free nodes or ResourceQuota, the job deletes the RayCluster and tries again later; if nodes are slow, a
+    retry is used; otherwise the job fails."""
     active_deadline_seconds: Seconds | None = None
     """Largest total time of all attempts in seconds. After that the job is stopped with a checkpoint and fails, without
     a retry. Unlimited when unset.
 
-    The time of an attempt starts with the creation of its cluster, and includes waiting for pods. The time between
-    attempts and during suspension does not count."""
+    The start of pods counts; time in a queue, without free nodes, between attempts and during suspension does not."""
     stall_deadline_seconds: Seconds = 3600
     """Largest time in seconds without progress of the trainer (a step, phase or evaluation) or without contact to it;
     then the attempt ends with an infrastructure error.
@@ -67,7 +66,7 @@ class RunPolicy(WireModel):
     """Run with fewer worker pods if some cannot start. When unset, every attempt waits for all worker pods."""
     cleanup: Cleanup = Cleanup.DELETE_CLUSTER
     keep_cluster_seconds: Seconds = 86_400
-    """With `cleanup: KeepCluster`: seconds after the end of the job when its cluster is deleted after all."""
+    """With `cleanup: KeepCluster`: seconds that the cluster is kept after the end of the job."""
     grace_period_seconds: Seconds = 120
     """Seconds that the trainer has to save a checkpoint and exit when it is asked to stop: by a user, a suspension or a
     deadline, or because its pod is terminated."""

@@ -103,7 +103,7 @@ class ManagedBy(StrEnum):
 
 
 class Scheduling(WireModel):
-    """Settings for a batch scheduler with which KubeRay works. Queues of Kueue are labels of the job instead."""
+    """Settings for the batch scheduler of KubeRay. For a queue of Kueue, set labels of the job instead."""
 
     gang: Flag = False
     """Start all pods of the job or none. Needs a KubeRay that was installed with a batch scheduler."""

@@ -126,7 +126,7 @@ class FailureClass(StrEnum):
     INFRASTRUCTURE = "Infrastructure"
     """A pod, node, GPU, memory or the network failed: retry, limited by `runPolicy.maxInfraRetries`."""
     RESUMABLE = "Resumable"
-    """Stopped on purpose, or the cluster had no room or took the pods away: resumed later, uses no retry budget."""
+    """Stopped on purpose, or Kubernetes had no free nodes or removed pods: resumed later, uses no retry."""
     FINAL = "Final"
     """Stopped on purpose by a deadline or a user: no retry."""
 
@@ -181,11 +181,12 @@ class Attempt(WireModel):
     """When the operator first saw that a RayCluster of another owner has the name of this attempt's cluster; unset if
     none has."""
     active_since: Timestamp | None = None
-    """When its RayCluster was first observed without being suspended; for a reused cluster, when the attempt started or
-    the queue (Kueue) admitted the cluster. The active deadline counts from here. So does the provisioning deadline, but
-    if the cluster cannot be created, it counts from `started`."""
+    """Start of the time that counts for both deadlines: when its RayCluster was first observed without being suspended;
+    for a reused cluster, when the attempt started or the queue (Kueue) admitted the cluster. After a wait for nodes,
+    both count from `scheduledAt` instead. If the cluster cannot be created, the provisioning deadline counts from
+    `started`. """
     scheduled_at: Timestamp | None = None
-    """When the scheduler had found nodes for all pods that had waited for room; unset if none had."""
+    """When all pods had nodes, if the attempt had waited for free nodes; unset otherwise."""
     ready_at: Timestamp | None = None
     """When all pods were ready and had joined Ray for the first time."""
     running_since: Timestamp | None = None
@@ -257,14 +258,16 @@ class Counters(WireModel):
     failed_attempts: Count = 0
     """Number of all failed attempts; never reset."""
     active_seconds: Count = 0
-    """Total seconds of the attempts that have ended, each from `activeSince` to `ended`."""
+    """Total seconds of the attempts that have ended, each from `activeSince` to `ended`; after a wait for nodes, from
+    `scheduledAt`."""
     checkpoint_step: Count | None = None
     """Step of the newest checkpoint when the retry counters were last reset after progress."""
     uncounted_restarts: Count = 0
-    """Attempts since then that ended because of a disruption or because there was no room. Each makes the next pause
-    longer."""
+    """Attempts that ended because of a disruption, or because nodes or ResourceQuota were missing, since
+    `applicationRetries` was last reset. Each makes the next backoff longer."""
     short_growths: Count = 0
-    """How many times in a row an elastic job failed soon after it resumed on all worker pods."""
+    """How many times in a row an elastic job resumed on all worker pods, and failed or was disrupted before its next
+    checkpoint."""
 
 
 class NextAttempt(WireModel):
@@ -342,7 +345,7 @@ class RLJobStatus(WireModel):
     next_attempt: NextAttempt | None = None
     """The next attempt, while the job is between two attempts."""
     waiting_since: Timestamp | None = None
-    """Since when the job waits for quota or for nodes with room; unset while it does not."""
+    """Since when the job waits in a queue, for nodes or for ResourceQuota; unset while it does not."""
     suspended_at: Timestamp | None = None
     """When the job was suspended and its pods were deleted; unset while it is not suspended."""
     result: JobResult | None = None

@@ -56,8 +56,8 @@ RELIST_SECONDS = 60.0
 ALL_JOBS_SECONDS = 900.0
 """Seconds between two listings of all jobs, if the API server can list only the jobs that are not cleaned up."""
 NOT_CLEANED_UP = "status.result.cleanedUpAt="
-"""Field selector for these jobs: the field is empty or absent. API servers before Kubernetes 1.31 know no field
-selectors for RLJobs, and reject it."""
+"""Field selector for jobs that are not cleaned up: the field is empty or absent. API servers before 1.31 have no
+field selectors for RLJobs, and reject it."""
 OBJECTS_PER_SECOND = 100.0
 """Limit of listed objects per second: if a listing has more than 6,000 objects, the next one is later."""
 JOBS_PER_REQUEST = 50
@@ -75,9 +75,8 @@ logger = logging.getLogger(__name__)
 
 class Relist:
     """Lists jobs, clusters and pods, with `kueue` also Kueue's workloads, and with `network_policies` the names of the
-    policies of running jobs. `on_new_kind` is called when a kind can
-    be listed and its CustomResourceDefinition was missing before: no watch starts by itself for a kind that is
-    installed later."""
+    policies of jobs that have a cluster. `on_new_kind` is called when a kind can be listed and its
+    CustomResourceDefinition was missing before: no watch starts by itself for a kind that is installed later."""
 
     def __init__(
         self,

@@ -113,7 +113,7 @@ class KubeObjects:
     ) -> AsyncIterator[Listing]:
         """Like `listing`, but yields page by page, all from the same snapshot, so that one page at a time is in memory.
         Raises ExpiredError if the server no longer has the snapshot: then the listing must start again. With
-        `only_metadata`, the objects have no other part."""
+        `only_metadata`, the objects have only their metadata."""
         accept, list_kind = (
             (METADATA_ONLY, "PartialObjectMetadataList") if only_metadata else (JSON, f"{kind.kind}List")
         )

@@ -67,7 +67,7 @@ class ObjectCache:
     @property
     def is_complete(self) -> bool:
         """Whether each required kind was listed at least once in each namespace, or cannot be listed there. Before
-        that, an object that is not in the cache may exist; after it, only a job that is finished and cleaned up."""
+        that, any object may exist without being in the cache; after it, only a finished job that is cleaned up."""
         return not self._unlisted
 
     def job(self, namespace: str, name: str) -> JsonObject | None:

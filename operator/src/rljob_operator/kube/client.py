@@ -24,7 +24,7 @@ from rljob_operator.raw_json import JsonObject
 TIMEOUT_SECONDS = 10.0
 MAX_RESPONSE_BYTES = 8 * 2**20
 """Longest response that is read. A single object is smaller: etcd's limit is about 1.5 MiB. But in a namespace whose
-objects other people create, 100 objects may be larger."""
+objects other people create, a page of 250 objects may be larger."""
 READ_BYTES = 2**16
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"

@@ -150,7 +150,7 @@ def _memory_problem(raw: JsonObject, now: datetime) -> PodProblem | None:
 
 
 def _lost(raw: JsonObject) -> PodProblem | None:
-    """The problem of a pod that was evicted, preempted, or lost with its node; None for other pods."""
+    """The problem of a pod that Kubernetes removes (Disrupted), or that failed with its node; None for other pods."""
     disruption = _condition(raw, "DisruptionTarget")
     if text_at(disruption, "status") == "True":
         message = _joined(text_at(disruption, "reason"), text_at(disruption, "message"))

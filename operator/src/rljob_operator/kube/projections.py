@@ -25,7 +25,7 @@ LABEL_CLUSTER_UID = "kueue.x-k8s.io/job-uid"
 MOST_ENTRIES = 64
 """Of longer lists, this number of entries is kept."""
 LONGEST_TEXT = 2000
-"""Of longer strings, the first and the last half of this number of characters are kept."""
+"""Longer strings are shortened to about this length: their first and last 1,000 characters are kept."""
 
 _Shape = Mapping[str, "_Shape"] | list["_Shape"] | str
 """What is kept of a value: of an object these fields, of each entry of a list this shape, or one of these two:"""

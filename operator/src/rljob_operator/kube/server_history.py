@@ -1,4 +1,4 @@
-"""Notices that the API server's storage was restored from a backup, so that what the cache knows never happened.
+"""Notices that the API server's storage was restored from a backup, so the cache has states that no longer exist.
 
 Resource versions only grow, and the cache relies on this: it keeps the newer of two states, and reads that are older
 than the cache are rejected. After a restore, both would go wrong for ever. So the operator then ends, and starts again

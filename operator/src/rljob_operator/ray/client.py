@@ -158,8 +158,8 @@ class Dashboard:
             raise DashboardUnreachableError(f"HTTP {status} for a request without a token (expected: 401 or 403)")
 
     async def nodes(self, num_pods: int) -> tuple[JsonObject, ...]:
-        """The nodes that Ray reports as alive. `num_pods`: the number of the cluster's pods, which limits how many
-        nodes are read."""
+        """The nodes that Ray reports as alive. `num_pods`: the number of running pods of the cluster, which limits how
+        many nodes are read."""
         return await self._listing("nodes", "ALIVE", "0", node_listing(num_pods))
 
     async def pending_groups(self, num_pods: int) -> tuple[JsonObject, ...]:

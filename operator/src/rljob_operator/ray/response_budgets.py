@@ -51,7 +51,7 @@ LISTING_BYTES = 64 * KIB
 LISTING_VALUES = 4096
 """A listing may have this number of values in addition to those of each entry."""
 BYTES_IN_FLIGHT = 16 * 1024 * KIB
-"""All responses together that are being read, without the first `STEP_BYTES` of each."""
+"""Limit for all responses together that are being read, without the first `STEP_BYTES` of each."""
 STEP_BYTES = 64 * KIB
 SLICE_BYTES = 16 * KIB
 """How much of what a connection received is parsed at once."""

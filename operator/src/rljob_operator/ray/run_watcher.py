@@ -45,8 +45,8 @@ POLL_TIMEOUT_SECONDS = 10.0
 GROUPS_SECONDS = 30.0
 """Minimum time between two requests for placement groups while a trainer starts."""
 LONGEST_SILENCE_SECONDS = 60.0
-"""Longest time between two polls of a dashboard that fails. Until then it is half of the time for which it has failed:
-a head that just starts is polled often."""
+"""Longest time between two polls of a dashboard that fails. If its polls have failed for t seconds, the next one is t/2
+seconds later: a dashboard that just starts is polled often."""
 NODES_SECONDS = 60.0
 """Minimum time between two requests for the nodes, once Ray has the trainer."""
 NUM_LOG_LINES = 50
@@ -64,7 +64,7 @@ class _Nodes:
     head_id: str = ""
     requested_at: float = LONG_AGO
     num_pods: int = 0
-    """Number of the cluster's pods."""
+    """Number of running pods of the cluster."""
 
 
 @dataclass
@@ -144,7 +144,7 @@ class RunWatcher:
             submission_id: The newest submission; None if there is none.
             stacks_id: Submission id of the program that writes the trainer's stack traces. If it is not None, a
                 successful poll also checks whether Ray has this program.
-            num_pods: The number of the cluster's pods, which limits the size of Ray's responses.
+            num_pods: The number of running pods of the cluster, which limits the size of Ray's responses.
             at_once: Poll the dashboard even if `is_waiting`.
         """
         memory = self._memories.get(job)

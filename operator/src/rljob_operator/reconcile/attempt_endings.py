@@ -51,7 +51,7 @@ _FATAL = (*_LOST, Reason.INVALID_SPEC, Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICA
 
 _PODS_MAY_BE_THE_CAUSE = (Reason.INFRASTRUCTURE_ERROR, Reason.HEAD_LOST, Reason.DRIVER_LOST)
 """If an attempt ends with one of these reasons and a pod ran out of memory, the reason becomes OutOfMemory. If
-Kubernetes took a pod away, it becomes Disrupted."""
+Kubernetes removes a pod, the reason becomes Disrupted."""
 
 
 @dataclass(frozen=True)

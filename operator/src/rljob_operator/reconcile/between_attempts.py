@@ -108,10 +108,10 @@ def report_suspension(draft: StatusDraft, observed: Observed) -> None:
 def is_cluster_reusable(draft: StatusDraft, observed: Observed) -> bool:
     """Whether the next attempt can use the newest attempt's cluster, which must exist and ask for a token.
 
-    A cluster that Kueue has suspended is used again, so that its place in the queue is kept. After an infrastructure
-    failure or a disruption, the cluster is used again if its head and all nodes respond, because KubeRay replaces
-    worker pods. Otherwise all needed pods must be ready: those that the newest attempt used; after the reason Resized,
-    all pods of the spec."""
+    A cluster that Kueue has suspended is used again, so that its place in the queue is kept. After
+    InfrastructureError, OutOfMemory or Disrupted, the cluster is used again if its head pod and all Kubernetes nodes
+    respond, because KubeRay replaces worker pods; after other infrastructure failures never. Otherwise all needed pods
+    must be ready: those that the newest attempt used; after the reason Resized, all pods of the spec."""
     spec, attempt = observed.job.spec, draft.attempt
     cluster = observed.cluster(attempt.cluster)
     if spec is None or cluster is None or cluster.deleting or cluster.uid != attempt.cluster_uid:

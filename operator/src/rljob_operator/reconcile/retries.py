@@ -89,8 +89,7 @@ def start_attempt(
 
 
 def end_attempt(draft: StatusDraft, ending: Ending) -> None:
-    """Records how the newest attempt ended, and adds the time since its cluster was created to the job's active
-    seconds."""
+    """Records how the newest attempt ended, and adds the time since `counts_since` to the job's active seconds."""
     attempt, since = draft.attempt, draft.counts_since
     if since is not None:
         active = max(0, round(seconds_since(since, draft.now)))

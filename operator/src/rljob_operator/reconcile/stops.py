@@ -328,9 +328,9 @@ def _endings_by_deadline(
 
 
 def _reason_at_deadline(draft: StatusDraft, observed: Observed, waits_for: Reason | None) -> Reason:
-    """The reason of an attempt that ends at its provisioning deadline. Without room, the job tries again later. What
-    keeps a new job from starting ends the job, if it is the fault of the job or of the installation. A job that has
-    run before is correct: then it is an infrastructure failure."""
+    """The reason of an attempt that ends at its provisioning deadline. Without room, the job tries again later. A
+    new job fails if the cause is the job or the installation. A job that has run before was correct, so this is an
+    infrastructure failure."""
     if waits_for in (*NO_ROOM, Reason.DISRUPTED):
         return waits_for
     if observed.job.spec is None:
