@@ -184,7 +184,7 @@ class Attempt(WireModel):
     """Start of the time that counts for both deadlines: when its RayCluster was first observed without being suspended;
     for a reused cluster, when the attempt started or the queue (Kueue) admitted the cluster. After a wait for nodes,
     both count from `scheduledAt` instead. If the cluster cannot be created, the provisioning deadline counts from
-    `started`. """
+    `started`."""
     scheduled_at: Timestamp | None = None
     """When all pods had nodes, if the attempt had waited for free nodes; unset otherwise."""
     ready_at: Timestamp | None = None
