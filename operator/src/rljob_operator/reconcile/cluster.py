@@ -28,6 +28,8 @@ from rljob_operator.reconcile.status_draft import FALSE, TRUE, UNKNOWN, StatusDr
 
 SHORT_SILENCE_SECONDS = 20.0
 """A dashboard that has not responded for a shorter time may only be busy."""
+CLOCK_ERROR_SECONDS = 3
+"""By how much a time of the operator and one of the API server may differ; both have whole seconds only."""
 NODE_LOST_SECONDS = 60
 """How long a Kubernetes node may be unreachable before its pods count as lost."""
 
@@ -143,7 +145,7 @@ def was_head_replaced(attempt: Attempt, pods: Pods) -> bool:
     head = head_pod(pods)
     if head is None or head.created is None or attempt.ready_at is None or attempt.nodes:
         return False
-    return head.created > moment(attempt.ready_at)
+    return (head.created - moment(attempt.ready_at)).total_seconds() > CLOCK_ERROR_SECONDS
 
 
 def disrupted_pod(pods: Pods, *, is_complete: bool = False) -> str | None:
