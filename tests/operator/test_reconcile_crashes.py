@@ -70,7 +70,7 @@ SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
     "suspended while it trains": (Scenario(suspended_ticks=range(11, 30)), "Complete", "Succeeded", 2),
     "suspended while pods start": (Scenario(suspended_ticks=range(3, 12)), "Complete", "Succeeded", 2),
     "too long": (
-        Scenario(inputs.spec({"runPolicy.activeDeadlineSeconds": 40})), "Failed", "ActiveDeadlineExceeded", 1,
+        Scenario(inputs.spec({"runPolicy.activeDeadlineSeconds": 24})), "Failed", "ActiveDeadlineExceeded", 1,
     ),
     "a node stays away, and comes back": (
         Scenario(inputs.spec(ELASTIC), (Start(worker_lost_at_step=6), Start(waits_at_step=7))),

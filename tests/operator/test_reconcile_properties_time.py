@@ -70,14 +70,16 @@ def seconds_to_deadlines(seen: Observed) -> list[float]:
         due.append(seconds_to(status.next_attempt.not_before))
     if status.result is not None and spec is not None and spec.run_policy.ttl_seconds_after_finished is not None:
         due.append(seconds_to(status.result.at, spec.run_policy.ttl_seconds_after_finished))
-    if status.result is not None and spec is not None:
-        due.append(seconds_to(status.result.at, spec.run_policy.keep_cluster_seconds))
+    if status.result is not None:
+        policy = spec.run_policy if spec is not None else seen.job.readable_policy
+        due.append(seconds_to(status.result.at, policy.keep_cluster_seconds))
     if status.attempts and status.attempts[-1].ended is None:
         policy = spec.run_policy if spec is not None else seen.job.readable_policy
         due += seconds_to_deadlines_of_attempt(status.attempts[-1], policy)
         active = policy.active_deadline_seconds
-        if active is not None and status.counters is not None and status.attempts[-1].active_since is not None:
-            due.append(seconds_to(status.attempts[-1].active_since, active - status.counters.active_seconds))
+        for since in (status.attempts[-1].active_since, status.attempts[-1].scheduled_at):
+            if active is not None and status.counters is not None and since is not None:
+                due.append(seconds_to(since, active - status.counters.active_seconds))
     return [seconds for seconds in due if seconds > 0]
 
 
