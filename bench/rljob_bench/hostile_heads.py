@@ -16,7 +16,6 @@ import random
 import socket
 import struct
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,7 +23,16 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-from rljob_bench.operators import CRDS, REPOSITORY, cpu_seconds, create_all, our_operator, read_yaml, resident_mib
+from rljob_bench.operators import (
+    CRDS,
+    REPOSITORY,
+    cpu_seconds,
+    create_all,
+    our_operator,
+    peak_mib,
+    read_yaml,
+    resident_mib,
+)
 from rljob_bench.report import OURS, Bar, Measurement, Report
 from rljob_testing.cluster.api_server import ApiServer, create_namespace, running_apiserver
 from rljob_testing.cluster.kubectl import wait_for
@@ -221,26 +229,6 @@ class PollTimes:
         return max((late - early, early - begin) for early, late in itertools.pairwise(times))
 
 
-class PeakMemory(threading.Thread):
-    """Samples the memory of a process."""
-
-    def __init__(self, process_id: int) -> None:
-        super().__init__(daemon=True)
-        self._process_id = process_id
-        self._ended = threading.Event()
-        self.mib = 0.0
-
-    def run(self) -> None:
-        """Samples until `end`."""
-        while not self._ended.wait(SAMPLE_SECONDS):
-            with suppress(OSError):
-                self.mib = max(self.mib, resident_mib(self._process_id))
-
-    def end(self) -> None:
-        """Ends `run`."""
-        self._ended.set()
-
-
 def trains(age: float, environment: dict[str, object]) -> scripts.RunMoment:
     """A step every five seconds, without end."""
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
@@ -262,11 +250,10 @@ def measured(
         jobs, hostile_path = (
             f"/apis/rljob.dev/v1alpha1/namespaces/{each}/rljobs" for each in (namespace, hostile_namespace)
         )
-        namespaces = [namespace, hostile_namespace]
         with (
             kuberay_stand_in(server),
             ray_dashboard_stand_in(server) as dashboards,
-            our_operator(server, Path(folder), namespaces, dashboards.url_template, checkout) as process_id,
+            our_operator(server, Path(folder), dashboards.url_template, checkout) as process_id,
         ):
             times = PollTimes()
             good = dashboards.cluster(namespace, f"{GOOD}-1")
@@ -274,8 +261,7 @@ def measured(
             create_all(server, jobs, [cluster_job(GOOD)])
             wait_for(lambda: has_progress(server, jobs), "the good job runs", START_SECONDS, 0.2)
             time.sleep(5)
-            idle, peak = resident_mib(process_id), PeakMemory(process_id)
-            peak.start()
+            idle = resident_mib(process_id)
             hostile_wires = hostile_jobs(dashboards, hostile_namespace, hostile, num_heads)
             create_all(server, hostile_path, hostile_wires)
             heads = [dashboards.cluster(hostile_namespace, f"hostile-{each}-1") for each in range(num_heads)]
@@ -284,9 +270,8 @@ def measured(
             begin, cpu = time.monotonic(), cpu_seconds(process_id)
             time.sleep(seconds)
             end = time.monotonic()
-            peak.end()
-            share = (cpu_seconds(process_id) - cpu) / (end - begin)
-    return idle, peak.mib, share, *times.longest_interval(begin, end)
+            share, peak = (cpu_seconds(process_id) - cpu) / (end - begin), peak_mib(process_id)
+    return idle, peak, share, *times.longest_interval(begin, end)
 
 
 def hostile_jobs(

@@ -147,8 +147,17 @@ def cpu_seconds(process_id: int) -> float:
 
 def peak_mib(process_id: int) -> float:
     """The largest resident memory of a process so far, in MiB."""
+    return _memory_mib(process_id, "VmHWM")
+
+
+def resident_mib(process_id: int) -> float:
+    """The resident memory of a process now, in MiB."""
+    return _memory_mib(process_id, "VmRSS")
+
+
+def _memory_mib(process_id: int, field: str) -> float:
     lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def _our_paths() -> dict[str, str]:

@@ -253,10 +253,13 @@ def test_what_only_explains_is_written_at_one_pace(settings: Settings, monkeypat
             world.clock.advance(4)
             written.append(await written_step())
         # One write in 10 seconds, with polls every 4 seconds.
-        assert written == [1, 1, 1, 4, 4, 4, 7, 7]
+        assert written == [0, 0, 3, 3, 3, 6, 6, 6]
         assert world.queue.planned[fake_api.KEY] <= 10
         # A change that decides something is written at once, with the newest progress.
         step, phase = 9, RunPhase.STOPPING
+        assert await written_step() == 9
+        step = 10
+        world.clock.advance(6)
         assert await written_step() == 9
 
     fake_api.run_controller(settings, test)

@@ -111,8 +111,8 @@ class _Memory:
     unknown_fields: tuple[str, ...] = ()
     """Unknown spec fields that were already logged."""
     explained_at: float | None = None
-    """When a status that only explains was last written (monotonic seconds); after a restart of the operator, when it
-    first saw the job. None if such a status may be written at once."""
+    """When the progress or a status that only explains was last written (monotonic seconds); after a restart of the
+    operator, when it first saw the job. None if such a status may be written at once."""
     fault_reported_at: float | None = None
     """When an event last reported a fault of the job's status (time of the event loop); None if none did."""
 
@@ -230,9 +230,14 @@ class ReconcileLoop:
     def _should_wait(self, key: JobKey, before: RLJobStatus, after: RLJobStatus) -> bool:
         """Whether not to write a status now, because it only explains and such a status was written a short time ago.
         Then schedules the next pass for the time when it may be written."""
-        if before == after or without_explanations(before) != without_explanations(after):
-            return False
         memory, now = self._memories[key], self._clock.monotonic()
+        if before == after:
+            return False
+        if without_explanations(before) != without_explanations(after):
+            if before.progress != after.progress:
+                # This write also has the newest progress, such as one that reports a checkpoint.
+                memory.explained_at = now
+            return False
         pause = max(EXPLANATION_SECONDS, self._poll_interval_seconds)
         if memory.explained_at is not None and now < memory.explained_at + pause:
             self._queue.add_after(key, max(memory.explained_at + pause - now, PASS_PAUSE_SECONDS))
