@@ -67,7 +67,12 @@ def started_ago(seen: Observed, seconds: float) -> Observed:
     """The same job, whose newest attempt started `seconds` ago."""
     since, attempts = timestamp(inputs.at(-seconds)), seen.job.status.attempts
     update = {"started": since, "active_since": since if attempts[-1].active_since is not None else None}
-    status = seen.job.status.model_copy(update={"attempts": (*attempts[:-1], attempts[-1].model_copy(update=update))})
+    status = seen.job.status.model_copy(
+        update={
+            "attempts": (*attempts[:-1], attempts[-1].model_copy(update=update)),
+            "waiting_since": since if seen.job.status.waiting_since is not None else None,
+        }
+    )
     return replace(seen, job=replace(seen.job, status=status))
 
 

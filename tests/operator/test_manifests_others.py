@@ -65,18 +65,18 @@ def test_the_token_is_the_keyed_hash_of_job_and_cluster() -> None:
 
 
 def test_the_secret_is_deleted_with_the_job() -> None:
-    assert token_secret(inputs.IDENTITY, "example-1", "abc") == {
+    assert token_secret(inputs.IDENTITY, "example-1", b"key") == {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
-            "name": "example-1-0f8fad5b",
+            "name": "example-1-0f8fad5b-2c70e12b",
             "namespace": "team-a",
             "labels": LABELS,
             "ownerReferences": [OWNER],
         },
         "type": "Opaque",
         "immutable": True,
-        "stringData": {"auth_token": "abc"},
+        "stringData": {"auth_token": derived_token(b"key", inputs.IDENTITY, "example-1")},
     }
 
 

@@ -125,7 +125,7 @@ def test_the_worker_group_of_a_tensor_parallel_job_matches_the_golden_manifest()
     assert at(manifest, "spec", "workerGroupSpecs") == [golden("tensor_parallel_worker.yaml")]
     assert at(manifest, "spec", "rayVersion") == "2.61.1"
     assert at(manifest, "metadata", "name") == "example-2"
-    assert at(manifest, "spec", "authOptions", "secretName") == "example-2-0f8fad5b"
+    assert at(manifest, "spec", "authOptions", "secretName") == "example-2-0f8fad5b-2c70e12b"
 
 
 def test_the_head_has_its_own_resources_and_scheduling_and_no_gpu() -> None:

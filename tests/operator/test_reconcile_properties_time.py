@@ -76,6 +76,9 @@ def seconds_to_deadlines(seen: Observed) -> list[float]:
     if status.attempts and status.attempts[-1].ended is None:
         policy = spec.run_policy if spec is not None else seen.job.readable_policy
         due += seconds_to_deadlines_of_attempt(status.attempts[-1], policy)
+        waits_since = [each for each in (status.waiting_since, status.attempts[-1].active_since) if each is not None]
+        if waits_since:
+            due.append(seconds_to(max(waits_since), policy.provisioning_deadline_seconds))
         active = policy.active_deadline_seconds
         for since in (status.attempts[-1].active_since, status.attempts[-1].scheduled_at):
             if active is not None and status.counters is not None and since is not None:

@@ -35,12 +35,19 @@ def test_a_job_that_waits_moves_to_the_queue_of_its_new_label(labels: dict[str, 
     assert decision.status.attempts[-1].reason == R.QUEUE_CHANGED
     assert (decision.status.phase, decision.status.waiting_since) == ("Queued", "2026-03-01T12:00:00Z")
     deleted = replace(inputs.with_status_written(seen, decision), clusters=())
-    started = inputs.decide(deleted)
-    created = inputs.decide(inputs.with_status_written(deleted, started))
+    started = inputs.decide(deleted, inputs.at(20))
+    created = inputs.decide(inputs.with_status_written(deleted, started), inputs.at(21))
     assert created.effects == (CreateCluster(1, "example-1"),)
     assert started.status.counters is not None
     used = started.status.counters
-    assert (used.attempts, used.failed_attempts, used.uncounted_restarts) == (2, 0, 0)
+    assert (used.attempts, used.failed_attempts, used.uncounted_restarts) == (2, 0, 1)
+
+
+def test_a_priority_that_only_a_webhook_has_set_is_no_change() -> None:
+    seen = in_queue()
+    there = replace(seen.clusters[0], priority_class="default")
+    seen = replace(seen, clusters=(there,), job=replace(seen.job, labels={QUEUE_LABEL: "team"}))
+    assert inputs.decide(seen).status.attempts[-1].ended is None
 
 
 def test_a_job_that_was_admitted_stays_although_its_label_changes() -> None:

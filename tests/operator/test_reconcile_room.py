@@ -12,9 +12,9 @@ from rljob_api.v1alpha1.status import Counters, RLJobStatus
 from rljob_operator.reconcile.cluster import readiness_problem
 from rljob_operator.reconcile.decision import CreateCluster, DeleteCluster, SubmitRayJob
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, PodProblem
-from rljob_operator.reconcile.status_draft import moment
+from rljob_operator.reconcile.status_draft import moment, timestamp
 from rljob_testing.operator import inputs
-from rljob_testing.operator.reasons_of_waiting import QUOTA, QUOTA_TOO_SMALL, without_room
+from rljob_testing.operator.reasons_of_waiting import QUOTA, QUOTA_TOO_SMALL, having_waited, in_queue, without_room
 
 C, R = ConditionType, Reason
 NO_ROOM = [R.UNSCHEDULABLE, R.QUOTA_EXCEEDED]
@@ -48,9 +48,8 @@ def after_progress(seen: Observed) -> Observed:
 def test_without_room_a_job_waits_until_its_deadline_and_then_gives_back_what_it_holds(reason: Reason) -> None:
     waiting = inputs.decide(without_room(reason, DEADLINE - 1))
     assert waiting.effects == ()
-    assert waiting.status.waiting_since == "2026-03-01T12:00:00Z"
+    assert waiting.status.waiting_since == timestamp(inputs.at(1 - DEADLINE))
     seen = inputs.with_status_written(without_room(reason, DEADLINE), waiting)
-    seen = replace(seen, job=replace(seen.job, status=waiting.status))
     decision = inputs.decide(seen, inputs.at(1))
     status = decision.status
     assert decision.effects == (DeleteCluster("example-1", "c1"),)
@@ -58,7 +57,7 @@ def test_without_room_a_job_waits_until_its_deadline_and_then_gives_back_what_it
     assert (status.attempts[-1].outcome, status.attempts[-1].failure_class) == ("Stopped", "Resumable")
     assert status.next_attempt is not None
     assert not status.next_attempt.same_cluster
-    assert status.waiting_since == "2026-03-01T12:00:00Z"
+    assert status.waiting_since == waiting.status.waiting_since
     used = counters(status)
     assert (used.failed_attempts, used.application_retries, used.infrastructure_retries) == (0, 0, 0)
     assert used.uncounted_restarts == 1
@@ -82,6 +81,55 @@ def test_the_pauses_of_a_job_without_room_grow_and_it_never_ends() -> None:
         seen, seconds = created, seconds + DEADLINE
     assert all(8 * 2**index <= pause <= 12 * 2**index for index, pause in enumerate(pauses[:6]))
     assert all(480 <= pause <= 720 for pause in pauses[7:])
+
+
+def test_each_wait_for_room_counts_only_for_its_own_time() -> None:
+    """After a wait of 20 hours, a pod is replaced and waits for ten seconds."""
+    policy = {"runPolicy": {"activeDeadlineSeconds": 7200, "provisioningDeadlineSeconds": 3600}}
+    seen = without_room(seconds_ago=72_000)
+    seen = replace(seen, job=replace(seen.job, spec=inputs.spec(policy), status=having_waited(seen.job.status, 72_000)))
+    starting = (inputs.pod("h", HEAD_GROUP), inputs.pod("w", ready=False))
+    waiting, moments = seen.pods, []
+    for second, pods in ((0, starting), (1200, waiting), (1210, starting), (1220, starting)):
+        now = replace(seen, pods=pods)
+        decision = inputs.decide(now, inputs.at(second))
+        assert decision.status.attempts[-1].ended is None
+        moments.append(decision.status.attempts[-1].scheduled_at)
+        seen = inputs.with_status_written(now, decision)
+    assert moments == [timestamp(inputs.at(each)) for each in (0, 0, 10, 10)]
+    assert inputs.decide(seen, inputs.at(3609)).status.attempts[-1].ended is None
+    assert inputs.decide(seen, inputs.at(3610)).status.attempts[-1].reason == R.INFRASTRUCTURE_ERROR
+
+
+def test_a_wait_of_a_running_attempt_changes_none_of_its_times() -> None:
+    seen = inputs.healthy(inputs.ray_job(), inputs.run_state())
+    lost = (inputs.pod("h", HEAD_GROUP), inputs.pod("w", problem=PodProblem(R.UNSCHEDULABLE, "no node")))
+    waits = inputs.decide(replace(seen, pods=lost))
+    again = inputs.decide(inputs.with_status_written(seen, waits), inputs.at(60)).status
+    assert (waits.status.waiting_since, again.waiting_since) == (timestamp(inputs.NOW), None)
+    assert again.attempts[-1].scheduled_at is None
+
+
+def test_a_job_that_was_admitted_does_not_wait_while_its_pods_cannot_be_created() -> None:
+    seen = in_queue(suspended=False)
+    status = having_waited(seen.job.status, 600)
+    there = replace(seen.clusters[0], pod_creation_error="a webhook denied the request")
+    denied = replace(seen, job=replace(seen.job, status=status), clusters=(there,))
+    assert inputs.decide(denied).status.waiting_since is None
+
+
+@pytest.mark.parametrize(("min_nodes", "reason"), [(3, R.QUOTA_EXCEEDED), (4, R.POD_CREATION_FAILED)])
+def test_an_elastic_job_waits_for_a_quota_that_is_enough_for_its_fewest_pods(min_nodes: int, reason: Reason) -> None:
+    edits: dict[str, object] = {
+        "pools[0].nodes": 4, "training.batchSize": 12, "training.rollout.groupSize": 4,
+        "runPolicy.elastic": {"minNodes": min_nodes, "waitSeconds": 60},
+    }  # fmt: skip
+    message = QUOTA.replace("used: requests.nvidia.com/gpu=8", "used: requests.nvidia.com/gpu=6").replace(
+        "limited: requests.nvidia.com/gpu=8", "limited: requests.nvidia.com/gpu=6"
+    )
+    found = readiness_problem(inputs.spec(edits), (), message)
+    assert found is not None
+    assert found.reason == reason
 
 
 def test_a_name_is_not_used_again_while_a_lost_pod_has_it_or_after_a_trainer_was_submitted() -> None:
@@ -161,7 +209,8 @@ def test_an_operator_that_has_just_started_tries_the_creation_before_the_deadlin
     result = inputs.decide(replace(seen, failure=refused)).status.result
     assert result is not None
     assert result.reason == R.PROVISIONING_DEADLINE_EXCEEDED
-    full = inputs.decide(replace(seen, failure=replace(refused, message=QUOTA))).status
+    waits = replace(seen, job=replace(seen.job, status=having_waited(seen.job.status, DEADLINE)))
+    full = inputs.decide(replace(waits, failure=replace(refused, message=QUOTA))).status
     assert (full.result, full.attempts[-1].reason) == (None, "QuotaExceeded")
     left = replace(seen, pods=(inputs.pod("old", cluster="example-0"),))
     assert inputs.decide(left).status.attempts[-1].reason == R.INFRASTRUCTURE_ERROR

@@ -186,9 +186,12 @@ class Attempt(WireModel):
     both count from `scheduledAt` instead. If the cluster cannot be created, the provisioning deadline counts from
     `started`."""
     scheduled_at: Timestamp | None = None
-    """When all pods had nodes, if the attempt had waited for free nodes; unset otherwise."""
+    """`activeSince`, later by the time that the attempt has waited for free nodes or quota; unset if it has not
+    waited. After the first wait, this is when all pods had nodes."""
     ready_at: Timestamp | None = None
     """When all pods were ready and had joined Ray for the first time."""
+    head_pod_uid: ShortText | None = None
+    """UID of the head pod at `readyAt`."""
     running_since: Timestamp | None = None
     """When Ray first listed the trainer."""
     progressed_at: Timestamp | None = None
@@ -235,12 +238,8 @@ class Attempt(WireModel):
 
     @property
     def counted_since(self) -> str | None:
-        """Since when it counts toward `runPolicy.activeDeadlineSeconds`; None before its RayCluster is active. The time
-        that pods waited for nodes before the trainer ran does not count."""
-        waited = self.scheduled_at is not None and (
-            self.running_since is None or self.scheduled_at <= self.running_since
-        )
-        return self.scheduled_at if waited else self.active_since
+        """Since when it counts toward both deadlines; None before its RayCluster is active."""
+        return self.scheduled_at or self.active_since
 
 
 class Counters(WireModel):
@@ -260,6 +259,9 @@ class Counters(WireModel):
     active_seconds: Count = 0
     """Total seconds of the attempts that have ended, each from `activeSince` to `ended`; after a wait for nodes, from
     `scheduledAt`."""
+    evicted_seconds: Count = 0
+    """How long the newest attempts in a row, all evicted before their trainer ran, have counted toward
+    `runPolicy.provisioningDeadlineSeconds`."""
     checkpoint_step: Count | None = None
     """Step of the newest checkpoint when the retry counters were last reset after progress."""
     uncounted_restarts: Count = 0

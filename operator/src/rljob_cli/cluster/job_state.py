@@ -89,7 +89,7 @@ def waits_for(status: RLJobStatus) -> Condition | None:
 
 def waits_in_queue(job: StoredJob) -> bool:
     """Whether an unfinished job waits in a queue of Kueue, for the first time or after an eviction."""
-    return _reason_of_waiting(job) in (Reason.QUEUED, Reason.EVICTED)
+    return _reason_of_waiting(job) in (Reason.QUEUED, Reason.EVICTED, Reason.QUEUE_CHANGED)
 
 
 def missing_capacity(job: StoredJob) -> str:

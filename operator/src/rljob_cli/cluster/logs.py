@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -105,7 +105,7 @@ def _find(job: StoredJob, pods: list[Pod], options: LogOptions) -> _Source:
     listed = {attempt.number: attempt for attempt in job.status.attempts}
     numbers = [options.attempt] if options.attempt is not None else sorted(listed, reverse=True)
     for number in numbers:
-        matching = [pod for pod in pods if pod.group == options.group and _is_of(pod, number, listed.get(number))]
+        matching = [pod for pod in pods if pod.group == options.group and _is_of(pod, number, listed)]
         if len(matching) > options.index:
             return _source(number, matching[options.index], options)
     wanted = numbers[0] if numbers else None
@@ -116,12 +116,14 @@ def _find(job: StoredJob, pods: list[Pod], options: LogOptions) -> _Source:
     return _Source(wanted, None, _missing(job, options), is_over or is_past, may_come)
 
 
-def _is_of(pod: Pod, number: int, record: Attempt | None) -> bool:
+def _is_of(pod: Pod, number: int, listed: Mapping[int, Attempt]) -> bool:
     """Whether the pod belongs to the attempt: by its cluster or, if that is unknown, by its attempt number. Several
-    attempts may share a cluster."""
-    if record is not None and pod.cluster is not None:
-        return pod.cluster == record.cluster
-    return pod.attempt == str(number)
+    attempts may share a cluster, or have had clusters with one name, of which the last one exists."""
+    record = listed.get(number)
+    if record is None or pod.cluster is None:
+        return pod.attempt == str(number)
+    last = max((each for each in listed.values() if each.cluster == record.cluster), key=lambda each: each.number)
+    return pod.cluster == record.cluster and record.cluster_uid == last.cluster_uid
 
 
 def _source(number: int, pod: Pod, options: LogOptions) -> _Source:
@@ -192,7 +194,7 @@ def _print_which_attempts(job: StoredJob, source: _Source, options: LogOptions, 
     if options.attempt is None and newest.number != source.attempt:
         text = f"attempt {newest.number} has no such pod ({attempt_text(newest)}); this is the log of attempt"
         console.print(Text(f"{text} {source.attempt} ({attempt_text(shown[0])})", "dim"), soft_wrap=True)
-    sharing = [str(each.number) for each in job.status.attempts if each.cluster == shown[0].cluster]
+    sharing = [str(each.number) for each in job.status.attempts if each.cluster_uid == shown[0].cluster_uid]
     if len(sharing) > 1:
         text = f"attempts {', '.join(sharing)} ran in this pod; the log contains all of them"
         console.print(Text(text, "dim"), soft_wrap=True)

@@ -220,9 +220,9 @@ def _provisioning_deadline(job: StoredJob, attempt: Attempt, now: datetime) -> s
     waits for now (`stops._reason_at_deadline` of the operator)."""
     waits, number = waits_for(job.status), attempt.number
     reason = waits.reason if waits is not None and waits.type == ConditionType.CLUSTER_READY else ""
-    since = attempt.active_since or attempt.started
-    if attempt.scheduled_at is not None and reason not in NO_ROOM:
-        since = attempt.scheduled_at
+    since, waiting_since = attempt.counted_since or attempt.started, job.status.waiting_since
+    if reason in NO_ROOM and waiting_since is not None:
+        since = max(waiting_since, attempt.active_since or attempt.started)
     end = moment(since) + timedelta(seconds=job.run_policy.provisioning_deadline_seconds)
     at = f"{time_text(end)} ({in_time(end, now)})"
     not_started = f"the trainer of attempt {number} has not started"

@@ -116,10 +116,13 @@ def _update_existing(file: Path, job: RLJob, cluster: Cluster, console: Console)
 
 
 def _label_changes(stored: StoredJob, job: RLJob) -> dict[str, str | None]:
-    """The labels for Kueue that differ, with their values in the file; None without one. Empty labels do not count."""
+    """The labels for Kueue in the file that differ from those of the job, with their values; None for an empty one,
+    which removes the label. A label that the file does not name stays: an administrator may have set it."""
     before, after = stored.metadata.labels, job.metadata.labels
     names = (QUEUE_LABEL, PRIORITY_CLASS_LABEL)
-    return {name: after.get(name) or None for name in names if (before.get(name) or "") != (after.get(name) or "")}
+    return {
+        name: after.get(name) or None for name in names if name in after and (before.get(name) or "") != after[name]
+    }
 
 
 def _label_lines(stored: StoredJob, labels: Mapping[str, str | None]) -> Iterator[str]:

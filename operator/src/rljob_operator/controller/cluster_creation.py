@@ -28,7 +28,7 @@ from rljob_operator.kube.errors import (
 from rljob_operator.kube.observed_objects import controller_uid
 from rljob_operator.kube.pod_problems import LABEL_CLUSTER
 from rljob_operator.kube.projections import job_uid
-from rljob_operator.manifests.access import asks_for_token, derived_token, key_id, network_policy, token_secret
+from rljob_operator.manifests.access import asks_for_token, key_id, network_policy, token_secret
 from rljob_operator.manifests.ray_cluster import ray_cluster
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.reconcile.decision import CreateCluster
@@ -104,8 +104,7 @@ class ClusterCreation:
         RayCluster, and these pods need the Secret."""
         owner = job.identity
         key = read_token_keys(self._settings.token_keys_folder).current
-        secret = token_secret(owner, effect.cluster, derived_token(key, owner, effect.cluster))
-        await self._objects.create(SECRETS, job.namespace, secret)
+        await self._objects.create(SECRETS, job.namespace, token_secret(owner, effect.cluster, key))
         if self._defaults.network_policy.enabled:
             await self._create_network_policy(job, network_policy(owner, effect.attempt, self._defaults))
         manifest = ray_cluster(owner, spec, effect.attempt, self._defaults, key_id(key), job.queue_labels)

@@ -179,7 +179,7 @@ class ReconcileLoop:
             return False
         if memory.job_uid != job.observed.uid:
             memory.job_uid, memory.failed_effect = job.observed.uid, None
-            # After a restart of the operator, not all jobs are written at once.
+            # After a restart of the operator, the first 10 seconds are for writes that decide something.
             memory.explained_at = self._clock.monotonic() if job.observed.status.attempts else None
         self._log_unknown_fields(key, memory, job)
         failure = memory.failed_effect.failure if memory.failed_effect is not None else None

@@ -58,7 +58,7 @@ def observed_pod(raw: JsonObject, now: datetime, ages: Ages, events: Iterable[Js
         overdue=_seconds_overdue(raw, ages) > DELETION_PATIENCE_SECONDS,
         node=text_at(raw, "spec", "nodeName"),
         node_silent_seconds=_node_silent_seconds(raw, ages),
-        created=time_at(raw, "metadata", "creationTimestamp"),
+        uid=text_at(raw, "metadata", "uid"),
     )
 
 

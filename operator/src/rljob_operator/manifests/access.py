@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from rljob_api.constants import DASHBOARD_PORT, LABEL_ATTEMPT, LABEL_JOB_UID
 from rljob_operator.manifests.defaults import Defaults
-from rljob_operator.manifests.naming import cluster_name, companion_name
+from rljob_operator.manifests.naming import cluster_name, companion_name, secret_name
 from rljob_operator.manifests.ownership import JobIdentity, Manifest, metadata
 from rljob_operator.raw_json import JsonObject, text_at
 
@@ -35,15 +35,15 @@ def key_id(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()[:KEY_ID_LENGTH]
 
 
-def token_secret(job: JobIdentity, cluster: str, token: str) -> Manifest:
-    """The Secret to which the cluster's `authOptions.secretName` refers."""
+def token_secret(job: JobIdentity, cluster: str, key: bytes) -> Manifest:
+    """The Secret with the cluster's token, to which `authOptions.secretName` refers."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(job, companion_name(cluster, job.uid)),
+        "metadata": metadata(job, secret_name(cluster, job.uid, key_id(key))),
         "type": "Opaque",
         "immutable": True,
-        "stringData": {TOKEN_ENTRY: token},
+        "stringData": {TOKEN_ENTRY: derived_token(key, job, cluster)},
     }
 
 

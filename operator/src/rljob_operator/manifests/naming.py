@@ -22,9 +22,15 @@ def attempt_in_name(cluster: str) -> int:
 
 
 def companion_name(cluster: str, job_uid: str) -> str:
-    """Name of a cluster's Secret and network policy. It contains a part of the job's UID, because the garbage collector
-    may not yet have deleted the Secret and the policy of an earlier job with the same name."""
+    """Name of a cluster's network policy. It contains a part of the job's UID, because the garbage collector may not
+    yet have deleted the policy of an earlier job with the same name."""
     return f"{cluster}-{job_uid[:8]}"
+
+
+def secret_name(cluster: str, job_uid: str, key_id: str) -> str:
+    """Name of the Secret with a cluster's token. It contains the id of the key from which the token is derived: a later
+    cluster with the same name may have a token from another key."""
+    return f"{companion_name(cluster, job_uid)}-{key_id}"
 
 
 def submission_id(job: str, attempt: int, submission: int) -> str:

@@ -16,7 +16,7 @@ from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.resources import Resources
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
-from rljob_operator.manifests.naming import cluster_name, companion_name
+from rljob_operator.manifests.naming import cluster_name, secret_name
 from rljob_operator.manifests.ownership import JobIdentity, Manifest, labels, metadata
 from rljob_operator.manifests.pod_template import PodMaker
 
@@ -59,7 +59,7 @@ def ray_cluster(
         "spec": {
             **({"suspend": True} if queue_labels else {}),
             "rayVersion": spec.ray_version or defaults.ray_version,
-            "authOptions": {"mode": "token", "secretName": companion_name(name, job.uid)},
+            "authOptions": {"mode": "token", "secretName": secret_name(name, job.uid, token_key_id)},
             "headGroupSpec": {
                 # To Ray, the head has no CPUs: only the trainer's controller runs there, and workers run in the pools.
                 "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0", "num-gpus": "0"},

@@ -180,7 +180,7 @@ class RunWatcher:
         """Ends `is_waiting`, because something about the head pod has changed: it may be another one, whose silence is
         counted from now on."""
         if memory := self._memories.get(job):
-            memory.waits_until, memory.failing_since = LONG_AGO, None
+            memory.waits_until, memory.failing_since, memory.failure = LONG_AGO, None, None
 
     def forget(self, job: str) -> None:
         """Forgets an RLJob; does nothing if it was not watched."""

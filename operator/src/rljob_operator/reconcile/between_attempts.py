@@ -195,6 +195,7 @@ def _report_cluster(draft: StatusDraft, observed: Observed, reason: Reason, why:
         return
     if not draft.attempts:
         return
+    draft.drop(ConditionType.QUOTA_RESERVED)
     if are_clusters_deleted(observed):
         report_no_pods(draft)
         draft.set(ConditionType.CLUSTER_READY, FALSE, reason, f"{why}; the previous cluster was deleted")

@@ -28,8 +28,6 @@ from rljob_operator.reconcile.status_draft import FALSE, TRUE, UNKNOWN, StatusDr
 
 SHORT_SILENCE_SECONDS = 20.0
 """A dashboard that has not responded for a shorter time may only be busy."""
-CLOCK_ERROR_SECONDS = 3
-"""By how much a time of the operator and one of the API server may differ; both have whole seconds only."""
 NODE_LOST_SECONDS = 60
 """How long a Kubernetes node may be unreachable before its pods count as lost."""
 
@@ -82,13 +80,25 @@ def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | Non
         draft.set(ConditionType.CLUSTER_READY, finding.status, finding.reason, finding.message)
         if finding.reason in (Reason.QUEUED, *NO_ROOM):
             draft.begin_waiting()
-        elif finding.is_true or _have_pods_nodes(draft, observed):
-            if draft.waiting_since is not None:
-                draft.change_attempt(scheduled_at=timestamp(draft.now))
-            draft.waiting_since = None
+        elif finding.reason not in (Reason.CREATING, Reason.PODS_PENDING) or _have_pods_nodes(draft, observed):
+            _end_waiting(draft)
         if finding.is_true and draft.attempt.ready_at is None:
-            draft.change_attempt(ready_at=timestamp(draft.now))
+            head = head_pod(observed.pods_of(draft.attempt.cluster))
+            draft.change_attempt(
+                ready_at=timestamp(draft.now), head_pod_uid=head.uid or None if head is not None else None
+            )
     return finding
+
+
+def _end_waiting(draft: StatusDraft) -> None:
+    """Records that the job no longer waits for capacity. The time of the wait does not count toward the deadlines,
+    unless the trainer was running."""
+    since, active = draft.waiting_since, draft.attempt.active_since
+    if since is not None and active is not None and draft.attempt.running_since is None:
+        waited = draft.now - max(moment(since), moment(active))
+        counted = moment(draft.attempt.scheduled_at or active) + waited
+        draft.change_attempt(scheduled_at=timestamp(min(counted, draft.now)))
+    draft.waiting_since = None
 
 
 def _have_pods_nodes(draft: StatusDraft, observed: Observed) -> bool:
@@ -136,16 +146,16 @@ def were_pods_deleted(attempt: Attempt, cluster: ObservedCluster, pods: Pods) ->
     """Whether KubeRay has deleted all pods of the attempt because the cluster was suspended, also if it was admitted
     again since then: only this resets `provisioned` of a cluster whose pods were all ready."""
     was_complete = attempt.ready_at is not None and not attempt.nodes
-    return (was_complete and cluster.provisioned is False) or was_head_replaced(attempt, pods)
+    # KubeRay may also report this late, or never while one pod is not ready. So it counts only in a queue.
+    is_reset = was_complete and cluster.provisioned is False and bool(cluster.queue)
+    return is_reset or was_head_replaced(attempt, pods)
 
 
 def was_head_replaced(attempt: Attempt, pods: Pods) -> bool:
-    """Whether the head pod was created after all pods of the attempt had been ready. KubeRay replaces the head pod of
-    such a cluster only after a suspension. An attempt on fewer pods than requested does not count."""
+    """Whether the head pod is another one than when all pods of the attempt were ready. KubeRay replaces the head pod
+    of such a cluster only after a suspension. An attempt on fewer pods than requested does not count."""
     head = head_pod(pods)
-    if head is None or head.created is None or attempt.ready_at is None or attempt.nodes:
-        return False
-    return (head.created - moment(attempt.ready_at)).total_seconds() > CLOCK_ERROR_SECONDS
+    return head is not None and attempt.head_pod_uid not in (None, head.uid) and not attempt.nodes
 
 
 def disrupted_pod(pods: Pods, *, is_complete: bool = False) -> str | None:

@@ -106,8 +106,10 @@ class ObservedCluster:
     """Name of the cluster's WorkloadPriorityClass (Kueue); empty without one."""
 
     def has_queue_labels(self, labels: Mapping[str, str]) -> bool:
-        """Whether the cluster's labels for Kueue are these."""
-        return (self.queue, self.priority_class) == (labels.get(QUEUE_LABEL, ""), labels.get(PRIORITY_CLASS_LABEL, ""))
+        """Whether the cluster has these labels for Kueue. A webhook may have added a priority, so without a label for
+        it, any priority is right."""
+        priority = labels.get(PRIORITY_CLASS_LABEL)
+        return self.queue == labels.get(QUEUE_LABEL, "") and priority in (None, self.priority_class)
 
     @property
     def is_suspended(self) -> bool:
@@ -145,8 +147,7 @@ class ObservedPod:
     node_silent_seconds: float = 0.0
     """How long the pod's node has been unreachable: since the node became NotReady, or since the kubelet's lease was
     last renewed, if the operator has read the lease."""
-    created: datetime | None = None
-    """When the pod was created, in UTC."""
+    uid: str = ""
 
 
 class Reachability(StrEnum):

@@ -16,7 +16,8 @@ _LIMITS, _REQUESTS = "limits.", "requests."
 
 def is_quota_in_use(message: str, spec: RLJobSpec | None) -> bool:
     """Whether a request failed because others use up a ResourceQuota now. False if the quota is too small for the
-    request or for all pods of the job together, which would then wait for ever. `spec`: None if it cannot be parsed."""
+    request or for the pods with which the job can run: then the job would wait for ever. `spec`: None if it cannot be
+    parsed."""
     if "exceeded quota" not in message:
         return False
     requested, limited = (dict(_amounts(message, word)) for word in ("requested", "limited"))
@@ -34,10 +35,13 @@ def _amounts(message: str, word: str) -> Iterator[tuple[str, Fraction]]:
 
 
 def _total(spec: RLJobSpec, name: str) -> Fraction:
-    """How much of a resource of a quota all pods of the job need, at least: `pods`, `limits.memory`, `requests.cpu`, or
-    `cpu`, which means the same."""
+    """How much of a resource of a quota the pods with which the job can run need, at least: `pods`, `limits.memory`,
+    `requests.cpu`, or `cpu`, which means the same."""
+    elastic = spec.run_policy.elastic
     counts = [(1, spec.head.resources, "", 0)]
-    counts += [(pool.nodes, pool.resources, pool.gpu_resource, pool.gpus_per_node) for pool in spec.pools]
+    for pool in spec.pools:
+        nodes = pool.nodes if elastic is None else min(pool.nodes, elastic.min_nodes)
+        counts.append((nodes, pool.resources, pool.gpu_resource, pool.gpus_per_node))
     if name in _NUMBERS_OF_PODS:
         return Fraction(sum(count for count, *_ in counts))
     resource = name.removeprefix(_REQUESTS).removeprefix(_LIMITS)

@@ -91,9 +91,12 @@ def start_attempt(
 def end_attempt(draft: StatusDraft, ending: Ending) -> None:
     """Records how the newest attempt ended, and adds the time since `counts_since` to the job's active seconds."""
     attempt, since = draft.attempt, draft.counts_since
-    if since is not None:
-        active = max(0, round(seconds_since(since, draft.now)))
-        draft.change_counters(active_seconds=min(draft.counters.active_seconds + active, MAX_COUNT))
+    active = max(0, round(seconds_since(since, draft.now))) if since is not None else 0
+    is_evicted_early = ending.reason is Reason.EVICTED and attempt.running_since is None
+    draft.change_counters(
+        active_seconds=min(draft.counters.active_seconds + active, MAX_COUNT),
+        evicted_seconds=min(draft.counters.evicted_seconds + active, MAX_COUNT) if is_evicted_early else 0,
+    )
     failure_class = FAILURE_CLASSES.get(ending.reason)
     draft.change_attempt(
         state=AttemptState.ENDED.value,
@@ -150,7 +153,7 @@ def follow_ending(
 def _restart_freely(draft: StatusDraft, ending: Ending, job_uid: str, is_cluster_reusable: bool) -> None:
     """Plans the next attempt after one that ended for no fault of the job. It uses no retry. Each disruption and each
     time without room makes the next pause longer, until the job makes progress."""
-    if ending.reason in (Reason.RESIZED, Reason.EVICTED, Reason.QUEUE_CHANGED):
+    if ending.reason in (Reason.RESIZED, Reason.EVICTED):
         seconds = 0.0
     else:
         _reset_budgets_after_progress(draft)

@@ -121,22 +121,10 @@ def _ending_by_eviction_before_start(
     if problem is None:
         return Ending(Reason.EVICTED, text)
     text += f"; {problem.message}"
+    active = seconds_since(draft.counts_since, draft.now) if draft.counts_since is not None else 0.0
     reason = _reason_at_deadline(draft, observed, problem.reason)
-    is_final = reason is Reason.PROVISIONING_DEADLINE_EXCEEDED
-    is_late = _seconds_without_trainer(draft) >= policy.provisioning_deadline_seconds
-    return Ending(reason if is_final and is_late else Reason.EVICTED, text)
-
-
-def _seconds_without_trainer(draft: StatusDraft) -> float:
-    """How long the newest attempts, without a break, have held a cluster without a running trainer."""
-    total = 0.0
-    for attempt in reversed(draft.attempts):
-        if attempt.running_since is not None:
-            break
-        if attempt.active_since is not None:
-            end = moment(attempt.ended) if attempt.ended is not None else draft.now
-            total += seconds_since(attempt.active_since, end)
-    return total
+    is_late = draft.counters.evicted_seconds + active >= policy.provisioning_deadline_seconds
+    return Ending(reason if is_late and reason not in (*NO_ROOM, Reason.DISRUPTED) else Reason.EVICTED, text)
 
 
 def exceeded_deadline(
@@ -313,10 +301,10 @@ def _endings_by_deadline(
         # An operator that has just started does not know yet why the cluster could not be created.
         return []
     limit = policy.provisioning_deadline_seconds
-    since = attempt.active_since or attempt.started
-    if attempt.scheduled_at is not None and waits_for[0] not in NO_ROOM:
-        # The time without room counts only toward the time after which the job gives back what it holds.
-        since = attempt.scheduled_at
+    since = attempt.counted_since or attempt.started
+    if waits_for[0] in NO_ROOM and draft.waiting_since is not None:
+        # After this time without capacity, the job deletes its cluster.
+        since = max(draft.waiting_since, attempt.active_since or attempt.started)
     waited = seconds_since(since, draft.now)
     text = f"the trainer did not start within {limit} s: {waits_for[1]}"
     found = [(limit - waited, Ending(_reason_at_deadline(draft, observed, waits_for[0]), text))]

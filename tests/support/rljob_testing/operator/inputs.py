@@ -227,12 +227,12 @@ def pod(
     problem: PodProblem | None = None,
     overdue: bool = False,
     node_silent_seconds: float = 0.0,
-    created: datetime | None = None,
+    uid: str = "",
 ) -> ObservedPod:
     """A pod; ready by default."""
     well = ready and not ended and problem is None
     return ObservedPod(
-        name, cluster, group, well, deleting, ended, problem, overdue, f"node-of-{name}", node_silent_seconds, created
+        name, cluster, group, well, deleting, ended, problem, overdue, f"node-of-{name}", node_silent_seconds, uid
     )
 
 

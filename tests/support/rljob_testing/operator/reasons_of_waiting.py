@@ -7,7 +7,7 @@ from dataclasses import replace
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.v1alpha1.pools import QUEUE_LABEL
-from rljob_api.v1alpha1.status import StopRequest
+from rljob_api.v1alpha1.status import RLJobStatus, StopRequest
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     EffectKind,
@@ -61,7 +61,14 @@ def without_room(reason: Reason = R.UNSCHEDULABLE, seconds_ago: float = 1800) ->
     waiting = (inputs.pod("w", problem=PodProblem(reason, NO_GPU)),) if reason is R.UNSCHEDULABLE else ()
     pods = (inputs.pod("h", HEAD_GROUP), *waiting)
     error = QUOTA if reason is R.QUOTA_EXCEEDED else None
-    return inputs.observed(inputs.provisioning(seconds_ago=seconds_ago), inputs.cluster(error=error), pods)
+    return inputs.observed(
+        having_waited(inputs.provisioning(seconds_ago=seconds_ago), seconds_ago), inputs.cluster(error=error), pods
+    )
+
+
+def having_waited(status: RLJobStatus, seconds_ago: float) -> RLJobStatus:
+    """The status of a job that has waited for capacity since `seconds_ago`."""
+    return status.model_copy(update={"waiting_since": timestamp(inputs.at(-seconds_ago))})
 
 
 def disrupted(*, stopped: bool = False) -> Observed:
@@ -78,7 +85,7 @@ def disrupted(*, stopped: bool = False) -> Observed:
 
 def refused_creation() -> Observed:
     failure = EffectFailure(EffectKind.CREATE_CLUSTER, R.CREATION_REJECTED, QUOTA.replace("pods", "rayclusters.ray.io"))
-    return replace(inputs.observed(inputs.provisioning(seen=False)), failure=failure)
+    return replace(inputs.observed(having_waited(inputs.provisioning(seen=False), 60)), failure=failure)
 
 
 ROWS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [

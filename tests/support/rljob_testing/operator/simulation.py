@@ -315,7 +315,7 @@ class World:
             ready=ready,
             deleting=going,
             node_silent_seconds=silent,
-            created=inputs.NOW + timedelta(seconds=TICK_SECONDS * found.since),
+            uid=f"{found.uid}-h-{found.since}",
         )
         return (head, *workers)
 
