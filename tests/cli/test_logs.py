@@ -126,6 +126,21 @@ def test_attempts_on_one_cluster_share_its_pods(small: JobCluster, kubelet: Stan
         assert rljob("logs", "small", *arguments) == (0, "both\n", Mentions("attempts 1, 2", "pod"))
 
 
+def test_a_pod_belongs_only_to_attempts_on_the_last_cluster_of_its_name(
+    small: JobCluster, kubelet: StandInKubelet, rljob: Rljob
+) -> None:
+    """After an attempt without capacity, the next cluster has the same name."""
+    ended = ATTEMPT | {"state": "Ended", "ended": SINCE, "outcome": "Stopped", "reason": "Unschedulable"}
+    attempts = [ended | {"clusterUid": "c1"}, ATTEMPT | {"number": 2, "clusterUid": "c2"}]
+    small.write_status("small", {"attempts": attempts})
+    create_pod(small, "small-1-head-a", "head", cluster="small-1")
+    kubelet.logs[f"{small.namespace}/small-1-head-a/driver"] = [b"second\n"]
+    assert rljob("logs", "small") == (0, "second\n", "")
+    code, output, errors = rljob("logs", "small", "--attempt", "1")
+    assert (code, output) == (1, "")
+    assert errors == Mentions("attempt 1", "Unschedulable")
+
+
 def test_without_pods_the_path_of_the_log_copy_is_shown(small: JobCluster, rljob: Rljob) -> None:
     lost = {"state": "Ended", "ended": SINCE, "outcome": "Failed", "reason": "HeadLost", "message": "node n7 was lost"}
     waits = {"reason": "HeadLost", "failureClass": "Infrastructure", "notBefore": "2026-01-31T12:31:00Z"}

@@ -167,7 +167,6 @@ URGENT = f"{{{QUEUE_LABEL}: a, {PRIORITY_CLASS_LABEL}: urgent}}"
         (A, B, {"attempts": [QUEUED]}, f'[{QUEUE_LABEL}]: "a" -> "b"', MOVED),
         (A, B, {"attempts": [RUNNING]}, f'[{QUEUE_LABEL}]: "a" -> "b"', NEXT_CLUSTER),
         (A, B, {"attempts": [ENDED], "result": COMPLETE}, f'[{QUEUE_LABEL}]: "a" -> "b"', Mentions("no effect")),
-        (A, "{}", {"attempts": [QUEUED]}, f'[{QUEUE_LABEL}]: "a" -> unset', NEXT_CLUSTER),
         ("{}", B, {"attempts": [RUNNING]}, f'[{QUEUE_LABEL}]: unset -> "b"', NEXT_CLUSTER),
         (A, URGENT, {"attempts": [QUEUED]}, f'[{PRIORITY_CLASS_LABEL}]: unset -> "urgent"', MOVED),
         (A, URGENT, {"attempts": [RUNNING]}, f'[{PRIORITY_CLASS_LABEL}]: unset -> "urgent"', NEXT_CLUSTER),
@@ -199,6 +198,14 @@ def test_another_queue_or_priority_in_the_file_changes_the_job(
         "red" if "team: red" in before else None
     )
     assert "already exists with this spec" in rljob("submit", str(file))[1]
+
+
+def test_a_label_for_kueue_that_the_file_does_not_name_stays(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
+    file.write_text(with_labels(A))
+    rljob("submit", str(file))
+    file.write_text(with_labels("{team: red}"))
+    assert "already exists with this spec" in rljob("submit", str(file))[1]
+    assert object_at(job_cluster.job("small"), "metadata", "labels")[QUEUE_LABEL] == "a"
 
 
 def changes_after_reading(monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]) -> None:

@@ -194,7 +194,8 @@ def _print_which_attempts(job: StoredJob, source: _Source, options: LogOptions, 
     if options.attempt is None and newest.number != source.attempt:
         text = f"attempt {newest.number} has no such pod ({attempt_text(newest)}); this is the log of attempt"
         console.print(Text(f"{text} {source.attempt} ({attempt_text(shown[0])})", "dim"), soft_wrap=True)
-    sharing = [str(each.number) for each in job.status.attempts if each.cluster_uid == shown[0].cluster_uid]
+    of = shown[0].cluster, shown[0].cluster_uid
+    sharing = [str(each.number) for each in job.status.attempts if (each.cluster, each.cluster_uid) == of]
     if len(sharing) > 1:
         text = f"attempts {', '.join(sharing)} ran in this pod; the log contains all of them"
         console.print(Text(text, "dim"), soft_wrap=True)

@@ -15,7 +15,7 @@ No function here does I/O or reads a clock. Most of them change the `StatusDraft
 |---|---|
 | SpecValid | `reconcile` |
 | ClusterReady | `cluster`, `between_attempts`, `cleanup` |
-| PlacementFeasible | `cluster` |
+| PlacementFeasible | `placement` |
 | JobSubmitted, Progressing, Checkpointed | `trainer` |
 | Suspended | `between_attempts` |
 | Retrying | `retries`, `between_attempts` |

@@ -1,7 +1,6 @@
-"""Judges the attempt's RayCluster: sets ClusterReady, PlacementFeasible and the status of the pools.
+"""Judges the attempt's RayCluster: sets ClusterReady and the status of the pools.
 
-It checks which pods are ready and what blocks the others, whether the pods have joined Ray, and whether Ray can place
-the trainer's placement groups.
+It checks which pods are ready and what blocks the others, and whether the pods have joined Ray.
 """
 
 from __future__ import annotations
@@ -122,18 +121,6 @@ def _queue_finding(draft: StatusDraft, cluster: ObservedCluster) -> Finding | No
     why = next(filter(None, messages if reason is Reason.QUEUED else reversed(messages)), "")
     text += f": {why}" if why else ""
     return Finding(FALSE, reason, text)
-
-
-def report_placement(draft: StatusDraft, observed: Observed, spec: RLJobSpec, *, cluster_ready: bool) -> str | None:
-    """Sets PlacementFeasible once the cluster is ready. Returns what is missing; None if nothing is missing, or if this
-    is not known because the cluster is not ready or Ray does not respond."""
-    ray = observed.ray
-    if not cluster_ready or ray.reachability is not Reachability.OK:
-        return None
-    reason, message = _placement_finding(spec, ray)
-    feasible = reason is Reason.FEASIBLE
-    draft.set(ConditionType.PLACEMENT_FEASIBLE, TRUE if feasible else FALSE, reason, message)
-    return None if feasible else message
 
 
 def is_lost(pod: ObservedPod) -> bool:
@@ -391,16 +378,3 @@ def _missing_ray_nodes(spec: RLJobSpec, ray: ObservedRay) -> str | None:
         return None
     num_pods = num_workers + 1
     return f"{num_pods} of {num_pods} pods ready, {num_joined + has_head} of them have joined Ray"
-
-
-def _placement_finding(spec: RLJobSpec, ray: ObservedRay) -> tuple[Reason, str]:
-    """Reason and message of PlacementFeasible."""
-    expected = sorted((pool.gpus_per_node for pool in spec.pools for _ in range(pool.nodes)), reverse=True)
-    seen = sorted((node.num_gpus for node in ray.nodes if not node.is_head), reverse=True)
-    numbers = f"Ray has {sum(seen)} of {sum(expected)} GPUs"
-    if any(found < needed for found, needed in zip(seen, expected, strict=False)):
-        return Reason.INSUFFICIENT_GPUS, f"{numbers}; the worker pod with the fewest GPUs has {seen[-1]}"
-    if ray.infeasible_groups:
-        groups = "; ".join(ray.infeasible_groups)
-        return Reason.PLACEMENT_GROUP_INFEASIBLE, f"{numbers}; no Ray node has the resources for {groups}"
-    return Reason.FEASIBLE, numbers

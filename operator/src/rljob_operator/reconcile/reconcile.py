@@ -20,7 +20,7 @@ from rljob_operator.reconcile.between_attempts import (
     wait_or_start,
 )
 from rljob_operator.reconcile.cleanup import clean_up, delete_unneeded_clusters, seconds_to_cleanup
-from rljob_operator.reconcile.cluster import Finding, report_cluster, report_placement
+from rljob_operator.reconcile.cluster import Finding, report_cluster
 from rljob_operator.reconcile.creation import (
     choose_pod_counts,
     create_cluster,
@@ -31,6 +31,7 @@ from rljob_operator.reconcile.creation import (
 )
 from rljob_operator.reconcile.decision import Decision, Effect, events_between
 from rljob_operator.reconcile.observed import Observed, Reachability
+from rljob_operator.reconcile.placement import report_placement
 from rljob_operator.reconcile.retries import end_attempt, end_job, follow_ending, wait_for_another_operator
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft, seconds_since, timestamp
 from rljob_operator.reconcile.stops import (

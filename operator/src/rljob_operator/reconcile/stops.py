@@ -294,7 +294,7 @@ def _endings_by_deadline(
         text = f"the trainer could not be observed for {limit} s: {unobservable[1]}"
         left = limit - seconds_since(attempt.state_unknown_since, draft.now)
         return [(_remaining_after_silence(left, observed), Ending(unobservable[0], text))]
-    if attempt.active_since is None and attempt.cluster_uid is not None:
+    if attempt.active_since is None and attempt.state == AttemptState.QUEUED:
         # The cluster waits in a queue, as long as it takes.
         return []
     if waits_for[0] is Reason.CREATING and create_cluster(draft, observed):

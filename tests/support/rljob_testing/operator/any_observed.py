@@ -210,7 +210,7 @@ def _status(pick: Random, stage: Stage, num_former: int, job_spec: RLJobSpec) ->
         progress=state.progress if newest.running_since is not None else None,
         checkpoint=state.checkpoint,
         handled_requests=pick.choice([None, None, HandledRequests(stop="first", retry="first")]),
-        waiting_since=pick.choice([None, None, ago(an_age(pick)), ago(86_400)]),
+        waiting_since=pick.choice([None, ago(an_age(pick)), *(ago(86_400),) * 6]),
     )
     return status.model_copy(update=_between_or_after(pick, stage, newest))
 
