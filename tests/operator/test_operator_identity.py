@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -36,8 +37,11 @@ def test_a_recreated_job_starts_after_the_former_is_gone(testbed: Testbed, opera
     testbed.submit("twin")
     testbed.wait_for("twin", "Progressing", "Training")
     first = testbed.dashboard("twin-1").started["twin-1-1"][1]
+    created = datetime.fromisoformat(testbed.job("twin")["metadata"]["creationTimestamp"])
     testbed.delete("twin")
     testbed.wait(lambda: testbed.http.get(f"{testbed.jobs}/twin").status_code == 404, "the job to be deleted")
+    # Start numbers begin with the second of the creation. No real trainer starts within this second.
+    testbed.wait(lambda: datetime.now(UTC) >= created + timedelta(seconds=1), "the next second")
     testbed.dashboard("twin-1").complete_after(0.5)
     testbed.dashboard("twin-1").started.clear()
     testbed.submit("twin")

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 JOB = "steady"
 WAIT_SECONDS = 300.0
 TIMES = {
-    *("lastTransitionTime", "started", "ended", "clusterUid", "updatedAt", "savedAt"),
+    *("lastTransitionTime", "started", "ended", "clusterUid", "headPodUid", "updatedAt", "savedAt", "scheduledAt"),
     *(
         "activeSince",
         "readyAt",
