@@ -101,6 +101,8 @@ class Reason(StrEnum):
     HIGH_GRADIENT_NORM = "HighGradientNorm"
     HIGH_KL = "HighKl"
     ROLLOUT_MISMATCH = "RolloutMismatch"
+    TOKENS_REJECTED = "TokensRejected"
+    ADAPTERS_ROUNDED = "AdaptersRounded"
     RESPONSES_CUT_OFF = "ResponsesCutOff"
     EQUAL_SCORES = "EqualScores"
     OTHER_ALARM = "OtherAlarm"
@@ -172,6 +174,8 @@ ALARMS = (
     Reason.HIGH_GRADIENT_NORM,
     Reason.HIGH_KL,
     Reason.ROLLOUT_MISMATCH,
+    Reason.TOKENS_REJECTED,
+    Reason.ADAPTERS_ROUNDED,
     Reason.RESPONSES_CUT_OFF,
     Reason.EQUAL_SCORES,
 )

@@ -144,8 +144,9 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.RESPONSES_EXCLUDED: Explanation(
             means=(
-                "In several steps more than 5 % of the responses were excluded for another reason than a failed reward:"
-                " the rollout engine or the environment did not complete them. Usual is 0 %."
+                "In several steps more than 5 % of the responses were excluded or replaced (usual is 0 %), without"
+                " those with a failed reward: engine or environment did not complete them, or the reward of a replaced"
+                " response failed."
             ),
             advice=(
                 "Read the logs of the workers and of the environment in `logs/` of the run folder, and fix the cause."
@@ -181,6 +182,23 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
                 "To find the cause try, one at a time, `rollout.compile: Never`, `model.dtype: Float32` and"
                 " `rollout.engine: HuggingFace`; or correct for it with `algorithm.rolloutCorrection`"
                 " (docs/rollout-correction.md)."
+            ),
+        ),
+        Reason.TOKENS_REJECTED: Explanation(
+            means=(
+                "In several steps `algorithm.rolloutCorrection.rejection` excluded more than half of the tokens from"
+                " the update."
+            ),
+            advice="Widen its bounds, or synchronize the weights more often (`rollout.syncEverySteps`).",
+        ),
+        Reason.ADAPTERS_ROUNDED: Explanation(
+            means=(
+                "The rollout engine gets LoRA adapters merged into 16-bit weights, and rounding loses more than 10 % of"
+                " what the adapters add. So the policy that generates differs from the policy that is trained."
+            ),
+            advice=(
+                "Set `model.lora.sync: Adapter` (requires `rollout.engine: VLLM`), or `model.dtype: Float32`"
+                " (docs/lora.md). In the first steps of a run it is usual, because the adapters are still small."
             ),
         ),
         Reason.RESPONSES_CUT_OFF: Explanation(

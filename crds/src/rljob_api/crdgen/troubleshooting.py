@@ -190,7 +190,7 @@ _MEANING_OF_TRUE = {
     ConditionType.JOB_SUBMITTED: "Ray has accepted the trainer",
     ConditionType.PROGRESSING: "the trainer is loading or training",
     ConditionType.CHECKPOINTED: "there is a complete checkpoint",
-    ConditionType.TRAINING_HEALTHY: "the trainer reports no [alarm](training-health.md); False does not stop the training",
+    ConditionType.TRAINING_HEALTHY: "the trainer reports no [alarm](training-health.md); stops nothing",
     ConditionType.SUSPENDED: "the job is suspended, and its pods are deleted",
     ConditionType.RETRYING: "an attempt ended before the job was complete, and another one follows",
     ConditionType.FINISHED: "the job is Complete or Failed",
