@@ -230,8 +230,10 @@ def _alarms_text(job: StoredJob) -> Iterator[Text]:
     yield Text(one_line(f"Alarm of the training: {first}. It stops nothing."), "yellow")
     yield from _message_lines(found.message)
     yield _advice(found.reason)
-    for name in others:
-        yield Text(one_line(f"Another alarm: {name}; `rljob explain --reason {name}` explains it"), "yellow")
+    if others:
+        yield Text(
+            one_line(f"Other alarms: {', '.join(others)}; `rljob explain --reason REASON` explains them."), "yellow"
+        )
 
 
 def _queue_text(job: StoredJob) -> Iterator[Text]:
