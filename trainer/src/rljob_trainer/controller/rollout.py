@@ -199,9 +199,9 @@ class Rollout:
     def equal_scores_metrics(self, *, by_name: bool) -> dict[str, float]:
         """Returns the fraction of groups without a difference between their rewards (`has_reward_variance`), of the
         groups with at least two counted responses; nothing if there is no such group."""
-        num_groups = len(self.groups_B[self.is_counted(2)].unique())
-        num_different = len(self.groups_B[self.has_reward_variance(by_name=by_name)].unique())
-        return {EQUAL_SCORES_FRACTION: 1 - num_different / num_groups} if num_groups else {}
+        groups = set(self.groups_B[self.is_counted(2)].tolist())
+        different = set(self.groups_B[self.has_reward_variance(by_name=by_name)].tolist())
+        return {EQUAL_SCORES_FRACTION: 1 - len(different) / len(groups)} if groups else {}
 
     def differs(self, values_B: torch.Tensor) -> torch.Tensor:
         """Returns [B] bool: whether the response is compared, which means that it has a value and counts in its group,
