@@ -160,12 +160,10 @@ def test_a_missing_score_fakes_no_variance() -> None:
 
 
 def test_groups_with_equal_scores_are_counted_if_advantages_compare_them() -> None:
-    found = run({"advantage": PLAIN}, {"score": [1, 1, TIMEOUT, 0, 0, 0, 0, 1, 1]})[1]
-    assert found["groups/equal_scores_fraction"] == pytest.approx(2 / 3)
-    assert "groups/equal_scores_fraction" not in run({"advantage": PLAIN}, {"score": [UNREACHABLE] * 9})[1]
-    assert (
-        "groups/equal_scores_fraction" not in run({"advantage": {"type": "ReinforcePlusPlus"}}, {"score": [0.0] * 9})[1]
-    )
+    name = "groups/equal_scores_fraction"
+    assert run({"advantage": PLAIN}, {"score": [1, 1, TIMEOUT, 0, 0, 0, 0, 1, 1]})[1][name] == pytest.approx(2 / 3)
+    assert name not in run({"advantage": PLAIN}, {"score": [UNREACHABLE] * 9})[1]
+    assert name not in run({"advantage": {"type": "ReinforcePlusPlus"}}, {"score": [0.0] * 9})[1]
     # The sums of all responses are equal, the rewards by name are not.
     named: dict[str, Scores] = {"right": [1, 0] * 3, "form": [0, 1] * 2 + [1, 0]}
     for advantage, expected in ({"type": "GDPO"}, 0.0), (PLAIN, 2 / 3):
