@@ -150,7 +150,7 @@ def test_released_data_leaves_the_object_store(group: WorkerGroup) -> None:
     for _ in range(60):
         echo_workers.call_for_batch(group, "add", echo_workers.call_for_batch(group, "echo", sent))
         highest = max(highest, used_bytes() - before)
-    # If one of the three batches of a step were not freed, 60 steps would leave 60 x 8 MiB. Data that is being freed may
+    # If one of a step's three batches were not freed, 60 steps would leave 60 x 8 MiB. Data that is being freed may
     # still be counted.
     deadline = time.monotonic() + 30
     while used_bytes() - before > sent.num_bytes() and time.monotonic() < deadline:
