@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Installs Chromium for the tests of a run's page, if this machine has no browser that they can use (Debian, as root).
+# Installs Chromium for the tests of a run's page, if this machine does not have it.
 set -euo pipefail
 
-for name in chromium chromium-browser google-chrome google-chrome-stable; do
-  if command -v "$name" >/dev/null && command -v chromedriver >/dev/null; then
-    exit 0
-  fi
-done
+packages="chromium chromium-driver"
+if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then
+  exit 0
+fi
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-  echo "install: Debian packages: chromium chromium-driver (for the tests of the page)"
+  echo "install: Debian packages for the tests of the page: $packages"
   apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null
+  # shellcheck disable=SC2086 - a list of words
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages >/dev/null
 else
-  echo "install: no Chromium with chromedriver; the tests of the page in a browser will say so" >&2
+  echo "install: the tests of the page need a browser (Debian's packages: $packages); install them and try again" >&2
+  exit 1
 fi
