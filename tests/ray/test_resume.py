@@ -244,6 +244,8 @@ def test_both_runs_report_the_same_metrics(uninterrupted: training_runs.Ended, f
         assert expected, name
         assert finished.run.files.series(name) == expected
     assert len(set(uninterrupted.files.series("actor/kl_coefficient"))) == NUM_STEPS
+    assert uninterrupted.files.state().alarms is not None
+    assert finished.run.files.state().alarms == uninterrupted.files.state().alarms
 
 
 def test_the_time_of_every_save_is_reported_with_its_step(uninterrupted: training_runs.Ended) -> None:

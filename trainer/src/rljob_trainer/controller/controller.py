@@ -18,11 +18,11 @@ from rljob_api.v1alpha1.training import Profile
 from rljob_trainer.checkpoints.adapter_export import write_merged_huggingface
 from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint
+from rljob_trainer.controller.alarms import Alarms
 from rljob_trainer.controller.build_run import Run
 from rljob_trainer.controller.checkpointing import Checkpointing, StateParts
 from rljob_trainer.controller.evaluation import Evaluation
 from rljob_trainer.controller.finished_groups import FinishedGroups
-from rljob_trainer.controller.mismatch_watch import MismatchWatch
 from rljob_trainer.controller.model_roles import engines_of, step_plan
 from rljob_trainer.controller.outcomes import FailureRate
 from rljob_trainer.controller.rollout_phase import RolloutPhase
@@ -38,6 +38,7 @@ from rljob_trainer.errors import AlgorithmFunctionError, BatchNotFullError, Coll
 from rljob_trainer.groups.object_store import TRAFFIC
 from rljob_trainer.groups.worker_processes import WorkerProcesses
 from rljob_trainer.observability.activity import ActivityWatch
+from rljob_trainer.observability.jsonl import read_rows
 from rljob_trainer.observability.metrics import (
     CONTROLLER_RECEIVED_BYTES,
     CONTROLLER_SENT_BYTES,
@@ -51,6 +52,7 @@ from rljob_trainer.observability.metrics import (
 )
 from rljob_trainer.observability.profiles import profile_file, suffix_of
 from rljob_trainer.observability.samples import SampleKind
+from rljob_trainer.observability.sinks import METRICS_FILE_NAME
 from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.observability.timeline import ProcessSpans, timeline_file, write_timeline
 from rljob_trainer.observability.timing import PhaseTimer
@@ -83,7 +85,7 @@ class Controller:
         self.stop = stop
         self.num_steps = job.spec.training.steps
         self.timer = PhaseTimer(time.perf_counter, reporter.in_phase)
-        self.mismatch_watch = MismatchWatch(run.job.spec)
+        self.alarms = Alarms(run.job.spec)
         self.failure_rate = FailureRate(job.spec.training.max_failure_rate)
         activity = ActivityWatch(output.run_folder / LOGS_FOLDER, reporter.report_progress)
         for processes in run.workers.processes.values():
@@ -159,10 +161,11 @@ class Controller:
         return StateParts(cursor=self.cursor.state(), kl_coefficient=self.training_step.kl_coefficient.state())
 
     def restore(self, parts: StateParts) -> None:
-        """Restores the parts from a checkpoint, whose tensors the workers have already loaded. Raises
-        ConfigurationError."""
+        """Restores the parts from a checkpoint, whose tensors the workers have already loaded, and the alarms from the
+        metrics of the earlier steps. Raises ConfigurationError."""
         self.cursor.restore(parts.cursor)
         self.training_step.kl_coefficient.restore(parts.kl_coefficient)
+        self.alarms.load(read_rows(self.output.run_folder / METRICS_FILE_NAME))
 
     def load_finished_groups(self, first_step: int) -> None:
         """Loads the groups that a stopped attempt has kept, if the job keeps them."""
@@ -248,8 +251,7 @@ class Controller:
         finally:
             metrics.update(self.saves.take_seconds())
             self.output.step_done(step + 1, metrics, samples)
-            self.reporter.step_done(step + 1, metrics)
-            self.mismatch_watch.step_done(step + 1, metrics)
+            self.reporter.step_done(step + 1, metrics, self.alarms.step_done(step + 1, metrics))
 
     def _evaluate(self, step: int) -> None:
         if self.evaluation is None or not self.evaluation.is_due(step, self.num_steps):

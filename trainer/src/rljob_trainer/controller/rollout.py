@@ -26,6 +26,7 @@ from rljob_trainer.controller.outcomes import (
 )
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.observability.metrics import (
+    EQUAL_SCORES_FRACTION,
     PROMPT_LENGTH_MAX,
     PROMPT_LENGTH_MEAN,
     REPLACED_FRACTION,
@@ -194,6 +195,13 @@ class Rollout:
         for each_B in named if by_name else [self.rewards_B]:
             differs_B = differs_B | self.differs(each_B)
         return differs_B
+
+    def equal_scores_metrics(self, *, by_name: bool) -> dict[str, float]:
+        """Returns the fraction of groups without a difference between their rewards (`has_reward_variance`), of the
+        groups with at least two counted responses; nothing if there is no such group."""
+        groups = set(self.groups_B[self.is_counted(2)].tolist())
+        different = set(self.groups_B[self.has_reward_variance(by_name=by_name)].tolist())
+        return {EQUAL_SCORES_FRACTION: 1 - len(different) / len(groups)} if groups else {}
 
     def differs(self, values_B: torch.Tensor) -> torch.Tensor:
         """Returns [B] bool: whether the response is compared, which means that it has a value and counts in its group,

@@ -103,7 +103,8 @@ class TrainingStep:
         self.kl_coefficient = KlCoefficient(plan.algorithm.kl)
         self.advantages = advantage_estimator(plan.algorithm, plan.group_size)
         self.compares_by_name = NAMED_REWARDS in self.advantages.needs
-        self.min_members = 2 if self.advantages.compares_groups and plan.group_size > 1 else 1
+        self.compares_groups = self.advantages.compares_groups and plan.group_size > 1
+        self.min_members = 2 if self.compares_groups else 1
         """Number of responses that a group needs. A response that is left alone has no baseline."""
         self.dynamic_sampling: DynamicSampling | None = None
         if resolved_value(plan.algorithm.dynamic_sampling).enabled:
@@ -140,6 +141,7 @@ class TrainingStep:
         everything = rows.everything or rows.rollout
         return everything, {
             **everything.metrics(),
+            **(everything.equal_scores_metrics(by_name=self.compares_by_name) if self.compares_groups else {}),
             **rows.sampling_metrics,
             **metrics,
             **of_filtration,
