@@ -31,6 +31,7 @@ from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.sampler import Sampler
 from rljob_trainer.controller.saves import Saves
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
+from rljob_trainer.controller.token_recorder import TokenRecorder, recorded_responses
 from rljob_trainer.controller.training_step import TrainingStep
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.engines.train.lora import AdapterSettings
@@ -58,9 +59,6 @@ from rljob_trainer.workers.protocols import ActorGroup
 from rljob_trainer.workers.trained_worker import ADAPTER_PREFIX, MODEL_PREFIX
 
 log = logging.getLogger(__name__)
-
-NUM_TRAINING_SAMPLES_LOGGED = 8
-"""The number of responses of each step that are written to `samples.jsonl`."""
 
 
 class Controller:
@@ -113,6 +111,7 @@ class Controller:
             self.finished_groups,
             has_environment=training.environment is not None,
         )
+        self.recorder = TokenRecorder(output.run_folder, run.workers.actor, run.workers.hybrid)
         self.training_step = TrainingStep(
             plan,
             self.rollout,
@@ -121,6 +120,7 @@ class Controller:
             run.workers.critic,
             self.timer,
             self.cursor,
+            self.recorder,
         )
         self.evaluation = Evaluation.of(job.spec.training, run.prompts.held_out, self.rollout, self.timer)
 
@@ -225,7 +225,9 @@ class Controller:
             self.finished_groups.end_step()
         num_excluded = rollout.num_lost + int(rollout.is_excluded_B.sum())
         self.failure_rate.add(len(rollout.prompts) + rollout.num_lost, num_excluded, rollout.reasons())
-        samples = self.rollout.samples(rollout, step + 1, SampleKind.TRAIN, NUM_TRAINING_SAMPLES_LOGGED)
+        recorded = rollout.selected(recorded_responses(rollout))
+        samples = self.rollout.samples(recorded, step + 1, SampleKind.TRAIN)
+        self.recorder.step_done(step + 1, rollout)
         traffic = TRAFFIC.take()
         num_tokens = rollout.num_tokens()
         metrics.update(self.timer.take())
@@ -255,7 +257,8 @@ class Controller:
         if self.evaluation is None or not self.evaluation.is_due(step, self.num_steps):
             return
         self.saves.unevaluated_step = step
-        metrics, samples = self.evaluation.run(step)
+        metrics, samples, rollouts = self.evaluation.run(step)
+        self.recorder.evaluated(step, rollouts)
         seconds: Metrics = {**self.timer.take(), **self.run_parts.workers.hybrid.take_metrics()}
         self.output.evaluated(step, {**metrics, EVAL_SECONDS: seconds[EVAL_SECONDS]}, samples)
         self.reporter.evaluated(metrics)
