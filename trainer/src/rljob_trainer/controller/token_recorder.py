@@ -34,7 +34,7 @@ from rljob_trainer.workers.columns import (
     SAMPLE_IDS,
     SCORES,
 )
-from rljob_trainer.workers.protocols import ActorGroup, HybridGroup, PendingResult
+from rljob_trainer.workers.protocols import ActorGroup, HybridGroup
 from rljob_trainer.workers.recorded_tokens import KINDS
 
 log = logging.getLogger(__name__)
@@ -52,27 +52,34 @@ class TokenRecorder:
         self.run_folder = run_folder
         self.actor = actor
         self.hybrid = hybrid
+        self._is_recorded = False
+        """Whether the current step is recorded."""
         self._marked: list[int] | None = None
         """SAMPLE_IDS of the conversations that are marked in the batch of the current step; None: none is marked."""
-        self._pending: PendingResult[str | None] | None = None
         self._has_failed = False
+
+    def begin_step(self, *, is_recorded: bool) -> None:
+        """Begins a step. If it is not recorded, `marked` and `step_done` do nothing."""
+        self._is_recorded = is_recorded
+        self._marked = None
 
     def marked(self, batch: DataProto, rows: StepRows) -> DataProto:
         """Returns the batch of a step's update with the column RECORD_NUMBERS. Call it just before the update."""
-        self._marked, found = None, [batch]
+        found = [batch]
 
         def mark() -> None:
             ids = chosen_ids(rows)
             found[0] = batch.with_columns({RECORD_NUMBERS: record_numbers(ids, rows, len(batch))})
             self._marked = ids
 
-        self._attempt(mark)
+        if self._is_recorded:
+            self._attempt(mark)
         return found[0]
 
     def step_done(self, step: int, rollout: Rollout) -> None:
-        """Records the conversations of a step (from 1) whose responses have their scores. The file is written while the
-        controller goes on. `rollout`: everything that was generated."""
-        ids, self._marked = self._marked, None
+        """Records the conversations of a step (from 1) whose responses have their scores. `rollout`: everything that
+        was generated."""
+        ids = self._marked
 
         def record() -> None:
             ids_B: list[int] = rollout.batch[SAMPLE_IDS].tolist()
@@ -84,7 +91,8 @@ class TokenRecorder:
             rows = conversation_rows(rollout, responses, SampleKind.TRAIN)
             self._write(TRAINING_TOKENS, step, step - 1, rows, updated)
 
-        self._attempt(record)
+        if self._is_recorded:
+            self._attempt(record)
 
     def evaluated(self, step: int, rollouts: Mapping[SampleKind, Rollout]) -> None:
         """Records conversations of an evaluation after `step` steps: all responses to the first prompts."""
@@ -103,12 +111,10 @@ class TokenRecorder:
         self._attempt(record)
 
     def _write(self, name: str, step: int, version: int, rows: DataProto, updated: DataProto) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None and (fault := pending.result()) is not None:
-            self._fail(fault)
-            return
         path = token_file(self.run_folder, name)
-        self._pending = self.hybrid.record_tokens(path, step, version, rows, updated)
+        fault = self.hybrid.record_tokens(path, step, version, rows, updated)
+        if fault is not None:
+            self._fail(fault)
 
     def _attempt(self, record: Callable[[], None]) -> None:
         if self._has_failed:

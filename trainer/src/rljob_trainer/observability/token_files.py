@@ -147,15 +147,16 @@ def write_token_file(path: Path, step: int, conversations: Sequence[Conversation
         unfinished.unlink(missing_ok=True)
 
 
-def remove_newer(path: Path, last_step: int) -> None:
-    """Removes a file of a step after `last_step`, which a resumed run repeats, and a damaged file."""
+def remove_newer(path: Path, resumed_from_step: int | None) -> None:
+    """Removes a file with a `step` after `resumed_from_step`, which a resumed run repeats; any file if that is None,
+    because the run is new; and a damaged file. Raises OSError."""
     try:
         step = json.loads(path.read_bytes())["step"]
     except FileNotFoundError:
         return
     except (ValueError, KeyError, TypeError):
         step = None
-    if not isinstance(step, int) or step > last_step:
+    if resumed_from_step is None or not isinstance(step, int) or step > resumed_from_step:
         path.unlink(missing_ok=True)
 
 

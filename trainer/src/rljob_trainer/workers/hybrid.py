@@ -125,7 +125,7 @@ class HybridWorker(Worker):
         """See MemoryRecorder.take_metrics; covers all roles of this process. Each metric is the maximum over ranks."""
         return MEMORY.take_metrics()
 
-    @register(Dispatch.RANK_ZERO, blocking=False)
+    @register(Dispatch.RANK_ZERO)
     def record_tokens(self, path: Path, step: int, version: int, rows: DataProto, updated: DataProto) -> str | None:
         """Writes the tokens of some conversations to `path` (see `observability/token_files`). Returns what went wrong
         if this was not possible.

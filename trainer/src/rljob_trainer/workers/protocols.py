@@ -105,9 +105,7 @@ class HybridGroup(Protocol):
     def take_memory(self) -> Metrics:
         """See HybridWorker.take_memory."""
 
-    def record_tokens(
-        self, path: Path, step: int, version: int, rows: DataProto, updated: DataProto
-    ) -> PendingResult[str | None]:
+    def record_tokens(self, path: Path, step: int, version: int, rows: DataProto, updated: DataProto) -> str | None:
         """See HybridWorker.record_tokens."""
 
 
