@@ -59,8 +59,8 @@ def test_columns_in_objects_of_their_own_cost_a_location_per_response(
     small: Traffic, cluster: str, tmp_path: Path
 ) -> None:
     """Columns of more than a mebibyte are objects of their own. The rollout's six columns come to the controller as six
-    blocks of locations instead of one; scoring and update, which use several columns, are sent six more blocks. The rows
-    whose tokens are recorded have two more blocks that come back from the update, and five more that are sent."""
+    blocks of locations instead of one; scoring and update, which use several columns, are sent six more blocks. For the
+    rows whose tokens are recorded, two more blocks come back from the update, and five more are sent."""
     with separate_columns():
         large = traffic(tmp_path, cluster, 1)
     more_received, more_sent = (

@@ -246,6 +246,15 @@ def test_both_runs_report_the_same_metrics(uninterrupted: training_runs.Ended, f
     assert len(set(uninterrupted.files.series("actor/kl_coefficient"))) == NUM_STEPS
 
 
+def test_both_runs_record_the_same_tokens_of_the_last_step_and_evaluation(
+    uninterrupted: training_runs.Ended, finished: Finished
+) -> None:
+    for name, num_conversations in (("training", 8), ("evaluation", 24)):
+        expected = uninterrupted.files.tokens(name)
+        assert (expected["step"], len(expected["conversations"])) == (NUM_STEPS, num_conversations)
+        assert finished.run.files.tokens(name) == expected
+
+
 def test_the_time_of_every_save_is_reported_with_its_step(uninterrupted: training_runs.Ended) -> None:
     assert [row["step"] for row in uninterrupted.files.metrics() if "timing_s/save" in row] == list(
         range(1, NUM_STEPS + 1)

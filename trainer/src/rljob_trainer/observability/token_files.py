@@ -14,8 +14,7 @@ The lists of a conversation have the same length, and its texts joined are the c
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,14 +27,12 @@ MAX_CONVERSATIONS = 32
 MAX_FILE_BYTES = 1 << 20
 MAX_PROMPT_CHARACTERS = 1_000
 """A longer prompt is cut in the field `prompt`; `samples.jsonl` has it whole."""
-MIN_TOKEN_BYTES = 36
-"""No token takes fewer bytes in the file."""
+TOKEN_BYTES = 46
+"""Bytes of a token in the file if its text is short."""
 PROMPT_SHARE = 4
 """If a conversation is cut, at most one in this many of its tokens are those of the prompt."""
 MARGIN = 0.97
 """Fraction of MAX_FILE_BYTES that a cut file should have, because the size of a token is only estimated."""
-NUM_DIGITS = 5
-"""Decimal places of the numbers."""
 
 
 @dataclass(frozen=True)
@@ -47,24 +44,25 @@ class TokenValues:
     """Whether the policy has sampled the token."""
     is_trained: Sequence[bool]
     """Whether the update has trained on the token."""
-    rollout_logprob: Sequence[float]
-    """Log-probability by the rollout engine, in nats. Here and below NaN stands for a value that does not exist."""
-    trainer_logprob: Sequence[float]
+    rollout_logprob: Sequence[float | None]
+    """Log-probability by the rollout engine, in nats. Here and below None stands for a value that does not exist. All
+    numbers must be finite."""
+    trainer_logprob: Sequence[float | None]
     """Log-probability by the trainer before the step's updates."""
-    age: Sequence[float]
+    age: Sequence[int | None]
     """Age of the weights that sampled the token, in steps."""
-    advantage: Sequence[float]
+    advantage: Sequence[float | None]
 
-    def between(self, start: int, stop: int) -> dict[str, list[str] | list[bool] | list[float | None]]:
+    def between(self, start: int, stop: int) -> dict[str, Sequence[str | bool | float | None]]:
         """Returns the values of the tokens start..stop-1 for the file."""
         return {
-            "text": list(self.text[start:stop]),
-            "isSampled": list(self.is_sampled[start:stop]),
-            "isTrained": list(self.is_trained[start:stop]),
-            "rolloutLogprob": _numbers(self.rollout_logprob[start:stop]),
-            "trainerLogprob": _numbers(self.trainer_logprob[start:stop]),
-            "age": _numbers(self.age[start:stop]),
-            "advantage": _numbers(self.advantage[start:stop]),
+            "text": self.text[start:stop],
+            "isSampled": self.is_sampled[start:stop],
+            "isTrained": self.is_trained[start:stop],
+            "rolloutLogprob": self.rollout_logprob[start:stop],
+            "trainerLogprob": self.trainer_logprob[start:stop],
+            "age": self.age[start:stop],
+            "advantage": self.advantage[start:stop],
         }
 
 
@@ -126,7 +124,7 @@ def fair_limit(sizes: Sequence[float], counts: Sequence[int], budget: float) -> 
 def most_tokens(counts: Sequence[int]) -> int:
     """Returns the largest number of tokens of a conversation for which the file may be small enough. `counts`: the
     tokens of each conversation."""
-    return fair_limit([MIN_TOKEN_BYTES] * len(counts), counts, MAX_FILE_BYTES)
+    return fair_limit([TOKEN_BYTES] * len(counts), counts, MAX_FILE_BYTES)
 
 
 def token_file(run_folder: Path, name: str) -> Path:
@@ -166,18 +164,16 @@ def _content(step: int, conversations: Sequence[Conversation]) -> bytes:
     while True:
         kept = [min(limit, count) for count in counts]
         entries = [
-            json.dumps(each.document(count), ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace")
+            _compact(each.document(count)).encode(errors="backslashreplace")
             for each, count in zip(conversations, kept, strict=True)
         ]
-        head = json.dumps({"version": FORMAT_VERSION, "step": step}).encode()
-        content = head[:-1] + b', "conversations": [' + b", ".join(entries) + b"]}"
+        head = _compact({"version": FORMAT_VERSION, "step": step}).encode()
+        content = head[:-1] + b',"conversations":[' + b",".join(entries) + b"]}"
         if len(content) <= MAX_FILE_BYTES or limit == 0:
             return content
         sizes = [len(entry) / max(1, count) for entry, count in zip(entries, kept, strict=True)]
         limit = min(limit - 1, fair_limit(sizes, kept, MARGIN * MAX_FILE_BYTES))
 
 
-def _numbers(values: Sequence[float]) -> list[float | None]:
-    """Whole numbers become integers, which take fewer bytes."""
-    rounded = (round(each, NUM_DIGITS) if math.isfinite(each) else None for each in values)
-    return [int(each) if each is not None and each.is_integer() else each for each in rounded]
+def _compact(document: Mapping[str, object]) -> str:
+    return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

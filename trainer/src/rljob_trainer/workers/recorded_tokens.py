@@ -49,6 +49,8 @@ TRAINER_LOGPROBS = "trainer_logprobs"
 cannot be compared with the rollout engine's."""
 KINDS = "kinds"
 """Object column: the value of SampleKind of each conversation."""
+NUM_DIGITS = 5
+"""Decimal places of numbers in the file."""
 
 
 class TokenTexts(Protocol):
@@ -163,10 +165,10 @@ def conversations_of(rows: DataProto, updated: DataProto, version: int, tokenize
                     text=tokenizer.token_texts(token_ids[kept].tolist()),
                     is_sampled=mask[kept].tolist(),
                     is_trained=is_trained[kept].tolist(),
-                    rollout_logprob=columns[ROLLOUT_LOGPROBS][number].where(mask, nothing)[kept].tolist(),
-                    trainer_logprob=known.get(TRAINER_LOGPROBS, nothing)[kept].tolist(),
-                    age=(version - versions).where(mask, nothing)[kept].tolist(),
-                    advantage=known.get(ADVANTAGES, nothing).where(is_trained, nothing)[kept].tolist(),
+                    rollout_logprob=_numbers(columns[ROLLOUT_LOGPROBS][number].where(mask, nothing)[kept]),
+                    trainer_logprob=_numbers(known.get(TRAINER_LOGPROBS, nothing)[kept]),
+                    age=[None if each < 0 else version - each for each in versions[kept].tolist()],
+                    advantage=_numbers(known.get(ADVANTAGES, nothing).where(is_trained, nothing)[kept]),
                 ),
             )
         )
@@ -175,3 +177,9 @@ def conversations_of(rows: DataProto, updated: DataProto, version: int, tokenize
 
 _ROW_COLUMNS = (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS)
 _UPDATE_COLUMNS = (TRAINER_LOGPROBS, IS_TRAINED_TOKEN, ADVANTAGES)
+
+
+def _numbers(values: Tensor) -> list[float | None]:
+    """The values, rounded to NUM_DIGITS, which takes less space; None for NaN and infinity."""
+    rounded = values.double().masked_fill(values.isinf(), math.nan).round(decimals=NUM_DIGITS)
+    return [None if each != each else each for each in rounded.tolist()]  # NaN differs from itself.
