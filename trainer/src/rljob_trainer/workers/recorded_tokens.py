@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Protocol
@@ -135,21 +135,18 @@ def conversations_of(rows: DataProto, updated: DataProto, version: int, tokenize
         updated: The rows of `UpdateRecord.columns` of all workers; RECORD_NUMBERS are row numbers of `rows`.
         version: The version of the newest weights when the responses were generated.
     """
-    place_of = {
-        number: place for place, number in enumerate(updated.tensors.get(RECORD_NUMBERS, torch.zeros(0)).tolist())
-    }
+    numbers_U: list[int] = updated[RECORD_NUMBERS].tolist() if len(updated) else []
     columns = {name: rows.ragged_column(name).row_tensors() for name in _ROW_COLUMNS}
-    of_update = {name: updated.ragged_column(name).row_tensors() for name in _UPDATE_COLUMNS if place_of}
+    of_update = {name: updated.ragged_column(name).row_tensors() for name in _UPDATE_COLUMNS if numbers_U}
     max_tokens = most_tokens([len(each) for each in columns[TOKENS]])
     found = []
-    for number, token_ids in enumerate(columns[TOKENS]):
-        mask, versions = columns[RESPONSE_MASK][number], columns[POLICY_VERSIONS][number]
-        nothing = torch.full(mask.shape, math.nan)
-        known = {name: values[place_of[number]] for name, values in of_update.items() if number in place_of}
-        is_trained = known.get(IS_TRAINED_TOKEN, torch.zeros_like(mask))
+    for number, mask in enumerate(columns[RESPONSE_MASK]):
         num_prompt_tokens = int(mask.nonzero()[0]) if mask.any() else len(mask)
         first, stop = kept_tokens(num_prompt_tokens, len(mask), max_tokens)
-        kept = slice(first, stop)
+        known = {name: values[number][first:stop] for name, values in columns.items()}
+        if number in numbers_U:
+            place = numbers_U.index(number)
+            known |= {name: values[place][first:stop] for name, values in of_update.items()}
         score = float(rows[SCORES][number])
         found.append(
             Conversation(
@@ -161,18 +158,27 @@ def conversations_of(rows: DataProto, updated: DataProto, version: int, tokenize
                 num_prompt_tokens=num_prompt_tokens,
                 num_tokens=len(mask),
                 first_token=first,
-                tokens=TokenValues(
-                    text=tokenizer.token_texts(token_ids[kept].tolist()),
-                    is_sampled=mask[kept].tolist(),
-                    is_trained=is_trained[kept].tolist(),
-                    rollout_logprob=_numbers(columns[ROLLOUT_LOGPROBS][number].where(mask, nothing)[kept]),
-                    trainer_logprob=_numbers(known.get(TRAINER_LOGPROBS, nothing)[kept]),
-                    age=[None if each < 0 else version - each for each in versions[kept].tolist()],
-                    advantage=_numbers(known.get(ADVANTAGES, nothing).where(is_trained, nothing)[kept]),
-                ),
+                tokens=_token_values(known, version, tokenizer),
             )
         )
     return found
+
+
+def _token_values(known: Mapping[str, Tensor], version: int, tokenizer: TokenTexts) -> TokenValues:
+    """The values of some tokens of a conversation. `known`: the columns of these tokens."""
+    mask = known[RESPONSE_MASK]
+    nothing = torch.full(mask.shape, math.nan)
+    is_trained = known.get(IS_TRAINED_TOKEN, torch.zeros_like(mask))
+    ages = (version - known[POLICY_VERSIONS]).tolist()
+    return TokenValues(
+        text=tokenizer.token_texts(known[TOKENS].tolist()),
+        is_sampled=mask.tolist(),
+        is_trained=is_trained.tolist(),
+        rollout_logprob=_numbers(known[ROLLOUT_LOGPROBS].where(mask, nothing)),
+        trainer_logprob=_numbers(known.get(TRAINER_LOGPROBS, nothing)),
+        age=[age if is_sampled else None for age, is_sampled in zip(ages, mask.tolist(), strict=True)],
+        advantage=_numbers(known.get(ADVANTAGES, nothing).where(is_trained, nothing)),
+    )
 
 
 _ROW_COLUMNS = (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS)
