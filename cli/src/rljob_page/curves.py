@@ -1,5 +1,5 @@
-"""The curves of a run from the lines of its metrics.jsonl: thinned to what a screen can show, and the charts of the page
-with their lines.
+"""The curves of a run from the lines of its metrics.jsonl, thinned to what a screen can show; and the charts of the
+page with their lines.
 """
 
 from __future__ import annotations

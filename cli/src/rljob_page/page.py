@@ -5,9 +5,9 @@ in milliseconds, with zoom and a cursor that moves in all charts. Larger librari
 be most of the page; a curve drawn by scripts of our own would be a library, too. Its two files are unmodified; a test
 compares them with their digests.
 
-What a model or a user wrote must not run script. The template escapes everything, the document is data and not a script,
-the page's scripts only set `textContent`, and a Content-Security-Policy allows the page's own script and style by their
-digests and nothing else, no connections either.
+What a model or a user wrote must not run script. The template escapes everything, the document is data and not a
+script, the page's scripts only set `textContent`, and a Content-Security-Policy allows the page's own script and style
+by their digests and nothing else, no connections either.
 """
 
 from __future__ import annotations
@@ -93,19 +93,27 @@ def html_of(content: PageContent, reload_seconds: int | None, max_bytes: int) ->
     """The page. Removes parts of the document until the page has at most `max_bytes` bytes."""
     style, script = _joined(STYLES), _script()
     notes = fit(content.data, max_bytes - len((style + script).encode()) - _RESERVE_BYTES)
-    _omitted(content.data).extend(f"left out, so that the page stays below {max_bytes / 2**20:.2g} MiB: {note}" for note in notes)
+    _omitted(content.data).extend(
+        f"left out, so that the page stays below {max_bytes / 2**20:.2g} MiB: {note}" for note in notes
+    )
     environment = Environment(loader=PackageLoader("rljob_page", "assets"), autoescape=True, undefined=StrictUndefined)
     environment.filters["printable"] = printable
     text = environment.get_template("page.html.jinja").render(
         data=content.data,
         document=Markup(script_json(content.data)),
-        policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; base-uri 'none'; form-action 'none'",
+        policy=_policy(style, script),
         style=Markup(style),
         script=Markup(script),
         reload_seconds=reload_seconds if content.verdict.is_active else None,
         docs_folder=_docs_folder(),
     )
     return text.encode("utf-8", errors="replace")
+
+
+def _policy(style: str, script: str) -> str:
+    """The Content-Security-Policy."""
+    own = f"style-src '{_digest(style)}'; script-src '{_digest(script)}'"
+    return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
 
 
 def _omitted(data: Json) -> list[str]:
@@ -144,5 +152,6 @@ def _write(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise PageError(
-            f"{path}: cannot be written ({error.strerror}); name another file with --output or --json, or free disk space"
+            f"{path}: cannot be written ({error.strerror}); name another file with --output or --json, or free"
+            " disk space"
         ) from None

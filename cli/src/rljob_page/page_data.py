@@ -134,7 +134,7 @@ def _seconds(files: RunFiles, now: datetime) -> float | None:
         if ended is None and attempt is files.attempts[-1] and files.has_process:
             ended = now
         if ended is None and files.state is not None:
-            ended = files.state.written_at
+            ended = time_of(files.state.written_at)
         if started is not None and ended is not None:
             total, is_known = total + max(0.0, (ended - started).total_seconds()), True
     if is_known:

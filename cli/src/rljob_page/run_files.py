@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from rljob_api.constants import RUN_STATE_FILE_NAME
 from rljob_api.contract_documents import load_run_state
@@ -193,7 +194,7 @@ def read_metrics(file: Path) -> tuple[MetricsLine, ...]:
     return tuple(found)
 
 
-def is_finite(value: object) -> bool:
+def is_finite(value: object) -> TypeGuard[int | float]:
     """Whether a value of a JSON document is a finite number."""
     # `type` is faster than isinstance, and excludes bool. A long run has millions of values.
     kind = type(value)
@@ -210,6 +211,24 @@ def attempt_rows(file: Path) -> Iterator[tuple[int, Json]]:
         number = row.get("attempt") if isinstance(row, dict) else None
         if isinstance(number, int) and 0 < number < MAX_COUNT:
             yield number, row
+
+
+def newest_change(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """The name, time and size of each file that the page shows; it differs after a change of any."""
+    names = (RUN_STATE_FILE_NAME, METRICS_FILE_NAME, SAMPLES_FILE_NAME, ATTEMPTS_FILE_NAME)
+    sub_folders = (folder / TOKENS_FOLDER_NAME, folder / TIMELINES_FOLDER_NAME)
+    files = [
+        *(folder / name for name in names),
+        *(file for each in sub_folders for file in sorted(each.glob("*.json"))),
+    ]
+    found = []
+    for file in files:
+        try:
+            status = file.stat()
+        except OSError:
+            continue
+        found.append((str(file), status.st_mtime_ns, status.st_size))
+    return tuple(found)
 
 
 def _attempts(file: Path) -> tuple[AttemptRecord, ...]:

@@ -78,7 +78,8 @@ def _thin_curves(data: Json) -> Iterator[str]:
         assert isinstance(curves, dict)
         for points in curves.values():
             points["index"], points["data"] = thinned((points["index"], points["data"]), _LEAST_POINTS)
-    yield f"points of the curves: each has at most {_LEAST_POINTS}, with the smallest and the largest values; all are in metrics.jsonl"
+    kept = f"each has at most {_LEAST_POINTS}, with the smallest and the largest values"
+    yield f"points of the curves: {kept}; all are in metrics.jsonl"
 
 
 def _text_stage(limit: int) -> Callable[[Json, int], Iterator[str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from rljob_page.run_files import Json, is_finite
 
@@ -84,7 +85,6 @@ def _spans(events: Iterable[Json]) -> Iterator[tuple[object, str, float, float]]
     for event in events:
         begin, length = event.get("ts"), event.get("dur")
         if event.get("ph") == "X" and is_finite(begin) and is_finite(length):
-            assert isinstance(begin, int | float) and isinstance(length, int | float), "checked by is_finite"
             yield event.get("tid"), str(event.get("name", "")), begin / 1000, max(0.0, length / 1000)
 
 
@@ -112,7 +112,7 @@ def _idle(
     """The gaps between the spans of a worker, each cut where a phase of the controller begins or ends."""
     for begin, stop in _gaps(((begin, begin + length) for _, _, begin, length in spans), end):
         cuts = sorted({begin, stop, *(cut for _, *both in phases for cut in both if begin < cut < stop)})
-        for first, last in zip(cuts, cuts[1:], strict=False):
+        for first, last in pairwise(cuts):
             middle = (first + last) / 2
             cause = next((name for name, start, until in phases if start <= middle < until), None)
             yield BETWEEN_CALLS if cause is None else f"controller: {cause}", first, last - first
@@ -143,7 +143,9 @@ def _memory(events: Iterable[Json]) -> Iterator[Json]:
         if event.get("ph") != "C":
             continue
         values = event.get("args")
-        numbers = {str(key): value for key, value in values.items() if is_finite(value)} if isinstance(values, dict) else {}
+        numbers = (
+            {str(key): value for key, value in values.items() if is_finite(value)} if isinstance(values, dict) else {}
+        )
         if event.get("name") == MEMORY_TRACK:
             if mark:
                 yield mark

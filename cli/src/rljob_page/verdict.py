@@ -85,19 +85,19 @@ def verdict_of(files: RunFiles, curves: Curves, now: datetime) -> Verdict:
     reached = _progress(files)
     number = f"{len(alarms)} alarm{'' if len(alarms) == 1 else 's'}"
     if failure is not None:
-        return Verdict(Level.FAILED, f"Failed {reached}: {failure.title}", notices, is_active=False)
+        return Verdict(Level.FAILED, f"Failed{reached}: {failure.title}", notices, is_active=False)
     if silence is not None:
-        return Verdict(Level.ALARM, f"No progress {reached}: {silence.title}", notices, is_active=True)
+        return Verdict(Level.ALARM, f"No progress{reached}: {silence.title}", notices, is_active=True)
     if alarms:
         state = "Running" if active else "Complete" if phase is RunPhase.COMPLETE else "Stopped"
-        return Verdict(Level.ALARM, f"{state} with {number}, {reached}: {alarms[0].title}", notices, active)
+        return Verdict(Level.ALARM, f"{state} with {number}{reached}: {alarms[0].title}", notices, active)
     result = _result(curves)
     if phase is RunPhase.COMPLETE:
-        return Verdict(Level.GOOD, f"Complete, {reached}{result}", notices, is_active=False)
+        return Verdict(Level.GOOD, f"Complete{reached}{result}", notices, is_active=False)
     if not active:
-        return Verdict(Level.INFO, f"Stopped on request {reached}{result}", notices, is_active=False)
+        return Verdict(Level.INFO, f"Stopped on request{reached}{result}", notices, is_active=False)
     word = "Running" if phase in (RunPhase.RUNNING, RunPhase.STOPPING) else "Starting"
-    return Verdict(Level.GOOD, f"{word}, {reached}{result}", notices, is_active=True)
+    return Verdict(Level.GOOD, f"{word}{reached}{result}", notices, is_active=True)
 
 
 def usual_step_seconds(curves: Curves) -> float | None:
@@ -109,7 +109,9 @@ def usual_step_seconds(curves: Curves) -> float | None:
 def _has_ended(files: RunFiles) -> bool:
     phase = files.state.phase if files.state is not None else None
     newest = _newest_attempt(files)
-    return phase in (RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED) or (newest is not None and newest.ended != "")
+    return phase in (RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED) or (
+        newest is not None and newest.ended != ""
+    )
 
 
 def _newest_attempt(files: RunFiles) -> AttemptRecord | None:
@@ -118,8 +120,8 @@ def _newest_attempt(files: RunFiles) -> AttemptRecord | None:
 
 def _progress(files: RunFiles) -> str:
     if files.state is None:
-        return "before the first step"
-    return f"at step {files.state.progress.step} of {files.state.progress.total_steps}"
+        return " before the first step"
+    return f" at step {files.state.progress.step} of {files.state.progress.total_steps}"
 
 
 def _result(curves: Curves) -> str:
@@ -129,7 +131,7 @@ def _result(curves: Curves) -> str:
         if len(values) > 1:
             return f": {what} {values[0]:.3g} → {values[-1]:.3g}"
         if values:
-            return f": {what} {values[0]:.3g}"
+            return f": {what} {values[-1]:.3g}"
     return ""
 
 
@@ -158,7 +160,8 @@ def _silence(files: RunFiles, curves: Curves, now: datetime) -> Notice | None:
     """No progress for long, in a run that has not ended as far as its files say."""
     if files.state is None or _has_ended(files):
         return None
-    silent = (now - files.state.written_at).total_seconds()
+    written = time_of(files.state.written_at)
+    silent = 0.0 if written is None else (now - written).total_seconds()
     usual = usual_step_seconds(curves)
     if silent < max(_SILENT_SECONDS, _SILENT_STEPS * (usual or 0.0)):
         return None
@@ -169,7 +172,9 @@ def _silence(files: RunFiles, curves: Curves, now: datetime) -> Notice | None:
             f"Its process {files.process} does not exist on this machine. If the run was here, it was killed: continue"
             " with `rljob run ... --resume`."
         )
-        return Notice(Level.ALARM, f"its process ended {duration(silent)} ago or more", text, EXIT_CODES_SECTION, advice)
+        return Notice(
+            Level.ALARM, f"its process ended {duration(silent)} ago or more", text, EXIT_CODES_SECTION, advice
+        )
     activity = f" Its last activity: {files.state.activity}." if files.state.activity else ""
     advice = "Look at the last lines of the files in logs/: a call may hang, or the run was stopped."
     return Notice(Level.ALARM, f"silent for {duration(silent)}", text + activity, MESSAGES_SECTION, advice)
@@ -178,7 +183,9 @@ def _silence(files: RunFiles, curves: Curves, now: datetime) -> Notice | None:
 def _alarms(files: RunFiles) -> Iterator[Notice]:
     """The alarms that the trainer has computed."""
     for alarm in files.alarms or ():
-        steps = f"since step {alarm.since_step}" + (f", last in step {alarm.step}" if alarm.step > alarm.since_step else "")
+        steps = f"since step {alarm.since_step}" + (
+            f", last in step {alarm.step}" if alarm.step > alarm.since_step else ""
+        )
         section = f"troubleshooting.md#{alarm.reason.lower()}"
         yield Notice(Level.ALARM, f"{_words(alarm.reason).lower()} ({steps})", alarm.message, section)
 

@@ -105,7 +105,9 @@ def running_browser(folder: Path) -> Iterator[Browser]:
     """Starts a browser with an empty profile in `folder`, and ends it. Raises BrowserError if a program is missing."""
     programs = {name: shutil.which(name) for name in ("chromedriver", "chromium")}
     if missing := [name for name, path in programs.items() if path is None]:
-        raise BrowserError(f"not on PATH: {', '.join(missing)}; install the packages chromium and chromium-driver (Debian)")
+        raise BrowserError(
+            f"not on PATH: {', '.join(missing)}; install the packages chromium and chromium-driver (Debian)"
+        )
     command = [str(programs["chromedriver"]), "--port=0", f"--log-path={folder / 'chromedriver.log'}"]
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:

@@ -42,6 +42,7 @@ from rljob_cli.errors import CliError, RunFolderError
 from rljob_cli.local.adapted_job import LocalPlan, plan_for_machine, plan_for_ray_cluster
 from rljob_cli.local.run_folder import RunFolder
 from rljob_cli.local.trainer_process import TrainerProcess
+from rljob_cli.local.view import page_after_run
 from rljob_cli.plain_text import time_text
 from rljob_cli.settings import inherited_environment, visible_cuda_devices
 
@@ -137,6 +138,7 @@ def run(options: RunOptions, console: Console) -> int:
         except RunFolderError as error:
             _say(f"note: {error}", console)
     _print_end(code, state, process, options, folder, console)
+    _say(page_after_run(folder.path), console)
     return code
 
 

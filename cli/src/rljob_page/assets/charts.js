@@ -37,13 +37,14 @@ function drawChart(parent, title, unit, lines, options = {}) {
     axes: axes(56),
     cursor: { sync: { key: "steps" }, drag: { x: true, y: false }, points: { size: 6 } },
     legend: { markers: { width: 2 } },
+    hooks: { setCursor: [showNewest], ready: [showNewest] },
     bands: options.bands,
     series: [
       { label: "step", value: (_, value) => (value === null ? "–" : String(value)) },
       ...lines.map((line) => ({
         label: line.label, stroke: color(line.color) + (line.alpha || ""), width: line.width || 1.75, dash: line.dash,
         fill: line.fill ? color(line.color) + line.fill : undefined, spanGaps: true,
-        points: { show: few && !line.dash, size: 5 },
+        points: { show: few && !line.dash, size: 5, fill: color("card") },
         value: line.values ? (_, __, ___, place) => (place === null ? "–" : number(line.values[place], 3)) : (_, value) => number(value),
       })),
     ],
@@ -52,6 +53,16 @@ function drawChart(parent, title, unit, lines, options = {}) {
   drawn.push(chart);
   moveByKeys(chart, data[0]);
   sizes.observe(box);
+}
+
+// Without a cursor, the legend shows the newest value of each line.
+function showNewest(plot) {
+  if (plot.cursor.left >= 0 && plot.cursor.idx !== null && plot.cursor.idx !== undefined) return;
+  plot.setLegend({ idxs: plot.data.map((values) => {
+    let place = values.length - 1;
+    while (place > 0 && values[place] === null) place--;
+    return place;
+  }) });
 }
 
 function rangeOf(low, high, options) {
@@ -95,12 +106,12 @@ function scaled(curve, scale) {
 // The lines of one metric: the curve, its moving average, and the same of the other run.
 function linesOf(line, name, scale) {
   const found = [];
-  for (const [run, label] of [[DATA, line.label], [DATA.against, line.label + " (other run)"]]) {
+  for (const [run, label] of [[DATA, line.label], [DATA.against, "other run: " + line.label]]) {
     const curve = run && run.curves[line.metric];
     if (!curve) continue;
     const average = line.is_averaged && run.averages.curves[line.metric];
     const dash = run === DATA ? undefined : [6, 4];
-    found.push({ label, curve: scaled(curve, scale), color: name, dash, alpha: average ? "66" : "", width: average ? 1 : 1.75 });
+    if (run === DATA || !average) found.push({ label, curve: scaled(curve, scale), color: name, dash, alpha: average ? "66" : "", width: average ? 1 : 1.75 });
     if (average) found.push({ label: `${label}, mean of ${run.averages.window} steps`, curve: scaled(average, scale), color: name, dash, width: 2.25 });
   }
   return found;
@@ -123,9 +134,10 @@ function drawPhases(parent, run, title) {
 function showCharts() {
   const parent = document.getElementById("charts");
   for (const chart of DATA.charts) {
-    const lines = chart.lines.flatMap((line, place) => linesOf(line, PALETTE[place], chart.scale));
-    const hasValue = lines.some((line) => line.curve.data.some((value) => value !== 0));
-    if (lines.length && (hasValue || !chart.is_share)) drawChart(parent, chart.title, chart.unit, lines, { isShare: chart.is_share });
+    const all = chart.lines.flatMap((line, place) => linesOf(line, PALETTE[place], chart.scale));
+    // Of shares, only those that are not always 0 are of interest.
+    const lines = chart.is_share ? all.filter((line) => line.curve.data.some((value) => value !== 0)) : all;
+    if (lines.length) drawChart(parent, chart.title, chart.unit, lines, { isShare: chart.is_share });
   }
   drawPhases(parent, DATA, "Seconds by phase");
   if (DATA.against) drawPhases(parent, DATA.against, "Seconds by phase, other run");

@@ -39,7 +39,7 @@ function number(value, digits = 4) {
   if (value === null || value === undefined) return "–";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 1e6 || size < 1e-4) return value.toExponential(Math.min(2, digits - 1));
+  if (size >= 1e6 || size < 1e-4) return value.toExponential(Math.min(2, digits - 1)).replace(/\.?0*e/, "e");
   return String(Number(value.toPrecision(size >= 1000 ? 6 : digits)));
 }
 
