@@ -36,7 +36,8 @@ MAX_POINTS = 800
 _MAX_PHASE_STEPS = 200
 VERSION = 1
 """Version of the document; larger if a field gets another meaning."""
-_HIDDEN = "(not shown)"
+HIDDEN = "(not shown)"
+"""Instead of a value that may be secret."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,7 @@ def _spec_text(job: RLJob | None) -> str:
     if job is None:
         return ""
     env = tuple(
-        variable if variable.value is None else variable.model_copy(update={"value": _HIDDEN})
+        variable if variable.value is None else variable.model_copy(update={"value": HIDDEN})
         for variable in job.spec.env
     )
     return resolved_job_text(job.metadata, job.spec.model_copy(update={"env": env}))

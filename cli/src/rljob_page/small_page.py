@@ -42,7 +42,7 @@ def fit(data: Json, max_bytes: int) -> list[str]:
     stages: list[Callable[[Json, int], Iterator[str]]] = [
         lambda data, excess: _drop_samples(data, excess, _LEAST_SAMPLES),
         lambda data, _: _thin_curves(data),
-        *(_text_stage(limit) for limit in _TEXT_LIMITS),
+        lambda data, _: _shorten_texts(data, max_bytes),
         lambda data, _: _clear(data, "timelines", "the timelines; they are in the folder timelines/"),
         lambda data, _: _clear(data, "conversations", "the conversations with tokens; they are in the folder tokens/"),
         lambda data, excess: _drop_samples(data, excess, 0),
@@ -72,25 +72,30 @@ def _drop_samples(data: Json, excess: int, least: int) -> Iterator[str]:
 
 def _thin_curves(data: Json) -> Iterator[str]:
     """Thins the curves of both runs."""
-    against = data.get("against")
+    against, is_thinned = data.get("against"), False
     for part in (data, *([against] if isinstance(against, dict) else [])):
         curves = part["curves"]
         assert isinstance(curves, dict)
         for points in curves.values():
+            is_thinned |= len(points["index"]) > _LEAST_POINTS
             points["index"], points["data"] = thinned((points["index"], points["data"]), _LEAST_POINTS)
-    kept = f"each has at most {_LEAST_POINTS}, with the smallest and the largest values"
-    yield f"points of the curves: {kept}; all are in metrics.jsonl"
+    if is_thinned:
+        kept = f"each has at most {_LEAST_POINTS}, with the smallest and the largest values"
+        yield f"points of the curves: {kept}; all are in metrics.jsonl"
 
 
-def _text_stage(limit: int) -> Callable[[Json, int], Iterator[str]]:
-    def shorten(data: Json, _: int) -> Iterator[str]:
-        samples = data["samples"]
-        assert isinstance(samples, list)
-        num_cut = sum([_cut_texts(sample, limit) for sample in samples])
-        if num_cut:
-            yield f"the ends of {num_cut} texts of samples with more than {limit:,} characters"
-
-    return shorten
+def _shorten_texts(data: Json, max_bytes: int) -> Iterator[str]:
+    """Cuts long texts of samples, and more of them until the document is small enough."""
+    samples = data["samples"]
+    assert isinstance(samples, list)
+    note = ""
+    for limit in _TEXT_LIMITS:
+        if num_cut := sum([_cut_texts(sample, limit) for sample in samples]):
+            note = f"parts of {num_cut} texts of samples that have more than {limit:,} characters"
+        if size_of(data) <= max_bytes:
+            break
+    if note:
+        yield note
 
 
 def _cut_texts(value: object, limit: int) -> int:

@@ -90,7 +90,9 @@ def verdict_of(files: RunFiles, curves: Curves, now: datetime) -> Verdict:
         return Verdict(Level.ALARM, f"No progress{reached}: {silence.title}", notices, is_active=True)
     if alarms:
         state = "Running" if active else "Complete" if phase is RunPhase.COMPLETE else "Stopped"
-        return Verdict(Level.ALARM, f"{state} with {number}{reached}: {alarms[0].title}", notices, active)
+        # A message continues with what is usual and what to do.
+        headline = re.split(r" \(|; |\. ", alarms[0].text, maxsplit=1)[0]
+        return Verdict(Level.ALARM, f"{state} with {number}{reached}: {headline}", notices, active)
     result = _result(curves)
     if phase is RunPhase.COMPLETE:
         return Verdict(Level.GOOD, f"Complete{reached}{result}", notices, is_active=False)

@@ -17,7 +17,7 @@ from rljob_cli.errors import CliError
 from rljob_cli.plain_text import one_line
 from rljob_page.errors import PageError
 from rljob_page.page import PageOptions, WrittenPage, write_page
-from rljob_page.page_data import Difference, OtherRun
+from rljob_page.page_data import HIDDEN, Difference, OtherRun
 from rljob_page.run_files import RunFiles, newest_change, read_files
 
 _POLL_SECONDS = 2.0
@@ -127,10 +127,9 @@ def _differences(this: RLJob | None, other: RLJob | None) -> list[Difference]:
     """The fields that differ. Values of environment variables may be secret, so they are not shown."""
     if this is None or other is None:
         return []
-    found = [Difference(*each) for each in differing_values(this.spec, other.spec)]
     return [
-        each if not each.field.startswith("spec.env[") else Difference(each.field, "(not shown)", "(not shown)")
-        for each in found
+        Difference(field, *((HIDDEN, HIDDEN) if field.partition("[")[0] == "spec.env" else values))
+        for field, *values in differing_values(this.spec, other.spec)
     ]
 
 

@@ -52,7 +52,7 @@ def _record(folder: Path, job: RLJob | None, lines: tuple[MetricsLine, ...], sta
             f"{folder}: has no {JOB_FILE_NAME}, so it is not the folder of a run; pass another folder, such as"
             " runs/NAME"
         )
-    if not lines:
+    if not (folder / METRICS_FILE_NAME).is_file():
         raise CliError(
             f"{folder}: has no {METRICS_FILE_NAME}: no step has finished yet, or it is not the folder of a run; wait"
             " for a step, or pass another folder, such as runs/NAME"

@@ -73,18 +73,24 @@ function rangeOf(low, high, options) {
   return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
 }
 
-// The arrow keys move the cursor, which is the same in all charts; Escape removes it.
+// The arrow keys move the cursor of all charts; Escape removes it.
 function moveByKeys(chart, steps) {
+  const moves = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -1e9, End: 1e9 };
   chart.box.addEventListener("keydown", (event) => {
-    const moves = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity };
-    const plot = chart.plot;
-    if (event.key === "Escape") return plot.setCursor({ left: -10, top: -10 });
+    if (event.key === "Escape") return showStep(null);
     if (!(event.key in moves) || !steps.length) return undefined;
     event.preventDefault();
-    const from = plot.cursor.idx === null || plot.cursor.idx === undefined || plot.cursor.left < 0 ? steps.length - 1 - moves[event.key] : plot.cursor.idx;
-    const place = Math.max(0, Math.min(steps.length - 1, from + moves[event.key]));
-    return plot.setCursor({ left: plot.valToPos(steps[place], "x"), top: HEIGHT / 3 });
+    const cursor = chart.plot.cursor;
+    const from = cursor.left >= 0 && cursor.idx !== null ? cursor.idx : event.key === "ArrowRight" ? -1 : steps.length;
+    return showStep(steps[Math.max(0, Math.min(steps.length - 1, from + moves[event.key]))]);
   });
+}
+
+function showStep(step) {
+  for (const { plot } of drawn) {
+    const left = step === null ? -10 : plot.valToPos(step, "x");
+    plot.setCursor({ left, top: step === null ? -10 : plot.bbox.height / 3 / devicePixelRatio }, true, false);
+  }
 }
 
 const sizes = new ResizeObserver((entries) => {

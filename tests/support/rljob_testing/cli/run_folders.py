@@ -13,7 +13,7 @@ from rljob_testing.cli.rljob_command import SMALL_JOB
 
 Json = dict[str, object]
 WRITTEN_AT = datetime(2026, 11, 27, 12, 0, tzinfo=UTC)
-"""When the trainer has written its last run state."""
+"""When the trainer has written its last run state, unless a test says otherwise."""
 GROUP_SIZE = 4
 
 
@@ -34,13 +34,15 @@ class RunRecord:
     timelines: Mapping[str, Json] = field(default_factory=dict)
     job: str = SMALL_JOB
     contract_version: int = 1
+    written_at: datetime = WRITTEN_AT
+    """When the run began to have this state."""
 
     def write(self, folder: Path) -> Path:
         """Writes the folder, and returns it."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "job.yaml").write_text(self.job)
-        begin = {"attempt": 1, "started": _text(WRITTEN_AT - timedelta(minutes=5))}
-        end = {"attempt": 1, "ended": _text(WRITTEN_AT), "exitCode": self.exit_code}
+        begin = {"attempt": 1, "started": _text(self.written_at - timedelta(minutes=5))}
+        end = {"attempt": 1, "ended": _text(self.written_at), "exitCode": self.exit_code}
         write_lines(folder / "attempts.jsonl", [begin, *([] if self.exit_code is None else [end])])
         write_lines(folder / "metrics.jsonl", metrics_lines(self.num_steps))
         write_lines(folder / "samples.jsonl", self.samples)
@@ -53,14 +55,14 @@ class RunRecord:
 
     def state(self) -> Json:
         """The content of the run state."""
-        progress = {"step": self.num_steps, "totalSteps": self.total_steps, "updatedAt": _text(WRITTEN_AT)}
+        progress = {"step": self.num_steps, "totalSteps": self.total_steps, "updatedAt": _text(self.written_at)}
         fields = {"contractVersion": self.contract_version, "jobName": self.name, "attempt": 1, "phase": self.phase}
         optional = {"alarms": self.alarms, "error": self.error}
         return {
             **fields,
             "progress": progress,
             **{name: value for name, value in optional.items() if value is not None},
-            "writtenAt": _text(WRITTEN_AT),
+            "writtenAt": _text(self.written_at),
         }
 
 
