@@ -146,8 +146,8 @@ def thinned(points: Points, max_points: int) -> Points:
     kept = {0, len(steps) - 1}
     for number in range(num_buckets):
         begin, end = number * len(steps) // num_buckets, (number + 1) * len(steps) // num_buckets
-        bucket = range(begin, end)
-        kept |= {min(bucket, key=values.__getitem__), max(bucket, key=values.__getitem__)}
+        bucket = values[begin:end]
+        kept |= {begin + bucket.index(min(bucket)), begin + bucket.index(max(bucket))}
     order = sorted(kept)
     return [steps[index] for index in order], [values[index] for index in order]
 

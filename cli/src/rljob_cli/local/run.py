@@ -138,7 +138,6 @@ def run(options: RunOptions, console: Console) -> int:
         except RunFolderError as error:
             _say(f"note: {error}", console)
     _print_end(code, state, process, options, folder, console)
-    _say(page_after_run(folder.path), console)
     return code
 
 
@@ -368,6 +367,7 @@ def _print_end(
         if state.checkpoint is not None:
             reached += f", newest checkpoint at step {state.checkpoint.step}"
         _say(f"{reached}; see {folder.path}", console)
+    _say(page_after_run(folder.path), console)
     if code not in (ExitCode.SUCCESS, ExitCode.CONFIGURATION):
         _say(f"to continue: {options.command(resume=folder.has_results())}", console)
 

@@ -36,7 +36,7 @@ function drawChart(parent, title, unit, lines, options = {}) {
     scales: { x: { time: false }, y: { range: (_, low, high) => rangeOf(low, high, options) } },
     axes: axes(56),
     cursor: { sync: { key: "steps" }, drag: { x: true, y: false }, points: { size: 6 } },
-    legend: { markers: { width: 2 } },
+    legend: { markers: { width: 2, dash: (_, place) => (place && lines[place - 1].dash ? "dashed" : "solid") } },
     hooks: { setCursor: [showNewest], ready: [showNewest] },
     bands: options.bands,
     series: [
