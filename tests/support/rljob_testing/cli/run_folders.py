@@ -137,6 +137,7 @@ def conversation(prompt: list[str], response: list[str], group: str = "g") -> Js
         return [None] * len(prompt) + [value] * len(response)
 
     return {
+        "kind": "train",
         "group": group,
         "prompt": "".join(prompt),
         "score": 1.0,
