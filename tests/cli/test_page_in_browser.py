@@ -53,8 +53,8 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Show]:
 
 def whole_run() -> RunRecord:
     """A run with everything that the page shows."""
-    chat = conversation(["2 + 2", "="], ["4", "\n", "<b>", "!"], group="30-what is 9 + 1?")
-    tokens: Json = {"version": 1, "step": 30, "conversations": [chat]}
+    chat = conversation(["2 + 2", "="], ["4", "\n", "<b>", "!"], group="28-what is 9 + 1?")
+    tokens: Json = {"version": 1, "step": 28, "conversations": [chat]}
     return RunRecord(
         samples=samples_of(40, 30),
         tokens={"training": tokens, "evaluation": tokens},
