@@ -162,6 +162,19 @@ class Rollout:
             self.weights,
         )
 
+    def first_groups(self, min_responses: int, max_responses: int) -> torch.Tensor:
+        """Returns int64: the responses of the first groups that together have at least `min_responses` responses,
+        group after group, and at most `max_responses` of them.
+
+        Example: of groups of 3 responses, `first_groups(4, 5)` are the first group and two responses of the second."""
+        found = list[int]()
+        groups = self.groups_B.tolist()
+        for group in dict.fromkeys(groups):
+            if len(found) >= min_responses:
+                break
+            found += [number for number, each in enumerate(groups) if each == group]
+        return torch.tensor(found[:max_responses], dtype=torch.int64)
+
     @staticmethod
     def concat(rollouts: Sequence[Rollout]) -> Rollout:
         """Returns the responses of several rollouts that have their scores and no greedy responses."""
