@@ -184,7 +184,7 @@ def _silence(files: RunFiles, curves: Curves, now: datetime) -> Notice | None:
 
 def _alarms(files: RunFiles) -> Iterator[Notice]:
     """The alarms that the trainer has computed."""
-    for alarm in files.alarms or ():
+    for alarm in (files.state.alarms if files.state is not None else None) or ():
         steps = f"since step {alarm.since_step}" + (
             f", last in step {alarm.step}" if alarm.step > alarm.since_step else ""
         )

@@ -375,10 +375,7 @@ def _print_end(
 
 
 def _announcer(console: Console) -> Callable[[str], None]:
-    def announce(text: str) -> None:
-        _say(f"\n{text}", console)
-
-    return announce
+    return lambda text: _say(f"\n{text}", console)
 
 
 def _say(text: str, console: Console) -> None:
