@@ -87,7 +87,8 @@ def verdict_of(files: RunFiles, curves: Curves, now: datetime) -> Verdict:
     if failure is not None:
         return Verdict(Level.FAILED, f"Failed{reached}: {failure.title}", notices, is_active=False)
     if silence is not None:
-        return Verdict(Level.ALARM, f"No progress{reached}: {silence.title}", notices, is_active=True)
+        may_go_on = files.process is None or files.has_process
+        return Verdict(Level.ALARM, f"No progress{reached}: {silence.title}", notices, may_go_on)
     if alarms:
         state = "Running" if active else "Complete" if phase is RunPhase.COMPLETE else "Stopped"
         # A message continues with what is usual and what to do.
