@@ -104,6 +104,9 @@ def _effect_failed(pick: Random, seen: Observed) -> Observed:
         kind = EffectKind.CREATE_CLUSTER
     if newest is not None and newest.submissions > 0 and newest.running_since is None:
         kind = EffectKind.SUBMIT_JOB
+    elif kind is EffectKind.SUBMIT_JOB:
+        # A submission is recorded before it is tried, so that none can fail before it is recorded.
+        kind = EffectKind.CREATE_CLUSTER
     reason = pick.choice(_FAILURES[kind])
     return replace(seen, failure=EffectFailure(kind, reason, pick.choice((*TEXTS, QUOTA))))
 
