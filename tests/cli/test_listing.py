@@ -6,14 +6,17 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from rich.console import Console
 from ruamel.yaml import YAML
 
+from rljob.cluster import Cluster
+from rljob.stored_job import StoredJob, stored_job
 from rljob_api.crdgen.manifest import custom_resource_definition
-from rljob_cli.cluster.listing import list_lines, show_list
-from rljob_cli.cluster.stored_job import StoredJob, stored_job
+from rljob_cli.cluster.listing import JobList, list_lines, show_list
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.cli.rljob_command import SMALL_JOB
@@ -73,7 +76,8 @@ def test_an_unreadable_status_has_its_row_and_hides_no_other(status: object, row
     jobs = [job(job_statuses.full_status()), job(status, "bad"), job({}, "z")]
     out, notes = io.StringIO(), io.StringIO()
     consoles = (Console(file=file, highlight=False, width=80) for file in (out, notes))
-    show_list(jobs, None, NOW, *consoles, everywhere=False)
+    cluster = cast("Cluster", SimpleNamespace(jobs=lambda **_: jobs))
+    show_list(JobList(cluster), *consoles, NOW)
     lines = out.getvalue().splitlines()
     assert [line.split()[0] for line in lines] == ["NAME", "small", "bad", "z"]
     assert lines[2].split() == row

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rljob_cli.cluster.watching import Clock
+from rljob.polling import Clock
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster, StandInKubelet
 from rljob_testing.messages import Mentions

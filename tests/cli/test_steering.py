@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from rljob.cluster import ClusterOptions, connect
+from rljob.errors import ClusterUnreachableError, NotAllowedError, RejectedError
+from rljob.polling import Clock
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
-from rljob_cli.cluster.client import ClusterOptions, connect
 from rljob_cli.cluster.steering import delete
-from rljob_cli.cluster.watching import Clock
-from rljob_cli.errors import CliError, ClusterUnreachableError, NotAllowedError
 from rljob_testing.cli import job_statuses, job_steering
 from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.messages import Mentions
@@ -28,7 +28,7 @@ def test_a_job_that_is_being_deleted_is_not_changed(small: JobCluster, command: 
     http.patch(path, json={"metadata": {"finalizers": ["example.com/slow"]}}).raise_for_status()
     small.delete("small")
     with pytest.raises(
-        CliError,
+        RejectedError,
         match=f"RLJob {small.namespace}/small: .*deleted.*`rljob submit --context here FILE`",
     ):
         job_steering.steer(small, command)
@@ -124,7 +124,7 @@ def test_wait_returns_when_the_last_pod_was_deleted(job_cluster: JobCluster) -> 
     output = io.StringIO()
     console = Console(file=output, highlight=False)
     cluster = connect(ClusterOptions(kubeconfig=job_cluster.kubeconfig))
-    assert delete(cluster, "small", console, wait=True, clock=Clock(sleep=lambda _: steps.pop(0)())) == 0
+    assert delete(cluster, ["small"], console, wait=True, clock=Clock(sleep=lambda _: steps.pop(0)())) == 0
     assert output.getvalue().splitlines()[1:] == [
         "waiting for head, worker",
         "waiting for worker",
@@ -145,5 +145,5 @@ def test_ctrl_c_while_waiting_reports_that_the_job_was_deleted(job_cluster: JobC
     output = io.StringIO()
     console = Console(file=output, highlight=False)
     cluster = connect(ClusterOptions(kubeconfig=job_cluster.kubeconfig))
-    assert delete(cluster, "small", console, wait=True, clock=Clock(sleep=interrupt)) == 130
+    assert delete(cluster, ["small"], console, wait=True, clock=Clock(sleep=interrupt)) == 130
     assert output.getvalue().splitlines()[-2:] == ["waiting for head", Mentions("stopped waiting", "deletion")]

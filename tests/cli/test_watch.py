@@ -22,10 +22,11 @@ from typing import Self
 import pytest
 from rich.console import Console
 
+from rljob.cluster import ClusterOptions, connect
+from rljob.errors import ClusterUnreachableError
+from rljob.polling import Clock
 from rljob_api.constants import ANNOTATION_RETRY
-from rljob_cli.cluster.client import ClusterOptions, connect
-from rljob_cli.cluster.watching import Clock, watch_job
-from rljob_cli.errors import ClusterUnreachableError
+from rljob_cli.cluster.watching import watch_job
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.messages import Mentions

@@ -42,6 +42,10 @@ class Change:
     option: str = SET_OPTION
     """Name of the option, for messages."""
 
+    def arguments(self) -> list[str]:
+        """The option and its value, for a command line."""
+        return [self.option, self.value if self.option == NAME_OPTION else f"{self.path}={self.value}"]
+
 
 def read_change(text: str) -> Change:
     """The change of an option such as `spec.training.steps=10`. Raises JobFileError."""

@@ -11,12 +11,12 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from rljob.plain_text import one_line
 from rljob_api.errors import JobFileError
 from rljob_api.job_file import load_job_file
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.errors import CliError
 from rljob_cli.local.run_folder import JOB_FILE_NAME, RunFolder
-from rljob_cli.plain_text import one_line
 from rljob_planner.advice.run_facts import MetricsLine
 
 RESOLVED_JOB_FILE_NAME = "resolved.yaml"

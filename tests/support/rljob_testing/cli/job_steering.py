@@ -9,9 +9,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rljob_cli.cluster.client import ClusterOptions, connect
-from rljob_cli.cluster.steering import Steering
-from rljob_cli.cluster.watching import Clock
+from rljob import steering
+from rljob.cluster import ClusterOptions, connect
+from rljob.polling import Clock
+from rljob_cli.cluster.steering import steer as steer_jobs
 from rljob_testing.cli.job_cluster import JobCluster
 
 Step = Callable[[], None]
@@ -35,13 +36,13 @@ def steer(
     api.flags = " --context here"
     console = Console(file=output, highlight=False, width=80)
     clock = Clock(now=lambda: NOW + timedelta(seconds=seconds), sleep=sleep)
-    steering = Steering(api, "small", console, wait=steps is not None, clock=clock)
-    code = {
+    requests = {
         "suspend": steering.suspend,
         "resume": steering.resume,
         "stop": steering.stop,
         "retry": steering.retry,
-    }[command]()
+    }
+    code = steer_jobs(requests[command], api, ["small"], console, wait=steps is not None, clock=clock)
     assert left == []
     return code, output.getvalue().splitlines()
 
