@@ -5,57 +5,22 @@ from __future__ import annotations
 import errno
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from rljob.errors import RLJobError
-from rljob_api.constants import API_GROUP, API_VERSION, CONTRACT_VERSION, ExitCode
+from rljob_api.constants import ExitCode
 from rljob_api.errors import ContractError
 from rljob_api.standard_streams import accept_all_characters, discard_output
 from rljob_cli import arguments as of
-from rljob_cli import cluster_commands
+from rljob_cli import cluster_commands as cluster_commands  # adds its commands to the app
 from rljob_cli import plan_arguments as of_plan
-from rljob_cli.arguments import Context, JobFile, Kubeconfig, Namespace
+from rljob_cli.application import app, console
+from rljob_cli.arguments import JobFile
 from rljob_cli.settings import forget_zero_columns
-
-app = typer.Typer(
-    name="rljob",
-    cls=of.Commands,
-    suggest_commands=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-
-
-def _print_version(is_wanted: bool) -> None:
-    """Prints the versions of this command, of the API, and of the contract between operator and trainer."""
-    if is_wanted:
-        try:
-            package = version("rljob")
-        except PackageNotFoundError:
-            package = "(source tree)"
-        contract = f"contract version {CONTRACT_VERSION} (documents between operator and trainer)"
-        _console().print(Text(f"rljob {package}, {API_GROUP}/{API_VERSION}, {contract}"), soft_wrap=True)
-        raise typer.Exit
-
-
-@app.callback()
-def every_command(
-    context_of_command: typer.Context,
-    context: Context = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-    _version: Annotated[
-        bool, typer.Option("--version", help="Print versions and exit.", is_eager=True, callback=_print_version)
-    ] = False,
-) -> None:
-    """Run reinforcement-learning post-training jobs from one file, on this machine or on a Kubernetes cluster."""
-    of.pass_on(context_of_command, {"context": context, "namespace": namespace, "kubeconfig": kubeconfig})
 
 
 @app.command("init")
@@ -65,7 +30,7 @@ def init_command(file: of.NewJobFile = Path("job.yaml"), environment: of.WithEnv
 
     files = init.write_example(file, with_environment=environment)
     written, name = " and ".join(map(str, files)), shlex.quote(str(files[0]))
-    _console().print(Text(f"wrote {written}; next: rljob validate {name}, then rljob run {name}"), soft_wrap=True)
+    console().print(Text(f"wrote {written}; next: rljob validate {name}, then rljob run {name}"), soft_wrap=True)
 
 
 @app.command("validate")
@@ -87,11 +52,11 @@ def validate_command(
     """
     from rljob_cli import validate
 
-    job = validate.validate_file(file, of.changes(name, values), _console(stderr=resolved))
+    job = validate.validate_file(file, of.changes(name, values), console(stderr=resolved))
     if job is None:
         raise typer.Exit(ExitCode.CONFIGURATION)
     if resolved:
-        validate.print_resolved(job, _console())
+        validate.print_resolved(job, console())
 
 
 @app.command("plan")
@@ -149,7 +114,7 @@ def plan_command(
         explain=is_explained,
         as_json=as_json,
     )
-    raise typer.Exit(plan(options, _console()))
+    raise typer.Exit(plan(options, console()))
 
 
 @app.command("run")
@@ -166,9 +131,7 @@ def run_command(
     """Run a job on this machine, or on an existing Ray cluster; for Kubernetes see `rljob submit`."""
     from rljob_cli.local.run import RunOptions, run
 
-    raise typer.Exit(
-        run(RunOptions(file, workers, resume, run_folder, code, ray, of.changes(name, values)), _console())
-    )
+    raise typer.Exit(run(RunOptions(file, workers, resume, run_folder, code, ray, of.changes(name, values)), console()))
 
 
 @app.command("plot")
@@ -181,9 +144,6 @@ def plot_command(
     raise typer.Exit(plot(run_folder))
 
 
-app.add_typer(cluster_commands.commands)
-
-
 def main(program: str | None = None) -> None:
     """Runs the command. Errors that the user can fix are printed to standard error without a traceback. `program`: name
     of the command in its help, if it is not that of the file."""
@@ -192,26 +152,22 @@ def main(program: str | None = None) -> None:
     try:
         app(prog_name=program)
     except RLJobError as error:
-        _console(stderr=True).print(Text(f"error: {error}"), soft_wrap=True)
+        console(stderr=True).print(Text(f"error: {error}"), soft_wrap=True)
         raise SystemExit(error.exit_code) from None
     except ContractError as error:
-        _console(stderr=True).print(Text(str(error)), soft_wrap=True)
+        console(stderr=True).print(Text(str(error)), soft_wrap=True)
         raise SystemExit(ExitCode.CONFIGURATION) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
             raise
         discard_output(sys.stdout)
-        _console(stderr=True).print(Text(f"error: cannot write the output ({error.strerror})"), soft_wrap=True)
+        console(stderr=True).print(Text(f"error: cannot write the output ({error.strerror})"), soft_wrap=True)
         raise SystemExit(ExitCode.APPLICATION) from None
 
 
 def main_of_kubectl() -> None:
     """Runs the command as a plugin of kubectl: `kubectl rljob ...`."""
     main("kubectl rljob")
-
-
-def _console(*, stderr: bool = False) -> Console:
-    return Console(highlight=False, stderr=stderr)
 
 
 if __name__ == "__main__":

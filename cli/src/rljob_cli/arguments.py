@@ -292,6 +292,10 @@ class Commands(TyperGroup):
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
 
+    def list_commands(self, ctx: ClickContext) -> list[str]:
+        """The commands in the order of their exit codes."""
+        return sorted(super().list_commands(ctx), key=list(EXIT_CODES).index)
+
     def get_params(self, ctx: ClickContext) -> list[Parameter]:
         """The options of `rljob` itself."""
         return _without_types_of_flags(super().get_params(ctx))

@@ -6,19 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from rljob_cli import arguments as of
+from rljob_cli.application import app, console
 from rljob_cli.arguments import Context, JobFile, JobName, JobNames, Kubeconfig, Namespace
 from rljob_cli.errors import CliError
 
 if TYPE_CHECKING:
     from rljob.cluster import Cluster
 
-commands = typer.Typer()
 
-
-@commands.command("submit")
+@app.command("submit")
 def submit_command(
     file: JobFile,
     watch: of.Watch = False,
@@ -39,12 +37,12 @@ def submit_command(
     if dry_run and watch:
         raise CliError("--dry-run: cannot be combined with --watch; remove one of them")
     options = ClusterOptions(context, namespace, kubeconfig)
-    cluster, job = submit(file, of.changes(name, values), options, _console(), dry_run=dry_run)
+    cluster, job = submit(file, of.changes(name, values), options, console(), dry_run=dry_run)
     if watch:
-        raise typer.Exit(watch_job(cluster, job.name, _console()))
+        raise typer.Exit(watch_job(cluster, job.name, console()))
 
 
-@commands.command("status")
+@app.command("status")
 def status_command(
     name: JobName,
     watch: of.Watch = False,
@@ -63,16 +61,16 @@ def status_command(
     if watch:
         if output is not None:
             raise CliError("--output: cannot be combined with --watch; remove one of them")
-        raise typer.Exit(watch_job(cluster, name, _console()))
+        raise typer.Exit(watch_job(cluster, name, console()))
     job = cluster.job(name)
     if output is not None:
-        print_object(job, output, _console())
+        print_object(job, output, console())
         return
     for line in job_lines(job, utc_now(), cluster.flags):
-        _console().print(line, soft_wrap=True)
+        console().print(line, soft_wrap=True)
 
 
-@commands.command("list")
+@app.command("list")
 def list_command(
     everywhere: of.Everywhere = False,
     selector: of.Selector = None,
@@ -92,11 +90,11 @@ def list_command(
         raise CliError(f"--output {output}: cannot be combined with --watch; remove one of them")
     jobs = JobList(_cluster(context, namespace, kubeconfig), everywhere, selector, sort_by, output)
     if watch:
-        raise typer.Exit(watch_list(jobs, _console(), _console(stderr=True)))
-    show_list(jobs, _console(), _console(stderr=True))
+        raise typer.Exit(watch_list(jobs, console(), console(stderr=True)))
+    show_list(jobs, console(), console(stderr=True))
 
 
-@commands.command("wait")
+@app.command("wait")
 def wait_command(
     name: JobName,
     state: of.WaitFor = "Finished",
@@ -113,10 +111,10 @@ def wait_command(
 
     seconds = of.seconds("--timeout", timeout)
     cluster = _cluster(context, namespace, kubeconfig)
-    raise typer.Exit(wait_for(cluster, name, state, _console(), timeout_seconds=seconds))
+    raise typer.Exit(wait_for(cluster, name, state, console(), timeout_seconds=seconds))
 
 
-@commands.command("logs")
+@app.command("logs")
 def logs_command(
     name: JobName,
     follow: of.Follow = False,
@@ -141,12 +139,12 @@ def logs_command(
     seconds = of.seconds("--since", since)
     options = LogOptions(pool, index, container, follow, tail, seconds, previous, attempt)
     if storage is not None:
-        raise typer.Exit(show_kept_logs(name, storage, options, _console(stderr=True)))
+        raise typer.Exit(show_kept_logs(name, storage, options, console(stderr=True)))
     cluster = _cluster(context, namespace, kubeconfig)
-    raise typer.Exit(show_logs(cluster, name, options, _console(stderr=True)))
+    raise typer.Exit(show_logs(cluster, name, options, console(stderr=True)))
 
 
-@commands.command("explain")
+@app.command("explain")
 def explain_command(
     name: Annotated[
         str | None,
@@ -169,12 +167,12 @@ def explain_command(
     if (name is None) == (reason is None):
         raise CliError("rljob explain: expects either the name of a job or --reason REASON")
     if reason is not None:
-        explain.explain_reason(reason, _console())
+        explain.explain_reason(reason, console())
     elif name is not None:
-        explain.explain_job(_cluster(context, namespace, kubeconfig), name, _console())
+        explain.explain_job(_cluster(context, namespace, kubeconfig), name, console())
 
 
-@commands.command("suspend")
+@app.command("suspend")
 def suspend_command(
     names: JobNames,
     wait: of.WaitSuspended = False,
@@ -187,10 +185,10 @@ def suspend_command(
     from rljob_cli.cluster.steering import steer
 
     cluster = _cluster(context, namespace, kubeconfig)
-    raise typer.Exit(steer(steering.suspend, cluster, names, _console(), wait=wait))
+    raise typer.Exit(steer(steering.suspend, cluster, names, console(), wait=wait))
 
 
-@commands.command("resume")
+@app.command("resume")
 def resume_command(
     names: JobNames,
     wait: of.WaitRunning = False,
@@ -203,10 +201,10 @@ def resume_command(
     from rljob_cli.cluster.steering import steer
 
     cluster = _cluster(context, namespace, kubeconfig)
-    raise typer.Exit(steer(steering.resume, cluster, names, _console(), wait=wait))
+    raise typer.Exit(steer(steering.resume, cluster, names, console(), wait=wait))
 
 
-@commands.command("stop")
+@app.command("stop")
 def stop_command(
     names: JobNames,
     wait: of.WaitFinished = False,
@@ -219,10 +217,10 @@ def stop_command(
     from rljob_cli.cluster.steering import steer
 
     cluster = _cluster(context, namespace, kubeconfig)
-    raise typer.Exit(steer(steering.stop, cluster, names, _console(), wait=wait))
+    raise typer.Exit(steer(steering.stop, cluster, names, console(), wait=wait))
 
 
-@commands.command("retry")
+@app.command("retry")
 def retry_command(
     names: JobNames,
     wait: of.WaitRetried = False,
@@ -235,10 +233,10 @@ def retry_command(
     from rljob_cli.cluster.steering import steer
 
     cluster = _cluster(context, namespace, kubeconfig)
-    raise typer.Exit(steer(steering.retry, cluster, names, _console(), wait=wait))
+    raise typer.Exit(steer(steering.retry, cluster, names, console(), wait=wait))
 
 
-@commands.command("delete")
+@app.command("delete")
 def delete_command(
     names: JobNames,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job and all its pods are deleted.")] = False,
@@ -249,14 +247,10 @@ def delete_command(
     """Delete a job and its RayCluster; checkpoints and results are kept."""
     from rljob_cli.cluster.steering import delete
 
-    raise typer.Exit(delete(_cluster(context, namespace, kubeconfig), names, _console(), wait=wait))
+    raise typer.Exit(delete(_cluster(context, namespace, kubeconfig), names, console(), wait=wait))
 
 
 def _cluster(context: str | None, namespace: str | None, kubeconfig: Path | None) -> Cluster:
     from rljob.cluster import ClusterOptions, connect
 
     return connect(ClusterOptions(context, namespace, kubeconfig))
-
-
-def _console(*, stderr: bool = False) -> Console:
-    return Console(highlight=False, stderr=stderr)

@@ -80,7 +80,6 @@ class RunOptions:
     ray_address: str | None = None
     """Address of an existing Ray cluster; `auto` for one on this machine. None to run without a cluster."""
     changes: Sequence[Change] = ()
-    """Values that replace those of the file."""
 
     def command(self, *, resume: bool) -> str:
         """The command that runs the job again in the same folder, with the same options. `resume`: whether that command
