@@ -54,5 +54,6 @@ def error_of_response(status: int, body: bytes, cluster: str, flags: str) -> RLJ
         return ClusterUnreachableError(cluster, message)
     return RejectedError(
         f"{cluster}: the API server rejected the request ({message}); correct what this message names",
-        [Problem(cause.field, one_line(cause.message)) for cause in refusal.details.causes],
+        # A cause without a field says that further rules were not checked.
+        [Problem(cause.field, one_line(cause.message)) for cause in refusal.details.causes if cause.field != "<nil>"],
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,13 @@ from rljob_cli import cluster_commands as cluster_commands  # adds its commands 
 from rljob_cli import plan_arguments as of_plan
 from rljob_cli.application import app, console
 from rljob_cli.arguments import JobFile
-from rljob_cli.settings import forget_zero_columns
+from rljob_cli.errors import CliError
+from rljob_cli.settings import forget_zero_columns, request_completion
+
+_PROGRAM = "rljob"
+_COMPLETION_OPTIONS = ("--install-completion", "--show-completion")
+_NO_FILES = ":4"
+"""The last line of completions for kubectl: file names are no completions (ShellCompDirectiveNoFileComp of cobra)."""
 
 
 @app.command("init")
@@ -144,12 +151,17 @@ def plot_command(
     raise typer.Exit(plot(run_folder))
 
 
-def main(program: str | None = None) -> None:
+def main(program: str = _PROGRAM) -> None:
     """Runs the command. Errors that the user can fix are printed to standard error without a traceback. `program`: name
-    of the command in its help, if it is not that of the file."""
+    of the command in its help."""
     accept_all_characters()
     forget_zero_columns()
     try:
+        if program != _PROGRAM and (given := [each for each in sys.argv[1:] if each in _COMPLETION_OPTIONS]):
+            raise CliError(
+                f"{given[0]}: kubectl completes the names of its plugins' arguments itself: install `kubectl completion"
+                " SHELL`, and have kubectl_complete-rljob in PATH, beside kubectl-rljob"
+            )
         app(prog_name=program)
     except RLJobError as error:
         console(stderr=True).print(Text(f"error: {error}"), soft_wrap=True)
@@ -168,6 +180,16 @@ def main(program: str | None = None) -> None:
 def main_of_kubectl() -> None:
     """Runs the command as a plugin of kubectl: `kubectl rljob ...`."""
     main("kubectl rljob")
+
+
+def complete_for_kubectl() -> None:
+    """Prints completions of the words that follow `kubectl rljob`, the last of which is incomplete. kubectl (1.26 and
+    later) starts the program `kubectl_complete-rljob` for this."""
+    *complete, incomplete = sys.argv[1:] or [""]
+    request_completion(f"{shlex.join([_PROGRAM, *complete])} {incomplete}")
+    with suppress(SystemExit):
+        main()
+    print(_NO_FILES)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,14 @@ def forget_zero_columns() -> None:
         os.environ.pop("COLUMNS", None)
 
 
+def request_completion(line: str) -> None:
+    """Makes the command print the completions of a command line, one per line with a tab before its explanation, as for
+    the shell fish."""
+    os.environ["_RLJOB_COMPLETE"] = "complete_fish"
+    os.environ["_TYPER_COMPLETE_FISH_ACTION"] = "get-args"
+    os.environ["_TYPER_COMPLETE_ARGS"] = line
+
+
 def visible_cuda_devices() -> str | None:
     """The value of `CUDA_VISIBLE_DEVICES`, such as `0,1`; None if unset."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")

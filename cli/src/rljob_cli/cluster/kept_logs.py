@@ -52,6 +52,10 @@ def kept_log(name: str, storage: Path, options: LogOptions) -> KeptLog:
     logs = _logs_folder(checked_name("NAME", name), storage)
     if options.previous:
         newest, _ = _attempt_folder(logs, None)
+        if newest == 1:
+            raise CliError(
+                f"{logs}: the newest log is that of attempt 1, so there is no previous one; remove --previous"
+            )
         options = replace(options, attempt=newest - 1, previous=False)
     return _log_of_worker(logs, options) if options.pool else _log_of_driver(logs, options.attempt)
 

@@ -1,4 +1,4 @@
-"""Runs the commands suspend, resume, stop and retry with a clock that the test controls."""
+"""A clock that the test controls, and the commands suspend, resume, stop and retry with it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,23 @@ from rljob_testing.cli.job_cluster import JobCluster
 Step = Callable[[], None]
 NOW = datetime(2026, 1, 31, 12, 30, 0, 250_000, tzinfo=UTC)
 ASKED = "2026-01-31T12:30:00.250000Z"
+
+
+class Script:
+    """A clock whose sleeps perform the next action of a list; two seconds pass in each."""
+
+    def __init__(self, steps: Sequence[Step], start: datetime = NOW) -> None:
+        self._steps = list(steps)
+        self._now = start
+
+    def clock(self) -> Clock:
+        """The clock."""
+        return Clock(now=lambda: self._now, sleep=self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self._now += timedelta(seconds=seconds)
+        if self._steps:
+            self._steps.pop(0)()
 
 
 def steer(
