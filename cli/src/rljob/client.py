@@ -10,6 +10,7 @@ from pathlib import Path
 from rljob import pod_logs, steering, submission, waiting
 from rljob.cluster import ClusterOptions, connect
 from rljob.errors import RejectedError, deleted_meanwhile
+from rljob.job_source import job_in_file, job_of_values
 from rljob.job_state import is_to_be_retried
 from rljob.log_options import Container, LogOptions
 from rljob.polling import Clock, poll_until_finished
@@ -73,11 +74,7 @@ class Client:
         """
         try:
             changed = (*map(read_change, changes), *([renamed(name)] if name is not None else []))
-            source = (
-                submission.job_in_file(Path(job), changed)
-                if isinstance(job, str | Path)
-                else submission.job_of_values(job, changed)
-            )
+            source = job_in_file(Path(job), changed) if isinstance(job, str | Path) else job_of_values(job, changed)
         except ContractError as error:
             problems = error.problems if isinstance(error, JobFileError) else ()
             raise RejectedError(str(error), problems) from None

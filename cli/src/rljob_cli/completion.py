@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -32,10 +31,13 @@ def complete_job_names(context: typer.Context, incomplete: str) -> list[str]:
         with suppress(Exception):
             found.extend(connect(options).job_names())
 
+    import logging
+
     logging.disable(logging.CRITICAL)
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     reader.join(_MAX_SECONDS)
+    logging.disable(logging.NOTSET)
     typed = given.get("names") or ()
     others = set(map(str, typed)) if isinstance(typed, list | tuple) else set()
     return [name for name in list(found) if name.startswith(incomplete) and name not in others]

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from rljob.submission import JobSource
+from rljob.job_source import JobSource
 from rljob_api.errors import JobFileError, Problem
 from rljob_api.job_changes import Change
 from rljob_api.job_file import (

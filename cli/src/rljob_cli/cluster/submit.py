@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob.cluster import Cluster, ClusterOptions
+from rljob.job_source import job_in_file
 from rljob.stored_job import StoredJob
-from rljob.submission import Action, Submission, connect_for, job_in_file
+from rljob.submission import Action, Submission, connect_for
 from rljob.submission import submit as submit_job
 from rljob_api.job_changes import Change
 from rljob_cli.validate import print_warnings
