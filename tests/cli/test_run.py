@@ -91,7 +91,7 @@ def test_a_run_with_changed_values_has_its_own_name_and_folder(workplace: JobFol
     written = load_job_file(workplace.folder / "runs" / "other" / "job.yaml")
     assert (written.metadata.name, written.spec.training.batch_size) == ("other", 8)
     code, output = workplace.run(*options)
-    assert (code, output) == (2, Mentions("--resume", "--name other --set spec.training.batchSize=8"))
+    assert (code, output) == (2, Mentions("--resume", "--set spec.training.batchSize=8 --name other"))
 
 
 def test_a_run_on_a_ray_cluster_leaves_pools_and_devices_to_it(workplace: JobFolder) -> None:

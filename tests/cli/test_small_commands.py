@@ -187,7 +187,7 @@ def test_the_plugin_of_kubectl_is_the_same_command(
 
     code, output, errors = run("status", "--help")
     assert (code, errors) == (0, "")
-    assert "Usage: kubectl rljob status [OPTIONS] NAME" in output
+    assert "Usage: kubectl rljob status [OPTIONS]" in output
     # Options before and after the command select the cluster.
     config = str(tmp_path / "none")
     for arguments in (["--kubeconfig", config, "status", "x"], ["status", "x", "--kubeconfig", config]):

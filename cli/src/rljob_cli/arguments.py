@@ -114,7 +114,7 @@ JobName = Annotated[
 ]
 JobNames = Annotated[
     list[str],
-    typer.Argument(metavar="NAME...", help="Names of jobs on the cluster.", autocompletion=complete_job_names),
+    typer.Argument(metavar="NAME", help="Names of jobs on the cluster.", autocompletion=complete_job_names),
 ]
 NewName = Annotated[
     str | None,
@@ -125,7 +125,7 @@ SetValues = Annotated[
     typer.Option(
         "--set",
         metavar="PATH=VALUE",
-        help="Change a value of the file, such as spec.training.steps=10 or spec.pools[main].nodes=2; null removes it."
+        help="Change a value of the file, such as spec.training.steps=10 or spec.pools[0].nodes=2; null removes it."
         " Can be repeated.",
     ),
 ]

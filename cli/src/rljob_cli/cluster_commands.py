@@ -105,8 +105,8 @@ def wait_command(
 ) -> None:
     """Wait until a job has a state, for example in a script.
 
-    The states are the conditions of a job (such as Complete, Failed, Finished, Suspended, Checkpointed), Running (the
-    trainer runs) and Deleted."""
+    The states are the conditions (Complete, Failed, Finished, Suspended, ...), Running (the trainer runs) and Deleted.
+    """
     from rljob_cli.cluster.steering import wait_for
 
     seconds = of.seconds("--timeout", timeout)
