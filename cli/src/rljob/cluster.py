@@ -20,13 +20,13 @@ from rljob.errors import ClusterError, ClusterUnreachableError, ConflictError, J
 from rljob.kubeconfig import read_configuration
 from rljob.kubernetes_models import Event, Json, ObjectMeta, Pod
 from rljob.plain_text import one_line
-from rljob.stored_job import StoredJob, stored_job
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, LABEL_JOB, LABEL_JOB_UID, LABEL_POOL
-from rljob_api.v1alpha1.pools import PRIORITY_CLASS_LABEL, QUEUE_LABEL
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
     from kubernetes.client.rest import RESTResponse
+
+    from rljob.stored_job import StoredJob
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 RESPONSE_TIMEOUT_SECONDS = 30.0
@@ -84,18 +84,18 @@ class Cluster:
     def create_job(self, job: Mapping[str, object], *, dry_run: bool = False) -> StoredJob:
         """Creates a job; the API server rejects unknown fields. With `dry_run`, the API server only validates it and
         fills in the defaults. Raises JobExistsError."""
-        return stored_job(self._json("POST", self._job_path(), _writing(dry_run), job))
+        return _stored(self._json("POST", self._job_path(), _writing(dry_run), job))
 
     def job(self, name: str) -> StoredJob:
         """One job. Raises JobNotFoundError."""
-        return stored_job(self._json("GET", self._job_path(name)))
+        return _stored(self._json("GET", self._job_path(name)))
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[StoredJob]:
         """The jobs of the namespace, or of all namespaces, whose labels match the selector (such as `team=research`),
         by namespace and name."""
         path = f"{API_PATH}/{PLURAL}" if everywhere else self._job_path()
         query = [] if selector is None else [("labelSelector", selector)]
-        return [stored_job(item) for item in _items(self._json("GET", path, query))]
+        return [_stored(item) for item in _items(self._json("GET", path, query))]
 
     def job_names(self) -> list[str]:
         """The names of the first jobs of the namespace, from a small response."""
@@ -186,7 +186,7 @@ class Cluster:
         for _ in range(_MAX_PATCHES):
             patch = {"metadata": {**metadata, "resourceVersion": seen.metadata.resource_version}, **rest}
             try:
-                return stored_job(self._json("PATCH", path, _writing(dry_run), patch))
+                return _stored(self._json("PATCH", path, _writing(dry_run), patch))
             except ConflictError:
                 seen = self.job(job.metadata.name)
             if _requested_state(seen) != _requested_state(job):
@@ -247,6 +247,14 @@ class Cluster:
         return response
 
 
+def _stored(wire: Mapping[str, object]) -> StoredJob:
+    """Parses a job from a response."""
+    # Imported here, because the schema takes 0.3 s, and the completion of names does not need it.
+    from rljob.stored_job import stored_job
+
+    return stored_job(wire)
+
+
 def _writing(dry_run: bool) -> list[tuple[str, str]]:
     """The query of a request that creates or changes an object."""
     return [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
@@ -255,6 +263,8 @@ def _writing(dry_run: bool) -> list[tuple[str, str]]:
 def _requested_state(job: StoredJob) -> tuple[str, int, Sequence[str | None]]:
     """What users have requested of the job: its UID, the generation of its spec, its stop and its retry request, its
     queue and its priority."""
+    from rljob_api.v1alpha1.pools import PRIORITY_CLASS_LABEL, QUEUE_LABEL
+
     metadata = job.metadata
     annotations = [metadata.annotations.get(name) for name in (ANNOTATION_STOP, ANNOTATION_RETRY)]
     labels = [metadata.labels.get(name) for name in (QUEUE_LABEL, PRIORITY_CLASS_LABEL)]
