@@ -136,19 +136,32 @@ def run_command(
     values: of.SetValues = None,
 ) -> None:
     """Run a job on this machine, or on an existing Ray cluster; for Kubernetes see `rljob submit`."""
-    from rljob_cli.local.run import RunOptions, run
+    from rljob_cli.local.run import run
+    from rljob_cli.local.run_options import RunOptions
 
     raise typer.Exit(run(RunOptions(file, workers, resume, run_folder, code, ray, of.changes(name, values)), console()))
 
 
 @app.command("plot")
-def plot_command(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="Folder of the run, such as runs/<name>.")],
-) -> None:
+def plot_command(run_folder: of.RunFolder) -> None:
     """Draw the plots of a run again."""
     from rljob_cli.local.run import plot
 
     raise typer.Exit(plot(run_folder))
+
+
+@app.command("view")
+def view_command(
+    run_folder: of.RunFolder,
+    against: of.Against = None,
+    output: of.PageFile = None,
+    json_file: of.PageJson = None,
+    watch: of.WatchRun = False,
+) -> None:
+    """Write the page of a run: how it is, its curves, responses and timeline, in one HTML file."""
+    from rljob_cli.local.view import ViewOptions, view
+
+    raise typer.Exit(view(ViewOptions(run_folder, against, output, json_file, watch), console()))
 
 
 def main(program: str = _PROGRAM) -> None:
