@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import pytest
 from ruamel.yaml import YAML
 
+from rljob.stored_job import stored_job
 from rljob_api.constants import ErrorCause
 from rljob_cli.cluster.explain import explanation
-from rljob_cli.cluster.stored_job import stored_job
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.rljob_command import SMALL_JOB
 from rljob_testing.messages import Mentions
@@ -70,6 +70,12 @@ def test_a_full_gpu_is_explained_with_the_fields_that_free_memory() -> None:
 def test_other_causes_and_unknown_ones_get_no_advice_about_device_memory(cause: str | None) -> None:
     lines = explained("InfrastructureError", cause, {}, {"template": H100})
     assert not any("gpuMemoryUtilization" in line or "uses the most memory" in line for line in lines), lines
+
+
+@pytest.mark.parametrize("cause", [ErrorCause.HOST_MEMORY, ErrorCause.DEVICE_MEMORY])
+def test_a_job_with_a_spec_of_another_version_is_explained_without_an_estimate(cause: str) -> None:
+    lines = explained("OutOfMemory", cause, {}, {}, more={"pools": "of a newer version"})
+    assert not any("uses the most memory" in line or "pool main" in line for line in lines), lines
 
 
 def test_a_cause_of_an_earlier_attempt_is_not_that_of_the_job() -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rljob.plain_text import time_text
 from rljob_api.constants import (
     CONTRACT_VERSION,
     ENV_ATTEMPT,
@@ -41,9 +40,9 @@ from rljob_cli.devices import find_devices
 from rljob_cli.errors import CliError, RunFolderError
 from rljob_cli.local.adapted_job import LocalPlan, plan_for_machine, plan_for_ray_cluster
 from rljob_cli.local.run_folder import RunFolder
+from rljob_cli.local.run_options import RunOptions
 from rljob_cli.local.trainer_process import TrainerProcess
 from rljob_cli.local.view import page_after_run
-from rljob_cli.plain_text import time_text
 from rljob_cli.settings import inherited_environment, visible_cuda_devices
 
 TRAINER_PACKAGE = "rljob_trainer"
@@ -64,35 +63,6 @@ _REFERENCE = re.compile(r"\$(?:\$|\((?P<name>[^)]*)\))")
 (`third_party/forked/golang/expansion`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The options of `rljob run`."""
-
-    file: Path
-    """The job file."""
-    num_workers: int | None = None
-    """Workers per pool; None for the size of the pool, at most the number of devices."""
-    resume: bool = False
-    run_folder: Path | None = None
-    """None for `runs/NAME`."""
-    code: Path | None = None
-    """A folder with Python code, in addition to the job file's folder."""
-    ray_address: str | None = None
-    """Address of an existing Ray cluster; `auto` for one on this machine. None to run without a cluster."""
-
-    def command(self, *, resume: bool) -> str:
-        """The command that runs the job again in the same folder, with the same options. `resume`: whether that command
-        has --resume."""
-        options: Mapping[str, object] = {
-            "--workers": self.num_workers,
-            "--run-folder": self.run_folder,
-            "--code": self.code,
-            "--ray": self.ray_address,
-        }
-        given = [part for name, value in options.items() if value is not None for part in (name, str(value))]
-        return shlex.join(["rljob", "run", str(self.file), *(["--resume"] if resume else []), *given])
-
-
 def run(options: RunOptions, console: Console) -> int:
     """Runs the job to its end. Returns the trainer's exit code, or 1 if it exits with 0 before the job is complete.
 
@@ -105,7 +75,7 @@ def run(options: RunOptions, console: Console) -> int:
         Path.cwd()
     except FileNotFoundError:
         raise CliError("the current folder was deleted; change to another folder and run the command again") from None
-    job = load_job_file_to_run(options.file)
+    job = load_job_file_to_run(options.file, options.changes)
     if options.code is not None and not options.code.is_dir():
         raise CliError(f"--code: {options.code} is not a folder; name the folder with the job's Python code")
     for imported_from in (options.file.absolute().parent, *([options.code.absolute()] if options.code else [])):
