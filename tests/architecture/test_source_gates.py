@@ -25,6 +25,8 @@ VLLM_MODULES = (
 )
 PATH_RULES = {
     "kopf": ["rljob_operator.handlers", "rljob_operator.__main__"],
+    "mlflow": ["rljob_trainer.trackers.mlflow_run"],
+    "wandb": ["rljob_trainer.trackers.wandb_run"],
     "kubernetes": ["rljob_operator.kube", "rljob_cli.cluster.client"],
     "ray": ["rljob_trainer.pools", "rljob_trainer.groups"],
     "vllm": [f"rljob_trainer.engines.rollout.{name}" for name in VLLM_MODULES],

@@ -35,6 +35,7 @@ from rljob_api.v1alpha1.reward import REWARD_RULES
 from rljob_api.v1alpha1.rollout import ROLLOUT_RULES
 from rljob_api.v1alpha1.rollout_correction import CORRECTION_RULES
 from rljob_api.v1alpha1.spec import METADATA_RULES, SCHEDULING_RULES, UNIQUE_RULES, RLJobSpec
+from rljob_api.v1alpha1.tracker import TRACKER_RULES
 from rljob_api.v1alpha1.training import TRAINING_RULES
 
 RULES: tuple[Rule, ...] = (
@@ -53,6 +54,7 @@ RULES: tuple[Rule, ...] = (
     *ROLLOUT_RULES,
     *REWARD_RULES,
     *TRAINING_RULES,
+    *TRACKER_RULES,
     *ENVIRONMENT_RULES,
     *TRAINING_ENVIRONMENT_RULES,
     *ADVANTAGE_RULES,

@@ -1,0 +1,132 @@
+"""The program of a tracker's process: reads messages from standard input, and calls the tracker's library.
+
+The process outlives the trainer by some seconds at most. It notices the end of the trainer, also of a killed one, by
+the closed pipe, and then ends the run in the tracker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from rljob_api.standard_streams import accept_all_characters
+from rljob_api.v1alpha1.tracker import TrackerType
+from rljob_trainer.trackers.messages import REPORT_PREFIX, Begin, End, MetricsRow, SampleTable, decode
+
+NICENESS = 10
+"""The trainer and its workers get CPU time first."""
+LAST_SECONDS = 30.0
+"""The process ends at the latest this long after the pipe from the trainer was closed."""
+CRASHED_EXIT_CODE = 1
+"""The exit code that the tracker gets if the trainer has sent none, because it was killed."""
+MAX_TEXT_CHARS = 500
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class TrackerRun(Protocol):
+    """The run in a tracker. The methods raise exceptions of the library."""
+
+    def log_metrics(self, row: MetricsRow) -> None:
+        """Stores the metrics of a step."""
+
+    def log_samples(self, table: SampleTable) -> None:
+        """Stores the samples of an evaluation."""
+
+    def finish(self, exit_code: int) -> None:
+        """Ends the run, and waits until everything is sent."""
+
+
+def main() -> int:
+    """Runs until the last message. Returns 1 if the run could not be started in the tracker."""
+    block_stop_signals()
+    os.nice(NICENESS)
+    accept_all_characters()
+    threading.Thread(target=end_after_trainer, daemon=True).start()
+    lines = iter(sys.stdin.buffer.readline, b"")
+    begin = decode(next(lines))
+    assert isinstance(begin, Begin)
+    try:
+        run = started_run(begin)
+    except Exception as error:
+        report("warning", f"{begin.tracker.type}: nothing is stored there in this attempt: {error_text(error)}")
+        return 1
+    pass_on(lines, run, begin.tracker.type)
+    return 0
+
+
+def block_stop_signals() -> None:
+    """Keeps stop signals from this process and from processes that it starts: stopping a Ray job sends SIGTERM to every
+    process below the trainer, but the last data of the run has not been sent yet. A blocked signal stays blocked in
+    executed programs; W&B's service, which is written in Go, would not honour an ignored SIGTERM."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+def end_after_trainer() -> None:
+    """A thread: ends this process some time after the trainer has closed the pipe, also if the library hangs."""
+    poll = select.poll()
+    poll.register(sys.stdin.fileno(), 0)  # Only the end of the pipe is an event.
+    poll.poll()
+    time.sleep(LAST_SECONDS)
+    os._exit(1)
+
+
+def started_run(begin: Begin) -> TrackerRun:
+    """The run in the tracker of this type. Imports its library, which takes a second."""
+    if begin.tracker.type is TrackerType.WANDB:
+        from rljob_trainer.trackers.wandb_run import start_wandb_run
+
+        return start_wandb_run(begin, report)
+    from rljob_trainer.trackers.mlflow_run import start_mlflow_run
+
+    return start_mlflow_run(begin, report)
+
+
+def pass_on(lines: Iterable[bytes], run: TrackerRun, kind: TrackerType) -> None:
+    """Passes all messages on to the run, and finishes it. What the tracker rejects is left out, with one warning for
+    each kind of message."""
+    exit_code = CRASHED_EXIT_CODE
+    warned: set[type] = set()
+    for line in lines:
+        message = decode(line)
+        try:
+            match message:
+                case MetricsRow():
+                    run.log_metrics(message)
+                case SampleTable():
+                    run.log_samples(message)
+                case End():
+                    exit_code = message.exit_code
+                    break
+        except Exception as error:
+            if type(message) not in warned:
+                warned.add(type(message))
+                report("warning", f"{kind}: rejects data, which is left out there: {error_text(error)}")
+    try:
+        run.finish(exit_code)
+    except Exception as error:
+        report("warning", f"{kind}: its newest data may be missing: {error_text(error)}")
+
+
+def report(level: str, text: str) -> None:
+    """Sends a line to the trainer's log. `level`: `info` or `warning`."""
+    sys.stdout.write(f"{REPORT_PREFIX}{json.dumps([level, text])}\n")
+    sys.stdout.flush()
+
+
+def error_text(error: Exception) -> str:
+    """The first lines of the message."""
+    return (str(error).strip() or type(error).__name__)[:MAX_TEXT_CHARS]
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    # Without the exit handlers of the libraries, which may wait for a server.
+    os._exit(code)
