@@ -60,6 +60,7 @@ def run_to_end(stop: StopRequest, trackers: Trackers) -> int:
         # All pods of a job on a cluster have the same image.
         runs_workers_here = settings.is_ray_job or not settings.ray_address
         refuse_missing(job.spec, settings.job_folder, settings.environment, runs_workers_here=runs_workers_here)
+        trackers.start(job.spec.training.trackers, settings)
         log.info("job %s, attempt %d: loading libraries", job.name, settings.attempt)
         try:
             from rljob_trainer.controller.run import run_job

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
@@ -26,6 +25,8 @@ PROGRAM = "rljob_trainer.trackers.tracker_program"
 MAX_WAITING_BYTES = 32 << 20
 """Messages that wait for the process. A row of metrics has about 5 kB, so these are some thousand steps."""
 POLL_SECONDS = 0.05
+KILLED_SECONDS = 5.0
+"""W&B's service needs a moment to notice that its process was killed."""
 MAX_REPORT_CHARS = 1000
 VARIABLES: Mapping[str, str] = {
     # Both libraries report their own usage and crashes by default, also from clusters without access to the internet.
@@ -62,22 +63,26 @@ class TrackerProcess:
         self._is_ending = False
         self._has_failed = False
         output = log_file.open("a", encoding="utf-8", errors="backslashreplace")
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", program],
+        starter = subprocess.Popen(
+            [sys.executable, "-P", "-m", program, kind],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**VARIABLES, **environment},
-            # Ctrl-C in a terminal does not reach it, and it can be killed with its children.
+            # Ctrl-C in a terminal does not reach it.
             start_new_session=True,
+            preexec_fn=_detach,
         )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._start_thread(self._write_messages, self._process.stdin)
-        self._start_thread(self._read_output, self._process.stdout, output)
-
-    def _start_thread(self, function: Callable[..., None], *arguments: object) -> None:
-        threading.Thread(target=function, args=arguments, daemon=True, name=f"tracker-{self.kind}").start()
+        starter.wait()
+        assert starter.stdin is not None
+        assert starter.stdout is not None
+        self.group = starter.pid
+        """The id of the process group."""
+        writer = threading.Thread(target=self._write_messages, args=(starter.stdin,), daemon=True)
+        self._reader = threading.Thread(target=self._read_output, args=(starter.stdout, output), daemon=True)
+        """Ends when the process, and all processes that it started, have ended."""
+        writer.start()
+        self._reader.start()
 
     def send(self, message: Message) -> None:
         """Queues a message. Drops it if the process has failed, or if too many messages wait."""
@@ -107,12 +112,12 @@ class TrackerProcess:
         """Waits until the process has ended, and kills it when `seconds_left()` is 0. KeyboardInterrupt kills it, too,
         and is not raised again: the run has already ended."""
         try:
-            while self._process.poll() is None and seconds_left() > 0:
-                time.sleep(POLL_SECONDS)
+            while self._reader.is_alive() and seconds_left() > 0:
+                self._reader.join(POLL_SECONDS)
         except KeyboardInterrupt:
             log.warning("%s: the newest data was not sent, because of a second stop request", self.kind)
         else:
-            if self._process.poll() is None:
+            if self._reader.is_alive():
                 log.warning(
                     "%s did not accept all data in time, so its newest rows may be missing; metrics.jsonl has all, "
                     "see %s",
@@ -126,10 +131,11 @@ class TrackerProcess:
     def kill(self) -> None:
         """Kills the process and its process group, if they still run. W&B's service is in a session of its own; it ends
         when it notices the end of the process."""
-        if self._process.poll() is None:
+        self._is_ending = True
+        if self._reader.is_alive():
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+                os.killpg(self.group, signal.SIGKILL)
+            self._reader.join(KILLED_SECONDS)
 
     def _write_messages(self, pipe: IO[bytes]) -> None:
         """A thread: writes the messages, and waits for the process where it must."""
@@ -155,15 +161,26 @@ class TrackerProcess:
         with pipe, output:
             for data in pipe:
                 line = self._redaction(data.decode(errors="replace"))
+                if line.startswith(REPORT_PREFIX):
+                    line = self._log_report(line.removeprefix(REPORT_PREFIX))
                 with contextlib.suppress(OSError):
                     output.write(line)
                     output.flush()
-                if line.startswith(REPORT_PREFIX):
-                    self._log_report(line.removeprefix(REPORT_PREFIX))
 
-    def _log_report(self, line: str) -> None:
+    def _log_report(self, line: str) -> str:
+        """Logs a report. Returns it as a line of the log file."""
         try:
             level, text = json.loads(line)
-            log.log(logging.WARNING if level == "warning" else logging.INFO, "%s", printable(text, MAX_REPORT_CHARS))
         except (ValueError, TypeError):
-            return
+            return line
+        shown = printable(str(text), MAX_REPORT_CHARS)
+        log.log(logging.WARNING if level == "warning" else logging.INFO, "%s", shown)
+        return shown + "\n"
+
+
+def _detach() -> None:
+    """Runs in the new process before the program: a child of this process runs the program, and this process ends. So
+    the program is not below the trainer: when a Ray job is stopped, Ray sends SIGTERM to every process below the
+    trainer, and W&B's service would end before it has sent the last data."""
+    if os.fork():
+        os._exit(0)

@@ -1,4 +1,5 @@
-"""The program of a tracker's process: reads messages from standard input, and calls the tracker's library.
+"""The program of a tracker's process: reads messages from standard input, and calls the tracker's library. Its argument
+is the type of the tracker.
 
 The process outlives the trainer by some seconds at most. It notices the end of the trainer, also of a killed one, by
 the closed pipe, and then ends the run in the tracker.
@@ -9,16 +10,15 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import BinaryIO, Protocol
 
 from rljob_api.standard_streams import accept_all_characters
 from rljob_api.v1alpha1.tracker import TrackerType
-from rljob_trainer.trackers.messages import REPORT_PREFIX, Begin, End, MetricsRow, SampleTable, decode
+from rljob_trainer.trackers.messages import REPORT_PREFIX, Begin, End, MetricsRow, Report, SampleTable, decode
 
 NICENESS = 10
 """The trainer and its workers get CPU time first."""
@@ -27,7 +27,6 @@ LAST_SECONDS = 30.0
 CRASHED_EXIT_CODE = 1
 """The exit code that the tracker gets if the trainer has sent none, because it was killed."""
 MAX_TEXT_CHARS = 500
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class TrackerRun(Protocol):
@@ -45,15 +44,19 @@ class TrackerRun(Protocol):
 
 def main() -> int:
     """Runs until the last message. Returns 1 if the run could not be started in the tracker."""
-    block_stop_signals()
     os.nice(NICENESS)
     accept_all_characters()
-    threading.Thread(target=end_after_trainer, daemon=True).start()
-    lines = iter(sys.stdin.buffer.readline, b"")
-    begin = decode(next(lines))
+    messages = own_standard_input()
+    threading.Thread(target=end_after_trainer, args=(messages.fileno(),), daemon=True).start()
+    start = start_function(TrackerType(sys.argv[1]))
+    lines = iter(messages.readline, b"")
+    if (first := next(lines, None)) is None:
+        # The run was not set up.
+        return 0
+    begin = decode(first)
     assert isinstance(begin, Begin)
     try:
-        run = started_run(begin)
+        run = start(begin, report)
     except Exception as error:
         report("warning", f"{begin.tracker.type}: nothing is stored there in this attempt: {error_text(error)}")
         return 1
@@ -61,31 +64,33 @@ def main() -> int:
     return 0
 
 
-def block_stop_signals() -> None:
-    """Keeps stop signals from this process and from processes that it starts: stopping a Ray job sends SIGTERM to every
-    process below the trainer, but the last data of the run has not been sent yet. A blocked signal stays blocked in
-    executed programs; W&B's service, which is written in Go, would not honour an ignored SIGTERM."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+def own_standard_input() -> BinaryIO:
+    """Standard input, which processes that the library starts do not inherit."""
+    messages = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
+    return messages
 
 
-def end_after_trainer() -> None:
+def end_after_trainer(pipe: int) -> None:
     """A thread: ends this process some time after the trainer has closed the pipe, also if the library hangs."""
     poll = select.poll()
-    poll.register(sys.stdin.fileno(), 0)  # Only the end of the pipe is an event.
+    poll.register(pipe, 0)  # Only the end of the pipe is an event.
     poll.poll()
     time.sleep(LAST_SECONDS)
     os._exit(1)
 
 
-def started_run(begin: Begin) -> TrackerRun:
-    """The run in the tracker of this type. Imports its library, which takes a second."""
-    if begin.tracker.type is TrackerType.WANDB:
+def start_function(kind: TrackerType) -> Callable[[Begin, Report], TrackerRun]:
+    """The function that starts a run in trackers of this type. Imports their library, which takes seconds."""
+    if kind is TrackerType.WANDB:
         from rljob_trainer.trackers.wandb_run import start_wandb_run
 
-        return start_wandb_run(begin, report)
+        return start_wandb_run
     from rljob_trainer.trackers.mlflow_run import start_mlflow_run
 
-    return start_mlflow_run(begin, report)
+    return start_mlflow_run
 
 
 def pass_on(lines: Iterable[bytes], run: TrackerRun, kind: TrackerType) -> None:

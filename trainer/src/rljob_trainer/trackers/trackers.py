@@ -12,6 +12,7 @@ from rljob_api.constants import LOGS_FOLDER
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.job_file import resolved_job_text
 from rljob_api.v1alpha1.spec import Metadata
+from rljob_api.v1alpha1.tracker import Tracker
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.samples import Sample
 from rljob_trainer.settings import Settings
@@ -36,11 +37,26 @@ class Trackers:
     and only `end` waits for one."""
 
     def __init__(self) -> None:
-        self._processes: list[TrackerProcess] = []
+        self._processes: list[tuple[Tracker, TrackerProcess]] = []
+        self._has_begun = False
+
+    def start(self, trackers: Sequence[Tracker], settings: Settings) -> None:
+        """Starts the processes, which load their libraries while the run is set up."""
+        folder = settings.run_folder / LOGS_FOLDER
+        for tracker in trackers:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                log_file = folder / f"tracker-{tracker.type.lower()}.log"
+                process = TrackerProcess(tracker.type, log_file, settings.environment)
+            except OSError as error:
+                log.warning("%s: its process cannot be started (%s); the run continues", tracker.type, error)
+            else:
+                self._processes.append((tracker, process))
 
     def begin(self, job: TrainerJob, settings: Settings, resumed_from_step: int | None) -> None:
-        """Starts the processes. `job`: the resolved job. `resumed_from_step`: None for a run from the beginning."""
-        if not job.spec.training.trackers:
+        """Begins the run in the trackers. `job`: the resolved job. `resumed_from_step`: None for a run from the
+        beginning. Raises OSError if the run folder cannot be written."""
+        if not self._processes:
             return
         facts = RunFacts(
             job_name=job.name,
@@ -51,17 +67,9 @@ class Trackers:
             resumed_from_step=resumed_from_step,
             job_text=resolved_job_text(Metadata(name=job.name, namespace=job.namespace), job.spec),
         )
-        folder = settings.run_folder / LOGS_FOLDER
-        for tracker in job.spec.training.trackers:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                log_file = folder / f"tracker-{tracker.type.lower()}.log"
-                process = TrackerProcess(tracker.type, log_file, settings.environment)
-            except OSError as error:
-                log.warning("%s: its process cannot be started (%s); the run continues", tracker.type, error)
-                continue
+        for tracker, process in self._processes:
             process.send(Begin(facts, tracker))
-            self._processes.append(process)
+        self._has_begun = True
 
     def write(self, step: int, metrics: Metrics) -> None:
         """Sends the metrics of a step; `step` never decreases."""
@@ -73,7 +81,13 @@ class Trackers:
 
     def end(self, exit_code: int, is_stop_requested: Callable[[], bool]) -> None:
         """Ends the run in all trackers, and waits some seconds until they have sent their data."""
-        for process in self._processes:
+        processes = [process for _, process in self._processes]
+        self._processes.clear()
+        if not self._has_begun:
+            for process in processes:
+                process.kill()
+            return
+        for process in processes:
             process.end(exit_code)
         began = time.monotonic()
 
@@ -81,12 +95,11 @@ class Trackers:
             limit = STOP_SECONDS if is_stop_requested() else END_SECONDS
             return limit - (time.monotonic() - began)
 
-        for process in self._processes:
+        for process in processes:
             process.wait(seconds_left)
-        self._processes.clear()
 
     def _send(self, message: Message) -> None:
-        for process in self._processes:
+        for _, process in self._processes:
             process.send(message)
 
 

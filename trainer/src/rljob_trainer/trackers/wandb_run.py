@@ -12,7 +12,7 @@ from rljob_api.v1alpha1.tracker import WandbMode, WandbTracker
 from rljob_api.yaml_text import read_yaml
 from rljob_trainer.trackers.messages import Begin, MetricsRow, Report, RunFacts, SampleTable
 
-INIT_SECONDS = 60.0
+INIT_SECONDS = 30.0
 """How long the start waits for the server. Then the run is stored as files."""
 MAX_TAG_CHARS = 64
 """W&B rejects longer tags."""
@@ -67,6 +67,8 @@ def start_wandb_run(begin: Begin, report: Report) -> WandbRun:
             run = _run(facts, settings, "online")
         except WandbError as error:
             report("warning", f"WandB: {error}; this attempt is stored as files. {sync_advice(facts)}")
+            # W&B's service still holds the id of the run that it could not start.
+            wandb.teardown()
         else:
             report("info", f"WandB: {run.url}")
             return WandbRun(run, report)
