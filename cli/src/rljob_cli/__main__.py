@@ -164,13 +164,25 @@ def run_command(
 
 
 @app.command("plot")
-def plot_command(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="Folder of the run, such as runs/<name>.")],
-) -> None:
+def plot_command(run_folder: of.RunFolder) -> None:
     """Draw the plots of a run again."""
     from rljob_cli.local.run import plot
 
     raise typer.Exit(plot(run_folder))
+
+
+@app.command("view")
+def view_command(
+    run_folder: of.RunFolder,
+    against: of.Against = None,
+    output: of.PageFile = None,
+    json_file: of.PageJson = None,
+    watch: of.WatchRun = False,
+) -> None:
+    """Write the page of a run: how it is, its curves, responses and timeline, in one HTML file."""
+    from rljob_cli.local.view import ViewOptions, view
+
+    raise typer.Exit(view(ViewOptions(run_folder, against, output, json_file, watch), _console()))
 
 
 @app.command("submit")
