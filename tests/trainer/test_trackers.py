@@ -51,7 +51,7 @@ from rljob_trainer.trackers.trackers import Trackers
 
 SILENT = "rljob_testing.training.silent_tracker"
 KEY = "0123456789" * 4
-SAMPLE = Sample(2, SampleKind.GREEDY, "1+1=", "2" * 5000, "2", 1.0, {"a": 0.5, "b": None}, outcome="COMPLETED")
+SAMPLE = Sample(2, SampleKind.GREEDY, 7, "1+1=", "2" * 5000, "2", 1.0, {"a": 0.5, "b": None}, outcome="COMPLETED")
 
 
 class LogLines:
@@ -76,7 +76,7 @@ def job() -> TrainerJob:
 
 
 MESSAGES: list[Message] = [
-    Begin(RunFacts("j", None, "id", 2, "/run", 4, "kind: RLJob\n"), Tracker(type=TrackerType.MLFLOW)),
+    Begin(RunFacts("j", None, "id", 2, "/run", "/run/state", 4, "kind: RLJob\n"), Tracker(type=TrackerType.MLFLOW)),
     MetricsRow(3, 12.5, {"a/b": 1.5, "c": -2.0}),
     SampleTable(3, ["prompt", "score"], [["unpaired \ud800", None]]),
     End(75),
@@ -98,10 +98,20 @@ def test_values_of_secret_variables_and_passwords_in_addresses_are_hidden() -> N
 
 def test_samples_are_limited_and_long_texts_are_cut() -> None:
     table = trackers.sample_table(2, [SAMPLE] * 100)
-    assert table.columns == ["kind", "prompt", "response", "answer", "outcome", "score", "reward/a", "reward/b"]
+    assert table.columns == [
+        "kind",
+        "group",
+        "prompt",
+        "response",
+        "answer",
+        "outcome",
+        "score",
+        "reward/a",
+        "reward/b",
+    ]
     assert len(table.rows) == trackers.MAX_ROWS
     response = "2" * trackers.MAX_CELL_CHARS + "... (1000 more characters)"
-    assert table.rows[0] == ["eval_greedy", "1+1=", response, "2", "COMPLETED", 1.0, 0.5, None]
+    assert table.rows[0] == ["eval_greedy", 7, "1+1=", response, "2", "COMPLETED", 1.0, 0.5, None]
     assert trackers.sample_table(0, []).rows == []
 
 
@@ -230,7 +240,9 @@ def settings_of(folder: Path, patch: pytest.MonkeyPatch) -> Settings:
 
 def begin(folder: Path, attempt: int, resumed_from_step: int | None, tracker: training_runs.Document) -> Begin:
     text = resolved_job_text(Metadata(name="small"), job().spec)
-    facts = RunFacts("small", "team", "the-uid", attempt, str(folder), resumed_from_step, text)
+    facts = RunFacts(
+        "small", "team", "the-uid", attempt, str(folder), str(folder / "state.json"), resumed_from_step, text
+    )
     return Begin(facts, Tracker.from_wire(tracker))
 
 
@@ -247,6 +259,7 @@ class RejectedRun:
 def rejected(tmp_path_factory: pytest.TempPathFactory) -> RejectedRun:
     folder = tmp_path_factory.mktemp("rejected")
     output = folder / "output"
+    (folder / "metrics.jsonl").write_text('{"step": 5, "critic/rewards/mean": 0.5}\n')
     with answering_server(401) as address, output.open("w") as file:
         program = subprocess.Popen(
             [sys.executable, "-m", tracker_process.PROGRAM, "WandB"],
@@ -283,7 +296,14 @@ def test_wandb_gets_a_table_of_samples(rejected: RejectedRun) -> None:
     [table] = rejected.folder.rglob("*.table.json")
     content = json.loads(table.read_text())
     assert content["columns"] == trackers.sample_table(6, [SAMPLE]).columns
-    assert [row[1] for row in content["data"]] == ["1+1="]
+    assert [row[2] for row in content["data"]] == ["1+1="]
+
+
+def test_wandb_gets_the_page_at_the_end(rejected: RejectedRun) -> None:
+    [page] = rejected.folder.rglob("*.html")
+    assert "<!doctype html>" in page.read_text().lower()[:100]
+    [file] = wandb_files(rejected.folder)
+    assert "page/path" in file.rows[6]
 
 
 def test_a_killed_trainer_fails_the_run_in_the_tracker(rejected: RejectedRun) -> None:
@@ -312,11 +332,15 @@ def test_mlflow_gets_each_metric_once_per_step_under_one_run(
     for step in (1, 2, 3):
         first.log_metrics(MetricsRow(step, 100.0 + step, {"reward/mean": float(step)}))
     first.log_samples(trackers.sample_table(2, [SAMPLE]))
+    (tmp_path / "view.html").write_text("first")
+    first.log_page(tmp_path / "view.html")
     first.finish(ExitCode.INTERRUPTED)
     second = start_mlflow_run(begin(tmp_path, 2, 1, tracker), report)
     for step in (2, 3, 4):
         second.log_metrics(MetricsRow(step, 200.0 + step, {"reward/mean": 10.0 * step}))
         second.log_metrics(MetricsRow(step, 200.0 + step, {"eval/score": 0.5}))
+    (tmp_path / "view.html").write_text("second")
+    second.log_page(tmp_path / "view.html")
     second.finish(ExitCode.SUCCESS)
 
     [run] = mlflow_runs(tmp_path)
@@ -330,8 +354,9 @@ def test_mlflow_gets_each_metric_once_per_step_under_one_run(
         "attempt": "2",
         "resumedFromStep": "1",
     }
-    assert set(run.files) == {"job.yaml", "samples/step-000002.json"}
-    assert json.loads(run.files["samples/step-000002.json"])["data"][0][1] == "1+1="
+    assert set(run.files) == {"job.yaml", "samples/step-000002.json", "view.html"}
+    assert run.files["view.html"] == "second"
+    assert json.loads(run.files["samples/step-000002.json"])["data"][0][2] == "1+1="
     assert [text for text in reports if "earlier attempt" in text] == [Mentions("steps 2 to 3", "metrics.jsonl")]
 
 

@@ -38,6 +38,8 @@ class RunFacts:
     """The same for all attempts of the job: the job's UID, or on one machine the id in the run folder."""
     attempt: int
     run_folder: str
+    run_state_file: str
+    """On a cluster it is outside of the run folder."""
     resumed_from_step: int | None
     job_text: str
     """The resolved job as YAML."""

@@ -73,6 +73,10 @@ class MlflowRun:
         text = json.dumps({"columns": table.columns, "data": table.rows}, indent=1)
         self._server.call(lambda: self._client.log_text(self._id, text, f"samples/step-{table.step:06d}.json"))
 
+    def log_page(self, page: Path) -> None:
+        """Stores the page as a file."""
+        self._server.call(lambda: self._client.log_artifact(self._id, str(page)))
+
     def finish(self, exit_code: int) -> None:
         """Ends the run."""
         status = STATUS.get(exit_code, "FAILED")

@@ -11,14 +11,29 @@ import json
 import os
 import select
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from rljob_api.standard_streams import accept_all_characters
 from rljob_api.v1alpha1.tracker import TrackerType
-from rljob_trainer.trackers.messages import REPORT_PREFIX, Begin, End, MetricsRow, Report, SampleTable, decode
+from rljob_page.page import PAGE_FILE_NAME, PageOptions, write_page
+from rljob_page.run_files import read_files, read_state
+from rljob_trainer.trackers.messages import (
+    REPORT_PREFIX,
+    Begin,
+    End,
+    MetricsRow,
+    Report,
+    RunFacts,
+    SampleTable,
+    decode,
+)
 
 NICENESS = 10
 """The trainer and its workers get CPU time first."""
@@ -26,6 +41,8 @@ LAST_SECONDS = 30.0
 """The process ends at the latest this long after the pipe from the trainer was closed."""
 CRASHED_EXIT_CODE = 1
 """The exit code that the tracker gets if the trainer has sent none, because it was killed."""
+PAGE_SECONDS = 600.0
+"""Time between two pages of a run."""
 MAX_TEXT_CHARS = 500
 
 
@@ -37,6 +54,9 @@ class TrackerRun(Protocol):
 
     def log_samples(self, table: SampleTable) -> None:
         """Stores the samples of an evaluation."""
+
+    def log_page(self, page: Path) -> None:
+        """Stores the page of the run, and replaces an earlier one."""
 
     def finish(self, exit_code: int) -> None:
         """Ends the run, and waits until everything is sent."""
@@ -60,7 +80,7 @@ def main() -> int:
     except Exception as error:
         report("warning", f"{begin.tracker.type}: nothing is stored there in this attempt: {error_text(error)}")
         return 1
-    pass_on(lines, run, begin.tracker.type)
+    pass_on(lines, run, begin)
     return 0
 
 
@@ -93,30 +113,51 @@ def start_function(kind: TrackerType) -> Callable[[Begin, Report], TrackerRun]:
     return start_mlflow_run
 
 
-def pass_on(lines: Iterable[bytes], run: TrackerRun, kind: TrackerType) -> None:
+def pass_on(lines: Iterable[bytes], run: TrackerRun, begin: Begin) -> None:
     """Passes all messages on to the run, and finishes it. What the tracker rejects is left out, with one warning for
     each kind of message."""
-    exit_code = CRASHED_EXIT_CODE
-    warned: set[type] = set()
+    kind, exit_code, page_at = begin.tracker.type, CRASHED_EXIT_CODE, time.monotonic() + PAGE_SECONDS
+    calls = Calls(kind)
     for line in lines:
-        message = decode(line)
+        match message := decode(line):
+            case MetricsRow():
+                calls.make("metrics", partial(run.log_metrics, message))
+            case SampleTable():
+                calls.make("samples", partial(run.log_samples, message))
+            case End():
+                exit_code = message.exit_code
+                break
+        if time.monotonic() > page_at:
+            calls.make("page", partial(log_page, run, begin.facts))
+            page_at = time.monotonic() + PAGE_SECONDS
+    calls.make("page", partial(log_page, run, begin.facts))
+    calls.make("newest data", partial(run.finish, exit_code))
+
+
+class Calls:
+    """Calls of the tracker's library, whose errors are reported once for each kind of data."""
+
+    def __init__(self, kind: TrackerType) -> None:
+        self._kind = kind
+        self._reported: set[str] = set()
+
+    def make(self, data: str, call: Callable[[], None]) -> None:
+        """Makes the call. `data`: what is missing in the tracker if it fails."""
         try:
-            match message:
-                case MetricsRow():
-                    run.log_metrics(message)
-                case SampleTable():
-                    run.log_samples(message)
-                case End():
-                    exit_code = message.exit_code
-                    break
+            call()
         except Exception as error:
-            if type(message) not in warned:
-                warned.add(type(message))
-                report("warning", f"{kind}: rejects data, which is left out there: {error_text(error)}")
-    try:
-        run.finish(exit_code)
-    except Exception as error:
-        report("warning", f"{kind}: its newest data may be missing: {error_text(error)}")
+            if data not in self._reported:
+                self._reported.add(data)
+                report("warning", f"{self._kind}: its {data} may be incomplete: {error_text(error)}")
+
+
+def log_page(run: TrackerRun, facts: RunFacts) -> None:
+    """Writes the page of the run and stores it. Raises PageError, or an exception of the library."""
+    files = read_files(Path(facts.run_folder))
+    if files.state is None:
+        files = replace(files, state=read_state(Path(facts.run_state_file)))
+    with tempfile.TemporaryDirectory() as folder:
+        run.log_page(write_page(files, PageOptions(output=Path(folder) / PAGE_FILE_NAME)).path)
 
 
 def report(level: str, text: str) -> None:

@@ -64,6 +64,7 @@ class Trackers:
             run_id=job.uid or local_run_id(settings.run_folder),
             attempt=settings.attempt,
             run_folder=str(settings.run_folder),
+            run_state_file=str(settings.run_state_file),
             resumed_from_step=resumed_from_step,
             job_text=resolved_job_text(Metadata(name=job.name, namespace=job.namespace), job.spec),
         )
@@ -124,6 +125,7 @@ def sample_table(step: int, samples: Sequence[Sample]) -> SampleTable:
     rows: list[list[str | float | None]] = [
         [
             sample.kind.value,
+            sample.group,
             *(_cut(text) for text in (sample.prompt, sample.response, sample.answer)),
             sample.outcome,
             sample.score,
@@ -131,7 +133,16 @@ def sample_table(step: int, samples: Sequence[Sample]) -> SampleTable:
         ]
         for sample in shown
     ]
-    columns = ["kind", "prompt", "response", "answer", "outcome", "score", *(f"reward/{name}" for name in rewards)]
+    columns = [
+        "kind",
+        "group",
+        "prompt",
+        "response",
+        "answer",
+        "outcome",
+        "score",
+        *(f"reward/{name}" for name in rewards),
+    ]
     return SampleTable(step, columns, rows)
 
 

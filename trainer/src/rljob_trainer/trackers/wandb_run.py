@@ -16,8 +16,8 @@ INIT_SECONDS = 30.0
 """How long the start waits for the server. Then the run is stored as files."""
 MAX_TAG_CHARS = 64
 """W&B rejects longer tags."""
-SAMPLES = "samples"
-"""The name of the table of samples."""
+SAMPLES, PAGE = "samples", "page"
+"""The names of the table of samples and of the page."""
 
 
 class WandbRun:
@@ -29,6 +29,7 @@ class WandbRun:
         self._first_step = run.starting_step
         """W&B ignores rows of earlier steps: those that it has from an earlier attempt."""
         self._has_skipped = False
+        self._newest_step = 0
 
     def log_metrics(self, row: MetricsRow) -> None:
         """Stores the metrics under their step. W&B sends a row when the next step begins."""
@@ -40,12 +41,17 @@ class WandbRun:
         if self._is_new(table.step):
             self._run.log({SAMPLES: wandb.Table(columns=table.columns, data=table.rows)}, step=table.step)
 
+    def log_page(self, page: Path) -> None:
+        """Stores the page with the newest step."""
+        self._run.log({PAGE: wandb.Html(str(page), inject=False)}, step=max(self._newest_step, self._first_step))
+
     def finish(self, exit_code: int) -> None:
         """Ends the run, and waits until everything is sent, or written."""
         self._run.finish(exit_code=exit_code)
         wandb.teardown()
 
     def _is_new(self, step: int) -> bool:
+        self._newest_step = step
         if step >= self._first_step:
             return True
         if not self._has_skipped:
