@@ -70,6 +70,8 @@ def _records(data: bytes) -> Iterator[bytes]:
             continue
         _, length, kind = _CHUNK_HEADER.unpack_from(data, position)
         position += _CHUNK_HEADER.size
+        if position + length > len(data):
+            return  # The program is writing it.
         record += data[position : position + length]
         position += length
         if kind in (_FULL, _LAST):

@@ -32,6 +32,7 @@ VARIABLES: Mapping[str, str] = {
     # Both libraries report their own usage and crashes by default, also from clusters without access to the internet.
     "WANDB_ERROR_REPORTING": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     # MLflow's client accepts a folder only with this variable.
     "MLFLOW_ALLOW_FILE_STORE": "true",
     # The program repeats failed requests itself.
