@@ -14,7 +14,7 @@ endif
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(DEVICE)
-PACKAGES := crds/src operator/src trainer/src tests/support e2e/cluster examples/worker_groups.py proof tools
+PACKAGES := crds/src cli/src operator/src trainer/src tests/support e2e/cluster examples/worker_groups.py proof tools
 UV := .cache/bootstrap/bin/uv
 COMPILE := $(UV) pip compile -q --python-version 3.11 --universal --generate-hashes --no-annotate --no-header
 
@@ -26,7 +26,7 @@ help: ## Print this list
 install: $(INSTALLED) ## Install everything into .venv (DEVICE=gpu on GPU machines); does nothing if it is up to date
 
 $(INSTALLED): constraints/bootstrap.txt constraints/build.txt constraints/$(DEVICE).txt tools/install.sh \
-		crds/pyproject.toml operator/pyproject.toml trainer/pyproject.toml
+		crds/pyproject.toml cli/pyproject.toml operator/pyproject.toml trainer/pyproject.toml
 	@rm -f $(VENV)/.installed-*
 	@tools/install.sh $(DEVICE) $(VENV)
 	@touch $@
@@ -103,15 +103,15 @@ constraints: $(INSTALLED) ## Resolve constraints/*.txt again from the pins (UV_U
 		$(COMPILE) $(UV_UPGRADE_ARGS) constraints/$$name.in -o constraints/$$name.txt; done
 	for device in cpu gpu; do \
 		$(COMPILE) $(UV_UPGRADE_ARGS) --override constraints/overrides.txt pyproject.toml --group dev \
-			crds/pyproject.toml operator/pyproject.toml trainer/pyproject.toml --extra $$device --extra examples \
+			crds/pyproject.toml cli/pyproject.toml operator/pyproject.toml trainer/pyproject.toml --extra $$device --extra examples \
 			--extra gymnasium --extra skyrl-gym \
 			constraints/pins-$$device.txt -o constraints/$$device.txt \
-			--no-emit-package rljob-api --no-emit-package rljob-operator --no-emit-package rljob-trainer; done
+			--no-emit-package rljob --no-emit-package rljob-api --no-emit-package rljob-operator --no-emit-package rljob-trainer; done
 	$(COMPILE) $(UV_UPGRADE_ARGS) --no-deps proof/other_packages/textarena.in -o proof/other_packages/textarena.txt
 	$(COMPILE) $(UV_UPGRADE_ARGS) proof/other_packages/smolagents.in -o proof/other_packages/smolagents.txt
 	$(COMPILE) $(UV_UPGRADE_ARGS) proof/other_packages/verifiers.in -o proof/other_packages/verifiers.txt
-	$(COMPILE) $(UV_UPGRADE_ARGS) --constraint constraints/cpu.txt crds/pyproject.toml operator/pyproject.toml \
-		-o constraints/operator.txt --no-emit-package rljob-api --no-emit-package rljob-operator
+	$(COMPILE) $(UV_UPGRADE_ARGS) --constraint constraints/cpu.txt crds/pyproject.toml cli/pyproject.toml operator/pyproject.toml \
+		-o constraints/operator.txt --no-emit-package rljob --no-emit-package rljob-api --no-emit-package rljob-operator
 
 clean: ## Delete caches of tools, but not .venv and runs/
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

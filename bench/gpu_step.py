@@ -1,7 +1,7 @@
 """An update of random models of 0.6 to 4 billion parameters on one device: tokens per second, fraction of the device's
 peak, and memory compared with the planner's formula.
 
-    PYTHONPATH=crds/src:operator/src:trainer/src:tests/support python bench/gpu_step.py
+    PYTHONPATH=crds/src:cli/src:operator/src:trainer/src:tests/support python bench/gpu_step.py
         [--device cuda|cpu] [--models NAME,...] [--tokens N] [--longest N] [--rounds N] [--quick] [--seconds N]
         [--json PATH] [--markdown PATH]
 

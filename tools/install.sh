@@ -88,4 +88,4 @@ remove_the_other_vllm
 "$uv" pip install --require-hashes --no-deps -r constraints/build.txt
 "$uv" pip install --require-hashes --no-deps --no-build-isolation -r "constraints/$device.txt"
 say "rljob"
-"$uv" pip install -q --no-deps --no-build-isolation -e crds -e operator -e trainer
+"$uv" pip install -q --no-deps --no-build-isolation -e crds -e cli -e operator -e trainer

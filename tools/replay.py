@@ -43,7 +43,7 @@ EXAMPLES = {
     "lora": "quickstart-lora.yaml",
     "dapo": "quickstart.yaml",
 }
-SOURCES = ("crds/src", "operator/src", "trainer/src")
+SOURCES = ("crds/src", "cli/src", "operator/src", "trainer/src")
 RUN_SECONDS = 900
 
 Value = float | str | torch.Tensor

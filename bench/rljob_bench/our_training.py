@@ -25,7 +25,7 @@ from rljob_bench.step_case import (
 )
 from rljob_bench.step_reward import TURNS_COLUMN, released_file, waiting_file
 
-PACKAGES = ("crds/src", "operator/src", "trainer/src")
+PACKAGES = ("crds/src", "cli/src", "operator/src", "trainer/src")
 UNREACHABLE_STEPS = 1_000_000
 START_SECONDS = 600.0
 TURN_SECONDS = 1800.0

@@ -23,7 +23,7 @@ def lint_imports(folder: Path, *python_path: Path) -> subprocess.CompletedProces
 
 
 def test_every_contract_holds() -> None:
-    result = lint_imports(REPOSITORY, *(REPOSITORY / part / "src" for part in ("crds", "operator", "trainer")))
+    result = lint_imports(REPOSITORY, *(REPOSITORY / part / "src" for part in ("crds", "cli", "operator", "trainer")))
     assert result.returncode == 0, result.stdout + result.stderr
     assert "0 broken" in result.stdout
 

@@ -14,7 +14,9 @@ from rljob_testing import source_gates as gates
 from rljob_testing.source_gates import Source
 
 REPOSITORY = Path(__file__).parents[2]
-PACKAGE_FOLDERS = [REPOSITORY / folder for folder in ("crds/src", "operator/src", "trainer/src", "e2e/cluster")]
+PACKAGE_FOLDERS = [
+    REPOSITORY / folder for folder in ("crds/src", "cli/src", "operator/src", "trainer/src", "e2e/cluster")
+]
 PROGRAM_FOLDERS = [REPOSITORY / folder for folder in ("tests", "e2e", "bench", "proof", "examples", "tools")]
 PACKAGES = [source for folder in PACKAGE_FOLDERS for source in gates.sources_below(folder)]
 PROGRAMS = [source for folder in PROGRAM_FOLDERS for source in gates.sources_below(folder)]

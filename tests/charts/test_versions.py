@@ -18,7 +18,7 @@ DOCKERFILES = [REPOSITORY / "images" / name / "Dockerfile" for name in ("operato
 def test_chart_images_and_packages_have_one_version() -> None:
     packages = {
         str(charts.value_at(tomllib.loads((REPOSITORY / folder / "pyproject.toml").read_text()), "project", "version"))
-        for folder in ("crds", "operator", "trainer")
+        for folder in ("crds", "cli", "operator", "trainer")
     }
     assert len(packages) == 1
     version = packages.pop()

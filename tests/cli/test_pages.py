@@ -107,7 +107,7 @@ MESSAGES_OF_LIBRARIES = ("CUDA out of memory",)
 def test_the_messages_of_the_troubleshooting_page_are_those_of_the_programs() -> None:
     _, of_training = TROUBLESHOOTING.read_text().split("## Messages of the training\n")
     headings = re.findall(r"^### (.*)$", of_training, re.MULTILINE)
-    folders = [pages.REPOSITORY / folder / "src" for folder in ("crds", "operator", "trainer")]
+    folders = [pages.REPOSITORY / folder / "src" for folder in ("crds", "cli", "operator", "trainer")]
     files = [path for folder in folders for path in folder.rglob("*.py") if path.parent.name != "crdgen"]
     sources = [path.read_text() for path in files]
     assert len(headings) > 5

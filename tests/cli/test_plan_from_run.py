@@ -294,8 +294,8 @@ def test_every_section_that_advice_names_exists_in_the_docs() -> None:
     """Advice and findings name sections of docs/tuning.md."""
     page = (REPOSITORY / "docs/tuning.md").read_text()
     headings = {line.lstrip("# ").lower() for line in page.splitlines() if line.startswith("###")}
-    findings = (REPOSITORY / "operator/src/rljob_planner/advice/tuning.py").read_text()
-    changes = (REPOSITORY / "operator/src/rljob_planner/memory/job_changes.py").read_text()
+    findings = (REPOSITORY / "cli/src/rljob_planner/advice/tuning.py").read_text()
+    changes = (REPOSITORY / "cli/src/rljob_planner/memory/job_changes.py").read_text()
     named = set(re.findall(r', "([a-z ]+)"\)(?:\)|,\))$', findings, re.MULTILINE))
     assert named >= {"balance", "responses that are not trained on", "separate pools", "memory of the engine"}
     named |= set(re.findall(r'^.*section.*"([a-z -]+)"', changes, re.MULTILINE))

@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_version_shows_the_package_and_the_api_version(rljob: Rljob) -> None:
-    project = tomllib.loads((REPOSITORY / "operator" / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((REPOSITORY / "cli" / "pyproject.toml").read_text())["project"]
     code, output, _ = rljob("--version")
     documents = f"contract version {CONTRACT_VERSION} (documents between operator and trainer)"
     assert (code, output) == (0, f"rljob {project['version']}, rljob.dev/v1alpha1, {documents}\n")

@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where PROGRAM has run: one thread, and an environment of only LIBRARIES and their dependencies."""
     folder = tmp_path_factory.mktemp("few")
     (folder / "program.py").write_text(PROGRAM)
-    places = ("crds/src", "operator/src", "trainer/src", "tests/support", "bench")
+    places = ("crds/src", "cli/src", "operator/src", "trainer/src", "tests/support", "bench")
     environment = inherited_environment() | {
         "PYTHONPATH": ":".join(str(REPOSITORY / folder) for folder in places),
         "OMP_NUM_THREADS": "1",

@@ -22,7 +22,7 @@ DEPENDENCIES_DISK_GIB = 25.0
 INSTALL_SECONDS = 180
 
 _BUILD = ("images/with-package-index", "constraints/bootstrap.txt", "constraints/build.txt")
-_CONTRACT = ("crds/pyproject.toml", "crds/src")
+_SHARED = ("crds/pyproject.toml", "crds/src", "cli/pyproject.toml", "cli/src")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _forget_interrupted_install() -> None:
 
 
 def _tag(name: str, *paths: str) -> str:
-    return _hashed(name, [*_BUILD, *_CONTRACT, *paths])
+    return _hashed(name, [*_BUILD, *_SHARED, *paths])
 
 
 def _hashed(name: str, paths: list[str]) -> str:

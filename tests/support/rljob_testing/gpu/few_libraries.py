@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Protocol
 
-OURS = ("rljob-api", "rljob-operator", "rljob-trainer")
+OURS = ("rljob", "rljob-api", "rljob-operator", "rljob-trainer")
 
 
 class Finder(Protocol):

@@ -1,6 +1,6 @@
 """Runs the tests of `tests/gpu` without pytest, prints what they measured, and writes it as JSON and Markdown.
 
-    PYTHONPATH=crds/src:operator/src:trainer/src:tests/support python -m rljob_testing.gpu.program
+    PYTHONPATH=crds/src:cli/src:operator/src:trainer/src:tests/support python -m rljob_testing.gpu.program
         [--device cpu] [--only TEXT] [--seconds N] [--json PATH] [--markdown PATH]
 
 It needs torch, transformers, safetensors, numpy, pydantic and ruamel.yaml; a few tests need peft or liger-kernel, and

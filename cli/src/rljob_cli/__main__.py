@@ -39,7 +39,7 @@ def _print_version(is_wanted: bool) -> None:
     """Prints the versions of this command, of the API, and of the contract between operator and trainer."""
     if is_wanted:
         try:
-            package = version("rljob-operator")
+            package = version("rljob")
         except PackageNotFoundError:
             package = "(source tree)"
         contract = f"contract version {CONTRACT_VERSION} (documents between operator and trainer)"

@@ -1,0 +1,1 @@
+"""The page of a run: one HTML file made from the files of the run folder."""
