@@ -36,6 +36,10 @@ class NotAllowedError(ClusterError):
     """The user lacks a permission on the cluster."""
 
 
+class ObjectNotFoundError(ClusterError):
+    """An object that a request names does not exist."""
+
+
 class ClusterUnreachableError(ClusterError):
     """The API server is unreachable, overloaded, or has an internal error; a retry may succeed."""
 

@@ -72,3 +72,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str | Text]], indent: str
         line.rstrip()
         lines.append(line)
     return lines
+
+
+def bytes_text(num_bytes: float) -> str:
+    """A number of bytes in one unit: `512 B`, `1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.4g} TiB"

@@ -36,6 +36,7 @@ from rljob_cli.settings import kubeconfig_files, service_account_namespace
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient, Configuration
     from kubernetes.client.rest import RESTResponse
+    from websocket import WebSocket
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 RESPONSE_TIMEOUT_SECONDS = 30.0
@@ -165,6 +166,17 @@ class Cluster:
         with _plain_errors(self.name):
             while piece := response.response.read1(_PIECE_BYTES):
                 yield piece
+
+    def request(self, method: str, path: str, query: Query = (), body: Mapping[str, object] | None = None) -> Json:
+        """Sends a request for objects that have no method here, such as pods of a user. Raises ObjectNotFoundError."""
+        return self._json(method, path, query, body)
+
+    def websocket(self, path: str, query: Query) -> WebSocket:
+        """Opens a WebSocket for `exec` or `portforward`. Raises ObjectNotFoundError."""
+        from rljob_cli.cluster.websockets import open_websocket
+
+        with _plain_errors(self.name):
+            return open_websocket(self._api, path, query, self.name, self.flags)
 
     def _patch_job(self, job: StoredJob, metadata: Mapping[str, object], rest: Mapping[str, object]) -> StoredJob:
         """Applies a merge patch to the version of the job that was read. The operator writes the status all the time;

@@ -13,6 +13,7 @@ from rljob_cli.errors import (
     JobExistsError,
     JobNotFoundError,
     NotAllowedError,
+    ObjectNotFoundError,
 )
 from rljob_cli.plain_text import one_line
 
@@ -43,6 +44,8 @@ def error_of_response(status: int, body: bytes, cluster: str, flags: str) -> Clu
             f"{cluster}: the API server does not know RLJobs; install the operator (docs/install.md), or select"
             " another cluster with --context"
         )
+    if status == 404:
+        return ObjectNotFoundError(f"{cluster}: {message}")
     if status == 409 and refusal.reason == "AlreadyExists":
         return JobExistsError(refusal.details.name)
     if status == 409:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from rljob_cli.errors import ClusterError
@@ -57,7 +58,7 @@ class ExecConnection:
         """Writes to standard input."""
         for start in range(0, len(data), _MAX_STDIN_BYTES):
             piece = bytes([_STDIN]) + data[start : start + _MAX_STDIN_BYTES]
-            _unbroken(lambda piece=piece: self._socket.send_binary(piece))
+            _unbroken(partial(self._socket.send_binary, piece))
 
     def receive(self) -> bytes:
         """The next bytes of standard output. Raises ClusterError if the program could not be started."""
@@ -76,7 +77,7 @@ class ExecConnection:
 
     def close(self) -> None:
         """Closes the connection without waiting for the other side."""
-        self._socket.shutdown()
+        self._socket.shutdown()  # type: ignore[no-untyped-call]
 
     def _ending(self, reason: str) -> str:
         stderr = one_line(self._stderr.decode(errors="replace"))

@@ -16,7 +16,8 @@ output: lines of JSON, some of which are followed by bytes of a file.
     -> {"begin": 5, "offset": 3, "mtime_ns": 17...}          5 bytes in total; `offset` is 0 if the 3 bytes differ
     -> {"data": 2} and 2 bytes                               repeated
     -> {"end": "SHA-256 of all 5 bytes"}
-    or {"failed": "reason", "changed": true}                 instead; `changed`: the file was changed meanwhile
+    or {"failed": "reason", "kind": "changed"}               instead; the kind is `changed` (while it was read),
+                                                             `gone` (deleted since it was listed) or `error`
 
 `{"wait": true}` may come between the lines of a response: the program is still working.
 """
@@ -142,7 +143,7 @@ def send_file(file: int, offset: int, known_digest: str, output: Output) -> None
     while position < size:
         piece = os.read(file, min(PIECE_BYTES, size - position))
         if not piece:
-            output.line({"failed": "became shorter while it was read", "changed": True})
+            output.line({"failed": "became shorter while it was read", "kind": "changed"})
             return
         digest.update(piece)
         output.data(piece)
@@ -151,7 +152,7 @@ def send_file(file: int, offset: int, known_digest: str, output: Output) -> None
     is_same = (after.st_mtime_ns, after.st_size) == (before.st_mtime_ns, size)
     # A file that was only appended to still has the same beginning.
     if not is_same and hash_beginning(file, size, output).digest() != digest.digest():
-        output.line({"failed": "was changed while it was read", "changed": True})
+        output.line({"failed": "was changed while it was read", "kind": "changed"})
         return
     output.line({"end": digest.hexdigest()})
 
@@ -162,14 +163,14 @@ def read_files(root: str, requests: list[tuple[str, int, str]], output: Output) 
         try:
             file = open_file(root, path)
         except OSError as error:
-            is_gone = isinstance(error, FileNotFoundError)
-            output.line({"failed": error.strerror or str(error), "changed": is_gone})
+            kind = "gone" if isinstance(error, FileNotFoundError) else "error"
+            output.line({"failed": error.strerror or str(error), "kind": kind})
             continue
         try:
             send_file(file, offset, known_digest, output)
         except OSError as error:
             # Also the output may have failed; then this fails, too, and the program ends.
-            output.line({"failed": error.strerror or str(error), "changed": False})
+            output.line({"failed": error.strerror or str(error), "kind": "error"})
         finally:
             os.close(file)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from rljob_api.constants import LOGS_FOLDER, POD_CHECKPOINT_FOLDER, POD_RUN_FOLDER, POD_STORAGE_FOLDER
 
@@ -94,17 +94,17 @@ FOR_PAGE = Selection(only=frozenset({Part.PAGE}))
 
 
 def complete_checkpoints(paths: Collection[str]) -> list[str]:
-    """The paths without files of checkpoints that are not complete: those without a manifest."""
-    complete = {
-        str(PurePosixPath(path).parent)
-        for path in paths
-        if path.startswith(f"{CHECKPOINT_FOLDER}/") and PurePosixPath(path).name == _MANIFEST
-    }
-    return [
-        path
-        for path in paths
-        if not path.startswith(f"{CHECKPOINT_FOLDER}/") or "/".join(path.split("/")[:2]) in complete
-    ]
+    """The paths in the order in which they are copied, without files of checkpoints that are not complete: those
+    without a manifest. Manifests come last, so that a checkpoint that was copied in part does not look complete."""
+    given = set(paths)
+    kept = [path for path in paths if not path.startswith(f"{CHECKPOINT_FOLDER}/") or manifest_of(path) in given]
+    return sorted(kept, key=lambda path: (path == manifest_of(path), path))
+
+
+def manifest_of(path: str) -> str | None:
+    """The path of the manifest of the checkpoint to which a file belongs; None for files outside of checkpoints."""
+    top, _, rest = path.partition("/")
+    return f"{top}/{rest.partition('/')[0]}/{_MANIFEST}" if top == CHECKPOINT_FOLDER else None
 
 
 def local_path(path: str, folder: Path) -> Path | None:
@@ -118,7 +118,8 @@ def local_path(path: str, folder: Path) -> Path | None:
     names = rest if top == RUN_FOLDER else [top, *rest]
     if top not in (RUN_FOLDER, CHECKPOINT_FOLDER) or not rest:
         return None
-    if any(name in ("", ".", "..") or "\0" in name or "\\" in name or ":" in name for name in names):
+    # On Windows, `name` of a path drops what is before a backslash or a colon.
+    if any(name in ("", ".", "..") or "\0" in name or Path(name).name != name for name in names):
         return None
     if names[0] in (MARKER_FILE, PARTIAL_FOLDER):
         return None

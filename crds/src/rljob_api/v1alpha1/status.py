@@ -313,6 +313,15 @@ class HandledRequests(WireModel):
     """Newest handled value of the annotation `rljob.dev/retry-requested-at`."""
 
 
+class JobPods(WireModel):
+    """With what the containers of the newest RayCluster run. A pod that reads the results uses the same."""
+
+    image: Annotated[str, Field(max_length=1024)]
+    image_pull_policy: ShortText
+    run_as_user: Count | None = None
+    """User; unset if the cluster chooses it."""
+
+
 class PoolStatus(WireModel):
     """Number of worker pods of one pool."""
 
@@ -355,5 +364,6 @@ class RLJobStatus(WireModel):
     handled_requests: HandledRequests | None = None
     pools: Annotated[tuple[PoolStatus, ...], Field(max_length=8)] = ()
     """Number of worker pods of each pool of the current attempt."""
+    pods: JobPods | None = None
     export_uri: LongText | None = None
     """Location of the trained model as a Hugging Face folder, for example `pvc://claim/folder/run/export`."""

@@ -25,6 +25,7 @@ from rljob_operator.reconcile.creation import (
     choose_pod_counts,
     create_cluster,
     reapply_network_policy,
+    record_pods,
     seconds_to_pod_counts,
     spec_problem,
     submit,
@@ -119,6 +120,7 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     if draft.attempt.running_since is not None:
         return (*unneeded, *stop_when_due(draft, observed, policy), *reapply_network_policy(draft, observed))
     if spec is not None and observed.cluster(draft.attempt.cluster) is None:
+        record_pods(draft, spec, defaults)
         return (*unneeded, *create_cluster(draft, observed))
     if may_submit:
         return (*unneeded, submit(draft, observed))
