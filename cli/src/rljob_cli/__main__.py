@@ -17,6 +17,7 @@ from rljob_api.constants import API_GROUP, API_VERSION, CONTRACT_VERSION, ExitCo
 from rljob_api.errors import ContractError
 from rljob_api.standard_streams import accept_all_characters, discard_output
 from rljob_cli import arguments as of
+from rljob_cli import result_commands
 from rljob_cli.arguments import Context, JobFile, JobName, Kubeconfig, Namespace
 from rljob_cli.errors import CliError
 from rljob_cli.settings import forget_zero_columns
@@ -353,6 +354,9 @@ def delete_command(
     from rljob_cli.cluster.steering import delete
 
     raise typer.Exit(delete(_cluster(context, namespace, kubeconfig), name, _console(), wait=wait))
+
+
+app.add_typer(result_commands.commands)
 
 
 def main() -> None:

@@ -59,6 +59,11 @@ EXIT_CODES = {
         f" never was a log; {_JOB_CODES}; 130 Ctrl-C"
     ),
     "explain": f"0 success; {_JOB_CODES}",
+    "get-results": (
+        f"0 all chosen files were copied; 1 some could not be copied; {_JOB_CODES}, or the connection broke again and"
+        " again; 130 Ctrl-C"
+    ),
+    "dashboard": f"0 Ctrl-C, or the job has ended; {_JOB_CODES}",
     "suspend": _WAIT.format(reached="the job is suspended", ended=_WAIT_ENDED, codes=_JOB_CODES),
     "resume": _WAIT.format(reached="the trainer runs", ended=_WAIT_ENDED, codes=_JOB_CODES),
     "stop": _WAIT.format(reached="the job has finished", ended="", codes=_JOB_CODES),

@@ -33,14 +33,12 @@ def open_websocket(api: ApiClient, path: str, query: Sequence[tuple[str, str]], 
     given = {name.lower(): value for name, value in headers.items()}
     # The library has no argument for a timeout of the connection.
     setdefaulttimeout(TIMEOUT_SECONDS)
+    given["sec-websocket-protocol"] = _PROTOCOL
     try:
-        return create_websocket(
-            api.configuration, get_websocket_url(url), {**given, "sec-websocket-protocol": _PROTOCOL}
-        )
+        address = get_websocket_url(url)  # type: ignore[no-untyped-call]
+        opened: WebSocket = create_websocket(api.configuration, address, given)  # type: ignore[no-untyped-call]
+        return opened
     except WebSocketBadStatusException as error:
-        body = error.resp_body or b""
-        raise error_of_response(
-            error.status_code, body if isinstance(body, bytes) else body.encode(), cluster, flags
-        ) from error
+        raise error_of_response(error.status_code, error.resp_body or b"", cluster, flags) from error
     except WebSocketException as error:
         raise ClusterUnreachableError(cluster, one_line(error)) from error

@@ -1,8 +1,8 @@
 """Copies files from a pod into a local folder, and continues after a broken connection.
 
 Bytes go into a file in `.partial/` first. A file gets its name and its time only when its SHA-256 is that of the file
-in the pod. To continue, this side sends the number of bytes that it has and their SHA-256; if the file in the pod begins
-differently, the copy starts again from its first byte. So versions of a file are never mixed.
+in the pod. To continue, this side sends the number of bytes that it has and their SHA-256; if the file in the pod
+begins differently, the copy starts again from its first byte. So versions of a file are never mixed.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ class Fetched:
     """Files that were there already."""
     num_bytes: int = 0
     """Bytes that were received."""
+    ignored: list[str] = field(default_factory=list)
+    """What is never copied, such as links."""
     problems: list[str] = field(default_factory=list)
-    """What was not copied, with the reason."""
+    """Files that were not copied, with the reason."""
 
 
 class _Partial:
@@ -82,6 +84,10 @@ class _Partial:
                 while piece := file.read(_PIECE_BYTES):
                     self.digest.update(piece)
                     self.size += len(piece)
+
+    def wanted(self, path: str) -> Wanted:
+        """The request for the rest of the file."""
+        return Wanted(path, self.size, self.digest.hexdigest())
 
     def receive(self, events: Iterator[Begin | bytes | End | Failed], progress: _Counted) -> Failed | None:
         """Writes the bytes of one file. Returns why it failed, or None if it is complete and has its name."""
@@ -238,7 +244,7 @@ class Fetch:
     def _list(self, result: Fetched) -> dict[Path, RemoteFile]:
         """The selected files that are not there yet, by their local path."""
         found = self._open().files(self._selection.folders, self._selection.skipped_folders)
-        result.problems, result.num_unchanged = _ignored_text(found), 0
+        result.ignored, result.problems, result.num_unchanged = _ignored_text(found), [], 0
         files = {file.path: file for file in found.files if self._selection.wants(file.path)}
         wanted: dict[Path, RemoteFile] = {}
         for path in complete_checkpoints(files):
@@ -255,10 +261,7 @@ class Fetch:
         """Copies some of the waiting files, and removes each from `waiting` when it is complete."""
         batch = dict(list(waiting.items())[:FILES_PER_REQUEST])
         partials = {target: self._partial(target, file) for target, file in batch.items()}
-        wanted = [
-            Wanted(file.path, partials[target].size, partials[target].digest.hexdigest())
-            for target, file in batch.items()
-        ]
+        wanted = [partials[target].wanted(file.path) for target, file in batch.items()]
         events = self._open().read(wanted)
         for target, file in batch.items():
             self._counted.next_file(file.size)

@@ -58,8 +58,8 @@ class PodUser:
 
 
 def pod_user(job: StoredJob, image: str | None = None) -> PodUser:
-    """The image and user of the job's own pods, from its status. `image`: replaces the image. Raises ResultsError if the
-    job has not started yet, or if its image is not known."""
+    """The image and user of the job's own pods, from its status. `image`: replaces the image. Raises ResultsError if
+    the job has not started yet, or if its image is not known."""
     if not job.status.attempts:
         raise ResultsError(f"{job.where}: has no attempt yet, so there are no results; see `rljob explain`")
     recorded = job.status.pods

@@ -95,7 +95,7 @@ def _not_started(job: StoredJob, reason: str, message: str) -> ResultsError:
     storage = job.storage
     claim = storage.persistent_volume_claim if storage is not None else ""
     advice = "correct what this message names, and run the command again"
-    if "Image" in reason or reason.startswith("ErrImage"):
+    if "Image" in reason or reason in ("ErrImagePull", "StartError"):
         advice = "give an image that has python3 with --image"
     elif reason in ("FailedMount", "FailedAttachVolume"):
         advice = f"see `kubectl describe pvc {claim} -n {job.metadata.namespace}`"

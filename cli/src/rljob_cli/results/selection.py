@@ -18,6 +18,8 @@ MARKER_FILE = ".rljob-results.json"
 """File in the local folder that names the job whose results are there."""
 PARTIAL_FOLDER = ".partial"
 """Folder in the local folder for files that are not complete yet."""
+_LOCK_FILE = ".lock"
+"""File with which `rljob run` locks its folder; it has the number of a process of that machine."""
 _MANIFEST = "manifest.json"
 """A checkpoint without this file is not complete."""
 
@@ -89,6 +91,7 @@ class Selection:
         return part is None and not self.only
 
 
+DEFAULT_SELECTION = Selection()
 FOR_PAGE = Selection(only=frozenset({Part.PAGE}))
 """The files that the page needs: not the model, checkpoints, logs and profiles."""
 
@@ -121,6 +124,6 @@ def local_path(path: str, folder: Path) -> Path | None:
     # On Windows, `name` of a path drops what is before a backslash or a colon.
     if any(name in ("", ".", "..") or "\0" in name or Path(name).name != name for name in names):
         return None
-    if names[0] in (MARKER_FILE, PARTIAL_FOLDER):
+    if names[0] in (MARKER_FILE, PARTIAL_FOLDER, _LOCK_FILE):
         return None
     return folder.joinpath(*names)

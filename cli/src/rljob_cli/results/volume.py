@@ -40,8 +40,8 @@ class Placement:
 
 
 def placement_of(cluster: Cluster, job: StoredJob) -> Placement:
-    """Where a pod can mount the job's claim. A ReadWriteOnce claim can be mounted on one node only: the node of the pods
-    that use it, if there are any.
+    """Where a pod can mount the job's claim. A ReadWriteOnce claim can be mounted on one node only: the node of the
+    pods that use it, if there are any.
 
     Raises:
         ResultsError: the claim does not exist, or has no volume.
@@ -72,8 +72,8 @@ def _access_modes(cluster: Cluster, job: StoredJob, claim: str) -> Sequence[str]
         return None
     except ObjectNotFoundError:
         raise ResultsError(
-            f"{job.where}: its claim {claim} does not exist any more; if the volume still exists, create a claim of this"
-            " name for it"
+            f"{job.where}: its claim {claim} does not exist any more; if the volume still exists, create a claim of"
+            " this name for it"
         ) from None
     status, spec = _mapping(found.get("status")), _mapping(found.get("spec"))
     phase = status.get("phase", "Pending")

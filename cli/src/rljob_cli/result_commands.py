@@ -1,0 +1,79 @@
+"""The commands for results of jobs on a cluster. To start fast, each command imports its modules only when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from rljob_cli.arguments import Context, JobName, Kubeconfig, Namespace
+from rljob_cli.errors import CliError
+from rljob_cli.results.selection import Part
+
+commands = typer.Typer()
+
+Image = Annotated[
+    str | None,
+    typer.Option(
+        help="Image of the pod that reads the files; it needs only python3.", show_default="the image of the job's pods"
+    ),
+]
+
+
+@commands.command("get-results")
+def get_results_command(
+    name: JobName,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[FOLDER]", help="Folder for the copy.", show_default="results/NAME")
+    ] = None,
+    only: Annotated[
+        list[Part] | None, typer.Option("--only", help="Copy only this part. Can be repeated.", show_default=False)
+    ] = None,
+    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Copy the complete checkpoints, too.")] = False,
+    logs: Annotated[bool, typer.Option("--logs", help="Copy the logs, too.")] = False,
+    image: Image = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Copy the results of a job from the cluster: model, metrics, samples, and the page made from them.
+
+    A small pod in the job's namespace reads the job's claim, and is deleted at the end. The folder looks like that of
+    `rljob run`. A copy that was stopped continues when the command runs again; files that have not changed are not
+    copied again. The job may still be running.
+
+    rljob get-results my-job --only model
+
+    rljob get-results my-job ./copy --checkpoints --logs
+    """
+    from rljob_cli.cluster.client import ClusterOptions, connect
+    from rljob_cli.cluster.results import ResultsOptions, get_results
+    from rljob_cli.results.selection import Selection
+
+    parts = frozenset(only or ())
+    if parts and (checkpoints or logs):
+        raise CliError("--only: cannot be combined with --checkpoints or --logs; repeat --only instead")
+    without = {part for part, is_wanted in ((Part.CHECKPOINTS, checkpoints), (Part.LOGS, logs)) if not is_wanted}
+    options = ResultsOptions(folder, Selection(parts, frozenset(without)), image)
+    cluster = connect(ClusterOptions(context, namespace, kubeconfig))
+    raise typer.Exit(get_results(cluster, name, options, Console(highlight=False)))
+
+
+@commands.command("dashboard")
+def dashboard_command(
+    name: JobName,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port on this machine.", show_default="a free port")
+    ] = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Open a connection to Ray's dashboard of a job, and print its URL and its token. Ctrl-C ends it."""
+    from rljob_cli.cluster.client import ClusterOptions, connect
+    from rljob_cli.cluster.dashboard import show_dashboard
+
+    cluster = connect(ClusterOptions(context, namespace, kubeconfig))
+    raise typer.Exit(show_dashboard(cluster, name, port, Console(highlight=False)))
