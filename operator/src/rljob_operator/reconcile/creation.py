@@ -104,9 +104,10 @@ def _seconds_to_growth(draft: StatusDraft, policy: RunPolicy) -> float | None:
 
 
 def record_pods(draft: StatusDraft, spec: RLJobSpec, defaults: Defaults) -> None:
-    """Records with what the pods of the next cluster run: of the operator's settings, users know nothing else."""
+    """Records with what the pods of a new attempt run, unless it reuses a cluster. `rljob` starts a pod with the same
+    image and user, which are otherwise known only from the operator's settings."""
     image = spec.image or defaults.trainer_image
-    if image is not None:
+    if image is not None and draft.attempt.cluster_uid is None:
         draft.pods = JobPods(
             image=image, image_pull_policy=defaults.image_pull_policy, run_as_user=defaults.run_as_user
         )
