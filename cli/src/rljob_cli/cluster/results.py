@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from rljob_api.constants import ExitCode
+from rljob_api.constants import RUN_STATE_FILE_NAME, ExitCode
 from rljob_cli.cluster.client import Cluster
 from rljob_cli.cluster.job_state import ending, storage_uri
 from rljob_cli.cluster.results_page import write_page_of
@@ -22,6 +22,7 @@ from rljob_cli.errors import CliError
 from rljob_cli.plain_text import bytes_text
 from rljob_cli.results.fetching import Fetch, Fetched, ResultsError
 from rljob_cli.results.pod import ResultsPod
+from rljob_cli.results.run_state import run_state
 from rljob_cli.results.selection import DEFAULT_SELECTION, FOR_PAGE, MARKER_FILE, Selection
 from rljob_cli.settings import view_folder
 
@@ -56,7 +57,7 @@ def get_results(
         with _copying(cluster, job, folder, options, console, clock) as copy:
             fetched = copy()
         if options.selection.has_page:
-            console.print(Text(f"page: {write_page_of(folder)}"), soft_wrap=True)
+            console.print(Text(f"page: {_write_page(cluster.job(name), folder)}"), soft_wrap=True)
     except KeyboardInterrupt:
         console.print(Text("stopped; run the command again: it continues with the bytes that are there"))
         return ExitCode.INTERRUPTED
@@ -86,13 +87,13 @@ def view_job(
         with _copying(cluster, job, folder, for_page, console, clock, is_quiet=watch) as copy:
             printed = False
             while True:
-                is_last = not watch or ending(cluster.job(name).status) is not None
+                job = cluster.job(name)
                 copy()
-                page = write_page_of(folder)
+                page = _write_page(job, folder)
                 if not printed:
                     console.print(Text(f"page: {page}"), soft_wrap=True)
                     printed = True
-                if is_last:
+                if not watch or ending(job.status) is not None:
                     return 0
                 clock.sleep(WATCH_SECONDS)
     except KeyboardInterrupt:
@@ -130,6 +131,16 @@ def _copying(
             yield copy
         finally:
             fetch.close()
+
+
+def _write_page(job: StoredJob, folder: Path) -> Path:
+    """Writes the page, and before that the state of the run, which is not among the files of the claim."""
+    state = run_state(job)
+    if state is not None:
+        temporary = folder / f"{RUN_STATE_FILE_NAME}.tmp"
+        temporary.write_text(json.dumps(state, indent=1), encoding="utf-8")
+        temporary.replace(folder / RUN_STATE_FILE_NAME)
+    return write_page_of(folder)
 
 
 def _claim_folder(folder: Path, job: StoredJob) -> None:

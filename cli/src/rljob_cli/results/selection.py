@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from rljob_api.constants import LOGS_FOLDER, POD_CHECKPOINT_FOLDER, POD_RUN_FOLDER, POD_STORAGE_FOLDER
+from rljob_api.constants import (
+    LOGS_FOLDER,
+    POD_CHECKPOINT_FOLDER,
+    POD_RUN_FOLDER,
+    POD_STORAGE_FOLDER,
+    RUN_STATE_FILE_NAME,
+)
 
 RUN_FOLDER = POD_RUN_FOLDER.removeprefix(f"{POD_STORAGE_FOLDER}/")
 CHECKPOINT_FOLDER = POD_CHECKPOINT_FOLDER.removeprefix(f"{POD_STORAGE_FOLDER}/")
@@ -18,8 +24,8 @@ MARKER_FILE = ".rljob-results.json"
 """File in the local folder that names the job whose results are there."""
 PARTIAL_FOLDER = ".partial"
 """Folder in the local folder for files that are not complete yet."""
-_LOCK_FILE = ".lock"
-"""File with which `rljob run` locks its folder; it has the number of a process of that machine."""
+_NEVER = (".lock", RUN_STATE_FILE_NAME)
+"""Files of `rljob run`, which are about processes of another machine."""
 _MANIFEST = "manifest.json"
 """A checkpoint without this file is not complete."""
 
@@ -75,7 +81,7 @@ class Selection:
         top, _, rest = path.partition("/")
         if top == CHECKPOINT_FOLDER:
             return self._has(Part.CHECKPOINTS)
-        return top == RUN_FOLDER and self._has_name(rest.partition("/")[0])
+        return top == RUN_FOLDER and rest not in _NEVER and self._has_name(rest.partition("/")[0])
 
     def _has(self, part: Part) -> bool:
         return part in self.only if self.only else part not in self.without
@@ -124,6 +130,6 @@ def local_path(path: str, folder: Path) -> Path | None:
     # On Windows, `name` of a path drops what is before a backslash or a colon.
     if any(name in ("", ".", "..") or "\0" in name or Path(name).name != name for name in names):
         return None
-    if names[0] in (MARKER_FILE, PARTIAL_FOLDER, _LOCK_FILE):
+    if names[0] in (MARKER_FILE, PARTIAL_FOLDER):
         return None
     return folder.joinpath(*names)
