@@ -4,6 +4,7 @@ process."""
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -276,3 +277,75 @@ def test_a_disk_that_is_too_small_is_reported_before_anything_is_copied(
     with pytest.raises(ResultsError, match=r"need 2\.86.* MiB, and the disk has 976\.6 KiB free"):
         pod.fetch()
     assert not pod.folder.exists()
+
+
+class ScriptedConnection:
+    """Answers every request with these lines."""
+
+    def __init__(self, *lines: dict[str, object]) -> None:
+        self._answer = "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+    def send(self, data: bytes) -> None:
+        pass
+
+    def receive(self) -> bytes:
+        if not self._answer:
+            raise BrokenConnectionError("nothing more")
+        answer, self._answer = self._answer, b""
+        return answer
+
+    def close(self) -> None:
+        pass
+
+
+BAD_PATHS = [
+    *("../outside", "run/../../outside", "/etc/passwd", "run//x", "run/./x", "run", "checkpoints", "other/x"),
+    *("run/nul\0", "run/.rljob-results.json", "run/.partial/x", "run/.lock", "checkpoints/x/../../../outside"),
+]
+
+
+def test_a_pod_that_sends_paths_outside_of_the_folder_is_not_followed(pod: Pod) -> None:
+    lines = [{"path": path, "size": 1, "mtime_ns": 0} for path in BAD_PATHS]
+    connection = ScriptedConnection(*lines, {"end": True, "ignored": [], "num_ignored": 0})
+    copy = Fetch(lambda: connection, EVERYTHING, pod.folder, pod, lambda _: None)
+    result = copy.run()
+    assert (result.written, names(pod.folder)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"path": "run/x", "size": -1, "mtime_ns": 0},
+        {"path": "run/x", "size": "1", "mtime_ns": 0},
+        {"path": ["run/x"], "size": 1, "mtime_ns": 0},
+        {"end": True},
+        {"data": 1},
+    ],
+)
+def test_an_answer_that_cannot_be_parsed_is_an_error_after_some_attempts(pod: Pod, line: dict[str, object]) -> None:
+    connections: list[ScriptedConnection] = []
+
+    def connect() -> ScriptedConnection:
+        connections.append(ScriptedConnection(line))
+        return connections[-1]
+
+    with pytest.raises(ResultsError, match=r"broke 9 times in a row \(the pod sent"):
+        Fetch(connect, EVERYTHING, pod.folder, pod, lambda _: None).run()
+    assert len(connections) == 9
+
+
+def test_a_file_with_other_bytes_than_its_digest_is_copied_again_and_then_left_out(pod: Pod) -> None:
+    """The content differs from the digest each time, as if the file changed in every copy."""
+    listing = [{"path": "run/x", "size": 1, "mtime_ns": 0}, {"end": True, "ignored": [], "num_ignored": 0}]
+    begin = {"begin": 1, "offset": 0, "mtime_ns": 0}
+
+    class Answers(ScriptedConnection):
+        def send(self, data: bytes) -> None:
+            text = "".join(json.dumps(line) + "\n" for line in ([begin, {"data": 1}] if b"read" in data else listing))
+            end = b'x{"end": "other"}\n' if b"read" in data else b""
+            self._answer += text.encode() + end
+
+    result = Fetch(Answers, EVERYTHING, pod.folder, pod, lambda _: None).run()
+    assert names(pod.folder) == []
+    assert result.problems == ["run/x: its SHA-256 differs after the copy"]
+    assert pod.shown == 0
