@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -77,7 +76,7 @@ def visited_dashboard(rljob: list[str]) -> tuple[int, int]:
                 without = http.get("/api/version")
                 with_token = http.get("/api/version", headers={"Authorization": f"Bearer {token}"})
         finally:
-            shown.send_signal(signal.SIGINT)
+            shown.terminate()
         assert shown.wait(30) == 0
     return without.status_code, with_token.status_code
 

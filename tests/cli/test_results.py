@@ -16,11 +16,16 @@ import pytest
 from rich.console import Console
 
 from rljob_api.constants import LABEL_RESULTS_OF
+from rljob_api.contract_documents import load_run_state
 from rljob_cli.cluster import results
-from rljob_cli.cluster.client import ClusterOptions, connect
-from rljob_cli.cluster.results import ResultsOptions, view_job
+from rljob_cli.cluster import view_job as view_of_job
+from rljob_cli.cluster.client import ClusterOptions
+from rljob_cli.cluster.view_job import view_job
 from rljob_cli.cluster.watching import Clock
+from rljob_cli.local.view import ViewOptions, write_view
 from rljob_cli.results import pod_program
+from rljob_page.page import WrittenPage
+from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import NODE, JobCluster, StandInKubelet
 from rljob_testing.cli.pod_runner import PodRunner, running_pods
 
@@ -75,12 +80,6 @@ def claim(job: JobCluster, kubelet: StandInKubelet, tmp_path: Path, access_mode:
 def pods(job: JobCluster) -> Iterator[PodRunner]:
     with running_pods(job) as runner:
         yield runner
-
-
-@pytest.fixture(autouse=True)
-def page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page is tested elsewhere."""
-    monkeypatch.setattr(results, "write_page_of", lambda folder: folder / "view.html")
 
 
 def short_sleep(seconds: float) -> None:
@@ -143,7 +142,8 @@ def test_the_model_and_metrics_are_copied_and_the_pod_is_deleted(
     code, output, _ = rljob("get-results", "small", str(tmp_path / "copy"))
     assert code == 0
     assert "2 new files" in output
-    assert f"page: {tmp_path / 'copy' / 'view.html'}" in output
+    assert "<html" in (tmp_path / "copy" / "view.html").read_text()
+    assert "page: " in output
     assert digest(tmp_path / "copy/export/model.safetensors") == digest(claim / "run/export/model.safetensors")
     wait_until_deleted(pods)
 
@@ -401,32 +401,59 @@ def test_before_the_first_attempt_there_are_no_results(rljob: Rljob, job_cluster
 
 
 def test_view_watches_until_the_job_finishes_and_copies_only_what_has_grown(
-    job: JobCluster,
-    claim: Path,
-    pods: PodRunner,
-    tmp_path: Path,
+    job: JobCluster, claim: Path, pods: PodRunner, kubelet: StandInKubelet, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    written: list[str] = []
-    monkeypatch.setattr(results, "write_page_of", lambda folder: written.append((folder / "metrics.jsonl").read_text()))
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    pages: list[tuple[str, str]] = []
+
+    def record(options: ViewOptions) -> WrittenPage:
+        state = load_run_state((options.folder / "rljob-run-state.json").read_text())
+        pages.append(((options.folder / "metrics.jsonl").read_text(), state.phase.value))
+        return write_view(options)
+
+    monkeypatch.setattr(view_of_job, "write_view", record)
     steps = iter(range(2, 100))
 
     def train(seconds: float) -> None:
-        if seconds != results.WATCH_SECONDS:
+        if seconds != view_of_job.WATCH_SECONDS:
             short_sleep(seconds)
             return
         step = next(steps)
         with (claim / "run" / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step}) + "\n")
         if step == 3:
-            result = {"outcome": "Succeeded", "reason": "Succeeded", "at": SINCE}
-            job.write_status("small", {"result": result})
+            job.write_status("small", {"result": job_statuses.COMPLETE})
 
-    cluster = connect(ClusterOptions(kubeconfig=job.kubeconfig))
-    options = ResultsOptions(tmp_path / "view")
-    code = view_job(cluster, "small", options, Console(file=io.StringIO()), watch=True, clock=Clock(sleep=train))
-    assert code == 0
-    assert [text.count("step") for text in written] == [1, 2, 3]
-    assert not (tmp_path / "view" / "export").exists(), "the page does not need the model"
+    status = job_statuses.full_status() | {"attempts": [ATTEMPT | {"state": "Running"}]}
+    job.write_status("small", status)
+    options = ViewOptions(tmp_path, watch=True, output=tmp_path / "page.html")
+    selected = ClusterOptions(kubeconfig=job.kubeconfig)
+    console = Console(file=io.StringIO(), width=200)
+    assert view_job(selected, "small", None, options, console, Clock(sleep=train)) == 0
+    assert [(text.count("step"), phase) for text, phase in pages] == [(1, "Running"), (2, "Running"), (3, "Complete")]
+    assert "Complete at step 12 of 80" in (tmp_path / "page.html").read_text()
+    (folder,) = (tmp_path / "cache" / "rljob" / "view" / job.namespace).iterdir()
+    assert not (folder / "export").exists(), "the page does not need the model"
     assert len(pods.created) == 1
+    programs = [path for path, _ in kubelet.asked if path.startswith(f"/exec/{job.namespace}/")]
+    assert len(programs) == 1, "the connection stays open between two copies"
     wait_until_deleted(pods)
+
+
+def test_view_means_a_folder_if_there_is_one_and_otherwise_a_job(
+    rljob: Rljob, job: JobCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, errors = rljob("view", "other")
+    assert (code, "other: there is no folder of this name, and for a job: RLJob other: not found" in errors) == (
+        3,
+        True,
+    )
+    code, _, errors = rljob("view", "./small")
+    assert (code, "small: is not a folder" in errors) == (2, True)
+    (tmp_path / "small").mkdir()
+    code, _, errors = rljob("view", "small")
+    assert (code, "small: is not the folder of a run" in errors) == (2, True)
+    code, _, errors = rljob("view", "small", "--job")
+    assert (code, f"RLJob {job.namespace}/small: its claim data does not exist" in errors) == (2, True)

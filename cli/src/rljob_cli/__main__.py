@@ -165,9 +165,7 @@ def run_command(
 
 
 @app.command("plot")
-def plot_command(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="Folder of the run, such as runs/<name>.")],
-) -> None:
+def plot_command(run_folder: of.RunFolder) -> None:
     """Draw the plots of a run again."""
     from rljob_cli.local.run import plot
 

@@ -45,6 +45,11 @@ EXIT_CODES = {
         " request; 137 killed"
     ),
     "plot": "0 success; 2 the folder has no metrics",
+    "view": (
+        "0 the page was written; 2 the folder is not that of a run, or its files are damaged or of another version, or"
+        " the page cannot be written, or the job's files cannot be read; 3 there is no such job; 75 no response from"
+        " the API server; 130 Ctrl-C"
+    ),
     "submit": (
         "0 the job was created, changed, or exists with this spec (with --watch: it is Complete); 1 with --watch: the"
         " job is Failed; 2 the file, an option or the kubeconfig is invalid; 3 with --watch: the job was deleted; 75 no"
@@ -166,6 +171,33 @@ RayAddress = Annotated[
         "The folder with the code is copied to the cluster; the run folder must be on storage that its nodes share.",
     ),
 ]
+
+# Options of `rljob view`.
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="Folder of the run, such as runs/<name>.")]
+RunToView = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="Folder of the run, such as runs/<name>; or the name of a job on the cluster, see --job."
+    ),
+]
+IsJob = Annotated[
+    bool,
+    typer.Option(
+        "--job", help="RUN is the name of a job, even if there is a folder of this name. A path with / is a folder."
+    ),
+]
+Against = Annotated[
+    Path | None,
+    typer.Option(metavar="OTHER", help="Folder of another run: compare the specs, and draw both runs' curves."),
+]
+PageFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Page to write.", show_default="view.html beside the run's files"
+    ),
+]
+PageJson = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the page's data as JSON.")]
+WatchRun = Annotated[bool, typer.Option("--watch", help="Write the page again after each step, until the run ends.")]
 
 # Options of `rljob logs`.
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for the pod and print new lines as they come.")]

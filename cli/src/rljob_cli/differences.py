@@ -16,8 +16,13 @@ def differences(old: RLJobSpec, new: RLJobSpec) -> list[str]:
 
     Entries of two lists are compared by their names if all entries have one and the common names have the same order;
     otherwise by their positions if the lists have the same length. Other lists are compared as a whole."""
+    return [f"{path}: {before} -> {after}" for path, before, after in differing_values(old, new)]
+
+
+def differing_values(old: RLJobSpec, new: RLJobSpec) -> list[tuple[str, str, str]]:
+    """The same as (path, old value, new value)."""
     return [
-        f"{path}: {_shown(before)} -> {_shown(after)}"
+        (path, _shown(before), _shown(after))
         for path, before, after in _differing(old.to_full_wire(), new.to_full_wire(), "spec")
     ]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from rljob_cli import arguments as of
 from rljob_cli.arguments import Context, JobName, Kubeconfig, Namespace
 from rljob_cli.errors import CliError
 from rljob_cli.results.selection import Part
@@ -20,6 +22,45 @@ Image = Annotated[
         help="Image of the pod that reads the files; it needs only python3.", show_default="the image of the job's pods"
     ),
 ]
+
+
+def _treat_termination_as_ctrl_c() -> None:
+    """Makes these commands end as after Ctrl-C, with their pod deleted, also when the terminal is closed."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+
+
+@commands.command("view")
+def view_command(
+    run: of.RunToView,
+    against: of.Against = None,
+    output: of.PageFile = None,
+    json_file: of.PageJson = None,
+    watch: of.WatchRun = False,
+    is_job: of.IsJob = False,
+    image: Image = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Write the page of a run: how it is, its curves, responses and timeline, in one HTML file.
+
+    If there is no folder RUN, the run is a job on the cluster: what the page needs is copied from there, as by `rljob
+    get-results`.
+    """
+    from rljob_cli.local.view import ViewOptions, view
+
+    options = ViewOptions(Path(run), against, output, json_file, watch)
+    if not is_job and ("/" in run or Path(run).exists()):
+        raise typer.Exit(view(options, Console(highlight=False)))
+    from rljob_cli.cluster.client import ClusterOptions
+    from rljob_cli.cluster.view_job import view_job
+
+    _treat_termination_as_ctrl_c()
+    cluster = ClusterOptions(context, namespace, kubeconfig)
+    raise typer.Exit(view_job(cluster, run, image, options, Console(highlight=False)))
 
 
 @commands.command("get-results")
@@ -56,6 +97,7 @@ def get_results_command(
     if parts and (checkpoints or logs):
         raise CliError("--only: cannot be combined with --checkpoints or --logs; repeat --only instead")
     without = {part for part, is_wanted in ((Part.CHECKPOINTS, checkpoints), (Part.LOGS, logs)) if not is_wanted}
+    _treat_termination_as_ctrl_c()
     options = ResultsOptions(folder, Selection(parts, frozenset(without)), image)
     cluster = connect(ClusterOptions(context, namespace, kubeconfig))
     raise typer.Exit(get_results(cluster, name, options, Console(highlight=False)))
@@ -75,5 +117,6 @@ def dashboard_command(
     from rljob_cli.cluster.client import ClusterOptions, connect
     from rljob_cli.cluster.dashboard import show_dashboard
 
+    _treat_termination_as_ctrl_c()
     cluster = connect(ClusterOptions(context, namespace, kubeconfig))
     raise typer.Exit(show_dashboard(cluster, name, port, Console(highlight=False)))

@@ -1,4 +1,4 @@
-"""`rljob get-results`, and `rljob view` for a job on a cluster."""
+"""`rljob get-results`, and the files for `rljob view` of a job on a cluster."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rich.text import Text
 from rljob_api.constants import RUN_STATE_FILE_NAME, ExitCode
 from rljob_cli.cluster.client import Cluster
 from rljob_cli.cluster.job_state import ending, storage_uri
-from rljob_cli.cluster.results_page import write_page_of
 from rljob_cli.cluster.results_progress import ShownProgress
 from rljob_cli.cluster.stored_job import StoredJob
-from rljob_cli.cluster.watching import Clock
-from rljob_cli.errors import CliError
+from rljob_cli.cluster.watching import MAX_UNREACHABLE_SECONDS, Clock
+from rljob_cli.errors import CliError, ClusterUnreachableError
+from rljob_cli.local.view import page_after_run
 from rljob_cli.plain_text import bytes_text
 from rljob_cli.results.fetching import Fetch, Fetched, ResultsError
 from rljob_cli.results.pod import ResultsPod
@@ -28,15 +28,14 @@ from rljob_cli.settings import view_folder
 
 DEFAULT_FOLDER = Path("results")
 """Results of a job go into the folder of this folder that has the job's name."""
-WATCH_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class ResultsOptions:
-    """Options of both commands."""
+    """What is copied, and where."""
 
     folder: Path | None = None
-    """None: `results/NAME`, or for `rljob view` a folder in the cache."""
+    """None for `results/NAME`."""
     selection: Selection = DEFAULT_SELECTION
     image: str | None = None
     """Image of the pod; None for the image of the job."""
@@ -57,47 +56,66 @@ def get_results(
         with _copying(cluster, job, folder, options, console, clock) as copy:
             fetched = copy()
         if options.selection.has_page:
-            console.print(Text(f"page: {_write_page(cluster.job(name), folder)}"), soft_wrap=True)
+            write_run_state(job, folder)
+            console.print(Text(page_after_run(folder)), soft_wrap=True)
     except KeyboardInterrupt:
         console.print(Text("stopped; run the command again: it continues with the bytes that are there"))
         return ExitCode.INTERRUPTED
     return ExitCode.APPLICATION if fetched.problems else 0
 
 
-def view_job(
-    cluster: Cluster,
-    name: str,
-    options: ResultsOptions,
-    console: Console,
-    *,
-    watch: bool = False,
-    clock: Clock | None = None,
-) -> int:
-    """Copies what the page of a job needs, and writes the page. With `watch`, repeats this until the job finishes.
-    Returns 0, or 130 for Ctrl-C.
+@dataclass(frozen=True)
+class ViewedJob:
+    """A job whose page is shown: `folder` has what the page needs, and `refresh` copies what is new."""
+
+    folder: Path
+    refresh: Callable[[], bool]
+    """Copies what is new. Returns whether the job goes on."""
+
+
+@contextmanager
+def viewed_job(
+    cluster: Cluster, name: str, image: str | None, console: Console, clock: Clock | None = None
+) -> Iterator[ViewedJob]:
+    """Copies what the page of a job needs into a folder in the cache. The pod is deleted at the end.
 
     Raises:
         CliError: nothing can be copied, for example because the pod does not start.
     """
     clock = clock or Clock()
     job = cluster.job(name)
-    folder = options.folder or view_folder() / job.metadata.namespace / f"{name}-{job.metadata.uid[:8]}"
-    for_page = ResultsOptions(folder, FOR_PAGE, options.image)
-    try:
-        with _copying(cluster, job, folder, for_page, console, clock, is_quiet=watch) as copy:
-            printed = False
-            while True:
-                job = cluster.job(name)
-                copy()
-                page = _write_page(job, folder)
-                if not printed:
-                    console.print(Text(f"page: {page}"), soft_wrap=True)
-                    printed = True
-                if not watch or ending(job.status) is not None:
-                    return 0
-                clock.sleep(WATCH_SECONDS)
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
+    folder = view_folder() / job.metadata.namespace / f"{name}-{job.metadata.uid[:8]}"
+    options = ResultsOptions(folder, FOR_PAGE, image)
+    with _copying(cluster, job, folder, options, console, clock, is_quiet=True) as copy:
+        newest = _Newest(cluster, job, clock)
+
+        def refresh() -> bool:
+            found = newest.read()
+            copy()
+            write_run_state(found, folder)
+            return ending(found.status) is None
+
+        yield ViewedJob(folder, refresh)
+
+
+class _Newest:
+    """The newest state of a job; the one before while the API server does not respond."""
+
+    def __init__(self, cluster: Cluster, job: StoredJob, clock: Clock) -> None:
+        self._cluster = cluster
+        self._job = job
+        self._clock = clock
+        self._read_at = clock.now()
+
+    def read(self) -> StoredJob:
+        """Raises ClusterUnreachableError if the API server has not responded for long, and JobNotFoundError."""
+        try:
+            self._job = self._cluster.job(self._job.metadata.name)
+            self._read_at = self._clock.now()
+        except ClusterUnreachableError:
+            if (self._clock.now() - self._read_at).total_seconds() > MAX_UNREACHABLE_SECONDS:
+                raise
+        return self._job
 
 
 @contextmanager
@@ -133,14 +151,13 @@ def _copying(
             fetch.close()
 
 
-def _write_page(job: StoredJob, folder: Path) -> Path:
-    """Writes the page, and before that the state of the run, which is not among the files of the claim."""
+def write_run_state(job: StoredJob, folder: Path) -> None:
+    """Writes the state of the run, which is not among the files of the claim."""
     state = run_state(job)
     if state is not None:
         temporary = folder / f"{RUN_STATE_FILE_NAME}.tmp"
         temporary.write_text(json.dumps(state, indent=1), encoding="utf-8")
         temporary.replace(folder / RUN_STATE_FILE_NAME)
-    return write_page_of(folder)
 
 
 def _claim_folder(folder: Path, job: StoredJob) -> None:

@@ -42,6 +42,7 @@ from rljob_cli.errors import CliError, RunFolderError
 from rljob_cli.local.adapted_job import LocalPlan, plan_for_machine, plan_for_ray_cluster
 from rljob_cli.local.run_folder import RunFolder
 from rljob_cli.local.trainer_process import TrainerProcess
+from rljob_cli.local.view import page_after_run
 from rljob_cli.plain_text import time_text
 from rljob_cli.settings import inherited_environment, visible_cuda_devices
 
@@ -366,6 +367,7 @@ def _print_end(
         if state.checkpoint is not None:
             reached += f", newest checkpoint at step {state.checkpoint.step}"
         _say(f"{reached}; see {folder.path}", console)
+    _say(page_after_run(folder.path), console)
     if code not in (ExitCode.SUCCESS, ExitCode.CONFIGURATION):
         _say(f"to continue: {options.command(resume=folder.has_results())}", console)
 

@@ -4,6 +4,7 @@ runs/<name>/  job.yaml          the job of the newest attempt, with all defaults
               attempts.jsonl    one line at the start and one at the end of each attempt
               metrics.jsonl, samples.jsonl, tensorboard/, plots/, logs/      written by the trainer
               resolved.yaml, checkpoints/, export/, rljob-run-state.json     written by the trainer
+              view.html         the page of the run (`rljob view`)
               .lock             held while an attempt runs
 """
 
@@ -22,13 +23,10 @@ from rljob_api.contract_documents import load_run_state
 from rljob_api.errors import DocumentError
 from rljob_api.job_file import resolved_job_text
 from rljob_api.run_state import RunState
-from rljob_api.scalars import MAX_COUNT
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.errors import RunFolderError
+from rljob_page.run_files import ATTEMPTS_FILE_NAME, JOB_FILE_NAME, LOCK_FILE_NAME, attempt_rows
 
-JOB_FILE_NAME = "job.yaml"
-ATTEMPTS_FILE_NAME = "attempts.jsonl"
-LOCK_FILE_NAME = ".lock"
 CHECKPOINT_PATTERN = "step-*"
 
 
@@ -163,17 +161,9 @@ class RunFolder:
     def _records(self) -> Iterator[tuple[int, dict[str, object]]]:
         """The attempt's number and the content of each valid line of attempts.jsonl. Raises RunFolderError."""
         path = self.path / ATTEMPTS_FILE_NAME
-        if not path.exists():
-            return
         try:
-            text = path.read_text(encoding="utf-8", errors="replace")
+            yield from attempt_rows(path)
+        except FileNotFoundError:
+            return
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be read ({error.strerror}); use another --run-folder") from error
-        for line in text.splitlines():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            number = row.get("attempt") if isinstance(row, dict) else None
-            if isinstance(number, int) and 0 < number < MAX_COUNT:
-                yield number, row

@@ -14,8 +14,9 @@ from rljob_cli.plan.gpus import pool_gpus, this_machine
 from rljob_cli.plan.models import shapes_of
 from rljob_cli.plan.options import GpuOptions, PlanOptions
 from rljob_cli.plan.profile import Profile, constants_for, default_constants, default_file, write_profile
-from rljob_cli.plan.run_record import METRICS_FILE_NAME, RunRecord, read_run
+from rljob_cli.plan.run_record import RunRecord, read_run
 from rljob_cli.plan.run_text import calibration_lines, run_lines
+from rljob_page.run_files import METRICS_FILE_NAME
 from rljob_planner.advice.calibration import CalibrationRun, calibrated
 from rljob_planner.advice.comparison import ComparedMemory, ComparedTime, compared_memory, compared_times, process_bytes
 from rljob_planner.advice.run_facts import facts_of, observed_workload, workload_for_memory
@@ -54,7 +55,11 @@ def calibrate(options: PlanOptions, console: Console) -> int:
 def run_report(options: PlanOptions) -> RunReport:
     """A run compared with its plan, with findings and suggested changes. Raises CliError or PlanError."""
     assert options.from_run is not None, "called with --from-run only"
-    record = read_run(options.from_run)
+    return report_of(read_run(options.from_run), options)
+
+
+def report_of(record: RunRecord, options: PlanOptions) -> RunReport:
+    """The same for a run that was read before."""
     run = calibration_run(record, options)
     constants = constants_for({pool.gpu.name for pool in run.placement.pools}, options.profile)
     workload = observed_workload(run.workload, run.facts)
@@ -96,7 +101,7 @@ def calibration_run(record: RunRecord, options: PlanOptions | None = None) -> Ca
     facts = facts_of(record.lines, spec.training.batch_size, str(record.folder / METRICS_FILE_NAME))
     # The folder of a run does not say where the job file was. Most users start both the run and this command in the
     # folder of the job file.
-    shapes = shapes_of(model_sources(spec), Path.cwd(), options.model_config)
+    shapes = shapes_of(model_sources(spec), Path.cwd(), options.model_config, offline=options.offline)
     if not facts.has_gpu and options.gpus == GpuOptions():
         # A run on CPUs is assumed to be from a machine like this one.
         gpus = {pool.name: this_machine(spec) for pool in spec.pools}

@@ -50,10 +50,10 @@ class FoundShape:
 
 
 def shapes_of(
-    sources: Mapping[Role, ModelSource], job_folder: Path, config_file: Path | None = None
+    sources: Mapping[Role, ModelSource], job_folder: Path, config_file: Path | None = None, *, offline: bool = False
 ) -> dict[Role, FoundShape]:
     """The shape of each role's model. `config_file` is the policy's `config.json`; every role with the policy's source
-    uses it.
+    uses it. `offline`: without requests to the hub.
 
     Raises CliError or PlanError if a shape cannot be found."""
     found: dict[tuple[str, str | None], FoundShape] = {}
@@ -62,15 +62,15 @@ def shapes_of(
         found[sources[Role.ACTOR].source, sources[Role.ACTOR].revision] = FoundShape(shape, f"from {config_file}")
     for source in sources.values():
         if (source.source, source.revision) not in found:
-            found[source.source, source.revision] = find_shape(source, job_folder)
+            found[source.source, source.revision] = find_shape(source, job_folder, offline=offline)
     return {role: found[source.source, source.revision] for role, source in sources.items()}
 
 
-def find_shape(source: ModelSource, job_folder: Path) -> FoundShape:
+def find_shape(source: ModelSource, job_folder: Path, *, offline: bool = False) -> FoundShape:
     """The shape of a model, by its `source` in the job file. Relative paths start at the job file's folder."""
     text = source.source
     if not _looks_local(text, job_folder):
-        return _of_hub(source)
+        return _of_hub(source, offline=offline)
     path = _package_path(source) if text.startswith(PACKAGE_SCHEME) else job_folder / os.path.expanduser(text)
     if path.suffix == ".gguf" and os.path.isfile(path):
         return FoundShape(_shape_of_gguf_file(path, source), f"from {path.name}")
@@ -111,12 +111,14 @@ def _package_path(source: ModelSource) -> Path:
     return next((path for path in candidates if os.path.exists(path)), candidates[0])
 
 
-def _of_hub(source: ModelSource) -> FoundShape:
+def _of_hub(source: ModelSource, *, offline: bool) -> FoundShape:
     name = source.source
     if (file := _cached_config(name, source.revision)) is not None:
         return FoundShape(_shape_of_file(file, source.field, name), "from its config.json in this machine's cache")
     if (shape := known_model(name)) is not None:
         return FoundShape(shape, "known model")
+    if offline:
+        raise CliError(f"{source.field}: the shape of {name!r} is not known on this machine; see `rljob plan`")
     return FoundShape(shape_of_config(_hub_config(source), name), "from its config.json on the hub")
 
 

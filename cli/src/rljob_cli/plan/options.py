@@ -56,6 +56,8 @@ class PlanOptions:
     """Average lengths of prompts and responses."""
     model_config: Path | None = None
     """The policy's `config.json`; None to find it by `model.source`."""
+    offline: bool = False
+    """Whether models are found without requests to the Hugging Face hub."""
     profile: Path | None = None
     """The profile to plan with; with `calibrate`, the profile to write."""
     search: bool = False

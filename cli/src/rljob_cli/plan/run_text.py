@@ -52,7 +52,7 @@ def run_lines(report: RunReport, *, explain: bool) -> Iterator[Text]:
             yield Text(f"  - {finding.text}")
             yield Text(f'    see "{finding.section}" in {TUNING_PAGE}', "dim")
         yield Text()
-    yield from _advice_lines(report)
+    yield from advice_lines(report)
 
 
 def calibration_lines(file: str, gpu_type: str, runs: Sequence[ComparedRun]) -> Iterator[Text]:
@@ -96,7 +96,8 @@ def _ratio(ratio: float | None, *, is_small: bool = False) -> Text:
     return Text(f"{ratio:.2f}", "yellow" if is_far else "green")
 
 
-def _advice_lines(report: RunReport) -> Iterator[Text]:
+def advice_lines(report: RunReport) -> Iterator[Text]:
+    """The suggested changes with their gain; the last line combines the best."""
     if not report.advice:
         yield Text("No change of a job field makes a step at least 1 % shorter.", "bold")
         return

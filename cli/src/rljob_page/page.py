@@ -1,0 +1,157 @@
+"""Writes the page of a run: the template, the scripts and styles of `assets/`, and the document of `page_data`.
+
+Charts are drawn by uPlot 1.6.32 (npm package `uplot`, MIT licence in assets/uPlot.LICENSE): 51 kB, draws 10,000 points
+in milliseconds, with zoom and a cursor that moves in all charts. Larger libraries (Plotly: 4.5 MB, ECharts: 1 MB) would
+be most of the page; a curve drawn by scripts of our own would be a library, too. Its two files are unmodified; a test
+compares them with their digests.
+
+What a model or a user wrote must not run script. The template escapes everything, the document is data and not a
+script, the page's scripts only set `textContent`, and a Content-Security-Policy allows the page's own script and style
+by their digests and nothing else, no connections either.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from rljob_api.standard_streams import printable
+from rljob_page.errors import PageError
+from rljob_page.page_data import OtherRun, PageContent, page_content
+from rljob_page.run_files import Json, RunFiles
+from rljob_page.small_page import MAX_PAGE_BYTES, fit, script_json
+
+PAGE_FILE_NAME = "view.html"
+STYLES = ("uPlot.min.css", "page.css")
+SCRIPTS = ("elements.js", "charts.js", "samples.js", "tokens.js", "timeline.js", "memory.js", "page.js")
+"""The page's own scripts. They share one scope."""
+CHART_SCRIPT = "uPlot.iife.min.js"
+_ASSETS = Path(__file__).parent / "assets"
+_RESERVE_BYTES = 64 * 2**10
+"""For the template with the verdict's texts."""
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """What `write_page` writes, and where."""
+
+    output: Path | None = None
+    """None for `view.html` in the run's folder."""
+    json_file: Path | None = None
+    """Where the page's document is written as JSON; None for nowhere."""
+    other: OtherRun | None = None
+    """A run to compare with."""
+    advice: Sequence[str] = ()
+    """Lines with suggestions that make steps shorter; shown if the run has nothing to fix."""
+    reload_seconds: int | None = None
+    """How often the open page reloads itself while the run goes on; None for never."""
+
+
+@dataclass(frozen=True)
+class WrittenPage:
+    """A page that was written."""
+
+    path: Path
+    num_bytes: int
+    omitted: tuple[str, ...]
+    """What was left out, in words."""
+    is_active: bool
+    """Whether the run goes on."""
+
+
+def write_page(
+    files: RunFiles, options: PageOptions | None = None, now: datetime | None = None, max_bytes: int = MAX_PAGE_BYTES
+) -> WrittenPage:
+    """Writes the page of a run; a page that exists is replaced atomically. Raises PageError if it cannot be written.
+
+    Example: `write_page(read_files(Path("runs/x")))`
+    """
+    options = options or PageOptions()
+    content = page_content(files, options.other, options.advice, now)
+    page = html_of(content, options.reload_seconds, max_bytes)
+    output = options.output or files.folder / PAGE_FILE_NAME
+    _write(output, page)
+    if options.json_file is not None:
+        # `ensure_ascii` keeps halves of surrogate pairs readable.
+        _write(options.json_file, json.dumps(content.data, allow_nan=False).encode())
+    omitted = content.data["omitted"]
+    assert isinstance(omitted, list)
+    return WrittenPage(output.absolute(), len(page), tuple(omitted), content.verdict.is_active)
+
+
+def html_of(content: PageContent, reload_seconds: int | None, max_bytes: int) -> bytes:
+    """The page. Removes parts of the document until the page has at most `max_bytes` bytes."""
+    style, script = _joined(STYLES), _script()
+    notes = fit(content.data, max_bytes - len((style + script).encode()) - _RESERVE_BYTES)
+    _omitted(content.data).extend(
+        f"left out, so that the page stays below {max_bytes / 2**20:.2g} MiB: {note}" for note in notes
+    )
+    environment = Environment(loader=PackageLoader("rljob_page", "assets"), autoescape=True, undefined=StrictUndefined)
+    environment.filters["printable"] = printable
+    text = environment.get_template("page.html.jinja").render(
+        data=content.data,
+        document=Markup(script_json(content.data)),
+        policy=_policy(style, script),
+        style=Markup(style),
+        script=Markup(script),
+        reload_seconds=reload_seconds if content.verdict.is_active else None,
+        docs_folder=_docs_folder(),
+    )
+    return text.encode("utf-8", errors="replace")
+
+
+def _policy(style: str, script: str) -> str:
+    """The Content-Security-Policy."""
+    own = f"style-src '{_digest(style)}'; script-src '{_digest(script)}'"
+    return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
+
+
+def _omitted(data: Json) -> list[str]:
+    omitted = data["omitted"]
+    assert isinstance(omitted, list)
+    return omitted
+
+
+@cache
+def _joined(names: tuple[str, ...]) -> str:
+    return "\n".join((_ASSETS / name).read_text(encoding="utf-8") for name in names)
+
+
+def _script() -> str:
+    return f'{_joined((CHART_SCRIPT,))}\n(() => {{\n"use strict";\n{_joined(SCRIPTS)}\n}})();\n'
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _docs_folder() -> str:
+    """URL of the docs, if the page is made from a clone of the repository; else empty, and links are plain text."""
+    folder = Path(__file__).absolute().parents[3] / "docs"
+    return folder.as_uri() if folder.is_dir() else ""
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replaces a file atomically. Raises PageError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise PageError(
+            f"{path}: cannot be written ({error.strerror}); name another file with --output or --json, or free"
+            " disk space"
+        ) from None

@@ -1,0 +1,301 @@
+"""`rljob view` writes one HTML file from a run's folder; what the browser makes of it is in test_page_in_browser.py."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from html import unescape
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rljob_cli.errors import CliError
+from rljob_cli.local.view import ViewOptions, page_after_run, view, write_view
+from rljob_page.curves import moving_average, phase_seconds, read_curves, thinned
+from rljob_page.page import PageOptions, write_page
+from rljob_page.page_data import page_content
+from rljob_page.run_files import Json, read_files
+from rljob_page.small_page import MAX_PAGE_BYTES, script_json
+from rljob_page.timelines import read_timeline
+from rljob_testing.cli.run_folders import WRITTEN_AT, RunRecord, conversation, sample, samples_of, timeline
+
+Rljob = Callable[..., tuple[int, str, str]]
+RUNNING = {"phase": "Running", "exit_code": None, "num_steps": 12}
+CUT_OFF = {
+    "reason": "ResponsesCutOff",
+    "value": 0.9,
+    "message": "90 % of the responses were truncated at the token limit (usual: below 50 %); increase the limit",
+    "sinceStep": 3,
+    "step": 12,
+}
+
+
+def document(page: Path) -> Json:
+    """The JSON document in a page."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert found is not None
+    data = json.loads(found[1])
+    assert isinstance(data, dict)
+    return data
+
+
+def title(folder: Path, minutes_later: float = 0) -> str:
+    """The verdict some minutes after the trainer's last state."""
+    content = page_content(read_files(folder), now=WRITTEN_AT + timedelta(minutes=minutes_later))
+    return content.verdict.title
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (RunRecord(), "Complete at step 30 of 30: held-out score 0.2 → 0.9"),
+        (RunRecord(**RUNNING), "Running at step 12 of 30: held-out score 0.2 → 0.783"),
+        (RunRecord(phase="Starting", exit_code=None, num_steps=0), "Starting at step 0 of 30: held-out score 0.2"),
+        (RunRecord(**RUNNING, alarms=[CUT_OFF]), "Running with 1 alarm at step 12 of 30: 90 % of the responses were"),
+        (RunRecord(alarms=[CUT_OFF, CUT_OFF]), "Complete with 2 alarms at step 30 of 30: 90 % of the responses were"),
+        (RunRecord(phase="Stopped", exit_code=130, num_steps=12), "Stopped on request at step 12 of 30"),
+        (
+            RunRecord(
+                phase="Failed", exit_code=75, num_steps=4, error={"kind": "WorkerDiedError", "message": "rank 0"}
+            ),
+            "Failed at step 4 of 30: Worker died error",
+        ),
+        (RunRecord(phase="Running", exit_code=137, num_steps=4), "Failed at step 4 of 30: the trainer was killed"),
+    ],
+)
+def test_the_verdict_names_the_state_and_its_number(record: RunRecord, expected: str, tmp_path: Path) -> None:
+    assert title(record.write(tmp_path / "run")).startswith(expected)
+
+
+def test_a_run_without_news_for_long_makes_no_progress(tmp_path: Path) -> None:
+    folder = RunRecord(**RUNNING).write(tmp_path / "run")
+    assert title(folder, minutes_later=4).startswith("Running at step 12")
+    assert title(folder, minutes_later=6) == "No progress at step 12 of 30: silent for 6 min"
+    (folder / ".lock").write_text("99999999\n")
+    assert "its process ended" in title(folder, minutes_later=6)
+
+
+def test_an_alarm_comes_first_and_advice_is_for_healthy_runs(tmp_path: Path) -> None:
+    healthy, sick = RunRecord().write(tmp_path / "healthy"), RunRecord(alarms=[CUT_OFF]).write(tmp_path / "sick")
+    for folder, has_advice in ((healthy, True), (sick, False)):
+        write_page(read_files(folder), PageOptions(advice=["set maxNumSequences: 512"]))
+        text = (folder / "view.html").read_text()
+        assert ("set maxNumSequences: 512" in text) == has_advice
+    assert text.index("increase the limit") < text.index('id="curves"')
+    assert "docs/troubleshooting.md#responsescutoff" in text
+
+
+def test_the_command_writes_page_and_json_and_prints_the_path(tmp_path: Path, rljob: Rljob) -> None:
+    folder = RunRecord(samples=samples_of(8, 30), timelines={"step-000003": timeline()}).write(tmp_path / "run")
+    code, output, _ = rljob("view", str(folder), "--json", str(tmp_path / "run.json"))
+    assert code == 0
+    assert output.splitlines()[-1].startswith(f"page: {folder}/view.html (")
+    data = json.loads((tmp_path / "run.json").read_text())
+    assert data == document(folder / "view.html")
+    curve = data["curves"]["critic/rewards/mean"]
+    assert curve["index"] == list(range(1, 31))
+    assert len(curve["data"]) == 30
+    assert [entry["score"] for entry in data["samples"][:4]] == [0, 1 / 3, 2 / 3, 1]
+    assert data["timelines"]["step-000003"]["processes"][1]["idle"] == {"controller: reward": 30}
+
+
+def test_a_page_needs_nothing_but_itself(tmp_path: Path) -> None:
+    write_page(read_files(RunRecord().write(tmp_path / "run")))
+    text = unescape((tmp_path / "run" / "view.html").read_text())
+    assert "default-src 'none'" in text
+    assert not re.search(r"""(src|href)=["']?(https?:|//)""", text)
+    assert not re.search(r"<[^>]+\son\w+=", re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL))
+
+
+def test_the_chart_library_is_the_released_one() -> None:
+    assets = Path(page_content.__code__.co_filename).parent / "assets"
+    digests = {
+        name: hashlib.sha256((assets / name).read_bytes()).hexdigest()
+        for name in ("uPlot.iife.min.js", "uPlot.min.css")
+    }
+    assert digests == {
+        "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+        "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+    }
+    assert "Copyright (c) 2022 Leon Sorokin" in (assets / "uPlot.LICENSE").read_text()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("metrics.jsonl", '{"step": 1}\n{"st\n{"step": 2}\n', ["metrics.jsonl", "line 2", "not valid JSON", "remove"]),
+        ("rljob-run-state.json", '{"contractVersion": 9}', ["rljob-run-state.json", "seen: 9", "version"]),
+        ("rljob-run-state.json", '{"contractVe', ["rljob-run-state.json", "must be JSON", "complete"]),
+        ("job.yaml", "apiVersion: rljob.dev/v2\nkind: RLJob\n", ["job.yaml", "use the version that made the run"]),
+    ],
+)
+def test_a_damaged_or_newer_file_is_one_clear_error(
+    file: str, content: str, words: list[str], tmp_path: Path, rljob: Rljob
+) -> None:
+    folder = RunRecord().write(tmp_path / "run")
+    (folder / file).write_text(content)
+    code, _, errors = rljob("view", str(folder))
+    assert code == 2
+    assert len(errors.strip().splitlines()) == 1
+    assert all(word in errors for word in words), errors
+
+
+def test_other_folders_and_unwritable_pages_are_one_clear_error(tmp_path: Path, rljob: Rljob) -> None:
+    folder = RunRecord().write(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    for arguments, words in (
+        ([str(tmp_path / "none")], "is not a folder"),
+        ([str(tmp_path / "empty")], "is not the folder of a run"),
+        ([str(folder), "--against", str(tmp_path / "empty")], "empty: is not the folder of a run"),
+        ([str(folder), "--output", str(tmp_path / "none" / "view.html")], "cannot be written (No such file"),
+        ([str(folder), "--json", str(tmp_path / "empty")], "cannot be written (Is a directory)"),
+    ):
+        code, _, errors = rljob("view", *arguments)
+        assert code == 2
+        assert words in errors
+    assert [file.name for file in folder.glob(".*.tmp")] == []
+
+
+def test_a_half_written_last_line_is_not_an_error_and_damaged_extras_are_named(tmp_path: Path) -> None:
+    folder = RunRecord(samples=samples_of(4, 30), timelines={"step-000003": timeline()}).write(tmp_path / "run")
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        with (folder / name).open("a") as file:
+            file.write('{"step": 31, "cri')
+    assert write_page(read_files(folder)).omitted == ()
+    samples = (folder / "samples.jsonl").read_text()
+    (folder / "samples.jsonl").write_text('damaged\n["no sample"]\n' + samples)
+    (folder / "timelines" / "step-000004.json").write_text("[")
+    (folder / "tokens" / "training.json").write_text('{"step": 3, "conversations": [{"tokens": {"text": ["a"]}}]}')
+    omitted = "\n".join(write_page(read_files(folder)).omitted)
+    assert "2 damaged lines of samples.jsonl" in omitted
+    assert "timelines/step-000004.json is left out" in omitted
+    assert "1 damaged conversations of tokens/training.json" in omitted
+    assert len(document(folder / "view.html")["samples"]) == 4  # type: ignore[arg-type]
+
+
+def test_a_page_that_would_be_too_large_says_what_was_left_out(tmp_path: Path) -> None:
+    samples = samples_of(400, 30, response="long " * 5000 + "{}")
+    folder = RunRecord(num_steps=600, total_steps=600, samples=samples).write(tmp_path / "run")
+    page = write_page(read_files(folder))
+    assert page.num_bytes <= MAX_PAGE_BYTES
+    oldest, curves, texts = page.omitted
+    assert "the 144 oldest samples, those before step" in oldest
+    assert "points of the curves" in curves
+    assert "parts of 256 texts of samples that have more than 4,000 characters" in texts
+    data = document(page.path)
+    assert data["omitted"] == list(page.omitted)
+    assert len(data["curves"]["critic/rewards/mean"]["index"]) <= 200  # type: ignore[call-overload, index]
+
+
+def test_a_page_stays_small_whatever_a_run_wrote(tmp_path: Path) -> None:
+    samples = [sample(30, f"prompt {index}", "x" * 300_000, 0.0, found={"a": "y" * 300_000}) for index in range(20)]
+    long = conversation(["prompt"], ["tok" * 20] * 1000)
+    record = RunRecord(samples=samples, tokens={"training": {"step": 30, "conversations": [long] * 32}})
+    page = write_page(read_files(record.write(tmp_path / "run")), max_bytes=2**20)
+    assert page.num_bytes <= 2**20
+    assert page.omitted[-1].endswith("the conversations with tokens; they are in the folder tokens/")
+
+
+def test_thinned_curves_keep_the_smallest_and_the_largest_value() -> None:
+    values = [float(index % 7) for index in range(10_000)]
+    values[1234], values[5678] = 1000.0, -1000.0
+    steps, kept = thinned((list(range(10_000)), values), 800)
+    assert len(steps) <= 800
+    assert {1000.0, -1000.0} <= set(kept)
+    assert steps == sorted(steps)
+    assert [steps[0], steps[-1]] == [0, 9999]
+    assert [values[step] for step in steps] == kept
+
+
+def test_averages_and_phases_are_those_of_the_steps() -> None:
+    assert moving_average(([1, 2, 3, 4], [1.0, 3.0, 5.0, 7.0]), 2) == ([1, 2, 3, 4], [1.0, 2.0, 4.0, 6.0])
+    lines = [{"step": step, "timing_s/step": 1.0, "timing_s/generate": 0.25 * step} for step in (1, 2, 3)]
+    phases = phase_seconds(read_curves(lines), max_steps=2)
+    assert phases is not None
+    assert phases.steps == [2, 3]
+    assert phases.seconds == {"generation": [0.375, 0.75], "other": [0.625, 0.25]}
+
+
+def test_idle_time_is_named_by_the_phase_of_the_controller() -> None:
+    found = read_timeline(timeline())
+    assert found is not None
+    controller, worker = found.processes
+    assert (controller.idle, worker.idle) == ({}, {"controller: reward": 30.0})
+    assert worker.memory[0] == {
+        "after": "generate",
+        "at": 50,
+        "owners": {"parameters": 10, "kv_cache": 100},
+        "peak": 120,
+        "process": 500,
+    }
+
+
+def test_text_in_the_document_cannot_end_its_script() -> None:
+    text = "</script><!--<script>&\u2028\ud800\x00"
+    assert "<" not in script_json([text])
+    assert script_json([text]).isprintable()
+    assert json.loads(script_json([text])) == [text]
+
+
+def test_two_runs_are_compared_by_fields_and_curves(tmp_path: Path, rljob: Rljob) -> None:
+    job = RunRecord().job
+    this = RunRecord().write(tmp_path / "this")
+    env = "  env: [{name: PROXY, value: secret-1}]\n"
+    other_job = job.replace("groupSize: 2", "groupSize: 4") + env
+    other = RunRecord(job=other_job, num_steps=10, phase="Stopped").write(tmp_path / "other")
+    assert rljob("view", str(this), "--against", str(other))[0] == 0
+    against = document(this / "view.html")["against"]
+    assert isinstance(against, dict)
+    fields = {each["field"]: (each["this"], each["other"]) for each in against["differences"]}
+    assert fields["spec.training.rollout.groupSize"] == ("2", "4")
+    assert set(fields) - {"spec.env"} == {"spec.training.rollout.groupSize"}
+    assert against["curves"]["critic/rewards/mean"]["index"][-1] == 10
+    assert rljob("view", str(other))[0] == 0
+    assert "secret-1" not in (this / "view.html").read_text() + (other / "view.html").read_text()
+
+
+def test_a_watched_page_is_written_after_each_change_until_the_run_ends(tmp_path: Path) -> None:
+    folder = RunRecord(**RUNNING, written_at=datetime.now(UTC)).write(tmp_path / "run")
+    state = json.loads((folder / "rljob-run-state.json").read_text())
+    pages = []
+
+    def next_step(_: float) -> None:
+        pages.append((folder / "view.html").read_text())
+        state["progress"]["step"] += 1
+        state["phase"] = "Complete" if len(pages) == 3 else "Running"
+        (folder / "rljob-run-state.json").write_text(json.dumps(state))
+
+    console = Console(record=True, width=200)
+    assert view(ViewOptions(folder, watch=True), console, next_step) == 0
+    assert [step for page in pages for step in re.findall(r"<h1.*?at step (\d+) of", page, re.DOTALL)] == [
+        "12",
+        "13",
+        "14",
+    ]
+    assert all('data-reload-seconds="5"' in page for page in pages)
+    last = (folder / "view.html").read_text()
+    assert "Complete at step 15" in last
+    assert 'data-reload-seconds="5"' not in last
+    assert "The run has ended" in console.export_text()
+
+
+def test_ctrl_c_ends_a_watch(tmp_path: Path) -> None:
+    folder = RunRecord(**RUNNING, written_at=datetime.now(UTC)).write(tmp_path / "run")
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    assert view(ViewOptions(folder, watch=True), Console(quiet=True), interrupted) == 130
+
+
+def test_no_error_of_the_page_reaches_the_end_of_a_run(tmp_path: Path) -> None:
+    folder = RunRecord().write(tmp_path / "run")
+    assert page_after_run(folder) == f"page: {folder}/view.html"
+    (folder / "metrics.jsonl").write_text("damaged\n\n")
+    assert page_after_run(folder).startswith("note: no page was written: ")
+    with pytest.raises(CliError):
+        write_view(ViewOptions(folder))
