@@ -189,7 +189,7 @@ def test_the_results_are_fetched_and_the_page_is_written(
     expected = [file for file in files if file.parts[0] != "logs"]
     assert {file: digest(copied / file) for file in expected} == {file: digest(run_folder / file) for file in expected}
     assert "<html" in (copied / "view.html").read_text()
-    assert kubectl.names("pods", LABEL_RESULTS_OF) == []
+    wait_for(lambda: kubectl.names("pods", LABEL_RESULTS_OF) == [], "the pod is deleted", timeout_seconds=60)
 
 
 def test_a_copy_continues_when_its_pod_is_deleted(
@@ -210,7 +210,7 @@ def test_a_copy_continues_when_its_pod_is_deleted(
     size = sum(file.stat().st_size for file in large.parent.iterdir())
     assert fetched.num_bytes == size, "bytes were sent twice"
     large.unlink()
-    assert kubectl.names("pods", LABEL_RESULTS_OF) == []
+    wait_for(lambda: kubectl.names("pods", LABEL_RESULTS_OF) == [], "the pod is deleted", timeout_seconds=60)
 
 
 @dataclass
