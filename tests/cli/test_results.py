@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from ruamel.yaml import YAML
 
 from rljob_api.constants import LABEL_RESULTS_OF
 from rljob_api.contract_documents import load_run_state
@@ -28,6 +30,7 @@ from rljob_page.page import WrittenPage
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import NODE, JobCluster, StandInKubelet
 from rljob_testing.cli.pod_runner import PodRunner, running_pods
+from rljob_testing.pages import REPOSITORY
 
 pytestmark = pytest.mark.apiserver
 
@@ -87,8 +90,11 @@ def short_sleep(seconds: float) -> None:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "Clock", lambda: Clock(sleep=short_sleep))
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Short pauses between requests, and a cache folder of the test's own."""
+    for module in (results, view_of_job):
+        monkeypatch.setattr(module, "Clock", lambda: Clock(sleep=short_sleep))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 class SteppedClock:
@@ -365,6 +371,21 @@ def test_the_missing_permission_is_named(rljob: Rljob, job: JobCluster, pods: Po
 
 
 @pytest.mark.usefixtures("claim")
+def test_the_documented_roles_suffice(rljob: Rljob, job: JobCluster, pods: PodRunner, tmp_path: Path) -> None:
+    text = (REPOSITORY / "docs" / "install.md").read_text()
+    found = re.findall(r"```yaml\n(apiVersion: rbac.*?)```", text, re.DOTALL)
+    roles = [document for part in found for document in YAML(typ="safe", pure=True).load_all(part)]
+    rules = [rule for role in roles if role["kind"] == "Role" for rule in role["rules"]]
+    token = job.account_token({"metadata": {"name": "visitor"}, "rules": rules})
+    kubeconfig = tmp_path / "visitor"
+    kubeconfig.write_text(job.server.kubeconfig(token=token, namespace=job.namespace))
+    for command in (["get-results", "small", str(tmp_path / "copy")], ["view", "small", "--job"]):
+        code, _, errors = rljob(*command, "--kubeconfig", str(kubeconfig))
+        assert (code, errors) == (0, "")
+    wait_until_deleted(pods)
+
+
+@pytest.mark.usefixtures("claim")
 @pytest.mark.parametrize("access_mode", ["ReadWriteOnce"])
 def test_a_read_write_once_claim_is_read_on_the_node_that_has_mounted_it(
     rljob: Rljob, job: JobCluster, pods: PodRunner, tmp_path: Path
@@ -404,7 +425,6 @@ def test_view_watches_until_the_job_finishes_and_copies_only_what_has_grown(
     job: JobCluster, claim: Path, pods: PodRunner, kubelet: StandInKubelet, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     pages: list[tuple[str, str]] = []
 
     def record(options: ViewOptions) -> WrittenPage:
