@@ -18,7 +18,7 @@ PACKAGES := crds/src cli/src operator/src trainer/src tests/support e2e/cluster 
 UV := .cache/bootstrap/bin/uv
 COMPILE := $(UV) pip compile -q --python-version 3.11 --universal --generate-hashes --no-annotate --no-header
 
-.PHONY: help install lint check test test-long programs demo e2e cluster cluster-down bench proof bench-constraints constraints clean
+.PHONY: help install lint check test test-long programs browser demo e2e cluster cluster-down bench proof bench-constraints constraints clean
 
 help: ## Print this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
@@ -51,7 +51,7 @@ test-long: TEST_PROCESSES ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 		--hypothesis-profile same-examples
 test: export OMP_NUM_THREADS := 1
-test: lint programs ## Run check and the short tests (PYTEST_ARGS="-k name" selects tests, TEST_PROCESSES=0 runs them one after the other)
+test: lint programs browser ## Run check and the short tests (PYTEST_ARGS="-k name" selects tests, TEST_PROCESSES=0 runs them one after the other)
 	$(PYTEST) -m "not long" $(PYTEST_ARGS)
 
 test-long: export OMP_NUM_THREADS := 1
@@ -62,6 +62,9 @@ test-long: $(INSTALLED) programs ## Run the long tests: whole runs, outages, kil
 # etcd and kube-apiserver already.
 programs: $(INSTALLED)
 	@PYTHONPATH=tests/support $(BIN)/python -m rljob_testing.cluster.go_programs $(if $(KUBEBUILDER_ASSETS),,etcd kube-apiserver) helm
+
+browser: # Chromium, for the tests of a run's page
+	@tools/install_browser.sh
 
 demo: $(INSTALLED) ## Train the small model of examples/quickstart.yaml on this machine (about two minutes); results in runs/
 	@$(BIN)/python -m rljob_cli run examples/quickstart.yaml --run-folder runs/demo-$$(date +%Y%m%d-%H%M%S)

@@ -152,6 +152,8 @@ def test_the_run_state_of_version_1_is_read() -> None:
     assert (state.progress.step, state.progress.total_steps, state.progress.eta_seconds) == (7, 10, 90)
     assert state.checkpoint is not None
     assert state.checkpoint.step == 6
+    assert state.alarms is not None
+    assert [(alarm.reason, alarm.value) for alarm in state.alarms] == [("ResponsesCutOff", 0.75)]
     assert state.error is not None
     assert state.error.message == "worker rank 1 died"
     assert json.loads(dump_run_state(state)) == golden("run_state")
@@ -164,10 +166,32 @@ def test_the_known_fields_of_a_newer_run_state_are_read(version: Json) -> None:
         "progress.episode": 3,
         "checkpoint.roles": ["actor"],
         "error.retry": {"after": 5},
+        "alarms[0].chart": "response_length/clip_ratio",
         "queue": None,
     }
     read = load_run_state(json.dumps(edited(golden("run_state"), version | additions)))
     assert read.model_copy(update={"contract_version": 1}) == load_run_state(json.dumps(golden("run_state")))
+
+
+def test_unknown_alarms_are_read_and_unreadable_ones_left_out() -> None:
+    """Alarms are for people: whatever a newer trainer reports, its state stays readable."""
+    known = load_run_state(json.dumps(golden("run_state")))
+    unknown = load_run_state(json.dumps(edited(golden("run_state"), {"alarms[0].reason": "EntropyCollapse"})))
+    assert unknown.alarms is not None
+    assert unknown.alarms[0].reason == "EntropyCollapse"
+    one = known.alarms[0].to_wire() if known.alarms else {}
+    unreadable: list[Json] = [
+        {"alarms[0].message": "a" * 513},
+        {"alarms[0].reason": "two words"},
+        {"alarms": [one] * 17},
+        {"alarms": {}},
+    ]
+    for change in unreadable:
+        read = load_run_state(json.dumps(edited(golden("run_state"), change)))
+        assert read.alarms is None
+        assert read.progress == known.progress
+    older = load_run_state(json.dumps(edited(golden("run_state"), {"alarms": REMOVED})))
+    assert older.alarms is None
 
 
 def test_a_run_state_with_an_unknown_meaning_is_rejected() -> None:

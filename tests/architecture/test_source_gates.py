@@ -81,7 +81,7 @@ def test_folders_are_small_and_import_chains_short() -> None:
 
 
 def test_paths_are_not_packages() -> None:
-    folders = [REPOSITORY / name for name in ("crds", "operator", "trainer", "tests", "e2e")]
+    folders = [REPOSITORY / name for name in ("crds", "cli", "operator", "trainer", "tests", "e2e")]
     assert [folder for folder in folders if (folder / "__init__.py").exists()] == []
 
 

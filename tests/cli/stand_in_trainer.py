@@ -16,10 +16,11 @@ from pathlib import Path
 
 from rljob_api import constants
 from rljob_api.contract_documents import TrainerJob, dump_run_state, load_job
-from rljob_api.run_state import RunPhase, RunState
+from rljob_api.run_state import Alarm, RunPhase, RunState
 from rljob_api.v1alpha1.status import CheckpointStatus, Progress
 
 STOPS: list[int] = []
+ALARM = Alarm(reason="ResponsesCutOff", value=0.75, message="75 % were truncated", since_step=1, step=1)
 
 
 def now() -> str:
@@ -37,6 +38,7 @@ def report(
         progress=Progress(step=step, total_steps=job.spec.training.steps, eval_score=0.5, updated_at=now()),
         checkpoint=checkpoint,
         resumed_from_step=resumed_from or None,
+        alarms=(ALARM,) if step else None,
         written_at=now(),
     )
     Path(os.environ[constants.ENV_RUN_STATE_FILE]).write_text(dump_run_state(state))

@@ -53,7 +53,8 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Show]:
 
 def whole_run() -> RunRecord:
     """A run with everything that the page shows."""
-    tokens: Json = {"version": 1, "step": 30, "conversations": [conversation(["2 + 2", "="], ["4", "\n", "<b>", "!"])]}
+    chat = conversation(["2 + 2", "="], ["4", "\n", "<b>", "!"], group="28-what is 9 + 1?")
+    tokens: Json = {"version": 1, "step": 28, "conversations": [chat]}
     return RunRecord(
         samples=samples_of(40, 30),
         tokens={"training": tokens, "evaluation": tokens},
@@ -125,6 +126,7 @@ def test_tokens_are_colored_and_explained(browser: Browser, show: Show) -> None:
         'token 3 of 6: "4" · trained on · log-probability in the rollout engine -0.5 · in the trainer -0.9 · '
         "log-ratio -0.4 · age (steps) 0 · advantage 0.8"
     )
+    assert browser.texts("#conversations .hint")[-1] == "Scores of its group: 0 0.333 0.667 1"
     browser.click("#conversations .controls > span:last-child button:nth-child(2)")
     colors = browser.run(
         "return [...document.querySelectorAll('.token-text span')].map((each) => each.style.backgroundColor)"
@@ -136,7 +138,7 @@ def test_tokens_are_colored_and_explained(browser: Browser, show: Show) -> None:
 
 def test_the_timeline_names_idle_time_and_can_be_enlarged(browser: Browser, show: Show) -> None:
     show(whole_run())
-    assert browser.texts("#timelines tbody tr") == ["main, rank 0\tcontroller: reward\t30 ms\t30.0 %"]
+    assert browser.texts("#timelines tbody tr") == ["main, rank 0\tthe controller's phase reward\t30 ms\t30.0 %"]
     times = "#timelines .process:first-child text.dim"
     assert [browser.texts(times)[0], browser.texts(times)[-1]] == ["0 ms", "100 ms"]
     browser.click("#timelines button[aria-label='zoom in']")

@@ -92,6 +92,12 @@ def test_a_finished_job_has_no_time_left() -> None:
     assert "  attempt 1    Succeeded after 27m, cluster small-1\n" in text
 
 
+def test_alarms_are_a_line() -> None:
+    status = job_statuses.full_status() | {"alarms": ["ResponsesCutOff", "EqualScores"]}
+    assert "  alarms       ResponsesCutOff, EqualScores\n" in printed(job(status))
+    assert "alarms" not in printed(job(job_statuses.full_status()))
+
+
 def test_a_job_without_a_status_is_shown() -> None:
     first, second = printed(job({})).splitlines()
     assert first == "RLJob team-a/small   New   age 30m"

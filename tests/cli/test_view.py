@@ -100,7 +100,7 @@ def test_the_command_writes_page_and_json_and_prints_the_path(tmp_path: Path, rl
     assert curve["index"] == list(range(1, 31))
     assert len(curve["data"]) == 30
     assert [entry["score"] for entry in data["samples"][:4]] == [0, 1 / 3, 2 / 3, 1]
-    assert data["timelines"]["step-000003"]["processes"][1]["idle"] == {"controller: reward": 30}
+    assert data["timelines"]["step-000003"]["processes"][1]["idle"] == {"the controller's phase reward": 30}
 
 
 def test_a_page_needs_nothing_but_itself(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_idle_time_is_named_by_the_phase_of_the_controller() -> None:
     found = read_timeline(timeline())
     assert found is not None
     controller, worker = found.processes
-    assert (controller.idle, worker.idle) == ({}, {"controller: reward": 30.0})
+    assert (controller.idle, worker.idle) == ({}, {"the controller's phase reward": 30.0})
     assert worker.memory[0] == {
         "after": "generate",
         "at": 50,
@@ -232,6 +232,17 @@ def test_idle_time_is_named_by_the_phase_of_the_controller() -> None:
         "peak": 120,
         "process": 500,
     }
+
+
+def test_idle_time_that_the_trainer_has_recorded_is_taken_as_it_is() -> None:
+    document = timeline()
+    events = document["traceEvents"]
+    assert isinstance(events, list)
+    events.append({"ph": "X", "pid": 1, "tid": 0, "name": "idle: scores", "ts": 52_000, "dur": 20_000})
+    found = read_timeline(document)
+    assert found is not None
+    assert found.processes[1].idle == {"scores": 20.0}
+    assert "idle: scores" not in [name for name, *_ in found.processes[1].spans]
 
 
 def test_text_in_the_document_cannot_end_its_script() -> None:

@@ -22,6 +22,7 @@ from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import (
+    EQUAL_SCORES_FRACTION,
     REWARD_MEAN,
     SAMPLING_PROMPTS,
     SAMPLING_REWARD_PREFIX,
@@ -129,6 +130,7 @@ def test_padding_groups_are_not_trained_on(context: WorkerContext) -> None:
         runs.append((step_of(run, stream, 0), run.weights(), stream.state()))
     (metrics, weights, state), (dropped_metrics, dropped, dropped_state) = runs
     assert metrics[TRAINED_FRACTION] == dropped_metrics[TRAINED_FRACTION] == 0.5
+    assert metrics[EQUAL_SCORES_FRACTION] == dropped_metrics[EQUAL_SCORES_FRACTION] == 0.5
     assert state == dropped_state
     assert all(torch.allclose(weights[name], dropped[name], rtol=0, atol=1e-6) for name in weights)
 

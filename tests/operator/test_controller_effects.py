@@ -227,7 +227,8 @@ def test_what_only_explains_is_written_at_one_pace(settings: Settings, monkeypat
     running = ObservedRayJob("job-1-1", RayJobStatus.RUNNING, "", None, None)
 
     async def seen(_: RunWatcher, __: str, ___: Dashboard, *____: str | None, **_____: int) -> ObservedRay:
-        return inputs.ray(running, inputs.run_state(phase, step=step))
+        alarms = (inputs.alarm(step=step),) if step >= 4 else ()
+        return inputs.ray(running, inputs.run_state(phase, step=step, alarms=alarms))
 
     monkeypatch.setattr(RunWatcher, "observe", seen)
 
@@ -247,13 +248,15 @@ def test_what_only_explains_is_written_at_one_pace(settings: Settings, monkeypat
             return at(world.status("job"), "progress", "step")
 
         assert await written_step() == 0
-        written = []
+        written, num_events = [], []
         for _ in range(8):
             step += 1
             world.clock.advance(4)
             written.append(await written_step())
-        # One write in 10 seconds, with polls every 4 seconds.
+            num_events.append(len(posted(world, "ResponsesCutOff")))
+        # One write in 10 seconds, with polls every 4 seconds. The event about an alarm is posted with it.
         assert written == [0, 0, 3, 3, 3, 6, 6, 6]
+        assert num_events == [0, 0, 0, 0, 0, 1, 1, 1]
         assert world.queue.planned[fake_api.KEY] <= 10
         # A change that decides something is written at once, with the newest progress.
         step, phase = 9, RunPhase.STOPPING

@@ -202,7 +202,7 @@ SCENARIOS: Mapping[str, Scenario] = {
 def jobs(module_testbed: Testbed) -> Iterator[Testbed]:
     """All of these jobs, running."""
     testbed = module_testbed
-    operator = testbed.with_shorter_times({"STOP_SECONDS": 4.0}).operator()
+    operator = testbed.with_shorter_times({"STOP_SECONDS": 4.0, "STOP_CAUSE_SECONDS": 10.0}).operator()
     operator.start()
     try:
         for name, scenario in SCENARIOS.items():

@@ -17,25 +17,28 @@ from rljob_testing.operator.testbed import Testbed
 
 pytestmark = pytest.mark.apiserver
 
-ORDER = ["SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "Checkpointed", "Finished", "Complete"]
-EXPECTED_EVENTS = {"MemoryTooSmall", "Creating", "Ready", "Submitted", "Saved", "Succeeded", "Removed"}
+ORDER = ["SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "TrainingHealthy", "Checkpointed"]
+ENDS = ["Finished", "Complete"]
+EXPECTED_EVENTS = {"MemoryTooSmall", "Creating", "Ready", "Submitted", "Saved", "EqualScores", "Succeeded", "Removed"}
 LONGEST_SECONDS = 120.0
 """Between two changes of a job on a busy machine."""
 
 
 @dataclass
 class Trainer:
-    """Trains the next step when the operator has recorded the previous one."""
+    """Trains the next step when the operator has recorded the previous one. From step 3 on it reports an alarm."""
 
     step: int = 0
 
     def moment(self, _: float, environment: Mapping[str, object]) -> scripts.RunMoment:
         """A time in the form of a dashboard's life."""
+        alarms = [{"reason": "EqualScores", "message": f"step {self.step}", "sinceStep": 3, "step": self.step}]
+        reported = {"alarms": alarms if self.step >= 3 else []}
         if self.step < 4:
-            return scripts.RunMoment(
-                run_state=scripts.run_state(environment, "Running" if self.step else "Starting", self.step)
-            )
-        state = scripts.run_state(environment, "Complete", 4, exportUri="file:///rljob/storage/run/export")
+            phase = "Running" if self.step else "Starting"
+            return scripts.RunMoment(run_state=scripts.run_state(environment, phase, self.step, **reported))
+        export = {"exportUri": "file:///rljob/storage/run/export"}
+        state = scripts.run_state(environment, "Complete", 4, **export, **reported)
         return scripts.RunMoment("SUCCEEDED", "Job finished successfully.", run_state=state, exit_code=0)
 
 
@@ -68,7 +71,7 @@ def test_a_job_completes(testbed: Testbed, operator: OperatorProcess) -> None:
         lambda: event_reasons(testbed) >= EXPECTED_EVENTS, "the events; there are {}", lambda: event_reasons(testbed)
     )
 
-    assert sorted(ORDER, key=lambda kind: seen[kind]) == sorted(seen.keys() - {"Progressing"}, key=seen.__getitem__)
+    assert sorted(seen.keys() - {"Progressing"}, key=seen.__getitem__) == ORDER + ENDS
     assert seen["JobSubmitted"] <= seen["Progressing"] <= seen["Complete"]
     assert steps == [0, 1, 2, 3, 4], "progress is reported while it runs"
     assert [phase for phase in phases if phase != "Starting"] == ["New", "Provisioning", "Running", "Complete"]
@@ -79,6 +82,13 @@ def test_a_job_completes(testbed: Testbed, operator: OperatorProcess) -> None:
     (attempt,) = status["attempts"]
     assert (attempt["number"], attempt["cluster"], attempt["outcome"]) == (1, "sorter-1", "Succeeded")
     assert attempt["submissions"] == 1
+    assert status["alarms"] == ["EqualScores"]
+    [health] = [each for each in status["conditions"] if each["type"] == "TrainingHealthy"]
+    assert (health["status"], health["reason"]) == ("False", "EqualScores")
+    assert health["message"] == "step 4 (since step 3, last in step 4)"
+    assert [event["note"] for event in testbed.items("events") if event["reason"] == "EqualScores"] == [
+        "step 3 (since step 3, last in step 3)"
+    ]
     [valid] = [each for each in status["conditions"] if each["type"] == "SpecValid"]
     assert (valid["status"], valid["reason"]) == ("True", "MemoryTooSmall")
     assert "pool main (L4) is too small" in valid["message"]

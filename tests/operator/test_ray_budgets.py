@@ -104,30 +104,37 @@ class CountingSemaphore(asyncio.Semaphore):
         super().release()
 
 
+class SlowHead:
+    """A head that sends most of a long response, and the rest only after `unblocked` is set."""
+
+    def __init__(self) -> None:
+        self.unblocked = asyncio.Event()
+        self.num_asked = 0
+
+    async def respond(self, _: bytes, writer: asyncio.StreamWriter) -> None:
+        """Responds to one request."""
+        self.num_asked += 1
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 250002\r\n\r\n{" + b" " * 200_000)
+        await self.unblocked.wait()
+        writer.write(b" " * 50_000 + b"}")
+
+
 def test_long_responses_of_several_heads_wait_for_each_other_and_short_ones_do_not() -> None:
     """Five heads send what they may, slowly, while another job is polled."""
 
     async def test() -> None:
-        unblocked, num_asked = asyncio.Event(), 0
-
-        async def slow(_: bytes, writer: asyncio.StreamWriter) -> None:
-            nonlocal num_asked
-            num_asked += 1
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 250002\r\n\r\n{" + b" " * 200_000)
-            await unblocked.wait()
-            writer.write(b" " * 50_000 + b"}")
-
+        slow = SlowHead()
         port = local_servers.free_port()
-        server = await asyncio.start_server(ray_polling.guarded(slow), "127.0.0.1", port)
+        server = await asyncio.start_server(ray_polling.guarded(slow.respond), "127.0.0.1", port)
         async with ray_polling.answering(FEW_BYTES) as good, RayClient(Metrics()) as ray:
             steps = ray._reader._steps = CountingSemaphore(4)
             heads = [ray.dashboard(f"http://127.0.0.1:{port}", "a", [ray_polling.TOKEN]) for _ in range(5)]
             responses = [asyncio.create_task(head.job("job-1-1")) for head in heads]
-            while num_asked < 5 or steps.waits < 1:
+            while slow.num_asked < 5 or steps.waits < 1:
                 await asyncio.sleep(0.01)
             good._reader = ray._reader
             assert (await good.job("job-1-1") or {})["status"] == "RUNNING"
-            unblocked.set()
+            slow.unblocked.set()
             # The others do not get their bytes before the first one is done.
             assert await asyncio.gather(*responses) == [{}] * 5
             assert (steps.most, steps.taken) == (4, 0)
@@ -214,22 +221,15 @@ def test_long_responses_of_one_namespace_do_not_delay_those_of_another() -> None
     same time. A long response to a job of another namespace is still read."""
 
     async def test() -> None:
-        unblocked, num_asked = asyncio.Event(), 0
-
-        async def slow(_: bytes, writer: asyncio.StreamWriter) -> None:
-            nonlocal num_asked
-            num_asked += 1
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 250002\r\n\r\n{" + b" " * 200_000)
-            await unblocked.wait()
-
-        server = await asyncio.start_server(ray_polling.guarded(slow), "127.0.0.1", 0)
+        slow = SlowHead()
+        server = await asyncio.start_server(ray_polling.guarded(slow.respond), "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         body = {"/api/jobs": ray_polling.ok(RUNNING.replace("MESSAGE", 200_000 * "x"))}
         async with ray_polling.answering(body) as good, RayClient(Metrics()) as ray:
             steps = ray._reader._steps = CountingSemaphore(15)
             heads = [ray.dashboard(url, "a", [ray_polling.TOKEN]) for _ in range(10)]
             responses = [asyncio.create_task(head.job("job-1-1")) for head in heads]
-            while num_asked < 10 or steps.taken < 12:
+            while slow.num_asked < 10 or steps.taken < 12:
                 await asyncio.sleep(0.01)
             good._reader, good._namespace = ray._reader, "b"
             found = await good.job("job-1-1") or {}
@@ -238,7 +238,7 @@ def test_long_responses_of_one_namespace_do_not_delay_those_of_another() -> None
                 response.cancel()
             await asyncio.gather(*responses, return_exceptions=True)
             assert steps.taken == 0
-            unblocked.set()
+            slow.unblocked.set()
         server.close()
 
     asyncio.run(asyncio.wait_for(test(), 240))
@@ -248,19 +248,14 @@ def test_a_long_response_that_stops_soon_makes_room_for_others(monkeypatch: pyte
     monkeypatch.setattr(response_budgets, "LONG_RESPONSE_SECONDS", 0.05)
 
     async def test() -> None:
-        unblocked = asyncio.Event()
-
-        async def slow(_: bytes, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 250002\r\n\r\n{" + b" " * 200_000)
-            await unblocked.wait()
-
-        server = await asyncio.start_server(ray_polling.guarded(slow), "127.0.0.1", 0)
+        slow = SlowHead()
+        server = await asyncio.start_server(ray_polling.guarded(slow.respond), "127.0.0.1", 0)
         async with ray_polling.connected(server.sockets[0].getsockname()[1], ray_polling.TOKEN) as head:
             steps = head._reader._steps = CountingSemaphore(4)
             with pytest.raises(DashboardUnreachableError, match=r"`job` is too slow \(more than 0.05 s after"):
                 await head.job("job-1-1")
             assert (steps.most, steps.taken) == (3, 0)
-            unblocked.set()
+            slow.unblocked.set()
         server.close()
 
     asyncio.run(asyncio.wait_for(test(), 240))

@@ -57,14 +57,14 @@ def test_a_reason_that_this_operator_does_not_know_gets_an_event() -> None:
     status = inputs.observed().job.status
     since = timestamp(inputs.NOW)
 
-    def with_health(status_of_it: ConditionStatus, reason: str) -> RLJobStatus:
-        health = Condition(type="TrainingHealthy", status=status_of_it, reason=reason, last_transition_time=since)
-        return status.model_copy(update={"conditions": (health,)})
+    def with_cost(status_of_it: ConditionStatus, reason: str) -> RLJobStatus:
+        cost = Condition(type="WithinBudget", status=status_of_it, reason=reason, last_transition_time=since)
+        return status.model_copy(update={"conditions": (cost,)})
 
-    bad = with_health(ConditionStatus.FALSE, "MostResponsesCutOff")
-    good = with_health(ConditionStatus.TRUE, "A" * 253)
-    assert events_between(status, bad) == (EventRecord(EventType.WARNING, "MostResponsesCutOff", "TrainingHealthy"),)
-    assert events_between(bad, good) == (EventRecord(EventType.NORMAL, "A" * 128, "TrainingHealthy"),)
+    bad = with_cost(ConditionStatus.FALSE, "BudgetExceeded")
+    good = with_cost(ConditionStatus.TRUE, "A" * 253)
+    assert events_between(status, bad) == (EventRecord(EventType.WARNING, "BudgetExceeded", "WithinBudget"),)
+    assert events_between(bad, good) == (EventRecord(EventType.NORMAL, "A" * 128, "WithinBudget"),)
     assert events_between(bad, bad) == ()
 
 

@@ -184,7 +184,7 @@ def test_conditions_are_ordered_by_progress_and_name_their_generation() -> None:
     ).status
     assert [each.type for each in status.conditions] == [
         *("SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "Progressing", "Checkpointed"),
-        *("Finished", "Complete"),
+        *("TrainingHealthy", "Finished", "Complete"),
     ]
     assert {each.observed_generation for each in status.conditions} == {3}
     assert status.observed_generation == 3

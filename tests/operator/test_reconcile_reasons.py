@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rljob_api.conditions import FAILURE_CLASSES, RESTARTED_FREELY, ConditionType, Reason
+from rljob_api.conditions import ALARMS, FAILURE_CLASSES, RESTARTED_FREELY, ConditionType, Reason
 from rljob_api.conditions import REASONS as CONDITION_REASONS
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.job_checks import cluster_violations
@@ -353,6 +353,21 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         "True", "RUNTIME_ENV_SETUP_FAILURE: Ray's message",
     ),
     *reasons_of_waiting.ROWS,
+    (C.TRAINING_HEALTHY, R.STARTING, S.healthy(), "Unknown", "the trainer has not completed a step"),
+    (C.TRAINING_HEALTHY, R.NO_ALARMS, S.healthy(state=S.run_state()), "True", ""),
+    (
+        C.TRAINING_HEALTHY, R.NOT_REPORTED, S.healthy(state=S.run_state(alarms=None)),
+        "Unknown", "the trainer in the image reports no alarms",
+    ),
+    *(
+        (C.TRAINING_HEALTHY, reason, S.healthy(state=S.run_state(alarms=(S.alarm(reason, "0.7"),))),
+         "False", "0.7 (since step 3, last in step 4)")
+        for reason in ALARMS
+    ),
+    (
+        C.TRAINING_HEALTHY, R.OTHER_ALARM, S.healthy(state=S.run_state(alarms=(S.alarm("EntropyCollapse", "0.1"),))),
+        "False", "EntropyCollapse: 0.1 (since step 3, last in step 4)",
+    ),
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from rljob_api.conditions import ALARMS, Reason
 from rljob_api.v1alpha1.pools import QUEUE_LABEL
 from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.handlers import relist
@@ -68,6 +69,26 @@ def test_a_cluster_of_a_finished_job_found_by_a_listing_is_reconciled_once() -> 
         assert await world.work() == [KEY]
         await world.relist.once()
         assert await world.work() == []
+
+    run(test)
+
+
+def test_unfinished_jobs_are_counted_by_alarm() -> None:
+    """The labels of the metric are bounded, whatever trainers report."""
+
+    async def test(world: ListedWorld) -> None:
+        world.api.objects[JOBS] = [
+            job({"alarms": ["ResponsesCutOff", "EqualScores"]}, name="a"),
+            job({"alarms": ["EqualScores", "FromANewerTrainer", "Invented"]}, name="b"),
+            job({"alarms": ["HighKl"], "result": {"outcome": "Succeeded"}}, name="finished"),
+            job({}, name="new"),
+        ]
+        await world.start()
+        lines = world.metrics.exposition().decode().splitlines()
+        found = {line for line in lines if line.startswith("rljob_training_alarms{")}
+        counts = {"ResponsesCutOff": 1, "EqualScores": 2, "OtherAlarm": 1}
+        expected = {reason.value: counts.get(reason, 0) for reason in (*ALARMS, Reason.OTHER_ALARM)}
+        assert found == {f'rljob_training_alarms{{reason="{name}"}} {num}.0' for name, num in expected.items()}
 
     run(test)
 

@@ -104,6 +104,17 @@ def test_an_agent_is_trained_on_what_it_saw(
             assert float(sample["score"]) == pytest.approx(own["score"])
             assert sample["outcome"] == "COMPLETED"
             assert list(sample["messages"]) == own["messages"]
+    # Of the two rows of each rollout, the longer one is recorded.
+    recorded = run.files.tokens("training")
+    assert recorded["step"] == 2
+    rewards = sorted(each["score"] for each in recorded["conversations"] if each["score"] is not None)
+    assert rewards == pytest.approx(sorted(each["score"] for each in seen[4:]))
+    for conversation in recorded["conversations"]:
+        tokens = conversation["tokens"]
+        assert tokens["isTrained"] == tokens["isSampled"]
+        assert 0 < sum(tokens["isSampled"]) < len(tokens["text"])
+        for ours, theirs in zip(tokens["trainerLogprob"], tokens["rolloutLogprob"], strict=True):
+            assert ours == theirs is None or ours == pytest.approx(theirs, abs=1e-3)
     for name, values in (
         ("environment/turns/mean", [NUM_TURNS] * 2),
         ("environment/rewritten_fraction", [1.0] * 2),

@@ -238,7 +238,17 @@ def test_evaluations_without_a_dataset_have_the_same_seeds_and_training_has_othe
     assert len(set(held_out)) == 4
     for step in range(3):
         for kind in ("eval_greedy", "eval_sampled"):
-            assert [sample["prompt"] for sample in run.files.samples(kind, step)] == held_out
+            samples = run.files.samples(kind, step)
+            assert [sample["prompt"] for sample in samples] == held_out
+            assert [sample["group"] for sample in samples] == [0, 1, 2, 3]
+    recorded = run.files.tokens("evaluation")
+    assert recorded["step"] == 2
+    assert [(each["kind"], each["group"], each["prompt"]) for each in recorded["conversations"]] == [
+        (kind, group, prompt) for kind in ("eval_greedy", "eval_sampled") for group, prompt in enumerate(held_out)
+    ]
+    for conversation in recorded["conversations"]:
+        assert any(conversation["tokens"]["isSampled"])
+        assert not any(conversation["tokens"]["isTrained"])
     trained = {each: number for each, number in opened(tmp_path).items() if each not in held_out}
     # Two steps with four groups of four.
     assert list(trained.values()) == [4] * 8

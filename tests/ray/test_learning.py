@@ -102,15 +102,16 @@ def test_only_the_true_reward_improves_accuracy(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("path", ["guess_letter:GuessLetter", "my_games:WithoutFeedback"])
-def test_a_game_of_several_turns_is_learned_from_its_feedback(
-    path: str, run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
+def test_a_game_of_several_turns_is_not_learned_without_its_feedback(
+    run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
 ) -> None:
+    """The control of the second tutorial, whose training `test_tutorial.py` repeats: there the same model learns the
+    same game in as many steps, by more than 30 points."""
     shutil.copy(EXAMPLE / "guess_letter.py", tmp_path)
     (tmp_path / "my_games.py").write_text(GAMES)
     job = cast(training_runs.Document, YAML(typ="safe").load((EXAMPLE / "guess-letter.yaml").read_text()))
     changes: training_runs.Document = {
-        "environment": {"classes": [{"path": path}]},
+        "environment": {"classes": [{"path": "my_games:WithoutFeedback"}]},
         "evaluation": {"everySteps": NUM_GAME_STEPS},
         "loggers": ["Console"],
         "steps": NUM_GAME_STEPS,
@@ -119,9 +120,5 @@ def test_a_game_of_several_turns_is_learned_from_its_feedback(
     run = run_trainer(training_runs.merged(job, {"spec": {"training": changes, "checkpoint": checkpoint}}), cluster)
     assert run.exit_code == 0, run.terminal
     before, after = run.files.series("eval/sampled_score")
-    # In this number of steps, seeds 0 and 1 rose from 24.2 to 50.8 % and from 26.6 to 53.5 %. A player who ignores the
-    # feedback finds 6 of 26 letters, 23 %. Two standard errors of a difference are 8 points.
-    if path == "guess_letter:GuessLetter":
-        assert after > before + 0.15, (before, after)
-    else:
-        assert after < before + 0.08, (before, after)
+    # A player who ignores the feedback finds 6 of 26 letters, 23 %. Two standard errors of a difference are 8 points.
+    assert after < before + 0.08, (before, after)

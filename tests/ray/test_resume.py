@@ -230,7 +230,8 @@ def test_both_runs_draw_the_same_prompts_and_generate_the_same_responses(
 ) -> None:
     for step in range(1, NUM_STEPS + 1):
         expected = uninterrupted.files.samples("train", step)
-        assert len(expected) == 8
+        # The first group.
+        assert len(expected) == 16
         assert finished.run.files.samples("train", step) == expected
     # A data cursor that starts again would repeat the first step's prompts.
     first, third = ({row["prompt"] for row in uninterrupted.files.samples("train", step)} for step in (1, 3))
@@ -244,6 +245,17 @@ def test_both_runs_report_the_same_metrics(uninterrupted: training_runs.Ended, f
         assert expected, name
         assert finished.run.files.series(name) == expected
     assert len(set(uninterrupted.files.series("actor/kl_coefficient"))) == NUM_STEPS
+    assert uninterrupted.files.state().alarms is not None
+    assert finished.run.files.state().alarms == uninterrupted.files.state().alarms
+
+
+def test_both_runs_record_the_same_tokens_of_the_last_step_and_evaluation(
+    uninterrupted: training_runs.Ended, finished: Finished
+) -> None:
+    for name, num_conversations in (("training", 16), ("evaluation", 32)):
+        expected = uninterrupted.files.tokens(name)
+        assert (expected["step"], len(expected["conversations"])) == (NUM_STEPS, num_conversations)
+        assert finished.run.files.tokens(name) == expected
 
 
 def test_the_time_of_every_save_is_reported_with_its_step(uninterrupted: training_runs.Ended) -> None:

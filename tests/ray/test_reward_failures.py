@@ -97,6 +97,10 @@ def test_responses_whose_reward_hangs_are_excluded_and_counted(
     assert run.files.series("outcome/excluded_fraction") == [0.5, 0.5]
     assert run.files.series("actor/trained_fraction") == [0.5, 0.5]
     assert run.files.series("critic/rewards/mean") == [1.0, 1.0]
+    assert run.files.series("groups/equal_scores_fraction") == [1.0, 1.0]
+    [alarm] = run.files.state().alarms or ()
+    assert (alarm.reason, alarm.value, alarm.since_step) == ("RewardErrors", 0.5, 2)
+    assert run.terminal.count("alarm RewardErrors: a reward failed for 50 % of the responses") == 1
     scores = [(sample["score"], sample["statuses"]) for sample in run.files.samples("train", 1)]
     assert (None, {"score": "TIMEOUT"}) in scores
     assert (1.0, {"score": "OK"}) in scores

@@ -24,13 +24,18 @@ from rljob_trainer.pod.wait_for_worker_exit import worker_processes
 pytestmark = [pytest.mark.ray]
 
 
-def test_a_selected_step_gets_a_timeline(run_trainer: training_runs.RunTrainer, cluster: str) -> None:
+def test_selected_steps_and_the_newest_get_a_timeline(run_trainer: training_runs.RunTrainer, cluster: str) -> None:
     job = training_runs.small_job(num_workers=2, steps=3, timelineSteps=[2], algorithm={"kl": {"coefficient": 0.1}})
     run = run_trainer(job, cluster)
     assert run.exit_code == 0, run.terminal
-    [path] = (run.files.folder / TIMELINES_FOLDER_NAME).iterdir()
-    assert path.name == "step-000002.json"
+    newest, path = sorted((run.files.folder / TIMELINES_FOLDER_NAME).iterdir())
+    assert (newest.name, path.name) == ("newest.json", "step-000002.json")
     assert str(path) in run.terminal
+    # The last step's, whatever the first steps took.
+    found = json.loads(newest.read_text())
+    assert found["step"] == 3
+    newest_names = {(event["pid"], event["name"]) for event in found["traceEvents"]}
+    assert newest_names >= {(0, "rollout"), (1, "actor.update_policy"), (2, "actor.update_policy")}
     events = json.loads(path.read_text())["traceEvents"]
     rows = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     address = ray_address(rows[1])
@@ -51,6 +56,14 @@ def test_a_selected_step_gets_a_timeline(run_trainer: training_runs.RunTrainer, 
             "actor.update_policy",
         ]
         assert {"weight_sync", "generate", "forward_backward", "optimizer_step", "read arguments"} <= set(names[pid])
+    waits = [event for event in spans if event["cat"] == "idle"]
+    updates = {event["pid"]: event for event in spans if event["name"] == "actor.update_policy"}
+    for wait in waits:
+        update = updates[wait["pid"]]
+        # To a microsecond, because times are rounded.
+        is_before, is_after = wait["ts"] + wait["dur"] < update["ts"] + 1, wait["ts"] > update["ts"] + update["dur"] - 1
+        assert is_before or is_after
+    assert "idle: scores" in {event["name"] for event in waits}
     # Phases belong to one step, and a worker's spans lie within the phase that they are part of.
     by_name = {event["name"]: event for event in spans if event["pid"] in (0, 1)}
     for phase, work in (("rollout", "hybrid.take"), ("update_actor", "actor.update_policy")):

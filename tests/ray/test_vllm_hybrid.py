@@ -113,6 +113,18 @@ def test_both_engines_agree_at_every_step(data_parallel: WatchedRun, tensor_para
         assert all(0 < difference < 1e-3 for difference in in_sync), in_sync
 
 
+def test_the_recorded_logprobs_of_the_last_step_differ_by_as_much(
+    data_parallel: WatchedRun, tensor_parallel: WatchedRun
+) -> None:
+    for watched in (data_parallel, tensor_parallel):
+        tokens = [each["tokens"] for each in watched.run.files.tokens("training")["conversations"]]
+        pairs = [pair for each in tokens for pair in zip(each["trainerLogprob"], each["rolloutLogprob"], strict=True)]
+        found = [abs(ours - theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+        assert len(found) == sum(sum(each["isSampled"]) for each in tokens) > 0
+        # Numbers in the file have five decimal places.
+        assert max(found) <= differences(watched)[-1] + 1e-5
+
+
 def test_a_missing_weight_sync_shows_in_the_metric(data_parallel: WatchedRun) -> None:
     stale = differences(data_parallel)[NUM_UPDATES + 1 :]
     assert len(stale) == NUM_STALE_STEPS

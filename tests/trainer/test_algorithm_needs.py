@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.policy_loss import Clipped
 from rljob_api.v1alpha1.recipes import resolve_algorithm, resolved_value
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.training import training_runs
 from rljob_trainer.algorithms.advantage_registry import _on_responses as on_responses
 from rljob_trainer.algorithms.interfaces import (
@@ -33,6 +35,8 @@ APART: training_runs.Document = {
         "roles": {"ref": {"pool": "second"}},
     }
 }
+CORRECTION = "spec.training.algorithm.rolloutCorrection"
+OLDER_WEIGHTS: dict[str, object] = {"spec.training.rollout.syncEverySteps": 4, "spec.checkpoint.everySteps": 4}
 FUNCTIONS = """
 from rljob_trainer.algorithms import policy_loss_function, token_advantage
 
@@ -163,3 +167,24 @@ def test_an_advantage_on_tokens_has_to_place_the_kl_in_the_reward() -> None:
             ConfigurationError, match=r"kl\.placement: .*:returns computes .* per token .* 'kl_penalties'"
         ):
             check_algorithm(spec)
+
+
+@pytest.mark.parametrize(
+    ("edits", "expected"),
+    [
+        (OLDER_WEIGHTS, "training.algorithm.rolloutCorrection: {type"),
+        ({**OLDER_WEIGHTS, "spec.training.rollout.topP": 0.9}, "topP: 1 and topK: 0"),
+        ({**OLDER_WEIGHTS, CORRECTION + ".type": "TokenMasked"}, None),
+        ({**OLDER_WEIGHTS, CORRECTION + ".oldLogprobs": "Rollout"}, None),
+        ({**OLDER_WEIGHTS, CORRECTION + ".rejection": {"level": "Token", "max": 2}}, None),
+        ({}, None),
+    ],
+)
+def test_old_weights_without_correction_are_logged(
+    caplog: pytest.LogCaptureFixture, edits: dict[str, object], expected: str | None
+) -> None:
+    caplog.set_level(logging.WARNING)
+    check_algorithm(RLJob.from_wire(valid_job(edits)).spec)
+    found = [record.getMessage() for record in caplog.records if "syncEverySteps" in record.getMessage()]
+    assert len(found) == (expected is not None)
+    assert all(expected is not None and expected in each for each in found)

@@ -14,6 +14,7 @@ from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.messages import Mentions
 from rljob_testing.training import small_checkpoints
 from rljob_trainer.checkpoints.errors import CheckpointError
+from rljob_trainer.checkpoints.layout import MANIFEST_FILE
 from rljob_trainer.checkpoints.load import find_newest_complete
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.controller.run import refuse_other_job
@@ -65,6 +66,19 @@ def resumed(start: Checkpointing, actor: small_checkpoints.LocalActor) -> Resume
     point = start.find()
     assert point is not None
     return start.load(point, [actor], actor.num_ranks)
+
+
+def test_a_run_that_loses_its_manifests_says_that_it_begins_at_step_0(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (10, 20, 30):
+        (path_of(root, step) / MANIFEST_FILE).unlink()
+    assert start_of(root, 2).find() is None
+    assert "the run begins at step 0, because none of the 3 checkpoints in" in caplog.text
+    assert "(newest: step-00000030.start-0001, it has no manifest; 3 without a manifest are incomplete)" in caplog.text
+    caplog.clear()
+    assert start_of(tmp_path / "empty", 1).find() is None
+    assert caplog.text == ""
 
 
 # One rank reads everything; two read what they wrote; of three ranks, two need a part of the damaged piece.

@@ -53,7 +53,7 @@ class Run:
             self.saves.begin_if_due(step, postpones=postpones)
         finally:
             self.output.step_done(step, {"actor/lr": 0.5, **self.saves.take_seconds()}, [])
-            self.reporter.step_done(step, {})
+            self.reporter.step_done(step, {}, [])
 
     def rows(self) -> list[dict[str, float]]:
         rows = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]

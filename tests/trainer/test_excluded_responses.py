@@ -156,6 +156,19 @@ def test_a_missing_score_fakes_no_variance() -> None:
     found, metrics = run(wire, {"score": [1, TIMEOUT, 1, 1, DIED, DIED, 0, ERROR, 1]})
     assert trained(found) == [6, 8]
     assert metrics["outcome/alone_fraction"] == pytest.approx(1 / 9)
+    assert metrics["groups/equal_scores_fraction"] == pytest.approx(1 / 2)
+
+
+def test_groups_with_equal_scores_are_counted_if_advantages_compare_them() -> None:
+    name = "groups/equal_scores_fraction"
+    assert run({"advantage": PLAIN}, {"score": [1, 1, TIMEOUT, 0, 0, 0, 0, 1, 1]})[1][name] == pytest.approx(2 / 3)
+    assert name not in run({"advantage": PLAIN}, {"score": [UNREACHABLE] * 9})[1]
+    assert name not in run({"advantage": {"type": "ReinforcePlusPlus"}}, {"score": [0.0] * 9})[1]
+    # The sums of all responses are equal, the rewards by name are not.
+    named: dict[str, Scores] = {"right": [1, 0] * 3, "form": [0, 1] * 2 + [1, 0]}
+    for advantage, expected in ({"type": "GDPO"}, 0.0), (PLAIN, 2 / 3):
+        metrics = run({"advantage": advantage}, named, group_size=2)[1]
+        assert metrics[name] == pytest.approx(expected)
 
 
 def test_advantages_per_token_get_no_missing_reward(monkeypatch: pytest.MonkeyPatch) -> None:

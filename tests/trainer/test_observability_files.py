@@ -117,7 +117,7 @@ def test_tensorboard_forgets_an_attempt_that_left_no_checkpoint(tmp_path: Path) 
 def test_samples_are_logged_and_shown_without_control_characters(tmp_path: Path) -> None:
     log = SampleLog(tmp_path, None)
     sample = Sample(
-        3, SampleKind.GREEDY, "[red]prompt[/red]", "\x1b[2Jwiped\n" + "x" * 500, "1", 0.5, {"a": 0.75, "b": -2.5}
+        3, SampleKind.GREEDY, 7, "[red]prompt[/red]", "\x1b[2Jwiped\n" + "x" * 500, "1", 0.5, {"a": 0.75, "b": -2.5}
     )
     log.write([sample])
     log.close()
@@ -125,6 +125,7 @@ def test_samples_are_logged_and_shown_without_control_characters(tmp_path: Path)
         {
             "step": 3,
             "kind": "eval_greedy",
+            "group": 7,
             "prompt": sample.prompt,
             "response": sample.response,
             "answer": "1",
@@ -149,7 +150,7 @@ def test_samples_are_logged_and_shown_without_control_characters(tmp_path: Path)
 def test_extracted_answers_are_logged_and_shown(tmp_path: Path) -> None:
     log = SampleLog(tmp_path, None)
     found = [{"a": "17"}, {"a": ""}, {}, {"a": "17", "b": "[/red]"}]
-    samples = [Sample(1, SampleKind.TRAIN, "p", "r", "18", 0.0, {"a": 0.0}, each) for each in found]
+    samples = [Sample(1, SampleKind.TRAIN, 0, "p", "r", "18", 0.0, {"a": 0.0}, each) for each in found]
     log.write(samples)
     log.close()
     assert [row["found"] for row in read_rows(tmp_path / "samples.jsonl")] == found

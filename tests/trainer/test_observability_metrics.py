@@ -7,7 +7,7 @@ import math
 import pytest
 
 from rljob_trainer.observability.metrics import Reduction, reduce_metrics, reduction_of, spread
-from rljob_trainer.observability.timing import PhaseTimer, RemainingTime
+from rljob_trainer.observability.timing import PhaseTimer, RecordingBudget, RemainingTime
 
 
 class ManualClock:
@@ -82,6 +82,27 @@ def test_phases_add_up_and_are_reset_when_taken() -> None:
     assert timer.seconds("rollout") == 2.5
     assert timer.take() == {"timing_s/rollout": 2.5, "timing_s/save": 1.0}
     assert timer.take() == {}
+
+
+def test_recording_takes_at_most_its_share_of_the_time() -> None:
+    now = [100.0]
+    budget, num_recorded = RecordingBudget(lambda: now[0], max_share=0.01), 0
+    assert budget.is_due()
+    for _ in range(1000):
+        if budget.is_due():
+            with budget.spending():
+                now[0] += 0.25
+            num_recorded += 1
+        now[0] += 1.0
+    # Each of these steps of a second would spend a quarter of a second.
+    assert num_recorded == pytest.approx(1000 * 0.01 / 0.25, abs=1)
+    now[0] += 100.0
+    with budget.spending():
+        now[0] += 0.25
+    now[0] += 24.0
+    assert not budget.is_due()
+    now[0] += 1.0
+    assert budget.is_due()
 
 
 def test_the_remaining_time_follows_the_newest_steps() -> None:

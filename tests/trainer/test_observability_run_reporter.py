@@ -48,10 +48,10 @@ def test_a_run_from_resume_to_the_end_is_reported(tmp_path: Path) -> None:
     state = RunState.model_validate_json(path.read_text())
     assert (state.phase, state.checkpoint, state.resumed_from_step) == (RunPhase.STARTING, found, 4)
     assert state.progress.step == 4
-    run.training_started(4)
+    run.training_started(4, [])
     run.evaluated({"eval/greedy_score": 0.75})
     clock.now += 6.0
-    run.step_done(6, {"critic/rewards/mean": 0.5, "perf/throughput": 100.0})
+    run.step_done(6, {"critic/rewards/mean": 0.5, "perf/throughput": 100.0}, [])
     run.checkpoint_saved(
         CheckpointStatus(step=6, uri="file:checkpoints/6", digest="sha256:0", saved_at="2023-11-14T22:13:26Z")
     )
@@ -73,8 +73,8 @@ def test_a_run_from_resume_to_the_end_is_reported(tmp_path: Path) -> None:
 def test_a_failure_message_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     run = reporter(path, WallClock())
-    run.step_done(1, {"critic/rewards/mean": 0.5})
-    run.step_done(2, {"critic/rewards/mean": math.nan})
+    run.step_done(1, {"critic/rewards/mean": 0.5}, [])
+    run.step_done(2, {"critic/rewards/mean": math.nan}, [])
     run.failed(RuntimeError("\x1b[31m" + "x" * 10_000))
     state = RunState.model_validate_json(path.read_text())
     assert state.phase is RunPhase.FAILED
@@ -140,7 +140,7 @@ def test_slow_work_is_reported_at_intervals(tmp_path: Path) -> None:
     # Before training there are few reports, and each may be about the slow one.
     run.doing("loads models")
     assert activity() == ("loads models", "22:13:20Z")
-    run.training_started(0)
+    run.training_started(0, [])
     assert activity() == (None, "22:13:20Z")
     clock.now += 9.0
     run.in_phase("rollout")
@@ -158,5 +158,5 @@ def test_slow_work_is_reported_at_intervals(tmp_path: Path) -> None:
     clock.now -= 3610.0
     run.doing("evaluates")
     assert activity() == ("evaluates", "21:13:40Z")
-    run.step_done(1, {})
+    run.step_done(1, {}, [])
     assert activity() == (None, "21:13:40Z")

@@ -73,6 +73,37 @@ def test_a_character_that_the_response_was_truncated_in_is_decoded() -> None:
     assert text_of(tokenizer, [letter], [letter, first]) == "b"
 
 
+def test_each_token_has_the_text_that_it_adds(sentence_piece: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    letters = byte_level()
+    letters.add_special_tokens({"eos_token": "<end>"})
+    emoji = ["ð", "Ł", "ĻĤ"[0], "ĻĤ"[1]]
+    end, smile, b = letters.eos_token_id, letters.convert_tokens_to_ids(emoji), letters.convert_tokens_to_ids("b")
+    assert letters.decode(smile) == "\U0001f642"
+    cases = [
+        (letters, [b, *smile, b, end], ["b", "", "", "", "\U0001f642", "b", "<end>"]),
+        # The response was truncated within a character.
+        (letters, [b, *smile[:2]], ["b", "", "\ufffd"]),
+        (letters, [], []),
+        (sentence_piece, [2, 3, 6, 4, 5, 1], ["say", " two", " ,", " words", ".", "</s>"]),
+    ]
+    for number, (tokenizer, token_ids, expected) in enumerate(cases):
+        tokenizer.save_pretrained(tmp_path / str(number))
+        (tmp_path / str(number) / "config.json").write_text('{"model_type": "llama"}')
+        read = Tokenizer(tmp_path / str(number))
+        assert read.token_texts(token_ids) == expected
+        assert "".join(expected) == read.decode(token_ids, skip_special_tokens=False)
+
+
+def test_a_tokenizer_that_cannot_decode_token_by_token_gives_the_whole_text_to_the_first_token(
+    sentence_piece: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentence_piece.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    read = Tokenizer(tmp_path)
+    monkeypatch.setattr(type(read._backend), "backend_tokenizer", None)
+    assert read.token_texts([2, 3, 5]) == ["say two.", "", ""]
+
+
 @dataclass(frozen=True)
 class TextCase:
     """A response and its texts if the tags are special tokens; if they are ordinary added tokens, a reward model sees

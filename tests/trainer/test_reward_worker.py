@@ -175,7 +175,7 @@ def test_rewards_are_columns_metrics_and_samples_by_name_and_their_weighted_sum_
     with worker_of(tmp_path, function("length"), FORM) as worker:
         phase = phase_of(OneWorker(worker, *TEXTS))
         rollout = phase.scored(begun(phase))
-        samples = phase.samples(rollout, 3, SampleKind.TRAIN, max_samples=3)
+        samples = phase.samples(rollout.selected(torch.arange(3)), 3, SampleKind.TRAIN)
     # By hand: a quarter of the characters; letters only or not; 4 of 8 tokens are free, then a quarter for each.
     named = {"length": [0.5, 1.0, 0.5, 1.5], "form": [1.0, 1.0, 0.0, 1.0], "brief": [0.0, 0.0, -0.75, -1.0]}
     totals = [0.5 - 0.5, 1.0 - 0.5, 0.5 - 0.1875, 1.5 - 0.5 - 0.25]
@@ -193,6 +193,7 @@ def test_rewards_are_columns_metrics_and_samples_by_name_and_their_weighted_sum_
     assert "reward/brief/error_rate" not in metrics
     assert metrics["reward/form/error_rate"] == metrics["reward/error_rate"] == 0.0
     assert [sample.score for sample in samples] == totals[:3]
+    assert [sample.group for sample in samples] == [0, 0, 1]
     assert samples[2].rewards == {"length": 0.5, "form": 0.0, "brief": -0.75}
 
 

@@ -1,4 +1,4 @@
-"""Spans, and the file of a timeline."""
+"""Spans, idle time, and the file of a timeline."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rljob_trainer.observability.idle_time import with_idle_time
 from rljob_trainer.observability.memory_plot import MemoryStep, draw_memory, read_memory
-from rljob_trainer.observability.spans import MAX_KEPT, Counts, Span, SpanRecorder
+from rljob_trainer.observability.spans import MAX_KEPT, Counts, Span, SpanRecorder, longest
 from rljob_trainer.observability.timeline import (
     MEMORY_PEAK_TRACK,
     MEMORY_TRACK,
@@ -51,15 +52,63 @@ def test_the_oldest_spans_are_dropped() -> None:
     assert oldest.name == "1"
 
 
+def test_of_many_spans_the_longest_and_all_counter_values_are_taken() -> None:
+    recorder = SpanRecorder()
+    recorder.count("memory (MiB)", "generate", {"parameters": 1.0})
+    records = [Span(str(seconds), 100.0, 100.0 + seconds, 1) for seconds in (3, 1, 4, 2)]
+    kept = longest([*recorder.take(), *records], 2)
+    assert [each.name if isinstance(each, Span) else each.track for each in kept] == ["memory (MiB)", "3", "4"]
+
+
+def test_idle_time_is_named_by_what_a_worker_waits_for() -> None:
+    """Two workers: the second has less to generate, and waits for scores and for the update of the first one."""
+    controller = [
+        Span("rollout", 100.0, 110.0, 1),
+        Span("reward", 110.0, 113.0, 1),
+        # Between two phases.
+        Span("update_actor", 114.0, 120.0, 1),
+    ]
+    first = [
+        Span("hybrid.take", 100.0, 110.0, 1),
+        Span("generate", 100.0, 110.0, 2),
+        Span("reward.finish_scoring", 110.5, 113.0, 1),
+        Span("actor.update_policy", 114.0, 119.0, 1),
+        Span("read arguments", 119.0, 119.5, 1),
+    ]
+    second = [
+        Span("hybrid.take", 100.0, 104.0, 1),
+        Span("generate", 100.0, 104.0, 2),
+        Span("actor.update_policy", 114.0, 117.0, 1),
+    ]
+    names = ("controller", "rank 0", "rank 1")
+    spans = (controller, first, second)
+    _, *workers = with_idle_time([ProcessSpans(name, each) for name, each in zip(names, spans, strict=True)])
+    idle = [
+        [(each.name, each.started, each.ended) for each in worker.spans if isinstance(each, Span) and each.thread == 0]
+        for worker in workers
+    ]
+    assert idle == [
+        [("idle: scores", 110.0, 113.0), ("idle: controller", 113.0, 114.0), ("idle: controller", 119.0, 120.0)],
+        [
+            ("idle: other workers generate", 104.0, 110.0),
+            ("idle: scores", 110.0, 113.0),
+            ("idle: controller", 113.0, 114.0),
+            ("idle: other workers", 117.0, 120.0),
+        ],
+    ]
+
+
 def test_the_file_has_a_row_per_process_and_microseconds_from_the_first_span(tmp_path: Path) -> None:
     path = timeline_file(tmp_path, 3)
     rows = [
         ProcessSpans("controller", [Span("rollout", 100.5, 102.0, 7)]),
         ProcessSpans("main, rank 0", [Span("generate", 101.0, 101.25, 8), Span("hybrid.generate", 100.0, 101.5, 8)]),
     ]
-    write_timeline(path, rows)
+    write_timeline(path, 3, rows)
     assert path == tmp_path / "timelines" / "step-000003.json"
-    events = json.loads(path.read_text())["traceEvents"]
+    document = json.loads(path.read_text())
+    assert document["step"] == 3
+    events = document["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert names == {0: "controller", 1: "main, rank 0"}
     spans = [event for event in events if event["ph"] == "X"]
@@ -73,7 +122,9 @@ def test_the_file_has_a_row_per_process_and_microseconds_from_the_first_span(tmp
 
 def test_counts_are_counters_at_their_time(tmp_path: Path) -> None:
     counts = Counts("memory (MiB)", 100.75, "generate", {"parameters": 3.0, "kv_cache": 0.5})
-    write_timeline(tmp_path / "one.json", [ProcessSpans("main, rank 0", [counts, Span("generate", 100.0, 101.0, 8)])])
+    write_timeline(
+        tmp_path / "one.json", 1, [ProcessSpans("main, rank 0", [counts, Span("generate", 100.0, 101.0, 8)])]
+    )
     *_, counter = json.loads((tmp_path / "one.json").read_text())["traceEvents"]
     assert counter == {
         "ph": "C",
@@ -92,7 +143,7 @@ def test_memory_is_taken_from_the_first_process_that_reports_it(tmp_path: Path) 
         recorder.count(MEMORY_TRACK, after, {"parameters": num_parameters, "gradients": 1.0})
         recorder.count(MEMORY_PEAK_TRACK, after, {"since the last boundary": peak})
     path = timeline_file(tmp_path, 2)
-    write_timeline(path, [ProcessSpans("controller", []), ProcessSpans("main, rank 0", recorder.take())])
+    write_timeline(path, 2, [ProcessSpans("controller", []), ProcessSpans("main, rank 0", recorder.take())])
     assert read_memory(path) == MemoryStep(
         "main, rank 0", ["sleep", "update"], {"parameters": [4.0, 2.0], "gradients": [1.0, 1.0]}, [9.0, 6.0]
     )
@@ -103,12 +154,12 @@ def test_memory_is_taken_from_the_first_process_that_reports_it(tmp_path: Path) 
 
 
 def test_an_empty_timeline_is_valid(tmp_path: Path) -> None:
-    write_timeline(tmp_path / "empty.json", [ProcessSpans("controller", [])])
+    write_timeline(tmp_path / "empty.json", 1, [ProcessSpans("controller", [])])
     assert len(json.loads((tmp_path / "empty.json").read_text())["traceEvents"]) == 2
 
 
 def test_a_failed_write_leaves_no_partial_file(tmp_path: Path) -> None:
     (tmp_path / "step.json").mkdir()
     with pytest.raises(OSError, match="directory"):
-        write_timeline(tmp_path / "step.json", [ProcessSpans("controller", [])])
+        write_timeline(tmp_path / "step.json", 1, [ProcessSpans("controller", [])])
     assert [path.name for path in tmp_path.iterdir()] == ["step.json"]

@@ -85,14 +85,15 @@ def _conversation(entry: object) -> Json | None:
     for name, values in lists.items():
         assert isinstance(values, list), "checked above"
         shown[name] = [_token_value(name, value) for value in values]
-    omitted = entry.get("omittedTokens")
+    omitted = [entry.get(name) for name in ("omittedPromptTokens", "omittedTokens")]
     return {
+        "kind": text_of(entry.get("kind")),
         "group": text_of(entry.get("group")),
         "prompt": text_of(entry.get("prompt")),
         "score": entry.get("score") if is_finite(entry.get("score")) else None,
         "outcome": text_of(entry.get("outcome")),
         "tokens": shown,
-        "omittedTokens": omitted if isinstance(omitted, int) else 0,
+        "omittedTokens": sum(each for each in omitted if isinstance(each, int)),
     }
 
 

@@ -23,7 +23,6 @@ from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from rljob_api.standard_streams import printable
 from rljob_page.errors import PageError
@@ -100,10 +99,10 @@ def html_of(content: PageContent, reload_seconds: int | None, max_bytes: int) ->
     environment.filters["printable"] = printable
     text = environment.get_template("page.html.jinja").render(
         data=content.data,
-        document=Markup(script_json(content.data)),
+        document=script_json(content.data),
         policy=_policy(style, script),
-        style=Markup(style),
-        script=Markup(script),
+        style=style,
+        script=script,
         reload_seconds=reload_seconds if content.verdict.is_active else None,
         docs_folder=_docs_folder(),
     )

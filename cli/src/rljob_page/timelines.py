@@ -1,8 +1,9 @@
 """What each process did during a step, from a timeline of the run: the spans of each process, the memory at the
 boundaries of the step, and how long each worker was idle, by what the controller did in that time.
 
-A worker is idle while none of its threads runs a call. The controller waits for the workers during its phases, so the
-controller's phase says what an idle worker waits for.
+The trainer records when a worker is idle, and what it waits for, as spans whose names begin with `idle: `. Without them
+(timelines of older trainers), a worker counts as idle while none of its threads runs a call, and the controller's phase
+says what it waits for.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ MAX_PROCESSES = 32
 """Processes that are shown; their idle time is computed for these only."""
 MAX_SPANS = 600
 """Spans of a process that are shown; the shortest are left out."""
-BETWEEN_CALLS = "between calls of the controller"
+IDLE_PREFIX = "idle: "
+"""Begins the names of the spans in which a worker waits."""
+BETWEEN_CALLS = "the controller"
 _MAX_DEPTH = 6
 
 Interval = tuple[float, float]
@@ -34,9 +37,9 @@ class Process:
     spans: list[tuple[str, float, float, int]] = field(default_factory=list)
     """Name, begin, duration, and row. Spans in one row do not overlap."""
     idle: dict[str, float] = field(default_factory=dict)
-    """Milliseconds without a call, by what the controller did; the largest first."""
+    """Milliseconds in which the worker waited, by what it waited for; the largest first."""
     idle_spans: list[tuple[str, float, float]] = field(default_factory=list)
-    """The same as spans: what the controller did, begin, duration."""
+    """The same as spans: what it waited for, begin, duration."""
     memory: list[Json] = field(default_factory=list)
     """At each boundary: `after` (its name), `at`, `owners` (MiB by owner), `peak` and `process`."""
     omitted_spans: int = 0
@@ -69,12 +72,19 @@ def read_timeline(document: Json) -> Timeline | None:
     end = max(begin + length for found in spans.values() for _, _, begin, length in found)
     controller = next((pid for pid in shown if names[pid] == "controller"), None)
     phases = [(name, begin, begin + length) for _, name, begin, length in spans.get(controller, ())]
+    has_waits = any(name.startswith(IDLE_PREFIX) for found in spans.values() for _, name, _, _ in found)
     processes = []
     for pid in shown:
         process = Process(names[pid], memory=list(_memory(event for event in events if event.get("pid") == pid)))
-        process.spans, process.omitted_spans = _rows(spans[pid])
+        calls = [span for span in spans[pid] if not span[1].startswith(IDLE_PREFIX)]
+        waits = [
+            (name.removeprefix(IDLE_PREFIX), begin, length)
+            for _, name, begin, length in spans[pid]
+            if name.startswith(IDLE_PREFIX)
+        ]
+        process.spans, process.omitted_spans = _rows(calls)
         if pid != controller:
-            process.idle_spans = list(_idle(spans[pid], phases, end))
+            process.idle_spans = waits if has_waits else list(_idle(calls, phases, end))
             process.idle = _by_cause(process.idle_spans)
         processes.append(process)
     return Timeline(end, processes, len(names) - len(shown))
@@ -115,7 +125,7 @@ def _idle(
         for first, last in pairwise(cuts):
             middle = (first + last) / 2
             cause = next((name for name, start, until in phases if start <= middle < until), None)
-            yield BETWEEN_CALLS if cause is None else f"controller: {cause}", first, last - first
+            yield BETWEEN_CALLS if cause is None else f"the controller's phase {cause}", first, last - first
 
 
 def _gaps(busy: Iterable[Interval], end: float) -> Iterator[Interval]:

@@ -24,6 +24,8 @@ class ConditionType(StrEnum):
     JOB_SUBMITTED = "JobSubmitted"
     PROGRESSING = "Progressing"
     CHECKPOINTED = "Checkpointed"
+    TRAINING_HEALTHY = "TrainingHealthy"
+    """False while the trainer reports an alarm. It stays as it is when the job has finished."""
     SUSPENDED = "Suspended"
     RETRYING = "Retrying"
     FINISHED = "Finished"
@@ -92,6 +94,19 @@ class Reason(StrEnum):
     NO_CHECKPOINT_YET = "NoCheckpointYet"
     SAVED = "Saved"
 
+    NO_ALARMS = "NoAlarms"
+    NOT_REPORTED = "NotReported"
+    REWARD_ERRORS = "RewardErrors"
+    RESPONSES_EXCLUDED = "ResponsesExcluded"
+    HIGH_GRADIENT_NORM = "HighGradientNorm"
+    HIGH_KL = "HighKl"
+    ROLLOUT_MISMATCH = "RolloutMismatch"
+    TOKENS_REJECTED = "TokensRejected"
+    ADAPTERS_ROUNDED = "AdaptersRounded"
+    RESPONSES_CUT_OFF = "ResponsesCutOff"
+    EQUAL_SCORES = "EqualScores"
+    OTHER_ALARM = "OtherAlarm"
+
     SUSPENDED = "Suspended"
     SUSPENDING = "Suspending"
     RESUMED = "Resumed"
@@ -152,6 +167,20 @@ NO_ROOM = (Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED)
 later."""
 RESTARTED_FREELY = (Reason.RESIZED, Reason.EVICTED, Reason.QUEUE_CHANGED, Reason.DISRUPTED, *NO_ROOM)
 """Reasons of ended attempts after which the next attempt starts by itself, without using a retry."""
+
+ALARMS = (
+    Reason.REWARD_ERRORS,
+    Reason.RESPONSES_EXCLUDED,
+    Reason.HIGH_GRADIENT_NORM,
+    Reason.HIGH_KL,
+    Reason.ROLLOUT_MISMATCH,
+    Reason.TOKENS_REJECTED,
+    Reason.ADAPTERS_ROUNDED,
+    Reason.RESPONSES_CUT_OFF,
+    Reason.EQUAL_SCORES,
+)
+"""The alarms that a trainer reports in its run state, most serious first. For an alarm that this version does not know,
+the operator uses OtherAlarm."""
 
 _FAILURES_OF_JOBS = tuple(reason for reason, each in FAILURE_CLASSES.items() if each is not FailureClass.RESUMABLE)
 _RETRIED = tuple(
@@ -229,6 +258,13 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.ENDED,
         ),
         ConditionType.CHECKPOINTED: (Reason.NO_CHECKPOINT_YET, Reason.SAVED),
+        ConditionType.TRAINING_HEALTHY: (
+            Reason.STARTING,
+            Reason.NO_ALARMS,
+            Reason.NOT_REPORTED,
+            *ALARMS,
+            Reason.OTHER_ALARM,
+        ),
         ConditionType.SUSPENDED: (Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED),
         ConditionType.RETRYING: (
             *_RETRIED,

@@ -124,6 +124,107 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             means="There is a complete checkpoint.",
             advice="Nothing to do.",
         ),
+        Reason.NO_ALARMS: Explanation(
+            means="The trainer reports no alarm: its metrics are in their usual range.",
+            advice="Nothing to do.",
+        ),
+        Reason.NOT_REPORTED: Explanation(
+            means="The trainer in the job's image reports no alarms, because it is older than this operator.",
+            advice="Nothing to do; to get alarms, use an image of the operator's version.",
+        ),
+        Reason.REWARD_ERRORS: Explanation(
+            means=(
+                "In several steps a reward raised an error, exceeded its time limit, lost its process or could not"
+                " reach a service, for more than 5 % of the responses. Usual is 0 %."
+            ),
+            advice=(
+                "Read the first failure of each kind in `logs/` of the run folder, and fix the reward or the service."
+                " If many responses fail, `training.maxFailureRate` ends the run."
+            ),
+        ),
+        Reason.RESPONSES_EXCLUDED: Explanation(
+            means=(
+                "In several steps more than 5 % of the responses were excluded or replaced (usual is 0 %), without"
+                " those with a failed reward: engine or environment did not complete them, or the reward of a replaced"
+                " response failed."
+            ),
+            advice=(
+                "Read the logs of the workers and of the environment in `logs/` of the run folder, and fix the cause."
+                " The metrics `outcome/...` show how responses ended."
+            ),
+        ),
+        Reason.HIGH_GRADIENT_NORM: Explanation(
+            means=(
+                "In several steps the norm of the policy's gradient was far above its usual range in this run, and"
+                " above `optimizer.maxGradientNorm`; or it was not finite."
+            ),
+            advice=(
+                "Reduce `optimizer.learningRate`. If the score has fallen, continue from a checkpoint before the alarm."
+                " A reward with very large scores has the same effect."
+            ),
+        ),
+        Reason.HIGH_KL: Explanation(
+            means=(
+                "In several steps the KL divergence of policy and reference was far above its usual range in this run:"
+                " the policy moves away from the original model quickly."
+            ),
+            advice=(
+                "Reduce `optimizer.learningRate` or increase `algorithm.kl.coefficient`, and read responses in"
+                " `samples.jsonl`: often the policy exploits the reward."
+            ),
+        ),
+        Reason.ROLLOUT_MISMATCH: Explanation(
+            means=(
+                "The log-probabilities of the rollout engine and of the trainer differ more than is usual with the same"
+                " weights (on average 1e-3 nats in Float32, 0.05 in BFloat16), so training is off-policy."
+            ),
+            advice=(
+                "To find the cause try, one at a time, `rollout.compile: Never`, `model.dtype: Float32` and"
+                " `rollout.engine: HuggingFace`; or correct for it with `algorithm.rolloutCorrection`"
+                " (docs/rollout-correction.md)."
+            ),
+        ),
+        Reason.TOKENS_REJECTED: Explanation(
+            means=(
+                "In several steps `algorithm.rolloutCorrection.rejection` excluded more than half of the tokens from"
+                " the update."
+            ),
+            advice="Widen its bounds, or synchronize the weights more often (`rollout.syncEverySteps`).",
+        ),
+        Reason.ADAPTERS_ROUNDED: Explanation(
+            means=(
+                "The rollout engine gets LoRA adapters merged into 16-bit weights, and rounding loses more than 10 % of"
+                " what the adapters add. So the policy that generates differs from the policy that is trained."
+            ),
+            advice=(
+                "Set `model.lora.sync: Adapter` (requires `rollout.engine: VLLM`), or `model.dtype: Float32`"
+                " (docs/lora.md). In the first steps of a run it is usual, because the adapters are still small."
+            ),
+        ),
+        Reason.RESPONSES_CUT_OFF: Explanation(
+            means=(
+                "In most of the last steps more than half of the responses were truncated at the token limit, before"
+                " the model ended them. Their answer is often missing."
+            ),
+            advice=(
+                "Increase `rollout.maxNewTokens` (with an environment also `maxTurnTokens` or `maxContextTokens`), or"
+                " ask for shorter responses in the prompt."
+            ),
+        ),
+        Reason.EQUAL_SCORES: Explanation(
+            means=(
+                "In most of the last steps nearly all groups had equal scores, and not because the policy solves the"
+                " prompts. Such a group has no advantage, so nothing is learned from it."
+            ),
+            advice=(
+                "Use prompts that the model sometimes solves, a reward with partial credit, or a larger"
+                " `rollout.groupSize`. Check in `samples.jsonl` that the reward finds the answers."
+            ),
+        ),
+        Reason.OTHER_ALARM: Explanation(
+            means="The trainer reports an alarm that this version does not know; the message has its name.",
+            advice="Read the message, and docs/training-health.md of the trainer's version.",
+        ),
         Reason.SUSPENDING: Explanation(
             means=(
                 "The job is being suspended: the trainer saves a checkpoint, if training has started, then the operator"

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rljob_api.base import WireModel
 from rljob_api.constants import CONTRACT_VERSION
-from rljob_api.scalars import Count, LongText, PositiveCount, ShortText
+from rljob_api.scalars import Count, FiniteNumber, LongText, PositiveCount, ShortText
 from rljob_api.v1alpha1.status import CheckpointStatus, Progress, Timestamp
 
 
@@ -44,6 +44,22 @@ class RunError(WireModel):
     """Kubernetes node of that worker; unset outside Kubernetes."""
 
 
+class Alarm(WireModel):
+    """An observation in the metrics of the last steps which suggests that the training does not work as intended. The
+    training continues."""
+
+    reason: Annotated[str, Field(max_length=64, pattern=r"^[A-Z][A-Za-z0-9]*$")]
+    """One of `conditions.ALARMS`. A newer trainer may report a reason that is not in it."""
+    value: FiniteNumber | None = None
+    """The observed number, such as 0.4 for 40 % of the responses; unset if it was not finite."""
+    message: Annotated[str, Field(max_length=512)]
+    """For people: the number, what is usual, and what to do."""
+    since_step: Count
+    """Step, from 1, after which the alarm was raised."""
+    step: Count
+    """Newest step in which the number was outside its usual range."""
+
+
 class RunState(WireModel):
     """The newest state of the trainer of one attempt."""
 
@@ -61,6 +77,9 @@ class RunState(WireModel):
     """Step of the checkpoint from which the attempt resumed; unset if the attempt started at step 0."""
     export_uri: LongText | None = None
     """Location of the exported model; unset until the model is exported."""
+    alarms: Annotated[tuple[Alarm, ...], Field(max_length=16)] | None = None
+    """The alarms that are raised, most serious first; unset until the training starts or resumes, and for trainers that
+    report no alarms."""
     error: RunError | None = None
     """Why the trainer failed; set in phase Failed."""
     written_at: Timestamp

@@ -41,8 +41,9 @@ class Policy:
 TRAINER_JOB = Policy(rejects_unknown_fields=True, ignores_unknown_below=("spec", "runPolicy"))
 """For the job that the trainer reads. An unknown field could change the training, so it is an error. Fields of the run
 policy cannot change the training, because the operator applies them."""
-RUN_STATE = Policy()
-"""For the run state: unknown fields are ignored."""
+RUN_STATE = Policy(optional_fields=("alarms",))
+"""For the run state: unknown fields are ignored. Alarms are only for people, so unreadable ones do not make the state
+unreadable."""
 CHECKPOINT = Policy()
 """For manifests and other files of a checkpoint: unknown fields are ignored, because loading the tensors does not need
 them."""
@@ -50,7 +51,7 @@ STORED_SPEC = Policy()
 """For the spec of a stored RLJob: unknown fields are ignored. The API server fills in the defaults of its CRD, which
 may be newer than the reader and have more fields."""
 STATUS = Policy(
-    optional_fields=("phase", "reason", "gpus", "conditions", "pools", "progress", "checkpoint", "exportUri")
+    optional_fields=("phase", "reason", "gpus", "conditions", "pools", "progress", "checkpoint", "exportUri", "alarms")
 )
 """For the status that the operator reads. The operator writes only changed fields, so unknown fields stay on the API
 server. It writes a changed list (such as `attempts`) as a whole, so unknown fields of the list's entries get lost. The

@@ -7,11 +7,14 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from rljob_api.conditions import ALARMS, Reason
+
 PASS_BUCKETS_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Metrics:
-    """All metrics of one process. Names begin with `rljob_operator_`, except `rljob_jobs`."""
+    """All metrics of one process. Names begin with `rljob_operator_`, except `rljob_jobs` and
+    `rljob_training_alarms`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -71,6 +74,13 @@ class Metrics:
         self.leader = gauge("rljob_operator_leader", "1 in the replica that is the leader; 0 in the others.")
         self.jobs = gauge("rljob_jobs", "Jobs, by phase; New before the operator has processed a job.", ["phase"])
 
+        self.alarms = gauge(
+            "rljob_training_alarms",
+            "Unfinished jobs whose trainer reports an alarm, by reason; OtherAlarm: this operator does not know the"
+            " alarm.",
+            ["reason"],
+        )
+
     def read_queue_from(
         self, waiting: Callable[[], int], delayed: Callable[[], int], working: Callable[[], int]
     ) -> None:
@@ -88,6 +98,11 @@ class Metrics:
         self.jobs.clear()
         for phase, num_jobs in num_by_phase.items():
             self.jobs.labels(phase).set(num_jobs)
+
+    def set_alarms(self, num_by_reason: Mapping[str, int]) -> None:
+        """Replaces the numbers of jobs by alarm, one of `ALARMS` or OtherAlarm."""
+        for reason in (*ALARMS, Reason.OTHER_ALARM):
+            self.alarms.labels(reason).set(num_by_reason.get(reason, 0))
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus's text format."""

@@ -53,10 +53,8 @@ class Browser:
 
     def texts(self, selector: str) -> list[str]:
         """The visible text of each element that matches a CSS selector."""
-        found = self.run(
-            "return [...document.querySelectorAll(arguments[0])].map((each) => each.innerText ?? each.textContent)",
-            selector,
-        )
+        text = "each.innerText ?? each.textContent"  # elements of SVG have no innerText
+        found = self.run(f"return [...document.querySelectorAll(arguments[0])].map((each) => {text})", selector)
         assert isinstance(found, list)
         return [str(text) for text in found]
 

@@ -108,6 +108,7 @@ def explanation(
         yield Text(f"  {job.unparsed_note}", "yellow")
     yield Text()
     yield from _headline(job, now)
+    yield from _alarms_text(job)
     yield from _queue_text(job)
     yield from _capacity_text(job, holders, now)
     yield from memory_text(job)
@@ -217,6 +218,22 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
         checkpointed = condition(status, ConditionType.CHECKPOINTED)
         if checkpointed is not None and checkpointed.reason == Reason.NO_CHECKPOINT_YET:
             yield Text(f"No checkpoint yet: {EXPLANATIONS[Reason.NO_CHECKPOINT_YET].advice}")
+
+
+def _alarms_text(job: StoredJob) -> Iterator[Text]:
+    """The alarms of the training: the first one with its number and what to do, and the names of the others."""
+    found = condition(job.status, ConditionType.TRAINING_HEALTHY)
+    if not job.status.alarms or found is None:
+        return
+    first, *others = job.status.alarms
+    yield Text()
+    yield Text(one_line(f"Alarm of the training: {first}. It stops nothing."), "yellow")
+    yield from _message_lines(found.message)
+    yield _advice(found.reason)
+    if others:
+        yield Text(
+            one_line(f"Other alarms: {', '.join(others)}; `rljob explain --reason REASON` explains them."), "yellow"
+        )
 
 
 def _queue_text(job: StoredJob) -> Iterator[Text]:

@@ -131,6 +131,8 @@ def _training(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
             yield "tokens/s", f"{progress.tokens_per_second:,.0f}"
         if progress.eta_seconds is not None and ending(status) is None:
             yield "ETA", duration_text(progress.eta_seconds)
+    if status.alarms:
+        yield "alarms", shortened(one_line(", ".join(status.alarms)))
     if status.checkpoint is not None:
         saved = age(moment(status.checkpoint.saved_at), now)
         yield "checkpoint", f"step {status.checkpoint.step}, {saved} ago, {status.checkpoint.uri}"

@@ -367,6 +367,8 @@ def _print_end(
         if state.checkpoint is not None:
             reached += f", newest checkpoint at step {state.checkpoint.step}"
         _say(f"{reached}; see {folder.path}", console)
+        for alarm in state.alarms or ():
+            _say(f"alarm {alarm.reason} since step {alarm.since_step}: {alarm.message}", console)
     _say(page_after_run(folder.path), console)
     if code not in (ExitCode.SUCCESS, ExitCode.CONFIGURATION):
         _say(f"to continue: {options.command(resume=folder.has_results())}", console)

@@ -75,7 +75,7 @@ function processRow(process, timeline, from, to) {
   }
   const hatch = `hatch-${timeline.processes.indexOf(process)}`;
   drawing.append(svgElement("defs", {}, svgElement("pattern", { id: hatch, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, svgElement("rect", { width: 2, height: 6, fill: color("c7"), opacity: 0.55 }))));
-  for (const [cause, begin, length] of process.idleSpans) drawing.append(...spanBox(`idle, ${cause}`, begin, length, 0, numRows, `url(#${hatch})`, x, width, from, to, true));
+  for (const [cause, begin, length] of process.idleSpans) drawing.append(...spanBox(`idle, waits for ${cause}`, begin, length, 0, numRows, `url(#${hatch})`, x, width, from, to, true));
   for (const [name, begin, length, row] of process.spans) drawing.append(...spanBox(name, begin, length, row, 1, color(spanColor(name)), x, width, from, to, false));
   const summary = isController ? `step of ${milliseconds(timeline.milliseconds)}` : `idle ${Math.round((100 * idle) / timeline.milliseconds)} % (hatched)`;
   const left = process.omittedSpans ? `; the ${process.omittedSpans} shortest spans are not drawn` : "";
@@ -110,5 +110,5 @@ function idleTable(timeline) {
   if (!rows.length) return element("p", { class: "hint" }, "No worker was idle.");
   rows.sort((a, b) => b[2] - a[2]);
   const cells = rows.slice(0, 10).map(([name, cause, time]) => element("tr", {}, element("th", { scope: "row" }, oneLine(name, 60)), element("td", {}, oneLine(cause, 80)), element("td", { class: "number" }, milliseconds(time)), element("td", { class: "number" }, ((100 * time) / timeline.milliseconds).toFixed(1) + " %")));
-  return element("div", { class: "scroll" }, element("h3", {}, "Idle time of the workers, by what the controller did"), element("table", {}, element("thead", {}, element("tr", {}, ...["worker", "while", "time", "of the step"].map((head) => element("th", { scope: "col" }, head)))), element("tbody", {}, ...cells)));
+  return element("div", { class: "scroll" }, element("h3", {}, "Idle time of the workers, by what they wait for"), element("table", {}, element("thead", {}, element("tr", {}, ...["worker", "waits for", "time", "of the step"].map((head) => element("th", { scope: "col" }, head)))), element("tbody", {}, ...cells)));
 }

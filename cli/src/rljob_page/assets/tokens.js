@@ -81,15 +81,15 @@ function showConversations() {
     controls.replaceChildren(
       choice("Of", sets.map(([each, set]) => [each, `${visible(each)}, step ${set.step}`]), name, (value) => { name = value; index = 0; show(); }),
       dropDown("Conversation", list.map((each, number_) => [number_, `${number_ + 1}: ${oneLine(each.prompt, 40)} (${each.score === null ? "no score" : "score " + number(each.score, 3)})`]), index, (value) => { index = Number(value); show(); }),
-      choice("Color by", MODES, mode, (value) => { mode = value; remember({ mode }); showTokens(body, list[index], mode); }),
+      choice("Color by", MODES, mode, (value) => { mode = value; remember({ mode }); showTokens(body, list[index], DATA.conversations[name].step, mode); }),
     );
-    showTokens(body, list[index], mode);
+    showTokens(body, list[index], DATA.conversations[name].step, mode);
   };
   place.append(controls, body);
   show();
 }
 
-function showTokens(place, conversation, mode) {
+function showTokens(place, conversation, step, mode) {
   const tokens = conversation.tokens;
   const fullAdvantage = Math.max(0, ...tokens.advantage.filter((value) => value !== null).map(Math.abs));
   const text = element("div", { class: "token-text", tabindex: 0, role: "textbox", "aria-readonly": "true", "aria-multiline": "true", "aria-label": "Tokens; the arrow keys choose one" });
@@ -117,7 +117,7 @@ function showTokens(place, conversation, mode) {
     spans[current].scrollIntoView({ block: "nearest" });
   });
   const known = conversation.omittedTokens ? [element("p", { class: "hint" }, `${conversation.omittedTokens} more tokens are not recorded.`)] : [];
-  const others = DATA.samples.filter((sample) => sample.group === conversation.group);
+  const others = DATA.samples.filter((sample) => sample.group === conversation.group && sample.kind === conversation.kind && sample.step === step);
   const group = others.length > 1 ? [element("p", { class: "hint" }, `Scores of its group: ${others.map((sample) => number(sample.score, 3)).join("  ")}`)] : [];
   place.replaceChildren(
     element("p", {}, `${conversation.score === null ? "No score" : "Score " + number(conversation.score)}, ${visible(conversation.outcome).toLowerCase().replace(/_/g, " ")}, ${tokens.text.length} tokens`),

@@ -14,6 +14,7 @@ _HEADER = """\
 Choose what you see:
 
 - A message of `rljob run` or in the trainer's log: [Messages of the training](#messages-of-the-training).
+- An alarm, such as `alarm ResponsesCutOff`: [Reasons of TrainingHealthy](#reasons-of-traininghealthy).
 - The score does not rise: [The held-out score does not rise](#the-held-out-score-does-not-rise).
 - The training is slow: [tuning](tuning.md).
 - A reason in `kubectl get rlj`, such as `Unschedulable`: [Jobs on a cluster](#jobs-on-a-cluster).
@@ -189,6 +190,7 @@ _MEANING_OF_TRUE = {
     ConditionType.JOB_SUBMITTED: "Ray has accepted the trainer",
     ConditionType.PROGRESSING: "the trainer is loading or training",
     ConditionType.CHECKPOINTED: "there is a complete checkpoint",
+    ConditionType.TRAINING_HEALTHY: "the trainer reports no [alarm](training-health.md); stops nothing",
     ConditionType.SUSPENDED: "the job is suspended, and its pods are deleted",
     ConditionType.RETRYING: "an attempt ended before the job was complete, and another one follows",
     ConditionType.FINISHED: "the job is Complete or Failed",

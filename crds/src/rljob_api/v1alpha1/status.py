@@ -349,6 +349,8 @@ class RLJobStatus(WireModel):
     """Observations about the job; docs/troubleshooting.md explains each reason."""
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
+    alarms: Annotated[tuple[ShortText, ...], Field(max_length=16)] = ()
+    """Alarms of the training by reason, most serious first."""
     attempts: Annotated[tuple[Attempt, ...], Field(max_length=64)] = ()
     """The newest attempts, oldest first."""
     counters: Counters | None = None

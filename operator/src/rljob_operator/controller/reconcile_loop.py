@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from rljob_api.conditions import Reason
+from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.status import Progress, RLJobStatus
 from rljob_operator.controller.effect_executor import EffectExecutor
 from rljob_operator.controller.observe import Observation, Observer
@@ -216,7 +216,8 @@ class ReconcileLoop:
         self, key: JobKey, job: JobObject, decision: Decision, effects: tuple[Effect, ...], observation: Observation
     ) -> None:
         if not effects and self._should_wait(key, job.observed.status, decision.status):
-            decision = replace(decision, status=job.observed.status)
+            # An event about an alarm is posted together with the status that has the alarm.
+            decision = replace(decision, status=job.observed.status, events=())
         version = await self._executor.write_status(job, decision)
         try:
             failure = await self._executor.execute(effects, observation, version)
@@ -367,15 +368,20 @@ def _num_attempts(status: RLJobStatus) -> int:
 
 
 def without_explanations(status: RLJobStatus) -> RLJobStatus:
-    """The status without what changes all the time and decides nothing: numbers of the progress, messages, and when an
-    attempt made progress. That there is a first progress is no explanation."""
-    conditions = tuple(each.model_copy(update={"message": ""}) for each in status.conditions)
+    """The status without what changes all the time and decides nothing: numbers of the progress, messages, alarms, and
+    when an attempt made progress. That there is a first progress is no explanation."""
+    conditions = tuple(
+        each.model_copy(update={"message": ""})
+        for each in status.conditions
+        if each.type != ConditionType.TRAINING_HEALTHY
+    )
     attempts = tuple(
         each.model_copy(update={"progressed_at": None, "run_state_at": None}) if each.ended is None else each
         for each in status.attempts
     )
     progress = None if status.progress is None else _ANY_PROGRESS
-    return status.model_copy(update={"conditions": conditions, "attempts": attempts, "progress": progress})
+    explained: dict[str, object] = {"conditions": conditions, "attempts": attempts, "progress": progress, "alarms": ()}
+    return status.model_copy(update=explained)
 
 
 def _is_cleaned_up(status: RLJobStatus) -> bool:

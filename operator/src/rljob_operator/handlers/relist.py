@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
+from rljob_api.conditions import ALARMS, Reason
 from rljob_api.constants import LABEL_JOB_UID, PHASE_BEFORE_STATUS
 from rljob_api.v1alpha1.pools import QUEUE_LABEL
 from rljob_operator.controller.reconcile_loop import JobKey
@@ -46,7 +47,7 @@ from rljob_operator.kube.server_clock import Ages
 from rljob_operator.kube.server_history import ServerHistory
 from rljob_operator.manifests.naming import companion_name
 from rljob_operator.metrics import Metrics
-from rljob_operator.raw_json import JsonObject, text_at
+from rljob_operator.raw_json import JsonObject, at, text_at
 
 SECOND_LISTING_AFTER_SECONDS = 5.0
 """Seconds from the first listing to the check whether a second one is needed. Usually the watches have started by then.
@@ -145,6 +146,7 @@ class Relist:
         self._ages.keep_only(self._cache.uids())
         jobs = self._cache.jobs()
         self._metrics.set_jobs(Counter(text_at(job, "status", "phase") or PHASE_BEFORE_STATUS for job in jobs))
+        self._metrics.set_alarms(Counter(reason for job in jobs for reason in _alarms_of(job)))
         if missing_before - self._missing:
             self._on_new_kind()
         if not self._cache.is_complete:
@@ -288,6 +290,15 @@ class Relist:
             )
         self._missing.add(kind)
         self._cache.note_missing(kind)
+
+
+def _alarms_of(job: JsonObject) -> set[str]:
+    """The alarms of an unfinished job. Those that this operator does not know are one, because trainers are not
+    trusted, and each alarm is a label of a metric."""
+    found = at(job, "status", "alarms")
+    if not isinstance(found, list) or at(job, "status", "result") is not None:
+        return set()
+    return {reason if reason in ALARMS else Reason.OTHER_ALARM.value for reason in found}
 
 
 def _key(raw: JsonObject) -> JobKey:

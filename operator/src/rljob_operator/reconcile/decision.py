@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
-from rljob_api.conditions import Reason
+from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.status import Condition, ConditionStatus, RLJobStatus
 from rljob_operator.reconcile.observed import EffectKind
 
@@ -152,14 +152,16 @@ class Decision:
 
 
 def events_between(before: RLJobStatus, after: RLJobStatus) -> tuple[EventRecord, ...]:
-    """One event for each condition whose status or reason changed, except for reasons in `_QUIET`. If several changed
-    conditions have the same reason, only the last of them gets an event. An event with a reason that this operator does
+    """One event for each condition whose status or reason changed, except for reasons in `_QUIET` and for
+    TrainingHealthy: `trainer.new_alarms` has an event when an alarm begins. If several changed conditions have the same
+    reason, only the last of them gets an event. An event with a reason that this operator does
     not know is a warning if the condition is False."""
     known = {condition.type: (condition.status, condition.reason) for condition in before.conditions}
     changed = {
         condition.reason: condition
         for condition in after.conditions
         if known.get(condition.type) != (condition.status, condition.reason)
+        and condition.type != ConditionType.TRAINING_HEALTHY
     }
     return tuple(
         EventRecord(

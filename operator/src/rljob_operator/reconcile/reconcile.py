@@ -43,6 +43,7 @@ from rljob_operator.reconcile.stops import (
     stop_when_due,
 )
 from rljob_operator.reconcile.trainer import (
+    new_alarms,
     newest_ray_job,
     record_progress,
     record_termination,
@@ -81,7 +82,8 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Decision
     if draft.result is not None:
         effects = clean_up(draft, observed)
     status = draft.status()
-    return Decision(status, effects, events_between(job.status, status), _requeue_after_seconds(draft, observed))
+    events = (*events_between(job.status, status), *new_alarms(draft, observed))
+    return Decision(status, effects, events, _requeue_after_seconds(draft, observed))
 
 
 def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tuple[Effect, ...]:

@@ -66,6 +66,7 @@ class StatusDraft:
         self.gpus = status.gpus
         self.progress = status.progress
         self.checkpoint = status.checkpoint
+        self.alarms = status.alarms
         self.export_uri = status.export_uri
         self._stop_request = None if job.stop_request is None else as_recorded(job.stop_request)
         self._generation = job.generation
@@ -122,10 +123,14 @@ class StatusDraft:
             last_transition_time=timestamp(self.now) if since is None else since,
         )
 
+    def has(self, kind: ConditionType) -> bool:
+        """Whether the status has the condition."""
+        return kind in self._conditions
+
     def set_if_present(self, kind: ConditionType, status: ConditionStatus, reason: Reason, message: str) -> None:
         """Like `set`, but only if the status already has the condition. For conditions that most jobs never have, such
         as Retrying."""
-        if kind in self._conditions:
+        if self.has(kind):
             self.set(kind, status, reason, message)
 
     def begin_waiting(self) -> None:
@@ -149,6 +154,7 @@ class StatusDraft:
             conditions=conditions,
             progress=self.progress,
             checkpoint=checkpoint if checkpoint is not None and _fits(checkpoint.uri) else None,
+            alarms=self.alarms,
             attempts=tuple(self.attempts),
             counters=self.counters,
             next_attempt=self.next_attempt,

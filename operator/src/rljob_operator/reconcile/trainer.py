@@ -1,4 +1,5 @@
-"""Reports the attempt's trainer: sets JobSubmitted, Progressing, Checkpointed, progress, checkpoint and export.
+"""Reports the attempt's trainer: sets JobSubmitted, Progressing, Checkpointed, TrainingHealthy, progress, checkpoint,
+alarms and export.
 
 This module finds out whether Ray has the trainer, which step the trainer has reached, and since when the trainer cannot
 be observed or makes no progress.
@@ -6,14 +7,15 @@ be observed or makes no progress.
 
 from __future__ import annotations
 
-from rljob_api.conditions import ConditionType, Reason
+from rljob_api.conditions import ALARMS, ConditionType, Reason
 from rljob_api.constants import POD_STORAGE_FOLDER
-from rljob_api.run_state import RunPhase, RunState
+from rljob_api.run_state import Alarm, RunPhase, RunState
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import AttemptState, Progress
 from rljob_operator.manifests.naming import submission_id
 from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, Finding, head_pod
+from rljob_operator.reconcile.decision import EventRecord, EventType, bounded_note
 from rljob_operator.reconcile.observed import (
     EffectKind,
     Observed,
@@ -28,6 +30,7 @@ from rljob_operator.reconcile.status_draft import (
     TRUE,
     UNKNOWN,
     StatusDraft,
+    beginning_of,
     seconds_since,
     timestamp,
 )
@@ -37,6 +40,8 @@ FINAL_PHASES = (RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED)
 END_WITHOUT_STATE = "Ray reports that the trainer succeeded; waiting for the trainer's final run state"
 """Message of Progressing while the operator waits for the final run state."""
 
+MAX_ALARM_LENGTH = 600
+"""Maximum length of the text of an alarm. In a condition, the names of the others follow."""
 SIGNIFICANT_DIGITS = 4
 """Number of significant digits of the reward, the score and the tokens per second in `status.progress`."""
 MIN_SECONDS_BETWEEN_PROGRESSED_AT = 60
@@ -85,7 +90,7 @@ def record_unobservable(draft: StatusDraft, observed: Observed) -> tuple[Reason,
 def record_progress(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> None:
     """Records when the trainer last made progress: a new run state counts as progress. The recorded time is from the
     operator's clock, because the trainer's clock may differ."""
-    state = observed.ray.run_state if newest_ray_job(draft, observed) is not None else None
+    state = _newest_state(draft, observed)
     attempt = draft.attempt
     if attempt.progressed_at is None:
         draft.change_attempt(progressed_at=timestamp(draft.now))
@@ -107,19 +112,32 @@ def seconds_without_progress(draft: StatusDraft) -> float:
 def report_run(
     draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, unobservable: tuple[Reason, str] | None
 ) -> None:
-    """Copies a running trainer's run state into the status, and sets Checkpointed and Progressing. If the spec cannot
-    be read (`spec` is None), the checkpoint and the export are not copied, because their URIs depend on the spec.
-    `unobservable`: why the trainer cannot be observed."""
+    """Copies a running trainer's run state into the status, and sets Checkpointed, TrainingHealthy and Progressing. If
+    the spec cannot be read (`spec` is None), the checkpoint and the export are not copied, because their URIs depend on
+    the spec. `unobservable`: why the trainer cannot be observed."""
     if draft.attempt.running_since is None:
         return
-    state = observed.ray.run_state if newest_ray_job(draft, observed) is not None else None
+    state = _newest_state(draft, observed)
     if state is not None:
         _copy_run_state(draft, _with_claim_uris(state, spec, observed.job.name))
     if draft.checkpoint is None:
         draft.set(ConditionType.CHECKPOINTED, FALSE, Reason.NO_CHECKPOINT_YET, "")
     else:
         draft.set(ConditionType.CHECKPOINTED, TRUE, Reason.SAVED, f"checkpoint of step {draft.checkpoint.step}")
+    _report_alarms(draft, state)
     _report_progressing(draft, observed, state, unobservable)
+
+
+def new_alarms(draft: StatusDraft, observed: Observed) -> tuple[EventRecord, ...]:
+    """One event for the alarms that this pass adds to the status; none if it adds none. Few jobs have several new
+    alarms at once."""
+    state = _newest_state(draft, observed) if draft.attempts else None
+    added = set(draft.alarms) - set(observed.job.status.alarms)
+    new = [alarm for alarm in (state.alarms if state is not None else None) or () if alarm.reason in added]
+    if not new:
+        return ()
+    text = "; ".join(_alarm_text(alarm) for alarm in new)
+    return (EventRecord(EventType.WARNING, _alarm_reason(new[0]), bounded_note(beginning_of(text))),)
 
 
 def record_termination(draft: StatusDraft, observed: Observed) -> None:
@@ -210,6 +228,49 @@ def _copy_run_state(draft: StatusDraft, state: RunState) -> None:
     if checkpoint is not None and checkpoint.step != state.resumed_from_step:
         # A checkpoint of this attempt, not the one from which it resumed.
         draft.change_attempt(checkpoint_step=checkpoint.step)
+
+
+def _newest_state(draft: StatusDraft, observed: Observed) -> RunState | None:
+    """The run state of the newest submission; None if it is unknown."""
+    return observed.ray.run_state if newest_ray_job(draft, observed) is not None else None
+
+
+def _report_alarms(draft: StatusDraft, state: RunState | None) -> None:
+    """Sets TrainingHealthy and copies the alarms. Until the trainer of another attempt has resumed the training, they
+    stay as they are: it goes on from a checkpoint, and reads the metrics of the steps before."""
+    kind = ConditionType.TRAINING_HEALTHY
+    if state is None or not _has_alarms_to_report(state):
+        if not draft.has(kind):
+            draft.set(kind, UNKNOWN, Reason.STARTING, "the trainer has not completed a step")
+    elif state.alarms is None:
+        draft.alarms = ()
+        draft.set(kind, UNKNOWN, Reason.NOT_REPORTED, "the trainer in the image reports no alarms")
+    elif not state.alarms:
+        draft.alarms = ()
+        draft.set(kind, TRUE, Reason.NO_ALARMS, "")
+    else:
+        first, *others = state.alarms
+        draft.alarms = tuple(dict.fromkeys(alarm.reason for alarm in state.alarms))
+        also = f"; also: {', '.join(alarm.reason for alarm in others)}" if others else ""
+        draft.set(kind, FALSE, _alarm_reason(first), beginning_of(_alarm_text(first), MAX_ALARM_LENGTH) + also)
+
+
+def _has_alarms_to_report(state: RunState) -> bool:
+    """Whether the trainer has trained, so that it reports its alarms. A trainer that fails while it starts may have the
+    step of the checkpoint from which it would resume, and no alarms."""
+    has_ended_early = state.phase in (RunPhase.FAILED, RunPhase.STOPPED) and state.alarms is None
+    return state.phase is not RunPhase.STARTING and state.progress.step > 0 and not has_ended_early
+
+
+def _alarm_reason(alarm: Alarm) -> Reason:
+    """The alarm's reason; OtherAlarm if this operator does not know it."""
+    return Reason(alarm.reason) if alarm.reason in ALARMS else Reason.OTHER_ALARM
+
+
+def _alarm_text(alarm: Alarm) -> str:
+    """The alarm's message, with the name of an unknown alarm before it."""
+    name = "" if alarm.reason in ALARMS else f"{alarm.reason}: "
+    return f"{name}{alarm.message} (since step {alarm.since_step}, last in step {alarm.step})"
 
 
 def _rounded(progress: Progress) -> Progress:

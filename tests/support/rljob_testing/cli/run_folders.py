@@ -120,7 +120,7 @@ def samples_of(num_samples: int, num_steps: int, response: str = "the answer is 
     """Samples in groups of `GROUP_SIZE`, evenly distributed over the steps."""
     return [
         sample(
-            1 + index * num_steps // num_samples,
+            1 + index // GROUP_SIZE * GROUP_SIZE * num_steps // num_samples,
             f"what is {index // GROUP_SIZE} + 1?",
             response.format(index),
             (index % GROUP_SIZE) / (GROUP_SIZE - 1),
@@ -137,6 +137,7 @@ def conversation(prompt: list[str], response: list[str], group: str = "g") -> Js
         return [None] * len(prompt) + [value] * len(response)
 
     return {
+        "kind": "train",
         "group": group,
         "prompt": "".join(prompt),
         "score": 1.0,

@@ -13,7 +13,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from rljob_api.conditions import FAILURE_CLASSES, REASONS, RESTARTED_FREELY, ConditionType, Reason
+from rljob_api.conditions import ALARMS, FAILURE_CLASSES, REASONS, RESTARTED_FREELY, ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.run_policy import Cleanup, Elastic, RunPolicy
@@ -353,4 +353,6 @@ def _state(pick: Random, phase: RunPhase, newest: Attempt) -> RunState:
     made = inputs.run_state(phase, step=pick.randint(0, 10), seconds_ago=an_age(pick), checkpoint_step=steps)
     if newest.run_state_at is not None and coin_flip(pick):
         made = made.model_copy(update={"written_at": newest.run_state_at})
-    return made.model_copy(update={"resumed_from_step": pick.choice([None, 3])})
+    names = pick.sample([*ALARMS, "FromANewerTrainer"], pick.randint(0, 2))
+    alarms = pick.choice([None, *[tuple(inputs.alarm(name) for name in names)] * 3])
+    return made.model_copy(update={"resumed_from_step": pick.choice([None, 3]), "alarms": alarms})

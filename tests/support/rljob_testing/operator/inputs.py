@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
-from rljob_api.run_state import RunError, RunPhase, RunState
+from rljob_api.run_state import Alarm, RunError, RunPhase, RunState
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import (
@@ -278,6 +278,7 @@ def run_state(
     checkpoint_step: int | None = None,
     error: RunError | None = None,
     export_uri: str | None = None,
+    alarms: tuple[Alarm, ...] | None = (),
 ) -> RunState:
     """A run state as the trainer writes it."""
     saved = None
@@ -291,9 +292,15 @@ def run_state(
         progress=Progress(step=step, total_steps=10, updated_at=timestamp(at(-seconds_ago))),
         checkpoint=saved,
         export_uri=export_uri,
+        alarms=alarms,
         error=error,
         written_at=timestamp(at(-seconds_ago)),
     )
+
+
+def alarm(reason: str = "ResponsesCutOff", message: str = "75 % were truncated", *, step: int = 4) -> Alarm:
+    """An alarm that was raised in step 3."""
+    return Alarm(reason=reason, value=0.75, message=message, since_step=3, step=step)
 
 
 def observed(

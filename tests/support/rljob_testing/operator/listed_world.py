@@ -150,8 +150,9 @@ class ListedWorld:
         self.num_new_kinds = 0
         objects = cast(KubeObjects, self.api)
         history = ServerHistory(self.cache)
+        self.metrics = Metrics()
         self.relist = Relist(
-            objects, (None,), self.cache, clock.ages, self.events, self._on_new_kind, Metrics(), history, kueue=True
+            objects, (None,), self.cache, clock.ages, self.events, self._on_new_kind, self.metrics, history, kueue=True
         )
 
     def _on_new_kind(self) -> None:

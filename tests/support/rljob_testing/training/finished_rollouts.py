@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 
 import torch
 
@@ -53,3 +54,8 @@ class FinishedRollouts(ABC):
     def take_memory(self) -> Metrics:
         """See HybridGroup."""
         return {}
+
+    def record_tokens(self, path: Path, step: int, version: int, rows: DataProto, updated: DataProto) -> str | None:
+        """See HybridGroup."""
+        del step, version, rows, updated
+        raise AssertionError(f"{path}: nothing records tokens here")

@@ -90,6 +90,9 @@ class JoinedHybrid(JoinedWorker):
     def take_memory(self) -> Metrics:
         return cast(Metrics, self.call(self.worker.take_memory))
 
+    def record_tokens(self, path: Path, step: int, version: int, rows: DataProto, updated: DataProto) -> str | None:
+        return self.worker.record_tokens(path, step, version, rows, updated) if self.rank == 0 else None
+
 
 class JoinedReference(JoinedWorker):
     """All ranks of a ReferenceWorker."""
@@ -181,6 +184,9 @@ class JoinedActor(JoinedTrained):
 
     def update_policy(self, batch: DataProto, step: int, kl_coefficient: float | None = None) -> FinishedCall[Metrics]:
         return FinishedCall(cast(Metrics, self.call(self.worker.update_policy, batch, step, kl_coefficient)))
+
+    def recorded_tokens(self) -> DataProto:
+        return cast(DataProto, self.call(self.worker.recorded_tokens))
 
     def skip_update(self, step: int) -> list[None]:
         self.worker.skip_update(step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -145,6 +146,10 @@ class SimulatedRollouts:
 
     def take_memory(self) -> Metrics:
         return {}
+
+    def record_tokens(self, path: Path, step: int, version: int, rows: DataProto, updated: DataProto) -> str | None:
+        del step, version, rows, updated
+        raise AssertionError(f"{path}: nothing records tokens here")
 
     def submit_all(self, first: int = 0) -> torch.Tensor:
         """Requests all responses from number `first` on."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import NoReturn, TypedDict, cast
 
 import pytest
 from pydantic import JsonValue
@@ -83,6 +83,39 @@ def merged(base: Document, changes: Document) -> Document:
     return result
 
 
+class TokenLists(TypedDict):
+    """The lists of a conversation in `tokens/`, with a value per token."""
+
+    text: list[str]
+    isSampled: list[bool]
+    isTrained: list[bool]
+    rolloutLogprob: list[float | None]
+    trainerLogprob: list[float | None]
+    age: list[int | None]
+    advantage: list[float | None]
+
+
+class RecordedConversation(TypedDict):
+    """A conversation in `tokens/`."""
+
+    kind: str
+    group: int
+    prompt: str
+    score: float | None
+    outcome: str
+    tokens: TokenLists
+    omittedPromptTokens: int
+    omittedTokens: int
+
+
+class RecordedTokens(TypedDict):
+    """A file in `tokens/`."""
+
+    version: int
+    step: int
+    conversations: list[RecordedConversation]
+
+
 @dataclass(frozen=True)
 class RunFiles:
     """The files that a run has written."""
@@ -110,6 +143,10 @@ class RunFiles:
         """Rows of samples.jsonl of one kind and step."""
         rows = cast(list[dict[str, str]], json_lines(self.folder / "samples.jsonl"))
         return [row for row in rows if row["kind"] == kind and int(row["step"]) == step]
+
+    def tokens(self, name: str) -> RecordedTokens:
+        """The content of a file in `tokens/`, `training` or `evaluation`."""
+        return cast(RecordedTokens, json.loads((self.folder / "tokens" / f"{name}.json").read_text()))
 
     def state(self) -> RunState:
         """The current run state, which must exist."""

@@ -26,7 +26,14 @@ from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_api.yaml_text import wire_path
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
-from rljob_trainer.checkpoints.layout import CheckpointFolder, Manifest, status_of, warn_of_unknown_fields
+from rljob_trainer.checkpoints.layout import (
+    CheckpointFolder,
+    Manifest,
+    is_committed,
+    list_checkpoint_folders,
+    status_of,
+    warn_of_unknown_fields,
+)
 from rljob_trainer.checkpoints.load import Found, find_newest_complete, refuse_existing
 from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import begin_save, commit, discard_save
@@ -143,7 +150,19 @@ class Checkpointing:
         announce_start(self.root, self.start_number)
         if point is None:
             accept_up_to(self.root, self.start_number, None)
+            self._warn_of_unused()
         return point
+
+    def _warn_of_unused(self) -> None:
+        """Logs the checkpoint folders of a run that begins at step 0: it must not lose its progress silently."""
+        folders = list_checkpoint_folders(self.root)
+        incomplete = [folder.name for folder in folders if not is_committed(folder.path)]
+        if folders:
+            reason = "it has no manifest" if folders[0].name in incomplete else "a later start did not accept it"
+            log.warning(
+                f"the run begins at step 0, because none of the {len(folders)} checkpoints in {self.root} can be used "
+                f"(newest: {folders[0].name}, {reason}; {len(incomplete)} without a manifest are incomplete)"
+            )
 
     def load(self, point: ResumePoint, groups: Sequence[TrainedGroup], num_workers: int) -> ResumePoint:
         """Loads the checkpoint on all workers. Random states are restored only if the number of workers of the first

@@ -18,11 +18,11 @@ from rljob_api.v1alpha1.training import Profile
 from rljob_trainer.checkpoints.adapter_export import write_merged_huggingface
 from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint
+from rljob_trainer.controller.alarms import Alarms
 from rljob_trainer.controller.build_run import Run
 from rljob_trainer.controller.checkpointing import Checkpointing, StateParts
 from rljob_trainer.controller.evaluation import Evaluation
 from rljob_trainer.controller.finished_groups import FinishedGroups
-from rljob_trainer.controller.mismatch_watch import MismatchWatch
 from rljob_trainer.controller.model_roles import engines_of, step_plan
 from rljob_trainer.controller.outcomes import FailureRate
 from rljob_trainer.controller.rollout_phase import RolloutPhase
@@ -31,13 +31,22 @@ from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.sampler import Sampler
 from rljob_trainer.controller.saves import Saves
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
+from rljob_trainer.controller.token_recorder import TokenRecorder, recorded_responses
 from rljob_trainer.controller.training_step import TrainingStep
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.engines.train.lora import AdapterSettings
-from rljob_trainer.errors import AlgorithmFunctionError, BatchNotFullError, CollectiveFunctionError, RewardError
+from rljob_trainer.errors import (
+    AlgorithmFunctionError,
+    BatchNotFullError,
+    CollectiveFunctionError,
+    RewardError,
+    described,
+)
 from rljob_trainer.groups.object_store import TRAFFIC
 from rljob_trainer.groups.worker_processes import WorkerProcesses
 from rljob_trainer.observability.activity import ActivityWatch
+from rljob_trainer.observability.idle_time import with_idle_time
+from rljob_trainer.observability.jsonl import read_rows
 from rljob_trainer.observability.metrics import (
     CONTROLLER_RECEIVED_BYTES,
     CONTROLLER_SENT_BYTES,
@@ -51,16 +60,20 @@ from rljob_trainer.observability.metrics import (
 )
 from rljob_trainer.observability.profiles import profile_file, suffix_of
 from rljob_trainer.observability.samples import SampleKind
-from rljob_trainer.observability.spans import SPANS
-from rljob_trainer.observability.timeline import ProcessSpans, timeline_file, write_timeline
-from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.observability.sinks import METRICS_FILE_NAME
+from rljob_trainer.observability.spans import MAX_KEPT, SPANS, longest
+from rljob_trainer.observability.timeline import ProcessSpans, newest_timeline_file, timeline_file, write_timeline
+from rljob_trainer.observability.timing import PhaseTimer, RecordingBudget
 from rljob_trainer.workers.protocols import ActorGroup
 from rljob_trainer.workers.trained_worker import ADAPTER_PREFIX, MODEL_PREFIX
 
 log = logging.getLogger(__name__)
 
-NUM_TRAINING_SAMPLES_LOGGED = 8
-"""The number of responses of each step that are written to `samples.jsonl`."""
+MAX_RECORDING_SHARE = 0.005
+"""Fraction of a run's time for the newest timeline and the tokens of conversations. Short steps are not all recorded,
+but the last one is."""
+SPANS_OF_NEWEST, MIN_SPANS_OF_NEWEST = 4_000, 100
+"""The timeline of the newest step has at most so many spans, but not fewer than the latter of each process."""
 
 
 class Controller:
@@ -83,7 +96,7 @@ class Controller:
         self.stop = stop
         self.num_steps = job.spec.training.steps
         self.timer = PhaseTimer(time.perf_counter, reporter.in_phase)
-        self.mismatch_watch = MismatchWatch(run.job.spec)
+        self.alarms = Alarms(run.job.spec)
         self.failure_rate = FailureRate(job.spec.training.max_failure_rate)
         activity = ActivityWatch(output.run_folder / LOGS_FOLDER, reporter.report_progress)
         for processes in run.workers.processes.values():
@@ -92,6 +105,7 @@ class Controller:
             checkpointing, self.part_states, run.workers.trained, output, reporter, self.num_steps, time.perf_counter
         )
         training = job.spec.training
+        self.budget = RecordingBudget(time.perf_counter, MAX_RECORDING_SHARE)
         self.timeline = StepTimeline(output.run_folder, training.timeline_steps, run.workers.processes)
         self.profiles = StepProfiles(output.run_folder, training.profile, run.workers.actor)
         self.cursor = PromptCursor(
@@ -113,6 +127,7 @@ class Controller:
             self.finished_groups,
             has_environment=training.environment is not None,
         )
+        self.recorder = TokenRecorder(output.run_folder, run.workers.actor, run.workers.hybrid)
         self.training_step = TrainingStep(
             plan,
             self.rollout,
@@ -121,6 +136,7 @@ class Controller:
             run.workers.critic,
             self.timer,
             self.cursor,
+            self.recorder,
         )
         self.evaluation = Evaluation.of(job.spec.training, run.prompts.held_out, self.rollout, self.timer)
 
@@ -159,10 +175,11 @@ class Controller:
         return StateParts(cursor=self.cursor.state(), kl_coefficient=self.training_step.kl_coefficient.state())
 
     def restore(self, parts: StateParts) -> None:
-        """Restores the parts from a checkpoint, whose tensors the workers have already loaded. Raises
-        ConfigurationError."""
+        """Restores the parts from a checkpoint, whose tensors the workers have already loaded, and the alarms from the
+        metrics of the earlier steps. Raises ConfigurationError."""
         self.cursor.restore(parts.cursor)
         self.training_step.kl_coefficient.restore(parts.kl_coefficient)
+        self.alarms.load(read_rows(self.output.run_folder / METRICS_FILE_NAME))
 
     def load_finished_groups(self, first_step: int) -> None:
         """Loads the groups that a stopped attempt has kept, if the job keeps them."""
@@ -205,7 +222,10 @@ class Controller:
         self.reporter.doing(f"exports the model; {num_read} of {num_tensors} tensors read")
 
     def _step(self, step: int) -> None:
-        self.timeline.begin(step + 1)
+        is_recorded = self.budget.is_due() or step + 1 == self.num_steps
+        with self.budget.spending():
+            self.timeline.begin(step + 1, is_recorded=is_recorded)
+        self.recorder.begin_step(is_recorded=is_recorded)
         with self.profiles.of_step(step + 1):
             started = time.perf_counter()
             # Resets the counters, so that the traffic of an evaluation does not count for this step.
@@ -220,12 +240,16 @@ class Controller:
                 self.cursor.restore(cursor)
                 raise
             seconds = time.perf_counter() - started
-            self.timeline.end(step + 1)
+            with self.budget.spending():
+                self.timeline.end(step + 1)
         if self.finished_groups is not None:
             self.finished_groups.end_step()
         num_excluded = rollout.num_lost + int(rollout.is_excluded_B.sum())
         self.failure_rate.add(len(rollout.prompts) + rollout.num_lost, num_excluded, rollout.reasons())
-        samples = self.rollout.samples(rollout, step + 1, SampleKind.TRAIN, NUM_TRAINING_SAMPLES_LOGGED)
+        recorded = rollout.selected(recorded_responses(rollout))
+        samples = self.rollout.samples(recorded, step + 1, SampleKind.TRAIN)
+        with self.budget.spending():
+            self.recorder.step_done(step + 1, rollout)
         traffic = TRAFFIC.take()
         num_tokens = rollout.num_tokens()
         metrics.update(self.timer.take())
@@ -248,14 +272,15 @@ class Controller:
         finally:
             metrics.update(self.saves.take_seconds())
             self.output.step_done(step + 1, metrics, samples)
-            self.reporter.step_done(step + 1, metrics)
-            self.mismatch_watch.step_done(step + 1, metrics)
+            self.reporter.step_done(step + 1, metrics, self.alarms.step_done(step + 1, metrics))
 
     def _evaluate(self, step: int) -> None:
         if self.evaluation is None or not self.evaluation.is_due(step, self.num_steps):
             return
         self.saves.unevaluated_step = step
-        metrics, samples = self.evaluation.run(step)
+        metrics, samples, rollouts = self.evaluation.run(step)
+        with self.budget.spending():
+            self.recorder.evaluated(step, rollouts)
         seconds: Metrics = {**self.timer.take(), **self.run_parts.workers.hybrid.take_metrics()}
         self.output.evaluated(step, {**metrics, EVAL_SECONDS: seconds[EVAL_SECONDS]}, samples)
         self.reporter.evaluated(metrics)
@@ -263,39 +288,56 @@ class Controller:
 
 
 class StepTimeline:
-    """Writes the timelines of some steps. Call `begin` before each step and `end` after it; both do nothing for other
-    steps."""
+    """Writes the timelines of some steps, and `timelines/newest.json`. Call `begin` before each step and `end` after
+    it. A file that cannot be written does not end the run."""
 
     def __init__(self, run_folder: Path, steps: Sequence[int], processes: Mapping[str, WorkerProcesses]) -> None:
-        """`steps`: the numbers of the steps whose timeline is written, from 1. `processes`: the worker processes by the
+        """`steps`: the numbers of the steps whose timeline is kept, from 1. `processes`: the worker processes by the
         name of their pool."""
         self.run_folder = run_folder
         self.steps = frozenset(steps)
         self.processes = processes
+        num_processes = 1 + sum(len(each.handles) for each in processes.values())
+        self.max_spans = max(MIN_SPANS_OF_NEWEST, SPANS_OF_NEWEST // num_processes)
+        """Spans of a process in `newest.json`."""
+        self._is_recorded = False
+        self._has_failed = False
 
-    def begin(self, step: int) -> None:
-        """Discards everything that was recorded before the step. Raises WorkerDiedError."""
-        if step in self.steps:
-            self._take()
+    def begin(self, step: int, *, is_recorded: bool) -> None:
+        """Drops everything that was recorded before the step. `is_recorded`: whether the step is written to
+        `newest.json`; steps whose timeline is kept always are."""
+        self._is_recorded = step in self.steps or (is_recorded and not self._has_failed)
+        if self._is_recorded:
+            SPANS.take()
+            for processes in self.processes.values():
+                processes.drop_spans()
 
     def end(self, step: int) -> None:
-        """Writes the step's timeline; a write error is only logged. Raises WorkerDiedError."""
-        if step not in self.steps:
+        """Writes the step's timeline. Raises WorkerDiedError."""
+        if not self._is_recorded:
             return
-        path = timeline_file(self.run_folder, step)
-        try:
-            write_timeline(path, self._take())
-        except OSError as error:
-            log.warning("%s: the timeline cannot be written (%s)", path, error.strerror)
-        else:
+        is_kept = step in self.steps
+        rows = self._take(MAX_KEPT if is_kept else self.max_spans)
+        if is_kept and self._write(path := timeline_file(self.run_folder, step), step, rows):
             log.info("timeline of step %d: %s", step, path)
+        few = [ProcessSpans(each.name, longest(each.spans, self.max_spans)) for each in rows]
+        self._has_failed = not self._write(newest_timeline_file(self.run_folder), step, few)
 
-    def _take(self) -> list[ProcessSpans]:
-        rows = [ProcessSpans("controller", SPANS.take())]
+    def _write(self, path: Path, step: int, rows: Sequence[ProcessSpans]) -> bool:
+        """Returns whether the file was written."""
+        try:
+            write_timeline(path, step, with_idle_time(rows))
+        except Exception as error:
+            log.warning("%s: the timeline cannot be written (%s)", path, described(error))
+            return False
+        return True
+
+    def _take(self, max_spans: int) -> list[ProcessSpans]:
+        rows = [ProcessSpans("controller", SPANS.take(max_spans))]
         for name, processes in self.processes.items():
             rows += [
                 ProcessSpans(f"{name}, rank {rank}, {address}", spans)
-                for rank, (address, spans) in enumerate(processes.take_spans())
+                for rank, (address, spans) in enumerate(processes.take_spans(max_spans))
             ]
         return rows
 

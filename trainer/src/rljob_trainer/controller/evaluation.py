@@ -69,14 +69,14 @@ class Evaluation:
             return self.spec.at_start
         return step == num_steps or (self.spec.every_steps > 0 and step % self.spec.every_steps == 0)
 
-    def run(self, step: int) -> tuple[dict[str, float], list[Sample]]:
-        """Evaluates after `step` steps; returns mean scores as metrics, and all samples."""
+    def run(self, step: int) -> tuple[dict[str, float], list[Sample], dict[SampleKind, Rollout]]:
+        """Evaluates after `step` steps; returns mean scores as metrics, all samples, and the responses."""
         with self.timer.phase("eval"):
             environment_seeds_B = sample_seeds(self.seed, ENVIRONMENT_STREAM, 0, len(self.prompts))
             seeds_B = torch.zeros(len(self.prompts), dtype=torch.int64)
             greedy = self.rollout.run(self.prompts, 1, self.greedy, seeds_B, environment_seeds_B)
             metrics = mean_scores(greedy, EVAL_GREEDY, EVAL_GREEDY_EXCLUDED)
-            samples = self.rollout.samples(greedy, step, SampleKind.GREEDY)
+            rollouts = {SampleKind.GREEDY: greedy}
             if self.spec.num_samples:
                 num_responses = len(self.prompts) * self.spec.num_samples
                 seeds_B = sample_seeds(self.seed, EVALUATION_STREAM, 0, num_responses)
@@ -84,8 +84,9 @@ class Evaluation:
                     self.prompts, self.spec.num_samples, self.sampled, seeds_B, environment_seeds_B
                 )
                 metrics |= mean_scores(sampled, EVAL_SAMPLED, EVAL_SAMPLED_EXCLUDED)
-                samples += self.rollout.samples(sampled, step, SampleKind.SAMPLED)
-        return metrics, samples
+                rollouts[SampleKind.SAMPLED] = sampled
+            samples = [each for kind, found in rollouts.items() for each in self.rollout.samples(found, step, kind)]
+        return metrics, samples, rollouts
 
 
 def mean_scores(rollout: Rollout, metric: str, excluded_metric: str) -> dict[str, float]:

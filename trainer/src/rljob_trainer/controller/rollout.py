@@ -26,6 +26,7 @@ from rljob_trainer.controller.outcomes import (
 )
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.observability.metrics import (
+    EQUAL_SCORES_FRACTION,
     PROMPT_LENGTH_MAX,
     PROMPT_LENGTH_MEAN,
     REPLACED_FRACTION,
@@ -161,6 +162,19 @@ class Rollout:
             self.weights,
         )
 
+    def first_groups(self, min_responses: int, max_responses: int) -> torch.Tensor:
+        """Returns int64: the responses of the first groups that together have at least `min_responses` responses,
+        group after group, and at most `max_responses` of them.
+
+        Example: of groups of 3 responses, `first_groups(4, 5)` are the first group and two responses of the second."""
+        found = list[int]()
+        groups = self.groups_B.tolist()
+        for group in dict.fromkeys(groups):
+            if len(found) >= min_responses:
+                break
+            found += [number for number, each in enumerate(groups) if each == group]
+        return torch.tensor(found[:max_responses], dtype=torch.int64)
+
     @staticmethod
     def concat(rollouts: Sequence[Rollout]) -> Rollout:
         """Returns the responses of several rollouts that have their scores and no greedy responses."""
@@ -194,6 +208,13 @@ class Rollout:
         for each_B in named if by_name else [self.rewards_B]:
             differs_B = differs_B | self.differs(each_B)
         return differs_B
+
+    def equal_scores_metrics(self, *, by_name: bool) -> dict[str, float]:
+        """Returns the fraction of groups without a difference between their rewards (`has_reward_variance`), of the
+        groups with at least two counted responses; nothing if there is no such group."""
+        groups = set(self.groups_B[self.is_counted(2)].tolist())
+        different = set(self.groups_B[self.has_reward_variance(by_name=by_name)].tolist())
+        return {EQUAL_SCORES_FRACTION: 1 - len(different) / len(groups)} if groups else {}
 
     def differs(self, values_B: torch.Tensor) -> torch.Tensor:
         """Returns [B] bool: whether the response is compared, which means that it has a value and counts in its group,

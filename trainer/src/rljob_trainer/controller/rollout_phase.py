@@ -303,11 +303,10 @@ class RolloutPhase:
                 if self.finished_groups is not None and not group[IS_LOST].any():
                     self.finished_groups.add(ticket, prompt, group)
 
-    def samples(self, rollout: Rollout, step: int, kind: SampleKind, max_samples: int | None = None) -> list[Sample]:
-        """Returns one sample per response, or only for the first `max_samples`, with the texts that the rewards have
-        read. Only the texts of these responses are sent to the controller."""
-        prompts = rollout.prompts[:max_samples]
-        rows = rollout.batch.slice(0, len(prompts))
+    def samples(self, rollout: Rollout, step: int, kind: SampleKind) -> list[Sample]:
+        """Returns one sample per response, with the texts that the rewards have read. Only these texts are sent to the
+        controller."""
+        prompts, rows = rollout.prompts, rollout.batch
         columns = [name for name in SAMPLE_COLUMNS if name in rows]
         picked = self.sampler.reward.response_texts(rows.only(columns))
         texts, found = picked.object_column(RESPONSE_TEXTS), picked.object_column(FOUND)
@@ -322,10 +321,12 @@ class RolloutPhase:
         by_name = {name: _or_none(rollout.batch[score_column(name)]) for name in rollout.weights}
         statuses = statuses_of(rollout.batch, rollout.weights)
         outcomes = [OUTCOME_LIST[number] for number in rollout.batch[OUTCOMES].tolist()]
+        groups: list[int] = rollout.groups_B.tolist()
         return [
             Sample(
                 step,
                 kind,
+                groups[index],
                 prompt_texts[index],
                 f"{beginnings[index]}{text}",
                 "" if prompt.answer is None else str(prompt.answer),

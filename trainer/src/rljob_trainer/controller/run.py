@@ -63,7 +63,7 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
                 log.info("resumed from step %d (%s)", first_step, point.folder.name)
             controller.load_finished_groups(first_step)
             stop.raise_if_requested()
-            reporter.training_started(first_step)
+            reporter.training_started(first_step, controller.alarms.raised)
             output.start(first_step)
             stop.is_training = True
             if not controller.train(first_step, is_evaluated=point is not None and point.state.is_evaluated):

@@ -14,6 +14,8 @@ from rljob_trainer.observability.plots import draw_plots
 from rljob_trainer.observability.progress import LastingConsole, ProgressDisplay
 from rljob_trainer.observability.samples import Sample, SampleLog, sample_table
 from rljob_trainer.observability.sinks import JsonlSink, MetricLog, Sink, TensorBoardSink
+from rljob_trainer.observability.timeline import newest_timeline_file
+from rljob_trainer.observability.token_files import EVALUATION_TOKENS, TRAINING_TOKENS, remove_newer, token_file
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,9 @@ class RunOutput:
         num_devices: int,
     ) -> None:
         self.run_folder = run_folder
+        for name in (TRAINING_TOKENS, EVALUATION_TOKENS):
+            remove_newer(token_file(run_folder, name), resumed_from_step)
+        remove_newer(newest_timeline_file(run_folder), resumed_from_step)
         sinks: list[Sink] = [JsonlSink(run_folder, resumed_from_step, time.time)]
         if Logger.TENSORBOARD in loggers:
             sinks.append(TensorBoardSink(run_folder, resumed_from_step, time.time))

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
 from rljob_api.constants import CONTRACT_VERSION, ErrorCause
-from rljob_api.run_state import RunError, RunPhase, RunState
+from rljob_api.run_state import Alarm, RunError, RunPhase, RunState
 from rljob_api.v1alpha1.status import CheckpointStatus, Progress
 from rljob_trainer.errors import TrainerError, WorkerDiedError, WorkerError
 from rljob_trainer.observability.log import printable
@@ -89,19 +89,21 @@ class RunReporter:
         """The state that was written last."""
         return self._state
 
-    def training_started(self, step: int) -> None:
-        """Reports that the workers are ready and `step` steps are already done."""
+    def training_started(self, step: int, alarms: Sequence[Alarm]) -> None:
+        """Reports that the workers are ready and `step` steps are already done, and the alarms of these steps that are
+        still raised."""
         self._remaining.observe(step, self._wall_clock())
-        self._change(phase=RunPhase.RUNNING, progress=self._progress(step=step))
+        self._change(phase=RunPhase.RUNNING, progress=self._progress(step=step), alarms=tuple(alarms))
 
-    def step_done(self, step: int, metrics: Metrics) -> None:
-        """Reports that `step` steps are done. Values that are not in `metrics` stay unchanged."""
+    def step_done(self, step: int, metrics: Metrics, alarms: Sequence[Alarm]) -> None:
+        """Reports that `step` steps are done, and the alarms that are raised now. Values that are not in `metrics` stay
+        unchanged."""
         self._remaining.observe(step, self._wall_clock())
         changes = self._scores(metrics)
         eta = self._remaining.seconds()
         if eta is not None:
             changes["eta_seconds"] = round(eta)
-        self._change(progress=self._progress(step=step, **changes))
+        self._change(progress=self._progress(step=step, **changes), alarms=tuple(alarms))
 
     def evaluated(self, metrics: Metrics) -> None:
         """Reports the scores of an evaluation; the number of steps stays unchanged."""

@@ -94,6 +94,9 @@ class StepRows:
     everything: Rollout | None = None
     """The rollout including groups that are not in the batch; None if the batch has all groups."""
     sampling_metrics: Metrics = field(default_factory=dict)
+    drawn_B: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    """int64: the response of `rollout` that each response here is; differs from 0, 1, 2, ... after policy
+    filtration."""
     num_alone: int = 0
     """Responses that are dropped because all others of their group were excluded."""
 
@@ -110,8 +113,9 @@ class StepRows:
         if plan.algorithm.mask_truncated_responses:
             is_trained_B = is_kept_B & ~rollout.batch[IS_TRUNCATED]
         num_rows_B, tokens_R = rollout.batch[NUM_ROWS], rollout.rows[NUM_TOKENS]
+        drawn_B = torch.arange(len(num_rows_B))
         return StepRows(
-            plan, rollout, is_kept_B, is_trained_B, num_rows_B, tokens_R, everything, sampling_metrics or {}
+            plan, rollout, is_kept_B, is_trained_B, num_rows_B, tokens_R, everything, sampling_metrics or {}, drawn_B
         )
 
     @property
@@ -196,6 +200,7 @@ class StepRows:
             is_trained_B=self.is_trained_B[responses_B],
             num_rows_B=self.num_rows_B[responses_B],
             tokens_R=self.tokens_R[row_numbers(self.num_rows_B, responses_B)],
+            drawn_B=self.drawn_B[responses_B],
         )
         return rows._redistributed(self, batch, responses_B), rows
 

@@ -41,6 +41,7 @@ from rljob_trainer.controller.rollout_phase import Requested, RolloutPhase, samp
 from rljob_trainer.controller.sampler import Ticket
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows, filtered_rows
+from rljob_trainer.controller.token_recorder import TokenRecorder
 from rljob_trainer.datasets.cursor import DrawnRow, PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.errors import ConfigurationError
@@ -93,6 +94,7 @@ class TrainingStep:
         critic: CriticGroup | None,
         timer: PhaseTimer,
         cursor: PromptCursor[PromptRow] | None = None,
+        recorder: TokenRecorder | None = None,
     ) -> None:
         self.plan = plan
         self.rollout = rollout
@@ -100,10 +102,12 @@ class TrainingStep:
         self.reference = reference
         self.critic = critic
         self.timer = timer
+        self.recorder = recorder
         self.kl_coefficient = KlCoefficient(plan.algorithm.kl)
         self.advantages = advantage_estimator(plan.algorithm, plan.group_size)
         self.compares_by_name = NAMED_REWARDS in self.advantages.needs
-        self.min_members = 2 if self.advantages.compares_groups and plan.group_size > 1 else 1
+        self.compares_groups = self.advantages.compares_groups and plan.group_size > 1
+        self.min_members = 2 if self.compares_groups else 1
         """Number of responses that a group needs. A response that is left alone has no baseline."""
         self.dynamic_sampling: DynamicSampling | None = None
         if resolved_value(plan.algorithm.dynamic_sampling).enabled:
@@ -140,6 +144,7 @@ class TrainingStep:
         everything = rows.everything or rows.rollout
         return everything, {
             **everything.metrics(),
+            **(everything.equal_scores_metrics(by_name=self.compares_by_name) if self.compares_groups else {}),
             **rows.sampling_metrics,
             **metrics,
             **of_filtration,
@@ -322,6 +327,8 @@ class TrainingStep:
             critics = rows.for_critic(batch.only(VALUE_COLUMNS))
             calls["update_critic"] = partial(self.critic.update_critic, critics, step)
         if self.plan.trains_actor(step):
+            if self.recorder is not None:
+                batch = self.recorder.marked(batch, rows)
             calls["update_actor"] = partial(self.actor.update_policy, batch, step, self.kl_coefficient.value)
         else:
             self.actor.skip_update(step)

@@ -247,9 +247,13 @@ class WorkerSide:
         with SPANS.span(f"{role}.{method}"), picklable_errors():
             return self._execute(Call(role, method, (), Returns.VALUE))
 
-    def take_spans(self) -> list[Record]:
-        """Returns the spans that this process has recorded since the last `take_spans`."""
-        return SPANS.take()
+    def take_spans(self, max_spans: int) -> list[Record]:
+        """Returns what this process has recorded since the last `take_spans`; see SpanRecorder.take."""
+        return SPANS.take(max_spans)
+
+    def drop_spans(self) -> None:
+        """Drops what this process has recorded."""
+        SPANS.take()
 
     def _execute(self, call: Call) -> object:
         role, method, returns = call.role, call.method, call.returns

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import NotRequired, Protocol, TypedDict, cast
 
 from jinja2 import TemplateError, TemplateSyntaxError
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer
 
 from rljob_trainer.errors import ChatTemplateError, ConfigurationError, described
@@ -72,6 +74,7 @@ class _Backend(Protocol):
     all_special_tokens: list[str]
     all_special_ids: list[int]
     added_tokens_decoder: dict[int, _AddedToken]
+    backend_tokenizer: RustTokenizer
 
     def get_vocab(self) -> dict[str, int]: ...
 
@@ -157,6 +160,26 @@ class Tokenizer:
         return self._backend.decode(
             token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Returns for each token the text that it adds; joined they are the text of all tokens, with special tokens.
+
+        A character that consists of several tokens is the text of the last one. If the tokenizer cannot decode token by
+        token, the first token has the whole text."""
+        whole = self.decode(token_ids, skip_special_tokens=False)
+        texts, stream = list[str](), DecodeStream(skip_special_tokens=False)
+        try:
+            backend = self._backend.backend_tokenizer
+            texts += [stream.step(backend, token) or "" for token in token_ids]
+        except Exception:
+            # A tokenizer in Python has no backend, and some decoders are no function of the last few tokens.
+            texts = []
+        joined = "".join(texts)
+        if texts and whole.startswith(joined):
+            # The last character may be incomplete.
+            texts[-1] += whole[len(joined) :]
+            return texts
+        return [whole, *[""] * (len(token_ids) - 1)] if token_ids else []
 
     def render_conversation(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> str:
         """Renders a whole conversation with the chat template. As with `render_chat`, encode the text with

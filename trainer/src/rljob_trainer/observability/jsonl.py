@@ -54,25 +54,24 @@ def read_rows(path: Path) -> Iterator[dict[str, object]]:
 
 
 def _rows(path: Path) -> Iterator[dict[str, object] | ValueError]:
-    """As `read_rows`, but instead of a damaged line yields its error."""
+    """As `read_rows`, but instead of a damaged line yields its error. Keeps one line in memory."""
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    last_number = len(lines)
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            if number == last_number:
-                return
-            yield ValueError(f"{path}:{number}: not a line of JSON ({error})")
-            continue
-        if isinstance(row, dict):
-            yield row
-        else:
-            yield ValueError(f"{path}:{number}: not a JSON object ({line[:40]!r})")
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                if not line.endswith("\n"):
+                    return
+                yield ValueError(f"{path}:{number}: not a line of JSON ({error})")
+                continue
+            if isinstance(row, dict):
+                yield row
+            else:
+                yield ValueError(f"{path}:{number}: not a JSON object ({line[:40]!r})")
 
 
 def remove_rows_after(path: Path, last_step: int) -> int:

@@ -17,6 +17,7 @@ Metrics = Mapping[str, float]
 REWARD_PREFIX: Final = "critic/rewards"
 REWARD_MEAN: Final = "critic/rewards/mean"
 REWARD_MAX: Final = "critic/rewards/max"
+REWARD_MIN: Final = "critic/rewards/min"
 NAMED_REWARD_PREFIX: Final = "reward"
 """The metrics of one reward are `reward/<name>/...`, for example `reward/<name>/mean`."""
 STATUS_RATES: Final = MappingProxyType(
@@ -37,6 +38,9 @@ EXCLUDED_FRACTION: Final = "outcome/excluded_fraction"
 """Fraction of responses without a score."""
 ALONE_FRACTION: Final = "outcome/alone_fraction"
 """Fraction of responses that are not used because all others of their group were excluded."""
+EQUAL_SCORES_FRACTION: Final = "groups/equal_scores_fraction"
+"""Fraction of groups whose scores are all equal, of the groups with at least two scores. Exists only if advantages
+compare the responses of a group."""
 TRAINED_FRACTION: Final = "actor/trained_fraction"
 """Fraction of responses that are used in the update."""
 DISTINCT_FRACTION: Final = "actor/distinct_fraction"

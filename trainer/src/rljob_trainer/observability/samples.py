@@ -15,6 +15,9 @@ from rljob_trainer.observability.log import printable
 
 SAMPLES_FILE_NAME = "samples.jsonl"
 MAX_CELL_CHARS = 200
+MIN_TRAINING_SAMPLES, MAX_TRAINING_SAMPLES = 8, 64
+"""The samples of a training step: whole groups until there are at least MIN_TRAINING_SAMPLES, and never more than
+MAX_TRAINING_SAMPLES."""
 
 
 class SampleKind(StrEnum):
@@ -29,11 +32,14 @@ class SampleKind(StrEnum):
 class Sample:
     """One scored response.
 
-    Example: `Sample(3, SampleKind.TRAIN, "09305>", "00359", "00359", 1.0)`
+    Example: `Sample(3, SampleKind.TRAIN, 0, "09305>", "00359", "00359", 1.0)`
     """
 
     step: int
     kind: SampleKind
+    group: int
+    """The number of the response's group in its step: responses to the same prompt have the same number. In an
+    evaluation this is the number of the prompt."""
     prompt: str
     response: str
     answer: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
@@ -62,14 +62,24 @@ class SpanRecorder:
         """Records the current counter values."""
         self._records.append(Counts(track, time.time(), after, dict(values)))
 
-    def take(self) -> list[Record]:
-        """Returns the spans that have ended, and the counter values, since the last `take`."""
+    def take(self, max_spans: int = MAX_KEPT) -> list[Record]:
+        """Returns the spans that have ended, and the counter values, since the last `take`; of more than `max_spans`
+        spans the longest."""
         # No emptiness check: another thread could take the last record between the check and `popleft`.
         taken: list[Record] = []
         with suppress(IndexError):
             while True:
                 taken.append(self._records.popleft())
-        return taken
+        return longest(taken, max_spans)
+
+
+def longest(records: Sequence[Record], max_spans: int) -> list[Record]:
+    """Returns the counter values, and the `max_spans` longest spans, in the same order."""
+    spans = [each for each in records if isinstance(each, Span)]
+    if len(spans) <= max_spans:
+        return list(records)
+    kept = set(map(id, sorted(spans, key=lambda each: each.started - each.ended)[:max_spans]))
+    return [each for each in records if isinstance(each, Counts) or id(each) in kept]
 
 
 SPANS = SpanRecorder()

@@ -45,6 +45,30 @@ class PhaseTimer:
         return taken
 
 
+class RecordingBudget:
+    """Decides in which steps a run records details, such as a timeline, so that this takes at most a small share of its
+    time. If steps are long, that is every step."""
+
+    def __init__(self, clock: Clock, max_share: float) -> None:
+        self._clock = clock
+        self._max_share = max_share
+        self._next = clock()
+        """The moment from which on the next step may be recorded."""
+
+    def is_due(self) -> bool:
+        """Returns whether a step that begins now may be recorded."""
+        return self._clock() >= self._next
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """The block records something; its time counts, also if it raises."""
+        started = self._clock()
+        try:
+            yield
+        finally:
+            self._next = max(self._next, started) + (self._clock() - started) / self._max_share
+
+
 class RemainingTime:
     """Estimates the remaining time of a run from the mean time of the newest `window` steps, with their evaluations and
     saves."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -64,6 +65,7 @@ from rljob_trainer.workers.columns import (
     token_batch,
     trained_mask,
 )
+from rljob_trainer.workers.recorded_tokens import UpdateRecord
 from rljob_trainer.workers.rollout_mismatch import (
     add_agreement,
     agreement_metrics,
@@ -73,12 +75,8 @@ from rljob_trainer.workers.rollout_mismatch import (
     without_rejected,
 )
 from rljob_trainer.workers.trained_worker import TrainedWorker
-from rljob_trainer.workers.update_loss import UpdateLoss, update_metrics
-from rljob_trainer.workers.update_sums import (
-    RankReduce,
-    UpdateSums,
-    mini_batches,
-)
+from rljob_trainer.workers.update_loss import Agreement, UpdateLoss, update_metrics
+from rljob_trainer.workers.update_sums import RankReduce, UpdateSums, mini_batches
 
 
 @dataclass(frozen=True)
@@ -115,6 +113,7 @@ class ActorWorker(TrainedWorker):
         self.advantages = advantage_estimator(settings.algorithm, settings.group_size)
         self.policy_loss = policy_loss(settings.algorithm)
         self.policy_version = 0
+        self.update_record = DataProto()
         self._whole_pass_seconds = 0.0
         self.profile = step_profile(nsys_session())
         self._profile_fault: str | None = None
@@ -198,11 +197,12 @@ class ActorWorker(TrainedWorker):
         first = self.settings.first_step
         rate = learning_rate(self.settings.optimizer, step - first, self.settings.num_steps - first)
         other_metrics = staleness(batch, self.policy_version, self.engine)
-        agreement, sums = UpdateSums(), UpdateSums()
+        agreement, sums, record = UpdateSums(), UpdateSums(), UpdateRecord(batch)
         correction = self.settings.algorithm.rollout_correction
         has_pass_before = OLD_LOGPROBS in batch.ragged and correction.old_logprobs is OldLogprobs.TRAINER
         if has_pass_before:
             add_agreement(agreement, log_ratios(batch).to(self.engine.device))
+            record.add_old_logprobs()
             if correction.type is not RolloutCorrectionType.NONE:
                 batch = with_correction_weights(batch, correction)
         if correction.rejection is not None:
@@ -210,18 +210,22 @@ class ActorWorker(TrainedWorker):
             other_metrics |= rejected
         self._whole_pass_seconds = 0.0
         coefficient, before = self._kl_coefficient(kl_coefficient), self.engine.weight_version
-        norms = []
+        norms, first_row = [], 0
         for mini_batch, denominators in self._mini_batches(batch):
             # Without a pass before the updates, the first update with tokens computes the agreement, because later ones
             # have other weights.
             has_other_weights = self.engine.weight_version != before
-            wanted = None if has_pass_before or has_other_weights else agreement
+            wanted = None if has_pass_before or has_other_weights else (agreement, partial(record.add, first_row))
             norms.append(self._update(mini_batch, denominators, step, rate, coefficient, sums, wanted))
+            first_row += len(mini_batch)
         MEMORY.mark(Boundary.UPDATE)
         self.policy_version = step + 1
         metrics = update_metrics(sums, self.engine, len(norms)) | other_metrics | self.engine.take_routing()
         refuse_not_finite(self.policy_loss, metrics)
-        if self.settings.samples_all_tokens and (has_pass_before or not self.settings.engine.has_dropout):
+        is_comparable = self.settings.samples_all_tokens and (has_pass_before or not self.settings.engine.has_dropout)
+        record.end(batch, is_comparable=is_comparable)
+        self.update_record = record.columns
+        if is_comparable:
             metrics |= agreement_metrics(agreement, self.engine)
         metrics[GRADIENT_NORM] = sum(norms) / len(norms)
         metrics[LEARNING_RATE] = rate
@@ -229,6 +233,11 @@ class ActorWorker(TrainedWorker):
             metrics[WHOLE_PASS_SECONDS] = self._whole_pass_seconds
         metrics[NUM_SKIPPED_UPDATES] = float(sum(not math.isfinite(norm) for norm in norms))
         return metrics
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def recorded_tokens(self) -> DataProto:
+        """Returns what the last update has recorded of the rows with RECORD_NUMBERS; see UpdateRecord.columns."""
+        return self.update_record
 
     @register(Dispatch.ONE_TO_ALL)
     def skip_update(self, step: int) -> None:
@@ -300,7 +309,7 @@ class ActorWorker(TrainedWorker):
         rate: float,
         kl_coefficient: float,
         sums: UpdateSums,
-        agreement: UpdateSums | None,
+        agreement: Agreement | None,
     ) -> float:
         """Makes one optimizer update and returns the gradient norm. Without a token to train on, changes nothing and
         returns 0."""

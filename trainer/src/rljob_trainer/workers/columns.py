@@ -141,6 +141,9 @@ PASS_MICRO_BATCHES = "pass_micro_batches"
 controller planned it; -1 if it did not."""
 UPDATE_MICRO_BATCHES = "update_micro_batches"
 """[B] int32: the same for the row's update."""
+RECORD_NUMBERS = "record_numbers"
+"""[B] int16: the number of the conversation for which the row's tokens are recorded (see `workers/recorded_tokens`);
+-1 for other rows."""
 
 
 def score_column(reward: str) -> str:
@@ -172,7 +175,7 @@ def token_batch(batch: DataProto, columns: Sequence[str] = (), micro_batches: st
     A column with one value per row gets this value at each token of the row. If there is a column IS_TRAINED, rows that
     it excludes have no response tokens."""
     tokens = batch.ragged_column(TOKENS)
-    found = {name: _per_token(batch, name, tokens.lengths) for name in columns}
+    found = {name: per_token(batch, name, tokens.lengths) for name in columns}
     return TokenBatch(tokens, trained_mask(batch), found, batch.tensors.get(micro_batches))
 
 
@@ -189,7 +192,8 @@ def num_marked(mask: RaggedColumn) -> tuple[int, ...]:
     return tuple(int(row.sum()) for row in mask.row_tensors())
 
 
-def _per_token(batch: DataProto, name: str, lengths_B: torch.Tensor) -> RaggedColumn:
+def per_token(batch: DataProto, name: str, lengths_B: torch.Tensor) -> RaggedColumn:
+    """Returns a column with a value per token; if it has one value per row, each token gets this value."""
     if name in batch.tensors:
         return RaggedColumn(torch.repeat_interleave(batch[name], lengths_B), lengths_B)
     return batch.ragged_column(name)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -32,12 +33,15 @@ from rljob_trainer.engines.host_ledger import HOST_LEDGER
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.engine import TrainEngine, WeightVersion
 from rljob_trainer.engines.train.engine_memory import check_device_memory
+from rljob_trainer.errors import described
 from rljob_trainer.observability.memory import MEMORY, Boundary
 from rljob_trainer.observability.metrics import MERGE_ERROR, TIMING_PREFIX, Metrics
 from rljob_trainer.observability.spans import SPANS
+from rljob_trainer.observability.token_files import write_token_file
 from rljob_trainer.weights.sync import sync_weights
 from rljob_trainer.workers.actor import ActorWorker
 from rljob_trainer.workers.random_streams import RandomStreams
+from rljob_trainer.workers.recorded_tokens import conversations_of
 from rljob_trainer.workers.rollout import ROLLOUT_MESH, RolloutWorker
 
 
@@ -120,6 +124,22 @@ class HybridWorker(Worker):
     def take_memory(self) -> Metrics:
         """See MemoryRecorder.take_metrics; covers all roles of this process. Each metric is the maximum over ranks."""
         return MEMORY.take_metrics()
+
+    @register(Dispatch.RANK_ZERO)
+    def record_tokens(self, path: Path, step: int, version: int, rows: DataProto, updated: DataProto) -> str | None:
+        """Writes the tokens of some conversations to `path` (see `observability/token_files`). Returns what went wrong
+        if this was not possible.
+
+        Args:
+            step: The number of the step for the file.
+            version: The version of the newest weights when the responses were generated.
+            rows, updated: See `conversations_of`.
+        """
+        try:
+            write_token_file(path, step, conversations_of(rows, updated, version, self.rollout.engine.tokenizer))
+        except Exception as error:
+            return described(error)
+        return None
 
     def rollout_mode(self, *, syncs: bool = True) -> None:
         """Collective. Wakes the rollout engine and offloads the actor. If the engine is awake and needs no new

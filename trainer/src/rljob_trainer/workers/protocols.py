@@ -68,6 +68,9 @@ class ActorGroup(TrainedGroup, Protocol):
     def update_policy(self, batch: DataProto, step: int, kl_coefficient: float | None = None) -> PendingResult[Metrics]:
         """See ActorWorker.update_policy."""
 
+    def recorded_tokens(self) -> DataProto:
+        """The rows of all workers; see ActorWorker.recorded_tokens."""
+
     def skip_update(self, step: int) -> list[None]:
         """See ActorWorker.skip_update."""
 
@@ -101,6 +104,9 @@ class HybridGroup(Protocol):
 
     def take_memory(self) -> Metrics:
         """See HybridWorker.take_memory."""
+
+    def record_tokens(self, path: Path, step: int, version: int, rows: DataProto, updated: DataProto) -> str | None:
+        """See HybridWorker.record_tokens."""
 
 
 class CriticGroup(TrainedGroup, Protocol):

@@ -5,7 +5,7 @@ Legend: N response tokens of all rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -43,6 +43,10 @@ from rljob_trainer.workers.columns import (
 from rljob_trainer.workers.rollout_mismatch import add_agreement
 from rljob_trainer.workers.update_sums import UpdateSums
 
+Agreement = tuple[UpdateSums, Callable[[MicroBatch, Tensor], None]]
+"""Sums for the agreement metrics of the rollout engine, and a function that gets each micro-batch with the trainer's
+log-probabilities of its tokens, [N] without gradient."""
+
 
 @dataclass(frozen=True)
 class UpdateLoss:
@@ -63,9 +67,9 @@ class UpdateLoss:
     whole_columns: frozenset[str]
     """The names of the [N] results of `whole_pass`."""
     sums: UpdateSums
-    agreement: UpdateSums | None
-    """Sums for the agreement metrics of the rollout engine; None if they were already computed from OLD_LOGPROBS, and
-    after the step's first update."""
+    agreement: Agreement | None
+    """None if OLD_LOGPROBS were already compared with the rollout engine's log-probabilities, and after the step's
+    first update."""
     failures: list[str] = field(default_factory=list)
     """Errors of the user's loss on this rank. After an error the forward and backward pass continues, because other
     ranks wait in the collectives of this pass; the caller checks the failures of all ranks afterwards."""
@@ -98,7 +102,9 @@ class UpdateLoss:
             return logprobs_N.sum() * 0.0
         log_ratios_N = logprobs_N.detach() - columns[ROLLOUT_LOGPROBS]
         if self.agreement is not None:
-            add_agreement(self.agreement, log_ratios_N)
+            agreement_sums, record = self.agreement
+            add_agreement(agreement_sums, log_ratios_N)
+            record(micro_batch, logprobs_N.detach())
         losses_N = found.losses_N
         correction = self.algorithm.rollout_correction
         if correction.type is not RolloutCorrectionType.NONE:

@@ -10,10 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import torch
 
 from rljob_api.v1alpha1.model import Lora
+
+if TYPE_CHECKING:
+    # Programs without transformers import this module, too.
+    from rljob_trainer.models.tokenizer import Tokenizer
 
 
 class FinishReason(StrEnum):
@@ -130,6 +135,8 @@ class RolloutEngine(ABC):
     """For an engine that takes hub names. True: all experts of a layer are two tensors, as in transformers, at the
     experts' path in the files: `model.layers.0.mlp.experts.gate_up_proj` and `...down_proj`. False: each expert has its
     own tensors, as in the files."""
+    tokenizer: Tokenizer
+    """The policy's tokenizer."""
     policy_version: int
     """The version of the policy's weights, which is recorded for each generated token (`policy_versions`).
     `update_weights` sets it. The worker also sets it when a later version of the policy has the same weights."""

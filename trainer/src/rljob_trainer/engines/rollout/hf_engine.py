@@ -82,10 +82,10 @@ class HfEngine(RolloutEngine):
         if settings.has_float32_head:
             head, _ = output_head_of(self.model)
             vars(head)["forward"] = partial(float32_logits, head)
-        tokenizer = Tokenizer(settings.model_folder)
-        self.decoder = response_decoder(tokenizer)
+        self.tokenizer = Tokenizer(settings.model_folder)
+        self.decoder = response_decoder(self.tokenizer)
         self.settings = settings
-        self.end_tokens = frozenset(tokenizer.eos_token_ids)
+        self.end_tokens = frozenset(self.tokenizer.eos_token_ids)
         self.policy_version = -1
         self.waiting: dict[str, GenerationRequest] = {}
         self.running: list[_Running] = []

@@ -69,7 +69,8 @@ class VllmEngine(AdapterEngine):
         self._policy_version = -1
         self.adapter: LoRARequest | None = None
         self._adapter_numbers = count(1)
-        self.decoder = response_decoder(Tokenizer(settings.model_folder))
+        self.tokenizer = Tokenizer(settings.model_folder)
+        self.decoder = response_decoder(self.tokenizer)
         self._stops: dict[str, tuple[str, ...]] = {}
         """The stop texts of the unfinished requests."""
         self._version_spans: dict[str, list[tuple[int, int]]] = {}

@@ -64,6 +64,8 @@ class MicroBatch:
     """The part that this rank's layers process; None without sequence parallelism."""
     num_filler_tokens: int
     """The number of tokens at the end of `tokens_M` that belong to no row of the batch."""
+    batch_rows: tuple[int, ...]
+    """The numbers of its rows in the batch."""
 
     @property
     def non_filler_tokens(self) -> slice:
@@ -140,6 +142,7 @@ class TokenBatch:
             columns={name: on_device(column.values[mask_L], device) for name, column in chosen.columns.items()},
             piece=None if sequence_ranks is None else Piece.of(sequence_ranks, predictors_N, len(tokens_M)),
             num_filler_tokens=num_filler_tokens,
+            batch_rows=tuple(rows),
         )
 
     @cached_property

@@ -1,0 +1,264 @@
+"""Which metrics raise and clear an alarm, and what it says."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from rljob_api.conditions import ALARMS, Reason
+from rljob_api.run_state import Alarm
+from rljob_api.v1alpha1.job import RLJob
+from rljob_testing.jobs.valid_job import valid_job
+from rljob_testing.messages import Mentions
+from rljob_trainer.controller.alarm_rules import MOST_CUT_OFF, WINDOW, rules_of
+from rljob_trainer.controller.alarms import Alarms
+from rljob_trainer.observability.jsonl import read_rows
+from rljob_trainer.observability.metrics import (
+    EQUAL_SCORES_FRACTION,
+    EXCLUDED_FRACTION,
+    GRADIENT_NORM,
+    KL_LOSS,
+    LOGPROB_DIFF_MAX,
+    LOGPROB_DIFF_MEAN,
+    LOGPROB_DIFF_SHARE,
+    MERGE_ERROR,
+    NUM_SKIPPED_UPDATES,
+    REJECTED_FRACTION,
+    REPLACED_FRACTION,
+    RESPONSE_CLIP_RATIO,
+    REWARD_MAX,
+    REWARD_MEAN,
+    REWARD_MIN,
+    STALENESS_MAX,
+    STEP_SECONDS,
+    Metrics,
+)
+from rljob_trainer.observability.sinks import JsonlSink
+
+_T = "spec.training."
+_CORRECTION = _T + "algorithm.rolloutCorrection"
+
+
+def alarms_of(**edits: object) -> Alarms:
+    return Alarms(RLJob.from_wire(valid_job({_T + "model.dtype": "Float32", **edits})).spec)
+
+
+def raised_by(steps: Iterable[Metrics], **edits: object) -> dict[str, Alarm]:
+    """The alarms that are raised after these steps, by reason."""
+    alarms = alarms_of(**edits)
+    for step, metrics in enumerate(steps, 1):
+        alarms.step_done(step, metrics)
+    return {alarm.reason: alarm for alarm in alarms.raised}
+
+
+def steps_of(name: str, values: Sequence[float]) -> list[Metrics]:
+    return [{name: value} for value in values]
+
+
+def test_every_known_alarm_has_a_rule_in_the_order_of_seriousness() -> None:
+    rules = rules_of(RLJob.from_wire(valid_job({_T + "model.dtype": "Float32"})).spec)
+    assert tuple(rule.reason for rule in rules) == ALARMS
+
+
+def test_an_alarm_is_raised_by_several_steps_and_cleared_when_few_are_left(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    alarms, high = alarms_of(), MOST_CUT_OFF + 0.1
+    # Every other step is unusual: five of the last ten raise the alarm, and it does not come and go.
+    for step in range(1, 9):
+        assert alarms.step_done(step, {RESPONSE_CLIP_RATIO: high if step % 2 else 0.0}) == ()
+    for step in range(9, 30):
+        [alarm] = alarms.step_done(step, {RESPONSE_CLIP_RATIO: high if step % 2 else 0.0})
+        assert (alarm.since_step, alarm.step) == (9, step if step % 2 else step - 1)
+    # Steps without the number change nothing.
+    for step in range(30, 60):
+        assert len(alarms.step_done(step, {})) == 1
+    # The steps 24 to 29 have three unusual ones, the steps 26 to 29 two.
+    for step in range(60, 65):
+        assert len(alarms.step_done(step, {RESPONSE_CLIP_RATIO: MOST_CUT_OFF})) == 1
+    assert alarms.step_done(65, {RESPONSE_CLIP_RATIO: 0.0}) == ()
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages[0] == Mentions("step 9: alarm ResponsesCutOff: 60 % of the responses", "rollout.maxNewTokens")
+    assert messages[1:] == ["step 65: the alarm ResponsesCutOff is over"]
+
+
+def test_one_odd_step_raises_no_alarm() -> None:
+    odd: Metrics = {
+        "reward/error_rate": 1.0,
+        EXCLUDED_FRACTION: 1.0,
+        GRADIENT_NORM: math.inf,
+        KL_LOSS: 1e6,
+        LOGPROB_DIFF_MEAN: 1.0,
+        REJECTED_FRACTION: 1.0,
+        MERGE_ERROR: 1.0,
+        RESPONSE_CLIP_RATIO: 1.0,
+        EQUAL_SCORES_FRACTION: 1.0,
+        REWARD_MEAN: 0.0,
+        REWARD_MIN: 0.0,
+        REWARD_MAX: 0.0,
+    }
+    usual = dict.fromkeys(odd, 1e-4)
+    assert raised_by([*[usual] * 20, odd, *[usual] * 20]) == {}
+
+
+def test_failed_rewards_are_named_with_their_kind_of_failure() -> None:
+    rates = {
+        "reward/error_rate": 0.25,
+        "reward/timeout_rate": 0.125,
+        "reward/score/error_rate": 0.25,
+        "reward/score/timeout_rate": 0.125,
+        EXCLUDED_FRACTION: 0.375,
+    }
+    found = raised_by([{}, rates, rates])
+    assert list(found) == [Reason.REWARD_ERRORS]
+    assert found[Reason.REWARD_ERRORS].value == 0.375
+    assert found[Reason.REWARD_ERRORS].message == Mentions("38 %", "score error 25 %, score timeout 12 %", "logs/")
+    assert raised_by(steps_of("reward/error_rate", [0.05] * 20)) == {}
+
+
+def test_excluded_responses_whose_reward_did_not_fail() -> None:
+    lost: Metrics = {EXCLUDED_FRACTION: 0.25, "reward/error_rate": 0.0}
+    assert raised_by([lost, lost])[Reason.RESPONSES_EXCLUDED].value == 0.25
+    replaced: Metrics = {EXCLUDED_FRACTION: 0.0, REPLACED_FRACTION: 0.5}
+    assert raised_by([replaced, replaced])[Reason.RESPONSES_EXCLUDED].message == Mentions("50 %", "outcome/")
+
+
+def test_a_gradient_is_compared_with_those_of_the_steps_before() -> None:
+    usual = [0.0, 3.0, 4.0, 0.0, 5.0] * 4
+    found = raised_by(steps_of(GRADIENT_NORM, [*usual, 39.0, 41.0, 60.0, 50.0]))
+    assert found[Reason.HIGH_GRADIENT_NORM].message == Mentions("is 50 ", "below 40,", "learningRate")
+    assert raised_by(steps_of(GRADIENT_NORM, [*usual, 39.0, 39.0, 39.0])) == {}
+    # What is unusual does not become usual.
+    assert list(raised_by(steps_of(GRADIENT_NORM, usual + [1000.0] * 300))) == [Reason.HIGH_GRADIENT_NORM]
+    # A slow change does.
+    assert raised_by(steps_of(GRADIENT_NORM, [1.01**step for step in range(1000)])) == {}
+
+
+def test_gradients_are_usual_in_the_first_steps_and_up_to_the_norm_to_which_they_are_clipped() -> None:
+    assert raised_by(steps_of(GRADIENT_NORM, [900.0, 700.0, 500.0, 3.0, 2.0])) == {}
+    small = [1e-3] * 20 + [0.9] * 5
+    assert raised_by(steps_of(GRADIENT_NORM, small)) == {}
+    low_limit = {_T + "optimizer.maxGradientNorm": 0.1}
+    assert list(raised_by(steps_of(GRADIENT_NORM, small), **low_limit)) == [Reason.HIGH_GRADIENT_NORM]
+
+
+@pytest.mark.parametrize("step", [{GRADIENT_NORM: math.nan}, {GRADIENT_NORM: 1.0, NUM_SKIPPED_UPDATES: 1.0}])
+def test_gradients_that_are_not_finite(step: Metrics) -> None:
+    alarm = raised_by([step] * 3)[Reason.HIGH_GRADIENT_NORM]
+    assert alarm.value is None
+    assert alarm.message == Mentions("not finite", "skipped")
+
+
+def test_a_kl_that_grows_while_the_policy_learns_is_usual() -> None:
+    growing = [min(0.9, 1e-4 * 1.2**step) for step in range(100)]
+    assert raised_by(steps_of(KL_LOSS, growing)) == {}
+    found = raised_by(steps_of(KL_LOSS, [0.2] * 20 + [2.1, 2.5, 3.0]))
+    assert found[Reason.HIGH_KL].message == Mentions("is 3 nats per token", "below 2)", "learningRate")
+    assert list(raised_by(steps_of(KL_LOSS, [0.0, 2.0, 5.0, 4.0]))) == [Reason.HIGH_KL]
+
+
+def mismatches(means: Sequence[float], staleness: float = 0.0) -> list[Metrics]:
+    rest = {LOGPROB_DIFF_MAX: 2.0, LOGPROB_DIFF_SHARE: 0.5, STALENESS_MAX: staleness}
+    return [{LOGPROB_DIFF_MEAN: mean, **rest} for mean in means]
+
+
+def test_the_usual_mismatch_depends_on_the_dtype() -> None:
+    bfloat16 = {_T + "model.dtype": "BFloat16"}
+    assert raised_by(mismatches([1e-3] * 20)) == {}
+    assert raised_by(mismatches([0.05] * 20), **bfloat16) == {}
+    assert list(raised_by(mismatches([0.06] * 3), **bfloat16)) == [Reason.ROLLOUT_MISMATCH]
+    alarm = raised_by(mismatches([1e-6, math.nan, 2e-3, 2e-3, 3e-3]))[Reason.ROLLOUT_MISMATCH]
+    assert (alarm.since_step, alarm.value) == (5, 3e-3)
+    assert alarm.message == Mentions("0.003 nats", "50 % of the tokens", "up to 0.001", "{type: TokenTruncated}")
+    for edit in ({".type": "TokenTruncated"}, {".oldLogprobs": "Rollout"}):
+        edits = {_CORRECTION + field: value for field, value in edit.items()}
+        [corrected] = raised_by(mismatches([1.0] * 3), **edits).values()
+        assert "rolloutCorrection corrects" in corrected.message
+    # Older weights are expected to differ.
+    assert raised_by(mismatches([1.0] * 20, staleness=1.0)) == {}
+
+
+def test_most_tokens_are_rejected() -> None:
+    assert raised_by(steps_of(REJECTED_FRACTION, [0.5] * 20)) == {}
+    assert raised_by(steps_of(REJECTED_FRACTION, [0.6] * 3))[Reason.TOKENS_REJECTED].message == Mentions("60 %")
+    older = {_T + "rollout.syncEverySteps": 4, "spec.checkpoint.everySteps": 4}
+    [alarm] = raised_by(steps_of(REJECTED_FRACTION, [0.6] * 3), **older).values()
+    assert "syncEverySteps" in alarm.message
+
+
+def test_merged_adapters_may_be_lost_by_rounding_only_in_the_first_steps() -> None:
+    bfloat16 = {_T + "model.dtype": "BFloat16"}
+    assert raised_by(steps_of(MERGE_ERROR, [0.9, 0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.1]), **bfloat16) == {}
+    alarm = raised_by(steps_of(MERGE_ERROR, [0.72] * 8), **bfloat16)[Reason.ADAPTERS_ROUNDED]
+    assert alarm.message == Mentions("BFloat16", "72 %", "sync: Adapter", "dtype: Float32")
+
+
+def groups(equal: float, mean: float, lowest: float, highest: float) -> Metrics:
+    return {EQUAL_SCORES_FRACTION: equal, REWARD_MEAN: mean, REWARD_MIN: lowest, REWARD_MAX: highest}
+
+
+def test_equal_scores_are_a_problem_unless_the_policy_solves_its_prompts() -> None:
+    unsolved = raised_by([groups(1.0, 0.0, 0.0, 0.0)] * 5)
+    assert unsolved[Reason.EQUAL_SCORES].message == Mentions("100 %", "below 90 %", "groupSize")
+    learning = [groups(0.9, 0.01, 0.0, 1.0)] * 20
+    solved = [groups(1.0, 0.99, 0.0, 1.0), groups(1.0, 1.0, 1.0, 1.0)] * 10
+    assert raised_by([*learning, *solved]) == {}
+    # Some prompts are always solved, the others never.
+    assert list(raised_by([*learning, *[groups(1.0, 0.5, 0.0, 1.0)] * 5])) == [Reason.EQUAL_SCORES]
+    # Every response has the highest score because all responses have the same.
+    assert list(raised_by([groups(1.0, 1.0, 1.0, 1.0)] * 5)) == [Reason.EQUAL_SCORES]
+
+
+def test_a_resumed_run_has_the_same_alarms_as_an_uninterrupted_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = alarms_of()
+    sink = JsonlSink(tmp_path, None, lambda: 0.0)
+    steps = [
+        {
+            STEP_SECONDS: 1.0,
+            GRADIENT_NORM: math.inf if step % 4 == 0 else 1.0 + step % 7 / 3,
+            KL_LOSS: 0.1 + step % 3 / 7 + (5.0 if step > 25 else 0.0),
+            **groups(0.95, step % 5 / 50, 0.0, float(step % 2)),
+        }
+        for step in range(1, 41)
+    ]
+    for step, metrics in enumerate(steps[:28], 1):
+        whole.step_done(step, metrics)
+        sink.write(step, metrics)
+        sink.write(step, {"eval/greedy_score": 0.5})
+    sink.close()
+    caplog.clear()
+    resumed = alarms_of()
+    resumed.load(read_rows(tmp_path / "metrics.jsonl"))
+    assert {alarm.reason for alarm in resumed.raised} == {"HighGradientNorm", "HighKl", "EqualScores"}
+    assert resumed.raised == whole.raised
+    assert [record.getMessage() for record in caplog.records] == [
+        f"alarm {alarm.reason} since step {alarm.since_step}: {alarm.message}" for alarm in whole.raised
+    ]
+    for step, metrics in enumerate(steps[28:], 29):
+        assert resumed.step_done(step, metrics) == whole.step_done(step, metrics)
+
+
+def test_all_alarms_of_a_step_fit_a_run_state() -> None:
+    worst = {
+        **dict.fromkeys((f"reward/{kind}_rate" for kind in ("error", "timeout", "died", "unreachable")), 1.0),
+        **dict.fromkeys((f"reward/score/{kind}_rate" for kind in ("error", "timeout", "died", "unreachable")), 1.0),
+        GRADIENT_NORM: 1e300,
+        KL_LOSS: 1e300,
+        REJECTED_FRACTION: 1.0,
+        MERGE_ERROR: 1.0,
+        RESPONSE_CLIP_RATIO: 1.0,
+        **mismatches([123456.789])[0],
+        **groups(1.0, -123456.789, -123456.789, -123456.789),
+    }
+    lost = {**worst, **dict.fromkeys(worst, 0.0), EXCLUDED_FRACTION: 1.0}
+    found = raised_by([{GRADIENT_NORM: 1.0}] * WINDOW + [lost, lost] + [worst] * 8)
+    assert set(found) == set(ALARMS)
+    for alarm in found.values():
+        assert not alarm.message.endswith(" ")
+        assert len(json.dumps(alarm.message)) < 512, "the message was cut"

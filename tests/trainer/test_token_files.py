@@ -1,0 +1,114 @@
+"""The files in `tokens/`: their form, their size, and which of them a resumed run keeps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from rljob_testing.training.training_runs import RecordedTokens
+from rljob_trainer.controller.run_files import RunOutput
+from rljob_trainer.observability.samples import SampleKind
+from rljob_trainer.observability.timeline import ProcessSpans, newest_timeline_file, write_timeline
+from rljob_trainer.observability.token_files import (
+    EVALUATION_TOKENS,
+    MAX_FILE_BYTES,
+    TRAINING_TOKENS,
+    Conversation,
+    TokenValues,
+    fair_limit,
+    kept_tokens,
+    token_file,
+    write_token_file,
+)
+
+
+def conversation(num_prompt_tokens: int, num_tokens: int, text: str = "word ") -> Conversation:
+    sampled = [number >= num_prompt_tokens for number in range(num_tokens)]
+    values = [-1.23457 if each else None for each in sampled]
+    tokens = TokenValues(
+        [f"{number}{text}" for number in range(num_tokens)],
+        sampled,
+        sampled,
+        values,
+        [None] * num_tokens,
+        [2 if each else None for each in sampled],
+        values,
+    )
+    return Conversation(SampleKind.TRAIN, 5, "p" * 2000, 0.5, "COMPLETED", num_prompt_tokens, num_tokens, 0, tokens)
+
+
+def written(folder: Path, conversations: list[Conversation]) -> RecordedTokens:
+    path = token_file(folder, TRAINING_TOKENS)
+    write_token_file(path, 12, conversations)
+    assert path.stat().st_size <= MAX_FILE_BYTES
+    assert [each.name for each in path.parent.iterdir()] == ["training.json"]
+    return cast(RecordedTokens, json.loads(path.read_text()))
+
+
+def test_a_file_has_the_values_of_each_token_and_no_number_that_does_not_exist(tmp_path: Path) -> None:
+    found = written(tmp_path, [conversation(1, 3), replace(conversation(0, 1), score=None)])
+    first, second = found["conversations"]
+    assert (found["version"], found["step"]) == (1, 12)
+    assert first == {
+        "kind": "train",
+        "group": 5,
+        "prompt": "p" * 1000,
+        "score": 0.5,
+        "outcome": "COMPLETED",
+        "tokens": {
+            "text": ["0word ", "1word ", "2word "],
+            "isSampled": [False, True, True],
+            "isTrained": [False, True, True],
+            "rolloutLogprob": [None, -1.23457, -1.23457],
+            "trainerLogprob": [None, None, None],
+            "age": [None, 2, 2],
+            "advantage": [None, -1.23457, -1.23457],
+        },
+        "omittedPromptTokens": 0,
+        "omittedTokens": 0,
+    }
+    assert second["score"] is None
+
+
+@pytest.mark.parametrize("text", ["w", "word ", "\x01\U0001f642"])
+def test_long_conversations_are_cut_and_short_ones_are_whole(tmp_path: Path, text: str) -> None:
+    """Some characters take many bytes in the file."""
+    sizes = [(10, 100), (10, 40_000), (30_000, 40_000)]
+    found = written(tmp_path, [conversation(*size, text) for size in sizes])["conversations"]
+    # Not much smaller than allowed.
+    assert token_file(tmp_path, TRAINING_TOKENS).stat().st_size > 0.8 * MAX_FILE_BYTES
+    for (num_prompt, num_tokens), each in zip(sizes, found, strict=True):
+        assert len(each["tokens"]["text"]) + each["omittedTokens"] == num_tokens
+        first = each["omittedPromptTokens"]
+        assert each["tokens"]["text"][0] == f"{first}{text}"
+        assert each["tokens"]["isSampled"].index(True) == num_prompt - first
+    short, long, long_prompt = found
+    assert (short["omittedTokens"], long["omittedPromptTokens"]) == (0, 0)
+    assert len(long["tokens"]["text"]) == len(long_prompt["tokens"]["text"])
+    # The response has three quarters of the tokens that are left.
+    assert sum(long_prompt["tokens"]["isSampled"]) == pytest.approx(0.75 * len(long_prompt["tokens"]["text"]), abs=2)
+
+
+def test_the_tokens_that_are_kept() -> None:
+    assert kept_tokens(10, 100, 100) == (0, 100)
+    assert kept_tokens(10, 100, 60) == (0, 60)
+    # At most a quarter is the prompt, unless the response is short.
+    assert kept_tokens(50, 100, 40) == (40, 80)
+    assert kept_tokens(90, 100, 40) == (60, 100)
+    assert fair_limit([1.0, 1.0, 2.0], [3, 100, 100], 33.0) == 10
+
+
+def test_a_resumed_run_removes_the_files_of_steps_that_it_repeats(tmp_path: Path) -> None:
+    for name, step in ((TRAINING_TOKENS, 4), (EVALUATION_TOKENS, 3)):
+        write_token_file(token_file(tmp_path, name), step, [])
+    write_timeline(newest_timeline_file(tmp_path), 4, [ProcessSpans("controller", [])])
+    RunOutput(tmp_path, [], resumed_from_step=3, num_steps=8, num_devices=1).close()
+    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("t*/*.json")}
+    assert left == {"tokens/evaluation.json"}
+    token_file(tmp_path, EVALUATION_TOKENS).write_text('{"step": ')
+    RunOutput(tmp_path, [], resumed_from_step=3, num_steps=8, num_devices=1).close()
+    assert not token_file(tmp_path, EVALUATION_TOKENS).exists()
