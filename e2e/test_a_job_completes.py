@@ -16,12 +16,12 @@ import httpx
 import pytest
 from safetensors import safe_open
 
+from rljob.cluster import ClusterOptions, connect
+from rljob.results.fetching import Fetch
+from rljob.results.pod import ResultsPod
+from rljob.results.selection import Part, Selection
 from rljob_api.conditions import ConditionType
 from rljob_api.constants import LABEL_RESULTS_OF
-from rljob_cli.cluster.client import ClusterOptions, connect
-from rljob_cli.results.fetching import Fetch
-from rljob_cli.results.pod import ResultsPod
-from rljob_cli.results.selection import Part, Selection
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
 from rljob_testing.cluster.kubectl import Kubectl, StatusRecording, recorded_statuses, wait_for

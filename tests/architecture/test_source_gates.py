@@ -25,7 +25,7 @@ VLLM_MODULES = (
 )
 PATH_RULES = {
     "kopf": ["rljob_operator.handlers", "rljob_operator.__main__"],
-    "kubernetes": ["rljob_operator.kube", "rljob_cli.cluster.client"],
+    "kubernetes": ["rljob_operator.kube", "rljob.cluster", "rljob.kubeconfig", "rljob.websockets"],
     "ray": ["rljob_trainer.pools", "rljob_trainer.groups"],
     "vllm": [f"rljob_trainer.engines.rollout.{name}" for name in VLLM_MODULES],
 }

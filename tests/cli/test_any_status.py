@@ -7,13 +7,12 @@ from collections import Counter
 
 from hypothesis import given, settings
 
+from rljob.stored_job import StoredJob, stored_job
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_cli.cluster.explain import explanation
-from rljob_cli.cluster.job_state import ending
 from rljob_cli.cluster.listing import list_lines
 from rljob_cli.cluster.status import job_lines
-from rljob_cli.cluster.stored_job import StoredJob, stored_job
 from rljob_operator.reconcile.observed import Observed
 from rljob_testing.operator import any_observed, inputs
 from rljob_testing.operator.inputs import decide
@@ -71,7 +70,7 @@ def test_every_status_of_a_job_is_shown_and_explained() -> None:
         result = job.status.result
         assert ("  result " in text) == (result is not None)
         assert ("  next  " in text) == (job.status.next_attempt is not None)
-        assert (ending(job.status) is None) == (result is None)
+        assert (job.ending is None) == (result is None)
         before_the_pass = explained(stored(seen, seen.job.status))
         headlines.update([headline(lines), headline(before_the_pass)])
 

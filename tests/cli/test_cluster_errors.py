@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from kubernetes.config import incluster_config
 
-from rljob_cli import settings
+from rljob import settings
 from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.cluster.api_server import ApiServer
 from rljob_testing.messages import Mentions
@@ -35,7 +35,7 @@ def test_without_a_crd_the_operator_is_reported_as_not_installed(
     bare_apiserver: ApiServer, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A group that no server here ever serves stands for a cluster without the operator: the tests share one server.
-    monkeypatch.setattr("rljob_cli.cluster.client.API_PATH", "/apis/not-installed.dev/v1alpha1")
+    monkeypatch.setattr("rljob.cluster.API_PATH", "/apis/not-installed.dev/v1alpha1")
     file = tmp_path / "kubeconfig"
     file.write_text(bare_apiserver.kubeconfig())
     code, _, errors = rljob("list", "--kubeconfig", str(file))

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 import pytest
 from ruamel.yaml import YAML
 
+from rljob.kubernetes_models import Event, Pod
+from rljob.stored_job import stored_job
 from rljob_api.conditions import Reason
 from rljob_api.explanations import EXPLANATIONS
 from rljob_cli.cluster.explain import explanation
-from rljob_cli.cluster.kubernetes_models import Event, Pod
-from rljob_cli.cluster.stored_job import stored_job
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.cli.rljob_command import SMALL_JOB

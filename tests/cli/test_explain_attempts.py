@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 import pytest
 from ruamel.yaml import YAML
 
+from rljob.stored_job import stored_job
 from rljob_api.conditions import Reason
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
 from rljob_api.explanations import EXPLANATIONS
 from rljob_cli.cluster.explain import explanation
-from rljob_cli.cluster.stored_job import stored_job
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.rljob_command import SMALL_JOB
 from rljob_testing.messages import Mentions

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import pytest
 from ruamel.yaml import YAML
 
+from rljob.stored_job import stored_job
 from rljob_api.constants import ErrorCause
 from rljob_cli.cluster.explain import explanation
-from rljob_cli.cluster.stored_job import stored_job
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.rljob_command import SMALL_JOB
 from rljob_testing.messages import Mentions

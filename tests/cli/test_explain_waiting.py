@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from rljob import cluster as client
+from rljob.cluster import PlacedPods
+from rljob.stored_job import StoredJob, stored_job
 from rljob_api.conditions import Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.v1alpha1.pools import QUEUE_LABEL
 from rljob_api.v1alpha1.status import RLJobStatus
-from rljob_cli.cluster import client
-from rljob_cli.cluster.client import PlacedPods
 from rljob_cli.cluster.explain import explanation
-from rljob_cli.cluster.stored_job import StoredJob, stored_job
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, PodProblem, Reachability
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.cli import job_statuses

@@ -16,10 +16,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from rljob_cli.results import fetching, pod_program
-from rljob_cli.results.connection import BrokenConnectionError
-from rljob_cli.results.fetching import Fetch, Fetched, ResultsError
-from rljob_cli.results.selection import Part, Selection
+from rljob.results import fetching, pod_program
+from rljob.results.connection import BrokenConnectionError
+from rljob.results.fetching import Fetch, Fetched, ResultsError
+from rljob.results.selection import Part, Selection
 
 PROGRAM = Path(pod_program.__file__)
 EVERYTHING = Selection(without=frozenset())

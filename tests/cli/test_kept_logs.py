@@ -135,3 +135,13 @@ def test_a_line_without_an_end_is_read_once(tmp_path: Path, monkeypatch: pytest.
     lines = list(kept_logs.pieces_of(kept_logs.KeptLog([file], ""), num_lines=3))
     assert lines == [bar + b"\n", b"\n", bar]
     assert time.process_time() - begin < 5
+
+
+def test_the_log_of_the_previous_attempt_can_be_printed(claim: Path, rljob: Rljob) -> None:
+    assert rljob("logs", "small", "--storage", str(claim), "--previous")[:2] == (0, "first\n")
+    newer = claim / "small" / LOGS / "attempt-1" / "driver.log"
+    os.utime(newer, (900, 900))
+    code, output, errors = rljob("logs", "small", "--storage", str(claim), "--previous")
+    assert (code, output, errors) == (2, "", Mentions("error:", "attempt 1", "no previous", "--previous"))
+    code, _, errors = rljob("logs", "small", "--storage", str(claim), "--since", "10m")
+    assert (code, errors) == (2, Mentions("error: --since: cannot be combined with --storage", "--tail"))

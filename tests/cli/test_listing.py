@@ -6,15 +6,18 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from rich.console import Console
 from ruamel.yaml import YAML
 
+from rljob.cluster import Cluster, ClusterOptions, connect
+from rljob.stored_job import StoredJob, stored_job
 from rljob_api.crdgen.manifest import custom_resource_definition
-from rljob_cli.cluster.listing import list_lines, show_list
-from rljob_cli.cluster.stored_job import StoredJob, stored_job
-from rljob_testing.cli import job_statuses
+from rljob_cli.cluster.listing import JobList, list_lines, show_list, watch_list
+from rljob_testing.cli import job_statuses, job_steering
 from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.cli.rljob_command import SMALL_JOB
 from rljob_testing.messages import Mentions
@@ -73,7 +76,8 @@ def test_an_unreadable_status_has_its_row_and_hides_no_other(status: object, row
     jobs = [job(job_statuses.full_status()), job(status, "bad"), job({}, "z")]
     out, notes = io.StringIO(), io.StringIO()
     consoles = (Console(file=file, highlight=False, width=80) for file in (out, notes))
-    show_list(jobs, None, NOW, *consoles, everywhere=False)
+    cluster = cast("Cluster", SimpleNamespace(jobs=lambda **_: jobs))
+    show_list(JobList(cluster), *consoles, NOW)
     lines = out.getvalue().splitlines()
     assert [line.split()[0] for line in lines] == ["NAME", "small", "bad", "z"]
     assert lines[2].split() == row
@@ -126,3 +130,77 @@ def test_all_namespaces_and_wide_columns_are_shown(job_cluster: JobCluster, rljo
 @pytest.mark.apiserver
 def test_an_empty_table_is_a_sentence(job_cluster: JobCluster, rljob: Rljob) -> None:
     assert rljob("list", "-o", "wide") == (0, "", Mentions("no jobs", job_cluster.namespace))
+
+
+@pytest.fixture
+def three(job_cluster: JobCluster) -> JobCluster:
+    """A namespace with the jobs `a` of team red, `b` and `c` of team blue, with rewards 0.5, none and 0.75."""
+    for name, team, reward in (("a", "red", 0.5), ("b", "blue", None), ("c", "blue", 0.75)):
+        text = SMALL_JOB.replace("{name: small}", f"{{name: {name}, labels: {{team: {team}}}}}")
+        job_cluster.create_job(YAML(typ="safe", pure=True).load(text))
+        if reward is not None:
+            progress = {"step": 9, "totalSteps": 80, "rewardMean": reward, "updatedAt": CREATED}
+            job_cluster.write_status(name, {"phase": "Running", "progress": progress})
+    return job_cluster
+
+
+def names(output: str) -> list[str]:
+    return [line.split()[0] for line in output.splitlines()[1:]]
+
+
+@pytest.mark.apiserver
+def test_jobs_are_selected_by_labels_and_sorted_by_a_column(three: JobCluster, rljob: Rljob) -> None:
+    assert names(rljob("list", "-l", "team=blue")[1]) == ["b", "c"]
+    assert names(rljob("list", "--selector", "team!=blue")[1]) == ["a"]
+    assert names(rljob("list", "--sort-by", "reward")[1]) == ["a", "c", "b"]
+    assert names(rljob("list", "--sort-by", "-Reward")[1]) == ["c", "a", "b"]
+    assert names(rljob("list", "--sort-by", "phase", "-o", "wide")[1]) == ["b", "a", "c"]
+    assert json.loads(rljob("list", "--sort-by", "-name", "-o", "json")[1])["items"][0]["metadata"]["name"] == "c"
+    assert rljob("list", "-l", "team=green") == (
+        0,
+        "",
+        f"no jobs in namespace {three.namespace} with labels team=green\n",
+    )
+
+
+@pytest.mark.apiserver
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sort-by", "rewards"], "--sort-by rewards: there is no such column; did you mean reward?"),
+        (["--sort-by", "x"], "--sort-by x: there is no such column; use one of namespace, name, phase"),
+        (["-l", "a=b=c"], "the API server rejected the request"),
+        (["--watch", "-o", "json"], "--output json: cannot be combined with --watch"),
+    ],
+)
+@pytest.mark.usefixtures("job_cluster")
+def test_wrong_options_of_list_are_one_clear_error(rljob: Rljob, arguments: list[str], message: str) -> None:
+    code, output, errors = rljob("list", *arguments)
+    assert (code, output) == (2, "")
+    assert errors == Mentions("error:", message)
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.apiserver
+def test_a_watched_list_prints_rows_that_change(three: JobCluster) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    steps = [
+        lambda: None,
+        lambda: three.write_status("b", {"phase": "Queued"}),
+        lambda: three.delete("a"),
+        interrupt,
+    ]
+    for is_terminal in (False, True):
+        output, notes = io.StringIO(), io.StringIO()
+        out = Console(file=output, highlight=False, width=100, force_terminal=is_terminal)
+        jobs = JobList(connect(ClusterOptions(kubeconfig=three.kubeconfig)), selector="team")
+        clock = job_steering.Script(steps if not is_terminal else [interrupt]).clock()
+        assert watch_list(jobs, out, Console(file=notes), clock) == 130
+        if is_terminal:
+            assert ["NAME" in output.getvalue(), "Queued" in output.getvalue()] == [True, True]
+        else:
+            rows = [line.split()[:2] for line in output.getvalue().splitlines()]
+            assert rows == [["NAME", "PHASE"], ["a", "Running"], ["b", "New"], ["c", "Running"], ["b", "Queued"]]
+            assert notes.getvalue() == ""

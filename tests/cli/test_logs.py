@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rljob_cli.cluster.watching import Clock
+from rljob.polling import Clock
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster, StandInKubelet
 from rljob_testing.messages import Mentions
@@ -356,3 +356,31 @@ def test_an_unresponsive_kubelet_is_reported_in_one_line(small: JobCluster, rljo
     assert (code, output) == (2, "")
     assert errors == Mentions("error: context here:", "API server", "request")
     assert errors.count("\n") == 1
+
+
+def test_only_new_lines_can_be_printed(small: JobCluster, kubelet: StandInKubelet, rljob: Rljob) -> None:
+    create_pod(small, "small-1-head-a", "head")
+    kubelet.logs[f"{small.namespace}/small-1-head-a/driver"] = [b"step 2\n"]
+    assert rljob("logs", "small", "--since", "1h30m") == (0, "step 2\n", "")
+    assert kubelet.asked[-1] == (f"/containerLogs/{small.namespace}/small-1-head-a/driver", {"sinceSeconds": ["5400"]})
+    code, _, errors = rljob("logs", "small", "--since", "1 hour")
+    assert (code, errors) == (2, Mentions("error: --since: '1 hour' is not a duration"))
+
+
+def test_the_previous_attempt_is_the_one_before_the_newest(
+    small: JobCluster, kubelet: StandInKubelet, rljob: Rljob
+) -> None:
+    code, _, errors = rljob("logs", "small", "--previous")
+    assert (code, errors) == (2, Mentions("error:", "only one attempt", "--previous"))
+    ended = ATTEMPT | {"state": "Ended", "ended": SINCE, "outcome": "Failed", "reason": "HeadLost", "submissions": 1}
+    small.write_status("small", {"attempts": [ended, ATTEMPT | {"number": 2, "cluster": "small-2"}]})
+    for number in (1, 2):
+        create_pod(small, f"small-{number}-head-a", "head", attempt=number)
+        kubelet.logs[f"{small.namespace}/small-{number}-head-a/driver"] = [f"log {number}\n".encode()]
+    assert rljob("logs", "small", "-p") == (0, "log 1\n", "")
+    small.delete_pod("small-1-head-a")
+    code, output, errors = rljob("logs", "small", "--previous")
+    assert (code, output) == (1, "")
+    assert errors == Mentions("the pods of attempt 1 and their logs were deleted", "Failed, HeadLost")
+    code, _, errors = rljob("logs", "small", "--previous", "--attempt", "1")
+    assert (code, errors) == (2, Mentions("error: --previous: cannot be combined with --attempt"))

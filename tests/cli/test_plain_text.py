@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rljob_cli.plain_text import age, duration_text, one_line, shortened
+from rljob.plain_text import age, duration_text, one_line, shortened
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from threading import Thread
 
 import pytest
 
+from rljob.differences import differences
 from rljob_api.job_file import load_job_file, load_job_text
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_cli.differences import differences
 from rljob_cli.errors import CliError
 from rljob_cli.plan.search import changed_spec
 from rljob_cli.plan.write import changed_text

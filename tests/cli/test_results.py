@@ -17,15 +17,15 @@ import pytest
 from rich.console import Console
 from ruamel.yaml import YAML
 
+from rljob.cluster import ClusterOptions
+from rljob.polling import Clock
+from rljob.results import pod_program
 from rljob_api.constants import LABEL_RESULTS_OF
 from rljob_api.contract_documents import load_run_state
 from rljob_cli.cluster import results
 from rljob_cli.cluster import view_job as view_of_job
-from rljob_cli.cluster.client import ClusterOptions
 from rljob_cli.cluster.view_job import view_job
-from rljob_cli.cluster.watching import Clock
 from rljob_cli.local.view import ViewOptions, write_view
-from rljob_cli.results import pod_program
 from rljob_page.page import WrittenPage
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import NODE, JobCluster, StandInKubelet

@@ -87,6 +87,16 @@ def test_a_run_passes_the_contract_to_the_trainer_and_reports_folder_and_result(
     assert "image:" not in text
 
 
+def test_a_run_with_changed_values_has_its_own_name_and_folder(workplace: JobFolder) -> None:
+    options = ("--name", "other", "--set", "spec.training.batchSize=8")
+    code, output = workplace.run(*options)
+    assert code == 0, output
+    written = load_job_file(workplace.folder / "runs" / "other" / "job.yaml")
+    assert (written.metadata.name, written.spec.training.batch_size) == ("other", 8)
+    code, output = workplace.run(*options)
+    assert (code, output) == (2, Mentions("--resume", "--set spec.training.batchSize=8 --name other"))
+
+
 def test_a_run_on_a_ray_cluster_leaves_pools_and_devices_to_it(workplace: JobFolder) -> None:
     job = workplace.job_file.read_text().replace("nodes: 1, gpusPerNode: 1", "nodes: 2, gpusPerNode: 4")
     workplace.job_file.write_text(job)

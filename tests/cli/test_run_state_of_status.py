@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from rljob.results.run_state import run_state
+from rljob.stored_job import stored_job
 from rljob_api.contract_documents import load_run_state
 from rljob_api.run_state import RunPhase, RunState
-from rljob_cli.cluster.stored_job import stored_job
-from rljob_cli.results.run_state import run_state
 from rljob_testing.cli import job_statuses
 
 CREATED = "2026-01-31T12:00:00Z"

@@ -14,6 +14,7 @@ import pytest
 
 from rljob_api.constants import CONTRACT_VERSION
 from rljob_api.job_file import load_job_file
+from rljob_cli.__main__ import main_of_kubectl
 from rljob_cli.arguments import EXIT_CODES
 from rljob_testing.cli.rljob_command import JobFolder
 from rljob_testing.messages import Mentions
@@ -171,3 +172,26 @@ def test_the_command_line_imports_neither_the_trainer_nor_its_libraries() -> Non
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n[]\n"
+
+
+def test_the_plugin_of_kubectl_is_the_same_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["kubectl-rljob", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main_of_kubectl()
+        return ended.value.code, *capsys.readouterr()
+
+    code, output, errors = run("status", "--help")
+    assert (code, errors) == (0, "")
+    assert "Usage: kubectl rljob status [OPTIONS]" in output
+    # Options before and after the command select the cluster.
+    config = str(tmp_path / "none")
+    for arguments in (["--kubeconfig", config, "status", "x"], ["status", "x", "--kubeconfig", config]):
+        assert run(*arguments) == (2, "", f"error: --kubeconfig {config}: no such file; correct it\n")
+    code, _, errors = run("-n", "team-a", "init")
+    assert code == 2
+    assert "--namespace: the command init does not use a cluster" in errors

@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 from ruamel.yaml import YAML
 
+from rljob.job_state import attempt_text
+from rljob.stored_job import StoredJob, stored_job
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
-from rljob_cli.cluster.status import attempt_text, job_lines
-from rljob_cli.cluster.stored_job import StoredJob, stored_job
+from rljob_cli.cluster.status import job_lines
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.cli.rljob_command import SMALL_JOB

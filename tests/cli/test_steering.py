@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from ruamel.yaml import YAML
 
+from rljob import steering
+from rljob.cluster import ClusterOptions, connect
+from rljob.errors import ClusterUnreachableError, NotAllowedError, RejectedError
+from rljob.polling import Clock
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
-from rljob_cli.cluster.client import ClusterOptions, connect
-from rljob_cli.cluster.steering import delete
-from rljob_cli.cluster.watching import Clock
-from rljob_cli.errors import CliError, ClusterUnreachableError, NotAllowedError
+from rljob_cli.cluster.steering import delete, steer
 from rljob_testing.cli import job_statuses, job_steering
 from rljob_testing.cli.job_cluster import JobCluster
+from rljob_testing.cli.rljob_command import SMALL_JOB
 from rljob_testing.messages import Mentions
 
 pytestmark = pytest.mark.apiserver
@@ -28,7 +31,7 @@ def test_a_job_that_is_being_deleted_is_not_changed(small: JobCluster, command: 
     http.patch(path, json={"metadata": {"finalizers": ["example.com/slow"]}}).raise_for_status()
     small.delete("small")
     with pytest.raises(
-        CliError,
+        RejectedError,
         match=f"RLJob {small.namespace}/small: .*deleted.*`rljob submit --context here FILE`",
     ):
         job_steering.steer(small, command)
@@ -124,7 +127,7 @@ def test_wait_returns_when_the_last_pod_was_deleted(job_cluster: JobCluster) -> 
     output = io.StringIO()
     console = Console(file=output, highlight=False)
     cluster = connect(ClusterOptions(kubeconfig=job_cluster.kubeconfig))
-    assert delete(cluster, "small", console, wait=True, clock=Clock(sleep=lambda _: steps.pop(0)())) == 0
+    assert delete(cluster, ["small"], console, wait=True, clock=Clock(sleep=lambda _: steps.pop(0)())) == 0
     assert output.getvalue().splitlines()[1:] == [
         "waiting for head, worker",
         "waiting for worker",
@@ -145,5 +148,52 @@ def test_ctrl_c_while_waiting_reports_that_the_job_was_deleted(job_cluster: JobC
     output = io.StringIO()
     console = Console(file=output, highlight=False)
     cluster = connect(ClusterOptions(kubeconfig=job_cluster.kubeconfig))
-    assert delete(cluster, "small", console, wait=True, clock=Clock(sleep=interrupt)) == 130
+    assert delete(cluster, ["small"], console, wait=True, clock=Clock(sleep=interrupt)) == 130
     assert output.getvalue().splitlines()[-2:] == ["waiting for head", Mentions("stopped waiting", "deletion")]
+
+
+@pytest.fixture
+def two(job_cluster: JobCluster) -> JobCluster:
+    """A namespace with the jobs `a` and `b`."""
+    for name in ("a", "b"):
+        text = SMALL_JOB.replace("{name: small}", f"{{name: {name}}}")
+        job_cluster.create_job(YAML(typ="safe", pure=True).load(text))
+    return job_cluster
+
+
+@pytest.mark.parametrize("command", ["suspend", "resume", "stop", "retry", "delete"])
+def test_several_names_are_all_handled_and_the_exit_code_is_the_largest(
+    two: JobCluster, rljob: Rljob, command: str
+) -> None:
+    if command == "retry":
+        for name in ("a", "b"):
+            two.write_status(name, {"phase": "Failed", "result": job_statuses.FAILED})
+    code, output, errors = rljob(command, "a", "none", "b", "a")
+    assert (code, errors) == (3, Mentions("error: RLJob none: not found"))
+    assert errors.count("\n") == 1
+    assert [output.count(f"RLJob {two.namespace}/{name}") for name in ("a", "b")] == [1, 1]
+
+
+def test_a_job_that_cannot_be_suspended_does_not_keep_others_from_it(two: JobCluster, rljob: Rljob) -> None:
+    two.write_status("a", {"result": job_statuses.COMPLETE})
+    code, output, errors = rljob("suspend", "a", "b")
+    assert (code, output, errors) == (
+        2,
+        Mentions(f"RLJob {two.namespace}/b will be suspended"),
+        Mentions(f"error: RLJob {two.namespace}/a: has finished"),
+    )
+
+
+def test_all_jobs_are_asked_before_the_command_waits(two: JobCluster) -> None:
+    output = io.StringIO()
+    api = connect(ClusterOptions(kubeconfig=two.kubeconfig))
+
+    def both_end() -> None:
+        assert "will be stopped" in output.getvalue().partition(f"{two.namespace}/b")[2]
+        two.write_status("a", {"result": job_statuses.FAILED})
+        two.write_status("b", {"result": job_statuses.FAILED})
+
+    console = Console(file=output, highlight=False, width=80)
+    clock = job_steering.Script([both_end]).clock()
+    code = steer(steering.stop, api, ["a", "b"], console, wait=True, clock=clock)
+    assert (code, output.getvalue().count("has finished: Failed")) == (0, 2)

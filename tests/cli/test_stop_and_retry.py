@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from rljob.errors import RejectedError
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
-from rljob_cli.errors import CliError
 from rljob_testing.cli import job_statuses, job_steering
 from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.messages import Mentions
@@ -185,7 +185,7 @@ def test_retry_of_a_job_that_has_not_failed_is_rejected(
     small: JobCluster, status: Mapping[str, object], parts: tuple[str, ...]
 ) -> None:
     small.write_status("small", status)
-    with pytest.raises(CliError) as caught:
+    with pytest.raises(RejectedError) as caught:
         job_steering.steer(small, "retry")
     assert str(caught.value) == Mentions(f"RLJob {small.namespace}/small:", *parts)
     assert job_steering.annotation(small, ANNOTATION_RETRY) is None
@@ -197,7 +197,7 @@ def test_a_retry_waits_until_the_operator_has_handled_an_earlier_stop(small: Job
         {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "nextAttempt": job_statuses.BETWEEN},
     )
     job_steering.steer(small, "stop")
-    with pytest.raises(CliError, match="still stopping"):
+    with pytest.raises(RejectedError, match="still stopping"):
         job_steering.steer(small, "retry")
 
 

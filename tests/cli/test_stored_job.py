@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 import pytest
 from ruamel.yaml import YAML
 
+from rljob.job_state import attempt_state
+from rljob.stored_job import StoredJob, stored_job
 from rljob_api.v1alpha1.run_policy import Cleanup
 from rljob_cli.cluster.explain import explanation
-from rljob_cli.cluster.job_state import attempt_state, ending, phase
 from rljob_cli.cluster.listing import list_lines
 from rljob_cli.cluster.status import job_lines
-from rljob_cli.cluster.stored_job import StoredJob, stored_job
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import Json
 from rljob_testing.cli.rljob_command import SMALL_JOB
@@ -66,7 +66,7 @@ def test_unknown_values_of_a_newer_operator_are_shown_unchanged() -> None:
     stored = job(newer_status())
     assert stored.unparsed_fields == ('status.conditions[6].status (seen: "Perhaps")',)
     assert [attempt_state(attempt) for attempt in stored.status.attempts] == ["Moved", "Migrating"]
-    assert phase(stored) == "Migrating"
+    assert stored.phase == "Migrating"
     text = shown(stored)
     for word in ("Migrating", "QuotaReserved", "Moved", "Borrowed", "Preempted", "Moved (Weather)", '"Perhaps"'):
         assert word in text, word
@@ -77,7 +77,7 @@ def test_unknown_values_of_a_newer_operator_are_shown_unchanged() -> None:
 def test_an_unknown_result_counts_as_finished() -> None:
     result = {"outcome": "Evacuated", "reason": "Flood", "message": "m", "at": "2026-01-31T12:20:00Z", "by": "them"}
     stored = job({"phase": "Evacuated", "result": result})
-    end = ending(stored.status)
+    end = stored.ending
     assert end is not None
     assert (end.kind, end.is_complete) == ("Evacuated", False)
     assert shown(stored) == Mentions("finished", "Evacuated, reason Flood, 10m ago")
@@ -87,7 +87,7 @@ def test_the_conditions_give_the_result_of_a_job_whose_result_cannot_be_read() -
     failed = job_statuses.condition("Failed", "True", "ApplicationError", "2026-01-31T12:20:00Z", "exit code 1")
     stored = job({"phase": "Failed", "result": {"outcome": 1}, "conditions": [failed]})
     assert [part.split(" (")[0] for part in stored.unparsed_fields if part.startswith("status.result")]
-    end = ending(stored.status)
+    end = stored.ending
     assert end is not None
     assert (end.kind, end.reason, end.message, end.cleaned_up_at) == ("Failed", "ApplicationError", "exit code 1", None)
     assert end.at == datetime(2026, 1, 31, 12, 20, tzinfo=UTC)

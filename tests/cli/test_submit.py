@@ -10,9 +10,9 @@ from threading import Thread
 
 import pytest
 
+from rljob.cluster import Cluster
+from rljob.stored_job import StoredJob
 from rljob_api.v1alpha1.pools import PRIORITY_CLASS_LABEL, QUEUE_LABEL
-from rljob_cli.cluster.client import Cluster
-from rljob_cli.cluster.stored_job import StoredJob
 from rljob_operator.raw_json import object_at
 from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.cli.rljob_command import SMALL_JOB

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from rljob.errors import RejectedError
 from rljob_api.constants import ANNOTATION_RETRY
-from rljob_cli.errors import CliError
 from rljob_testing.cli import job_statuses, job_steering
 from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.messages import Mentions
@@ -148,7 +148,7 @@ def test_a_job_that_failed_during_its_suspension_can_be_resumed(small: JobCluste
     job_steering.steer(small, "suspend")
     small.write_status("small", {"result": job_statuses.FAILED, "counters": job_statuses.COUNTERS})
     where = f"RLJob {small.namespace}/small"
-    with pytest.raises(CliError, match=f"{where}: .*suspended.*`rljob resume small --context here`"):
+    with pytest.raises(RejectedError, match=f"{where}: .*suspended.*`rljob resume small --context here`"):
         job_steering.steer(small, "retry")
     assert job_steering.annotation(small, ANNOTATION_RETRY) is None
     code, lines = job_steering.steer(small, "resume", [])
@@ -160,6 +160,6 @@ def test_a_job_that_failed_during_its_suspension_can_be_resumed(small: JobCluste
 
 def test_a_finished_job_cannot_be_suspended(small: JobCluster) -> None:
     small.write_status("small", {"result": job_statuses.FAILED})
-    with pytest.raises(CliError, match=r"small: .*finished.*Failed, OutOfMemory.*suspend"):
+    with pytest.raises(RejectedError, match=r"small: .*finished.*Failed, OutOfMemory.*suspend"):
         job_steering.steer(small, "suspend")
     assert job_steering.suspend(small) is False

@@ -38,7 +38,7 @@ spec:
 
 def validated(path: Path) -> tuple[bool, str]:
     output = io.StringIO()
-    job = validate_file(path, Console(file=output, width=80))
+    job = validate_file(path, (), Console(file=output, width=80))
     return job is not None, output.getvalue()
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,11 +22,11 @@ from typing import Self
 import pytest
 from rich.console import Console
 
+from rljob.cluster import ClusterOptions, connect
+from rljob.errors import ClusterUnreachableError
 from rljob_api.constants import ANNOTATION_RETRY
-from rljob_cli.cluster.client import ClusterOptions, connect
-from rljob_cli.cluster.watching import Clock, watch_job
-from rljob_cli.errors import ClusterUnreachableError
-from rljob_testing.cli import job_statuses
+from rljob_cli.cluster.watching import watch_job
+from rljob_testing.cli import job_statuses, job_steering
 from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.messages import Mentions
 
@@ -89,22 +89,6 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
         sink.shutdown(socket.SHUT_WR)
 
 
-class Script:
-    """A clock whose sleeps perform the next action of a list; two seconds pass in each."""
-
-    def __init__(self, steps: Sequence[Callable[[], None]]) -> None:
-        self._steps = list(steps)
-        self._now = START
-
-    def clock(self) -> Clock:
-        return Clock(now=lambda: self._now, sleep=self._sleep)
-
-    def _sleep(self, seconds: float) -> None:
-        self._now += timedelta(seconds=seconds)
-        if self._steps:
-            self._steps.pop(0)()
-
-
 def watched(
     cluster: JobCluster, steps: Sequence[Callable[[], None]], *, is_terminal: bool = False, name: str = "small"
 ) -> tuple[int, str]:
@@ -112,7 +96,7 @@ def watched(
     console = Console(file=output, highlight=False, force_terminal=is_terminal, width=100, height=40)
     api = connect(ClusterOptions(kubeconfig=cluster.kubeconfig))
     api.flags = ""
-    code = watch_job(api, name, console, Script(steps).clock())
+    code = watch_job(api, name, console, job_steering.Script(steps, START).clock())
     return code, output.getvalue()
 
 

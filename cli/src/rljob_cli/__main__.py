@@ -5,56 +5,30 @@ from __future__ import annotations
 import errno
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
-from rljob_api.constants import API_GROUP, API_VERSION, CONTRACT_VERSION, ExitCode
+from rljob.errors import RLJobError
+from rljob_api.constants import ExitCode
 from rljob_api.errors import ContractError
 from rljob_api.standard_streams import accept_all_characters, discard_output
 from rljob_cli import arguments as of
-from rljob_cli import result_commands
-from rljob_cli.arguments import Context, JobFile, JobName, Kubeconfig, Namespace
+from rljob_cli import cluster_commands as cluster_commands  # adds its commands to the app
+from rljob_cli import plan_arguments as of_plan
+from rljob_cli import result_commands as result_commands  # adds its commands to the app
+from rljob_cli.application import app, console
+from rljob_cli.arguments import JobFile
 from rljob_cli.errors import CliError
-from rljob_cli.settings import forget_zero_columns
+from rljob_cli.settings import forget_zero_columns, request_completion
 
-if TYPE_CHECKING:
-    from rljob_cli.cluster.client import Cluster
-    from rljob_cli.cluster.steering import Steering
-
-app = typer.Typer(
-    name="rljob",
-    cls=of.Commands,
-    suggest_commands=False,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-
-def _print_version(is_wanted: bool) -> None:
-    """Prints the versions of this command, of the API, and of the contract between operator and trainer."""
-    if is_wanted:
-        try:
-            package = version("rljob")
-        except PackageNotFoundError:
-            package = "(source tree)"
-        contract = f"contract version {CONTRACT_VERSION} (documents between operator and trainer)"
-        _console().print(Text(f"rljob {package}, {API_GROUP}/{API_VERSION}, {contract}"), soft_wrap=True)
-        raise typer.Exit
-
-
-@app.callback()
-def every_command(
-    _version: Annotated[
-        bool, typer.Option("--version", help="Print versions and exit.", is_eager=True, callback=_print_version)
-    ] = False,
-) -> None:
-    """Run reinforcement-learning post-training jobs from one file, on this machine or on a Kubernetes cluster."""
+_PROGRAM = "rljob"
+_COMPLETION_OPTIONS = ("--install-completion", "--show-completion")
+_NO_FILES = ":4"
+"""The last line of completions for kubectl: file names are no completions (ShellCompDirectiveNoFileComp of cobra)."""
 
 
 @app.command("init")
@@ -64,7 +38,7 @@ def init_command(file: of.NewJobFile = Path("job.yaml"), environment: of.WithEnv
 
     files = init.write_example(file, with_environment=environment)
     written, name = " and ".join(map(str, files)), shlex.quote(str(files[0]))
-    _console().print(Text(f"wrote {written}; next: rljob validate {name}, then rljob run {name}"), soft_wrap=True)
+    console().print(Text(f"wrote {written}; next: rljob validate {name}, then rljob run {name}"), soft_wrap=True)
 
 
 @app.command("validate")
@@ -74,6 +48,8 @@ def validate_command(
         bool,
         typer.Option("--resolved", help="Print the job with all defaults and recipe settings filled in."),
     ] = False,
+    name: of.NewName = None,
+    values: of.SetValues = None,
 ) -> None:
     """Check a job file and print its errors with their lines.
 
@@ -84,34 +60,34 @@ def validate_command(
     """
     from rljob_cli import validate
 
-    job = validate.validate_file(file, _console(stderr=resolved))
+    job = validate.validate_file(file, of.changes(name, values), console(stderr=resolved))
     if job is None:
         raise typer.Exit(ExitCode.CONFIGURATION)
     if resolved:
-        validate.print_resolved(job, _console())
+        validate.print_resolved(job, console())
 
 
 @app.command("plan")
 def plan_command(
-    file: of.JobToPlan = None,
-    from_run: of.FromRun = None,
-    calibrate: of.Calibrate = None,
-    cluster: of.NodesToPlanFor = None,
-    from_cluster: of.FromCluster = False,
-    gpu_types: of.GpuTypes = None,
-    gpu_memory: of.GpuMemory = None,
-    gpu_tflops: of.GpuTflops = None,
-    gpu_bandwidth: of.GpuBandwidth = None,
-    mean_prompt: of.MeanPrompt = None,
-    mean_response: of.MeanResponse = None,
-    model_config: of.ModelConfig = None,
-    profile: of.Profile = None,
-    is_search: of.Search = False,
-    write: of.Write = None,
-    is_explained: of.Explain = False,
-    as_json: of.AsJson = False,
-    context: of.PlanContext = None,
-    kubeconfig: of.PlanKubeconfig = None,
+    file: of_plan.JobToPlan = None,
+    from_run: of_plan.FromRun = None,
+    calibrate: of_plan.Calibrate = None,
+    cluster: of_plan.NodesToPlanFor = None,
+    from_cluster: of_plan.FromCluster = False,
+    gpu_types: of_plan.GpuTypes = None,
+    gpu_memory: of_plan.GpuMemory = None,
+    gpu_tflops: of_plan.GpuTflops = None,
+    gpu_bandwidth: of_plan.GpuBandwidth = None,
+    mean_prompt: of_plan.MeanPrompt = None,
+    mean_response: of_plan.MeanResponse = None,
+    model_config: of_plan.ModelConfig = None,
+    profile: of_plan.Profile = None,
+    is_search: of_plan.Search = False,
+    write: of_plan.Write = None,
+    is_explained: of_plan.Explain = False,
+    as_json: of_plan.AsJson = False,
+    context: of_plan.PlanContext = None,
+    kubeconfig: of_plan.PlanKubeconfig = None,
 ) -> None:
     """Estimate memory and step time of a job before it uses a GPU, and find the best pools for its roles.
 
@@ -127,7 +103,7 @@ def plan_command(
 
     A search changes only pools and roles of the job. If nothing fits, it also changes other settings, and names them.
     """
-    from rljob_cli.cluster.client import ClusterOptions
+    from rljob.cluster import ClusterOptions
     from rljob_cli.plan.command import plan
     from rljob_cli.plan.options import GpuOptions, PlanOptions, cluster_to_read
     from rljob_planner.job_lengths import LengthOptions
@@ -146,7 +122,7 @@ def plan_command(
         explain=is_explained,
         as_json=as_json,
     )
-    raise typer.Exit(plan(options, _console()))
+    raise typer.Exit(plan(options, console()))
 
 
 @app.command("run")
@@ -157,11 +133,13 @@ def run_command(
     run_folder: of.RunFolderOption = None,
     code: of.Code = None,
     ray: of.RayAddress = None,
+    name: of.NewName = None,
+    values: of.SetValues = None,
 ) -> None:
     """Run a job on this machine, or on an existing Ray cluster; for Kubernetes see `rljob submit`."""
     from rljob_cli.local.run import RunOptions, run
 
-    raise typer.Exit(run(RunOptions(file, workers, resume, run_folder, code, ray), _console()))
+    raise typer.Exit(run(RunOptions(file, workers, resume, run_folder, code, ray, of.changes(name, values)), console()))
 
 
 @app.command("plot")
@@ -172,225 +150,45 @@ def plot_command(run_folder: of.RunFolder) -> None:
     raise typer.Exit(plot(run_folder))
 
 
-@app.command("submit")
-def submit_command(
-    file: JobFile,
-    watch: of.Watch = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
-    """Create or update a job on a Kubernetes cluster, which must have the operator.
-
-    Of an existing job only runPolicy and suspend can change; a file with other differences is rejected."""
-    from rljob_cli.cluster.client import ClusterOptions
-    from rljob_cli.cluster.submit import submit
-    from rljob_cli.cluster.watching import watch_job
-
-    submission = submit(file, ClusterOptions(context, namespace, kubeconfig), _console())
-    if watch:
-        raise typer.Exit(watch_job(submission.cluster, submission.job.metadata.name, _console()))
-
-
-@app.command("status")
-def status_command(
-    name: JobName,
-    watch: of.Watch = False,
-    output: Annotated[of.OutputFormat | None, typer.Option("--output", "-o", help="Print the whole RLJob.")] = None,
-    context: Context = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
-    """Show the status of a job on a cluster."""
-    from rljob_cli.cluster.listing import print_object
-    from rljob_cli.cluster.status import job_lines
-    from rljob_cli.cluster.watching import utc_now, watch_job
-
-    cluster = _cluster(context, namespace, kubeconfig)
-    if watch:
-        if output is not None:
-            raise CliError("--output: cannot be combined with --watch; remove one of them")
-        raise typer.Exit(watch_job(cluster, name, _console()))
-    job = cluster.job(name)
-    if output is not None:
-        print_object(job, output, _console())
-        return
-    for line in job_lines(job, utc_now(), cluster.flags):
-        _console().print(line, soft_wrap=True)
-
-
-@app.command("list")
-def list_command(
-    everywhere: of.Everywhere = False,
-    output: Annotated[
-        of.ListFormat | None, typer.Option("--output", "-o", help="Print more columns (wide), or the whole RLJobs.")
-    ] = None,
-    context: Context = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
-    """List the jobs of a namespace."""
-    from rljob_cli.cluster.listing import show_list
-    from rljob_cli.cluster.watching import utc_now
-
-    cluster = _cluster(context, namespace, kubeconfig)
-    jobs = cluster.jobs(everywhere=everywhere)
-    if not jobs and output in (None, of.ListFormat.WIDE):
-        where = "the cluster" if everywhere else f"namespace {cluster.namespace}"
-        _console(stderr=True).print(Text(f"no jobs in {where}"), soft_wrap=True)
-        return
-    show_list(jobs, output, utc_now(), _console(), _console(stderr=True), everywhere=everywhere)
-
-
-@app.command("logs")
-def logs_command(
-    name: JobName,
-    follow: of.Follow = False,
-    tail: of.Tail = None,
-    attempt: of.AttemptNumber = None,
-    pool: of.PoolName = None,
-    index: of.WorkerIndex = 0,
-    container: of.ContainerName = None,
-    storage: of.Storage = None,
-    context: Context = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
-    """Print the log of the training."""
-    from rljob_cli.cluster.kept_logs import LogOptions
-    from rljob_cli.cluster.logs import show_kept_logs, show_logs
-
-    options = LogOptions(pool, index, container, follow, tail, attempt)
-    if storage is not None:
-        raise typer.Exit(show_kept_logs(name, storage, options, _console(stderr=True)))
-    cluster = _cluster(context, namespace, kubeconfig)
-    raise typer.Exit(show_logs(cluster, name, options, _console(stderr=True)))
-
-
-@app.command("explain")
-def explain_command(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of a job on the cluster.")] = None,
-    reason: Annotated[
-        str | None,
-        typer.Option(
-            help="Explain the reason of a condition or failure, such as Unschedulable (all: docs/troubleshooting.md)."
-            " Needs no cluster."
-        ),
-    ] = None,
-    context: Context = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
-    """Explain what a job is waiting for or why it failed, and what to do."""
-    from rljob_cli.cluster import explain
-
-    if (name is None) == (reason is None):
-        raise CliError("rljob explain: expects either the name of a job or --reason REASON")
-    if reason is not None:
-        explain.explain_reason(reason, _console())
-    elif name is not None:
-        explain.explain_job(_cluster(context, namespace, kubeconfig), name, _console())
-
-
-@app.command("suspend")
-def suspend_command(
-    name: JobName,
-    wait: of.WaitSuspended = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
-    """Save a checkpoint and delete the pods of a job, so that their GPUs are free until `rljob resume`."""
-    raise typer.Exit(_steering(name, _cluster(context, namespace, kubeconfig), wait=wait).suspend())
-
-
-@app.command("resume")
-def resume_command(
-    name: JobName,
-    wait: of.WaitRunning = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
-    """Resume a suspended job from its newest checkpoint."""
-    raise typer.Exit(_steering(name, _cluster(context, namespace, kubeconfig), wait=wait).resume())
-
-
-@app.command("stop")
-def stop_command(
-    name: JobName,
-    wait: of.WaitFinished = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
-    """Save a checkpoint and end the job as Failed; `rljob retry` can resume it later."""
-    raise typer.Exit(_steering(name, _cluster(context, namespace, kubeconfig), wait=wait).stop())
-
-
-@app.command("retry")
-def retry_command(
-    name: JobName,
-    wait: of.WaitRetried = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
-    """Restart a failed job from its newest checkpoint, or start the next attempt now instead of waiting."""
-    raise typer.Exit(_steering(name, _cluster(context, namespace, kubeconfig), wait=wait).retry())
-
-
-@app.command("delete")
-def delete_command(
-    name: JobName,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job and all its pods are deleted.")] = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
-    """Delete a job and its RayCluster; checkpoints and results are kept."""
-    from rljob_cli.cluster.steering import delete
-
-    raise typer.Exit(delete(_cluster(context, namespace, kubeconfig), name, _console(), wait=wait))
-
-
-app.add_typer(result_commands.commands)
-
-
-def main() -> None:
-    """Runs the command. Errors that the user can fix are printed to standard error without a traceback."""
+def main(program: str = _PROGRAM) -> None:
+    """Runs the command. Errors that the user can fix are printed to standard error without a traceback. `program`: name
+    of the command in its help."""
     accept_all_characters()
     forget_zero_columns()
     try:
-        app()
-    except CliError as error:
-        _console(stderr=True).print(Text(f"error: {error}"), soft_wrap=True)
+        if program != _PROGRAM and (given := [each for each in sys.argv[1:] if each in _COMPLETION_OPTIONS]):
+            raise CliError(
+                f"{given[0]}: kubectl completes the names of its plugins' arguments itself: install `kubectl completion"
+                " SHELL`, and have kubectl_complete-rljob in PATH, beside kubectl-rljob"
+            )
+        app(prog_name=program)
+    except RLJobError as error:
+        console(stderr=True).print(Text(f"error: {error}"), soft_wrap=True)
         raise SystemExit(error.exit_code) from None
     except ContractError as error:
-        _console(stderr=True).print(Text(str(error)), soft_wrap=True)
+        console(stderr=True).print(Text(str(error)), soft_wrap=True)
         raise SystemExit(ExitCode.CONFIGURATION) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
             raise
         discard_output(sys.stdout)
-        _console(stderr=True).print(Text(f"error: cannot write the output ({error.strerror})"), soft_wrap=True)
+        console(stderr=True).print(Text(f"error: cannot write the output ({error.strerror})"), soft_wrap=True)
         raise SystemExit(ExitCode.APPLICATION) from None
 
 
-def _cluster(context: str | None, namespace: str | None, kubeconfig: Path | None) -> Cluster:
-    from rljob_cli.cluster.client import ClusterOptions, connect
-
-    return connect(ClusterOptions(context, namespace, kubeconfig))
-
-
-def _steering(name: str, cluster: Cluster, *, wait: bool) -> Steering:
-    from rljob_cli.cluster.steering import Steering
-
-    return Steering(cluster, name, _console(), wait=wait)
+def main_of_kubectl() -> None:
+    """Runs the command as a plugin of kubectl: `kubectl rljob ...`."""
+    main("kubectl rljob")
 
 
-def _console(*, stderr: bool = False) -> Console:
-    return Console(highlight=False, stderr=stderr)
+def complete_for_kubectl() -> None:
+    """Prints completions of the words that follow `kubectl rljob`, the last of which is incomplete. kubectl (1.26 and
+    later) starts the program `kubectl_complete-rljob` for this."""
+    *complete, incomplete = sys.argv[1:] or [""]
+    request_completion(f"{shlex.join([_PROGRAM, *complete])} {incomplete}")
+    with suppress(SystemExit):
+        main()
+    print(_NO_FILES)
 
 
 if __name__ == "__main__":

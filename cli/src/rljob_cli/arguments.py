@@ -4,6 +4,8 @@ The module is imported by every command, so it must not import modules that only
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,25 +13,30 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup, TyperOption
 
-from rljob_api.constants import DRIVER_LOG_CONTAINER, RAY_CONTAINER
+from rljob.log_options import Container
 from rljob_api.names import similar_names
+from rljob_cli.completion import complete_job_names
+from rljob_cli.errors import CliError
 
 if TYPE_CHECKING:
     # Typer has its own copy of click, and exports these types only there. The types of the package click do not match.
     from typer._click.core import Command, Parameter
     from typer._click.core import Context as ClickContext
 
+    from rljob_api.job_changes import Change
+
+_DURATION = re.compile(r"(?:(\d{1,5})d)?(?:(\d{1,6})h)?(?:(\d{1,8})m)?(?:(\d{1,9})s)?")
 # Titles of the panels that group options in the help.
 _CLUSTER_PANEL = "Which cluster"
-_GPU_PANEL = "Which GPUs"
-_FACTS_PANEL = "What you know about the job"
-_FROM_CLUSTER_PANEL = "Cluster for --from-cluster"
 
 
 _JOB_CODES = (
     "2 an option, the kubeconfig or the request is invalid; 3 there is no such job; 75 no response from the API server"
 )
-_WAIT = "0 the request was written (with --wait: {reached}); {ended}{codes}; 130 Ctrl-C"
+_WAIT = (
+    "0 the request was written (with --wait: {reached}); {ended}{codes}; 130 Ctrl-C. With several names: the largest of"
+    " their codes"
+)
 _WAIT_ENDED = "1 with --wait: the job has finished instead; "
 EXIT_CODES = {
     "init": "0 success; 2 the file cannot be written",
@@ -58,7 +65,15 @@ EXIT_CODES = {
     "status": (
         f"0 success (with --watch: the job is Complete); 1 with --watch: the job is Failed; {_JOB_CODES}; 130 Ctrl-C"
     ),
-    "list": "0 success; 2 an option or the kubeconfig is invalid; 75 no response from the API server",
+    "list": (
+        "0 success; 2 an option or the kubeconfig is invalid; 75 no response from the API server; 130 with --watch:"
+        " Ctrl-C"
+    ),
+    "wait": (
+        "0 the job has the state; 1 it has finished without the state; 2 an option or the kubeconfig is invalid; 3"
+        " there is no such job, or it was deleted; 75 no response from the API server; 124 after --timeout;"
+        " 130 Ctrl-C"
+    ),
     "logs": (
         "0 the log was printed; 1 the log was deleted with its pod (the command prints where copies are), or there"
         f" never was a log; {_JOB_CODES}; 130 Ctrl-C"
@@ -94,15 +109,6 @@ class ListFormat(StrEnum):
     WIDE = "wide"
 
 
-class Container(StrEnum):
-    """The container whose log is printed."""
-
-    DRIVER = DRIVER_LOG_CONTAINER
-    """The log of the training, in the head pod."""
-    RAY = RAY_CONTAINER
-    """The log of Ray."""
-
-
 JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="A job file (YAML).")]
 NewJobFile = Annotated[
     Path, typer.Argument(metavar="[FILE]", help="File to write. The ending .yaml is added if it is missing.")
@@ -113,7 +119,26 @@ WithEnvironment = Annotated[
         "--environment", help="Write a job with rollouts of several turns, and the Python file of its environment."
     ),
 ]
-JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a job on the cluster.")]
+JobName = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of a job on the cluster.", autocompletion=complete_job_names)
+]
+JobNames = Annotated[
+    list[str],
+    typer.Argument(metavar="NAME", help="Names of jobs on the cluster.", autocompletion=complete_job_names),
+]
+NewName = Annotated[
+    str | None,
+    typer.Option("--name", help="Name of the job, instead of metadata.name.", show_default="metadata.name of FILE"),
+]
+SetValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Change a value of the file, such as spec.training.steps=10 or spec.pools[0].nodes=2; null removes it."
+        " Can be repeated.",
+    ),
+]
 Context = Annotated[
     str | None,
     typer.Option(help="Context of the kubeconfig.", show_default="the current context", rich_help_panel=_CLUSTER_PANEL),
@@ -146,6 +171,27 @@ WaitFinished = Annotated[bool, typer.Option("--wait", help="Wait until the job h
 WaitRetried = WaitRunning
 Watch = Annotated[
     bool, typer.Option("--watch", help="Show changes until the job finishes. Exit code 0: Complete, 1: Failed.")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Let the API server validate the job, and print what would change."),
+]
+Selector = Annotated[
+    str | None, typer.Option("--selector", "-l", help="Only jobs with these labels, such as team=research,stage!=test.")
+]
+SortBy = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Sort by a column, such as age or reward; -reward for descending order."),
+]
+WatchList = Annotated[bool, typer.Option("--watch", "-w", help="Show changes until Ctrl-C.")]
+WaitFor = Annotated[str, typer.Option("--for", metavar="STATE", help="The state to wait for, in any letter case.")]
+Timeout = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION",
+        help="Give up after this time, such as 90s, 10m or 2h, with exit code 124.",
+        show_default="none",
+    ),
 ]
 Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="List the jobs of all namespaces.")]
 
@@ -202,6 +248,11 @@ WatchRun = Annotated[bool, typer.Option("--watch", help="Write the page again af
 # Options of `rljob logs`.
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for the pod and print new lines as they come.")]
 Tail = Annotated[int | None, typer.Option(min=0, help="Number of lines from the end.", show_default="all")]
+Since = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="Only lines of this last time, such as 10m or 1h30m.", show_default="all"),
+]
+Previous = Annotated[bool, typer.Option("--previous", "-p", help="Print the log of the attempt before the newest one.")]
 AttemptNumber = Annotated[
     int | None,
     typer.Option(min=1, help="Number of the attempt.", show_default="the newest attempt that has the chosen pod"),
@@ -229,112 +280,39 @@ Storage = Annotated[
     ),
 ]
 
-# Options of `rljob plan`.
-JobToPlan = Annotated[
-    Path | None,
-    typer.Argument(metavar="[FILE]", help="The job file (YAML). Required without --from-run or --calibrate."),
-]
-FromRun = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", help="Instead of FILE: compare a run with its plan and suggest changes."),
-]
-Calibrate = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Instead of FILE: fit the planner's constants to a run on this machine, and write them to a profile. "
-        "Can be repeated.",
-    ),
-]
 
-NodesToPlanFor = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NODES",
-        help="Plan for these nodes: nodes x GPUs x GPU type, such as 4x8xH100, or 2x8xH200,4x8xA100-80.",
-        rich_help_panel=_GPU_PANEL,
-    ),
-]
-FromCluster = Annotated[
-    bool,
-    typer.Option("--from-cluster", help="Plan for the nodes of the Kubernetes cluster.", rich_help_panel=_GPU_PANEL),
-]
-GpuTypes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--gpu",
-        metavar="TYPE",
-        help="GPU type of all pools, or POOL=TYPE for one pool; cpu means this machine's CPUs. Can be repeated.",
-        rich_help_panel=_GPU_PANEL,
-    ),
-]
-GpuMemory = Annotated[
-    str | None,
-    typer.Option(help="Memory of a GPU type that rljob does not know, such as 80Gi.", rich_help_panel=_GPU_PANEL),
-]
-GpuTflops = Annotated[
-    float | None,
-    typer.Option(help="Peak dense BF16 TFLOP/s of a GPU type that rljob does not know.", rich_help_panel=_GPU_PANEL),
-]
-GpuBandwidth = Annotated[
-    float | None,
-    typer.Option(help="Memory bandwidth in GB/s of a GPU type that rljob does not know.", rich_help_panel=_GPU_PANEL),
-]
-MeanPrompt = Annotated[
-    float | None,
-    typer.Option(
-        help="Average prompt length in tokens; with training.environment including its messages.",
-        show_default="half of the limit",
-        rich_help_panel=_FACTS_PANEL,
-    ),
-]
-MeanResponse = Annotated[
-    float | None,
-    typer.Option(
-        help="Average response length in tokens (sampled tokens). It changes the estimates most.",
-        show_default="half of rollout.maxNewTokens",
-        rich_help_panel=_FACTS_PANEL,
-    ),
-]
-ModelConfig = Annotated[
-    Path | None,
-    typer.Option(help="Path of the policy's config.json, if rljob does not find it.", rich_help_panel=_FACTS_PANEL),
-]
-Profile = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Profile to plan with; with --calibrate, the profile to write.",
-        show_default="~/.config/rljob/profiles/TYPE.json, if it exists",
-        rich_help_panel=_FACTS_PANEL,
-    ),
-]
-Explain = Annotated[bool, typer.Option("--explain", help="Show every formula with its numbers.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the plan of a job file as JSON.")]
-Search = Annotated[
-    bool, typer.Option("--search", help="Find the best pools and the best placement of the roles on these GPUs.")
-]
-Write = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Write the job that --search finds to a new file, with the comments of FILE. Requires --search.",
-    ),
-]
-PlanContext = Annotated[
-    str | None,
-    typer.Option(
-        help="Context of the kubeconfig.", show_default="the current context", rich_help_panel=_FROM_CLUSTER_PANEL
-    ),
-]
-PlanKubeconfig = Annotated[
-    Path | None,
-    typer.Option(
-        help="Path of the kubeconfig.",
-        show_default="KUBECONFIG, ~/.kube/config, or this pod's service account",
-        rich_help_panel=_FROM_CLUSTER_PANEL,
-    ),
-]
+def pass_on(context: typer.Context, given: Mapping[str, object]) -> None:
+    """Makes options before the command (`rljob -n team list`) the defaults of the command's own options. Exits with a
+    usage error if the command does not have them."""
+    chosen = {name: value for name, value in given.items() if value is not None}
+    group, invoked = context.command, context.invoked_subcommand
+    if not chosen or invoked is None or not isinstance(group, TyperGroup):
+        return
+    command = group.commands.get(invoked)
+    known = {parameter.name for parameter in command.params} if command is not None else set()
+    for name in chosen:
+        if command is not None and name not in known:
+            context.fail(f"--{name}: the command {invoked} does not use a cluster; remove the option")
+    context.default_map = {invoked: chosen}
+
+
+def changes(name: str | None, values: list[str] | None) -> list[Change]:
+    """The changes of `--set` and `--name`. Raises JobFileError."""
+    if name is None and not values:
+        return []
+    from rljob_api.job_changes import read_change, renamed
+
+    return [*map(read_change, values or ()), *([renamed(name)] if name is not None else [])]
+
+
+def seconds(option: str, text: str | None) -> int | None:
+    """The seconds of a duration such as `90s`, `10m` or `1h30m`; None for None. Raises CliError."""
+    if text is None:
+        return None
+    found = _DURATION.fullmatch(text.strip())
+    if found is None or not any(found.groups()):
+        raise CliError(f"{option}: {text!r} is not a duration; write for example 90s, 10m, 1h30m or 2d")
+    return sum(int(number or 0) * unit for number, unit in zip(found.groups(), (86_400, 3600, 60, 1), strict=True))
 
 
 class Commands(TyperGroup):
@@ -350,6 +328,10 @@ class Commands(TyperGroup):
         if args and args[0] not in self.commands and (near := similar_names(args[0], self.commands)):
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: ClickContext) -> list[str]:
+        """The commands in the order of their exit codes."""
+        return sorted(super().list_commands(ctx), key=list(EXIT_CODES).index)
 
     def get_params(self, ctx: ClickContext) -> list[Parameter]:
         """The options of `rljob` itself."""

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from rljob.results.selection import Part
 from rljob_cli import arguments as of
+from rljob_cli.application import app, console
 from rljob_cli.arguments import Context, JobName, Kubeconfig, Namespace
 from rljob_cli.errors import CliError
-from rljob_cli.results.selection import Part
-
-commands = typer.Typer()
 
 Image = Annotated[
     str | None,
@@ -32,7 +30,7 @@ def _treat_termination_as_ctrl_c() -> None:
             signal.signal(number, signal.default_int_handler)
 
 
-@commands.command("view")
+@app.command("view")
 def view_command(
     run: of.RunToView,
     against: of.Against = None,
@@ -54,16 +52,16 @@ def view_command(
 
     options = ViewOptions(Path(run), against, output, json_file, watch)
     if not is_job and ("/" in run or Path(run).exists()):
-        raise typer.Exit(view(options, Console(highlight=False)))
-    from rljob_cli.cluster.client import ClusterOptions
+        raise typer.Exit(view(options, console()))
+    from rljob.cluster import ClusterOptions
     from rljob_cli.cluster.view_job import view_job
 
     _treat_termination_as_ctrl_c()
     cluster = ClusterOptions(context, namespace, kubeconfig)
-    raise typer.Exit(view_job(cluster, run, image, options, Console(highlight=False)))
+    raise typer.Exit(view_job(cluster, run, image, options, console()))
 
 
-@commands.command("get-results")
+@app.command("get-results")
 def get_results_command(
     name: JobName,
     folder: Annotated[
@@ -89,9 +87,9 @@ def get_results_command(
 
     rljob get-results my-job ./copy --checkpoints --logs
     """
-    from rljob_cli.cluster.client import ClusterOptions, connect
+    from rljob.cluster import ClusterOptions, connect
+    from rljob.results.selection import Selection
     from rljob_cli.cluster.results import ResultsOptions, get_results
-    from rljob_cli.results.selection import Selection
 
     parts = frozenset(only or ())
     if parts and (checkpoints or logs):
@@ -100,10 +98,10 @@ def get_results_command(
     _treat_termination_as_ctrl_c()
     options = ResultsOptions(folder, Selection(parts, frozenset(without)), image)
     cluster = connect(ClusterOptions(context, namespace, kubeconfig))
-    raise typer.Exit(get_results(cluster, name, options, Console(highlight=False)))
+    raise typer.Exit(get_results(cluster, name, options, console()))
 
 
-@commands.command("dashboard")
+@app.command("dashboard")
 def dashboard_command(
     name: JobName,
     port: Annotated[
@@ -114,9 +112,9 @@ def dashboard_command(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Open a connection to Ray's dashboard of a job, and print its URL and its token. Ctrl-C ends it."""
-    from rljob_cli.cluster.client import ClusterOptions, connect
+    from rljob.cluster import ClusterOptions, connect
     from rljob_cli.cluster.dashboard import show_dashboard
 
     _treat_termination_as_ctrl_c()
     cluster = connect(ClusterOptions(context, namespace, kubeconfig))
-    raise typer.Exit(show_dashboard(cluster, name, port, Console(highlight=False)))
+    raise typer.Exit(show_dashboard(cluster, name, port, console()))

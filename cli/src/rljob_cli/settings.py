@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-
 
 def inherited_environment() -> dict[str, str]:
     """A copy of the environment of this process, for the trainer that this process starts."""
@@ -19,25 +17,17 @@ def forget_zero_columns() -> None:
         os.environ.pop("COLUMNS", None)
 
 
+def request_completion(line: str) -> None:
+    """Makes the command print the completions of a command line, one per line with a tab before its explanation, as for
+    the shell fish."""
+    os.environ["_RLJOB_COMPLETE"] = "complete_fish"
+    os.environ["_TYPER_COMPLETE_FISH_ACTION"] = "get-args"
+    os.environ["_TYPER_COMPLETE_ARGS"] = line
+
+
 def visible_cuda_devices() -> str | None:
     """The value of `CUDA_VISIBLE_DEVICES`, such as `0,1`; None if unset."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
-
-
-def kubeconfig_files() -> list[Path]:
-    """Possible paths of a kubeconfig: the entries of `KUBECONFIG`, else `~/.kube/config`."""
-    entries = [entry for entry in os.environ.get("KUBECONFIG", "").split(os.pathsep) if entry]
-    return [_path(entry) for entry in entries or ["~/.kube/config"]]
-
-
-def service_account_namespace() -> str | None:
-    """The namespace of the pod that this process runs in; None outside a pod or without a service account."""
-    if "KUBERNETES_SERVICE_HOST" not in os.environ:
-        return None
-    try:
-        return _SERVICE_ACCOUNT_NAMESPACE.read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
 
 
 def hub_cache_folder() -> Path:

@@ -24,6 +24,12 @@ class Problem:
     """Column in the file, from 1."""
     hides_line: bool = False
     """Whether the line contains a secret and must not be printed."""
+    option: str = ""
+    """The option of the command line that has set the value, such as `--set`; empty for a value of the file."""
+
+    def located(self, source: str) -> str:
+        """The problem after its place: the option, or line and column in the file `source`."""
+        return f"{self.option}: {self}" if self.option else f"{source}:{self.line or 1}:{self.column or 1}: {self}"
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
@@ -31,7 +37,7 @@ class Problem:
 
 class JobFileError(ContractError, ValueError):
     """A job file is invalid or cannot be read. The message has one line for each problem:
-    `file:line:column: path: message`.
+    `file:line:column: path: message`, or `--set: path: message`.
 
     `unchecked`: what these problems prevented from being checked, such as `further rules`; empty for nothing. If it is
     not empty, there may be more problems."""
@@ -40,9 +46,7 @@ class JobFileError(ContractError, ValueError):
         self.source = source
         self.problems = tuple(problems)
         self.unchecked = unchecked
-        super().__init__(
-            "\n".join(f"{source}:{problem.line or 1}:{problem.column or 1}: {problem}" for problem in problems)
-        )
+        super().__init__("\n".join(problem.located(source) for problem in problems))
 
 
 class DocumentError(ContractError, ValueError):

@@ -5,7 +5,7 @@ defaults as YAML.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
 
@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_api.errors import JobFileError, Problem
+from rljob_api.job_changes import Change, apply_changes
 from rljob_api.job_checks import URL_PASSWORD_RULE, cluster_violations, job_warnings
 from rljob_api.names import standard_library_clash
 from rljob_api.pydantic_messages import advice_for_scalar, follows_from_another, plain_message
@@ -42,9 +43,9 @@ def load_job_file(path: FilePath) -> RLJob:
     return load_job_text(read_job_text(path), str(path))
 
 
-def load_job_file_to_run(path: FilePath) -> RLJob:
-    """Reads a job file as `load_job_file` does, with the checks of `load_job_text_to_run`."""
-    return load_job_text_to_run(read_job_text(path), str(path))
+def load_job_file_to_run(path: FilePath, changes: Sequence[Change] = ()) -> RLJob:
+    """Reads a job file as `load_job_file` does, with the changes and checks of `load_job_text_to_run`."""
+    return load_job_text_to_run(read_job_text(path), str(path), changes)
 
 
 def read_job_text(path: FilePath) -> str:
@@ -69,34 +70,35 @@ def read_job_text(path: FilePath) -> str:
 
 def load_job_text(text: str, source: str = "job") -> RLJob:
     """Reads a job from YAML text; `source` is its name in messages. Raises JobFileError with all problems found."""
-    return _job(text, source, check_modules=False)
+    return _job(text, source, (), check_modules=False)
 
 
-def load_job_text_to_run(text: str, source: str) -> RLJob:
-    """Reads a job as `load_job_text` does, and also rejects user functions and classes whose module has the name of a
-    module of the standard library. This is not a rule of the contract, because those modules depend on the version of
-    Python."""
-    return _job(text, source, check_modules=True)
+def load_job_text_to_run(text: str, source: str, changes: Sequence[Change] = ()) -> RLJob:
+    """Reads a job as `load_job_text` does, applies changes of its values, and also rejects user functions and classes
+    whose module has the name of a module of the standard library. This is not a rule of the contract, because those
+    modules depend on the version of Python."""
+    return _job(text, source, changes, check_modules=True)
 
 
-def job_text_warnings(text: str, job: RLJob) -> list[Problem]:
-    """Warnings about the job that was loaded from this text, in the order of their lines."""
-    return _located(text, job_warnings(job))
+def job_text_warnings(text: str, job: RLJob, changes: Sequence[Change] = ()) -> list[Problem]:
+    """Warnings about the job that was loaded from this text with these changes, in the order of their lines."""
+    return _located(text, changes, job_warnings(job))
 
 
-def cluster_problems(text: str, job: RLJob) -> list[Problem]:
-    """Why the job that was loaded from this text cannot run on a Kubernetes cluster, in the order of their lines. The
-    operator may have a default image, so a missing image is not among them."""
-    return _located(text, cluster_violations(job.spec, job.metadata.labels, has_default_image=True))
+def cluster_problems(text: str, job: RLJob, changes: Sequence[Change] = ()) -> list[Problem]:
+    """Why the job that was loaded from this text with these changes cannot run on a Kubernetes cluster, in the order of
+    their lines. The operator may have a default image, so a missing image is not among them."""
+    violations = cluster_violations(job.spec, job.metadata.labels, has_default_image=True)
+    return _located(text, changes, violations)
 
 
-def _located(text: str, violations: Iterable[Violation]) -> list[Problem]:
+def _located(text: str, changes: Sequence[Change], violations: Iterable[Violation]) -> list[Problem]:
     document = read_yaml(text)
+    apply_changes(document, changes)
     found = []
     for violation in violations:
-        line, column = _position(violation.path, document, at_key=False)
         hides_line = violation.rule == URL_PASSWORD_RULE
-        found.append(Problem(wire_path(violation.path), violation.message, line, column, hides_line))
+        found.append(_problem(violation.path, violation.message, document, at_key=False, hides_line=hides_line))
     return sorted(found, key=lambda problem: (problem.line or 0, problem.column or 0))
 
 
@@ -118,9 +120,10 @@ def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
     )
 
 
-def _job(text: str, source: str, *, check_modules: bool) -> RLJob:
+def _job(text: str, source: str, changes: Sequence[Change], *, check_modules: bool) -> RLJob:
     try:
         document = read_yaml(text)
+        apply_changes(document, changes)
     except YamlProblem as error:
         raise JobFileError(source, [_yaml_problem(error, text)], unchecked=_FIELDS) from None
     problems = list(_module_problems(document)) if check_modules else []
@@ -174,13 +177,13 @@ def _problems(error: ValidationError, document: Document) -> list[Problem]:
         loc = details["loc"]
         if loc and loc[-1] == "[key]":
             loc = loc[:-1]
-        line, column = _position(loc, document, at_key=details["type"] in ("extra_forbidden", "missing"))
+        at_key = details["type"] in ("extra_forbidden", "missing")
         if loc in secrets and isinstance(details["input"], str | int | float):
             details = {**details, "input": "***"}
         message = plain_message(details, RLJob)
         if not loc and details["type"] in ("model_type", "model_attributes_type"):
             message = f"{message.rpartition('; ')[0]}; {_EMPTY_JOB_ADVICE}"
-        problems.append(Problem(wire_path(loc), message, line, column))
+        problems.append(_problem(loc, message, document, at_key=at_key))
     return problems
 
 
@@ -202,17 +205,26 @@ def _secret_paths(document: Document) -> set[Path]:
 def _module_problems(document: Document) -> Iterator[Problem]:
     """Problems of user functions (rewards, advantages, losses) and environment classes whose module has the name of a
     module of the standard library."""
-    for loc, (line, column) in document.value_positions.items():
+    for loc in document.value_positions:
         is_of_class = loc[:4] == _ENVIRONMENT_CLASSES and loc[5:] == ("path",)
         if loc[-2:] == ("function", "path") or is_of_class or loc == _AGENT:
             path = document.at(loc)
             if isinstance(path, str) and (problem := standard_library_clash(path)) is not None:
-                yield Problem(wire_path(loc), problem, line, column)
+                yield _problem(loc, problem, document, at_key=False)
+
+
+def _problem(loc: Path, message: str, document: Document, *, at_key: bool, hides_line: bool = False) -> Problem:
+    """A problem of the value at a path, with its line and column, or with the option that has set the value."""
+    line, column = _position(loc, document, at_key=at_key)
+    if line:
+        return Problem(wire_path(loc), message, line, column, hides_line)
+    options = (document.options.get(loc[:length]) for length in range(len(loc), 0, -1))
+    return Problem(wire_path(loc), message, hides_line=hides_line, option=next(filter(None, options), ""))
 
 
 def _position(loc: Path, document: Document, *, at_key: bool) -> tuple[int, int]:
     """Line and column of the value at a path, or of its key with `at_key`. If the path does not exist, those of the key
-    of the innermost existing value around it."""
+    of the innermost existing value around it. Both are 0 for a value that an option has set."""
     for length in range(len(loc), 0, -1):
         at = loc[:length]
         if at in document.value_positions:

@@ -66,6 +66,8 @@ class Document:
     """Line and column of each value, both from 1."""
     key_positions: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """Line and column of the key of each value; entries of lists have none."""
+    options: dict[Path, str] = field(default_factory=dict)
+    """The option of the command line that has set a value. Such a value, and those in it, have line and column 0."""
 
     def at(self, path: Path) -> Plain:
         """The value at a path in `value_positions`."""

@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
+from rljob.cluster import Cluster
+from rljob.errors import ClusterError, ClusterUnreachableError
+from rljob.job_state import newest_attempt
+from rljob.job_status import waits_for
+from rljob.plain_text import one_line
+from rljob.polling import MAX_UNREACHABLE_SECONDS, Clock
+from rljob.port_forwarding import PortForwarding
+from rljob.stored_job import StoredJob
 from rljob_api.constants import DASHBOARD_PORT, HEAD_GROUP, RAY_CONTAINER
-from rljob_cli.cluster.client import Cluster
-from rljob_cli.cluster.job_state import ending, newest_attempt, waits_for
-from rljob_cli.cluster.port_forwarding import PortForwarding
-from rljob_cli.cluster.stored_job import StoredJob
-from rljob_cli.cluster.watching import MAX_UNREACHABLE_SECONDS, Clock
-from rljob_cli.errors import CliError, ClusterError, ClusterUnreachableError
-from rljob_cli.plain_text import one_line
+from rljob_cli.errors import CliError
 
 POLL_SECONDS = 3.0
 _TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
@@ -85,7 +87,7 @@ def _follow_job(
             if (clock.now() - unreachable_since).total_seconds() > MAX_UNREACHABLE_SECONDS:
                 raise
             continue
-        if found is None and (ending(job.status) is not None or job.metadata.deletion_timestamp is not None):
+        if found is None and (job.ending is not None or job.metadata.deletion_timestamp is not None):
             console.print(Text(f"{job.where}: has ended, and its head pod was deleted"), soft_wrap=True)
             return
         if found == shown:
@@ -103,7 +105,7 @@ def _require_head(cluster: Cluster, job: StoredJob) -> _Head:
     if head is not None:
         return head
     waits = waits_for(job.status)
-    if ending(job.status) is not None:
+    if job.ending is not None:
         why = "the job has ended; a job with runPolicy.cleanup: KeepCluster keeps it for some time"
     elif job.wants_suspend:
         why = "the job is suspended"

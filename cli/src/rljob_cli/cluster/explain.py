@@ -9,32 +9,22 @@ from datetime import datetime
 from rich.console import Console
 from rich.text import Text
 
+from rljob.cluster import Cluster, PlacedPods
+from rljob.errors import NotAllowedError
+from rljob.job_state import attempt_under_way, missing_capacity, newest_attempt, stop_asked_at, waits_in_queue
+from rljob.job_status import Ending, condition, moment, waits_for
+from rljob.kubernetes_models import ContainerStatus, Event, Pod
+from rljob.plain_text import age, one_line, shortened, time_text
+from rljob.polling import utc_now
+from rljob.stored_job import StoredJob
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.explanations import EXPLANATIONS
 from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.status import Attempt, Condition, NextAttempt, StopRequest
-from rljob_cli.cluster.client import Cluster, PlacedPods
 from rljob_cli.cluster.explain_memory import memory_text
-from rljob_cli.cluster.job_state import (
-    Ending,
-    attempt_under_way,
-    condition,
-    ending,
-    missing_capacity,
-    moment,
-    newest_attempt,
-    phase,
-    stop_asked_at,
-    waits_for,
-    waits_in_queue,
-)
-from rljob_cli.cluster.kubernetes_models import ContainerStatus, Event, Pod
 from rljob_cli.cluster.next_steps import what_is_next
 from rljob_cli.cluster.status import progress_text
-from rljob_cli.cluster.stored_job import StoredJob
-from rljob_cli.cluster.watching import utc_now
-from rljob_cli.errors import CliError, NotAllowedError
-from rljob_cli.plain_text import age, one_line, shortened, time_text
+from rljob_cli.errors import CliError
 
 _MAX_PODS = 8
 _MAX_WARNINGS = 5
@@ -100,7 +90,7 @@ def explanation(
         flags: Options that suggested commands need for the same cluster and namespace.
         holders: The worker pods of the namespace that hold GPUs, if the job waits for capacity; None if unknown.
     """
-    yield Text.assemble((job.where, "bold"), f": {phase(job)}, {age(job.metadata.creation_timestamp, now)} old")
+    yield Text.assemble((job.where, "bold"), f": {job.phase}, {age(job.metadata.creation_timestamp, now)} old")
     progress = progress_text(job)
     if progress is not None:
         yield Text(f"  {progress}")
@@ -113,7 +103,7 @@ def explanation(
     yield from _capacity_text(job, holders, now)
     yield from memory_text(job)
     waiting = [pod for pod in pods if not pod.is_ready and pod.metadata.deletion_timestamp is None]
-    troubles = {pod.metadata.name: pod_trouble(pod) for pod in waiting} if ending(job.status) is None else {}
+    troubles = {pod.metadata.name: pod_trouble(pod) for pod in waiting} if job.ending is None else {}
     if troubles:
         yield Text("\nPods that are not ready:", "bold")
         for pod in waiting[:_MAX_PODS]:
@@ -132,7 +122,7 @@ def explanation(
 
 def _has_only_results(job: StoredJob) -> bool:
     """Whether the job is Complete and stays as it is, so that nothing comes next."""
-    end = ending(job.status)
+    end = job.ending
     is_being_deleted = job.metadata.deletion_timestamp is not None
     is_complete = end is not None and end.is_complete and not is_being_deleted
     return is_complete and job.run_policy.ttl_seconds_after_finished is None
@@ -187,7 +177,7 @@ def _event_text(event: Event) -> str:
 
 def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
     """The most important fact about the job, and what to do about it."""
-    status, attempt, end = job.status, attempt_under_way(job), ending(job.status)
+    status, attempt, end = job.status, attempt_under_way(job), job.ending
     found = waits_for(status)
     if job.metadata.deletion_timestamp is not None:
         since = age(job.metadata.deletion_timestamp, now)

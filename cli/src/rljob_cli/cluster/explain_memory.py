@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from rljob.job_state import newest_attempt
+from rljob.job_status import condition
+from rljob.stored_job import StoredJob
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import ErrorCause
 from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Attempt
-from rljob_cli.cluster.job_state import condition, ending, newest_attempt
-from rljob_cli.cluster.stored_job import StoredJob
 from rljob_cli.errors import CliError
 from rljob_planner.errors import PlanError
 from rljob_planner.job_memory import host_memory_advice, phase_text, plan_from_spec, proposal_text
@@ -40,7 +41,7 @@ def memory_text(job: StoredJob) -> Iterator[Text]:
 def _failed_attempt(job: StoredJob) -> Attempt | None:
     """The newest attempt, if it has ended. None if the job's result or the next attempt has another reason: then
     something else caused it."""
-    newest, effect = newest_attempt(job), ending(job.status) or job.status.next_attempt
+    newest, effect = newest_attempt(job), job.ending or job.status.next_attempt
     if newest is None or newest.ended is None:
         return None
     return newest if effect is None or effect.reason == newest.reason else None
@@ -83,7 +84,7 @@ def _device_text(job: StoredJob) -> Iterator[Text]:
 
 def _memory_warning(job: StoredJob) -> Iterator[Text]:
     """The operator's warning about GPU memory, which is the message of SpecValid; nothing for a Complete job."""
-    valid, end = condition(job.status, ConditionType.SPEC_VALID), ending(job.status)
+    valid, end = condition(job.status, ConditionType.SPEC_VALID), job.ending
     warns = valid is not None and valid.reason == Reason.MEMORY_TOO_SMALL
     if valid is not None and warns and not (end is not None and end.is_complete):
         yield Text(f"  {printable(valid.message)}", "yellow")

@@ -1,5 +1,4 @@
-"""The options of `rljob logs`, and the logs of `--storage`: copies in the job's claim, which is mounted on this
-machine.
+"""The logs of `rljob logs --storage`: copies in the job's claim, which is mounted on this machine.
 
 Copies can be read without the cluster, also after the job was deleted.
 """
@@ -8,54 +7,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from rljob.cluster import checked_name
+from rljob.log_options import Container, LogOptions
+from rljob.plain_text import one_line
 from rljob_api.constants import (
     ATTEMPT_LOGS_PREFIX,
-    HEAD_GROUP,
     POD_LOGS_FOLDER,
     POD_STORAGE_FOLDER,
 )
-from rljob_cli.arguments import Container
-from rljob_cli.cluster.client import checked_name
 from rljob_cli.errors import CliError
-from rljob_cli.plain_text import one_line
 
 PIECE_BYTES = 1 << 16
 LOGS_IN_JOB_FOLDER = POD_LOGS_FOLDER.removeprefix(f"{POD_STORAGE_FOLDER}/")
 """Path of the logs, relative to the job's folder in the claim."""
-
-
-@dataclass(frozen=True)
-class LogOptions:
-    """The log to print, and how much of it."""
-
-    pool: str | None = None
-    """Pool of the worker whose log is printed; None for the head pod."""
-    index: int = 0
-    """Number of the worker pod in the order of the pods' names, from 0. With --storage: rank of the worker process."""
-    container: Container | None = None
-    """The container; None for `driver` in the head pod, `ray` in a worker pod."""
-    follow: bool = False
-    num_lines: int | None = None
-    """Number of lines from the end; None for all."""
-    attempt: int | None = None
-    """Number of the attempt; None for the newest attempt that has this pod. With --storage, None means the attempt
-    whose log was written last or, with --pool, the worker's log of all attempts."""
-
-    @property
-    def group(self) -> str:
-        """The value of `Pod.group` of the pod: the pool, or the head."""
-        return self.pool or HEAD_GROUP
-
-    @property
-    def container_name(self) -> str:
-        """The container to read."""
-        return self.container or (Container.RAY if self.pool else Container.DRIVER)
 
 
 @dataclass(frozen=True)
@@ -77,7 +47,16 @@ def kept_log(name: str, storage: Path, options: LogOptions) -> KeptLog:
             f"--container {options.container}: not available with --storage, which has only the driver's log and, with"
             " --pool, the workers' logs; remove --container"
         )
+    if options.since_seconds is not None:
+        raise CliError("--since: cannot be combined with --storage, because the copies have no times; use --tail")
     logs = _logs_folder(checked_name("NAME", name), storage)
+    if options.previous:
+        newest, _ = _attempt_folder(logs, None)
+        if newest == 1:
+            raise CliError(
+                f"{logs}: the newest log is that of attempt 1, so there is no previous one; remove --previous"
+            )
+        options = replace(options, attempt=newest - 1, previous=False)
     return _log_of_worker(logs, options) if options.pool else _log_of_driver(logs, options.attempt)
 
 

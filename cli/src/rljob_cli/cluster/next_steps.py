@@ -5,29 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
+from rljob.job_state import (
+    application_retries_left,
+    attempt_under_way,
+    infrastructure_retries_left,
+    missing_capacity,
+    newest_attempt,
+    resume_point,
+    retry_asked_at,
+    storage_uri,
+)
+from rljob.job_status import Ending, condition, moment, waits_for
+from rljob.plain_text import duration_text, in_time, time_text
+from rljob.stored_job import StoredJob
 from rljob_api.conditions import NO_ROOM, ConditionType, Reason
 from rljob_api.constants import STACKS_SECONDS
 from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
 from rljob_api.v1alpha1.pools import QUEUE_LABEL
 from rljob_api.v1alpha1.run_policy import Cleanup, RunPolicy
 from rljob_api.v1alpha1.status import Attempt, AttemptState, FailureClass, NextAttempt, StopRequest
-from rljob_cli.cluster.job_state import (
-    Ending,
-    application_retries_left,
-    attempt_under_way,
-    condition,
-    ending,
-    infrastructure_retries_left,
-    missing_capacity,
-    moment,
-    newest_attempt,
-    resume_point,
-    retry_asked_at,
-    storage_uri,
-    waits_for,
-)
-from rljob_cli.cluster.stored_job import StoredJob
-from rljob_cli.plain_text import duration_text, in_time, time_text
 
 _NEXT_BY_CONDITION = {
     ConditionType.SPEC_VALID: "the operator creates its RayCluster",
@@ -55,7 +51,7 @@ _AFTER_A_STOP = {
 def what_is_next(job: StoredJob, now: datetime, flags: str = "") -> Iterator[str]:
     """The lines of the last part. `flags`: options that suggested commands need for the same cluster and namespace."""
     name = f"{job.metadata.name}{flags}"
-    end, attempt = ending(job.status), attempt_under_way(job)
+    end, attempt = job.ending, attempt_under_way(job)
     if job.metadata.deletion_timestamp is not None:
         yield "the job is being deleted; its pods stop within their grace period"
     elif end is not None:

@@ -11,19 +11,20 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from rljob.cluster import Cluster
+from rljob.errors import ClusterUnreachableError
+from rljob.job_state import storage_uri
+from rljob.plain_text import bytes_text
+from rljob.polling import MAX_UNREACHABLE_SECONDS, Clock
+from rljob.results.fetching import Fetch, Fetched, ResultsError
+from rljob.results.pod import ResultsPod
+from rljob.results.run_state import run_state
+from rljob.results.selection import DEFAULT_SELECTION, FOR_PAGE, MARKER_FILE, Selection
+from rljob.stored_job import StoredJob
 from rljob_api.constants import RUN_STATE_FILE_NAME, ExitCode
-from rljob_cli.cluster.client import Cluster
-from rljob_cli.cluster.job_state import ending, storage_uri
 from rljob_cli.cluster.results_progress import ShownProgress
-from rljob_cli.cluster.stored_job import StoredJob
-from rljob_cli.cluster.watching import MAX_UNREACHABLE_SECONDS, Clock
-from rljob_cli.errors import CliError, ClusterUnreachableError
+from rljob_cli.errors import CliError
 from rljob_cli.local.view import page_after_run
-from rljob_cli.plain_text import bytes_text
-from rljob_cli.results.fetching import Fetch, Fetched, ResultsError
-from rljob_cli.results.pod import ResultsPod
-from rljob_cli.results.run_state import run_state
-from rljob_cli.results.selection import DEFAULT_SELECTION, FOR_PAGE, MARKER_FILE, Selection
 from rljob_cli.settings import view_folder
 
 DEFAULT_FOLDER = Path("results")
@@ -93,7 +94,7 @@ def viewed_job(
             found = newest.read()
             copy()
             write_run_state(found, folder)
-            return ending(found.status) is None
+            return found.ending is None
 
         yield ViewedJob(folder, refresh)
 

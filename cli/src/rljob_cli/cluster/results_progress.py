@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.text import Text
 
-from rljob_cli.cluster.watching import Clock
-from rljob_cli.plain_text import bytes_text
+from rljob.plain_text import bytes_text
+from rljob.polling import Clock
 
 LINE_SECONDS = 10.0
 """Without a terminal: a line at most this often."""

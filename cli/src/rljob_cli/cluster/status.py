@@ -7,24 +7,25 @@ from datetime import datetime
 
 from rich.text import Text
 
+from rljob.job_state import (
+    application_retries_used,
+    attempt_reason,
+    attempt_resumed_from,
+    attempt_state,
+    infrastructure_retries_used,
+    missing_capacity,
+    newest_attempt,
+    retry_asked_at,
+    stop_asked_at,
+    with_failure_class,
+)
+from rljob.job_status import ending, moment
+from rljob.plain_text import age, duration_text, in_time, number_text, one_line, shortened, time_text
+from rljob.stored_job import StoredJob
 from rljob_api.conditions import ConditionType
 from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.status import Attempt, Condition, ConditionStatus, NextAttempt
-from rljob_cli.cluster.job_state import (
-    application_retries_used,
-    attempt_state,
-    ending,
-    infrastructure_retries_used,
-    missing_capacity,
-    moment,
-    newest_attempt,
-    phase,
-    reason,
-    retry_asked_at,
-    stop_asked_at,
-)
-from rljob_cli.cluster.stored_job import StoredJob
-from rljob_cli.plain_text import age, duration_text, in_time, number_text, one_line, shortened, table, time_text
+from rljob_cli.plain_text import table
 
 _STYLES = {ConditionStatus.TRUE: "green", ConditionStatus.FALSE: "yellow", ConditionStatus.UNKNOWN: "magenta"}
 _STYLES_WHEN_TRUE = {
@@ -41,7 +42,7 @@ _MAX_ATTEMPTS = 8
 def job_lines(job: StoredJob, now: datetime, flags: str = "") -> list[Text]:
     """The whole state of one job, for a terminal, a file or the live view. `flags`: options that suggested commands
     need for the same cluster and namespace."""
-    words = one_line(", ".join(dict.fromkeys(word for word in (phase(job), _reason_in_status(job)) if word)))
+    words = one_line(", ".join(dict.fromkeys(word for word in (job.phase, _reason_in_status(job)) if word)))
     created = job.metadata.creation_timestamp
     lines = [Text.assemble((job.where, "bold"), "   ", words, f"   age {age(created, now)}")]
     facts = [*_requests(job, now), *_training(job, now), *_attempts(job, now)]
@@ -74,14 +75,9 @@ def progress_text(job: StoredJob) -> str | None:
         parts.append(f"eval {number_text(progress.eval_score)}")
     if job.status.checkpoint is not None:
         parts.append(f"checkpoint {job.status.checkpoint.step}")
-    if progress.eta_seconds is not None and ending(job.status) is None:
+    if progress.eta_seconds is not None and job.ending is None:
         parts.append(f"ETA {duration_text(progress.eta_seconds)}")
     return ", ".join(parts)
-
-
-def attempt_text(attempt: Attempt) -> str:
-    """The state of an attempt, its reason and the step it resumed from; without times."""
-    return one_line(", ".join([attempt_state(attempt), *_why(attempt), *_resumed(attempt)]))
 
 
 def next_attempt_text(job: StoredJob, following: NextAttempt) -> str:
@@ -90,13 +86,13 @@ def next_attempt_text(job: StoredJob, following: NextAttempt) -> str:
     number = f"attempt {newest.number + 1}" if newest else "the next attempt"
     where = "on the same cluster" if following.same_cluster else "on a new cluster"
     message = f": {following.message}" if following.message else ""
-    why = _with_class(following.reason, following.failure_class)
+    why = with_failure_class(following.reason, following.failure_class)
     return one_line(f"{number} at {time_text(moment(following.not_before))}, {where}, after {why}{message}")
 
 
 def _reason_in_status(job: StoredJob) -> str:
     """The value of `status.reason`; empty if unset. The reasons of conditions are in the table of conditions."""
-    return reason(job) if job.status.reason is not None else ""
+    return job.reason if job.status.reason is not None else ""
 
 
 def _requests(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
@@ -170,25 +166,12 @@ def _attempt(attempt: Attempt, now: datetime) -> str:
     until = attempt.ended
     lasted = (moment(until) if until else now) - moment(_since(attempt))
     state = f"{attempt_state(attempt)} {'after' if until else 'for'} {duration_text(lasted.total_seconds())}"
-    parts = [state, *_why(attempt), f"cluster {attempt.cluster}", *_resumed(attempt)]
+    parts = [state, *attempt_reason(attempt), f"cluster {attempt.cluster}", *attempt_resumed_from(attempt)]
     if attempt.checkpoint_step is not None:
         parts.append(f"saved step {attempt.checkpoint_step}")
     if attempt.state_unknown_since is not None and until is None:
         parts.append(f"not observed for {age(moment(attempt.state_unknown_since), now)}")
     return one_line(", ".join(parts))
-
-
-def _why(attempt: Attempt) -> list[str]:
-    """Why the attempt ended or is being stopped; empty if there is no reason or if the state already says it."""
-    if attempt.ended is None and attempt.stop is not None:
-        return [f"stopping: {attempt.stop.reason}"]
-    if attempt.reason in (None, attempt_state(attempt)):
-        return []
-    return [_with_class(str(attempt.reason), attempt.failure_class)]
-
-
-def _resumed(attempt: Attempt) -> list[str]:
-    return [] if attempt.resumed_from_step is None else [f"resumed from step {attempt.resumed_from_step}"]
 
 
 def _since(attempt: Attempt) -> str:
@@ -198,10 +181,6 @@ def _since(attempt: Attempt) -> str:
     if attempt.stop is not None:
         return attempt.stop.requested_at
     return attempt.running_since or attempt.started
-
-
-def _with_class(reason_word: str, failure_class: str | None) -> str:
-    return f"{reason_word} ({failure_class})" if failure_class else reason_word
 
 
 def _condition_row(found: Condition, now: datetime) -> list[Text]:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rljob.cluster import ClusterOptions, connect
+from rljob.errors import ClusterError
+from rljob.polling import Clock
 from rljob_api.constants import ExitCode
-from rljob_cli.cluster.client import ClusterOptions, connect
 from rljob_cli.cluster.results import viewed_job
-from rljob_cli.cluster.watching import Clock
-from rljob_cli.errors import CliError, ClusterError
+from rljob_cli.errors import CliError
 from rljob_cli.local.view import ViewOptions, print_page, write_view
 
 WATCH_SECONDS = 10.0

@@ -1,15 +1,8 @@
-"""Watches a job until it finishes: a live view on a terminal, otherwise a line for every change.
-
-It polls every two seconds instead of using a Kubernetes watch, because the responses are small and there is no state to
-restore after a broken connection.
-"""
+"""Watches a job until it finishes: a live view on a terminal, otherwise a line for every change."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Protocol
 
 from rich.console import Console, Group
@@ -17,31 +10,16 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from rljob.cluster import Cluster
+from rljob.errors import NOT_FOUND_EXIT_CODE
+from rljob.job_state import attempt_text, is_to_be_retried, stop_asked_at
+from rljob.plain_text import one_line
+from rljob.polling import Clock, poll_until_finished
+from rljob.stored_job import StoredJob
 from rljob_api.constants import ExitCode
-from rljob_cli.cluster.client import Cluster
-from rljob_cli.cluster.job_state import ending, retry_asked_at, stop_asked_at
-from rljob_cli.cluster.status import attempt_text, job_lines, next_attempt_text, progress_text
-from rljob_cli.cluster.stored_job import StoredJob
-from rljob_cli.errors import NOT_FOUND_EXIT_CODE, ClusterUnreachableError, JobNotFoundError
-from rljob_cli.plain_text import one_line
+from rljob_cli.cluster.status import job_lines, next_attempt_text, progress_text
 
-POLL_SECONDS = 2.0
-MAX_UNREACHABLE_SECONDS = 600.0
-"""How long the API server may be unreachable before the command gives up."""
 _BAR_WIDTH = 60
-
-
-def utc_now() -> datetime:
-    """The current time in UTC."""
-    return datetime.fromtimestamp(time.time(), UTC)
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Functions that return the current time and that sleep; tests replace both."""
-
-    now: Callable[[], datetime] = utc_now
-    sleep: Callable[[float], None] = time.sleep
 
 
 class _View(Protocol):
@@ -76,42 +54,12 @@ def watch_job(cluster: Cluster, name: str, console: Console, clock: Clock | None
         return ExitCode.INTERRUPTED
 
 
-def poll_job(cluster: Cluster, name: str, clock: Clock, note: Callable[[str, datetime], None]) -> Iterator[StoredJob]:
-    """Yields the job every two seconds, until it is deleted. While the API server is unreachable, calls `note` with a
-    message and the time instead.
-
-    Raises:
-        JobNotFoundError: there was no such job at the start.
-        ClusterUnreachableError: the API server was unreachable for ten minutes, or at the start.
-    """
-    was_found = False
-    unreachable_since: datetime | None = None
-    while True:
-        now = clock.now()
-        try:
-            job = cluster.job(name)
-        except JobNotFoundError:
-            if not was_found:
-                raise
-            return
-        except ClusterUnreachableError as error:
-            unreachable_since = unreachable_since or now
-            if not was_found or (now - unreachable_since).total_seconds() > MAX_UNREACHABLE_SECONDS:
-                raise
-            note(f"no usable response from the API server ({error.reason}); retrying", now)
-        else:
-            was_found, unreachable_since = True, None
-            yield job
-        clock.sleep(POLL_SECONDS)
-
-
 def _watch(cluster: Cluster, name: str, view: _View, clock: Clock) -> int:
-    for job in poll_job(cluster, name, clock, view.note):
+    for job in poll_until_finished(cluster, name, clock, view.note):
         view.show(job, clock.now())
-        end = ending(job.status)
-        # A failed job with a pending retry request will continue, so keep watching.
-        if end is not None and (end.is_complete or retry_asked_at(job) is None):
-            return ExitCode.SUCCESS if end.is_complete else ExitCode.APPLICATION
+    end = job.ending
+    if end is not None and not is_to_be_retried(job):
+        return ExitCode.SUCCESS if end.is_complete else ExitCode.APPLICATION
     view.note(f"RLJob {name} was deleted", clock.now())
     return NOT_FOUND_EXIT_CODE
 
@@ -161,7 +109,7 @@ class _Lines:
             self._say(found.type, f"{found.type}={found.status} {found.reason}{message}", now)
         progress = progress_text(job)
         # When the job has finished, the summary shows the progress.
-        if progress is not None and ending(job.status) is None:
+        if progress is not None and job.ending is None:
             self._say("progress", progress, now)
 
     def _show_attempts(self, job: StoredJob, now: datetime) -> None:

@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rljob.plain_text import time_text
 from rljob_api.constants import (
     CONTRACT_VERSION,
     ENV_ATTEMPT,
@@ -30,6 +31,7 @@ from rljob_api.constants import (
     ExitCode,
 )
 from rljob_api.contract_documents import TrainerJob, dump_job
+from rljob_api.job_changes import Change
 from rljob_api.job_file import load_job_file_to_run
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.standard_streams import discard_output
@@ -43,7 +45,6 @@ from rljob_cli.local.adapted_job import LocalPlan, plan_for_machine, plan_for_ra
 from rljob_cli.local.run_folder import RunFolder
 from rljob_cli.local.trainer_process import TrainerProcess
 from rljob_cli.local.view import page_after_run
-from rljob_cli.plain_text import time_text
 from rljob_cli.settings import inherited_environment, visible_cuda_devices
 
 TRAINER_PACKAGE = "rljob_trainer"
@@ -79,6 +80,7 @@ class RunOptions:
     """A folder with Python code, in addition to the job file's folder."""
     ray_address: str | None = None
     """Address of an existing Ray cluster; `auto` for one on this machine. None to run without a cluster."""
+    changes: Sequence[Change] = ()
 
     def command(self, *, resume: bool) -> str:
         """The command that runs the job again in the same folder, with the same options. `resume`: whether that command
@@ -90,6 +92,7 @@ class RunOptions:
             "--ray": self.ray_address,
         }
         given = [part for name, value in options.items() if value is not None for part in (name, str(value))]
+        given += [part for change in self.changes for part in change.arguments()]
         return shlex.join(["rljob", "run", str(self.file), *(["--resume"] if resume else []), *given])
 
 
@@ -105,7 +108,7 @@ def run(options: RunOptions, console: Console) -> int:
         Path.cwd()
     except FileNotFoundError:
         raise CliError("the current folder was deleted; change to another folder and run the command again") from None
-    job = load_job_file_to_run(options.file)
+    job = load_job_file_to_run(options.file, options.changes)
     if options.code is not None and not options.code.is_dir():
         raise CliError(f"--code: {options.code} is not a folder; name the folder with the job's Python code")
     for imported_from in (options.file.absolute().parent, *([options.code.absolute()] if options.code else [])):

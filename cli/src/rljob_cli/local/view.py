@@ -10,11 +10,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from rljob.differences import differing_values
+from rljob.plain_text import one_line
 from rljob_api.constants import ExitCode
 from rljob_api.v1alpha1.job import RLJob
-from rljob_cli.differences import differing_values
 from rljob_cli.errors import CliError
-from rljob_cli.plain_text import one_line
 from rljob_page.errors import PageError
 from rljob_page.page import PageOptions, WrittenPage, write_page
 from rljob_page.page_data import HIDDEN, Difference, OtherRun

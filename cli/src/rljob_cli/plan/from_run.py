@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rljob.plain_text import time_text
 from rljob_api.constants import ExitCode
 from rljob_cli.errors import CliError
-from rljob_cli.plain_text import time_text
 from rljob_cli.plan.gpus import pool_gpus, this_machine
 from rljob_cli.plan.models import shapes_of
 from rljob_cli.plan.options import GpuOptions, PlanOptions

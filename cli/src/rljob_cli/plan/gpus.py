@@ -14,13 +14,14 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from rljob.cluster import ClusterOptions, connect
+from rljob.errors import NotAllowedError
 from rljob_api.quantities import bytes_of
 from rljob_api.scalars import Quantity
 from rljob_api.v1alpha1.pools import MIG, Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_cli.cluster.client import ClusterOptions, connect
 from rljob_cli.devices import count_cores, gpu_names
-from rljob_cli.errors import CliError, NotAllowedError
+from rljob_cli.errors import CliError
 from rljob_cli.plan.options import GpuOptions
 from rljob_planner.clusters import (
     DEFAULT_RESOURCE,

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from rljob.plain_text import one_line
 from rljob_api.rule import LOCAL_SOURCE
 from rljob_cli import settings
 from rljob_cli.errors import CliError
-from rljob_cli.plain_text import one_line
 from rljob_planner.gguf_shape import shape_of_gguf
 from rljob_planner.job_workload import ModelSource
 from rljob_planner.known_models import known_model, similar_names

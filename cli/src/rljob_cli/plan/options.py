@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rljob_cli.cluster.client import ClusterOptions
+from rljob.cluster import ClusterOptions
 from rljob_cli.errors import CliError
 from rljob_planner.job_lengths import LengthOptions
 

@@ -16,9 +16,9 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from rljob.plain_text import one_line
 from rljob_cli import settings
 from rljob_cli.errors import CliError
-from rljob_cli.plain_text import one_line
 from rljob_planner.advice.calibration import cpu_constants
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import CPU_NAME

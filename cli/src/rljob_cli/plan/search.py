@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
+from rljob.differences import differences
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.yaml_text import read_yaml
-from rljob_cli.differences import differences
 from rljob_cli.plain_text import table
 from rljob_cli.plan.text import (
     PlanHead,

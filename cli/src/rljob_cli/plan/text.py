@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from rljob_cli.plain_text import duration_text, table
+from rljob.plain_text import duration_text
+from rljob_cli.plain_text import table
 from rljob_cli.plan.gpus import PoolGpus
 from rljob_cli.plan.models import FoundShape
 from rljob_planner.kv_cache import GIB

@@ -14,10 +14,10 @@ from pathlib import Path
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
+from rljob.differences import named_entries
 from rljob_api.errors import JobFileError
 from rljob_api.job_file import load_job_text
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_cli.differences import named_entries
 from rljob_cli.errors import CliError
 from rljob_cli.new_file import write_new_file
 

@@ -1,4 +1,4 @@
-"""Runs the commands suspend, resume, stop and retry with a clock that the test controls."""
+"""A clock that the test controls, and the commands suspend, resume, stop and retry with it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,32 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rljob_cli.cluster.client import ClusterOptions, connect
-from rljob_cli.cluster.steering import Steering
-from rljob_cli.cluster.watching import Clock
+from rljob import steering
+from rljob.cluster import ClusterOptions, connect
+from rljob.polling import Clock
+from rljob_cli.cluster.steering import steer as steer_jobs
 from rljob_testing.cli.job_cluster import JobCluster
 
 Step = Callable[[], None]
 NOW = datetime(2026, 1, 31, 12, 30, 0, 250_000, tzinfo=UTC)
 ASKED = "2026-01-31T12:30:00.250000Z"
+
+
+class Script:
+    """A clock whose sleeps perform the next action of a list; two seconds pass in each."""
+
+    def __init__(self, steps: Sequence[Step], start: datetime = NOW) -> None:
+        self._steps = list(steps)
+        self._now = start
+
+    def clock(self) -> Clock:
+        """The clock."""
+        return Clock(now=lambda: self._now, sleep=self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self._now += timedelta(seconds=seconds)
+        if self._steps:
+            self._steps.pop(0)()
 
 
 def steer(
@@ -35,13 +53,13 @@ def steer(
     api.flags = " --context here"
     console = Console(file=output, highlight=False, width=80)
     clock = Clock(now=lambda: NOW + timedelta(seconds=seconds), sleep=sleep)
-    steering = Steering(api, "small", console, wait=steps is not None, clock=clock)
-    code = {
+    requests = {
         "suspend": steering.suspend,
         "resume": steering.resume,
         "stop": steering.stop,
         "retry": steering.retry,
-    }[command]()
+    }
+    code = steer_jobs(requests[command], api, ["small"], console, wait=steps is not None, clock=clock)
     assert left == []
     return code, output.getvalue().splitlines()
 

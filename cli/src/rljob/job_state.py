@@ -1,90 +1,16 @@
-"""Interprets a job's status: how the job finished, what it waits for, which requests are pending, how many retries are
-left, where its results are.
-
-The result comes from the operator's record `status.result`, and only without it from the conditions.
-"""
+"""Interprets a job: its attempts, what it waits for, which requests are pending, how many retries are left, where its
+results are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
-
-from rljob_api.conditions import ConditionType, Reason
-from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, PHASE_BEFORE_STATUS
+from rljob.job_status import waits_for
+from rljob.plain_text import one_line
+from rljob.stored_job import StoredJob
+from rljob_api.conditions import Reason
+from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
 from rljob_api.requests import as_recorded, is_later
 from rljob_api.v1alpha1.checkpoint import Resume
-from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, Condition, ConditionStatus, RLJobStatus
-from rljob_cli.cluster.stored_job import StoredJob
-
-UNREADABLE = "?"
-"""Shown instead of a value that this version cannot parse."""
-
-_MUST_BE_TRUE = (
-    ConditionType.SPEC_VALID,
-    ConditionType.QUOTA_RESERVED,
-    ConditionType.CLUSTER_READY,
-    ConditionType.PLACEMENT_FEASIBLE,
-    ConditionType.JOB_SUBMITTED,
-    ConditionType.PROGRESSING,
-)
-"""Conditions that a training job needs, in the order in which they become True."""
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a job finished."""
-
-    kind: str
-    """`Complete` or `Failed`; a newer operator may have others."""
-    reason: str
-    message: str
-    at: datetime
-    cleaned_up_at: str | None = None
-    """The time when the job's RayClusters had been deleted (with `runPolicy.cleanup: KeepCluster`, all except the kept
-    one). None before, and if `status.result` cannot be parsed."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the job succeeded."""
-        return self.kind == ConditionType.COMPLETE
-
-
-def moment(timestamp: str) -> datetime:
-    """The time of a timestamp in a status."""
-    return datetime.fromisoformat(timestamp)
-
-
-def condition(status: RLJobStatus, kind: ConditionType) -> Condition | None:
-    """The condition of this type; None if the operator has not set it yet."""
-    return next((found for found in status.conditions if found.type == kind), None)
-
-
-def is_true(status: RLJobStatus, kind: ConditionType) -> bool:
-    """Whether a condition is True; False if it is not set yet."""
-    found = condition(status, kind)
-    return found is not None and found.status is ConditionStatus.TRUE
-
-
-def ending(status: RLJobStatus) -> Ending | None:
-    """How the job finished; None if it has not finished."""
-    result = status.result
-    if result is not None:
-        kind = ConditionType.COMPLETE.value if result.outcome == AttemptOutcome.SUCCEEDED else result.outcome
-        return Ending(kind, result.reason, result.message, moment(result.at), result.cleaned_up_at)
-    for end in (ConditionType.COMPLETE, ConditionType.FAILED):
-        found = condition(status, end)
-        if found is not None and found.status is ConditionStatus.TRUE:
-            return Ending(end.value, found.reason, found.message, moment(found.last_transition_time))
-    return None
-
-
-def waits_for(status: RLJobStatus) -> Condition | None:
-    """The first condition that is not True and blocks an unfinished job from training; None if there is none."""
-    for kind in _MUST_BE_TRUE:
-        found = condition(status, kind)
-        if found is not None and found.status is not ConditionStatus.TRUE:
-            return found
-    return None
+from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState
 
 
 def waits_in_queue(job: StoredJob) -> bool:
@@ -103,31 +29,6 @@ def missing_capacity(job: StoredJob) -> str:
 def _reason_of_waiting(job: StoredJob) -> str:
     following, found = job.status.next_attempt, waits_for(job.status)
     return following.reason if following is not None else found.reason if found is not None else ""
-
-
-def phase(job: StoredJob) -> str:
-    """The phase for users: `Deleting` while the job is being deleted, `?` if the phase cannot be parsed, `New` before
-    an operator has processed the job; else the phase in the status."""
-    if job.metadata.deletion_timestamp is not None:
-        return "Deleting"
-    if job.status.phase is None and is_unparsed(job, "phase"):
-        return UNREADABLE
-    return job.status.phase or PHASE_BEFORE_STATUS
-
-
-def reason(job: StoredJob) -> str:
-    """The reason for the job's phase, such as `Unschedulable`; empty if there is none."""
-    if job.status.reason is not None:
-        return job.status.reason
-    found = ending(job.status) or waits_for(job.status)
-    return "" if found is None else found.reason
-
-
-def is_unparsed(job: StoredJob, field: str) -> bool:
-    """Whether this status field, a part of it, or the whole status cannot be parsed by this version."""
-    return any(
-        path.startswith(("status (", *(f"status.{field}{end}" for end in " .["))) for path in job.unparsed_fields
-    )
 
 
 def newest_attempt(job: StoredJob) -> Attempt | None:
@@ -149,6 +50,30 @@ def attempt_state(attempt: Attempt) -> str:
     return attempt.state
 
 
+def attempt_text(attempt: Attempt) -> str:
+    """The state of an attempt, its reason and the step it resumed from; without times."""
+    return one_line(", ".join([attempt_state(attempt), *attempt_reason(attempt), *attempt_resumed_from(attempt)]))
+
+
+def attempt_reason(attempt: Attempt) -> list[str]:
+    """Why the attempt ended or is being stopped; empty if there is no reason or if the state already says it."""
+    if attempt.ended is None and attempt.stop is not None:
+        return [f"stopping: {attempt.stop.reason}"]
+    if attempt.reason in (None, attempt_state(attempt)):
+        return []
+    return [with_failure_class(str(attempt.reason), attempt.failure_class)]
+
+
+def attempt_resumed_from(attempt: Attempt) -> list[str]:
+    """The step from which the attempt resumed, as text; empty if it began at step 0."""
+    return [] if attempt.resumed_from_step is None else [f"resumed from step {attempt.resumed_from_step}"]
+
+
+def with_failure_class(reason_word: str, failure_class: str | None) -> str:
+    """The reason, and its failure class if it has one: `HeadLost (Infrastructure)`."""
+    return f"{reason_word} ({failure_class})" if failure_class else reason_word
+
+
 def is_running(attempt: Attempt) -> bool:
     """Whether the attempt's trainer is running and was not asked to stop."""
     return attempt_state(attempt) == AttemptState.RUNNING and attempt.stop is None
@@ -166,7 +91,7 @@ def retry_asked_at(job: StoredJob) -> str | None:
 
 def is_to_be_retried(job: StoredJob) -> bool:
     """Whether a failed job has a retry request that the operator has not applied yet."""
-    end = ending(job.status)
+    end = job.ending
     return end is not None and not end.is_complete and retry_asked_at(job) is not None
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from rljob_cli.errors import ClusterError
-from rljob_cli.plain_text import one_line
+from rljob.errors import ClusterError
+from rljob.plain_text import one_line
 
 if TYPE_CHECKING:
     from websocket import WebSocket

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rljob_cli.cluster.error_responses import error_of_response
-from rljob_cli.errors import ClusterUnreachableError
-from rljob_cli.plain_text import one_line
+from rljob.error_responses import error_of_response
+from rljob.errors import ClusterUnreachableError
+from rljob.plain_text import one_line
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

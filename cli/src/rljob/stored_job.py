@@ -16,7 +16,12 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from rljob.errors import ClusterError
+from rljob.job_status import Ending, ending, waits_for
+from rljob.kubernetes_models import Json, ObjectMeta
+from rljob.plain_text import one_line
 from rljob_api.base import WireModel
+from rljob_api.constants import PHASE_BEFORE_STATUS
 from rljob_api.standard_streams import printable
 from rljob_api.tolerant_reading import AS_FAR_AS_READABLE, STORED_SPEC, read_document
 from rljob_api.v1alpha1.checkpoint import Checkpoint, CheckpointStorage, ExportHuggingFace, Resume
@@ -24,12 +29,11 @@ from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import ManagedBy, RLJobSpec
 from rljob_api.v1alpha1.status import ConditionStatus, RLJobStatus
 from rljob_api.yaml_text import wire_path
-from rljob_cli.cluster.kubernetes_models import Json, ObjectMeta
-from rljob_cli.errors import CliError
-from rljob_cli.plain_text import one_line
 
 ModelT = TypeVar("ModelT", bound=WireModel)
 
+UNREADABLE = "?"
+"""Shown instead of a value that this version cannot parse."""
 _MAX_CHARACTERS = 40
 """The largest number of characters that are shown of a value that cannot be parsed."""
 OTHER_VERSION = (
@@ -48,6 +52,39 @@ class StoredJob:
     """The whole RLJob, as the API server sent it."""
     unparsed_fields: tuple[str, ...] = ()
     """Status fields that cannot be parsed, with their values: `status.pools[0].ready (seen: "all")`."""
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return self.metadata.name
+
+    @property
+    def phase(self) -> str:
+        """The phase for users: `Deleting` while the job is being deleted, `?` if the phase cannot be parsed, `New`
+        before an operator has processed the job; else the phase in the status."""
+        if self.metadata.deletion_timestamp is not None:
+            return "Deleting"
+        if self.status.phase is None and self.is_unparsed("phase"):
+            return UNREADABLE
+        return self.status.phase or PHASE_BEFORE_STATUS
+
+    @property
+    def reason(self) -> str:
+        """The reason for the job's phase, such as `Unschedulable`; empty if there is none."""
+        if self.status.reason is not None:
+            return self.status.reason
+        found = self.ending or waits_for(self.status)
+        return "" if found is None else found.reason
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the job finished; None if it has not finished."""
+        return ending(self.status)
+
+    def is_unparsed(self, field: str) -> bool:
+        """Whether this status field, a part of it, or the whole status cannot be parsed by this version."""
+        starts = ("status (", *(f"status.{field}{end}" for end in " .["))
+        return any(path.startswith(starts) for path in self.unparsed_fields)
 
     @property
     def where(self) -> str:
@@ -113,14 +150,14 @@ class StoredJob:
         return {str(entry.get("name")): nodes for entry in entries if isinstance(nodes := entry.get("nodes", 1), int)}
 
     def spec(self) -> RLJobSpec:
-        """The whole spec. Raises CliError if this version cannot parse it, for example because it has a newer
+        """The whole spec. Raises ClusterError if this version cannot parse it, for example because it has a newer
         schema."""
         try:
             return read_document(RLJobSpec, self.wire.get("spec"), STORED_SPEC).value
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             path = ".".join(str(part) for part in first["loc"])
-            raise CliError(f"{self.where}: {path} cannot be parsed ({first['msg']}); {OTHER_VERSION}") from None
+            raise ClusterError(f"{self.where}: {path} cannot be parsed ({first['msg']}); {OTHER_VERSION}") from None
 
     def _block(self, kind: type[ModelT], name: str) -> ModelT:
         """A block of the spec, with this version's defaults for fields that cannot be parsed."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rljob_cli.cluster.client import Cluster
-from rljob_cli.cluster.kubernetes_models import Event, Pod
-from rljob_cli.cluster.stored_job import StoredJob
-from rljob_cli.cluster.watching import Clock
-from rljob_cli.errors import NotAllowedError, ObjectNotFoundError
-from rljob_cli.plain_text import one_line
-from rljob_cli.results.connection import PodGoneError
-from rljob_cli.results.fetching import ResultsError
+from rljob.cluster import Cluster
+from rljob.errors import NotAllowedError, ObjectNotFoundError
+from rljob.kubernetes_models import Event, Pod
+from rljob.plain_text import one_line
+from rljob.polling import Clock
+from rljob.results.connection import PodGoneError
+from rljob.results.fetching import ResultsError
+from rljob.stored_job import StoredJob
 
 POLL_SECONDS = 1.0
 START_SECONDS = 60.0

@@ -1,14 +1,11 @@
-"""Sends the requests of the commands to a Kubernetes cluster. No other module uses the `kubernetes` package.
+"""Sends requests to a Kubernetes cluster, with the `kubernetes` package. Only this module and `kubeconfig` use it.
 
-The package finds credentials (a kubeconfig with its plugins, or the service account of this pod) and sends the
-requests. It is imported only when a command needs a cluster, because the import takes half a second.
+The package is imported only when a cluster is needed, because the import takes half a second.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import os
 import re
 import shlex
 from collections import Counter
@@ -17,26 +14,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
+from rljob.error_responses import API_PATH, PLURAL, error_of_response
+from rljob.errors import ClusterError, ClusterUnreachableError, ConflictError, JobChangedError
+from rljob.kubeconfig import read_configuration
+from rljob.kubernetes_models import Event, Json, ObjectMeta, Pod
+from rljob.plain_text import one_line
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, LABEL_JOB, LABEL_JOB_UID, LABEL_POOL
-from rljob_api.v1alpha1.pools import PRIORITY_CLASS_LABEL, QUEUE_LABEL
-from rljob_cli.cluster.error_responses import API_PATH, PLURAL, error_of_response
-from rljob_cli.cluster.kubernetes_models import Event, Json, Pod
-from rljob_cli.cluster.stored_job import StoredJob, stored_job
-from rljob_cli.errors import (
-    ClusterError,
-    ClusterUnreachableError,
-    ConflictError,
-    JobChangedError,
-)
-from rljob_cli.plain_text import one_line
-from rljob_cli.settings import kubeconfig_files, service_account_namespace
 
 if TYPE_CHECKING:
-    from kubernetes.client import ApiClient, Configuration
+    from kubernetes.client import ApiClient
     from kubernetes.client.rest import RESTResponse
     from websocket import WebSocket
+
+    from rljob.stored_job import StoredJob
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 RESPONSE_TIMEOUT_SECONDS = 30.0
@@ -79,8 +70,8 @@ class PlacedPods:
 
 
 class Cluster:
-    """Sends requests to one API server. All methods may raise ClusterError. Their docstrings name the subclasses that a
-    caller may want to handle."""
+    """Sends requests to one API server. All methods may raise ClusterError and RejectedError. Their docstrings name the
+    subclasses that a caller may want to handle."""
 
     def __init__(self, api: ApiClient, namespace: str, name: str, flags: str = "") -> None:
         self._api = api
@@ -91,25 +82,40 @@ class Cluster:
         self.flags = flags
         """Options that suggested commands need for this cluster and namespace."""
 
-    def create_job(self, job: Mapping[str, object]) -> StoredJob:
-        """Creates a job; the API server rejects unknown fields. Raises JobExistsError."""
-        return stored_job(self._json("POST", self._job_path(), [("fieldValidation", "Strict")], job))
+    def create_job(self, job: Mapping[str, object], *, dry_run: bool = False) -> StoredJob:
+        """Creates a job; the API server rejects unknown fields. With `dry_run`, the API server only validates it and
+        fills in the defaults. Raises JobExistsError."""
+        return _stored(self._json("POST", self._job_path(), _writing(dry_run), job))
 
     def job(self, name: str) -> StoredJob:
         """One job. Raises JobNotFoundError."""
-        return stored_job(self._json("GET", self._job_path(name)))
+        return _stored(self._json("GET", self._job_path(name)))
 
-    def jobs(self, *, everywhere: bool = False) -> list[StoredJob]:
-        """All jobs of the namespace, or of all namespaces."""
+    def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[StoredJob]:
+        """The jobs of the namespace, or of all namespaces, whose labels match the selector (such as `team=research`),
+        by namespace and name."""
         path = f"{API_PATH}/{PLURAL}" if everywhere else self._job_path()
-        return [stored_job(item) for item in _items(self._json("GET", path))]
+        query = [] if selector is None else [("labelSelector", selector)]
+        return [_stored(item) for item in _items(self._json("GET", path, query))]
+
+    def job_names(self) -> list[str]:
+        """The names of the first jobs of the namespace, from a small response."""
+        found = self._json("GET", self._job_path(), [("limit", str(_PAGE_SIZE))], accept=_ONLY_METADATA)
+        return [ObjectMeta.model_validate(item["metadata"]).name for item in _items(found)]
 
     def change_spec(
-        self, job: StoredJob, changes: Mapping[str, object], labels: Mapping[str, str | None] | None = None
+        self,
+        job: StoredJob,
+        changes: Mapping[str, object],
+        labels: Mapping[str, str | None] | None = None,
+        *,
+        dry_run: bool = False,
     ) -> StoredJob:
         """Applies merge patches to `spec` and to the labels of the job as it was read; None removes a field or label.
-        Raises JobNotFoundError and JobChangedError."""
-        return self._patch_job(job, {"labels": dict(labels)} if labels else {}, {"spec": dict(changes)})
+        With `dry_run`, the API server only returns the job as it would be. Raises JobNotFoundError and JobChangedError.
+        """
+        metadata = {"labels": dict(labels)} if labels else {}
+        return self._patch_job(job, metadata, {"spec": dict(changes)}, dry_run=dry_run)
 
     def annotate_job(self, job: StoredJob, annotation: str, value: str) -> StoredJob:
         """Sets an annotation of the job as it was read. Raises JobNotFoundError and JobChangedError."""
@@ -155,12 +161,16 @@ class Cluster:
         found = self._json("GET", f"/api/v1/namespaces/{namespace}/events", [("fieldSelector", "type=Warning")])
         return sorted(map(Event.model_validate, _items(found)), key=lambda event: event.seen)
 
-    def pod_log(self, pod: Pod, container: str, *, follow: bool, num_lines: int | None) -> Iterator[bytes]:
-        """Streams the last `num_lines` lines of a container's log, in pieces of bytes; None for all lines. With
-        `follow`, waits for new lines until the container exits."""
+    def pod_log(
+        self, pod: Pod, container: str, *, follow: bool, num_lines: int | None, since_seconds: int | None = None
+    ) -> Iterator[bytes]:
+        """Streams the last `num_lines` lines of a container's log, and only those of the last `since_seconds`, in
+        pieces of bytes; None for all lines. With `follow`, waits for new lines until the container exits."""
         query = [("container", container), ("follow", str(follow).lower())]
         if num_lines is not None:
             query.append(("tailLines", str(num_lines)))
+        if since_seconds is not None:
+            query.append(("sinceSeconds", str(since_seconds)))
         path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}/log"
         response = self._send("GET", path, query, endless=follow)
         with _plain_errors(self.name):
@@ -173,12 +183,14 @@ class Cluster:
 
     def websocket(self, path: str, query: Query) -> WebSocket:
         """Opens a WebSocket for `exec` or `portforward`. Raises ObjectNotFoundError."""
-        from rljob_cli.cluster.websockets import open_websocket
+        from rljob.websockets import open_websocket
 
         with _plain_errors(self.name):
             return open_websocket(self._api, path, query, self.name, self.flags)
 
-    def _patch_job(self, job: StoredJob, metadata: Mapping[str, object], rest: Mapping[str, object]) -> StoredJob:
+    def _patch_job(
+        self, job: StoredJob, metadata: Mapping[str, object], rest: Mapping[str, object], *, dry_run: bool = False
+    ) -> StoredJob:
         """Applies a merge patch to the version of the job that was read. The operator writes the status all the time;
         if users have not changed spec, queue, stop or retry request meanwhile, the patch is repeated for the newer
         version."""
@@ -186,7 +198,7 @@ class Cluster:
         for _ in range(_MAX_PATCHES):
             patch = {"metadata": {**metadata, "resourceVersion": seen.metadata.resource_version}, **rest}
             try:
-                return stored_job(self._json("PATCH", path, [("fieldValidation", "Strict")], patch))
+                return _stored(self._json("PATCH", path, _writing(dry_run), patch))
             except ConflictError:
                 seen = self.job(job.metadata.name)
             if _requested_state(seen) != _requested_state(job):
@@ -232,8 +244,8 @@ class Cluster:
         accept: str = _JSON,
     ) -> RESTResponse:
         """Sends a request and returns the response, whose body is not read yet. `endless`: no timeout for
-        reading the body, because a log that is followed may have no new lines for hours. Raises ClusterError for an
-        error response."""
+        reading the body, because a log that is followed may have no new lines for hours. Raises ClusterError or
+        RejectedError for an error response."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         headers = {"Content-Type": kind, "Accept": accept}
         with _plain_errors(self.name):
@@ -247,9 +259,24 @@ class Cluster:
         return response
 
 
+def _stored(wire: Mapping[str, object]) -> StoredJob:
+    """Parses a job from a response."""
+    # Imported here, because the schema takes 0.3 s, and the completion of names does not need it.
+    from rljob.stored_job import stored_job
+
+    return stored_job(wire)
+
+
+def _writing(dry_run: bool) -> list[tuple[str, str]]:
+    """The query of a request that creates or changes an object."""
+    return [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
+
+
 def _requested_state(job: StoredJob) -> tuple[str, int, Sequence[str | None]]:
     """What users have requested of the job: its UID, the generation of its spec, its stop and its retry request, its
     queue and its priority."""
+    from rljob_api.v1alpha1.pools import PRIORITY_CLASS_LABEL, QUEUE_LABEL
+
     metadata = job.metadata
     annotations = [metadata.annotations.get(name) for name in (ANNOTATION_STOP, ANNOTATION_RETRY)]
     labels = [metadata.labels.get(name) for name in (QUEUE_LABEL, PRIORITY_CLASS_LABEL)]
@@ -262,33 +289,11 @@ def connect(options: ClusterOptions) -> Cluster:
     Raises:
         ClusterError: there is no kubeconfig, or it cannot be used.
     """
-    from kubernetes.client import ApiClient, Configuration
+    from kubernetes.client import ApiClient
 
-    # Retries are turned off: by default the client retries three times and prints a warning each time.
-    configuration = Configuration(retries=False)
-    is_selected = options.kubeconfig is not None or options.context is not None
-    files = [options.kubeconfig] if options.kubeconfig else kubeconfig_files()
-    # `file.is_file()` would reject a pipe, which a shell creates for `--kubeconfig <(command)`.
-    existing = [file for file in files if file.exists() and not file.is_dir()]
-    if existing:
-        name, namespace = _load_kubeconfig(configuration, existing, options.context)
-    elif not is_selected and (own_namespace := service_account_namespace()):
-        name, namespace = _load_service_account(configuration), own_namespace
-    else:
-        raise _no_kubeconfig(options.kubeconfig, files)
-    namespace = namespace if options.namespace is None else options.namespace
-    return Cluster(ApiClient(configuration), namespace, name, options.flags())
-
-
-def _no_kubeconfig(given: Path | None, searched: Sequence[Path]) -> ClusterError:
-    """The error if none of the searched files exists. `given`: the path of --kubeconfig, if it is set."""
-    if given is not None:
-        return ClusterError(f"--kubeconfig {given}: {'is a folder' if given.is_dir() else 'no such file'}; correct it")
-    paths = ", ".join(map(str, searched))
-    return ClusterError(
-        f"no kubeconfig found (searched: {paths}); set KUBECONFIG or --kubeconfig to an existing file, or create one"
-        " with the tool of your cluster"
-    )
+    found = read_configuration(options.kubeconfig, options.context)
+    namespace = found.namespace if options.namespace is None else options.namespace
+    return Cluster(ApiClient(found.configuration), namespace, found.name, options.flags())
 
 
 def checked_name(what: str, name: str) -> str:
@@ -299,79 +304,6 @@ def checked_name(what: str, name: str) -> str:
             f"{what}: {name!r} is not a valid Kubernetes name; use letters a-z, digits, and '-' between them"
         )
     return name
-
-
-def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], context: str | None) -> tuple[str, str]:
-    """Fills the configuration from kubeconfig files. Returns the context for messages, such as `context staging`, and
-    the context's namespace."""
-    from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
-
-    file_names = ", ".join(map(str, files))
-    try:
-        # Several files are merged as kubectl does it. Credentials that a plugin renews are written back to the file.
-        merged = KubeConfigMerger(os.pathsep.join(map(str, files)))  # type: ignore[no-untyped-call]
-        names = [str(entry["name"]) for entry in merged.config["contexts"]]
-        if context is not None and context not in names:
-            raise ClusterError(f"{file_names}: no context {context}; use one of: {', '.join(names) or 'none'}")
-        loader = KubeConfigLoader(merged.config, active_context=context, config_persister=merged.save_changes)  # type: ignore[no-untyped-call]
-        with _logged_errors() as failures:
-            loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
-        if failures:
-            raise ClusterError(
-                f"{file_names}: the program that gets the credentials failed ({one_line(failures[0])}); install it or"
-                " log in again, or use another kubeconfig with --kubeconfig"
-            )
-        _check_server(configuration.host, file_names)
-        chosen = loader.current_context
-        return f"context {chosen['name']}", str(chosen["context"].get("namespace") or "default")
-    except ClusterError:
-        raise
-    # The package does not wrap the errors of its parsers and of credential plugins.
-    except Exception as error:
-        raise ClusterError(
-            f"{file_names}: invalid kubeconfig ({one_line(error)}); correct it, or use another with --kubeconfig"
-        ) from error
-
-
-@contextmanager
-def _logged_errors() -> Iterator[list[str]]:
-    """Collects the errors that the package logs. If a credential plugin fails, the package only logs this, and would
-    then send requests without credentials."""
-    failures: list[str] = []
-    collector = logging.Handler(logging.ERROR)
-    collector.emit = lambda record: failures.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger().addHandler(collector)
-    try:
-        yield failures
-    finally:
-        logging.getLogger().removeHandler(collector)
-
-
-def _check_server(url: str, file_names: str) -> None:
-    """Raises ClusterError if requests cannot be sent to this URL. `file_names`: the kubeconfigs, for the message."""
-    try:
-        parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_valid = False
-    if not is_valid:
-        raise ClusterError(
-            f"{file_names}: `server` must be the URL of an API server (seen: {url!r}), such as https://10.0.0.1:6443;"
-            " correct it, or use another kubeconfig with --kubeconfig"
-        )
-
-
-def _load_service_account(configuration: Configuration) -> str:
-    from kubernetes.config import ConfigException, load_incluster_config
-
-    try:
-        load_incluster_config(configuration)  # type: ignore[no-untyped-call]
-    except ConfigException as error:
-        raise ClusterError(
-            f"this pod's service account cannot be used ({one_line(error)}); mount the account's token into the pod, or"
-            " use a kubeconfig with --kubeconfig"
-        ) from error
-    return "in-cluster"
 
 
 @contextmanager

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from rljob.errors import RLJobError
+from rljob.plain_text import bytes_text, one_line
+from rljob.results.connection import BrokenConnectionError, Connection
+from rljob.results.pod_reader import Begin, End, Failed, Listing, PodReader, RemoteFile, Wanted
+from rljob.results.selection import PARTIAL_FOLDER, Selection, complete_checkpoints, local_path, manifest_of
 from rljob_api.constants import ExitCode
-from rljob_cli.errors import CliError
-from rljob_cli.plain_text import bytes_text, one_line
-from rljob_cli.results.connection import BrokenConnectionError, Connection
-from rljob_cli.results.pod_reader import Begin, End, Failed, Listing, PodReader, RemoteFile, Wanted
-from rljob_cli.results.selection import PARTIAL_FOLDER, Selection, complete_checkpoints, local_path, manifest_of
 
 ResultT = TypeVar("ResultT")
 
@@ -33,7 +33,7 @@ MAX_CHANGES = 5
 _PIECE_BYTES = 1 << 20
 
 
-class ResultsError(CliError):
+class ResultsError(RLJobError):
     """Results cannot be copied."""
 
 

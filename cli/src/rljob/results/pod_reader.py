@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob_cli.results.connection import BrokenConnectionError, Connection
+from rljob.results.connection import BrokenConnectionError, Connection
 
 _MAX_LINE_BYTES = 1 << 20
 _MAX_FILES = 1_000_000

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from rljob_cli.cluster.client import Cluster
-from rljob_cli.errors import ClusterError
-from rljob_cli.plain_text import one_line
+from rljob.cluster import Cluster
+from rljob.errors import ClusterError
+from rljob.plain_text import one_line
 
 if TYPE_CHECKING:
     from websocket import WebSocket

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob_cli.cluster.client import Cluster
-from rljob_cli.cluster.kubernetes_models import Json
-from rljob_cli.cluster.stored_job import StoredJob
-from rljob_cli.errors import NotAllowedError, ObjectNotFoundError
-from rljob_cli.results.fetching import ResultsError
+from rljob.cluster import Cluster
+from rljob.errors import NotAllowedError, ObjectNotFoundError
+from rljob.kubernetes_models import Json
+from rljob.results.fetching import ResultsError
+from rljob.stored_job import StoredJob
 
 _SHARED_MODES = ("ReadWriteMany", "ReadOnlyMany")
 _PAGE_SIZE, _MAX_PAGES = 500, 8

@@ -12,6 +12,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
+from rljob.cluster import Cluster
+from rljob.errors import (
+    ClusterError,
+    ClusterUnreachableError,
+    NotAllowedError,
+    ObjectNotFoundError,
+    RejectedError,
+)
+from rljob.kubernetes_models import Json, Pod
+from rljob.plain_text import one_line
+from rljob.polling import Clock
+from rljob.results import pod_program
+from rljob.results.connection import BrokenConnectionError, Connection, ExecConnection, PodGoneError
+from rljob.results.fetching import ResultsError
+from rljob.results.pod_start import wait_until_running
+from rljob.results.volume import Placement, placement_of
+from rljob.stored_job import StoredJob
 from rljob_api.constants import (
     API_GROUP,
     API_VERSION,
@@ -19,17 +36,6 @@ from rljob_api.constants import (
     LABEL_RESULTS_OF,
     POD_STORAGE_FOLDER,
 )
-from rljob_cli.cluster.client import Cluster
-from rljob_cli.cluster.kubernetes_models import Json, Pod
-from rljob_cli.cluster.stored_job import StoredJob
-from rljob_cli.cluster.watching import Clock
-from rljob_cli.errors import ClusterError, ClusterUnreachableError, NotAllowedError, ObjectNotFoundError
-from rljob_cli.plain_text import one_line
-from rljob_cli.results import pod_program
-from rljob_cli.results.connection import BrokenConnectionError, Connection, ExecConnection, PodGoneError
-from rljob_cli.results.fetching import ResultsError
-from rljob_cli.results.pod_start import wait_until_running
-from rljob_cli.results.volume import Placement, placement_of
 
 CONTAINER = "results"
 _PROGRAM_VARIABLE = "RLJOB_PROGRAM"
@@ -195,7 +201,7 @@ class ResultsPod:
         except NotAllowedError:
             self._name = None
             raise
-        except ClusterError as error:
+        except (ClusterError, RejectedError) as error:
             self._name = None
             raise ResultsError(
                 f"{self._job.where}: the pod that reads the results cannot be created: {error}"

@@ -6,12 +6,12 @@ reader needs of it, and more: also how the job ended if the trainer was killed.
 
 from __future__ import annotations
 
+from rljob.job_state import newest_attempt
+from rljob.kubernetes_models import Json
+from rljob.stored_job import StoredJob
 from rljob_api.constants import CONTRACT_VERSION
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import AttemptState, ConditionStatus
-from rljob_cli.cluster.job_state import ending, newest_attempt
-from rljob_cli.cluster.kubernetes_models import Json
-from rljob_cli.cluster.stored_job import StoredJob
 
 _STOPPED = ("StoppedByUser", "StoppedThroughRay", "Suspended")
 """Reasons of an end that is not a failure."""
@@ -48,7 +48,7 @@ def run_state(job: StoredJob) -> Json | None:
 
 def _phase(job: StoredJob) -> tuple[RunPhase, Json | None]:
     """The phase, and why the run has failed."""
-    end, following, newest = ending(job.status), job.status.next_attempt, newest_attempt(job)
+    end, following, newest = job.ending, job.status.next_attempt, newest_attempt(job)
     if end is not None:
         if end.is_complete:
             return RunPhase.COMPLETE, None

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-from rljob_api.constants import API_GROUP, API_VERSION
-from rljob_cli.cluster.kubernetes_models import Refusal
-from rljob_cli.errors import (
+from rljob.errors import (
     ClusterError,
     ClusterUnreachableError,
     ConflictError,
     JobExistsError,
-    JobNotFoundError,
     NotAllowedError,
     ObjectNotFoundError,
+    RejectedError,
+    RLJobError,
+    no_such_job,
 )
-from rljob_cli.plain_text import one_line
+from rljob.kubernetes_models import Refusal
+from rljob.plain_text import one_line
+from rljob_api.constants import API_GROUP, API_VERSION
+from rljob_api.errors import Problem
 
 API_PATH = f"/apis/{API_GROUP}/{API_VERSION}"
 PLURAL = "rljobs"
 """The resource of jobs, in URL paths and error responses."""
 
 
-def error_of_response(status: int, body: bytes, cluster: str, flags: str) -> ClusterError:
+def error_of_response(status: int, body: bytes, cluster: str, flags: str) -> RLJobError:
     """The exception for an error response of the API server. If the body is a `Status` object, it has the message, the
     reason and the details; otherwise the whole body is the message."""
     try:
@@ -38,7 +41,7 @@ def error_of_response(status: int, body: bytes, cluster: str, flags: str) -> Clu
     if status == 403 and 'User "' in message:
         return NotAllowedError(f"{cluster}: permission denied ({message}); ask for a role as in docs/install.md")
     if status == 404 and refusal.details.kind == PLURAL and refusal.details.name:
-        return JobNotFoundError(refusal.details.name, flags)
+        return no_such_job(refusal.details.name, flags)
     if status == 404 and not refusal.details.name:
         return ClusterError(
             f"{cluster}: the API server does not know RLJobs; install the operator (docs/install.md), or select"
@@ -52,4 +55,8 @@ def error_of_response(status: int, body: bytes, cluster: str, flags: str) -> Clu
         return ConflictError(f"{cluster}: {message}")
     if status in (429, 500, 502, 503, 504):
         return ClusterUnreachableError(cluster, message)
-    return ClusterError(f"{cluster}: the API server rejected the request ({message}); correct what this message names")
+    return RejectedError(
+        f"{cluster}: the API server rejected the request ({message}); correct what this message names",
+        # A cause without a field says that further rules were not checked.
+        [Problem(cause.field, one_line(cause.message)) for cause in refusal.details.causes if cause.field != "<nil>"],
+    )

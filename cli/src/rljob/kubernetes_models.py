@@ -1,4 +1,4 @@
-"""Models of the Kubernetes objects that the commands read; unknown fields are ignored."""
+"""Models of the Kubernetes objects that the client reads; unknown fields are ignored."""
 
 from __future__ import annotations
 
@@ -160,11 +160,19 @@ class Event(_Part):
         return (self.series.count if self.series else None) or self.count or 1
 
 
+class RefusalCause(_Part):
+    """A field that the API server rejected, and why."""
+
+    field: str = ""
+    message: str = ""
+
+
 class RefusalDetails(_Part):
     """The object that a rejected request was about."""
 
     kind: str = ""
     name: str = ""
+    causes: tuple[RefusalCause, ...] = ()
 
 
 class Refusal(_Part):

@@ -1,0 +1,189 @@
+"""Waits until a job has a state: one of its conditions, `Running`, or `Deleted`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rljob.cluster import Cluster
+from rljob.errors import (
+    JobFinishedError,
+    JobNotFoundError,
+    RejectedError,
+    RLJobError,
+    WaitTimeoutError,
+    deleted_meanwhile,
+)
+from rljob.job_state import attempt_state, attempt_under_way, is_running, is_to_be_retried
+from rljob.job_status import condition
+from rljob.plain_text import duration_text, one_line, shortened
+from rljob.polling import POLL_SECONDS, Clock, poll_job
+from rljob.stored_job import StoredJob
+from rljob_api.conditions import ConditionType
+from rljob_api.names import similar_names
+from rljob_api.v1alpha1.status import ConditionStatus
+
+RUNNING, DELETED = "Running", "Deleted"
+STATES = (*ConditionType, RUNNING, DELETED)
+"""What can be waited for: that a condition is True, that the trainer runs, or that the job is deleted."""
+_ENDS = (ConditionType.FINISHED, ConditionType.COMPLETE, ConditionType.FAILED)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How waiting ended: a message, and the error if the state was not reached."""
+
+    text: str
+    error: RLJobError | None = None
+
+
+class _TimeIsUp(Exception):
+    """The time limit has passed. It is raised in the pause between two polls, also while the server is unreachable."""
+
+
+Judge = Callable[[StoredJob], Outcome | None]
+"""Returns the outcome of waiting from the job as it is now; None to go on waiting."""
+Report = Callable[[str], None]
+"""Is called with each new message about what is waited for."""
+
+
+def state_named(text: str) -> str:
+    """The state of `STATES` with this name; upper and lower case are the same. Raises RejectedError."""
+    found = next((str(state) for state in STATES if state.lower() == text.lower()), None)
+    if found is None:
+        near = similar_names(text, map(str, STATES))
+        advice = f"did you mean {near[0]}?" if near else f"use one of {', '.join(STATES)}"
+        raise RejectedError(f"cannot wait for {text!r}, which is no state or condition of a job; {advice}")
+    return found
+
+
+def wait_for_state(
+    cluster: Cluster, name: str, state: str, clock: Clock, report: Report, timeout_seconds: float | None = None
+) -> tuple[StoredJob | None, Outcome]:
+    """Waits until the job has the state. Returns the job as it was seen last (None if it did not exist) and the
+    outcome.
+
+    Raises:
+        JobNotFoundError: there is no such job. When waiting for `Deleted`, this is the outcome instead.
+        ClusterUnreachableError: the API server was unreachable for ten minutes, or at the start.
+    """
+    try:
+        job = cluster.job(name)
+    except JobNotFoundError:
+        if state != DELETED:
+            raise
+        return None, Outcome(f"RLJob {cluster.namespace}/{name} does not exist")
+    seen, outcome = wait(cluster, job, lambda each: _judged(each, state), clock, report, timeout_seconds)
+    if state == DELETED and isinstance(outcome.error, JobNotFoundError):
+        outcome = Outcome(outcome.text)
+    return seen, outcome
+
+
+def wait(
+    cluster: Cluster,
+    job: StoredJob,
+    judge: Judge,
+    clock: Clock,
+    report: Report,
+    timeout_seconds: float | None = None,
+) -> tuple[StoredJob, Outcome]:
+    """Waits until `judge` returns an outcome, the job is deleted, or the time has passed. Returns the job as it was
+    seen last, and the outcome."""
+    seen, began, reported = job, clock.now(), ""
+
+    def sleep(seconds: float) -> None:
+        left = seconds if timeout_seconds is None else timeout_seconds - (clock.now() - began).total_seconds()
+        if left <= 0:
+            raise _TimeIsUp
+        clock.sleep(min(seconds, left))
+
+    try:
+        for each in poll_job(cluster, job.name, Clock(clock.now, sleep), lambda text, _: report(text)):
+            if each.metadata.uid != job.metadata.uid:
+                break
+            seen, outcome = each, judge(each)
+            if outcome is not None:
+                return seen, outcome
+            text = f"waiting: {state_text(seen)}"
+            if text != reported:
+                reported = text
+                report(text)
+    except _TimeIsUp:
+        waited = duration_text(timeout_seconds or 0)
+        text = f"{job.where}: waited for {waited} ({state_text(seen)}); wait longer with --timeout"
+        return seen, Outcome(text, WaitTimeoutError(text))
+    error = deleted_meanwhile(job.where)
+    return seen, Outcome(str(error), error)
+
+
+def wait_until_deleted(
+    cluster: Cluster, job: StoredJob, clock: Clock, report: Report, timeout_seconds: float | None = None
+) -> None:
+    """Waits until the job and all its pods are deleted. Raises WaitTimeoutError."""
+    reported, began = "", clock.now()
+    while True:
+        left = [pod.metadata.name for pod in cluster.pods(job)]
+        if not left and _is_deleted(cluster, job):
+            return
+        what = ", ".join(left) or "the job"
+        if timeout_seconds is not None and (clock.now() - began).total_seconds() >= timeout_seconds:
+            raise WaitTimeoutError(f"{job.where}: waited for {duration_text(timeout_seconds)}; {what} still exists")
+        if what != reported:
+            reported = what
+            report(f"waiting for {what}")
+        clock.sleep(POLL_SECONDS)
+
+
+def _is_deleted(cluster: Cluster, job: StoredJob) -> bool:
+    """Whether the job no longer exists. A new job with the same name does not count."""
+    try:
+        return cluster.job(job.name).metadata.uid != job.metadata.uid
+    except JobNotFoundError:
+        return True
+
+
+def _judged(job: StoredJob, state: str) -> Outcome | None:
+    """The outcome of waiting for a state of `STATES`."""
+    end = job.ending
+    if state == RUNNING:
+        return runs(job)
+    if state in _ENDS:
+        has_ended = end is not None and not is_to_be_retried(job)
+        is_reached = has_ended and end is not None and state in (ConditionType.FINISHED, end.kind)
+        return ended(job) if is_reached else finished_instead(job)
+    found = condition(job.status, ConditionType(state)) if state != DELETED else None
+    if found is not None and found.status is ConditionStatus.TRUE:
+        message = f": {shortened(one_line(found.message))}" if found.message else ""
+        return Outcome(f"{job.where}: {state} is True, {found.reason}{message}")
+    # A finished job may still be deleted.
+    return None if state == DELETED else finished_instead(job)
+
+
+def runs(job: StoredJob) -> Outcome | None:
+    """The outcome once the trainer runs or the job has finished; None before."""
+    attempt = attempt_under_way(job)
+    if attempt is not None and is_running(attempt):
+        return Outcome(f"{job.where}: attempt {attempt.number} is running")
+    return finished_instead(job)
+
+
+def ended(job: StoredJob) -> Outcome | None:
+    """The outcome once the job has finished; None before."""
+    end = job.ending
+    if end is None:
+        return None
+    return Outcome(f"{job.where} has finished: {end.kind}, {end.reason}: {shortened(one_line(end.message))}")
+
+
+def finished_instead(job: StoredJob) -> Outcome | None:
+    """The outcome, with an error, once the job has finished without the state that is waited for; None before, and if a
+    retry was requested."""
+    outcome = None if is_to_be_retried(job) else ended(job)
+    return outcome and Outcome(outcome.text, JobFinishedError(outcome.text))
+
+
+def state_text(job: StoredJob) -> str:
+    """The state of the job on one line."""
+    attempt = attempt_under_way(job)
+    parts = [job.phase, job.reason, f"attempt {attempt.number} {attempt_state(attempt)}" if attempt else ""]
+    return one_line(", ".join(dict.fromkeys(part for part in parts if part)))
