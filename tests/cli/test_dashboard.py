@@ -15,9 +15,9 @@ import pytest
 from rich.console import Console
 
 from rljob.cluster import ClusterOptions, connect
-from rljob.errors import CliError
 from rljob.polling import Clock
 from rljob_cli.cluster.dashboard import show_dashboard
+from rljob_cli.errors import CliError
 from rljob_testing.cli.job_cluster import NODE, JobCluster, StandInKubelet
 from rljob_testing.local_servers import QuietHandler, free_port, running_http_server
 

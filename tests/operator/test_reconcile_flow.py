@@ -11,7 +11,7 @@ import pytest
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase
-from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, Counters, JobPods, JobResult, PoolStatus
+from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, Counters, JobResult, PoolStatus
 from rljob_operator.reconcile.decision import CreateCluster, Decision, DeleteCluster, SubmitRayJob
 from rljob_operator.reconcile.observed import (
     EffectFailure,
@@ -44,18 +44,6 @@ def test_the_intent_is_written_before_the_cluster_is_created() -> None:
     second = inputs.decide(inputs.with_status_written(seen, first), inputs.at(1))
     assert second.effects == (CreateCluster(1, "example-1"),)
     assert second.status == first.status
-
-
-def test_image_and_user_of_the_pods_are_recorded_when_an_attempt_starts_a_cluster() -> None:
-    """`rljob get-results` starts a pod with them."""
-    of_operator = JobPods(image="example/trainer:1", image_pull_policy="IfNotPresent", run_as_user=1000)
-    assert inputs.decide(inputs.observed()).status.pods == of_operator
-    of_job = inputs.spec({"image": "example/other:2"})
-    seen = inputs.observed(inputs.waiting_for_retry(0).model_copy(update={"pods": of_operator}), job_spec=of_job)
-    assert inputs.decide(seen).status.pods == of_operator.model_copy(update={"image": "example/other:2"})
-    defaults = replace(inputs.DEFAULTS, run_as_user=None)
-    chosen_by_cluster = reconcile(inputs.observed(), inputs.NOW, defaults).status.pods
-    assert chosen_by_cluster == of_operator.model_copy(update={"run_as_user": None})
 
 
 def test_creation_of_a_cluster_is_repeated_until_the_cluster_exists() -> None:
