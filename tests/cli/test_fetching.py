@@ -16,9 +16,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from rljob.errors import ResultsError
 from rljob.results import fetching, pod_program
 from rljob.results.connection import BrokenConnectionError
-from rljob.results.fetching import Fetch, Fetched, ResultsError
+from rljob.results.fetching import Fetch, Fetched
 from rljob.results.selection import Part, Selection
 
 PROGRAM = Path(pod_program.__file__)

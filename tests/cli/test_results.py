@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from rljob import Client, RejectedError, ResultsError
 from rljob.cluster import ClusterOptions
 from rljob.polling import Clock
 from rljob_api.contract_documents import load_run_state
@@ -179,3 +180,17 @@ def test_view_means_a_folder_if_there_is_one_and_otherwise_a_job(
     assert (code, "small: is not the folder of a run" in errors) == (2, True)
     code, _, errors = rljob("view", "small", "--job")
     assert (code, f"RLJob {job.namespace}/small: its claim data does not exist" in errors) == (2, True)
+
+
+def test_the_client_copies_results(job: JobCluster, claim: Path, pods: PodRunner, tmp_path: Path) -> None:
+    client = Client(kubeconfig=job.kubeconfig, clock=Clock(sleep=short_sleep))
+    fetched = client.results("small", tmp_path / "copy", only=["model"])
+    assert fetched.written == [tmp_path / "copy" / "export" / "model.safetensors"]
+    assert digest(fetched.written[0]) == digest(claim / "run/export/model.safetensors")
+    wait_until_deleted(pods)
+    with pytest.raises(RejectedError, match="there is no part weights; use some of model, metrics"):
+        client.results("small", tmp_path / "copy", only=["weights"])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(ResultsError, match="has files of something else"):
+        client.results("small", tmp_path / "other")

@@ -12,7 +12,6 @@ from rljob.results.selection import Part
 from rljob_cli import arguments as of
 from rljob_cli.application import app, console
 from rljob_cli.arguments import Context, JobName, Kubeconfig, Namespace
-from rljob_cli.errors import CliError
 
 Image = Annotated[
     str | None,
@@ -88,15 +87,11 @@ def get_results_command(
     rljob get-results my-job ./copy --checkpoints --logs
     """
     from rljob.cluster import ClusterOptions, connect
-    from rljob.results.selection import Selection
+    from rljob.results.selection import selection_of
     from rljob_cli.cluster.results import ResultsOptions, get_results
 
-    parts = frozenset(only or ())
-    if parts and (checkpoints or logs):
-        raise CliError("--only: cannot be combined with --checkpoints or --logs; repeat --only instead")
-    without = {part for part, is_wanted in ((Part.CHECKPOINTS, checkpoints), (Part.LOGS, logs)) if not is_wanted}
     _treat_termination_as_ctrl_c()
-    options = ResultsOptions(folder, Selection(parts, frozenset(without)), image)
+    options = ResultsOptions(folder, selection_of(only or (), checkpoints=checkpoints, logs=logs), image)
     cluster = connect(ClusterOptions(context, namespace, kubeconfig))
     raise typer.Exit(get_results(cluster, name, options, console()))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from rljob.errors import RLJobError
+from rljob.errors import ResultsError
 from rljob.plain_text import bytes_text, one_line
 from rljob.results.connection import BrokenConnectionError, Connection
 from rljob.results.pod_reader import Begin, End, Failed, Listing, PodReader, RemoteFile, Wanted
@@ -31,10 +31,6 @@ MAX_FAILURES = 8
 MAX_CHANGES = 5
 """How often a file may change while it is read before it is left out."""
 _PIECE_BYTES = 1 << 20
-
-
-class ResultsError(RLJobError):
-    """Results cannot be copied."""
 
 
 class FetchProgress(Protocol):

@@ -19,13 +19,13 @@ from rljob.errors import (
     NotAllowedError,
     ObjectNotFoundError,
     RejectedError,
+    ResultsError,
 )
 from rljob.kubernetes_models import Json, Pod
 from rljob.plain_text import one_line
 from rljob.polling import Clock
 from rljob.results import pod_program
 from rljob.results.connection import BrokenConnectionError, Connection, ExecConnection, PodGoneError
-from rljob.results.fetching import ResultsError
 from rljob.results.pod_start import wait_until_running
 from rljob.results.volume import Placement, placement_of
 from rljob.stored_job import StoredJob

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rljob.cluster import Cluster
-from rljob.errors import NotAllowedError, ObjectNotFoundError
+from rljob.errors import NotAllowedError, ObjectNotFoundError, ResultsError
 from rljob.kubernetes_models import Event, Pod
 from rljob.plain_text import one_line
 from rljob.polling import Clock
 from rljob.results.connection import PodGoneError
-from rljob.results.fetching import ResultsError
 from rljob.stored_job import StoredJob
 
 POLL_SECONDS = 1.0

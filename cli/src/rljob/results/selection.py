@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from rljob.errors import RejectedError
 from rljob_api.constants import (
     LOGS_FOLDER,
     POD_CHECKPOINT_FOLDER,
@@ -100,6 +101,18 @@ class Selection:
 DEFAULT_SELECTION = Selection()
 FOR_PAGE = Selection(only=frozenset({Part.PAGE}))
 """The files that the page needs: not the model, checkpoints, logs and profiles."""
+
+
+def selection_of(only: Collection[str], *, checkpoints: bool = False, logs: bool = False) -> Selection:
+    """The selection of these parts; without any, of everything except checkpoints and logs, unless they are wanted.
+    Raises RejectedError."""
+    unknown = sorted(set(only) - set(Part))
+    if unknown:
+        raise RejectedError(f"only: there is no part {unknown[0]}; use some of {', '.join(Part)}")
+    if only and (checkpoints or logs):
+        raise RejectedError("only: cannot be combined with checkpoints or logs; add them to the parts instead")
+    without = {part for part, is_wanted in ((Part.CHECKPOINTS, checkpoints), (Part.LOGS, logs)) if not is_wanted}
+    return Selection(frozenset(Part(part) for part in only), frozenset(without))
 
 
 def complete_checkpoints(paths: Collection[str]) -> list[str]:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob.cluster import Cluster
-from rljob.errors import NotAllowedError, ObjectNotFoundError
+from rljob.errors import NotAllowedError, ObjectNotFoundError, ResultsError
 from rljob.kubernetes_models import Json
-from rljob.results.fetching import ResultsError
 from rljob.stored_job import StoredJob
 
 _SHARED_MODES = ("ReadWriteMany", "ReadOnlyMany")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,17 +12,14 @@ from rich.text import Text
 
 from rljob.cluster import Cluster
 from rljob.errors import ClusterUnreachableError
-from rljob.job_state import storage_uri
 from rljob.plain_text import bytes_text
 from rljob.polling import MAX_UNREACHABLE_SECONDS, Clock
-from rljob.results.fetching import Fetch, Fetched, ResultsError
-from rljob.results.pod import ResultsPod
-from rljob.results.run_state import run_state
-from rljob.results.selection import DEFAULT_SELECTION, FOR_PAGE, MARKER_FILE, Selection
+from rljob.results.copying import copying, write_run_state
+from rljob.results.fetching import Fetched
+from rljob.results.selection import DEFAULT_SELECTION, FOR_PAGE, Selection
 from rljob.stored_job import StoredJob
-from rljob_api.constants import RUN_STATE_FILE_NAME, ExitCode
+from rljob_api.constants import ExitCode
 from rljob_cli.cluster.results_progress import ShownProgress
-from rljob_cli.errors import CliError
 from rljob_cli.local.view import page_after_run
 from rljob_cli.settings import view_folder
 
@@ -130,53 +126,19 @@ def _copying(
     *,
     is_quiet: bool = False,
 ) -> Iterator[Callable[[], Fetched]]:
-    """Yields a function that copies what is new. The pod is deleted at the end."""
-    _claim_folder(folder, job)
+    """Yields a function that copies what is new, and shows the progress. The pod is deleted at the end."""
     with (
         ShownProgress(console, clock, is_quiet=is_quiet) as progress,
-        ResultsPod(cluster, job, progress.note, options.image, clock) as pod,
+        copying(cluster, job, folder, options.selection, progress, options.image, clock) as copy,
     ):
-        fetch = Fetch(pod.connect, options.selection, folder, progress, clock.sleep)
 
-        def copy() -> Fetched:
-            fetched = fetch.run()
-            if not fetched.written and not fetched.num_unchanged and not fetched.problems:
-                raise ResultsError(f"{job.where}: its folder {storage_uri(job)} has none of these files yet")
+        def copy_and_report() -> Fetched:
+            fetched = copy()
             if not is_quiet:
                 _print_summary(fetched, folder, console)
             return fetched
 
-        try:
-            yield copy
-        finally:
-            fetch.close()
-
-
-def write_run_state(job: StoredJob, folder: Path) -> None:
-    """Writes the state of the run, which is not among the files of the claim."""
-    state = run_state(job)
-    if state is not None:
-        temporary = folder / f"{RUN_STATE_FILE_NAME}.tmp"
-        temporary.write_text(json.dumps(state, indent=1), encoding="utf-8")
-        temporary.replace(folder / RUN_STATE_FILE_NAME)
-
-
-def _claim_folder(folder: Path, job: StoredJob) -> None:
-    """Writes the file that names the job. Raises CliError if the folder has other files: those of a run on this machine
-    or of another job would be overwritten."""
-    marker = folder / MARKER_FILE
-    content = json.dumps({"job": f"{job.metadata.namespace}/{job.metadata.name}", "storage": storage_uri(job)})
-    try:
-        if marker.is_file():
-            is_ours = marker.read_text(encoding="utf-8") == content
-        else:
-            is_ours = not folder.exists() or not any(folder.iterdir())
-        if not is_ours:
-            raise CliError(f"{folder}: has files of something else than {job.where}; choose an empty or a new folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        marker.write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise CliError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from None
+        yield copy_and_report
 
 
 def _print_summary(fetched: Fetched, folder: Path, console: Console) -> None:
