@@ -137,7 +137,8 @@ def run_command(
     values: of.SetValues = None,
 ) -> None:
     """Run a job on this machine, or on an existing Ray cluster; for Kubernetes see `rljob submit`."""
-    from rljob_cli.local.run import RunOptions, run
+    from rljob_cli.local.run import run
+    from rljob_cli.local.run_options import RunOptions
 
     raise typer.Exit(run(RunOptions(file, workers, resume, run_folder, code, ray, of.changes(name, values)), console()))
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +29,6 @@ from rljob_api.constants import (
     ExitCode,
 )
 from rljob_api.contract_documents import TrainerJob, dump_job
-from rljob_api.job_changes import Change
 from rljob_api.job_file import load_job_file_to_run
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.standard_streams import discard_output
@@ -43,6 +40,7 @@ from rljob_cli.devices import find_devices
 from rljob_cli.errors import CliError, RunFolderError
 from rljob_cli.local.adapted_job import LocalPlan, plan_for_machine, plan_for_ray_cluster
 from rljob_cli.local.run_folder import RunFolder
+from rljob_cli.local.run_options import RunOptions
 from rljob_cli.local.trainer_process import TrainerProcess
 from rljob_cli.local.view import page_after_run
 from rljob_cli.settings import inherited_environment, visible_cuda_devices
@@ -63,37 +61,6 @@ folder `test`."""
 _REFERENCE = re.compile(r"\$(?:\$|\((?P<name>[^)]*)\))")
 """Matches a reference to a variable in the value of a pod's variable, and `$$`, with the rules of Kubernetes
 (`third_party/forked/golang/expansion`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The options of `rljob run`."""
-
-    file: Path
-    """The job file."""
-    num_workers: int | None = None
-    """Workers per pool; None for the size of the pool, at most the number of devices."""
-    resume: bool = False
-    run_folder: Path | None = None
-    """None for `runs/NAME`."""
-    code: Path | None = None
-    """A folder with Python code, in addition to the job file's folder."""
-    ray_address: str | None = None
-    """Address of an existing Ray cluster; `auto` for one on this machine. None to run without a cluster."""
-    changes: Sequence[Change] = ()
-
-    def command(self, *, resume: bool) -> str:
-        """The command that runs the job again in the same folder, with the same options. `resume`: whether that command
-        has --resume."""
-        options: Mapping[str, object] = {
-            "--workers": self.num_workers,
-            "--run-folder": self.run_folder,
-            "--code": self.code,
-            "--ray": self.ray_address,
-        }
-        given = [part for name, value in options.items() if value is not None for part in (name, str(value))]
-        given += [part for change in self.changes for part in change.arguments()]
-        return shlex.join(["rljob", "run", str(self.file), *(["--resume"] if resume else []), *given])
 
 
 def run(options: RunOptions, console: Console) -> int:
