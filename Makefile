@@ -14,7 +14,7 @@ endif
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(DEVICE)
-PACKAGES := crds/src cli/src operator/src trainer/src tests/support e2e/cluster examples/worker_groups.py proof tools
+PACKAGES := crds/src cli/src operator/src trainer/src tests/support e2e/cluster examples/worker_groups.py examples/notebook.py proof tools
 UV := .cache/bootstrap/bin/uv
 COMPILE := $(UV) pip compile -q --python-version 3.11 --universal --generate-hashes --no-annotate --no-header
 

@@ -175,6 +175,8 @@ def test_the_notebook_of_the_page_runs(
 ) -> None:
     [notebook] = pages.blocks(pages.REPOSITORY / "docs/python-client.md", "python")
     assert len(notebook.text.splitlines()) <= 26
+    # mypy checks the types of this file.
+    assert notebook.text == (pages.REPOSITORY / "examples/notebook.py").read_text()
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(ON_CLUSTER)
 
