@@ -66,7 +66,6 @@ def test_left_overs_of_earlier_commands_are_deleted_and_pods_in_use_are_not(
     rljob: Rljob, job: JobCluster, pods: PodRunner, tmp_path: Path
 ) -> None:
     uid = job.http.get(f"{job.jobs}/small").json()["metadata"]["uid"]
-    pods.statuses = [{"phase": "Succeeded"}, {"phase": "Running"}]
     job.create_pod("left-over", {LABEL_RESULTS_OF: uid}, ["results"], {"phase": "Succeeded"})
     job.create_pod("of-a-colleague", {LABEL_RESULTS_OF: uid}, ["results"], {"phase": "Running"})
     assert rljob("get-results", "small", str(tmp_path / "copy"))[0] == 0
@@ -210,7 +209,6 @@ def test_a_read_write_once_claim_is_read_on_the_node_that_has_mounted_it(
     volumes = [{"name": "s", "persistentVolumeClaim": {"claimName": "data"}}]
     taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     spec = {"nodeName": NODE, "containers": [{"name": "ray", "image": "x"}], "volumes": volumes, "tolerations": [taint]}
-    pods.statuses = [{"phase": "Running"}]
     job.http.post(pods.path, json={"metadata": {"name": "head"}, "spec": spec}).raise_for_status()
     job.write_pod_status("head", {"phase": "Running"})
     assert rljob("get-results", "small", str(tmp_path / "copy"))[0] == 0

@@ -1,5 +1,5 @@
 """Plays scheduler and kubelet for the pods of one namespace: places them on the stand-in node, and reports that they
-run."""
+run. Pods that a test has created on a node keep their status."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PodRunner:
                 name = pod["metadata"]["name"]
                 if "deletionTimestamp" in pod["metadata"]:
                     self.cluster.http.delete(f"{self.path}/{name}", params={"gracePeriodSeconds": "0"})
-                elif name not in seen:
+                elif name not in seen and "nodeName" not in pod["spec"]:
                     seen.add(name)
                     self.created.append(pod)
                     self._start(name)
