@@ -125,6 +125,28 @@ def test_problems_of_the_file_keep_their_lines() -> None:
         load_job_text_to_run(JOB, "job.yaml", [renamed("Wrong Name")])
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a\n", "job.yaml:1:1: must be a mapping"),
+        ("", "job.yaml:1:1: the file is empty"),
+        (JOB.replace("rollout: {groupSize: 2}", "rollout: 2"), "--set: spec.training.rollout.groupSize: the value of"),
+    ],
+)
+def test_a_change_hides_no_fault_of_the_file(text: str, message: str) -> None:
+    with pytest.raises(JobFileError) as raised:
+        load_job_text_to_run(text, "job.yaml", [read_change("spec.training.rollout.groupSize=4")])
+    assert str(raised.value).startswith(message)
+    assert (
+        load_job_text_to_run(
+            JOB.replace("rollout: {groupSize: 2}", "rollout:"),
+            "job.yaml",
+            [read_change("spec.training.rollout.groupSize=4")],
+        ).spec.training.rollout.group_size
+        == 4
+    )
+
+
 def test_a_value_in_a_secret_variable_is_not_shown() -> None:
     [problem] = problems("spec.env=[{name: API_TOKEN, value: [hidden]}]")
     assert "hidden" not in problem

@@ -345,21 +345,6 @@ def test_an_unknown_reason_of_a_newer_operator_is_shown() -> None:
     assert text == Mentions("What to do:", "Update rljob", "reason")
 
 
-def test_alarms_of_the_training_are_explained_whatever_the_job_does() -> None:
-    message = "75 % of the responses were truncated (since step 3, last in step 9); also: EqualScores"
-    health = job_statuses.condition("TrainingHealthy", "False", "ResponsesCutOff", CREATED, message)
-    complete = job_statuses.condition("Complete", "True", "Succeeded", CREATED)
-    for conditions in ([VALID, health], [VALID, health, complete]):
-        text = explained({"conditions": conditions, "alarms": ["ResponsesCutOff", "EqualScores"]})
-        assert (
-            "\nAlarm of the training: ResponsesCutOff. It stops nothing.\n"
-            f"  {message}\n"
-            f"What to do: {EXPLANATIONS[Reason.RESPONSES_CUT_OFF].advice}\n"
-            "Other alarms: EqualScores; `rljob explain --reason REASON` explains them.\n"
-        ) in text
-    assert "larm" not in explained({"conditions": [VALID]})
-
-
 @pytest.mark.parametrize("text", ["OutOfMemory", "outofmemory"])
 def test_a_reason_alone_needs_no_cluster(rljob: Rljob, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("KUBECONFIG", "none")

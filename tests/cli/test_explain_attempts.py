@@ -307,3 +307,18 @@ def test_every_reason_has_a_sentence_and_an_action(reason: Reason) -> None:
 def test_only_failures_that_need_another_spec_suggest_a_new_job() -> None:
     again = {reason for reason, known in EXPLANATIONS.items() if "create the job again" in known.advice}
     assert again == {Reason.INVALID_SPEC, Reason.STORAGE_MISSING, Reason.CONFIGURATION_ERROR}
+
+
+def test_alarms_of_the_training_are_explained_whatever_the_job_does() -> None:
+    message = "75 % of the responses were truncated (since step 3, last in step 9); also: EqualScores"
+    health = job_statuses.condition("TrainingHealthy", "False", "ResponsesCutOff", CREATED, message)
+    complete = job_statuses.condition("Complete", "True", "Succeeded", CREATED)
+    for conditions in ([VALID, health], [VALID, health, complete]):
+        text = "\n".join(explained({"conditions": conditions, "alarms": ["ResponsesCutOff", "EqualScores"]}))
+        assert (
+            "\nAlarm of the training: ResponsesCutOff. It stops nothing.\n"
+            f"  {message}\n"
+            f"What to do: {EXPLANATIONS[Reason.RESPONSES_CUT_OFF].advice}\n"
+            "Other alarms: EqualScores; `rljob explain --reason REASON` explains them.\n"
+        ) in text
+    assert "larm" not in "\n".join(explained({"conditions": [VALID]}))

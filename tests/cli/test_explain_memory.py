@@ -72,6 +72,12 @@ def test_other_causes_and_unknown_ones_get_no_advice_about_device_memory(cause: 
     assert not any("gpuMemoryUtilization" in line or "uses the most memory" in line for line in lines), lines
 
 
+@pytest.mark.parametrize("cause", [ErrorCause.HOST_MEMORY, ErrorCause.DEVICE_MEMORY])
+def test_a_job_with_a_spec_of_another_version_is_explained_without_an_estimate(cause: str) -> None:
+    lines = explained("OutOfMemory", cause, {}, {}, more={"pools": "of a newer version"})
+    assert not any("uses the most memory" in line or "pool main" in line for line in lines), lines
+
+
 def test_a_cause_of_an_earlier_attempt_is_not_that_of_the_job() -> None:
     metadata = {"name": "small", "namespace": "team-a", "creationTimestamp": CREATED}
     attempt = {"number": 1, "cluster": "small-1", "started": CREATED, "ended": CREATED, "outcome": "Failed"}

@@ -173,7 +173,7 @@ def test_text_of_a_model_or_user_never_runs_as_script(browser: Browser, show: Sh
     hostile_timeline: Json = {
         "traceEvents": [event | {"name": every} if event["ph"] == "X" else event for event in events]
     }
-    alarm = {"reason": every[:60], "message": every, "sinceStep": 1, "step": 2}
+    alarm = {"reason": "EqualScores", "message": every[:500], "sinceStep": 1, "step": 2}
     error = {"kind": "ValueError", "message": every}
     record = RunRecord(
         name=every,

@@ -211,6 +211,7 @@ RUNNING: Json = {
         condition("JobSubmitted", "True", "Submitted", "Ray job quickstart-1-1"),
         condition("Progressing", "True", "Training", "80 steps in total"),
         condition("Checkpointed", "False", "NoCheckpointYet"),
+        condition("TrainingHealthy", "True", "NoAlarms"),
     ],
     "progress": {
         "step": 13,

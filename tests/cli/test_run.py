@@ -79,7 +79,7 @@ def test_a_run_passes_the_contract_to_the_trainer_and_reports_folder_and_result(
     assert output.count("alarm ResponsesCutOff since step 1: 75 % were truncated\n") == 1
     assert "rljob run" not in output
     assert output.splitlines()[-1] == f"page: {folder}/view.html"
-    assert "Complete at step 3 of 3" in (folder / "view.html").read_text()
+    assert "Complete with 1 alarm at step 3 of 3: 75 % were truncated" in (folder / "view.html").read_text()
     written = load_job_file(folder / "job.yaml")
     assert written.spec.training.batch_size == 4
     text = (folder / "job.yaml").read_text()

@@ -21,6 +21,7 @@ from rljob_page.page_data import page_content
 from rljob_page.run_files import Json, read_files
 from rljob_page.small_page import MAX_PAGE_BYTES, script_json
 from rljob_page.timelines import read_timeline
+from rljob_page.verdict import Verdict
 from rljob_testing.cli.run_folders import WRITTEN_AT, RunRecord, conversation, sample, samples_of, timeline
 
 Rljob = Callable[..., tuple[int, str, str]]
@@ -43,10 +44,9 @@ def document(page: Path) -> Json:
     return data
 
 
-def title(folder: Path, minutes_later: float = 0) -> str:
+def verdict(folder: Path, minutes_later: float = 0) -> Verdict:
     """The verdict some minutes after the trainer's last state."""
-    content = page_content(read_files(folder), now=WRITTEN_AT + timedelta(minutes=minutes_later))
-    return content.verdict.title
+    return page_content(read_files(folder), now=WRITTEN_AT + timedelta(minutes=minutes_later)).verdict
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,17 @@ def title(folder: Path, minutes_later: float = 0) -> str:
     ],
 )
 def test_the_verdict_names_the_state_and_its_number(record: RunRecord, expected: str, tmp_path: Path) -> None:
-    assert title(record.write(tmp_path / "run")).startswith(expected)
+    assert verdict(record.write(tmp_path / "run")).title.startswith(expected)
 
 
 def test_a_run_without_news_for_long_makes_no_progress(tmp_path: Path) -> None:
     folder = RunRecord(**RUNNING).write(tmp_path / "run")
-    assert title(folder, minutes_later=4).startswith("Running at step 12")
-    assert title(folder, minutes_later=6) == "No progress at step 12 of 30: silent for 6 min"
+    assert verdict(folder, minutes_later=4).title.startswith("Running at step 12")
+    silent = verdict(folder, minutes_later=6)
+    assert (silent.title, silent.is_active) == ("No progress at step 12 of 30: silent for 6 min", True)
     (folder / ".lock").write_text("99999999\n")
-    assert "its process ended" in title(folder, minutes_later=6)
+    ended = verdict(folder, minutes_later=6)
+    assert ("its process ended" in ended.title, ended.is_active) == (True, False)
 
 
 def test_an_alarm_comes_first_and_advice_is_for_healthy_runs(tmp_path: Path) -> None:

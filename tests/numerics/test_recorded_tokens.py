@@ -28,6 +28,7 @@ from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.observability.metrics import LOGPROB_DIFF_MAX, LOGPROB_DIFF_MEAN, REJECTED_FRACTION
 from rljob_trainer.observability.token_files import write_token_file
+from rljob_trainer.workers import recorded_tokens
 from rljob_trainer.workers.columns import NUM_ROWS, NUM_TOKENS, SCORES, score_column
 from rljob_trainer.workers.protocols import HybridGroup
 from rljob_trainer.workers.recorded_tokens import conversations_of
@@ -188,10 +189,19 @@ def test_if_the_first_groups_are_not_trained_on_others_are_recorded_too(tmp_path
     assert trained == [False] * 8 + [True] * 4
 
 
+@pytest.mark.parametrize("is_in_update", [False, True])
 def test_an_error_is_logged_once_and_does_not_fail_the_step(
-    tmp_path: Path, context: WorkerContext, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    context: WorkerContext,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    is_in_update: bool,
 ) -> None:
-    (tmp_path / "tokens").write_text("not a folder")
+    """In the update, or when the file is written."""
+    if is_in_update:
+        monkeypatch.setattr(recorded_tokens, "per_token", None)
+    else:
+        (tmp_path / "tokens").write_text("not a folder")
     replay = replays.Replay(batch_size=2, mini_batch_size=2)
     run = replays.replayed_run(replay, context)
     recorder = run.training_step.recorder = TokenRecorder(tmp_path, run.group, cast(HybridGroup, Writer()))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
+import torch
 
 from rljob_testing.training.training_runs import RecordedTokens
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.run_files import RunOutput
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timeline import ProcessSpans, newest_timeline_file, write_timeline
@@ -100,6 +104,21 @@ def test_the_tokens_that_are_kept() -> None:
     assert kept_tokens(50, 100, 40) == (40, 80)
     assert kept_tokens(90, 100, 40) == (60, 100)
     assert fair_limit([1.0, 1.0, 2.0], [3, 100, 100], 33.0) == 10
+
+
+def test_samples_are_whole_groups_up_to_a_limit() -> None:
+    def first(sizes: Sequence[int], limit: int) -> list[int]:
+        groups_B = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        return Rollout((), groups_B, DataProto(), DataProto(), {}).first_groups(8, limit).tolist()
+
+    assert first([4, 4, 4], 64) == list(range(8))
+    assert first([3, 3, 3, 3], 64) == list(range(9))
+    assert first([16, 16], 64) == list(range(16))
+    assert first([128, 128], 64) == list(range(64))
+    assert first([2, 2], 64) == list(range(4))
+    # The responses of a group need not follow each other.
+    apart = Rollout((), torch.tensor([5, 2, 5, 2, 7]), DataProto(), DataProto(), {})
+    assert apart.first_groups(1, 64).tolist() == [0, 2]
 
 
 def test_a_resumed_run_removes_the_files_of_steps_that_it_repeats(tmp_path: Path) -> None:

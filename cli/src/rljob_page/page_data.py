@@ -79,7 +79,7 @@ def page_content(
         "version": VERSION,
         "writtenAt": _time_text(now),
         "run": {"name": files.name, "folder": str(files.folder.absolute()), "isActive": verdict.is_active},
-        "verdict": _verdict(verdict, has_alarms=files.alarms is not None),
+        "verdict": _verdict(verdict, has_alarms=files.state is not None and files.state.alarms is not None),
         "advice": list(advice) if verdict.is_healthy else [],
         "facts": [list(fact) for fact in facts_of(files, curves, now)],
         **_curves(curves),

@@ -55,18 +55,6 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True)
-class Alarm:
-    """Something in the metrics that suggests that the training does not work as intended, found by the trainer."""
-
-    reason: str
-    """In one word, such as `RewardErrors`."""
-    message: str
-    since_step: int
-    step: int
-    """The newest step in which it was seen."""
-
-
-@dataclass(frozen=True)
 class RunFiles:
     """The content of a run's folder."""
 
@@ -74,8 +62,6 @@ class RunFiles:
     job: RLJob | None
     """The job as it ran; None if the folder has only files of the trainer."""
     state: RunState | None
-    alarms: tuple[Alarm, ...] | None
-    """The most serious first; None if the trainer reports no alarms, or has not begun."""
     metrics: tuple[MetricsLine, ...]
     """The numeric metrics of each line of metrics.jsonl, by name. `step` and `wall_time` are among them."""
     samples: tuple[Json, ...]
@@ -114,7 +100,6 @@ def read_files(folder: Path) -> RunFiles:
         folder=folder,
         job=read_job(folder),
         state=read_state(folder / RUN_STATE_FILE_NAME),
-        alarms=_alarms(folder / RUN_STATE_FILE_NAME),
         metrics=read_metrics(folder / METRICS_FILE_NAME),
         samples=tuple(_samples(folder / SAMPLES_FILE_NAME, notes)),
         tokens=dict(_documents(sorted((folder / TOKENS_FOLDER_NAME).glob("*.json")), notes)),
@@ -151,23 +136,6 @@ def read_state(file: Path) -> RunState | None:
         raise PageError(f"{file}: {_one_line(error)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise PageError(f"{file}: cannot be read ({_one_line(error)}); check the file") from None
-
-
-def _alarms(file: Path) -> tuple[Alarm, ...] | None:
-    """The alarms of the run state, which `read_state` has checked."""
-    entries = json.loads(file.read_bytes()).get("alarms") if file.is_file() else None
-    if not isinstance(entries, list):
-        return None
-    return tuple(
-        Alarm(
-            str(entry.get("reason", "")),
-            str(entry.get("message", "")),
-            _integer(entry.get("sinceStep")) or 0,
-            _integer(entry.get("step")) or 0,
-        )
-        for entry in entries
-        if isinstance(entry, dict)
-    )
 
 
 def read_metrics(file: Path) -> tuple[MetricsLine, ...]:

@@ -87,7 +87,8 @@ def verdict_of(files: RunFiles, curves: Curves, now: datetime) -> Verdict:
     if failure is not None:
         return Verdict(Level.FAILED, f"Failed{reached}: {failure.title}", notices, is_active=False)
     if silence is not None:
-        return Verdict(Level.ALARM, f"No progress{reached}: {silence.title}", notices, is_active=True)
+        may_go_on = files.process is None or files.has_process
+        return Verdict(Level.ALARM, f"No progress{reached}: {silence.title}", notices, may_go_on)
     if alarms:
         state = "Running" if active else "Complete" if phase is RunPhase.COMPLETE else "Stopped"
         # A message continues with what is usual and what to do.
@@ -184,7 +185,7 @@ def _silence(files: RunFiles, curves: Curves, now: datetime) -> Notice | None:
 
 def _alarms(files: RunFiles) -> Iterator[Notice]:
     """The alarms that the trainer has computed."""
-    for alarm in files.alarms or ():
+    for alarm in (files.state.alarms if files.state is not None else None) or ():
         steps = f"since step {alarm.since_step}" + (
             f", last in step {alarm.step}" if alarm.step > alarm.since_step else ""
         )

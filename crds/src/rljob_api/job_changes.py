@@ -65,6 +65,9 @@ def apply_changes(document: Document, changes: Sequence[Change]) -> None:
     """Applies the changes to the document's value, in their order. Problems of changed values are later reported with
     the option instead of a line. Raises JobFileError for a path that does not exist and for a value that is not YAML.
     """
+    if not isinstance(document.value, dict):
+        # The file is no job, which is reported when it is validated.
+        return
     for change in changes:
         path, kind = _resolved(change, document)
         value = _value(change, kind)
@@ -148,13 +151,14 @@ def _existing(document: Document, path: Path) -> Plain:
 
 def _parent(document: Document, path: Path, change: Change) -> dict[str, Plain] | list[Plain]:
     """The mapping or list that contains the value. Mappings that the file does not have are added."""
-    if not isinstance(document.value, dict):
-        document.value = {}
+    assert isinstance(document.value, dict), "only mappings are changed"
     found: dict[str, Plain] | list[Plain] = document.value
     for length in range(1, len(path)):
         part, at = path[length - 1], path[:length]
         following = found.get(str(part)) if isinstance(found, dict) else found[int(part)]
-        if not isinstance(following, dict | list):
+        if following is not None and not isinstance(following, dict | list):
+            raise _error(change, f"the value of {wire_path(at)} in the file has no fields; correct the file")
+        if following is None:
             following = {}
             if isinstance(found, dict):
                 found[str(part)] = following

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from rljob.errors import ClusterError
 from rljob.job_state import newest_attempt
 from rljob.job_status import condition
 from rljob.stored_job import StoredJob
@@ -17,7 +18,6 @@ from rljob_api.constants import ErrorCause
 from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Attempt
-from rljob_cli.errors import CliError
 from rljob_planner.errors import PlanError
 from rljob_planner.job_memory import host_memory_advice, phase_text, plan_from_spec, proposal_text
 from rljob_planner.plan_types import Verdict
@@ -93,5 +93,5 @@ def _memory_warning(job: StoredJob) -> Iterator[Text]:
 def _spec(job: StoredJob) -> RLJobSpec | None:
     try:
         return job.spec()
-    except CliError:
+    except ClusterError:
         return None

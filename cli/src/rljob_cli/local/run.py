@@ -91,7 +91,10 @@ def run(options: RunOptions, console: Console) -> int:
         environment = trainer_environment(options, job, plan, folder, attempt)
         show_plan(plan, folder, console)
         process = TrainerProcess(
-            command, environment, _announcer(console), lambda: what_a_stop_does(folder.run_state_of(attempt))
+            command,
+            environment,
+            lambda text: _say(f"\n{text}", console),
+            lambda: what_a_stop_does(folder.run_state_of(attempt)),
         )
 
         def record_start() -> None:
@@ -342,13 +345,6 @@ def _print_end(
     _say(page_after_run(folder.path), console)
     if code not in (ExitCode.SUCCESS, ExitCode.CONFIGURATION):
         _say(f"to continue: {options.command(resume=folder.has_results())}", console)
-
-
-def _announcer(console: Console) -> Callable[[str], None]:
-    def announce(text: str) -> None:
-        _say(f"\n{text}", console)
-
-    return announce
 
 
 def _say(text: str, console: Console) -> None:

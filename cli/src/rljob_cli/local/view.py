@@ -101,15 +101,15 @@ def _next_page(options: ViewOptions, wait: Callable[[float], None]) -> WrittenPa
 def advice_for(files: RunFiles) -> list[str]:
     """The advice of `rljob plan --from-run` for a run on this machine, as lines. Sends no request. One line with the
     reason if there is none."""
-    # The planner is imported here, because it is not needed for runs without steps.
+    if not files.metrics or files.job is None:
+        return []
+    # Runs without steps do not need the planner.
     from rljob_cli.plan.from_run import report_of
     from rljob_cli.plan.options import PlanOptions
     from rljob_cli.plan.run_record import record_of
     from rljob_cli.plan.run_text import advice_lines
     from rljob_planner.errors import PlanError
 
-    if not files.metrics or files.job is None:
-        return []
     try:
         report = report_of(record_of(files), PlanOptions(offline=True))
         return [line.plain for line in advice_lines(report)]

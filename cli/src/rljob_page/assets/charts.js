@@ -69,7 +69,8 @@ function rangeOf(low, high, options) {
   if (low === null || high === null) return [0, 1];
   if (options.isShare) return [0, Math.max(0.05, Math.min(1, high * 1.1))];
   if (options.fromZero) return [0, high > 0 ? high * 1.08 : 1];
-  const room = (high - low) * 0.06 || Math.abs(high) * 0.05 || 0.5;
+  // Values that hardly differ are not enlarged: their labels would be the same.
+  const room = Math.max((high - low) * 0.06, Math.abs(high) * 0.02) || 0.5;
   return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
 }
 

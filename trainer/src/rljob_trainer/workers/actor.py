@@ -113,7 +113,7 @@ class ActorWorker(TrainedWorker):
         self.advantages = advantage_estimator(settings.algorithm, settings.group_size)
         self.policy_loss = policy_loss(settings.algorithm)
         self.policy_version = 0
-        self.update_record = DataProto()
+        self.update_record = UpdateRecord(DataProto())
         self._whole_pass_seconds = 0.0
         self.profile = step_profile(nsys_session())
         self._profile_fault: str | None = None
@@ -224,7 +224,7 @@ class ActorWorker(TrainedWorker):
         refuse_not_finite(self.policy_loss, metrics)
         is_comparable = self.settings.samples_all_tokens and (has_pass_before or not self.settings.engine.has_dropout)
         record.end(batch, is_comparable=is_comparable)
-        self.update_record = record.columns
+        self.update_record = record
         if is_comparable:
             metrics |= agreement_metrics(agreement, self.engine)
         metrics[GRADIENT_NORM] = sum(norms) / len(norms)
@@ -236,8 +236,8 @@ class ActorWorker(TrainedWorker):
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def recorded_tokens(self) -> DataProto:
-        """Returns what the last update has recorded of the rows with RECORD_NUMBERS; see UpdateRecord.columns."""
-        return self.update_record
+        """Returns what the last update has recorded of the rows with RECORD_NUMBERS; see UpdateRecord.result."""
+        return self.update_record.result()
 
     @register(Dispatch.ONE_TO_ALL)
     def skip_update(self, step: int) -> None:

@@ -9,7 +9,6 @@ Legend: N response tokens, U rows of the update that are recorded.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,8 +39,6 @@ from rljob_trainer.workers.columns import (
     trained_mask,
 )
 
-log = logging.getLogger(__name__)
-
 IS_TRAINED_TOKEN = "is_trained_token"
 """Ragged bool: whether the update has trained on the token."""
 TRAINER_LOGPROBS = "trainer_logprobs"
@@ -62,13 +59,13 @@ class TokenTexts(Protocol):
 
 
 class UpdateRecord:
-    """What an actor's update knows of the rows that are recorded. An error here never fails the update: then nothing
-    is recorded, and the worker's log has a warning."""
+    """What an actor's update knows of the rows that are recorded. An error here never fails the update: `result` raises
+    it."""
 
     def __init__(self, batch: DataProto) -> None:
         """`batch`: this worker's rows of the update. Without a column RECORD_NUMBERS nothing is recorded."""
-        self.columns = DataProto()
-        """[U]: RECORD_NUMBERS, TRAINER_LOGPROBS, IS_TRAINED_TOKEN, and ADVANTAGES per token, after `end`."""
+        self._columns = DataProto()
+        self._error: Exception | None = None
         self._rows: list[int] = []
         self._chosen = DataProto()
         self._logprobs: dict[int, Tensor] = {}
@@ -108,7 +105,7 @@ class UpdateRecord:
                     values[mask] = self._logprobs[row].float().cpu()
                 logprobs.append(values)
             lengths_U = self._chosen.ragged_column(TOKENS).lengths
-            self.columns = DataProto(
+            self._columns = DataProto(
                 {RECORD_NUMBERS: self._chosen[RECORD_NUMBERS]},
                 ragged={
                     TRAINER_LOGPROBS: RaggedColumn.from_rows(logprobs, torch.float32),
@@ -117,13 +114,19 @@ class UpdateRecord:
                 },
             )
 
+    def result(self) -> DataProto:
+        """Returns [U]: RECORD_NUMBERS, TRAINER_LOGPROBS, IS_TRAINED_TOKEN, and ADVANTAGES per token, after `end`.
+        Raises what went wrong during the update."""
+        if self._error is not None:
+            raise self._error
+        return self._columns
+
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self._rows, self._chosen = [], DataProto()
-            log.warning("the tokens of this step are not recorded (%r)", error)
+            self._rows, self._chosen, self._error = [], DataProto(), error
 
 
 def conversations_of(rows: DataProto, updated: DataProto, version: int, tokenizer: TokenTexts) -> list[Conversation]:
@@ -132,7 +135,7 @@ def conversations_of(rows: DataProto, updated: DataProto, version: int, tokenize
     Args:
         rows: One row per conversation, with the columns of `Rollout.rows`, GROUPS, SCORES, OUTCOMES, PROMPT_TEXTS and
             KINDS.
-        updated: The rows of `UpdateRecord.columns` of all workers; RECORD_NUMBERS are row numbers of `rows`.
+        updated: The rows of `UpdateRecord.result` of all workers; RECORD_NUMBERS are row numbers of `rows`.
         version: The version of the newest weights when the responses were generated.
     """
     numbers_U: list[int] = updated[RECORD_NUMBERS].tolist() if len(updated) else []
