@@ -91,8 +91,8 @@ bench: $(INSTALLED) ## Run the benchmarks of bench/ beside verl and TRL, about a
 
 proof: export PYTHONPATH := $(CURDIR)/tests/support:$(CURDIR)/e2e/cluster:$(CURDIR)/proof:$(CURDIR)/examples/guess_letter:$(CURDIR)/examples/calculator
 proof: export OMP_NUM_THREADS := 1
-proof: PARTS := algorithms environments gang golden kueue old-logprobs reward-model rollout-correction smolagents-session smollm2-calculator survival textarena-games verifiers-session
-proof: $(INSTALLED) ## Run experiments that take too long for tests (PART=algorithms, environments, gang, golden, kueue, old-logprobs, reward-model, rollout-correction, smolagents-session, smollm2-calculator, survival, textarena-games or verifiers-session); results in runs/proof, resumable
+proof: PARTS := algorithms environments gang golden kueue old-logprobs reward-model rollout-correction smolagents-session smollm2-calculator survival textarena-games trackers verifiers-session
+proof: $(INSTALLED) ## Run experiments that take too long for tests (PART=algorithms, environments, gang, golden, kueue, old-logprobs, reward-model, rollout-correction, smolagents-session, smollm2-calculator, survival, textarena-games, trackers or verifiers-session); results in runs/proof, resumable
 	@$(BIN)/python "proof/$(subst -,_,$(or $(filter $(PARTS),$(PART)),$(error PART must be one of $(PARTS) (seen: $(PART)); use for example PART=golden))).py" $(PROOF_ARGS)
 
 bench-constraints: $(INSTALLED) ## Resolve bench/peers/*.txt again (verl and TRL), with our versions where they allow them
@@ -107,11 +107,12 @@ constraints: $(INSTALLED) ## Resolve constraints/*.txt again from the pins (UV_U
 	for device in cpu gpu; do \
 		$(COMPILE) $(UV_UPGRADE_ARGS) --override constraints/overrides.txt pyproject.toml --group dev \
 			crds/pyproject.toml cli/pyproject.toml operator/pyproject.toml trainer/pyproject.toml --extra $$device --extra examples \
-			--extra gymnasium --extra skyrl-gym \
+			--extra gymnasium --extra mlflow --extra skyrl-gym --extra wandb \
 			constraints/pins-$$device.txt -o constraints/$$device.txt \
 			--no-emit-package rljob --no-emit-package rljob-api --no-emit-package rljob-operator --no-emit-package rljob-trainer; done
 	$(COMPILE) $(UV_UPGRADE_ARGS) --no-deps proof/other_packages/textarena.in -o proof/other_packages/textarena.txt
 	$(COMPILE) $(UV_UPGRADE_ARGS) proof/other_packages/smolagents.in -o proof/other_packages/smolagents.txt
+	$(COMPILE) $(UV_UPGRADE_ARGS) proof/other_packages/mlflow.in -o proof/other_packages/mlflow.txt
 	$(COMPILE) $(UV_UPGRADE_ARGS) proof/other_packages/verifiers.in -o proof/other_packages/verifiers.txt
 	$(COMPILE) $(UV_UPGRADE_ARGS) --constraint constraints/cpu.txt crds/pyproject.toml cli/pyproject.toml operator/pyproject.toml \
 		-o constraints/operator.txt --no-emit-package rljob --no-emit-package rljob-api --no-emit-package rljob-operator

@@ -14,11 +14,16 @@ from rljob_api.v1alpha1.advantage import (
     ReinforcePlusPlus,
 )
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType, LossAggregation
-from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling, MaxRoundsPolicy, Refill
 from rljob_api.v1alpha1.kl import Kl
-from rljob_api.v1alpha1.policy_filtration import PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.policy_loss import Cispo, Clipped, Divergence, Dppo, Dro, Gspo, Loss, LossType
 from rljob_api.v1alpha1.recipes import RECIPES, resolve_algorithm
+from rljob_api.v1alpha1.response_selection import (
+    DynamicSampling,
+    MaxRoundsPolicy,
+    PolicyFiltration,
+    PolicyFiltrationType,
+    Refill,
+)
 
 WITHOUT_NEED = sorted(set(LossType) - {LossType.FUNCTION, LossType.DRO})
 """Losses that a job may choose without a settings block."""

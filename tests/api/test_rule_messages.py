@@ -183,6 +183,17 @@ def test_advice_of_an_error_leads_to_a_valid_value(path: str, value: object, wor
     assert [word for word in words if word not in problem.message] == [], problem.message
 
 
+def test_an_address_with_a_password_is_rejected_without_showing_it() -> None:
+    tracker = {"type": "MLflow", "mlflow": {"trackingUri": "https://me:hidden-word@host"}}
+    with pytest.raises(JobFileError) as caught:
+        load_job_text(to_yaml(valid_job({T + "trackers": [tracker]})))
+    [problem] = caught.value.problems
+    assert problem.path == T + "trackers[0].mlflow.trackingUri"
+    assert "MLFLOW_TRACKING_USERNAME" in problem.message
+    assert "hidden-word" not in problem.message
+    assert "hidden-word" not in str(caught.value)
+
+
 def test_every_string_pattern_has_a_description() -> None:
     schema = json.dumps(RLJob.model_json_schema())
     patterns = {json.loads(found) for found in re.findall(r'"pattern": ("(?:[^"\\\\]|\\\\.)*")', schema)}

@@ -26,6 +26,8 @@ VLLM_MODULES = (
 PATH_RULES = {
     "kopf": ["rljob_operator.handlers", "rljob_operator.__main__"],
     "kubernetes": ["rljob_operator.kube", "rljob.cluster", "rljob.kubeconfig", "rljob.websockets"],
+    "mlflow": ["rljob_trainer.trackers.mlflow_run"],
+    "wandb": ["rljob_trainer.trackers.wandb_run"],
     "ray": ["rljob_trainer.pools", "rljob_trainer.groups"],
     "vllm": [f"rljob_trainer.engines.rollout.{name}" for name in VLLM_MODULES],
 }

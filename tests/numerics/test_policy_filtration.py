@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.model import Critic
-from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_api.v1alpha1.response_selection import FiltrationScope, PolicyFiltration, PolicyFiltrationType
 from rljob_testing import compare
 from rljob_testing.training import plain_grpo, recorders, replays
 from rljob_trainer.algorithms.policy_filtration import drawn_rows, filtration_weights

@@ -29,6 +29,7 @@ LONG_PROGRAMS = (
     "rollout_overlap",
     "scale",
     "token_logprobs",
+    "trackers",
     "training_step",
     "weight_sync",
 )

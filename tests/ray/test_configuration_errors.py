@@ -194,6 +194,19 @@ def test_an_invalid_job_is_rejected_before_ray_starts(
 
 
 @pytest.mark.usefixtures("no_ray")
+def test_a_tracker_without_credentials_is_rejected_before_ray_starts(
+    tmp_path: Path, run_trainer: training_runs.RunTrainer
+) -> None:
+    job = training_runs.small_job(trackers=[{"type": "WandB"}])
+    run = run_trainer(job, None, HOME=str(tmp_path), WANDB_API_KEY="")
+    assert run.exit_code == 2, run.terminal
+    state = run.files.state()
+    assert state.error is not None
+    for message in (run.terminal, state.error.message):
+        assert message == Mentions("spec.training.trackers[0]", "WANDB_API_KEY")
+
+
+@pytest.mark.usefixtures("no_ray")
 def test_tensor_parallelism_with_an_engine_without_it_is_rejected_before_ray_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

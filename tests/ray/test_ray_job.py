@@ -22,10 +22,12 @@ from rljob_api.contract_documents import TrainerJob, dump_job
 from rljob_api.job_file import load_job_file
 from rljob_api.run_state import RunState
 from rljob_testing.cli.rljob_command import JobFolder
+from rljob_testing.cluster.kubectl import wait_for
 from rljob_testing.ray_clusters import local_ray
 from rljob_testing.running_clock import RunningClock
-from rljob_testing.settings import inherited_environment
+from rljob_testing.settings import inherited_environment, inherited_python_path
 from rljob_testing.training import training_runs
+from rljob_testing.training.tracker_files import wandb_files
 from rljob_trainer.pod.driver_log import DriverLogs
 from rljob_trainer.pod.ray_jobs import RayJobs
 from rljob_trainer.pod.stop_driver import stop_jobs
@@ -38,6 +40,7 @@ FIRST_START = 1_767_225_600
 SECONDS_TO_CLEAN_UP = 120.0
 """Workers that are not stopped stay for ever."""
 SECONDS_TO_STOP = 60.0
+SECONDS_TO_TRACK = 120.0
 REWARDS = """
 import subprocess
 
@@ -111,13 +114,13 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
     (folder / "code" / "my_rewards.py").write_text(REWARDS)
     storage = folder / "storage"
     variables = {
-        "RLJOB_SPEC": spec_of(folder, job()),
+        "RLJOB_SPEC": spec_of(folder, job(trackers=[{"type": "WandB", "wandb": {"mode": "Offline"}}])),
         "RLJOB_RUN_FOLDER": str(storage / "run"),
         "RLJOB_CHECKPOINT_FOLDER": str(storage / "checkpoints"),
         "RLJOB_JOB_FOLDER": str(folder / "code"),
         "RLJOB_CACHE": str(folder / "cache"),
         "RLJOB_DEVICE": "cpu",
-        "PYTHONPATH": str(folder / "code"),
+        "PYTHONPATH": os.pathsep.join([str(folder / "code"), *inherited_python_path()]),
         "OMP_NUM_THREADS": "1",
     }
     with local_ray.pod_cluster(folder, TOKEN, variables, forks_workers=True) as cluster:
@@ -136,10 +139,17 @@ class Killed:
     checkpoint: int
 
 
+def has_tracked(pods: Pods, num_starts: int) -> bool:
+    """Whether that many starts have a row in W&B's files."""
+    files = wandb_files(pods.files.folder)
+    return len(files) == num_starts and bool(files[-1].rows)
+
+
 @pytest.fixture(scope="module")
 def killed(pods: Pods) -> Killed:
     run = pods.cluster.submit("small-1-1", FIRST_START)
     run.wait_for_state(lambda state: state.checkpoint is not None)
+    wait_for(lambda: has_tracked(pods, 1), "the run to begin in W&B's files", SECONDS_TO_TRACK, 0.1)
     workers = pods.worker_ids()
     seen = set(worker_processes(Path("/proc")))
     driver = run.info()["driver_info"]
@@ -175,6 +185,7 @@ def stopped(pods: Pods, killed: Killed) -> Stopped:
     run = pods.cluster.submit("small-1-2", FIRST_START + 1)
     first = run.wait_for_state(lambda state: state.activity not in (None, "looks for a checkpoint"))
     begun = run.wait_for_state(lambda state: state.progress.step > killed.checkpoint)
+    wait_for(lambda: has_tracked(pods, 2), "the run to begin in W&B's files", SECONDS_TO_TRACK, 0.1)
     clock = RunningClock()
     ended = stop_jobs(RayJobs(pods.cluster.port, TOKEN), local_ray.STOP_WAIT_SECONDS)
     seconds = clock.seconds
@@ -228,6 +239,19 @@ def test_a_stop_saves_a_checkpoint_and_ends_in_time(pods: Pods, stopped: Stopped
     assert stopped.state.checkpoint.uri == folder.as_uri()
     assert (folder / "manifest.json").stat().st_size > 0
     assert pods.worker_ids() == {}
+
+
+def test_a_tracker_outlives_the_processes_that_ray_ends(pods: Pods, stopped: Stopped) -> None:
+    """Ray kills or stops every process below the driver."""
+    codes = wait_for(
+        lambda: [code] if (code := wandb_files(pods.files.folder)[0].exit_code) is not None else [],
+        "the end of the killed start in W&B's files",
+        SECONDS_TO_TRACK,
+        0.1,
+    )
+    codes += [each.exit_code for each in wandb_files(pods.files.folder)[1:2]]
+    assert codes == [1, 130]
+    assert max(wandb_files(pods.files.folder)[1].rows) == stopped.state.progress.step
 
 
 def test_the_recreated_job_completes_with_all_files_in_storage(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import JsonValue
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_api.job_file import load_job_file
@@ -22,6 +23,7 @@ from rljob_api.run_state import RunState
 from rljob_api.v1alpha1.model import Dtype
 from rljob_testing.messages import Mentions
 from rljob_testing.training import training_runs
+from rljob_testing.training.tracker_files import mlflow_runs, wandb_files
 from rljob_trainer.stack_traces import take_stacks, traced_processes
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
@@ -37,7 +39,11 @@ WORKER = "reward+actor+ref+rollout+hybrid"
 REWARD = "def score(prompt, response, answer, row):\n    return float(response == answer)\n"
 
 
-def job(folder: Path, *, every_steps: int = 1) -> training_runs.Document:
+TRACKERS: training_runs.Document = {"trackers": [{"type": "WandB", "wandb": {"mode": "Offline"}}, {"type": "MLflow"}]}
+"""Of the run that is interrupted; the uninterrupted run has none."""
+
+
+def job(folder: Path, *, every_steps: int = 1, **training: JsonValue) -> training_runs.Document:
     """A job with two workers, so that shards are merged on resume; its steps (512 responses) take long enough to be
     stopped in. Its dataset and its reward are in the same folder."""
     numbers = [f"{10_000 + 37 * number}" for number in range(32 * NUM_STEPS)]
@@ -55,6 +61,7 @@ def job(folder: Path, *, every_steps: int = 1) -> training_runs.Document:
         algorithm={"kl": {"coefficient": 0.01, "controller": ADAPTIVE}},
         evaluation=training_runs.held_out(num_prompts=24, every_steps=NUM_STEPS),
         steps=NUM_STEPS,
+        **training,
     )
 
 
@@ -80,7 +87,7 @@ class Stopped:
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     """Sends Ctrl-C in the second step (on a machine that stalls it may be another one), after which no save is due."""
     folder = tmp_path_factory.mktemp("interrupted")
-    run = training_runs.LocalRun(folder, job(folder, every_steps=100))
+    run = training_runs.LocalRun(folder, job(folder, every_steps=100, **TRACKERS))
     run.wait_for(lambda: run.files.training_steps() != [])
     time.sleep(SECONDS_INTO_STEP)
     assert len(run.processes_of_run()) > 5
@@ -112,7 +119,7 @@ class Killed:
 @pytest.fixture(scope="module")
 def killed(stopped: Stopped) -> Killed:
     folder = stopped.run.files.folder.parents[1]
-    run = training_runs.LocalRun(folder, job(folder), "--resume", **WHERE)
+    run = training_runs.LocalRun(folder, job(folder, **TRACKERS), "--resume", **WHERE)
     run.wait_for(lambda: run.files.state().attempt == 2 and run.files.newest_checkpoint() > stopped.after_step)
     time.sleep(SECONDS_INTO_STEP)
     # Not a process that a worker has started.
@@ -138,7 +145,7 @@ class Finished:
 def finished(killed: Killed) -> Finished:
     """While it runs, all its processes are asked for their stacks again and again, which must change nothing."""
     folder = killed.run.files.folder.parents[1]
-    run = training_runs.LocalRun(folder, job(folder), "--resume")
+    run = training_runs.LocalRun(folder, job(folder, **TRACKERS), "--resume")
     roles: Counter[str] = Counter()
     while run.process.poll() is None:
         stacks = take_stacks(traced_processes(run.files.folder), 5)
@@ -207,6 +214,36 @@ def test_the_next_run_resumes_from_the_newest_checkpoint(killed: Killed, finishe
     assert all((path / "manifest.json").exists() for path in run.files.checkpoints.glob("step-*"))
     assert (run.files.folder / "plots" / "overview.png").exists()
     assert run.leftover_processes() == []
+
+
+def test_wandb_has_one_run_with_one_folder_per_attempt(stopped: Stopped, killed: Killed, finished: Finished) -> None:
+    files = wandb_files(finished.run.files.folder)
+    # The first attempt was stopped in its second step; its process may not have begun by then.
+    assert len(files) in (2, 3)
+    assert len({file.run_id for file in files}) == 1
+    assert [file.exit_code for file in files] == [130, 75, 0][-len(files) :]
+    lost, last = files[-2:]
+    trained = [step for step, row in lost.rows.items() if "actor/lr" in row]
+    assert trained == [step for step in killed.steps if step > stopped.after_step]
+    expected: dict[int, dict[str, float]] = {}
+    for row in finished.run.files.metrics():
+        if row["step"] > killed.newest_step:
+            names = row.keys() - {"step", "wall_time"}
+            expected.setdefault(int(row["step"]), {}).update({name: row[name] for name in names})
+    for step, values in expected.items():
+        assert values.items() <= last.rows[step].items()
+
+
+def test_mlflow_has_one_run_with_one_value_per_step(
+    finished: Finished, uninterrupted: training_runs.Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    [run] = mlflow_runs(finished.run.files.folder)
+    assert (run.status, run.tags["rljob.attempt"]) == ("FINISHED", "3")
+    # Also the steps of the lost attempt that were repeated, because the repeated steps have the same results.
+    values = uninterrupted.files.series("critic/rewards/mean")
+    assert run.values["critic/rewards/mean"] == list(enumerate(values, start=1))
+    assert {f"samples/step-{NUM_STEPS:06d}.json", "view.html"} <= run.files.keys()
 
 
 def test_all_processes_write_their_stacks(finished: Finished) -> None:

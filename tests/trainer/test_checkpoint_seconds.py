@@ -17,6 +17,7 @@ from rljob_trainer.controller.checkpointing import Checkpointing, state_of
 from rljob_trainer.controller.run_files import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.saves import Saves
+from rljob_trainer.trackers.trackers import Trackers
 
 COPY_SECONDS, WRITE_SECONDS = 2.0, 5.0
 
@@ -29,7 +30,7 @@ class Run:
         self.num_drawn = 0
         self.folder = folder
         self.actor = small_checkpoints.LocalActor(torch.ones(4, 4), on_copy=self._copy, on_finish=self._wait)
-        self.output = RunOutput(folder, [], resumed_from_step, 4, 1)
+        self.output = RunOutput(folder, [], resumed_from_step, 4, 1, Trackers())
         self.reporter = RunReporter(folder / "state.json", "job", 1, 4, 1, lambda: self.now)
         checkpointing = Checkpointing(Checkpoint(every_steps=2), folder / "checkpoints", start_number, "job")
         checkpointing.choices = small_checkpoints.CHOICES

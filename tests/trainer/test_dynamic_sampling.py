@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling as DynamicSamplingSpec
-from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy, Refill
 from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_api.v1alpha1.response_selection import DynamicSampling as DynamicSamplingSpec
+from rljob_api.v1alpha1.response_selection import MaxRoundsPolicy, Refill
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.remote import RemoteBlock, ShardReference
 from rljob_trainer.controller.balanced_order import RowCosts

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from rljob_api.base import WireModel
 from rljob_api.names import similar_names
 from rljob_api.quantities import QUANTITY_PATTERN
-from rljob_api.scalars import PATTERN_MESSAGES, QUANTITY_ERROR
+from rljob_api.scalars import PATTERN_MESSAGES, QUANTITY_ERROR, URL_WITHOUT_USER
 from rljob_api.v1alpha1.job import RULE_ERROR
 from rljob_api.yaml_faults import Path
 
@@ -89,7 +89,8 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
     pattern = QUANTITY_PATTERN if kind == QUANTITY_ERROR else context.get("pattern")
     if pattern in PATTERN_MESSAGES:
         wrong, advice = PATTERN_MESSAGES[pattern]
-        return f"{wrong} (seen: {seen}); {advice}"
+        # A URL with a user may have a password, which no message may show.
+        return f"{wrong}; {advice}" if pattern == URL_WITHOUT_USER else f"{wrong} (seen: {seen}); {advice}"
     if kind in _BOUNDS:
         text, name, advice = _BOUNDS[kind]
         return f"{text.format(_bound(context[name]))} (seen: {seen}); {advice}"

@@ -41,6 +41,8 @@ _IMAGE = (
     rf"^(([A-Za-z0-9][-A-Za-z0-9.]*|\[[0-9a-fA-F:]+\])(:[0-9]+)?/)?{_IMAGE_PATH}(/{_IMAGE_PATH})*"
     r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@[a-z0-9]+([.+_-][a-z0-9]+)*:[0-9a-fA-F]{32,})?$"
 )
+URL_WITHOUT_USER = r"^[^@]+$"
+"""URLs and paths without `@`, which stands behind the user and the password of a URL."""
 PATTERN_MESSAGES = {
     QUANTITY_PATTERN: (
         "must be a quantity such as 500m, 2, 1.5, 1e3 or 16Gi, and not negative",
@@ -93,6 +95,10 @@ PATTERN_MESSAGES = {
         "must be the name of a container image, such as registry.example/team/trainer:1.2",
         "use lower case, without spaces and without https://",
     ),
+    URL_WITHOUT_USER: (
+        "must not contain a user or a password",
+        "use variables for them, such as MLFLOW_TRACKING_USERNAME, from a Secret",
+    ),
 }
 """For each pattern of a string: what the string must be, and how to fix it."""
 
@@ -141,6 +147,7 @@ Fraction = Annotated[FiniteNumber, Field(ge=0, le=1)]
 
 ShortText = Annotated[StrictStr, Field(min_length=1, max_length=253)]
 LongText = Annotated[StrictStr, Field(min_length=1, max_length=4096)]
+UrlWithoutUser = Annotated[StrictStr, Field(max_length=4096, pattern=URL_WITHOUT_USER)]
 DnsLabel = Annotated[StrictStr, Field(max_length=63, pattern=_DNS_LABEL)]
 DnsName = Annotated[StrictStr, Field(max_length=253, pattern=_DNS_NAME)]
 LabelKey = Annotated[StrictStr, Field(max_length=253, pattern=QUALIFIED_NAME)]

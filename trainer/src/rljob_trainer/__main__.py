@@ -25,6 +25,7 @@ from rljob_trainer.errors import ConfigurationError, ResourceError, TrainerError
 from rljob_trainer.observability.log import set_up_logging
 from rljob_trainer.settings import Settings, read_settings, run_state_target, set_driver_environment
 from rljob_trainer.stack_traces import StackFile
+from rljob_trainer.trackers.trackers import Trackers
 from rljob_trainer.user_functions import refuse_hiding_modules
 
 log = logging.getLogger("rljob_trainer")
@@ -36,6 +37,15 @@ def main() -> int:
     set_up_logging()
     stop = StopRequest()
     stop.install()
+    trackers = Trackers()
+    code = run_to_end(stop, trackers)
+    # Last, because a tracker may be slow: the run state and the checkpoint are complete by now.
+    trackers.end(code, lambda: stop.is_requested)
+    return code
+
+
+def run_to_end(stop: StopRequest, trackers: Trackers) -> int:
+    """Runs the job and reports its end. Returns the exit code; raises nothing."""
     reporter: RunReporter | None = None
     settings: Settings | None = None
     try:
@@ -49,7 +59,8 @@ def main() -> int:
         report_resume(reporter, job, settings)
         # All pods of a job on a cluster have the same image.
         runs_workers_here = settings.is_ray_job or not settings.ray_address
-        refuse_missing(job.spec, settings.job_folder, runs_workers_here=runs_workers_here)
+        refuse_missing(job.spec, settings.job_folder, settings.environment, runs_workers_here=runs_workers_here)
+        trackers.start(job.spec.training.trackers, settings)
         log.info("job %s, attempt %d: loading libraries", job.name, settings.attempt)
         try:
             from rljob_trainer.controller.run import run_job
@@ -57,7 +68,7 @@ def main() -> int:
             refuse_hiding_modules(error)
             raise
 
-        return run_job(job, settings, reporter, stop)
+        return run_job(job, settings, reporter, stop, trackers)
     except KeyboardInterrupt:
         return report_immediate_stop(reporter, stop)
     except (TrainerError, ContractError) as error:

@@ -1,10 +1,10 @@
-"""Finds files, folders, modules and programs that the job needs but that do not exist. This runs before torch is
-loaded, because loading takes seconds. Later checks look at the content."""
+"""Finds files, folders, modules, programs and credentials that the job needs but that do not exist. This runs before
+torch is loaded, because loading takes seconds. Later checks look at the content."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rljob_api.v1alpha1.dataset import Dataset
@@ -13,12 +13,16 @@ from rljob_api.v1alpha1.training import ProfilerType
 from rljob_trainer.datasets.rows import local_dataset
 from rljob_trainer.observability.nsys_profiles import NSYS, missing_nsys
 from rljob_trainer.source_paths import local_path, looks_local
+from rljob_trainer.trackers.tracker_checks import refuse_unusable_trackers
 from rljob_trainer.user_functions import refuse_missing_module
 
 
-def refuse_missing(spec: RLJobSpec, job_folder: Path, *, runs_workers_here: bool) -> None:
-    """Raises ConfigurationError for the first file, folder, module or program of the job that is missing. Does not
-    import the user's code. `runs_workers_here`: whether the same programs are installed for workers as here."""
+def refuse_missing(
+    spec: RLJobSpec, job_folder: Path, environment: Mapping[str, str], *, runs_workers_here: bool
+) -> None:
+    """Raises ConfigurationError for the first file, folder, module or program of the job that is missing, or for
+    missing credentials of a tracker. Does not import the user's code. `environment`: the variables of this process.
+    `runs_workers_here`: whether the same programs are installed for workers as here."""
     for where, path in _functions(spec):
         refuse_missing_module(path, where)
     for where, dataset in _datasets(spec):
@@ -29,6 +33,7 @@ def refuse_missing(spec: RLJobSpec, job_folder: Path, *, runs_workers_here: bool
     profile = spec.training.profile
     if profile is not None and profile.type is ProfilerType.NSYS and runs_workers_here and not shutil.which(NSYS):
         raise missing_nsys("this machine")
+    refuse_unusable_trackers(spec.training.trackers, environment)
 
 
 def _functions(spec: RLJobSpec) -> Iterator[tuple[str, str]]:

@@ -13,10 +13,9 @@ from pydantic import Field
 from rljob_api.base import WireModel
 from rljob_api.scalars import Flag, Number
 from rljob_api.v1alpha1.advantage import Advantage
-from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling
 from rljob_api.v1alpha1.kl import Kl
-from rljob_api.v1alpha1.policy_filtration import PolicyFiltration
 from rljob_api.v1alpha1.policy_loss import Loss
+from rljob_api.v1alpha1.response_selection import DynamicSampling, PolicyFiltration
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrection
 
 

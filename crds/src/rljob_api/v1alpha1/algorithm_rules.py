@@ -13,11 +13,10 @@ from enum import StrEnum
 from rljob_api.rule import Rule, rule, wire_name
 from rljob_api.v1alpha1.advantage import GROUP_ADVANTAGES, Advantage, AdvantageType
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_api.v1alpha1.dynamic_sampling import Refill
 from rljob_api.v1alpha1.kl import KlPlacement
-from rljob_api.v1alpha1.policy_filtration import FiltrationScope
 from rljob_api.v1alpha1.policy_loss import Loss, LossType
 from rljob_api.v1alpha1.recipes import RECIPES, advantage_type, has_dynamic_sampling, is_chosen_cel, loss_type
+from rljob_api.v1alpha1.response_selection import FiltrationScope, Refill
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.rollout_correction import OldLogprobs
 from rljob_api.v1alpha1.spec import RLJobSpec

@@ -14,9 +14,15 @@ from typing import TypeVar
 from rljob_api.base import WireModel
 from rljob_api.v1alpha1.advantage import MAY_NEED_CRITIC, AdvantageType, GroupRelative
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType, LossAggregation
-from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling, MaxRoundsPolicy, Refill
-from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.policy_loss import DPPO_THRESHOLDS, NO_DUAL_CLIP, Clipped, Dppo, LossType
+from rljob_api.v1alpha1.response_selection import (
+    DynamicSampling,
+    FiltrationScope,
+    MaxRoundsPolicy,
+    PolicyFiltration,
+    PolicyFiltrationType,
+    Refill,
+)
 from rljob_api.v1alpha1.rollout_correction import (
     MASKED_CORRECTIONS,
     MAX_RATIO,

@@ -19,7 +19,6 @@ from rljob_api.v1alpha1.algorithm_rules import ALGORITHM_RULES
 from rljob_api.v1alpha1.batch_size_rules import BATCH_SIZE_RULES
 from rljob_api.v1alpha1.checkpoint import CHECKPOINT_RULES
 from rljob_api.v1alpha1.dataset import DATASET_RULES
-from rljob_api.v1alpha1.dynamic_sampling import DYNAMIC_SAMPLING_RULES
 from rljob_api.v1alpha1.environment import ENVIRONMENT_RULES
 from rljob_api.v1alpha1.environment_rules import TRAINING_ENVIRONMENT_RULES
 from rljob_api.v1alpha1.kl import KL_RULES
@@ -27,14 +26,15 @@ from rljob_api.v1alpha1.model import MODEL_RULES
 from rljob_api.v1alpha1.optional_roles import CRITIC_RULES
 from rljob_api.v1alpha1.placement_rules import OFFLOAD_RULES, PLACEMENT_RULES
 from rljob_api.v1alpha1.pod_environment import ENV_RULES, VOLUME_RULES
-from rljob_api.v1alpha1.policy_filtration import POLICY_FILTRATION_RULES
 from rljob_api.v1alpha1.policy_loss import POLICY_LOSS_RULES
 from rljob_api.v1alpha1.pools import POOL_RULES
 from rljob_api.v1alpha1.resources import RESOURCE_RULES
+from rljob_api.v1alpha1.response_selection import DYNAMIC_SAMPLING_RULES, POLICY_FILTRATION_RULES
 from rljob_api.v1alpha1.reward import REWARD_RULES
 from rljob_api.v1alpha1.rollout import ROLLOUT_RULES
 from rljob_api.v1alpha1.rollout_correction import CORRECTION_RULES
 from rljob_api.v1alpha1.spec import METADATA_RULES, SCHEDULING_RULES, UNIQUE_RULES, RLJobSpec
+from rljob_api.v1alpha1.tracker import TRACKER_RULES
 from rljob_api.v1alpha1.training import TRAINING_RULES
 
 RULES: tuple[Rule, ...] = (
@@ -53,6 +53,7 @@ RULES: tuple[Rule, ...] = (
     *ROLLOUT_RULES,
     *REWARD_RULES,
     *TRAINING_RULES,
+    *TRACKER_RULES,
     *ENVIRONMENT_RULES,
     *TRAINING_ENVIRONMENT_RULES,
     *ADVANTAGE_RULES,

@@ -18,6 +18,7 @@ from rljob_api.v1alpha1.model import Critic, LoraSync, Model
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_api.v1alpha1.rollout import Rollout, RolloutEngine
+from rljob_api.v1alpha1.tracker import Tracker
 
 _NEEDS_GYM = "self.rewards.exists(reward, reward.type == 'ReasoningGym')"
 
@@ -83,6 +84,10 @@ class Training(WireModel):
     """Evaluation during training; none when unset."""
     loggers: Annotated[tuple[Logger, ...], Field(max_length=8)] = (Logger.CONSOLE, Logger.TENSORBOARD)
     """Sinks for metrics, in addition to JSON Lines, which are always written."""
+    trackers: Annotated[tuple[Tracker, ...], Field(max_length=2)] = ()
+    """W&B and MLflow.
+
+    They get the job, all metrics, samples of each evaluation, and the page of the run."""
     steps: PositiveCount
     """Total number of training steps, including those before a resume."""
     batch_size: PositiveCount = 64
@@ -217,6 +222,13 @@ TRAINING_RULES = (
         "name",
         lambda training: [reward.name for reward in training.rewards],
         "give each reward a different name (the default is score)",
+    ),
+    unique_rule(
+        Training,
+        "trackers",
+        "type",
+        lambda training: [tracker.type for tracker in training.trackers],
+        "remove one of them",
     ),
     rule(
         Training,

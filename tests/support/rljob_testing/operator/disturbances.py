@@ -100,10 +100,10 @@ def _effect_failed(pick: Random, seen: Observed) -> Observed:
     """The operator's last action failed; mostly the action that is due."""
     newest = _under_way(seen)
     kind = pick.choice(tuple(_FAILURES))
-    if newest is not None and not seen.clusters and coin_flip(pick):
-        kind = EffectKind.CREATE_CLUSTER
     if newest is not None and newest.submissions > 0 and newest.running_since is None:
         kind = EffectKind.SUBMIT_JOB
+    elif kind is EffectKind.SUBMIT_JOB or (newest is not None and not seen.clusters and coin_flip(pick)):
+        kind = EffectKind.CREATE_CLUSTER  # a submission is recorded before it is tried
     reason = pick.choice(_FAILURES[kind])
     return replace(seen, failure=EffectFailure(kind, reason, pick.choice((*TEXTS, QUOTA))))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
+from rljob_api.v1alpha1.response_selection import FiltrationScope, PolicyFiltration, PolicyFiltrationType
 
 HIGHEST_WEIGHT, OTHER_WEIGHT = 0.4, 0.1
 """The weights of MaxRandom: of the responses with the highest score, and of the others."""

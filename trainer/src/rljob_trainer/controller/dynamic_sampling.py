@@ -19,8 +19,8 @@ from itertools import count
 
 import torch
 
-from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy, Refill
 from rljob_api.v1alpha1.recipes import resolved_value
+from rljob_api.v1alpha1.response_selection import MaxRoundsPolicy, Refill
 from rljob_trainer.controller.outcomes import reasons_text, too_many_excluded
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.rollout_phase import Requested, RolloutPhase

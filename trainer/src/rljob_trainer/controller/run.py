@@ -22,6 +22,7 @@ from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.settings import Settings
+from rljob_trainer.trackers.trackers import Trackers
 from rljob_trainer.workers.critic import CRITIC_PREFIX
 from rljob_trainer.workers.factories import ACTOR
 
@@ -31,8 +32,9 @@ RESOLVED_JOB_FILE = "resolved.yaml"
 """File name in the run folder."""
 
 
-def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: StopRequest) -> int:
-    """Sets up, resumes, trains, saves and exports. Returns the exit code. Raises TrainerError."""
+def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: StopRequest, trackers: Trackers) -> int:
+    """Sets up, resumes, trains, saves and exports. Returns the exit code. Raises TrainerError. The caller ends the
+    trackers."""
     prune_attempts(settings.run_folder, settings.attempt)
     checkpointing = Checkpointing(job.spec.checkpoint, settings.checkpoint_folder, settings.start_number, job.name)
     point = checkpointing.find()
@@ -55,7 +57,9 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
             first_step if point else None,
             job.spec.training.steps,
             run.workers.num_devices,
+            trackers,
         )
+        trackers.begin(job, settings, first_step if point else None)
         try:
             controller = Controller(job, run, output, reporter, checkpointing, stop)
             if point:

@@ -16,6 +16,7 @@ from rljob_trainer.observability.samples import Sample, SampleLog, sample_table
 from rljob_trainer.observability.sinks import JsonlSink, MetricLog, Sink, TensorBoardSink
 from rljob_trainer.observability.timeline import newest_timeline_file
 from rljob_trainer.observability.token_files import EVALUATION_TOKENS, TRAINING_TOKENS, remove_newer, token_file
+from rljob_trainer.trackers.trackers import Trackers
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ NUM_SAMPLES_SHOWN = 4
 
 
 class RunOutput:
-    """Writes into the run folder and to the terminal."""
+    """Writes into the run folder, to the terminal, and to the trackers."""
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class RunOutput:
         resumed_from_step: int | None,
         num_steps: int,
         num_devices: int,
+        trackers: Trackers,
     ) -> None:
         self.run_folder = run_folder
         for name in (TRAINING_TOKENS, EVALUATION_TOKENS):
@@ -44,6 +46,7 @@ class RunOutput:
         self.progress = ProgressDisplay(self.console, num_steps, num_devices, time.monotonic)
         self.files = MetricLog(sinks)  # Without the terminal.
         self.metrics = MetricLog([*sinks, self.progress])
+        self.trackers = trackers
         self.samples = SampleLog(run_folder, resumed_from_step)
         self.evaluations: dict[int, Metrics] = {}
         """The metrics of each evaluation by the number of steps before it."""
@@ -55,17 +58,21 @@ class RunOutput:
     def step_done(self, step: int, metrics: Metrics, samples: Sequence[Sample]) -> None:
         """Writes the metrics and samples of the newest step."""
         self.metrics.write(step, metrics)
+        self.trackers.write(step, metrics)
         self.samples.write(samples)
 
     def saved(self, step: int, metrics: Metrics) -> None:
         """Writes the time of a save that finished after the newest step's row was written, as a separate row and only
         to the files."""
         self.files.write(step, metrics)
+        self.trackers.write(step, metrics)
 
     def evaluated(self, step: int, metrics: Metrics, samples: Sequence[Sample]) -> None:
         """Writes the results of an evaluation after `step` steps, and shows a few samples on the terminal."""
         self.metrics.write(step, metrics)
+        self.trackers.write(step, metrics)
         self.samples.write(samples)
+        self.trackers.write_samples(step, samples)
         self.evaluations[step] = metrics
         self.progress.show(sample_table(f"held-out prompts after step {step}", samples[:NUM_SAMPLES_SHOWN]))
 

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 
-from rljob_api.v1alpha1.policy_filtration import PolicyFiltration
+from rljob_api.v1alpha1.response_selection import PolicyFiltration
 from rljob_trainer.algorithms.policy_filtration import drawn_rows
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.balanced_order import RowCosts, RowPlan, imbalance, planned_rows

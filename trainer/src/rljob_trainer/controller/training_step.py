@@ -27,8 +27,8 @@ from typing import TypeVar
 import torch
 
 from rljob_api.v1alpha1.kl import Kl, KlControllerType
-from rljob_api.v1alpha1.policy_filtration import PolicyFiltrationType
 from rljob_api.v1alpha1.recipes import resolved_value
+from rljob_api.v1alpha1.response_selection import PolicyFiltrationType
 from rljob_api.v1alpha1.rollout_correction import OldLogprobs
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.functions import in_step

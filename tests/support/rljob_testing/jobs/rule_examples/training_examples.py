@@ -38,6 +38,11 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     ],
     "Training.timelineSteps": [{_T + "timelineSteps": [1, 10]}],
     "Training.profileSteps": [{_T + "profile": {"steps": [1, 10], "ranks": [0, 1], "type": "Nsys"}}],
+    "Training.trackers.type": [{_T + "trackers": [{"type": "WandB"}, {"type": "MLflow"}]}],
+    "Tracker.blocks": [
+        {_T + "trackers": [{"type": "WandB"}, {"type": "MLflow"}]},
+        {_T + "trackers": [{"type": "MLflow", "mlflow": {}}, {"type": "WandB", "wandb": {"mode": "Offline"}}]},
+    ],
     "Rollout.cpuKvCache": [
         {_T + "rollout.cpuKvCache": memory}
         for memory in ("4Gi", "0.5Gi", "00.01Mi", 1, 1073741824, "1", "100k", "+.5e9", "1.")
@@ -91,6 +96,25 @@ BAD: dict[str, list[Bad]] = {
         Bad(
             _T + "optimizer.warmupSteps",
             {_T + "algorithm.type": "PPO", _T + "critic.warmupSteps": 4, _T + "optimizer.warmupSteps": 7},
+        ),
+    ],
+    "Training.trackers.type": [
+        Bad(
+            _T + "trackers",
+            {_T + "trackers": [{"type": "WandB"}, {"type": "WandB", "wandb": {"project": "other"}}]},
+            places=(_T + "trackers[0].type", _T + "trackers[1].type"),
+        )
+    ],
+    "Tracker.blocks": [
+        Bad(
+            _T + "trackers[0]",
+            {_T + "trackers": [{"type": "WandB", "mlflow": {}}]},
+            places=(_T + "trackers[0].mlflow",),
+        ),
+        Bad(
+            _T + "trackers[0]",
+            {_T + "trackers": [{"type": "MLflow", "wandb": {}, "mlflow": {}}]},
+            places=(_T + "trackers[0].wandb",),
         ),
     ],
     "Training.profileSteps": [
