@@ -314,12 +314,12 @@ class HandledRequests(WireModel):
 
 
 class JobPods(WireModel):
-    """With what the containers of the newest RayCluster run. A pod that reads the results uses the same."""
+    """Image and user of the pods."""
 
     image: Annotated[str, Field(max_length=1024)]
     image_pull_policy: ShortText
-    run_as_user: Count | None = None
-    """User; unset if the cluster chooses it."""
+    # Unset if the cluster chooses the user. No description and no limits: the CRD is close to its limit of bytes.
+    run_as_user: Integer | None = None
 
 
 class PoolStatus(WireModel):
