@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import pytest
 from safetensors import safe_open
 
+from rljob.cluster import ClusterOptions, connect
+from rljob.results.fetching import Fetch
+from rljob.results.pod import ResultsPod
+from rljob.results.selection import Part, Selection
 from rljob_api.conditions import ConditionType
+from rljob_api.constants import LABEL_RESULTS_OF
+from rljob_kind.processes import run
 from rljob_kind.progress import Progress
 from rljob_testing.cluster.kubectl import Kubectl, StatusRecording, recorded_statuses, wait_for
 
 JOB = "sort-digits"
 CLUSTER = f"{JOB}-1"
 STEPS = 40
+LARGE_BYTES = 200_000_000
+"""More than all buffers between the pod and this process hold, so that bytes are missing when the pod is deleted."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +43,47 @@ class Finished:
     """The job's folder in the shared storage."""
     gpus_of_workers: list[str]
     """The GPU limit of each worker pod."""
+    dashboard_answers: tuple[int, int]
+    """HTTP status of the dashboard behind `rljob dashboard`: without a token, and with the printed one."""
 
 
 @pytest.fixture(scope="module")
-def finished(kubectl: Kubectl, storage: Path, jobs: Path) -> Iterator[Finished]:
+def finished(kubectl: Kubectl, storage: Path, jobs: Path, rljob: list[str]) -> Iterator[Finished]:
     applied_at = time.time()
     kubectl("apply", "-f", str(jobs / f"{JOB}.yaml"))
     with recorded_statuses(kubectl, JOB) as recording:
         wait_for(recording.first_step, "the first training step", timeout_seconds=420)
         limits = "jsonpath={.items[*].spec.containers[0].resources.limits.nvidia\\.com/gpu}"
         gpus = kubectl("get", "pods", "-l", f"rljob.dev/job={JOB},rljob.dev/pool=main", "-o", limits).split()
+        answers = visited_dashboard(rljob)
         kubectl("wait", "--for=condition=Complete", f"rljob/{JOB}", "--timeout=420s", timeout_seconds=430)
         # The recorder's watch may be a moment behind that of kubectl.
         wait_for(lambda: recording.when(ConditionType.COMPLETE), "the end to be recorded", timeout_seconds=30)
-    yield Finished(recording, applied_at, storage / JOB, gpus)
+    yield Finished(recording, applied_at, storage / JOB, gpus, answers)
     kubectl("delete", "rljob", JOB, "--ignore-not-found")
+
+
+def visited_dashboard(rljob: list[str]) -> tuple[int, int]:
+    """Runs `rljob dashboard` until it has printed the token, and asks the dashboard without and with it."""
+    command = [*rljob, "dashboard", JOB]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    ) as shown:
+        assert shown.stdout is not None
+        url = shown.stdout.readline().split()[-1]
+        token = shown.stdout.readline().split()[-1]
+        try:
+            with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
+                without = http.get("/api/version")
+                with_token = http.get("/api/version", headers={"Authorization": f"Bearer {token}"})
+        finally:
+            shown.terminate()
+        assert shown.wait(30) == 0
+    return without.status_code, with_token.status_code
+
+
+def test_the_dashboard_was_reached_with_the_printed_token(finished: Finished) -> None:
+    assert finished.dashboard_answers == (401, 200)
 
 
 def test_progress_was_in_the_status_while_the_job_ran(finished: Finished) -> None:
@@ -141,3 +179,62 @@ def test_seconds_by_stage(finished: Finished, progress: Progress) -> None:
         assert at is not None, name
         progress.add(f"job: {name}", at - before)
         before = at
+
+
+def test_the_results_are_fetched_and_the_page_is_written(
+    finished: Finished, rljob: list[str], kubectl: Kubectl, tmp_path: Path
+) -> None:
+    run([*rljob, "get-results", JOB, str(tmp_path / "results")])
+    copied, run_folder = tmp_path / "results", finished.storage / "run"
+    files = [file.relative_to(run_folder) for file in run_folder.rglob("*") if file.is_file()]
+    expected = [file for file in files if file.parts[0] != "logs"]
+    assert {file: digest(copied / file) for file in expected} == {file: digest(run_folder / file) for file in expected}
+    assert "<html" in (copied / "view.html").read_text()
+    wait_for(lambda: kubectl.names("pods", LABEL_RESULTS_OF) == [], "the pod is deleted", timeout_seconds=60)
+
+
+def test_a_copy_continues_when_its_pod_is_deleted(
+    finished: Finished, kubectl: Kubectl, kubeconfig: Path, tmp_path: Path
+) -> None:
+    large = finished.storage / "run" / "export" / "large.bin"
+    large.write_bytes(os.urandom(LARGE_BYTES))
+    progress = DeletingProgress(kubectl)
+    cluster = connect(ClusterOptions(kubeconfig=kubeconfig))
+    selection = Selection(only=frozenset({Part.MODEL}))
+    with ResultsPod(cluster, cluster.job(JOB), progress.note) as pod:
+        fetch = Fetch(pod.connect, selection, tmp_path / "results", progress, time.sleep)
+        fetched = fetch.run()
+        fetch.close()
+    assert progress.is_deleted
+    assert len(progress.notes) == 1, progress.notes
+    assert digest(tmp_path / "results" / "export" / "large.bin") == digest(large)
+    size = sum(file.stat().st_size for file in large.parent.iterdir())
+    assert fetched.num_bytes == size, "bytes were sent twice"
+    large.unlink()
+    wait_for(lambda: kubectl.names("pods", LABEL_RESULTS_OF) == [], "the pod is deleted", timeout_seconds=60)
+
+
+@dataclass
+class DeletingProgress:
+    """Deletes the pod when a tenth of the file has arrived."""
+
+    kubectl: Kubectl
+    notes: list[str] = field(default_factory=list)
+    num_bytes: int = 0
+    is_deleted: bool = False
+
+    def plan(self, num_files: int, num_bytes: int) -> None:
+        pass
+
+    def advance(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        if self.num_bytes > LARGE_BYTES / 10 and not self.is_deleted:
+            self.is_deleted = True
+            self.kubectl("delete", "pod", "-l", LABEL_RESULTS_OF)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -25,7 +25,7 @@ VLLM_MODULES = (
 )
 PATH_RULES = {
     "kopf": ["rljob_operator.handlers", "rljob_operator.__main__"],
-    "kubernetes": ["rljob_operator.kube", "rljob.cluster", "rljob.kubeconfig"],
+    "kubernetes": ["rljob_operator.kube", "rljob.cluster", "rljob.kubeconfig", "rljob.websockets"],
     "mlflow": ["rljob_trainer.trackers.mlflow_run"],
     "wandb": ["rljob_trainer.trackers.wandb_run"],
     "ray": ["rljob_trainer.pools", "rljob_trainer.groups"],

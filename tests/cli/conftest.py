@@ -3,6 +3,7 @@ this process."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -11,9 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from rljob.polling import Clock
+from rljob.results import pod_program
 from rljob_api.crdgen.manifest import custom_resource_definition
 from rljob_cli.__main__ import main
+from rljob_cli.cluster import results, view_job
 from rljob_testing.cli.job_cluster import JobCluster, StandInKubelet, new_namespace, running_kubelet
+from rljob_testing.cli.job_results import ATTEMPT, PODS, STORAGE, create_claim, short_sleep
+from rljob_testing.cli.pod_runner import PodRunner, running_pods
 from rljob_testing.cli.rljob_command import SMALL_JOB, JobFolder
 from rljob_testing.cluster.api_server import ApiServer, install_definition, running_apiserver
 
@@ -114,3 +120,44 @@ def small(job_cluster: JobCluster) -> JobCluster:
     """A namespace with one job, named `small`, that no operator has reconciled."""
     job_cluster.create_small_job()
     return job_cluster
+
+
+@pytest.fixture
+def job(job_cluster: JobCluster) -> JobCluster:
+    """A namespace with a job that has run."""
+    job_cluster.create_small_job(STORAGE)
+    job_cluster.write_status("small", {"attempts": [ATTEMPT], "pods": PODS})
+    return job_cluster
+
+
+@pytest.fixture
+def access_mode() -> str:
+    return "ReadWriteMany"
+
+
+@pytest.fixture
+def claim(job: JobCluster, kubelet: StandInKubelet, tmp_path: Path, access_mode: str) -> Iterator[Path]:
+    """The folder of the job in its claim."""
+    create_claim(job, modes=(access_mode,))
+    folder = tmp_path / "claim"
+    (folder / "run" / "export").mkdir(parents=True)
+    (folder / "run" / "export" / "model.safetensors").write_bytes(os.urandom(1_000_000))
+    (folder / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
+    kubelet.mounts["/rljob/storage"] = folder
+    kubelet.environment["RLJOB_PROGRAM"] = Path(pod_program.__file__).read_text()
+    yield folder
+    kubelet.break_after.clear()
+
+
+@pytest.fixture
+def pods(job: JobCluster) -> Iterator[PodRunner]:
+    with running_pods(job) as runner:
+        yield runner
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Short pauses between requests, and a cache folder of the test's own."""
+    for module in (results, view_job):
+        monkeypatch.setattr(module, "Clock", lambda: Clock(sleep=short_sleep))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

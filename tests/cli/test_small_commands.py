@@ -58,7 +58,7 @@ def test_the_help_of_every_command_has_the_exit_codes_of_the_page(
     for row in re.findall(r"^\| `rljob (.*)$", section, re.MULTILINE):
         names, zero, one, others = (cell.strip() for cell in row.split("|")[:4])
         codes = {code for code, meaning in (("0", zero), ("1", one)) if meaning} | set(re.findall(r"\b\d+\b", others))
-        for name in re.findall(r"[a-z]+", re.sub("rljob|--watch", "", names)):
+        for name in re.findall(r"[a-z]+(?:-[a-z]+)*", re.sub("rljob|--watch", "", names)):
             of_page[name] = of_page.get(name, set()) | codes
     assert of_page.keys() == EXIT_CODES.keys()
     for name, codes in of_page.items():

@@ -10,9 +10,10 @@ import pytest
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.run_state import RunPhase
-from rljob_api.v1alpha1.status import Counters, FailureClass, RLJobStatus
+from rljob_api.v1alpha1.status import Counters, FailureClass, JobPods, RLJobStatus
 from rljob_operator.reconcile.decision import CreateCluster, DeleteCluster, SubmitRayJob
 from rljob_operator.reconcile.observed import Observed, RayJobStatus
+from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.reconcile.status_draft import moment
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
@@ -311,3 +312,15 @@ def test_an_infrastructure_failure_keeps_the_cluster_while_its_head_and_nodes_re
 )
 def test_a_cluster_that_may_be_broken_is_not_kept_after_an_infrastructure_failure(seen: Observed) -> None:
     assert inputs.decide(seen).effects == (DeleteCluster("example-1", "c1"),)
+
+
+def test_image_and_user_of_the_pods_are_recorded_when_an_attempt_starts_a_cluster() -> None:
+    """`rljob get-results` starts a pod with them."""
+    of_operator = JobPods(image="example/trainer:1", image_pull_policy="IfNotPresent", run_as_user=1000)
+    assert inputs.decide(inputs.observed()).status.pods == of_operator
+    of_job = inputs.spec({"image": "example/other:2"})
+    seen = inputs.observed(inputs.waiting_for_retry(0).model_copy(update={"pods": of_operator}), job_spec=of_job)
+    assert inputs.decide(seen).status.pods == of_operator.model_copy(update={"image": "example/other:2"})
+    defaults = replace(inputs.DEFAULTS, run_as_user=None)
+    chosen_by_cluster = reconcile(inputs.observed(), inputs.NOW, defaults).status.pods
+    assert chosen_by_cluster == of_operator.model_copy(update={"run_as_user": None})

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         NoLogError,
         NotAllowedError,
         RejectedError,
+        ResultsError,
         RLJobError,
         WaitTimeoutError,
     )
@@ -36,6 +37,7 @@ __all__ = [
     "NotAllowedError",
     "RLJobError",
     "RejectedError",
+    "ResultsError",
     "StoredJob",
     "Submission",
     "WaitTimeoutError",

@@ -14,6 +14,9 @@ from rljob.job_source import job_in_file, job_of_values
 from rljob.job_state import is_to_be_retried
 from rljob.log_options import Container, LogOptions
 from rljob.polling import Clock, poll_until_finished
+from rljob.results.copying import NoProgress, copying, write_run_state
+from rljob.results.fetching import Fetched
+from rljob.results.selection import selection_of
 from rljob.stored_job import StoredJob
 from rljob.submission import Submission
 from rljob_api.errors import ContractError, JobFileError
@@ -157,6 +160,36 @@ class Client:
             raise RejectedError("previous: cannot be combined with attempt; remove one of them")
         options = LogOptions(pool, index, container, follow, tail, since_seconds, previous, attempt)
         return _lines(pod_logs.read_log(self._cluster, name, options, self._clock, _quiet))
+
+    def results(
+        self,
+        name: str,
+        folder: str | Path,
+        *,
+        only: Sequence[str] = (),
+        checkpoints: bool = False,
+        logs: bool = False,
+        image: str | None = None,
+    ) -> Fetched:
+        """Copies results of a job into a folder, which then looks like that of a run on one machine. Files that are
+        there and have not changed are not copied again.
+
+        Args:
+            only: Parts to copy, such as `model` or `metrics` (`selection.Part`); empty for all except checkpoints and
+                logs.
+            checkpoints: Copy the complete checkpoints, too.
+            logs: Copy the logs, too.
+            image: Image of the pod that reads the files; None for the image of the job's pods.
+
+        Raises:
+            ResultsError: the pod does not start, the connection breaks again and again, or the folder cannot be used.
+        """
+        job = self._cluster.job(name)
+        chosen, target = selection_of(only, checkpoints=checkpoints, logs=logs), Path(folder)
+        with copying(self._cluster, job, target, chosen, NoProgress(), image, self._clock) as copy:
+            fetched = copy()
+        write_run_state(job, target)
+        return fetched
 
     def suspend(self, name: str, *, wait: bool = False, timeout_seconds: float | None = None) -> StoredJob:
         """Asks the operator to save a checkpoint and delete the job's pods. With `wait`, returns when this is done."""

@@ -25,6 +25,7 @@ from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, LABEL_JOB, LA
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
     from kubernetes.client.rest import RESTResponse
+    from websocket import WebSocket
 
     from rljob.stored_job import StoredJob
 
@@ -175,6 +176,17 @@ class Cluster:
         with _plain_errors(self.name):
             while piece := response.response.read1(_PIECE_BYTES):
                 yield piece
+
+    def request(self, method: str, path: str, query: Query = (), body: Mapping[str, object] | None = None) -> Json:
+        """Sends a request for objects that have no method here, such as pods of a user. Raises ObjectNotFoundError."""
+        return self._json(method, path, query, body)
+
+    def websocket(self, path: str, query: Query) -> WebSocket:
+        """Opens a WebSocket for `exec` or `portforward`. Raises ObjectNotFoundError."""
+        from rljob.websockets import open_websocket
+
+        with _plain_errors(self.name):
+            return open_websocket(self._api, path, query, self.name, self.flags)
 
     def _patch_job(
         self, job: StoredJob, metadata: Mapping[str, object], rest: Mapping[str, object], *, dry_run: bool = False

@@ -10,6 +10,7 @@ from rljob.errors import (
     ConflictError,
     JobExistsError,
     NotAllowedError,
+    ObjectNotFoundError,
     RejectedError,
     RLJobError,
     no_such_job,
@@ -46,6 +47,8 @@ def error_of_response(status: int, body: bytes, cluster: str, flags: str) -> RLJ
             f"{cluster}: the API server does not know RLJobs; install the operator (docs/install.md), or select"
             " another cluster with --context"
         )
+    if status == 404:
+        return ObjectNotFoundError(f"{cluster}: {message}")
     if status == 409 and refusal.reason == "AlreadyExists":
         return JobExistsError(refusal.details.name)
     if status == 409:

@@ -37,6 +37,10 @@ class NoLogError(RLJobError):
     """There is no log (yet), or it was deleted with its pod; then the message says where copies are."""
 
 
+class ResultsError(RLJobError):
+    """Results cannot be copied."""
+
+
 class JobFinishedError(RLJobError):
     """The job has finished, or was resumed, so it does not reach the state that was waited for."""
 
@@ -57,6 +61,10 @@ class ClusterError(RLJobError):
 
 class NotAllowedError(ClusterError):
     """The user lacks a permission on the cluster."""
+
+
+class ObjectNotFoundError(ClusterError):
+    """An object that a request names does not exist."""
 
 
 class ClusterUnreachableError(ClusterError):

@@ -140,6 +140,7 @@ class Event(_Part):
 
     metadata: ObjectMeta
     involved_object: InvolvedObject = InvolvedObject()
+    type: str = ""
     reason: str = ""
     message: str = ""
     count: int | None = None

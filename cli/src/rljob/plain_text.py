@@ -55,3 +55,12 @@ def in_time(then: datetime, now: datetime) -> str:
     """How far a time is in the future: `in 10m`, or `now` if it has passed."""
     left = (then - now).total_seconds()
     return f"in {duration_text(left)}" if left > 0 else "now"
+
+
+def bytes_text(num_bytes: float) -> str:
+    """A number of bytes in one unit: `512 B`, `1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.4g} TiB"

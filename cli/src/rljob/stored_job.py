@@ -120,6 +120,19 @@ class StoredJob:
         return self._block(Checkpoint, "checkpoint").storage
 
     @property
+    def image(self) -> str | None:
+        """`spec.image`."""
+        given = self._spec_wire().get("image")
+        return given if isinstance(given, str) else None
+
+    @property
+    def image_pull_secrets(self) -> list[str]:
+        """The names of the Secrets in `spec.imagePullSecrets`."""
+        given = self._spec_wire().get("imagePullSecrets")
+        entries = [entry for entry in given if isinstance(entry, dict)] if isinstance(given, list) else []
+        return [name for entry in entries if isinstance(name := entry.get("name"), str)]
+
+    @property
     def resume(self) -> Resume:
         """`spec.checkpoint.resume`."""
         return self._block(Checkpoint, "checkpoint").resume

@@ -19,6 +19,7 @@ from rljob_api.standard_streams import accept_all_characters, discard_output
 from rljob_cli import arguments as of
 from rljob_cli import cluster_commands as cluster_commands  # adds its commands to the app
 from rljob_cli import plan_arguments as of_plan
+from rljob_cli import result_commands as result_commands  # adds its commands to the app
 from rljob_cli.application import app, console
 from rljob_cli.arguments import JobFile
 from rljob_cli.errors import CliError
@@ -148,20 +149,6 @@ def plot_command(run_folder: of.RunFolder) -> None:
     from rljob_cli.local.run import plot
 
     raise typer.Exit(plot(run_folder))
-
-
-@app.command("view")
-def view_command(
-    run_folder: of.RunFolder,
-    against: of.Against = None,
-    output: of.PageFile = None,
-    json_file: of.PageJson = None,
-    watch: of.WatchRun = False,
-) -> None:
-    """Write the page of a run: how it is, its curves, responses and timeline, in one HTML file."""
-    from rljob_cli.local.view import ViewOptions, view
-
-    raise typer.Exit(view(ViewOptions(run_folder, against, output, json_file, watch), console()))
 
 
 def main(program: str = _PROGRAM) -> None:

@@ -54,7 +54,8 @@ EXIT_CODES = {
     "plot": "0 success; 2 the folder has no metrics",
     "view": (
         "0 the page was written; 2 the folder is not that of a run, or its files are damaged or of another version, or"
-        " the page cannot be written; 130 with --watch: Ctrl-C"
+        " the page cannot be written, or the job's files cannot be read; 3 there is no such job; 75 no response from"
+        " the API server; 130 Ctrl-C"
     ),
     "submit": (
         "0 the job was created, changed, or exists with this spec (with --watch: it is Complete); 1 with --watch: the"
@@ -78,6 +79,11 @@ EXIT_CODES = {
         f" never was a log; {_JOB_CODES}; 130 Ctrl-C"
     ),
     "explain": f"0 success; {_JOB_CODES}",
+    "get-results": (
+        f"0 all chosen files were copied; 1 some could not be copied; {_JOB_CODES}, or the connection broke again and"
+        " again; 130 Ctrl-C"
+    ),
+    "dashboard": f"0 Ctrl-C, or the job has ended; {_JOB_CODES}",
     "suspend": _WAIT.format(reached="the job is suspended", ended=_WAIT_ENDED, codes=_JOB_CODES),
     "resume": _WAIT.format(reached="the trainer runs", ended=_WAIT_ENDED, codes=_JOB_CODES),
     "stop": _WAIT.format(reached="the job has finished", ended="", codes=_JOB_CODES),
@@ -214,13 +220,27 @@ RayAddress = Annotated[
 
 # Options of `rljob view`.
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="Folder of the run, such as runs/<name>.")]
+RunToView = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="Folder of the run, such as runs/<name>; or the name of a job on the cluster, see --job."
+    ),
+]
+IsJob = Annotated[
+    bool,
+    typer.Option(
+        "--job", help="RUN is the name of a job, even if there is a folder of this name. A path with / is a folder."
+    ),
+]
 Against = Annotated[
     Path | None,
     typer.Option(metavar="OTHER", help="Folder of another run: compare the specs, and draw both runs' curves."),
 ]
 PageFile = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Page to write.", show_default="RUN_FOLDER/view.html"),
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Page to write.", show_default="view.html beside the run's files"
+    ),
 ]
 PageJson = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the page's data as JSON.")]
 WatchRun = Annotated[bool, typer.Option("--watch", help="Write the page again after each step, until the run ends.")]

@@ -52,6 +52,11 @@ def hub_token() -> str | None:
     return os.environ.get("HF_TOKEN") or None
 
 
+def view_folder() -> Path:
+    """Folder for the copies of the files from which `rljob view` makes the page of a job on a cluster."""
+    return _path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "rljob" / "view"
+
+
 def profile_folder() -> Path:
     """Folder of the profiles that `rljob plan --calibrate` writes."""
     folder = os.environ.get("XDG_CONFIG_HOME")

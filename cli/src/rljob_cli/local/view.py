@@ -44,7 +44,7 @@ def view(options: ViewOptions, console: Console, wait: Callable[[float], None] =
     """Writes the page; with `watch`, again and again until the run ends. `wait` is called between two polls. Returns
     the exit code. Raises CliError."""
     page = write_view(options)
-    _print_page(page, console)
+    print_page(page, console)
     if not options.watch:
         return int(ExitCode.SUCCESS)
     if page.is_active:
@@ -133,7 +133,8 @@ def _differences(this: RLJob | None, other: RLJob | None) -> list[Difference]:
     ]
 
 
-def _print_page(page: WrittenPage, console: Console) -> None:
+def print_page(page: WrittenPage, console: Console) -> None:
+    """Prints where the page is, and what was left out."""
     for line in page.omitted:
         console.print(Text(f"note: not on the page: {line}"), soft_wrap=True)
     console.print(Text(f"page: {page.path} ({page.num_bytes / 2**20:.1f} MiB); open it in a browser"), soft_wrap=True)

@@ -313,6 +313,15 @@ class HandledRequests(WireModel):
     """Newest handled value of the annotation `rljob.dev/retry-requested-at`."""
 
 
+class JobPods(WireModel):
+    """Image and user of the pods."""
+
+    image: Annotated[str, Field(max_length=1024)]
+    image_pull_policy: ShortText
+    # Unset if the cluster chooses the user. No description and no limits: the CRD is close to its limit of bytes.
+    run_as_user: Integer | None = None
+
+
 class PoolStatus(WireModel):
     """Number of worker pods of one pool."""
 
@@ -357,5 +366,6 @@ class RLJobStatus(WireModel):
     handled_requests: HandledRequests | None = None
     pools: Annotated[tuple[PoolStatus, ...], Field(max_length=8)] = ()
     """Number of worker pods of each pool of the current attempt."""
+    pods: JobPods | None = None
     export_uri: LongText | None = None
     """Location of the trained model as a Hugging Face folder, for example `pvc://claim/folder/run/export`."""

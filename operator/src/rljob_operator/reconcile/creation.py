@@ -16,7 +16,7 @@ from rljob_api.errors import DocumentError
 from rljob_api.job_checks import STORAGE_RULE, cluster_violations
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_api.v1alpha1.status import Attempt, PoolNodes
+from rljob_api.v1alpha1.status import Attempt, JobPods, PoolNodes
 from rljob_api.yaml_text import wire_path
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.manifests.naming import attempt_in_name
@@ -101,6 +101,16 @@ def _seconds_to_growth(draft: StatusDraft, policy: RunPolicy) -> float | None:
         return None
     doublings = min(draft.counters.short_growths, MAX_DOUBLINGS)
     return elastic.grow_after_seconds * 2.0**doublings - seconds_since(since, draft.now)
+
+
+def record_pods(draft: StatusDraft, spec: RLJobSpec, defaults: Defaults) -> None:
+    """Records with what the pods of a new attempt run, unless it reuses a cluster. `rljob` starts a pod with the same
+    image and user, which are otherwise known only from the operator's settings."""
+    image = spec.image or defaults.trainer_image
+    if image is not None and draft.attempt.cluster_uid is None:
+        draft.pods = JobPods(
+            image=image, image_pull_policy=defaults.image_pull_policy, run_as_user=defaults.run_as_user
+        )
 
 
 def create_cluster(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:

@@ -25,6 +25,7 @@ from rljob_operator.reconcile.creation import (
     choose_pod_counts,
     create_cluster,
     reapply_network_policy,
+    record_pods,
     seconds_to_pod_counts,
     spec_problem,
     submit,
@@ -92,7 +93,7 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     if draft.result is not None:
         return ()
     if not draft.is_under_way:
-        return _between(draft, observed, spec)
+        return _between(draft, observed, spec, defaults)
     policy = _run_policy(observed)
     if spec is not None:
         spec = choose_pod_counts(draft, observed, spec)
@@ -116,7 +117,7 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
             ending = None
     if ending is not None:
         _end(draft, observed, ending, policy)
-        return _between(draft, observed, spec) if draft.result is None else ()
+        return _between(draft, observed, spec, defaults) if draft.result is None else ()
     unneeded = delete_unneeded_clusters(draft, observed)
     if draft.attempt.running_since is not None:
         return (*unneeded, *stop_when_due(draft, observed, policy), *reapply_network_policy(draft, observed))
@@ -140,7 +141,7 @@ def _allow_late_submission(draft: StatusDraft, observed: Observed) -> bool:
     return attempt.ready_at is not None and seconds_since(attempt.ready_at, draft.now) < SUBMISSION_SECONDS
 
 
-def _between(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> tuple[Effect, ...]:
+def _between(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, defaults: Defaults) -> tuple[Effect, ...]:
     """Waits for the next attempt or starts it; ends the job if a user asked to stop it. If the job cannot run with its
     spec (`spec` is None), no attempt starts. The cluster of a new attempt is not created in this pass: the status must
     record the attempt first."""
@@ -148,6 +149,7 @@ def _between(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> 
         return () if stop_between_attempts(draft) else delete_unneeded_clusters(draft, observed)
     effects = wait_or_start(draft, observed)
     if draft.is_under_way:
+        record_pods(draft, spec, defaults)
         report_cluster(draft, observed, spec)
     return effects
 

@@ -62,6 +62,7 @@ class StatusDraft:
         self.result = status.result
         self.handled = status.handled_requests or HandledRequests()
         self.pools = status.pools
+        self.pods = status.pods
         self.gpus = status.gpus
         self.progress = status.progress
         self.checkpoint = status.checkpoint
@@ -162,6 +163,7 @@ class StatusDraft:
             result=self.result,
             handled_requests=None if self.handled == HandledRequests() else self.handled,
             pools=self.pools,
+            pods=self.pods,
             gpus=self.gpus,
             export_uri=self.export_uri if self.export_uri is not None and _fits(self.export_uri) else None,
         )

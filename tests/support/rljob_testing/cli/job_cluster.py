@@ -1,4 +1,5 @@
-"""A namespace on a real API server, with jobs, pods and events, and a stand-in kubelet that serves logs.
+"""A namespace on a real API server, with jobs, pods and events, and a stand-in kubelet that serves logs, programs and
+ports of pods.
 
 No controller runs. Tests write what the operator, the scheduler and the kubelet would write.
 """
@@ -22,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from ruamel.yaml import YAML
 
+from rljob_testing.cli.pod_streams import ServerSocket, serve_port, serve_program
 from rljob_testing.cli.rljob_command import SMALL_JOB
 from rljob_testing.cluster.api_server import ApiServer
 from rljob_testing.cluster.job_requests import JobNamespace
@@ -146,6 +148,24 @@ class StandInKubelet:
     """Path and query of every request, in order."""
     more: threading.Event = field(default_factory=threading.Event)
     """A request with `follow` gets the last piece only when this event is set."""
+    mounts: dict[str, Path] = field(default_factory=dict)
+    """The folder of this machine for a path in all pods: programs get it instead in their arguments."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables of programs, beside those of this process."""
+    break_after: list[int] = field(default_factory=list)
+    """The next programs lose their connection after so many bytes of output."""
+    ports: dict[int, int] = field(default_factory=dict)
+    """The port of this machine for a port of all pods."""
+
+    def serve_stream(self, handler: BaseHTTPRequestHandler, path: str, query: Mapping[str, list[str]]) -> None:
+        """Runs a program, or connects a port."""
+        stream = ServerSocket(handler)
+        if path.startswith("/exec/"):
+            command = [str(self.mounts.get(part, part)) for part in query["command"]]
+            serve_program(stream, command, self.environment, self.break_after.pop(0) if self.break_after else None)
+        else:
+            port = int(query["port"][0])
+            serve_port(stream, port, self.ports[port])
 
 
 @contextmanager
@@ -179,6 +199,9 @@ def _handler(kubelet: StandInKubelet) -> type[BaseHTTPRequestHandler]:
             url = urlsplit(self.path)
             query = parse_qs(url.query)
             kubelet.asked.append((url.path, query))
+            if self.headers.get("Upgrade", "").lower() == "websocket":
+                kubelet.serve_stream(self, url.path, query)
+                return
             pieces = kubelet.logs.get(url.path.removeprefix("/containerLogs/"))
             if pieces is None:
                 self.send_error(404)

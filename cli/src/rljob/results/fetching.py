@@ -1,0 +1,321 @@
+"""Copies files from a pod into a local folder, and continues after a broken connection.
+
+Bytes go into a file in `.partial/` first. A file gets its name and its time only when its SHA-256 is that of the file
+in the pod. To continue, this side sends the number of bytes that it has and their SHA-256; if the file in the pod
+begins differently, the copy starts again from its first byte. So versions of a file are never mixed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from rljob.errors import ResultsError
+from rljob.plain_text import bytes_text, one_line
+from rljob.results.connection import BrokenConnectionError, Connection
+from rljob.results.pod_reader import Begin, End, Failed, Listing, PodReader, RemoteFile, Wanted
+from rljob.results.selection import PARTIAL_FOLDER, Selection, complete_checkpoints, local_path, manifest_of
+from rljob_api.constants import ExitCode
+
+ResultT = TypeVar("ResultT")
+
+FILES_PER_REQUEST = 500
+MAX_FAILURES = 8
+"""How many connections in a row may break without a new byte before the copy gives up."""
+MAX_CHANGES = 5
+"""How often a file may change while it is read before it is left out."""
+_PIECE_BYTES = 1 << 20
+
+
+class FetchProgress(Protocol):
+    """Is notified of the progress of a copy."""
+
+    def plan(self, num_files: int, num_bytes: int) -> None:
+        """The copy has this many files and bytes, including bytes that an earlier copy has left."""
+
+    def advance(self, num_bytes: int) -> None:
+        """More bytes are there; negative if bytes were discarded."""
+
+    def note(self, text: str) -> None:
+        """Something that users should know, such as a broken connection."""
+
+
+@dataclass
+class Fetched:
+    """What a copy has done."""
+
+    written: list[Path] = field(default_factory=list)
+    """Files that are new or have changed."""
+    num_unchanged: int = 0
+    """Files that were there already."""
+    num_bytes: int = 0
+    """Bytes that were received."""
+    ignored: list[str] = field(default_factory=list)
+    """What is never copied, such as links."""
+    problems: list[str] = field(default_factory=list)
+    """Files that were not copied, with the reason."""
+
+
+class _Partial:
+    """The bytes of one file that were received so far, on the disk."""
+
+    def __init__(self, path: Path, target: Path) -> None:
+        self._path = path
+        self._target = target
+        self.size = 0
+        self.digest = hashlib.sha256()
+
+    def load(self, remote_size: int) -> None:
+        """Finds the bytes that are there: of a broken copy or, for a file that has grown, of the finished copy."""
+        if not self._path.exists() and self._target.is_file() and self._target.stat().st_size < remote_size:
+            shutil.copyfile(self._target, self._path)
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                while piece := file.read(_PIECE_BYTES):
+                    self.digest.update(piece)
+                    self.size += len(piece)
+
+    def wanted(self, path: str) -> Wanted:
+        """The request for the rest of the file."""
+        return Wanted(path, self.size, self.digest.hexdigest())
+
+    def receive(self, events: Iterator[Begin | bytes | End | Failed], progress: _Counted) -> Failed | None:
+        """Writes the bytes of one file. Returns why it failed, or None if it is complete and has its name."""
+        begin = next(events)
+        if isinstance(begin, Failed):
+            return begin
+        if not isinstance(begin, Begin) or begin.offset not in (0, self.size):
+            raise BrokenConnectionError("the pod sent an unexpected response")
+        if begin.offset == 0:
+            self.size, self.digest = 0, hashlib.sha256()
+        with self._path.open("r+b" if begin.offset else "wb") as file:
+            file.truncate(self.size)
+            file.seek(self.size)
+            progress.begin(self.size, begin.size)
+            for event in events:
+                if not isinstance(event, bytes):
+                    break
+                file.write(event)
+                self.digest.update(event)
+                self.size += len(event)
+                progress.add(len(event))
+        if isinstance(event, End) and event.digest == self.digest.hexdigest() and self.size == begin.size:
+            self._finish(begin.mtime_ns)
+            return None
+        self._path.unlink()
+        progress.discard()
+        return event if isinstance(event, Failed) else Failed("its SHA-256 differs after the copy", "changed")
+
+    def _finish(self, mtime_ns: int) -> None:
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        os.utime(self._path, ns=(mtime_ns, mtime_ns))
+        self._path.replace(self._target)
+
+
+class _Counted:
+    """Adds up what a copy has received, and reports it."""
+
+    def __init__(self, progress: FetchProgress) -> None:
+        self._progress = progress
+        self._num_files = 0
+        self._num_bytes = 0
+        self._listed = 0
+        self._of_file = 0
+        self.has_advanced = False
+        self.received = 0
+
+    def plan(self, files: Mapping[Path, RemoteFile]) -> None:
+        self._num_files, self._num_bytes = len(files), sum(file.size for file in files.values())
+        self._progress.plan(self._num_files, self._num_bytes)
+
+    def next_file(self, listed_bytes: int) -> None:
+        """A file follows. `listed_bytes`: its size in the plan."""
+        self._listed, self._of_file = listed_bytes, 0
+
+    def begin(self, there: int, size: int) -> None:
+        """The file has another size than was planned, and some bytes are there already."""
+        if size != self._listed:
+            self._num_bytes += size - self._listed
+            self._listed = size
+            self._progress.plan(self._num_files, self._num_bytes)
+        self._advance(there)
+
+    def add(self, num_bytes: int) -> None:
+        """Bytes of the file were received."""
+        self.has_advanced = True
+        self.received += num_bytes
+        self._advance(num_bytes)
+
+    def discard(self) -> None:
+        """The bytes of the file were deleted, or will be found and counted again."""
+        self._advance(-self._of_file)
+
+    def _advance(self, num_bytes: int) -> None:
+        self._of_file += num_bytes
+        self._progress.advance(num_bytes)
+
+
+class Fetch:
+    """Copies a job's files, and can be run again for what is new; the connection stays open."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        selection: Selection,
+        folder: Path,
+        progress: FetchProgress,
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._connect = connect
+        self._selection = selection
+        self._folder = folder
+        self._partial_folder = folder / PARTIAL_FOLDER
+        self._progress = progress
+        self._counted = _Counted(progress)
+        self._sleep = sleep
+        self._reader: PodReader | None = None
+        self._changes: dict[Path, int] = {}
+        self._without_manifest: set[str | None] = set()
+
+    def run(self) -> Fetched:
+        """Copies all selected files that are not there yet.
+
+        Raises:
+            ResultsError: the connection breaks again and again, or a file cannot be written.
+        """
+        result = Fetched()
+        self._changes, self._without_manifest = {}, set()
+        try:
+            waiting = self._with_retries(lambda: self._list(result))
+            _check_disk(self._folder, self._partial_folder, waiting)
+            self._partial_folder.mkdir(parents=True, exist_ok=True)
+            self._counted = _Counted(self._progress)
+            self._counted.plan(waiting)
+            while waiting:
+                self._with_retries(lambda: self._read(waiting, result))
+            result.num_bytes = self._counted.received
+            shutil.rmtree(self._partial_folder, ignore_errors=True)
+        except OSError as error:
+            full = "; free space, or choose another folder" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            raise ResultsError(
+                f"{error.filename or self._folder}: cannot be written ({error.strerror}){full}"
+            ) from error
+        return result
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _with_retries(self, action: Callable[[], ResultT]) -> ResultT:
+        failures = 0
+        while True:
+            self._counted.has_advanced = False
+            try:
+                return action()
+            except BrokenConnectionError as error:
+                self.close()
+                failures = 1 if self._counted.has_advanced else failures + 1
+                if failures > MAX_FAILURES:
+                    raise ResultsError(
+                        f"the connection to the pod broke {failures} times in a row ({one_line(error)}); run the"
+                        " command again: it continues with the bytes that are there",
+                        ExitCode.INFRASTRUCTURE,
+                    ) from error
+                self._progress.note(f"the connection broke ({one_line(error)}); connecting again")
+                self._sleep(min(2.0 ** (failures - 1), 15.0))
+
+    def _open(self) -> PodReader:
+        if self._reader is None:
+            self._reader = PodReader(self._connect())
+        return self._reader
+
+    def _list(self, result: Fetched) -> dict[Path, RemoteFile]:
+        """The selected files that are not there yet, by their local path."""
+        found = self._open().files(self._selection.folders, self._selection.skipped_folders)
+        result.ignored, result.problems, result.num_unchanged = _ignored_text(found), [], 0
+        files = {file.path: file for file in found.files if self._selection.wants(file.path)}
+        wanted: dict[Path, RemoteFile] = {}
+        for path in complete_checkpoints(files):
+            target = local_path(path, self._folder)
+            if target is None:
+                result.problems.append(f"'{one_line(path)}': has a name that cannot be used here")
+            elif _is_same(target, files[path]):
+                result.num_unchanged += 1
+            else:
+                wanted[target] = files[path]
+        return wanted
+
+    def _read(self, waiting: dict[Path, RemoteFile], result: Fetched) -> None:
+        """Copies some of the waiting files, and removes each from `waiting` when it is complete."""
+        batch = dict(list(waiting.items())[:FILES_PER_REQUEST])
+        partials = {target: self._partial(target, file) for target, file in batch.items()}
+        wanted = [partials[target].wanted(file.path) for target, file in batch.items()]
+        events = self._open().read(wanted)
+        for target, file in batch.items():
+            self._counted.next_file(file.size)
+            try:
+                failed = partials[target].receive(events, self._counted)
+            except BrokenConnectionError:
+                # What is there is found and counted again.
+                self._counted.discard()
+                raise
+            if failed is None:
+                del waiting[target]
+                result.written.append(target)
+                self._changes.pop(target, None)
+            elif not self._may_retry(target, failed):
+                del waiting[target]
+                result.problems.append(f"{one_line(file.path)}: {one_line(failed.reason)}")
+                self._without_manifest.add(manifest_of(file.path))
+            if file.path in self._without_manifest:
+                # A checkpoint that lacks a file must not look complete.
+                target.unlink(missing_ok=True)
+
+    def _partial(self, target: Path, file: RemoteFile) -> _Partial:
+        name = hashlib.sha256(os.fsencode(file.path)).hexdigest()
+        partial = _Partial(self._partial_folder / name, target)
+        partial.load(file.size)
+        return partial
+
+    def _may_retry(self, target: Path, failed: Failed) -> bool:
+        self._changes[target] = self._changes.get(target, 0) + 1
+        return failed.kind == "changed" and self._changes[target] <= MAX_CHANGES
+
+
+def _is_same(target: Path, file: RemoteFile) -> bool:
+    """Whether an earlier copy has fetched this version of the file, judged by its size and its time."""
+    try:
+        found = target.stat()
+    except OSError:
+        return False
+    return target.is_file() and (found.st_size, found.st_mtime_ns) == (file.size, file.mtime_ns)
+
+
+def _check_disk(folder: Path, partial_folder: Path, files: Mapping[Path, RemoteFile]) -> None:
+    """Raises ResultsError if the files do not fit on the disk."""
+    existing = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+    there = sum(file.stat().st_size for file in partial_folder.iterdir()) if partial_folder.is_dir() else 0
+    needed = sum(file.size for file in files.values()) - there
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        raise ResultsError(
+            f"{folder}: the files need {bytes_text(needed)}, and the disk has {bytes_text(free)} free; free space,"
+            " choose another folder, or fetch less with --only"
+        )
+
+
+def _ignored_text(listing: Listing) -> list[str]:
+    """A line about paths that are no regular files; empty if there are none."""
+    if not listing.num_ignored:
+        return []
+    names = ", ".join(f"'{one_line(name)}'" for name in listing.ignored)
+    more = ", ..." if listing.num_ignored > len(listing.ignored) else ""
+    return [f"{listing.num_ignored} links, devices or unreadable folders: {names}{more}"]

@@ -1,0 +1,156 @@
+"""Sends requests to the program in the pod (`pod_program`), and parses its responses.
+
+The responses are not trusted, because the job's own code may have changed the image.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rljob.results.connection import BrokenConnectionError, Connection
+
+_MAX_LINE_BYTES = 1 << 20
+_MAX_FILES = 1_000_000
+Line = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of the job as it was listed."""
+
+    path: str
+    """Relative to the job's folder in the claim, such as `run/metrics.jsonl`."""
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files below some folders."""
+
+    files: Sequence[RemoteFile]
+    ignored: Sequence[str] = ()
+    """Some of the paths that are no regular files, such as links."""
+    num_ignored: int = 0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A file to read, and what the caller already has of it."""
+
+    path: str
+    offset: int
+    digest: str
+    """SHA-256 of the first `offset` bytes, in hexadecimal."""
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The start of a file; its bytes from `offset` follow. `offset` is 0 if the caller's bytes differ."""
+
+    size: int
+    offset: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class End:
+    """All bytes were sent. `digest`: SHA-256 of the whole file, in hexadecimal."""
+
+    digest: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The file cannot be read. `kind`: `changed` (while it was read), `gone` (deleted meanwhile), or `error`."""
+
+    reason: str
+    kind: str
+
+
+class PodReader:
+    """Reads files through one connection. All methods may raise BrokenConnectionError."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._buffer = b""
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._connection.close()
+
+    def files(self, folders: Sequence[str], skip: Sequence[str]) -> Listing:
+        """All regular files below these folders, except for the paths in `skip` and what is below them."""
+        self._send({"list": list(folders), "skip": list(skip)})
+        files: list[RemoteFile] = []
+        while "end" not in (line := self._line()):
+            files.append(RemoteFile(_text(line, "path"), _number(line, "size"), _number(line, "mtime_ns")))
+            if len(files) > _MAX_FILES:
+                raise BrokenConnectionError("the pod lists too many files")
+        ignored = line.get("ignored")
+        names = [str(name) for name in ignored] if isinstance(ignored, list) else []
+        return Listing(files, names, _number(line, "num_ignored"))
+
+    def read(self, wanted: Sequence[Wanted]) -> Iterator[Begin | bytes | End | Failed]:
+        """The content of the files, in this order: of each Begin, pieces of bytes, and End; or Failed instead of the
+        rest."""
+        self._send({"read": [[each.path, each.offset, each.digest] for each in wanted]})
+        for _ in wanted:
+            is_over = False
+            while not is_over:
+                line = self._line()
+                if "data" in line:
+                    yield from self._bytes(_number(line, "data"))
+                elif "begin" in line:
+                    yield Begin(_number(line, "begin"), _number(line, "offset"), _number(line, "mtime_ns"))
+                elif "end" in line:
+                    is_over = True
+                    yield End(_text(line, "end"))
+                else:
+                    is_over = True
+                    yield Failed(_text(line, "failed"), _text(line, "kind"))
+
+    def _send(self, request: Line) -> None:
+        self._connection.send(json.dumps(request).encode() + b"\n")
+
+    def _line(self) -> Line:
+        """The next line, except for those which only say that the program is working."""
+        while True:
+            pieces = [self._buffer]
+            while b"\n" not in pieces[-1]:
+                pieces.append(self._connection.receive())
+                if sum(map(len, pieces)) > _MAX_LINE_BYTES and b"\n" not in pieces[-1]:
+                    raise BrokenConnectionError("the pod sent a line that is too long")
+            line, _, self._buffer = b"".join(pieces).partition(b"\n")
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                found = None
+            if not isinstance(found, dict):
+                raise BrokenConnectionError("the pod sent something that cannot be parsed")
+            if "wait" not in found:
+                return found
+
+    def _bytes(self, count: int) -> Iterator[bytes]:
+        left = count
+        while left > 0:
+            piece = self._buffer or self._connection.receive()
+            self._buffer = piece[left:]
+            yield piece[:left]
+            left -= min(len(piece), left)
+
+
+def _number(line: Line, name: str) -> int:
+    value = line.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise BrokenConnectionError(f"the pod sent an invalid number ({name})")
+    return value
+
+
+def _text(line: Line, name: str) -> str:
+    value = line.get(name)
+    if not isinstance(value, str):
+        raise BrokenConnectionError(f"the pod sent an invalid string ({name})")
+    return value

@@ -1,0 +1,76 @@
+"""Makes the run state of a job on a cluster from its status.
+
+On a cluster the trainer's own run state is a file of the head pod, which is deleted with the pod. The status has what a
+reader needs of it, and more: also how the job ended if the trainer was killed.
+"""
+
+from __future__ import annotations
+
+from rljob.job_state import newest_attempt
+from rljob.kubernetes_models import Json
+from rljob.stored_job import StoredJob
+from rljob_api.constants import CONTRACT_VERSION
+from rljob_api.run_state import RunPhase
+from rljob_api.v1alpha1.status import AttemptState, ConditionStatus
+
+_STOPPED = ("StoppedByUser", "StoppedThroughRay", "Suspended")
+"""Reasons of an end that is not a failure."""
+_PHASES = {
+    AttemptState.RUNNING.value: RunPhase.RUNNING,
+    AttemptState.STOPPING.value: RunPhase.STOPPING,
+}
+_MAX_ERROR_CHARACTERS = 4096
+
+
+def run_state(job: StoredJob) -> Json | None:
+    """The run state as a JSON object; None before the trainer has reported any progress."""
+    status, attempt = job.status, newest_attempt(job)
+    if status.progress is None or attempt is None:
+        return None
+    phase, error = _phase(job)
+    optional: Json = {
+        "checkpoint": None if status.checkpoint is None else status.checkpoint.to_wire(),
+        "resumedFromStep": attempt.resumed_from_step,
+        "exportUri": status.export_uri,
+        "error": error,
+        "alarms": _alarms(job, status.progress.step),
+    }
+    return {
+        "contractVersion": CONTRACT_VERSION,
+        "jobName": job.metadata.name,
+        "attempt": attempt.number,
+        "phase": phase.value,
+        "progress": status.progress.to_wire(),
+        "writtenAt": status.progress.updated_at,
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
+def _phase(job: StoredJob) -> tuple[RunPhase, Json | None]:
+    """The phase, and why the run has failed."""
+    end, following, newest = job.ending, job.status.next_attempt, newest_attempt(job)
+    if end is not None:
+        if end.is_complete:
+            return RunPhase.COMPLETE, None
+        return _ended(end.reason, end.message)
+    if job.status.suspended_at is not None:
+        return RunPhase.STOPPED, None
+    if following is not None:
+        return _ended(following.reason, f"{following.message} (another attempt follows)")
+    return _PHASES.get(newest.state if newest is not None else "", RunPhase.STARTING), None
+
+
+def _ended(reason: str, message: str) -> tuple[RunPhase, Json | None]:
+    if reason in _STOPPED:
+        return RunPhase.STOPPED, None
+    return RunPhase.FAILED, {"kind": reason[:64], "message": message[:_MAX_ERROR_CHARACTERS]}
+
+
+def _alarms(job: StoredJob, step: int) -> list[Json] | None:
+    """The most serious alarm: the status has only this one. None if the trainer reports no alarms."""
+    found = next((each for each in job.status.conditions if each.type == "TrainingHealthy"), None)
+    if found is None or found.status is ConditionStatus.UNKNOWN:
+        return None
+    if found.status is ConditionStatus.TRUE:
+        return []
+    return [{"reason": found.reason, "message": found.message[:512], "sinceStep": step, "step": step}]

@@ -1,0 +1,148 @@
+"""Chooses which files of a job's folder in its claim are copied, and where each goes.
+
+The copy looks like the folder of a run on one machine: the content of `run/` directly, and `checkpoints/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from rljob.errors import RejectedError
+from rljob_api.constants import (
+    LOGS_FOLDER,
+    POD_CHECKPOINT_FOLDER,
+    POD_RUN_FOLDER,
+    POD_STORAGE_FOLDER,
+    RUN_STATE_FILE_NAME,
+)
+
+RUN_FOLDER = POD_RUN_FOLDER.removeprefix(f"{POD_STORAGE_FOLDER}/")
+CHECKPOINT_FOLDER = POD_CHECKPOINT_FOLDER.removeprefix(f"{POD_STORAGE_FOLDER}/")
+MARKER_FILE = ".rljob-results.json"
+"""File in the local folder that names the job whose results are there."""
+PARTIAL_FOLDER = ".partial"
+"""Folder in the local folder for files that are not complete yet."""
+_NEVER = (".lock", RUN_STATE_FILE_NAME)
+"""Files of `rljob run`, which are about processes of another machine."""
+_MANIFEST = "manifest.json"
+"""A checkpoint without this file is not complete."""
+
+
+class Part(StrEnum):
+    """A part of a job's results."""
+
+    MODEL = "model"
+    METRICS = "metrics"
+    SAMPLES = "samples"
+    PAGE = "page"
+    PROFILES = "profiles"
+    LOGS = "logs"
+    CHECKPOINTS = "checkpoints"
+
+
+_NAMES: Mapping[Part, Collection[str]] = {
+    Part.MODEL: ("export",),
+    Part.METRICS: ("metrics.jsonl", "tensorboard", "plots"),
+    Part.SAMPLES: ("samples.jsonl", "tokens"),
+    Part.PROFILES: ("profiles",),
+    Part.LOGS: (LOGS_FOLDER,),
+}
+"""Files and folders of the run folder that belong to a part. `CHECKPOINTS` is a folder beside the run folder."""
+_NOT_FOR_PAGE = ("export", "profiles", "tensorboard", "plots", LOGS_FOLDER)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which files are copied: all of the run folder except `without`, or only the files of `only`."""
+
+    only: frozenset[Part] = frozenset()
+    """Empty: everything except `without`."""
+    without: frozenset[Part] = frozenset({Part.LOGS, Part.CHECKPOINTS})
+
+    @property
+    def has_page(self) -> bool:
+        """Whether the page is wanted."""
+        return not self.only or Part.PAGE in self.only
+
+    @property
+    def folders(self) -> list[str]:
+        """Folders to list, relative to the job's folder."""
+        return [RUN_FOLDER, *([CHECKPOINT_FOLDER] if self._has(Part.CHECKPOINTS) else [])]
+
+    @property
+    def skipped_folders(self) -> list[str]:
+        """Folders of the run folder that need not be listed, relative to the job's folder."""
+        return [f"{RUN_FOLDER}/{name}" for names in _NAMES.values() for name in names if not self._has_name(name)]
+
+    def wants(self, path: str) -> bool:
+        """Whether this file is copied. `path`: relative to the job's folder, such as `run/metrics.jsonl`."""
+        top, _, rest = path.partition("/")
+        if top == CHECKPOINT_FOLDER:
+            return self._has(Part.CHECKPOINTS)
+        return top == RUN_FOLDER and rest not in _NEVER and self._has_name(rest.partition("/")[0])
+
+    def _has(self, part: Part) -> bool:
+        return part in self.only if self.only else part not in self.without
+
+    def _has_name(self, name: str) -> bool:
+        """Whether a file or folder directly in the run folder is copied. Names that this version does not know belong
+        to no part; so they are copied unless the user chose parts."""
+        part = next((part for part, names in _NAMES.items() if name in names), None)
+        if part is not None and self._has(part):
+            return True
+        if Part.PAGE in self.only:
+            return name not in _NOT_FOR_PAGE
+        return part is None and not self.only
+
+
+DEFAULT_SELECTION = Selection()
+FOR_PAGE = Selection(only=frozenset({Part.PAGE}))
+"""The files that the page needs: not the model, checkpoints, logs and profiles."""
+
+
+def selection_of(only: Collection[str], *, checkpoints: bool = False, logs: bool = False) -> Selection:
+    """The selection of these parts; without any, of everything except checkpoints and logs, unless they are wanted.
+    Raises RejectedError."""
+    unknown = sorted(set(only) - set(Part))
+    if unknown:
+        raise RejectedError(f"only: there is no part {unknown[0]}; use some of {', '.join(Part)}")
+    if only and (checkpoints or logs):
+        raise RejectedError("only: cannot be combined with checkpoints or logs; add them to the parts instead")
+    without = {part for part, is_wanted in ((Part.CHECKPOINTS, checkpoints), (Part.LOGS, logs)) if not is_wanted}
+    return Selection(frozenset(Part(part) for part in only), frozenset(without))
+
+
+def complete_checkpoints(paths: Collection[str]) -> list[str]:
+    """The paths in the order in which they are copied, without files of checkpoints that are not complete: those
+    without a manifest. Manifests come last, so that a checkpoint that was copied in part does not look complete."""
+    given = set(paths)
+    kept = [path for path in paths if not path.startswith(f"{CHECKPOINT_FOLDER}/") or manifest_of(path) in given]
+    return sorted(kept, key=lambda path: (path == manifest_of(path), path))
+
+
+def manifest_of(path: str) -> str | None:
+    """The path of the manifest of the checkpoint to which a file belongs; None for files outside of checkpoints."""
+    top, _, rest = path.partition("/")
+    return f"{top}/{rest.partition('/')[0]}/{_MANIFEST}" if top == CHECKPOINT_FOLDER else None
+
+
+def local_path(path: str, folder: Path) -> Path | None:
+    """Where a file goes in the local folder; None if its path could leave the folder, or is not usable. The path comes
+    from the pod, which is not trusted: the job's own code may have written anything.
+
+    Args:
+        path: Path relative to the job's folder, such as `run/export/config.json`.
+    """
+    top, *rest = path.split("/")
+    names = rest if top == RUN_FOLDER else [top, *rest]
+    if top not in (RUN_FOLDER, CHECKPOINT_FOLDER) or not rest:
+        return None
+    # On Windows, `name` of a path drops what is before a backslash or a colon.
+    if any(name in ("", ".", "..") or "\0" in name or Path(name).name != name for name in names):
+        return None
+    if names[0] in (MARKER_FILE, PARTIAL_FOLDER):
+        return None
+    return folder.joinpath(*names)

@@ -1,0 +1,56 @@
+"""`rljob view NAME`: writes the page of a job on a cluster, from a copy of its files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from rljob.cluster import ClusterOptions, connect
+from rljob.errors import ClusterError
+from rljob.polling import Clock
+from rljob_api.constants import ExitCode
+from rljob_cli.cluster.results import viewed_job
+from rljob_cli.errors import CliError
+from rljob_cli.local.view import ViewOptions, print_page, write_view
+
+WATCH_SECONDS = 10.0
+"""Between two copies."""
+
+
+def view_job(
+    selected: ClusterOptions,
+    name: str,
+    image: str | None,
+    options: ViewOptions,
+    console: Console,
+    clock: Clock | None = None,
+) -> int:
+    """Writes the page of a job; with `options.watch`, again and again until the job finishes. Returns 0, or 130 for
+    Ctrl-C.
+
+    Args:
+        image: Image of the pod that reads the files; None for the image of the job.
+        options: `folder` is not used.
+
+    Raises:
+        CliError: there is no such job, or its files cannot be copied, for example because the pod does not start.
+    """
+    clock = clock or Clock()
+    try:
+        with viewed_job(connect(selected), name, image, console, clock) as viewed:
+            of_copy = replace(options, folder=viewed.folder)
+            goes_on = viewed.refresh()
+            print_page(write_view(of_copy), console)
+            while options.watch and goes_on:
+                clock.sleep(WATCH_SECONDS)
+                goes_on = viewed.refresh()
+                write_view(of_copy)
+            return 0
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except ClusterError as error:
+        if Path(name).exists():
+            raise
+        raise CliError(f"{name}: there is no folder of this name, and for a job: {error}", error.exit_code) from None

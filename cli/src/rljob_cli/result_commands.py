@@ -1,0 +1,115 @@
+"""The commands for results of jobs on a cluster. To start fast, each command imports its modules only when it runs."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rljob.results.selection import Part
+from rljob_cli import arguments as of
+from rljob_cli.application import app, console
+from rljob_cli.arguments import Context, JobName, Kubeconfig, Namespace
+
+Image = Annotated[
+    str | None,
+    typer.Option(
+        help="Image of the pod that reads the files; it needs only python3.", show_default="the image of the job's pods"
+    ),
+]
+
+
+def _treat_termination_as_ctrl_c() -> None:
+    """Makes these commands end as after Ctrl-C, with their pod deleted, also when the terminal is closed."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+
+
+@app.command("view")
+def view_command(
+    run: of.RunToView,
+    against: of.Against = None,
+    output: of.PageFile = None,
+    json_file: of.PageJson = None,
+    watch: of.WatchRun = False,
+    is_job: of.IsJob = False,
+    image: Image = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Write the page of a run: how it is, its curves, responses and timeline, in one HTML file.
+
+    If there is no folder RUN, the run is a job on the cluster: what the page needs is copied from there, as by `rljob
+    get-results`.
+    """
+    from rljob_cli.local.view import ViewOptions, view
+
+    options = ViewOptions(Path(run), against, output, json_file, watch)
+    if not is_job and ("/" in run or Path(run).exists()):
+        raise typer.Exit(view(options, console()))
+    from rljob.cluster import ClusterOptions
+    from rljob_cli.cluster.view_job import view_job
+
+    _treat_termination_as_ctrl_c()
+    cluster = ClusterOptions(context, namespace, kubeconfig)
+    raise typer.Exit(view_job(cluster, run, image, options, console()))
+
+
+@app.command("get-results")
+def get_results_command(
+    name: JobName,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[FOLDER]", help="Folder for the copy.", show_default="results/NAME")
+    ] = None,
+    only: Annotated[
+        list[Part] | None, typer.Option("--only", help="Copy only this part. Can be repeated.", show_default=False)
+    ] = None,
+    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Copy the complete checkpoints, too.")] = False,
+    logs: Annotated[bool, typer.Option("--logs", help="Copy the logs, too.")] = False,
+    image: Image = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Copy the results of a job from the cluster: model, metrics, samples, and the page made from them.
+
+    A small pod in the job's namespace reads the job's claim, and is deleted at the end. The folder looks like that of
+    `rljob run`. A copy that was stopped continues when the command runs again; files that have not changed are not
+    copied again. The job may still be running.
+
+    rljob get-results my-job --only model
+
+    rljob get-results my-job ./copy --checkpoints --logs
+    """
+    from rljob.cluster import ClusterOptions, connect
+    from rljob.results.selection import selection_of
+    from rljob_cli.cluster.results import ResultsOptions, get_results
+
+    _treat_termination_as_ctrl_c()
+    options = ResultsOptions(folder, selection_of(only or (), checkpoints=checkpoints, logs=logs), image)
+    cluster = connect(ClusterOptions(context, namespace, kubeconfig))
+    raise typer.Exit(get_results(cluster, name, options, console()))
+
+
+@app.command("dashboard")
+def dashboard_command(
+    name: JobName,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port on this machine.", show_default="a free port")
+    ] = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Open a connection to Ray's dashboard of a job, and print its URL and its token. Ctrl-C ends it."""
+    from rljob.cluster import ClusterOptions, connect
+    from rljob_cli.cluster.dashboard import show_dashboard
+
+    _treat_termination_as_ctrl_c()
+    cluster = connect(ClusterOptions(context, namespace, kubeconfig))
+    raise typer.Exit(show_dashboard(cluster, name, port, console()))

@@ -1,0 +1,78 @@
+"""The run state that `rljob view` makes from a job's status, for a run whose trainer is on a cluster."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rljob.results.run_state import run_state
+from rljob.stored_job import stored_job
+from rljob_api.contract_documents import load_run_state
+from rljob_api.run_state import RunPhase, RunState
+from rljob_testing.cli import job_statuses
+
+CREATED = "2026-01-31T12:00:00Z"
+
+
+def wire_state(status: dict[str, object]) -> dict[str, object] | None:
+    metadata = {"name": "small", "namespace": "team-a", "uid": "u", "creationTimestamp": CREATED}
+    return run_state(stored_job({"metadata": metadata, "spec": {}, "status": status}))
+
+
+def state_of(status: dict[str, object]) -> RunState:
+    """Parsed as the page parses it."""
+    return load_run_state(json.dumps(wire_state(status)))
+
+
+def test_a_running_job_has_its_progress_and_its_checkpoint() -> None:
+    status = job_statuses.RUNNING
+    state = state_of(status)
+    assert (state.phase, state.attempt, state.job_name, state.error) == (RunPhase.RUNNING, 1, "small", None)
+    assert state.progress.to_wire() == status["progress"]
+    assert state.checkpoint is not None
+    assert state.checkpoint.to_wire() == status["checkpoint"]
+    assert state.written_at == state.progress.updated_at
+
+
+@pytest.mark.parametrize(
+    ("changes", "phase", "kind", "message"),
+    [
+        ({"result": job_statuses.COMPLETE}, RunPhase.COMPLETE, None, ""),
+        ({"result": job_statuses.FAILED}, RunPhase.FAILED, "OutOfMemory", "head: 8Gi"),
+        ({"result": job_statuses.FAILED | {"reason": "StoppedByUser"}}, RunPhase.STOPPED, None, ""),
+        ({"suspendedAt": CREATED, "attempts": [job_statuses.ENDED]}, RunPhase.STOPPED, None, ""),
+        (
+            {"nextAttempt": job_statuses.BETWEEN, "attempts": [job_statuses.ENDED]},
+            RunPhase.FAILED,
+            "HeadLost",
+            " (another attempt follows)",
+        ),
+        ({"attempts": [job_statuses.ATTEMPT | {"state": "Provisioning"}]}, RunPhase.STARTING, None, ""),
+    ],
+)
+def test_the_end_of_a_job_is_the_end_of_its_run(
+    changes: dict[str, object], phase: RunPhase, kind: str | None, message: str
+) -> None:
+    state = state_of(job_statuses.RUNNING | changes)
+    assert state.phase is phase
+    assert (state.error.kind if state.error else None, state.error.message if state.error else "") == (kind, message)
+
+
+def test_the_alarm_of_the_status_is_the_alarm_of_the_run() -> None:
+    alarm = job_statuses.condition("TrainingHealthy", "False", "EqualScores", CREATED, "90 % of the groups")
+    healthy = job_statuses.condition("TrainingHealthy", "True", "NoAlarms", CREATED)
+    step = 40
+    progress = job_statuses.RUNNING["progress"] | {"step": step}  # type: ignore[operator]
+    found = wire_state(job_statuses.RUNNING | {"conditions": [alarm], "progress": progress})
+    assert found is not None
+    expected = {"reason": "EqualScores", "message": "90 % of the groups", "sinceStep": step, "step": step}
+    assert found["alarms"] == [expected]
+    found = wire_state(job_statuses.RUNNING | {"conditions": [healthy]})
+    assert found is not None
+    assert found["alarms"] == []
+
+
+def test_without_progress_there_is_no_state() -> None:
+    assert wire_state({"attempts": [job_statuses.ATTEMPT]}) is None
+    assert wire_state({}) is None
