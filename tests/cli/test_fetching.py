@@ -110,6 +110,11 @@ def claim(tmp_path: Path) -> Path:
         "run/samples.jsonl": b'{"step": 1, "response": "x"}\n',
         "run/resolved.yaml": b"kind: RLJob\n",
         "run/logs/attempt-1/driver.log": b"step 1\n",
+        "run/wandb/run-1.wandb": b"history",
+        # The command writes these itself; the job's own code may have written others.
+        "run/view.html": b"<script>alert(1)</script>",
+        "run/.lock": b"7",
+        "run/rljob-run-state.json/x": b"{}",
         "checkpoints/step-1/weights.safetensors": b"w" * 1000,
         "checkpoints/step-1/manifest.json": b"{}",
         "checkpoints/step-2/weights.safetensors": b"not complete",
@@ -148,6 +153,7 @@ def test_the_copy_looks_like_the_folder_of_a_local_run(pod: Pod, claim: Path) ->
         "metrics.jsonl",
         "resolved.yaml",
         "samples.jsonl",
+        "wandb/run-1.wandb",
     ]
     assert digest(pod.folder / "export/model.safetensors") == digest(claim / "run/export/model.safetensors")
     assert result.problems == []
@@ -157,7 +163,7 @@ def test_the_copy_looks_like_the_folder_of_a_local_run(pod: Pod, claim: Path) ->
 @pytest.mark.parametrize(
     ("selection", "expected"),
     [
-        (Selection(), ["export", "metrics.jsonl", "resolved.yaml", "samples.jsonl"]),
+        (Selection(), ["export", "metrics.jsonl", "resolved.yaml", "samples.jsonl", "wandb"]),
         (Selection(only=frozenset({Part.MODEL})), ["export"]),
         (Selection(only=frozenset({Part.PAGE})), ["metrics.jsonl", "resolved.yaml", "samples.jsonl"]),
         (Selection(only=frozenset({Part.LOGS, Part.METRICS})), ["logs", "metrics.jsonl"]),
@@ -215,7 +221,7 @@ def test_a_second_copy_fetches_only_what_is_new(pod: Pod, claim: Path) -> None:
     before = pod.received
     result = pod.fetch()
     assert result.written == [pod.folder / "metrics.jsonl"]
-    assert result.num_unchanged == 7
+    assert result.num_unchanged == 8
     assert (pod.folder / "metrics.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'
     assert pod.received - before < 4_000
 
@@ -333,6 +339,19 @@ def test_an_answer_that_cannot_be_parsed_is_an_error_after_some_attempts(pod: Po
     with pytest.raises(ResultsError, match=r"broke 9 times in a row \(the pod sent"):
         Fetch(connect, EVERYTHING, pod.folder, pod, lambda _: None).run()
     assert len(connections) == 9
+
+
+def test_a_pod_cannot_send_more_bytes_than_it_announced(pod: Pod) -> None:
+    listing = [{"path": "run/x", "size": 1, "mtime_ns": 0}, {"end": True, "ignored": [], "num_ignored": 0}]
+    begin = {"begin": 1, "offset": 0, "mtime_ns": 0}
+
+    class Answers(ScriptedConnection):
+        def send(self, data: bytes) -> None:
+            lines = [begin, {"data": 2}] if b"read" in data else listing
+            self._answer += "".join(json.dumps(line) + "\n" for line in lines).encode() + b"xy"
+
+    with pytest.raises(ResultsError, match="more bytes than it announced"):
+        Fetch(Answers, EVERYTHING, pod.folder, pod, lambda _: None).run()
 
 
 def test_a_file_with_other_bytes_than_its_digest_is_copied_again_and_then_left_out(pod: Pod) -> None:

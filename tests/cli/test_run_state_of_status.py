@@ -42,12 +42,7 @@ def test_a_running_job_has_its_progress_and_its_checkpoint() -> None:
         ({"result": job_statuses.FAILED}, RunPhase.FAILED, "OutOfMemory", "head: 8Gi"),
         ({"result": job_statuses.FAILED | {"reason": "StoppedByUser"}}, RunPhase.STOPPED, None, ""),
         ({"suspendedAt": CREATED, "attempts": [job_statuses.ENDED]}, RunPhase.STOPPED, None, ""),
-        (
-            {"nextAttempt": job_statuses.BETWEEN, "attempts": [job_statuses.ENDED]},
-            RunPhase.FAILED,
-            "HeadLost",
-            " (another attempt follows)",
-        ),
+        ({"nextAttempt": job_statuses.BETWEEN, "attempts": [job_statuses.ENDED]}, RunPhase.STARTING, None, ""),
         ({"attempts": [job_statuses.ATTEMPT | {"state": "Provisioning"}]}, RunPhase.STARTING, None, ""),
     ],
 )
@@ -59,14 +54,22 @@ def test_the_end_of_a_job_is_the_end_of_its_run(
     assert (state.error.kind if state.error else None, state.error.message if state.error else "") == (kind, message)
 
 
+def test_a_job_between_two_attempts_has_not_failed() -> None:
+    state = state_of(job_statuses.RUNNING | {"nextAttempt": job_statuses.BETWEEN, "attempts": [job_statuses.ENDED]})
+    assert state.activity is not None
+    assert state.activity.startswith("waits for its next attempt (HeadLost): ")
+
+
 def test_the_alarm_of_the_status_is_the_alarm_of_the_run() -> None:
-    alarm = job_statuses.condition("TrainingHealthy", "False", "EqualScores", CREATED, "90 % of the groups")
+    text = "90 % of the groups (since step 12, last in step 39); also: ResponsesCutOff"
+    alarm = job_statuses.condition("TrainingHealthy", "False", "EqualScores", CREATED, text)
     healthy = job_statuses.condition("TrainingHealthy", "True", "NoAlarms", CREATED)
     step = 40
     progress = job_statuses.RUNNING["progress"] | {"step": step}  # type: ignore[operator]
     found = wire_state(job_statuses.RUNNING | {"conditions": [alarm], "progress": progress})
     assert found is not None
-    expected = {"reason": "EqualScores", "message": "90 % of the groups", "sinceStep": step, "step": step}
+    message = "90 % of the groups; also: ResponsesCutOff"
+    expected = {"reason": "EqualScores", "message": message, "sinceStep": 12, "step": 39}
     assert found["alarms"] == [expected]
     found = wire_state(job_statuses.RUNNING | {"conditions": [healthy]})
     assert found is not None

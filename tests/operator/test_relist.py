@@ -78,9 +78,10 @@ def test_unfinished_jobs_are_counted_by_alarm() -> None:
 
     async def test(world: ListedWorld) -> None:
         world.api.objects[JOBS] = [
-            job({"alarms": ["ResponsesCutOff", "EqualScores"]}, name="a"),
-            job({"alarms": ["EqualScores", "FromANewerTrainer", "Invented"]}, name="b"),
-            job({"alarms": ["HighKl"], "result": {"outcome": "Succeeded"}}, name="finished"),
+            job({"phase": "Running", "alarms": ["ResponsesCutOff", "EqualScores"]}, name="a"),
+            job({"phase": "Running", "alarms": ["EqualScores", "FromANewerTrainer", "Invented"]}, name="b"),
+            job({"phase": "Complete", "alarms": ["HighKl"], "result": {"outcome": "Succeeded"}}, name="finished"),
+            job({"phase": "Suspended", "alarms": ["HighKl"]}, name="suspended"),
             job({}, name="new"),
         ]
         await world.start()

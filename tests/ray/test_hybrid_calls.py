@@ -98,8 +98,11 @@ def rows_of(engine: HybridGroup, number: int) -> DataProto:
 
 def assert_same_responses(found: DataProto, expected: DataProto) -> None:
     found, expected = found.fetched(), expected.fetched()
-    for name in (TOKENS, ROLLOUT_LOGPROBS, POLICY_VERSIONS):
+    for name in (TOKENS, POLICY_VERSIONS):
         assert found.ragged_column(name).same_as(expected.ragged_column(name)), name
+    # Later requests may be generated in the same pass, and a pass rounds differently with more rows.
+    difference = found.ragged_column(ROLLOUT_LOGPROBS).values - expected.ragged_column(ROLLOUT_LOGPROBS).values
+    assert difference.abs().max() < 1e-5
 
 
 def test_responses_are_scored_while_others_are_generated(engines: Engines) -> None:

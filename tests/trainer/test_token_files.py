@@ -28,6 +28,7 @@ from rljob_trainer.observability.token_files import (
     token_file,
     write_token_file,
 )
+from rljob_trainer.trackers.trackers import Trackers
 
 
 def conversation(num_prompt_tokens: int, num_tokens: int, text: str = "word ") -> Conversation:
@@ -125,9 +126,9 @@ def test_a_resumed_run_removes_the_files_of_steps_that_it_repeats(tmp_path: Path
     for name, step in ((TRAINING_TOKENS, 4), (EVALUATION_TOKENS, 3)):
         write_token_file(token_file(tmp_path, name), step, [])
     write_timeline(newest_timeline_file(tmp_path), 4, [ProcessSpans("controller", [])])
-    RunOutput(tmp_path, [], resumed_from_step=3, num_steps=8, num_devices=1).close()
+    RunOutput(tmp_path, [], resumed_from_step=3, num_steps=8, num_devices=1, trackers=Trackers()).close()
     left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("t*/*.json")}
     assert left == {"tokens/evaluation.json"}
     token_file(tmp_path, EVALUATION_TOKENS).write_text('{"step": ')
-    RunOutput(tmp_path, [], resumed_from_step=3, num_steps=8, num_devices=1).close()
+    RunOutput(tmp_path, [], resumed_from_step=3, num_steps=8, num_devices=1, trackers=Trackers()).close()
     assert not token_file(tmp_path, EVALUATION_TOKENS).exists()

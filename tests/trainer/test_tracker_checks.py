@@ -64,6 +64,11 @@ def test_an_mlflow_server_that_needs_a_user_is_found_out(home: Path) -> None:
         refuse_unusable_trackers([mlflow(address)], {})
 
 
+@pytest.mark.parametrize("address", ["http://mlflow:port", "http://my host/x"])
+def test_an_address_that_cannot_be_parsed_is_left_to_the_library(address: str) -> None:
+    refuse_unusable_trackers([mlflow(address)], {})
+
+
 def test_a_server_that_does_not_respond_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracker_checks, "PROBE_SECONDS", 0.05)
     with hanging_server() as address:

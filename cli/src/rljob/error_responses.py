@@ -48,7 +48,9 @@ def error_of_response(status: int, body: bytes, cluster: str, flags: str) -> RLJ
             " another cluster with --context"
         )
     if status == 404:
-        return ObjectNotFoundError(f"{cluster}: {message}")
+        return ObjectNotFoundError(
+            f"{cluster}: the API server rejected the request ({message}); correct what this message names"
+        )
     if status == 409 and refusal.reason == "AlreadyExists":
         return JobExistsError(refusal.details.name)
     if status == 409:

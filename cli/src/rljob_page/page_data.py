@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from rljob_api.job_file import resolved_job_text
+from rljob_api.job_file import shareable_job_text
+from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.job import RLJob
 from rljob_page.conversations import conversation_sets, sample_entries
 from rljob_page.curves import (
@@ -36,8 +37,6 @@ MAX_POINTS = 800
 _MAX_PHASE_STEPS = 200
 VERSION = 1
 """Version of the document; larger if a field gets another meaning."""
-HIDDEN = "(not shown)"
-"""Instead of a value that may be secret."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,8 @@ def facts_of(files: RunFiles, curves: Curves, now: datetime) -> Iterator[tuple[s
     elapsed = _seconds(files, now)
     if elapsed is not None:
         yield "Time", duration(elapsed)
-    if state is not None and state.progress.eta_seconds and not any(attempt.ended for attempt in files.attempts[-1:]):
+    has_ended = any(attempt.ended for attempt in files.attempts[-1:])
+    if state is not None and state.phase is RunPhase.RUNNING and state.progress.eta_seconds and not has_ended:
         yield "Time left", duration(state.progress.eta_seconds)
     if len(files.attempts) > 1 or (state is not None and state.attempt > 1):
         yield "Attempt", str(max([state.attempt if state else 1, *(each.number for each in files.attempts)]))
@@ -221,14 +221,8 @@ def _against(other: OtherRun, now: datetime) -> Json:
 
 
 def _spec_text(job: RLJob | None) -> str:
-    """The job as YAML. A page may be passed on, so the values of environment variables are not shown."""
-    if job is None:
-        return ""
-    env = tuple(
-        variable if variable.value is None else variable.model_copy(update={"value": HIDDEN})
-        for variable in job.spec.env
-    )
-    return resolved_job_text(job.metadata, job.spec.model_copy(update={"env": env}))
+    """The job as YAML."""
+    return "" if job is None else shareable_job_text(job.metadata, job.spec)
 
 
 def _time_text(time: datetime) -> str:

@@ -100,6 +100,8 @@ def verdict_of(files: RunFiles, curves: Curves, now: datetime) -> Verdict:
     if not active:
         return Verdict(Level.INFO, f"Stopped on request{reached}{result}", notices, is_active=False)
     word = "Running" if phase in (RunPhase.RUNNING, RunPhase.STOPPING) else "Starting"
+    if word == "Starting" and files.state is not None and files.state.activity:
+        result = f": {files.state.activity}"
     return Verdict(Level.GOOD, f"{word}{reached}{result}", notices, is_active=True)
 
 

@@ -102,6 +102,20 @@ def _located(text: str, changes: Sequence[Change], violations: Iterable[Violatio
     return sorted(found, key=lambda problem: (problem.line or 0, problem.column or 0))
 
 
+HIDDEN_VALUE = "(not shown)"
+"""What `shareable_job_text` has instead of the value of an environment variable."""
+
+
+def shareable_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
+    """Like `resolved_job_text`, without the values of environment variables, because other people may read it: in the
+    page of a run, and in a tracker."""
+    env = tuple(
+        variable if variable.value is None else variable.model_copy(update={"value": HIDDEN_VALUE})
+        for variable in spec.env
+    )
+    return resolved_job_text(metadata, spec.model_copy(update={"env": env}))
+
+
 def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
     """An equivalent job file with all defaults, also those of the recipe. A run folder contains its job in this form.
 

@@ -51,7 +51,9 @@ STORED_SPEC = Policy()
 """For the spec of a stored RLJob: unknown fields are ignored. The API server fills in the defaults of its CRD, which
 may be newer than the reader and have more fields."""
 STATUS = Policy(
-    optional_fields=("phase", "reason", "gpus", "conditions", "pools", "progress", "checkpoint", "exportUri", "alarms")
+    optional_fields=(
+        *("phase", "reason", "gpus", "conditions", "pools", "progress", "checkpoint", "exportUri", "alarms", "pods"),
+    )
 )
 """For the status that the operator reads. The operator writes only changed fields, so unknown fields stay on the API
 server. It writes a changed list (such as `attempts`) as a whole, so unknown fields of the list's entries get lost. The

@@ -74,7 +74,7 @@ class Metrics:
         self.leader = gauge("rljob_operator_leader", "1 in the replica that is the leader; 0 in the others.")
         self.jobs = gauge("rljob_jobs", "Jobs, by phase; New before the operator has processed a job.", ["phase"])
 
-        self.alarms = gauge("rljob_training_alarms", "Unfinished jobs by alarm of their training.", ["reason"])
+        self.alarms = gauge("rljob_training_alarms", "Running jobs by alarm of their training.", ["reason"])
 
     def read_queue_from(
         self, waiting: Callable[[], int], delayed: Callable[[], int], working: Callable[[], int]

@@ -101,6 +101,8 @@ class _Partial:
             for event in events:
                 if not isinstance(event, bytes):
                     break
+                if self.size + len(event) > begin.size:
+                    raise BrokenConnectionError("the pod sent more bytes than it announced")
                 file.write(event)
                 self.digest.update(event)
                 self.size += len(event)

@@ -46,8 +46,8 @@ IDLE_SECONDS = 120
 """The pod ends after this time without a connection."""
 ACTIVE_SECONDS = 3600
 """The pod ends after this time in any case. A copy that takes longer continues with another pod."""
-_OLD = timedelta(minutes=10)
-"""A pod that has not started after this time is a left-over."""
+_OLD = timedelta(minutes=40)
+"""A pod that has not started after this time is a left-over. A command waits less long for the start (`pod_start`)."""
 _DEFAULT_USER = 1000
 """User of the job's pods if the status does not say it: the chart's default."""
 _RESOURCES: Json = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}

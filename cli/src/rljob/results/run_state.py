@@ -6,8 +6,11 @@ reader needs of it, and more: also how the job ended if the trainer was killed.
 
 from __future__ import annotations
 
+import re
+
 from rljob.job_state import newest_attempt
 from rljob.kubernetes_models import Json
+from rljob.polling import utc_now
 from rljob.stored_job import StoredJob
 from rljob_api.constants import CONTRACT_VERSION
 from rljob_api.run_state import RunPhase
@@ -20,6 +23,9 @@ _PHASES = {
     AttemptState.STOPPING.value: RunPhase.STOPPING,
 }
 _MAX_ERROR_CHARACTERS = 4096
+_MAX_ACTIVITY_CHARACTERS = 256
+_ALARM_STEPS = re.compile(r" \(since step (\d+), last in step (\d+)\)")
+"""What the operator appends to the message of an alarm."""
 
 
 def run_state(job: StoredJob) -> Json | None:
@@ -33,6 +39,7 @@ def run_state(job: StoredJob) -> Json | None:
         "resumedFromStep": attempt.resumed_from_step,
         "exportUri": status.export_uri,
         "error": error,
+        "activity": _waiting(job),
         "alarms": _alarms(job, status.progress.step),
     }
     return {
@@ -41,9 +48,14 @@ def run_state(job: StoredJob) -> Json | None:
         "attempt": attempt.number,
         "phase": phase.value,
         "progress": status.progress.to_wire(),
-        "writtenAt": status.progress.updated_at,
+        # Nobody writes while the job waits for its pods; then the status itself is the newest.
+        "writtenAt": _now() if phase is RunPhase.STARTING else attempt.run_state_at or status.progress.updated_at,
         **{name: value for name, value in optional.items() if value is not None},
     }
+
+
+def _now() -> str:
+    return f"{utc_now():%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _phase(job: StoredJob) -> tuple[RunPhase, Json | None]:
@@ -56,8 +68,16 @@ def _phase(job: StoredJob) -> tuple[RunPhase, Json | None]:
     if job.status.suspended_at is not None:
         return RunPhase.STOPPED, None
     if following is not None:
-        return _ended(following.reason, f"{following.message} (another attempt follows)")
+        return RunPhase.STARTING, None
     return _PHASES.get(newest.state if newest is not None else "", RunPhase.STARTING), None
+
+
+def _waiting(job: StoredJob) -> str | None:
+    """Why the job waits for its next attempt; None if it does not."""
+    following = job.status.next_attempt
+    if following is None or job.ending is not None:
+        return None
+    return f"waits for its next attempt ({following.reason}): {following.message}"[:_MAX_ACTIVITY_CHARACTERS]
 
 
 def _ended(reason: str, message: str) -> tuple[RunPhase, Json | None]:
@@ -67,10 +87,14 @@ def _ended(reason: str, message: str) -> tuple[RunPhase, Json | None]:
 
 
 def _alarms(job: StoredJob, step: int) -> list[Json] | None:
-    """The most serious alarm: the status has only this one. None if the trainer reports no alarms."""
+    """The most serious alarm, with the names of the others in its message: the status has only the names of these. None
+    if the trainer reports no alarms."""
     found = next((each for each in job.status.conditions if each.type == "TrainingHealthy"), None)
     if found is None or found.status is ConditionStatus.UNKNOWN:
         return None
     if found.status is ConditionStatus.TRUE:
         return []
-    return [{"reason": found.reason, "message": found.message[:512], "sinceStep": step, "step": step}]
+    steps = _ALARM_STEPS.search(found.message)
+    since, newest = (int(steps[1]), int(steps[2])) if steps else (step, step)
+    message = _ALARM_STEPS.sub("", found.message, count=1)
+    return [{"reason": found.reason, "message": message[:512], "sinceStep": since, "step": newest}]

@@ -25,8 +25,9 @@ MARKER_FILE = ".rljob-results.json"
 """File in the local folder that names the job whose results are there."""
 PARTIAL_FOLDER = ".partial"
 """Folder in the local folder for files that are not complete yet."""
-_NEVER = (".lock", RUN_STATE_FILE_NAME)
-"""Files of `rljob run`, which are about processes of another machine."""
+_NEVER = (RUN_STATE_FILE_NAME, "view.html")
+"""Never copied, and neither are names that begin with a point, such as `.lock`: the command writes these files itself.
+A page that the job's own code has written must not take the place of ours."""
 _MANIFEST = "manifest.json"
 """A checkpoint without this file is not complete."""
 
@@ -51,7 +52,10 @@ _NAMES: Mapping[Part, Collection[str]] = {
     Part.LOGS: (LOGS_FOLDER,),
 }
 """Files and folders of the run folder that belong to a part. `CHECKPOINTS` is a folder beside the run folder."""
-_NOT_FOR_PAGE = ("export", "profiles", "tensorboard", "plots", LOGS_FOLDER)
+_FOR_PAGE = (
+    *("attempts.jsonl", "job.yaml", "metrics.jsonl", "resolved.yaml", "samples.jsonl"),
+    *("timelines", "tokens"),
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class Selection:
         top, _, rest = path.partition("/")
         if top == CHECKPOINT_FOLDER:
             return self._has(Part.CHECKPOINTS)
-        return top == RUN_FOLDER and rest not in _NEVER and self._has_name(rest.partition("/")[0])
+        return top == RUN_FOLDER and self._has_name(rest.partition("/")[0])
 
     def _has(self, part: Part) -> bool:
         return part in self.only if self.only else part not in self.without
@@ -90,17 +94,19 @@ class Selection:
     def _has_name(self, name: str) -> bool:
         """Whether a file or folder directly in the run folder is copied. Names that this version does not know belong
         to no part; so they are copied unless the user chose parts."""
+        if name in _NEVER or name.startswith("."):
+            return False
         part = next((part for part, names in _NAMES.items() if name in names), None)
         if part is not None and self._has(part):
             return True
         if Part.PAGE in self.only:
-            return name not in _NOT_FOR_PAGE
+            return name in _FOR_PAGE
         return part is None and not self.only
 
 
 DEFAULT_SELECTION = Selection()
 FOR_PAGE = Selection(only=frozenset({Part.PAGE}))
-"""The files that the page needs: not the model, checkpoints, logs and profiles."""
+"""The files that the page needs."""
 
 
 def selection_of(only: Collection[str], *, checkpoints: bool = False, logs: bool = False) -> Selection:

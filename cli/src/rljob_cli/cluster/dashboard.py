@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -153,9 +154,13 @@ def _token(cluster: Cluster, head: _Head) -> str | None:
     data = secret.get("data")
     value = data.get(key) if isinstance(data, dict) else None
     try:
-        return base64.b64decode(str(value), validate=True).decode()
+        token = base64.b64decode(str(value), validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
-        raise ClusterError(f"Secret {name}: has no valid entry {key}") from None
+        token = ""
+    # Other characters could be control sequences of the terminal.
+    if not re.fullmatch(r"[\w.=+/-]{1,512}", token, re.ASCII):
+        raise ClusterError(f"Secret {one_line(name)}: has no valid entry {one_line(key)}")
+    return token
 
 
 def _secret_references(pod: object) -> Iterator[tuple[str, str]]:

@@ -13,11 +13,12 @@ from rich.text import Text
 from rljob.differences import differing_values
 from rljob.plain_text import one_line
 from rljob_api.constants import ExitCode
+from rljob_api.job_file import HIDDEN_VALUE
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.errors import CliError
 from rljob_page.errors import PageError
 from rljob_page.page import PageOptions, WrittenPage, write_page
-from rljob_page.page_data import HIDDEN, Difference, OtherRun
+from rljob_page.page_data import Difference, OtherRun
 from rljob_page.run_files import RunFiles, newest_change, read_files
 
 _POLL_SECONDS = 2.0
@@ -128,7 +129,7 @@ def _differences(this: RLJob | None, other: RLJob | None) -> list[Difference]:
     if this is None or other is None:
         return []
     return [
-        Difference(field, *((HIDDEN, HIDDEN) if field.partition("[")[0] == "spec.env" else values))
+        Difference(field, *((HIDDEN_VALUE, HIDDEN_VALUE) if field.partition("[")[0] == "spec.env" else values))
         for field, *values in differing_values(this.spec, other.spec)
     ]
 

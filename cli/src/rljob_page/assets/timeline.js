@@ -17,7 +17,7 @@ function showTimelines() {
   const place = document.getElementById("timelines");
   const names = Object.keys(DATA.timelines);
   if (!names.length) {
-    place.append(element("p", { class: "empty" }, "No timeline is recorded. Set training.timelineSteps, for example to [3, 20], to record those of some steps."));
+    place.append(element("p", { class: "empty" }, "No timeline is recorded yet. The newest step and the steps in training.timelineSteps are recorded."));
     showMemory(null);
     return;
   }

@@ -293,10 +293,11 @@ class Relist:
 
 
 def _alarms_of(job: JsonObject) -> set[str]:
-    """The alarms of an unfinished job. Those that this operator does not know are one, because trainers are not
-    trusted, and each alarm is a label of a metric."""
+    """The alarms of a job that trains: one that waits or has finished keeps its alarms, but nobody needs to act. Those
+    that this operator does not know are one, because trainers are not trusted, and each alarm is a label of a
+    metric."""
     found = at(job, "status", "alarms")
-    if not isinstance(found, list) or at(job, "status", "result") is not None:
+    if not isinstance(found, list) or text_at(job, "status", "phase") != "Running":
         return set()
     return {reason if reason in ALARMS else Reason.OTHER_ALARM.value for reason in found}
 

@@ -7,6 +7,7 @@ Only what is certain is an error. A server that does not respond is not: it may 
 from __future__ import annotations
 
 import configparser
+import http.client
 import netrc
 import urllib.error
 import urllib.request
@@ -103,5 +104,6 @@ def _status(url: str) -> int | None:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
+        # The last one: the server speaks no HTTP, or the address cannot be parsed.
         return None

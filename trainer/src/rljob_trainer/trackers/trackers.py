@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rljob_api.constants import LOGS_FOLDER
 from rljob_api.contract_documents import TrainerJob
-from rljob_api.job_file import resolved_job_text
+from rljob_api.job_file import shareable_job_text
 from rljob_api.v1alpha1.spec import Metadata
 from rljob_api.v1alpha1.tracker import Tracker
 from rljob_trainer.observability.metrics import Metrics
@@ -66,7 +66,7 @@ class Trackers:
             run_folder=str(settings.run_folder),
             run_state_file=str(settings.run_state_file),
             resumed_from_step=resumed_from_step,
-            job_text=resolved_job_text(Metadata(name=job.name, namespace=job.namespace), job.spec),
+            job_text=shareable_job_text(Metadata(name=job.name, namespace=job.namespace), job.spec),
         )
         for tracker, process in self._processes:
             process.send(Begin(facts, tracker))
