@@ -145,6 +145,7 @@ def digest(file: Path) -> str:
 def test_the_copy_looks_like_the_folder_of_a_local_run(pod: Pod, claim: Path) -> None:
     result = pod.fetch()
     assert names(pod.folder) == [
+        "checkpoints/starts/list.json",
         "checkpoints/step-1/manifest.json",
         "checkpoints/step-1/weights.safetensors",
         "export/config.json",
@@ -221,7 +222,7 @@ def test_a_second_copy_fetches_only_what_is_new(pod: Pod, claim: Path) -> None:
     before = pod.received
     result = pod.fetch()
     assert result.written == [pod.folder / "metrics.jsonl"]
-    assert result.num_unchanged == 8
+    assert result.num_unchanged == 9
     assert (pod.folder / "metrics.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'
     assert pod.received - before < 4_000
 

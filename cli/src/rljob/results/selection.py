@@ -30,6 +30,8 @@ _NEVER = (RUN_STATE_FILE_NAME, "view.html")
 A page that the job's own code has written must not take the place of ours."""
 _MANIFEST = "manifest.json"
 """A checkpoint without this file is not complete."""
+_STARTS = f"{CHECKPOINT_FOLDER}/starts/"
+"""Folder with the lists of the checkpoints that each start of the trainer accepts."""
 
 
 class Part(StrEnum):
@@ -123,10 +125,15 @@ def selection_of(only: Collection[str], *, checkpoints: bool = False, logs: bool
 
 def complete_checkpoints(paths: Collection[str]) -> list[str]:
     """The paths in the order in which they are copied, without files of checkpoints that are not complete: those
-    without a manifest. Manifests come last, so that a checkpoint that was copied in part does not look complete."""
+    without a manifest. Manifests come last, so that a checkpoint that was copied in part does not look complete. The
+    lists of the starts come first: without them, checkpoints that a later start does not accept would look valid."""
     given = set(paths)
-    kept = [path for path in paths if not path.startswith(f"{CHECKPOINT_FOLDER}/") or manifest_of(path) in given]
-    return sorted(kept, key=lambda path: (path == manifest_of(path), path))
+    kept = [
+        path
+        for path in paths
+        if not path.startswith(f"{CHECKPOINT_FOLDER}/") or path.startswith(_STARTS) or manifest_of(path) in given
+    ]
+    return sorted(kept, key=lambda path: (path == manifest_of(path), not path.startswith(_STARTS), path))
 
 
 def manifest_of(path: str) -> str | None:

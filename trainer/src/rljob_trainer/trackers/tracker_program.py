@@ -41,8 +41,6 @@ LAST_SECONDS = 30.0
 """The process ends at the latest this long after the pipe from the trainer was closed."""
 CRASHED_EXIT_CODE = 1
 """The exit code that the tracker gets if the trainer has sent none, because it was killed."""
-PAGE_SECONDS = 600.0
-"""Time between two pages of a run."""
 MAX_TEXT_CHARS = 500
 
 
@@ -56,7 +54,7 @@ class TrackerRun(Protocol):
         """Stores the samples of an evaluation."""
 
     def log_page(self, page: Path) -> None:
-        """Stores the page of the run, and replaces an earlier one."""
+        """Stores the page of the run. Called once for each attempt."""
 
     def finish(self, exit_code: int) -> None:
         """Ends the run, and waits until everything is sent."""
@@ -116,7 +114,7 @@ def start_function(kind: TrackerType) -> Callable[[Begin, Report], TrackerRun]:
 def pass_on(lines: Iterable[bytes], run: TrackerRun, begin: Begin) -> None:
     """Passes all messages on to the run, and finishes it. What the tracker rejects is left out, with one warning for
     each kind of message."""
-    kind, exit_code, page_at = begin.tracker.type, CRASHED_EXIT_CODE, time.monotonic() + PAGE_SECONDS
+    kind, exit_code = begin.tracker.type, CRASHED_EXIT_CODE
     calls = Calls(kind)
     for line in lines:
         match message := decode(line):
@@ -127,9 +125,7 @@ def pass_on(lines: Iterable[bytes], run: TrackerRun, begin: Begin) -> None:
             case End():
                 exit_code = message.exit_code
                 break
-        if time.monotonic() > page_at:
-            calls.make("page", partial(log_page, run, begin.facts))
-            page_at = time.monotonic() + PAGE_SECONDS
+    # Once: making it takes hundreds of MiB for a long run, and W&B keeps every page that it gets.
     calls.make("page", partial(log_page, run, begin.facts))
     calls.make("newest data", partial(run.finish, exit_code))
 

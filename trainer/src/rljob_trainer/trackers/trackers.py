@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -48,7 +49,7 @@ class Trackers:
                 folder.mkdir(parents=True, exist_ok=True)
                 log_file = folder / f"tracker-{tracker.type.lower()}.log"
                 process = TrackerProcess(tracker.type, log_file, settings.environment)
-            except OSError as error:
+            except (OSError, subprocess.SubprocessError) as error:
                 log.warning("%s: its process cannot be started (%s); the run continues", tracker.type, error)
             else:
                 self._processes.append((tracker, process))
