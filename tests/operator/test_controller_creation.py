@@ -152,11 +152,11 @@ def test_an_invalid_cluster_ends_the_job_at_once_with_the_field_of_the_job(
 def test_a_field_of_the_job_that_kuberay_does_not_know_is_a_fault_of_the_job(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_first_attempt(world)
-        affinity = "spec.headGroupSpec.template.spec.affinity.podAffinity.matchLabelKeys"
+        affinity = "spec.headGroupSpec.template.spec.affinity.podAffinity.namespaces"
         world.api.errors["create rayclusters"] = UnknownFieldError(f'strict decoding error: unknown field "{affinity}"')
         await world.reconcile(fake_api.KEY, 2)
         assert world.condition("job", "Failed") == "InvalidSpec"
-        assert "(spec.head.template.affinity.podAffinity.matchLabelKeys)" in fake_api.condition_message(world, "Failed")
+        assert "(spec.head.template.affinity.podAffinity.namespaces)" in fake_api.condition_message(world, "Failed")
 
     fake_api.run_controller(settings, test)
 

@@ -17,7 +17,6 @@ _LABEL_INTEGER = r"^[0-9]{1,18}$"
 """Label values that the scheduler can compare as 64-bit integers."""
 Weight = Annotated[Integer, Field(ge=1, le=100)]
 Values = Annotated[tuple[LabelValue, ...], Field(max_length=64)]
-LabelKeys = Annotated[tuple[LabelKey, ...], Field(max_length=4)]
 
 
 class NodeOperator(StrEnum):
@@ -121,8 +120,6 @@ class PodTerm(WireModel):
     topology_key: LabelKey
     namespaces: Annotated[tuple[DnsLabel, ...], Field(max_length=MAX_TERMS)] = ()
     namespace_selector: LabelSelector | None = None
-    match_label_keys: LabelKeys = ()
-    mismatch_label_keys: LabelKeys = ()
 
 
 class PreferredPods(WireModel):
@@ -175,15 +172,6 @@ def _operator_accepts(operator: str, values: tuple[str, ...]) -> bool:
     return not values
 
 
-def _label_keys_are_valid(term: PodTerm) -> bool:
-    """Whether the API server accepts `matchLabelKeys` and `mismatchLabelKeys` beside the labelSelector."""
-    selector, keys = term.label_selector, set(term.match_label_keys)
-    if selector is None:
-        return not keys and not term.mismatch_label_keys
-    selected = {*selector.match_labels, *(each.key for each in selector.match_expressions)}
-    return keys.isdisjoint(selected) and keys.isdisjoint(term.mismatch_label_keys)
-
-
 AFFINITY_RULES = (
     key_rule(LabelSelector, "match_labels", lambda selector: selector.match_labels),
     _values_rule(
@@ -193,20 +181,4 @@ AFFINITY_RULES = (
         "Gt and Lt need one integer, ",
     ),
     _values_rule(LabelRequirement, "(self.operator in ['In', 'NotIn']) == (size(self.values) > 0)"),
-    rule(
-        PodTerm,
-        "PodTerm.matchLabelKeys",
-        field=".matchLabelKeys",
-        cel=(
-            "has(self.labelSelector) ? self.matchLabelKeys.all(k, !(k in self.mismatchLabelKeys) && "
-            "!(k in self.labelSelector.matchLabels) && !self.labelSelector.matchExpressions.exists(e, e.key == k))"
-            " : size(self.matchLabelKeys) + size(self.mismatchLabelKeys) == 0"
-        ),
-        wrong=(
-            "matchLabelKeys and mismatchLabelKeys require a labelSelector; a key of matchLabelKeys must not be in it or"
-            " in mismatchLabelKeys"
-        ),
-        advice="add a labelSelector, or remove the key",
-        holds=_label_keys_are_valid,
-    ),
 )

@@ -125,10 +125,6 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         _nodes("DoesNotExist"),
     ],
     "LabelRequirement.values": [_pods("In", "a", "b"), _pods("NotIn", "a"), _pods("Exists"), _pods("DoesNotExist")],
-    "PodTerm.matchLabelKeys": [
-        {_PODS + "[0]": _TERM | {"labelSelector": {"matchLabels": {"a": "b"}}, "matchLabelKeys": ["c"]}},
-        {_PODS + "[0]": _TERM | {"labelSelector": {}, "matchLabelKeys": ["c"], "mismatchLabelKeys": ["d"]}},
-    ],
     "Pool.nameNotHead": [{"spec.pools[0].name": "head2"}],
     "Pool.gpusNotInResources": [
         {"spec.pools[0].resources": {"requests": {"cpu": 4, "memory": "16Gi"}, "limits": {"memory": "16Gi"}}}
@@ -237,16 +233,6 @@ BAD: dict[str, list[Bad]] = {
         _bad_pods("NotIn"),
         _bad_pods("Exists", "a"),
         _bad_pods("DoesNotExist", "a"),
-    ],
-    "PodTerm.matchLabelKeys": [
-        Bad(_PODS + "[0].matchLabelKeys", {_PODS + "[0]": _TERM | more})
-        for more in (
-            {"matchLabelKeys": ["a"]},
-            {"mismatchLabelKeys": ["a"]},
-            {"matchLabelKeys": ["a"], "labelSelector": {"matchLabels": {"a": "b"}}},
-            {"matchLabelKeys": ["a"], "labelSelector": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}},
-            {"matchLabelKeys": ["a"], "mismatchLabelKeys": ["a"], "labelSelector": {}},
-        )
     ],
     "Pool.nameNotHead": [
         Bad("spec.pools[0].name", {"spec.pools[0].name": "head"}),
