@@ -63,8 +63,8 @@ class Client:
         changes: Sequence[str] = (),
         dry_run: bool = False,
     ) -> Submission:
-        """Creates the job, or changes the existing one with its name, of which only runPolicy, suspend and the queue
-        can change.
+        """Creates the job, or changes the existing one with its name, of which only suspend, runPolicy, and the labels
+        for queue and priority can change.
 
         Args:
             job: The job, its wire form (as in a job file), or the path of a job file.

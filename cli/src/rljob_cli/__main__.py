@@ -95,6 +95,8 @@ def plan_command(
 
     The GPU type comes from an option, else from the pools' nodeSelector or affinity, else from this machine.
 
+    Examples:
+
     rljob plan job.yaml --gpu H100 --mean-response 800
 
     rljob plan job.yaml --cluster 4x8xH100 --search --write better.yaml

@@ -29,7 +29,8 @@ def submit_command(
 ) -> None:
     """Create or update a job on a Kubernetes cluster, which must have the operator.
 
-    Of an existing job only runPolicy and suspend can change; a file with other differences is rejected."""
+    Of an existing job only suspend, runPolicy, and the labels for queue and priority can change. A file with other
+    differences is rejected."""
     from rljob.cluster import ClusterOptions
     from rljob_cli.cluster.submit import submit
     from rljob_cli.cluster.watching import watch_job
@@ -84,7 +85,9 @@ def list_command(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """List the jobs of a namespace."""
-    from rljob_cli.cluster.listing import JobList, show_list, watch_list
+    from rljob_cli.cluster.listing import JobList, require_column, show_list, watch_list
+
+    require_column(sort_by)
 
     if watch and output in (of.ListFormat.JSON, of.ListFormat.YAML):
         raise CliError(f"--output {output}: cannot be combined with --watch; remove one of them")
@@ -107,9 +110,10 @@ def wait_command(
 
     The states are the conditions (Complete, Failed, Finished, Suspended, ...), Running (the trainer runs) and Deleted.
     """
+    from rljob.waiting import state_named
     from rljob_cli.cluster.steering import wait_for
 
-    seconds = of.seconds("--timeout", timeout)
+    state, seconds = state_named(state), of.seconds("--timeout", timeout)
     cluster = _cluster(context, namespace, kubeconfig)
     raise typer.Exit(wait_for(cluster, name, state, console(), timeout_seconds=seconds))
 
