@@ -84,9 +84,7 @@ def test_the_help_fits_the_width_of_the_terminal(rljob: Rljob, monkeypatch: pyte
             assert "<list[model" not in arguments, name
 
 
-def test_an_option_with_a_wrong_word_is_reported_before_the_cluster_is_looked_for(
-    rljob: Rljob, tmp_path: Path
-) -> None:
+def test_an_option_with_a_wrong_word_is_reported_before_the_cluster_is_looked_for(rljob: Rljob, tmp_path: Path) -> None:
     config = ["--kubeconfig", str(tmp_path / "none")]
     for arguments, message in {
         ("wait", "x", "--for", "Nonsense"): "cannot wait for 'Nonsense'",

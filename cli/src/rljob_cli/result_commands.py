@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rljob.results.selection import Part
-from rljob_cli import arguments as of
+from rljob_cli import arguments
 from rljob_cli.application import app, console
 from rljob_cli.arguments import Context, JobName, Kubeconfig, Namespace
 from rljob_cli.errors import CliError
@@ -32,12 +32,12 @@ def _treat_termination_as_ctrl_c() -> None:
 
 @app.command("view")
 def view_command(
-    run: of.RunToView,
-    against: of.Against = None,
-    output: of.PageFile = None,
-    json_file: of.PageJson = None,
-    watch: of.WatchRun = False,
-    is_job: of.IsJob = False,
+    run: arguments.RunToView,
+    against: arguments.Against = None,
+    output: arguments.PageFile = None,
+    json_file: arguments.PageJson = None,
+    watch: arguments.WatchRun = False,
+    is_job: arguments.IsJob = False,
     image: Image = None,
     context: Context = None,
     namespace: Namespace = None,
