@@ -1,4 +1,4 @@
-"""The application to which the modules `__main__` and `cluster_commands` add their commands."""
+"""The application to which `__main__`, `cluster_commands` and `result_commands` add their commands."""
 
 from __future__ import annotations
 
